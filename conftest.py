@@ -16,10 +16,10 @@ import trailnotes.training.training  # noqa: F401 - here pytest itself compiles 
 from proxy import Proxy, proxying
 from served import serving
 from small import save_start_model
-from trailnotes.commands import spare_the_collector
+from trailnotes.commands import relax_gc
 from trailnotes.config.methods import METHODS
 
-spare_the_collector()
+relax_gc()
 
 # A shell starts what runs in the background with SIGINT ignored, and the tests send it to themselves.
 signal.signal(signal.SIGINT, signal.default_int_handler)

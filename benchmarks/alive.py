@@ -31,14 +31,14 @@ from trailnotes.algorithms.empo2 import draw_modes
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.credit import group_advantages
-from trailnotes.learner.samples import anchor_rows, build_samples
-from trailnotes.policies.hf.network import parts_of
+from trailnotes.learner.samples import build_anchor_samples, build_samples
+from trailnotes.policies.hf.network import split_model
 from trailnotes.rollout import write_tips
 from trailnotes.rollout.tips import WrittenTip
 from trailnotes.runs.directory import RunDir
 from trailnotes.training.iteration import Iteration
-from trailnotes.training.opening import opened_run
-from trailnotes.training.rehearsal import Rehearsal, record
+from trailnotes.training.opening import open_run_with_pool
+from trailnotes.training.rehearsal import Rehearsal, record_rehearsal
 from trailnotes.training.training import TrainingRun
 from trailnotes.types import Sample, TrajectoryGroup
 
@@ -118,11 +118,11 @@ def rows_of(side: str, run: TrainingRun, played: Played, rehearsed: Path) -> lis
     advantages = [group_advantages(scores, True) for scores in Iteration(run, 0).scores(played.groups)]
     rows = build_samples(played.groups, advantages)
     algorithm = run.config.algorithm.model_copy(update=changed.get("algorithm", {}))
-    rows += anchor_rows([each.completion for each in played.written], played.groups, algorithm, "auto", seed=0)
+    rows += build_anchor_samples([each.completion for each in played.written], played.groups, algorithm, "auto", seed=0)
     if "rehearsal" in changed:
         rehearsal = run.config.rehearsal.model_copy(update=changed["rehearsal"])
         config = run.config.model_copy(update={"rehearsal": rehearsal})
-        rows += Rehearsal(config, rehearsed, run.policy.format).draw(Iteration(run, 0).rng("rehearsal"))
+        rows += Rehearsal(config, rehearsed, run.policy.format).sample_rows(Iteration(run, 0).rng("rehearsal"))
     return rows
 
 
@@ -139,7 +139,7 @@ def counted(run: TrainingRun) -> Iterator[Counter[str]]:
 
     scorers = {id(scorer.model): scorer for scorer in (run.learner._score, run.learner._score_reference)}  # noqa: SLF001 - nothing public counts what the start model reads
     hooks = [
-        parts_of(scorer.model).body.register_forward_pre_hook(count, with_kwargs=True)  # type: ignore[union-attr]
+        split_model(scorer.model).body.register_forward_pre_hook(count, with_kwargs=True)  # type: ignore[union-attr]
         for scorer in scorers.values()
     ]
     try:
@@ -172,7 +172,7 @@ def update(run: TrainingRun, rows: Sequence[Sample], into: Measured, seed: int) 
 async def write(run: TrainingRun, played: Played, *, by_start: bool) -> float:
     """CPU seconds of writing about all episodes."""
     start = cpu_seconds()
-    async with run.author() if by_start else nullcontext(run.policy) as author:
+    async with run.use_author() if by_start else nullcontext(run.policy) as author:
         await write_tips(author, played.groups, run.config, seed=0, step=0)
     return cpu_seconds() - start
 
@@ -196,7 +196,7 @@ async def repeat(
 async def measure(load: Workload, directory: Path) -> dict[str, Any]:
     """Play, record, and learn from it by either model."""
     torch.set_num_threads(1)
-    recorded = record(settings(load, lora=False), directory / "recorded")
+    recorded = record_rehearsal(settings(load, lora=False), directory / "recorded")
     runs: dict[str, TrainingRun] = {}
     with ExitStack() as stack:
         for kind in ("all weights", "adapters"):
@@ -204,7 +204,7 @@ async def measure(load: Workload, directory: Path) -> dict[str, Any]:
             rehearsal = config.rehearsal.model_copy(update={"split": "", "path": str(recorded)})
             config = config.model_copy(update={"rehearsal": rehearsal})
             opened = stack.enter_context(RunDir.open(directory / kind, config))
-            runs[kind] = stack.enter_context(opened_run(config, opened))
+            runs[kind] = stack.enter_context(open_run_with_pool(config, opened))
         played = await play(runs["all weights"])
         updates, writing = await repeat(runs, played, recorded, load)
     rows = [row for kind in runs for row in rows_of_table(kind, updates)]

@@ -25,7 +25,7 @@ from typing import Any
 from shared import console, cpu_seconds, finish, make_model, make_parser, make_tokenizer, print_table
 
 from trailnotes.cluster.cluster import Cluster
-from trailnotes.cluster.connection import joined
+from trailnotes.cluster.connection import connect_cluster
 from trailnotes.config.schema import Config
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.storage.files import read_jsonl
@@ -107,7 +107,7 @@ def rates(cluster: Cluster, work: float, load: Workload) -> dict[str, tuple[floa
         pools = {}
         for kind, num in [(kind, num) for num in (1, 2) for kind in ("local", "ray")]:
             config = small_config(cluster.config.cluster.address, num, work)
-            make_host = Cluster(config).env_host if kind == "ray" else None
+            make_host = Cluster(config).make_env_host if kind == "ray" else None
             pools[f"{kind} {num}"] = opened.enter_context(EnvPool(config.env, make_host=make_host))
         workers = {side: asyncio.run(play(pool, load.episodes, 1)) for side, pool in pools.items()}
         found: dict[str, list[tuple[float, float]]] = {side: [] for side in pools}
@@ -179,7 +179,7 @@ def local_cluster() -> Iterator[str]:
 def measure(address: str, work: float, load: Workload, say: Callable[[str], object]) -> dict[str, Any]:
     """Everything."""
     result: dict[str, Any] = {"work_ms": work, "episodes": load.episodes, "steps": load.steps}
-    with tempfile.TemporaryDirectory() as folder, joined(small_config(address, 2, work)) as cluster:
+    with tempfile.TemporaryDirectory() as folder, connect_cluster(small_config(address, 2, work)) as cluster:
         for name, each in (("idle", 0.0), ("busy", work)):
             say(f"steps of {each:g} ms")
             result[name] = rates(cluster, each, load)

@@ -32,7 +32,7 @@ from rollout import QUICK, Workload, observations
 from trailnotes.config.schema import Config
 from trailnotes.errors import MissingExtraError
 from trailnotes.policies.hf.policy import HFPolicy
-from trailnotes.policies.vllm import VLLMPolicy, vllm_policy
+from trailnotes.policies.vllm import VLLMPolicy, make_vllm_policy
 from trailnotes.types import Completion, Message, Sampling
 
 CONTEXT = 2048  # at least
@@ -159,7 +159,7 @@ def measure_vllm(
         engine={"name": "vllm", "python": python, "max_concurrent": load.batch},
         rollout={"max_context_tokens": context},
     )
-    start, policy = timed(lambda: vllm_policy(config))
+    start, policy = timed(lambda: make_vllm_policy(config))
     assert isinstance(policy, VLLMPolicy)
     policy.endings.end_ids = frozenset()
     score = scorer(model)

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import loops
 from shared import console, cpu_seconds, finish, make_parser, print_table
 
-from trailnotes.envs import env_tasks, make_env
+from trailnotes.envs import list_env_tasks, make_env
 from trailnotes.types import Task
 
 LEAST = 0.8  # of the package's steps a second of CPU time
@@ -134,9 +134,9 @@ class Alfworld:
         """As `Side.start`: load and reset, which is what the package does for each episode."""
         from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
 
-        from trailnotes_worlds.alfworld.rooms import made
+        from trailnotes_worlds.alfworld.rooms import generate_game
 
-        game = made(task.options["plan"], task.options["type"], task.seed)
+        game = generate_game(task.options["plan"], task.options["type"], task.seed)
         grammar = Path(ALFRED_TWL2_PATH).read_text(encoding="utf-8").replace("UNKNOWN GOAL", game.task)
         domain = Path(ALFRED_PDDL_PATH).read_text(encoding="utf-8")
         self.env.load({"pddl_domain": domain, "grammar": grammar, "pddl_problem": game.problem})
@@ -236,10 +236,10 @@ def compare(name: str, makers: dict[str, Callable[[], Side]], tasks: list[Task],
 def run(quick: bool, only: str) -> dict[str, Any]:
     """The rows whose names begin with `only`."""
     num, warmup = (3, 4) if quick else (40, 80)
-    games = env_tasks("textworld-express", "train", {"game": "all", "num_games": num})
+    games = list_env_tasks("textworld-express", "train", {"game": "all", "num_games": num})
     random.Random(0).shuffle(games)
     games.sort(key=lambda task: task.seed)  # all games in turn, as a training draws them
-    rooms = env_tasks("alfworld", "train", {"num_games": 1})[: 2 if quick else 6]
+    rooms = list_env_tasks("alfworld", "train", {"num_games": 1})[: 2 if quick else 6]
     again = [task for task in rooms[:3] for _ in range(4)]
     wanted: list[tuple[str, type[Side] | None, list[Task], int]] = [
         ("textworld-express", TextWorldExpress, games, warmup),
@@ -248,7 +248,7 @@ def run(quick: bool, only: str) -> dict[str, Any]:
     ]
     for name in ("sokoban", "minesweeper"):
         for difficulty in ("easy", "expert"):
-            tasks = env_tasks(name, "train", {"difficulty": difficulty, "num_games": 8 * num})
+            tasks = list_env_tasks(name, "train", {"difficulty": difficulty, "num_games": 8 * num})
             wanted.append((f"{name}, {difficulty}", None, tasks, warmup))
     measures: dict[str, Callable[[], dict[str, Any]]] = {}
     for name, package, tasks, before in wanted:

@@ -26,8 +26,8 @@ import torch
 from shared import console, finish, make_model, make_parser, make_tokenizer, print_table, resident_mb
 
 from trailnotes.config.schema import Config
-from trailnotes.estimate.footprint import estimate, handed_over
-from trailnotes.estimate.model_shape import shape_of
+from trailnotes.estimate.footprint import estimate_for_shape, estimate_weight_copies
+from trailnotes.estimate.model_shape import infer_model_shape
 from trailnotes.learner.sharded import make_learner
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.types import Sample
@@ -84,7 +84,7 @@ def rows(config: Config, vocabulary: int) -> list[Sample]:
         mask = tuple(i // 8 % 2 for i in range(length))
         behavior, advantages = (tuple(m * value for m in mask) for value in (-7.0, (-1.0) ** row))
         found.append(Sample(ids, mask, behavior, advantages, trajectory=row))
-        if config.holds_rows:
+        if config.has_anchor_rows:
             found.append(Sample(ids, mask, behavior, (0.0,) * length, role="rehearsal", hold=1.0))
     return found
 
@@ -102,7 +102,9 @@ def updated(config: Config, vocabulary: int) -> tuple[float, float]:
     before = resident_mb("VmRSS")
     own = config.learner.world_size == 1
     model = load_model(config.model)[0] if own else None
-    reference = load_model(config.model)[0] if own and config.holds and not config.model.lora.enabled else None
+    reference = (
+        load_model(config.model)[0] if own and config.has_reference_model and not config.model.lora.enabled else None
+    )
     learner = make_learner(config, model, reference, None)
     samples = rows(config, vocabulary)
     learner.update(samples)
@@ -120,11 +122,11 @@ def run_case(case: str, folder: Path) -> dict[str, Any]:
     tiny, path = (config_of(save_model(n, folder / n), TOKENS[n], sections) for n in ("tiny", name))
     updated(tiny, MODELS["tiny"]["vocab_size"])
     before, peak = updated(path, MODELS[name]["vocab_size"])
-    shape = shape_of(path.model)
+    shape = infer_model_shape(path.model)
     assert shape is not None
-    device = estimate(path, shape).devices[0]
+    device = estimate_for_shape(path, shape).devices[0]
     told = sum(device.held.values()) + sum(device.phases["learning"].values())
-    told -= sum(handed_over(path, shape).values())  # nobody acts here
+    told -= sum(estimate_weight_copies(path, shape).values())  # nobody acts here
     return {
         "case": case,
         "parameters": shape.whole,

@@ -30,13 +30,13 @@ from torch.distributed import FileStore
 
 from rollout import Workload, observations
 from trailnotes.config.schema import Config
-from trailnotes.estimate.footprint import estimate, handed_over
-from trailnotes.estimate.model_shape import SHAPES, TIED, shape_of
-from trailnotes.learner.building import build_alone
+from trailnotes.estimate.footprint import estimate_for_shape, estimate_weight_copies
+from trailnotes.estimate.model_shape import MAX_TIED_SIZE, QWEN_SHAPES, infer_model_shape
+from trailnotes.learner.building import build_single
 from trailnotes.learner.learner import Learner
-from trailnotes.learner.process_group import kept_to, meet
-from trailnotes.learner.sharding import Sharded
-from trailnotes.policies.hf.adapters import new_adapters
+from trailnotes.learner.process_group import bind_interface, init_process_group
+from trailnotes.learner.sharding import ShardedRank
+from trailnotes.policies.hf.adapters import add_adapters
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.types import Sample
 
@@ -104,7 +104,7 @@ def build(config: Config, *, learns: bool = True) -> Any:
         if learns and config.model.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if learns and config.model.lora.enabled:
-            model = new_adapters(model, config.model.lora, base="")
+            model = add_adapters(model, config.model.lora, base="")
     return model.to(DEVICE).eval()
 
 
@@ -124,13 +124,13 @@ def make_rows(num: int, tokens: int, vocabulary: int) -> list[Sample]:
 def learner_of(config: Config, *, sharded: bool) -> Iterator[Learner]:
     """As `make_learner` builds it for one process; or as one rank of those of FSDP2 would be, had it all for itself."""
     if not sharded:
-        yield build_alone(config, build(config), None, None)
+        yield build_single(config, build(config), None, None)
         return
-    with tempfile.TemporaryDirectory() as folder, kept_to():
-        circle = meet(0, 1, DEVICE, 60.0, FileStore(f"{folder}/store", 1))
+    with tempfile.TemporaryDirectory() as folder, bind_interface():
+        circle = init_process_group(0, 1, DEVICE, 60.0, FileStore(f"{folder}/store", 1))
         try:
             dtype = torch.bfloat16 if not config.model.lora.enabled else None
-            ranks = Sharded(circle.mesh, circle.talk, dtype)
+            ranks = ShardedRank(circle.mesh, circle.talk, dtype)
             yield Learner(build(config), config.optim, config.loss, ranks=ranks)
         finally:
             dist.destroy_process_group()
@@ -163,9 +163,9 @@ def update_case(name: str, folder: Path, rows: list[Sample], tokens: int) -> dic
     """Two updates, of which the second counts."""
     sections = UPDATES[name]
     config = config_of(folder, tokens, sections)
-    shape = shape_of(config.model)
+    shape = infer_model_shape(config.model)
     assert shape is not None
-    told = estimate(config, shape)
+    told = estimate_for_shape(config, shape)
     if not told.fits:
         raise MemoryError(f"about {told.peak / 2**30:.0f} GiB by the estimate")
     with learner_of(config, sharded="sharded" in sections) as learner:
@@ -173,8 +173,8 @@ def update_case(name: str, folder: Path, rows: list[Sample], tokens: int) -> dic
         seconds, metrics = timed(lambda: learner.update(rows))
         found = {"tokens": int(metrics["tokens_forward"]), "seconds": seconds, "peak_mb": peak_mb()}
     if "sharded" not in sections:  # one process alone never shards
-        for_acting = sum(handed_over(config, shape).values()) if told.together else 0.0  # nobody acts here
-        found["estimated_mb"] = (told.devices[0].counted - for_acting) / 2**20
+        for_acting = sum(estimate_weight_copies(config, shape).values()) if told.together else 0.0  # nobody acts here
+        found["estimated_mb"] = (told.devices[0].peak_without_overhead - for_acting) / 2**20
     return found | {"tokens_per_second": sum(len(row.token_ids) for row in rows) / seconds}
 
 
@@ -197,12 +197,12 @@ def choose(folder: Path) -> tuple[str, tuple[int, ...], bool]:
     if DEVICE == "cpu":
         return "a toy", TOY, True
     for billions in SIZES:
-        save_shape(SHAPES[billions], folder, tied=billions <= TIED)
+        save_shape(QWEN_SHAPES[billions], folder, tied=billions <= MAX_TIED_SIZE)
         config = config_of(folder, 1024, UPDATES["all weights, checkpointing"])
-        shape = shape_of(config.model)
-        if shape is not None and estimate(config, shape).fits:
+        shape = infer_model_shape(config.model)
+        if shape is not None and estimate_for_shape(config, shape).fits:
             break
-    return f"Qwen2.5-{billions:g}B", SHAPES[billions], billions <= TIED
+    return f"Qwen2.5-{billions:g}B", QWEN_SHAPES[billions], billions <= MAX_TIED_SIZE
 
 
 def measure(seconds: float) -> dict[str, Any]:

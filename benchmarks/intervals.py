@@ -24,13 +24,13 @@ from shared import console, finish, make_parser, print_table
 
 from trailnotes.reporting.crossed import (
     CONFIDENCE,
-    Crossed,
-    beyond_limits,
-    beyond_limits_of_difference,
-    crossed,
-    panel_limits,
+    CrossedMoments,
+    compute_difference_limits,
+    compute_moments,
+    compute_panel_limits,
+    compute_population_limits,
 )
-from trailnotes.reporting.intervals import RATE
+from trailnotes.reporting.intervals import RATE_BOUNDS
 
 Floats = NDArray[np.float64]
 FLOOR = 0.92
@@ -141,10 +141,10 @@ def covered(limits: tuple[Floats, Floats], truth: Floats) -> Floats:
 def of_mean(world: World, rate: float, num: int, rng: np.random.Generator) -> dict[str, float]:
     """Coverage and width of both intervals of a mean; that on the panel only of panels that have one."""
     played = play(world, rate, rng.random((num, world.families)), rng)
-    found = crossed(played.values, shares_of(world))
-    beyond = beyond_limits(found, RATE)
+    found = compute_moments(played.values, shares_of(world))
+    beyond = compute_population_limits(found, RATE_BOUNDS)
     record = _record("beyond", beyond, played.beyond, np.ones(num, dtype=bool))
-    return record | _on_panel(found, RATE, played.on_panel)
+    return record | _on_panel(found, RATE_BOUNDS, played.on_panel)
 
 
 def of_difference(
@@ -161,15 +161,19 @@ def of_difference(
     else:
         second = play(world, rates[1], other_hard, rng)
     shares = shares_of(world)
-    one, other, both = (crossed(v, shares) for v in (first.values, second.values, first.values - second.values))
-    beyond = beyond_limits_of_difference(one, other, both, CONFIDENCE)
+    one, other, both = (compute_moments(v, shares) for v in (first.values, second.values, first.values - second.values))
+    beyond = compute_difference_limits(one, other, both, CONFIDENCE)
     record = _record("beyond", beyond, first.beyond - second.beyond, np.ones(num, dtype=bool))
     return record | _on_panel(both, (-1.0, 1.0), first.on_panel - second.on_panel)
 
 
-def _on_panel(found: Crossed, bounds: tuple[float, float], truth: Floats) -> dict[str, float]:
+def _on_panel(found: CrossedMoments, bounds: tuple[float, float], truth: Floats) -> dict[str, float]:
     has_one = found.num_seeds > 1
-    return _record("on_panel", panel_limits(found.mean, found.seeds, bounds), truth, has_one) if has_one.any() else {}
+    return (
+        _record("on_panel", compute_panel_limits(found.mean, found.seeds, bounds), truth, has_one)
+        if has_one.any()
+        else {}
+    )
 
 
 def _record(name: str, limits: tuple[Floats, Floats], truth: Floats, given: NDArray[np.bool_]) -> dict[str, float]:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from shared import cpu_seconds
 
-from trailnotes.envs import env_tasks, make_env
+from trailnotes.envs import list_env_tasks, make_env
 from trailnotes.types import Task
 
 STEPS = 50  # of an episode at most
@@ -92,9 +92,9 @@ class Gymnasium:
 
     def told(self, text: str) -> str:
         """As `Player.told`."""
-        from trailnotes_worlds.gymnasium.words import plain
+        from trailnotes_worlds.gymnasium.words import render_plain
 
-        return plain(text)
+        return render_plain(text)
 
     def close(self) -> None:
         """As `Player.close`."""
@@ -192,11 +192,11 @@ def relay(
 
 def gymnasium(game: str, quick: bool) -> dict[str, Any]:
     """The row of one of Gymnasium's toy texts."""
-    from trailnotes_worlds.gymnasium.words import TOYS
+    from trailnotes_worlds.gymnasium.words import TOY_TEXTS
 
     options = {"id": game, "num_train": 4 if quick else 64}
-    ours = partial(Ours, "gymnasium", TOYS[game.partition("-v")[0]].actions, **options)
-    tasks = env_tasks("gymnasium", "train", options)
+    ours = partial(Ours, "gymnasium", TOY_TEXTS[game.partition("-v")[0]].actions, **options)
+    tasks = list_env_tasks("gymnasium", "train", options)
     return relay(f"gymnasium, {game}", partial(Gymnasium, game), ours, tasks, 2 if quick else 9)
 
 
@@ -207,5 +207,5 @@ def openenv(quick: bool) -> dict[str, Any]:
     with server() as url:
         options = {"url": url, "num_train": 2 if quick else 24}
         ours = partial(Ours, "openenv", **options)
-        tasks = env_tasks("openenv", "train", options)
+        tasks = list_env_tasks("openenv", "train", options)
         return relay("openenv", partial(OpenEnv, url), ours, tasks, 2 if quick else 5)

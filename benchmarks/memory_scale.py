@@ -34,7 +34,7 @@ from shared import cpu_seconds, finish, in_a_process, make_parser, peak_mb, prin
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.memory import TipMemory, open_memory
-from trailnotes.memory.schema import Identity
+from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.store import COLUMNS, TipStore
 from trailnotes.types import Tip
 
@@ -120,7 +120,7 @@ def all_of(source: Source, tips: int) -> Floats:
 
 def fill(folder: Path, tips: int, source: Source) -> None:
     """A memory file of so many tips, the queries, and the numbers of the tips that are truly nearest to each."""
-    TipStore(folder / "memory.db", Identity(Given.name, source.dim)).close()
+    TipStore(folder / "memory.db", EmbedderIdentity(Given.name, source.dim)).close()
     queries = source.draw(QUERIES, tips, ASKED)
     best = np.full((QUERIES, TOP), -2.0, np.float32), np.zeros((QUERIES, TOP), np.int64)
     with closing(sqlite3.connect(folder / "memory.db", isolation_level=None)) as file:

@@ -24,9 +24,9 @@ from typing import Any
 from shared import finish, make_parser, print_table
 
 from trailnotes.config.schema import Config
-from trailnotes.envs.tasks import panel_of, tasks_of
+from trailnotes.envs.tasks import load_panel, tasks_of
 from trailnotes.memory import open_memory
-from trailnotes.runs.directory import run_config
+from trailnotes.runs.directory import load_run_config
 from trailnotes.storage.files import read_jsonl
 
 ROOT = Path(__file__).parents[1]
@@ -48,7 +48,7 @@ def main() -> None:
 
 def measured(run: Path, *, quick: bool) -> dict[str, Any]:
     """All figures of one run."""
-    config, lines = run_config(run), list(read_jsonl(run / "metrics.jsonl"))
+    config, lines = load_run_config(run), list(read_jsonl(run / "metrics.jsonl"))
     return {
         "plain": success(run / "eval"),
         "with_tips": success(with_tips(run)),
@@ -78,16 +78,16 @@ def success(folder: Path) -> tuple[float, float, float]:
 
 def tips_of(run: Path, config: Config, *, quick: bool) -> dict[str, Any]:
     """How many are kept, how many went by which rule, and what a search takes."""
-    panel = panel_of(config)[:: 10 if quick else 1]
+    panel = load_panel(config)[:: 10 if quick else 1]
     with closing(open_memory(None, config.memory)) as memory:
         memory.restore(run / "memory.db")
-        memory.meet([*tasks_of(config, config.train.split), *panel])
+        memory.register_tasks([*tasks_of(config, config.train.split), *panel])
         took = []
         for task in panel[:1] + panel:
             began = time.process_time()
             memory.search(task.id, f"what is seen in {task.id}", config.memory.top_k)
             took.append(1000 * (time.process_time() - began))
-        gone = Counter(mark.rule for mark in memory.store.retirements().values())
+        gone = Counter(mark.rule for mark in memory.store.load_retirements().values())
         return {
             "tips": int(memory.stats()["tips"]), "gone": dict(sorted(gone.items())),
             "search_ms": statistics.median(took[1:]),

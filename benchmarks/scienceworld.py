@@ -37,7 +37,7 @@ if sys.path[0] == str(Path(__file__).parent):  # this file would be found in pla
 from trailnotes.envs import make_env
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.scienceworld.jvm import find_java
-from trailnotes_worlds.scienceworld.tasks import simplifications
+from trailnotes_worlds.scienceworld.tasks import resolve_simplifications
 
 FLOORS = {"cpu_ratio": 3.0, "cpu_ratio_with_actions": 1.7}  # at least
 CEILINGS = {"start_ms": 100.0, "rss_mb": 200.0}  # at most
@@ -149,7 +149,7 @@ class Package:
 
     def start(self, episode: Episode) -> str:
         """As `Side.start`."""
-        self.env.load(episode.task, episode.variation, simplifications(episode.task, "easy"))
+        self.env.load(episode.task, episode.variation, resolve_simplifications(episode.task, "easy"))
         text, _ = self.env.reset()
         return str(text)
 

@@ -70,7 +70,7 @@ def make_samples(load: Workload) -> list[Sample]:
 def held_mb(learner: Any) -> float:
     """What this rank keeps between updates, in MiB."""
     inner = learner._learner if isinstance(learner, ShardedLearner) else learner  # noqa: SLF001 - its own rank's part
-    tensors = inner._optimizer.live().values()  # noqa: SLF001
+    tensors = inner._optimizer.live_tensors().values()  # noqa: SLF001
     return sum((t.to_local() if isinstance(t, DTensor) else t).nbytes for t in tensors) / 2**20
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from trailnotes.reporting.tables import print_whole
+from trailnotes.reporting.tables import print_untruncated
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -110,7 +110,7 @@ def print_table(
         table.add_column(column, justify="left" if column in (columns[:1] if left is None else left) else "right")
     for row in rows:
         table.add_row(*row)
-    print_whole(table)
+    print_untruncated(table)
 
 
 def finish(result: dict[str, Any], report: Callable[[dict[str, Any]], None], file: Path | None) -> None:

@@ -33,7 +33,7 @@ from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.errors import MissingExtraError, PolicyError
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.logprobs import Batch
-from trailnotes.policies.hf.adapters import new_adapters
+from trailnotes.policies.hf.adapters import add_adapters
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.types import Sample
 
@@ -121,7 +121,7 @@ def acting(load: Workload, model: Any, tokenizer: Any, python: str) -> dict[str,
 
 def bare(model: Any, rows: list[Sample], *, backward: bool) -> None:
     """What transformers does with rows of labels, as it comes."""
-    batch = Batch.of(rows, model.device)
+    batch = Batch.from_samples(rows, model.device)
     with torch.set_grad_enabled(backward):
         loss = model(input_ids=batch.token_ids, labels=batch.token_ids.masked_fill(~batch.mask, -100)).loss
     if backward:
@@ -138,7 +138,7 @@ def learning(model_again: Callable[[], Any], rows: list[Sample]) -> dict[str, An
     )
     optim = OptimConfig(lr=1e-7, minibatch=0)
     ours = Learner(model_again(), optim, LossConfig())
-    ours_adapted = Learner(new_adapters(model_again(), adapters, base=""), optim, LossConfig())
+    ours_adapted = Learner(add_adapters(model_again(), adapters, base=""), optim, LossConfig())
     sides: dict[str, Callable[[], object]] = {
         "transformers, forward": lambda: bare(whole, rows, backward=False),
         "trailnotes, forward": lambda: ours.logprobs(rows),

@@ -29,7 +29,7 @@ from transformers import TrainerCallback
 from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.credit import group_relative
 from trailnotes.learner.learner import Learner
-from trailnotes.learner.samples import Joining, build_samples
+from trailnotes.learner.samples import PackingMode, build_samples
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.types import Message, Observation, Sample, Sampling, Step, Task, Trajectory, TrajectoryGroup
 
@@ -50,7 +50,7 @@ class Workload:
     completion_tokens: int = 32
     steps: int = 8  # timed
     lr: float = 1e-5
-    joining: Joining = "shared"  # of the rows of our update: the prompt of a group is computed once
+    joining: PackingMode = "shared"  # of the rows of our update: the prompt of a group is computed once
 
 
 QUICK = Workload(num_layers=2, steps=3)
@@ -123,7 +123,7 @@ class Ours:
         samples = self.rollout()
         middle = time.perf_counter()
         self.learner.update(samples)
-        self.policy.weights_changed()
+        self.policy.bump_version()
         self.count += 1
         return middle - start, time.perf_counter() - middle
 

@@ -27,7 +27,7 @@ from starlette.testclient import TestClient
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
-from trailnotes.memory.schema import Identity
+from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.store import COLUMNS, TipStore
 from trailnotes_lab.view.app import make_app
 from trailnotes_lab.view.index import EpisodeIndex
@@ -86,7 +86,7 @@ def task_of(number: int) -> str:
 
 def make_memory(path: Path, tips: int) -> None:
     """So many rows, written at once past the store's checks, which would take hours."""
-    TipStore(path, Identity("hashing", DIM)).close()
+    TipStore(path, EmbedderIdentity("hashing", DIM)).close()
     rng = np.random.default_rng(0)
     with closing(sqlite3.connect(path)) as connection, connection:
         marks = ", ".join("?" * (len(COLUMNS) + 2))

@@ -41,7 +41,7 @@ from trailnotes.types import Task
 from trailnotes_worlds.webshop.catalogue import Catalogue
 from trailnotes_worlds.webshop.env import WebShopEnv
 from trailnotes_worlds.webshop.goals import NO_LIMIT, Goal
-from trailnotes_worlds.webshop.importing import STATE
+from trailnotes_worlds.webshop.importing import STATE_FILE
 from trailnotes_worlds.webshop.products import Product
 from trailnotes_worlds.webshop.synthetic import make_products, open_catalogue
 from trailnotes_worlds.webshop.writing import write_catalogue
@@ -132,7 +132,7 @@ def queries(catalogue: Catalogue, count: int) -> list[str]:
     found = []
     for _ in range(count):
         product = catalogue.at(rng.randrange(len(catalogue)))
-        words = product.contents.split()
+        words = product.search_text.split()
         words = rng.sample(words, min(6, len(words)))
         found.append(f"i am looking for {product.query} that are {' and '.join(product.attributes)} {' '.join(words)}")
     return found
@@ -164,7 +164,7 @@ def imported(folder: Path, count: int) -> dict[str, float]:
     """
     command = [sys.executable, "-m", "trailnotes", "webshop", "import", str(folder / "shop")]
     command += write_files(folder, count)
-    begun, went_on = (called(command, folder / ".shop.partial" / STATE, kill_at) for kill_at in (count // 2, 0))
+    begun, went_on = (called(command, folder / ".shop.partial" / STATE_FILE, kill_at) for kill_at in (count // 2, 0))
     return {
         "import_cpu_s": begun["cpu_s"] + went_on["cpu_s"],
         "import_wall_s": begun["wall_s"] + went_on["wall_s"],

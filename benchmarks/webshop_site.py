@@ -30,7 +30,7 @@ from urllib.parse import quote_plus
 import numpy as np
 from shared import cpu_seconds, finish, make_parser, print_table, resident_mb
 
-from trailnotes_worlds.webshop.goals import without_limit
+from trailnotes_worlds.webshop.goals import split_price_limit
 
 TARGET_MS = 100.0  # of the 95th percentile, on a quiet machine
 PAUSE_S = (0.5, 1.5)
@@ -120,7 +120,7 @@ async def purchase(browser: Browser, rng: random.Random, end: float) -> None:
     """One goal: a search, some looking around, options, and the first thing that is bought."""
     page, clicks = await browser.click("/begin"), 0
     goal = _GOAL.search(page)
-    words = without_limit(html.unescape(goal[1]))[0] if goal else "mug"
+    words = split_price_limit(html.unescape(goal[1]))[0] if goal else "mug"
     while time.monotonic() < end:
         await asyncio.sleep(rng.uniform(*PAUSE_S))
         at = _AT.search(page)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trailnotes.config.toml import load_config
-from trailnotes.estimate.footprint import COMMON_GPU, GIB, footprint
+from trailnotes.estimate.footprint import DEFAULT_GPU_BYTES, GIB, estimate_footprint
 
 SIZES = (0.5, 1.5, 3, 7, 14, 32)
 SETTINGS = [
@@ -31,9 +31,9 @@ COLUMNS = {
 def cell(billions: float, words: Sequence[str]) -> str:
     """GiB of the fullest card; in brackets what does not fit."""
     path = ["--model.path", f"Qwen/Qwen2.5-{billions:g}B-Instruct"]
-    found = footprint(load_config(None, [*SETTINGS, *path, *words]))
+    found = estimate_footprint(load_config(None, [*SETTINGS, *path, *words]))
     assert found is not None
-    assert found.room == COMMON_GPU, "this machine has a GPU, for which the table would be made"
+    assert found.room == DEFAULT_GPU_BYTES, "this machine has a GPU, for which the table would be made"
     size = f"{found.peak / GIB:.0f}"
     return size if found.fits else f"({size})"
 

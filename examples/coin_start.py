@@ -24,10 +24,10 @@ from trailnotes.config.toml import load_config
 from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.errors import TrailnotesError
 from trailnotes.policies.base import Policy
-from trailnotes.runs.load_policy import model_policy
+from trailnotes.runs.load_policy import build_model_policy
 from trailnotes.types import Task, Tip, Trajectory
-from trailnotes.warmstart.demonstrations.episodes import actions_of
-from trailnotes_worlds.demonstrations.coin import CoinDemonstrator, note_of_search, told_empty
+from trailnotes.warmstart.demonstrations.episodes import get_actions
+from trailnotes_worlds.demonstrations.coin import CoinDemonstrator, format_search_note, parse_empty_rooms
 
 SETTINGS = Path(__file__).parent.parent / "configs" / "textworld-express" / "small.toml"
 LABELS = (
@@ -56,9 +56,11 @@ class Examined(Examination):
     def __init__(self, policy: Policy, config: Config, num: int) -> None:
         super().__init__(policy, config)
         self.script = CoinDemonstrator(config, len, 0)
-        told = ((task, self.script.told(task)) for task in panel(tasks_of(config, "validation"), num))
+        told = ((task, self.script.play_with_tip(task)) for task in panel(tasks_of(config, "validation"), num))
         self.right = {task.id: found for task, found in told if found}
-        self.failed = {name: list(self.script.failed_searches(found.task)) for name, (found, _) in self.right.items()}
+        self.failed = {
+            name: list(self.script.build_failed_search_tips(found.task)) for name, (found, _) in self.right.items()
+        }
         self.script.env.close()
 
     @property
@@ -81,13 +83,13 @@ class Examined(Examination):
         failures = await self.play(self.told(right=False, failures=True))
         own = await self.written(alone)
         after = await self.play(own)
-        told = [(e.success, [tip.text for tip in own.get(e.task.id, ())] == [note_of_search(e)]) for e in alone]
+        told = [(e.success, [tip.text for tip in own.get(e.task.id, ())] == [format_search_note(e)]) for e in alone]
         return [
             str(len(alone)),
             share([action in offered for episode in alone for action, offered in said(episode)]),
             found(alone),
             found(right),
-            share([actions_of(episode) == actions_of(self.right[episode.task.id][0]) for episode in right]),
+            share([get_actions(episode) == get_actions(self.right[episode.task.id][0]) for episode in right]),
             found(both),
             found(failures),
             *(share([as_it_was for success, as_it_was in told if success is wanted]) for wanted in (True, False)),
@@ -110,7 +112,7 @@ def searchers(config: Config) -> list[tuple[str, str, str]]:
     script, rows = CoinDemonstrator(config, len, 7), []
     for manner in ("search", "wander"):
         first = [script.play(task, manner) for task in panel(script.coins, 200)]
-        empty = {episode.task.id: told_empty([script.tip(episode, episode.score)]) for episode in first}
+        empty = {episode.task.id: parse_empty_rooms([script.build_tip(episode, episode.score)]) for episode in first}
         again = [e if e.success else script.play(e.task, "search", empty[e.task.id]) for e in first]
         rows.append((manner, found(first), found(again)))
     script.env.close()
@@ -123,7 +125,7 @@ def main(path: str, settings: str = str(SETTINGS), num: str = "64") -> None:
     if path == "searchers":
         print_table(("script", "coins found", "and after a failure"), searchers(config))
         return
-    examined = Examined(model_policy(config), config, int(num))
+    examined = Examined(build_model_policy(config), config, int(num))
     print_table(("", ""), zip(LABELS, asyncio.run(examined.column()), strict=True))
 
 

@@ -66,13 +66,13 @@ class Episode:
     actions: list[list[int]] = field(default_factory=list)  # T, as sampled token ids; nothing re-tokenises them
 
     def __post_init__(self) -> None:
-        self.scene = simulator.first_scene(self.game)
+        self.scene = simulator.make_first_scene(self.game)
         self.observations.append(self.scene.text)
 
     def act(self, token_ids: list[int]) -> None:
         """Take the action that the policy sampled."""
         command = " ".join(re.findall("[a-z]+", tokenizer.decode(token_ids, skip_special_tokens=True).lower()))
-        self.scene = simulator.next_scene(self.scene, command)
+        self.scene = simulator.advance_scene(self.scene, command)
         self.actions.append(token_ids)
         self.observations.append(self.scene.text)
 
@@ -196,7 +196,7 @@ def update(model: nn.Module, initial: nn.Module, optimizer: optim.Optimizer, row
 def make_games(split: str, num_variations: int) -> list[spec.GameSpec]:
     """Make variations of all families; those of a family share its hidden rule, and nothing else."""
     return [
-        spec.make_spec(kind, name, spec.family_rule(kind, name), spec.stable_seed(0, kind, name, split, i))
+        spec.make_spec(kind, name, spec.draw_family_rule(kind, name), spec.stable_seed(0, kind, name, split, i))
         for kind, name in FAMILIES
         for i in range(num_variations)
     ]

@@ -19,7 +19,7 @@ import sys
 from openai import OpenAI
 
 import trailnotes
-from trailnotes.envs import env_tasks
+from trailnotes.envs import list_env_tasks
 from trailnotes.prompts import quoted
 from trailnotes.types import Task, Tip
 
@@ -58,7 +58,7 @@ class Agent:
 
 def main(url: str, model: str, path: str, attempts: int = 4) -> list[float]:
     """Play the game; returns the scores."""
-    agent, task, scores = Agent(url, model), env_tasks(ENV, "test")[0], []
+    agent, task, scores = Agent(url, model), list_env_tasks(ENV, "test")[0], []
     start = trailnotes.make_env(ENV).reset(task)
     state = f"{start.instruction}\n{start.text}"
 

@@ -17,15 +17,15 @@ from pathlib import Path
 from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import tasks_of
 from trailnotes.envs.waymarks import spec as rules
-from trailnotes.envs.waymarks.env import spec_of
+from trailnotes.envs.waymarks.env import parse_spec
 from trailnotes.memory import open_memory
 from trailnotes.memory.tips import clean_tip
 from trailnotes.policies.base import Policy
 from trailnotes.rollout import write_tips
-from trailnotes.runs.directory import run_config
-from trailnotes.runs.load_policy import model_policy
+from trailnotes.runs.directory import load_run_config
+from trailnotes.runs.load_policy import build_model_policy
 from trailnotes.types import TrajectoryGroup
-from trailnotes.warmstart.demonstrations.waymarks import NOTHING_FOUND, WaymarksDemonstrator, rule_note
+from trailnotes.warmstart.demonstrations.waymarks import NOTHING_FOUND, WaymarksDemonstrator, format_rule_note
 
 GAMES = 100  # read, and as many guessed
 KINDS = ("right", "other rule", "empty", "neither")
@@ -34,7 +34,7 @@ KINDS = ("right", "other rule", "empty", "neither")
 def kind_of(spec: rules.GameSpec, text: str) -> str:
     """What a tip about a game says: one of `KINDS`."""
     text = clean_tip(text)
-    if text == rule_note(spec.family, spec.rule):
+    if text == format_rule_note(spec.family, spec.rule):
         return "right"
     if text == NOTHING_FOUND:
         return "empty"
@@ -62,21 +62,21 @@ async def about(policy: Policy, config: Config, *, reads: bool) -> Counter[str]:
 
 def in_memory(path: Path, config: Config) -> Counter[str]:
     """How often the run wrote tips of each kind, up to the checkpoint of this memory."""
-    specs = {task.id: spec_of(task) for task in tasks_of(config, config.train.split)}
+    specs = {task.id: parse_spec(task) for task in tasks_of(config, config.train.split)}
     with open_memory(path, config.memory) as memory:
-        tips = memory.store.tips()
+        tips = memory.store.load_tips()
     return sum((Counter({kind_of(specs[tip.namespace], tip.text): tip.support}) for tip in tips), Counter[str]())
 
 
 def main(run: str) -> None:
     """Print the table."""
-    config = run_config(Path(run))
+    config = load_run_config(Path(run))
     before: Counter[str] = Counter()
     print("| iteration | read: right | guessed: empty | written: " + " | ".join(KINDS) + " |")
     print("|---" + "|---:" * (2 + len(KINDS)) + "|")
     for checkpoint in sorted((Path(run) / "checkpoints").glob("step-*")):
         path = {"model": config.model.model_copy(update={"path": str(checkpoint / "model")})}
-        policy = model_policy(config.model_copy(update=path))
+        policy = build_model_policy(config.model_copy(update=path))
         read, guessed = (asyncio.run(about(policy, config, reads=reads)) for reads in (True, False))
         until = in_memory(checkpoint / "memory.db", config)
         written = until - before

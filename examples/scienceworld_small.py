@@ -85,7 +85,7 @@ def draw(out: Path, seeds: int) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    from trailnotes.reporting.plots import band
+    from trailnotes.reporting.plots import compute_seed_band
 
     figure, panels = plt.subplots(1, len(TASKS), figsize=(14, 4.2), layout="constrained", sharey=True)
     for axes, task in zip(panels, TASKS, strict=True):
@@ -93,7 +93,7 @@ def draw(out: Path, seeds: int) -> None:
             folders = [out / task / f"{method}-{seed}" for seed in range(seeds)]
             curves = [curve(folder) for folder in folders if (folder / "eval" / "table.json").is_file()]
             if curves:
-                draw_band(axes, band(curves), curves, method)
+                draw_band(axes, compute_seed_band(curves), curves, method)
         (row,) = json.loads((out / task / "start" / "table.json").read_text())["rows"]
         axes.axhline(row["mean"], color="#777777", linestyle=":", label="start model, unseen variations")
         axes.set(title=task, xlabel="environment steps", ylim=(-105, 105))

@@ -23,12 +23,12 @@ from examination import Examination, answers, print_table, share
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.policies.base import Policy
-from trailnotes.runs.load_policy import model_policy
+from trailnotes.runs.load_policy import build_model_policy
 from trailnotes.types import Task, Tip, Trajectory
-from trailnotes.warmstart.demonstrations import demonstrator_of
-from trailnotes.warmstart.demonstrations.episodes import actions_of
-from trailnotes_worlds.demonstrations.scienceworld import Recorded, ScienceWorldDemonstrator
-from trailnotes_worlds.demonstrations.scienceworld_english import told_actions
+from trailnotes.warmstart.demonstrations import load_demonstrator
+from trailnotes.warmstart.demonstrations.episodes import get_actions
+from trailnotes_worlds.demonstrations.scienceworld import RecordedGame, ScienceWorldDemonstrator
+from trailnotes_worlds.demonstrations.scienceworld_english import parse_listed_actions
 
 SETTINGS = Path(__file__).parent.parent / "configs" / "smollm2" / "scienceworld.toml"
 TASKS = ("find-non-living-thing=6", "lifespan-longest-lived=5", "use-thermometer=10")
@@ -58,7 +58,9 @@ class Examined(Examination):
 
     def __init__(self, policy: Policy, config: Config) -> None:
         super().__init__(policy, config)
-        self.script: ScienceWorldDemonstrator = demonstrator_of("scienceworld", "full")(config, policy.count_tokens, 0)
+        self.script: ScienceWorldDemonstrator = load_demonstrator("scienceworld", "full")(
+            config, policy.count_tokens, 0
+        )
         self.recorded = {each.gold.task.id: each for each in self.script.recordings if each.gold}
 
     @property
@@ -66,15 +68,15 @@ class Examined(Examination):
         """The variations."""
         return [each.wandered[0].task for each in self.recorded.values()]
 
-    def right(self, recorded: Recorded) -> list[Tip]:
+    def right(self, recorded: RecordedGame) -> list[Tip]:
         """The tip of who has solved it."""
         assert recorded.gold is not None, "only what can be solved is examined"
-        return [self.script.tip(recorded.gold, recorded.gold.score)]
+        return [self.script.build_tip(recorded.gold, recorded.gold.score)]
 
-    def mixed(self, recorded: Recorded) -> list[Tip]:
+    def mixed(self, recorded: RecordedGame) -> list[Tip]:
         """The same beside those of failures."""
         assert recorded.gold is not None, "only what can be solved is examined"
-        return [*self.right(recorded), *self.script.failures(recorded, recorded.gold)]
+        return [*self.right(recorded), *self.script.build_failure_tips(recorded, recorded.gold)]
 
     async def column(self) -> list[str]:
         """The figures, in the order of `LABELS`."""
@@ -85,15 +87,15 @@ class Examined(Examination):
         ]
         own = await self.written(alone)
         after = await self.play(own)
-        gold = {name: tuple(actions_of(each.gold)) for name, each in self.recorded.items() if each.gold}
-        said = {name: told_actions(own[name][0].text) if name in own else () for name in gold}
+        gold = {name: tuple(get_actions(each.gold)) for name, each in self.recorded.items() if each.gold}
+        said = {name: parse_listed_actions(own[name][0].text) if name in own else () for name in gold}
         return [
             str(len(alone)),
             share([not answer.text.startswith(UNKNOWN) for episode in alone for answer in answers(episode)]),
             returns(alone),
             share([episode.success for episode in alone]),
             *(figure for episodes in told for figure in (returns(episodes), share([does(e, gold) for e in episodes]))),
-            share([said[episode.task.id] == tuple(actions_of(episode)) for episode in alone]),
+            share([said[episode.task.id] == tuple(get_actions(episode)) for episode in alone]),
             returns(after),
             share([does(episode, said) for episode in after]),
         ]
@@ -102,7 +104,7 @@ class Examined(Examination):
 def does(episode: Trajectory, told: dict[str, tuple[str, ...]]) -> bool:
     """Whether an episode begins with all that was told; nothing told cannot be done."""
     wanted = told[episode.task.id]
-    return bool(wanted) and tuple(actions_of(episode))[: len(wanted)] == wanted
+    return bool(wanted) and tuple(get_actions(episode))[: len(wanted)] == wanted
 
 
 def returns(episodes: Sequence[Trajectory]) -> str:
@@ -118,7 +120,7 @@ def main(path: str, settings: str = str(SETTINGS), num: str = "8", *tasks: str) 
     for name, _, steps in names:
         options = ["--env.options", f'{{task = "{name}", max_steps = {steps}}}', "--rollout.max_steps", steps]
         config = load_config(Path(settings), ["--model.path", path, "--warmstart.variations", num, *options])
-        policy = policy or model_policy(config)
+        policy = policy or build_model_policy(config)
         columns.append(asyncio.run(Examined(policy, config).column()))
     print_table(("", *(name for name, _, _ in names)), zip(LABELS, *columns, strict=True))
 

@@ -24,11 +24,11 @@ from trailnotes.envs.tasks import tasks_of
 from trailnotes.envs.waymarks import env as waymarks
 from trailnotes.envs.waymarks import spec as rules
 from trailnotes.policies.base import Policy
-from trailnotes.runs.load_policy import model_policy
+from trailnotes.runs.load_policy import build_model_policy
 from trailnotes.types import Task, Tip, Trajectory
-from trailnotes.warmstart.demonstrations import demonstrator_of
+from trailnotes.warmstart.demonstrations import load_demonstrator
 from trailnotes.warmstart.demonstrations.waymarks import WaymarksDemonstrator
-from trailnotes.warmstart.demonstrations.waymarks_words import told_rule
+from trailnotes.warmstart.demonstrations.waymarks_words import parse_rule
 
 Game = rules.GameSpec
 LABELS = (
@@ -58,7 +58,7 @@ class Examined(Examination):
     def __init__(self, policy: Policy, config: Config, kind: rules.Kind, size: int, num: int) -> None:
         super().__init__(policy, config)
         self.kind, self.size = kind, size
-        self.script: WaymarksDemonstrator = demonstrator_of(config.env.name, config.rollout.style)(config, len, 0)
+        self.script: WaymarksDemonstrator = load_demonstrator(config.env.name, config.rollout.style)(config, len, 0)
         rng = random.Random(size)
         self.games = [self.draw(rng, f"fresh-{i}") for i in range(num)]
 
@@ -72,11 +72,11 @@ class Examined(Examination):
         family = rng.choice([name for name in rules.FAMILY_NAMES[self.kind] if name != but])
         rule = self.script.draw_rule(self.kind, family, self.size)
         spec = rules.make_spec(self.kind, family, rule, rng.getrandbits(40))
-        return waymarks.task_of(spec, f"{self.kind}/{family}/{name}")
+        return waymarks.make_task(spec, f"{self.kind}/{family}/{name}")
 
     def noted(self, spec: Game, actions: Sequence[str]) -> str:
         """What the script writes after such an episode."""
-        return self.script.note_after(spec, self.script.play(spec, (), tuple(actions))[0])
+        return self.script.write_correct_note(spec, self.script.play(spec, (), tuple(actions))[0])
 
     def right(self, spec: Game) -> str:
         """The tip of who has read the archive."""
@@ -90,18 +90,18 @@ class Examined(Examination):
 
     def elsewhere(self, spec: Game) -> str:
         """The tip of who has read the archive of another family."""
-        return self.right(waymarks.spec_of(self.draw(random.Random(spec.seed), "other", but=spec.family)))
+        return self.right(waymarks.parse_spec(self.draw(random.Random(spec.seed), "other", but=spec.family)))
 
     def told(self, *tips: Callable[[Game], str]) -> dict[str, list[Tip]]:
         """These tips of each game, the last the newest."""
         return {
-            task.id: [Tip(task.id, tip(waymarks.spec_of(task)), key="", score=0.0) for tip in tips]
+            task.id: [Tip(task.id, tip(waymarks.parse_spec(task)), key="", score=0.0) for tip in tips]
             for task in self.tasks
         }
 
     def tells(self, spec: Game, text: str) -> bool:
         """Whether a tip says which family it is of, and its rule."""
-        return spec.family in text.lower() and told_rule(spec.kind, text) == spec.rule
+        return spec.family in text.lower() and parse_rule(spec.kind, text) == spec.rule
 
     async def column(self) -> list[str]:
         """The figures, in the order of `LABELS`."""
@@ -120,7 +120,7 @@ class Examined(Examination):
             share([understood(answer.text) for episode in alone for answer in answers(episode)]),
             share([episode in read for episode in alone]),
             *(share([episode.success for episode in episodes]) for episodes in (alone, *told)),
-            share([self.tells(waymarks.spec_of(episode.task), said[episode.task.id]) for episode in read]),
+            share([self.tells(waymarks.parse_spec(episode.task), said[episode.task.id]) for episode in read]),
             share([invents_nothing(episode, said[episode.task.id]) for episode in failed]),
             share([episode.success for episode in after]),
         ]
@@ -129,7 +129,7 @@ class Examined(Examination):
 def invents_nothing(episode: Trajectory, text: str) -> bool:
     """Whether a tip after a failure names no moves or gems, or those that were tried."""
     tried = tuple(word for step in episode.steps for word in step.action.split()[-1:])
-    return told_rule(waymarks.spec_of(episode.task).kind, text) in {(), tried}
+    return parse_rule(waymarks.parse_spec(episode.task).kind, text) in {(), tried}
 
 
 def understood(answer: str) -> bool:
@@ -140,8 +140,8 @@ def understood(answer: str) -> bool:
 def main(path: str, settings: str = "configs/compare/textworld-base.toml", num: str = "64") -> None:
     """Print the table."""
     config = load_config(Path(settings), ["--model.path", path, "--env.name", "waymarks-simulator"])
-    policy = model_policy(config)
-    specs = map(waymarks.spec_of, tasks_of(config, "train"))
+    policy = build_model_policy(config)
+    specs = map(waymarks.parse_spec, tasks_of(config, "train"))
     sizes = sorted({(spec.kind, spec.size) for spec in specs}, reverse=True)
     columns = [asyncio.run(Examined(policy, config, kind, size, int(num)).column()) for kind, size in sizes]
     names = [f"{size} {'moves' if kind == 'route' else 'boxes'}" for kind, size in sizes]

@@ -26,12 +26,12 @@ from trailnotes.config.toml import load_config
 from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.errors import TrailnotesError
 from trailnotes.policies.base import Policy
-from trailnotes.runs.load_policy import model_policy
+from trailnotes.runs.load_policy import build_model_policy
 from trailnotes.types import Task, Tip, Trajectory
-from trailnotes.warmstart.demonstrations import demonstrator_of
+from trailnotes.warmstart.demonstrations import load_demonstrator
 from trailnotes_worlds.demonstrations.webshop import Attempt, WebShopDemonstrator
-from trailnotes_worlds.demonstrations.webshop_buyers import BUY, way_of
-from trailnotes_worlds.demonstrations.webshop_words import plain, told_way
+from trailnotes_worlds.demonstrations.webshop_buyers import BUY, extract_purchase_path
+from trailnotes_worlds.demonstrations.webshop_words import parse_tip_actions, unspace_brackets
 
 SETTINGS = Path(__file__).parent.parent / "configs" / "webshop" / "small.toml"
 LABELS = (
@@ -60,7 +60,7 @@ class Examined(Examination):
 
     def __init__(self, policy: Policy, config: Config, num: int) -> None:
         super().__init__(policy, config)
-        self.script: WebShopDemonstrator = demonstrator_of("webshop", config.rollout.style)(config, len, 0)
+        self.script: WebShopDemonstrator = load_demonstrator("webshop", config.rollout.style)(config, len, 0)
         self.script.forbidden = frozenset()  # what is examined here is shown to nobody who learns
         found = ((task, self.script.right(task)) for task in panel(tasks_of(config, "validation"), num))
         self.right: dict[str, Attempt] = {task.id: attempt for task, attempt in found if attempt}
@@ -72,10 +72,10 @@ class Examined(Examination):
 
     def told(self, *, failures: bool) -> dict[str, list[Tip]]:
         """The right tip of each goal, alone or beside those of failures."""
-        tips = {name: [self.script.tip(attempt, attempt.worth)] for name, attempt in self.right.items()}
+        tips = {name: [self.script.build_tip(attempt, attempt.worth)] for name, attempt in self.right.items()}
         for name, attempt in self.right.items() if failures else ():
-            others = self.script.failures(attempt.trajectory.task, attempt)
-            tips[name] += [self.script.tip(other, other.worth) for other in others]
+            others = self.script.play_failures(attempt.trajectory.task, attempt)
+            tips[name] += [self.script.build_tip(other, other.worth) for other in others]
         return tips
 
     async def column(self) -> list[str]:
@@ -95,7 +95,13 @@ class Examined(Examination):
                 for episodes in told
                 for figure in (score(episodes), share([self.does_as_told(episode) for episode in episodes]))
             ),
-            share([told_way(own[e.task.id][0].text) == way_of(taken(e)) for e in alone if e.task.id in own]),
+            share(
+                [
+                    parse_tip_actions(own[e.task.id][0].text) == extract_purchase_path(taken(e))
+                    for e in alone
+                    if e.task.id in own
+                ]
+            ),
             score(after),
         ]
 
@@ -106,7 +112,7 @@ class Examined(Examination):
 
 def actions(episode: Trajectory) -> tuple[str, ...]:
     """All actions of an episode, without blanks inside their brackets."""
-    return tuple(plain(step.action) for step in episode.steps)
+    return tuple(unspace_brackets(step.action) for step in episode.steps)
 
 
 def taken(episode: Trajectory) -> list[str]:
@@ -121,10 +127,10 @@ def score(episodes: Sequence[Trajectory]) -> str:
 
 def buyers(config: Config) -> list[tuple[str, str, str, str]]:
     """For each scripted buyer, the number of its episodes that may be shown, their mean score, and the full ones."""
-    script: WebShopDemonstrator = demonstrator_of("webshop", config.rollout.style)(config, len, 7)
+    script: WebShopDemonstrator = load_demonstrator("webshop", config.rollout.style)(config, len, 7)
     rows = []
     for manner in ("good", "hasty", "wandering"):
-        shown = [attempt for task in script.tasks[::5] if (attempt := script.attempt(task, manner))]
+        shown = [attempt for task in script.tasks[::5] if (attempt := script.play_buyer(task, manner))]
         episodes = [attempt.trajectory for attempt in shown]
         rows.append((manner, str(len(shown)), score(episodes), share([episode.success for episode in episodes])))
     return rows
@@ -136,7 +142,7 @@ def main(path: str, settings: str = str(SETTINGS), num: str = "32") -> None:
     if path == "buyers":
         print_table(("buyer", "episodes", "score", "full score"), buyers(config))
         return
-    examined = Examined(model_policy(config), config, int(num))
+    examined = Examined(build_model_policy(config), config, int(num))
     print_table(("", ""), zip(LABELS, asyncio.run(examined.column()), strict=True))
 
 

@@ -23,11 +23,11 @@ from trailnotes.config.toml import load_config
 from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.errors import TrailnotesError
 from trailnotes.policies.base import Policy
-from trailnotes.runs.load_policy import model_policy
+from trailnotes.runs.load_policy import build_model_policy
 from trailnotes.types import Task, Trajectory
-from trailnotes.warmstart.demonstrations.episodes import actions_of, played
+from trailnotes.warmstart.demonstrations.episodes import get_actions, play_script
 from trailnotes_worlds.demonstrations.wikihow import WikiHowDemonstrator
-from trailnotes_worlds.demonstrations.wikihow_readers import Reader, spaced
+from trailnotes_worlds.demonstrations.wikihow_readers import Reader, space_arguments
 from trailnotes_worlds.wikihow.env import WikiHowEnv
 
 SETTINGS = Path(__file__).parent.parent / "configs" / "wikihow" / "small.toml"
@@ -47,7 +47,7 @@ class Read(Examination):
         self.script = WikiHowDemonstrator(config, len, 0)
         env = WikiHowEnv(**{**config.env.options, "max_steps": config.rollout.max_steps})
         reader = Reader(env, self.script.rng)
-        found = [played(env, task, reader.straight) for task in panel(tasks_of(config, "validation"), num)]
+        found = [play_script(env, task, reader.straight) for task in panel(tasks_of(config, "validation"), num)]
         self.reached = {episode.task.id: episode for episode in found if episode.success}
 
     @property
@@ -58,7 +58,7 @@ class Read(Examination):
     async def rows(self) -> Iterator[tuple[str, str]]:
         """The figures by their names."""
         alone = await self.play()
-        told = await self.play({name: [self.script.tip(episode)] for name, episode in self.reached.items()})
+        told = await self.play({name: [self.script.build_tip(episode)] for name, episode in self.reached.items()})
         own = await self.written(alone)
         after = await self.play(own)
         taken = [not refused for episode in alone for refused in refusals(episode)]
@@ -79,7 +79,7 @@ class Read(Examination):
 
 def said(episode: Trajectory) -> list[str]:
     """The actions, with one blank inside their brackets, whoever said them."""
-    return [" ".join(spaced(action).split()) for action in actions_of(episode)]
+    return [" ".join(space_arguments(action).split()) for action in get_actions(episode)]
 
 
 def score(episodes: Sequence[Trajectory]) -> str:
@@ -102,7 +102,7 @@ def by_template(*plays: Sequence[Trajectory]) -> Iterator[tuple[str, str]]:
 def main(path: str, settings: str = str(SETTINGS), num: str = "48") -> None:
     """Print the table."""
     config = load_config(Path(settings), ["--model.path", path])
-    print_table(("", ""), asyncio.run(Read(model_policy(config), config, int(num)).rows()))
+    print_table(("", ""), asyncio.run(Read(build_model_policy(config), config, int(num)).rows()))
 
 
 if __name__ == "__main__":

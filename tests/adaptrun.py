@@ -112,7 +112,7 @@ def adapt_by(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("trailnotes.runs.load_policy.load_policy", lambda *_: policy)
         if not picture:
-            patch.setattr("trailnotes.reporting.plots.trial_curve", lambda *_, **__: None)
+            patch.setattr("trailnotes.reporting.plots.plot_trials", lambda *_, **__: None)
         return adapt(gate_config(**sections), "guesser", method=method, out=out)
 
 

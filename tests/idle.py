@@ -20,6 +20,6 @@ def occupied(node: str) -> Any:
     """An actor that fills a node until `ray.kill` ends it."""
     import ray
 
-    actor: Any = ray.remote(Idle).options(num_cpus=CPUS, scheduling_strategy=Cluster.on(node)).remote()
+    actor: Any = ray.remote(Idle).options(num_cpus=CPUS, scheduling_strategy=Cluster.pin_to_node(node)).remote()
     assert ray.get(actor.here.remote(), timeout=120)
     return actor

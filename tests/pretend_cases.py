@@ -35,7 +35,7 @@ from trailnotes.learner.learner import Learner
 from trailnotes.policies.hf import decoder
 from trailnotes.policies.hf.decoder import RecomputeDecoder, SlotDecoder
 from trailnotes.policies.hf.policy import HFPolicy, load_model
-from trailnotes.storage.demonstrations import Demonstration, to_jsonl
+from trailnotes.storage.demonstrations import Demonstration, write_demonstrations
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Completion, Message, Sampling
 from trailnotes.warmstart import training
@@ -171,7 +171,7 @@ def test_a_saved_state_continues_on_the_device_and_on_the_cpu(tmp_path: Path) ->
     others = [learner(NAME, 1), learner("cpu", 1)]
     for other in others:
         other.load(tmp_path)
-    assert all(tensor.device.type == NAME for tensor in others[0]._optimizer.live().values())
+    assert all(tensor.device.type == NAME for tensor in others[0]._optimizer.live_tensors().values())
     metrics = [each.update(rows, seed=1) for each in (first, *others)]
     assert same(metrics[0], metrics[1])
     assert same(metrics[0], metrics[2])
@@ -236,7 +236,9 @@ def rehearsed(tmp_path: Path) -> str:
     """A file of two conversations."""
     words = [("a door", "open it"), ("a key", "take the key")]
     path = tmp_path / "rehearsed.jsonl"
-    to_jsonl([Demonstration((Message("user", a), Message("assistant", b)), frozenset({1})) for a, b in words], path)
+    write_demonstrations(
+        [Demonstration((Message("user", a), Message("assistant", b)), frozenset({1})) for a, b in words], path
+    )
     return str(path)
 
 
@@ -335,8 +337,8 @@ def test_a_critic_decides_as_on_the_cpu(start_model: Path, tmp_path: Path) -> No
 def test_a_warm_start_resumes_and_gives_the_same_model_as_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts, collate, devices = training._texts, training.collate, list[torch.device]()
-    monkeypatch.setattr(training, "_texts", lambda config: texts(config, 100))
+    texts, collate, devices = training._iter_texts, training.collate, list[torch.device]()
+    monkeypatch.setattr(training, "_iter_texts", lambda config: texts(config, 100))
     monkeypatch.setattr(training, "collate", lambda rows, device: devices.append(device) or collate(rows, device))
     settings = {"steps": 3, "num_layers": 2, "copying": True}
     config = small_config(model={"device": NAME}, warmstart=settings)

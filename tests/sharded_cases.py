@@ -18,10 +18,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from small import small_config
 from tiny import VOCABULARY, episode, group, tiny_model, with_logprobs
 from trailnotes.config.schema import Config, LossConfig, OptimConfig
-from trailnotes.learner.building import build_alone
+from trailnotes.learner.building import build_single
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.ranks import Ranks
-from trailnotes.learner.samples import Joining, build_samples
+from trailnotes.learner.samples import PackingMode, build_samples
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.types import RowRole, Sample
 
@@ -38,7 +38,7 @@ class Case:
     lora: bool = False
     reference: bool = False
     checkpointing: bool = False
-    joining: Joining = "padded"
+    joining: PackingMode = "padded"
     untied: bool = False
     capped: bool = False  # more than the head makes the logits
     offload: bool = False
@@ -154,7 +154,7 @@ def alone(path: Path) -> None:
 
 def among(rank: int, world: int, store: str, path: str) -> None:
     """All cases as one of `world` processes; rank 0 writes what it found."""
-    from trailnotes.learner.sharding import Sharded
+    from trailnotes.learner.sharding import ShardedRank
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -162,7 +162,7 @@ def among(rank: int, world: int, store: str, path: str) -> None:
     limit = timedelta(seconds=600)
     dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=limit)
     mesh, talk = init_device_mesh("cpu", (world,)), dist.new_group(backend="gloo", timeout=limit)
-    found = {name: learn(case, Sharded(mesh, talk, offload=case.offload)) for name, case in CASES.items()}
+    found = {name: learn(case, ShardedRank(mesh, talk, offload=case.offload)) for name, case in CASES.items()}
     if rank == 0:
         torch.save(found, path)
     dist.destroy_process_group()
@@ -177,7 +177,7 @@ def config_of(model: Path, world: int = 2, *, sections: dict[str, Any] | None = 
 def one_process(config: Config) -> Learner:
     """The same by one process."""
     model = load_model(config.model)[0]
-    return build_alone(config, model, None, None)
+    return build_single(config, model, None, None)
 
 
 def difference(one: Any, other: Any) -> float:

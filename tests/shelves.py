@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from trailnotes_worlds.webshop.products import Instruction, Product, price_tag
+from trailnotes_worlds.webshop.products import Instruction, Product, format_price
 
 MUG = Product(
     asin="B0MUG00001",
@@ -48,7 +48,7 @@ LAMP = Product(
 def product(asin: str, **changes: Any) -> Product:
     """A mug with changes; its tag follows its prices."""
     prices = changes.get("prices", MUG.prices)
-    return replace(MUG, asin=asin, **{"tag": price_tag(prices), **changes})
+    return replace(MUG, asin=asin, **{"tag": format_price(prices), **changes})
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ import pytest
 
 import trailnotes_lab.commands.demo
 from trailnotes.commands import TABLE, main
-from trailnotes.commands.command import Group, parse
+from trailnotes.commands.command import Group, parse_command_line
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.envs.tasks import tasks_of
-from trailnotes_lab.compare.expand import runs_of
-from trailnotes_lab.compare.spec import load_plan
+from trailnotes_lab.compare.expand import expand_runs
+from trailnotes_lab.compare.spec import load_spec
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")),
@@ -127,12 +127,12 @@ def filled(word: str) -> str:
 
 
 def read_trailnotes(words: list[str]) -> None:
-    args = parse(TABLE, [filled(word) for word in words])
+    args = parse_command_line(TABLE, [filled(word) for word in words])
     settings = load_config(given(args), args.settings)
     if args.command.name == "compare run":
         read_plan(ROOT / args.plan)
     elif args.command.name == "train":
-        settings.refuse_training()
+        settings.validate_training()
         refuse_without_tasks(settings, settings.train.split)
     elif args.command.name in {"eval", "adapt"} and args.config:  # without one, the settings are those of a run
         refuse_without_tasks(settings, settings.eval.split)
@@ -140,7 +140,7 @@ def read_trailnotes(words: list[str]) -> None:
 
 @functools.cache
 def read_plan(path: Path) -> None:
-    assert runs_of(load_plan(path), path, Path("runs/any"))
+    assert expand_runs(load_spec(path), path, Path("runs/any"))
 
 
 def given(args: Namespace) -> Path | None:
@@ -172,7 +172,7 @@ def read_code(code: str) -> None:
             for name in node.names:
                 pkgutil.resolve_name(f"{node.module}:{name.name}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trailnotes_lab.commands.demo.demo", create_autospec(trailnotes_lab.commands.demo.demo))
+        patch.setattr("trailnotes_lab.commands.demo.run_demo", create_autospec(trailnotes_lab.commands.demo.run_demo))
         exec(compile(code, "python -c", "exec"), {})
 
 
@@ -253,7 +253,7 @@ def test_runs_that_a_page_takes_for_granted_are_made_by_one() -> None:
     made = {"runs/demo", *GIVEN}
     for page in [*PAGES, *CONFIGS]:
         made |= {path for line in lines_of(page) for path in outputs(line)}
-    made |= {f"runs/compare/{load_plan(path).compare.name}" for path in CONFIGS if "[methods" in path.read_text()}
+    made |= {f"runs/compare/{load_spec(path).compare.name}" for path in CONFIGS if "[methods" in path.read_text()}
     for page in (page for page in PAGES if page.name != "cli.md"):
         for line in lines_of(page):
             words = {word for word in shlex.split(line, comments=True) if word.startswith("runs/")} - outputs(line)

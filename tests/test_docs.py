@@ -16,14 +16,14 @@ import trailnotes
 from test_layers import LAYERS
 from trailnotes.config.methods import METHODS
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import config_fields, load_config, show
-from trailnotes.policies.vllm import vllm_policy
+from trailnotes.config.toml import collect_fields, load_config, render_config
+from trailnotes.policies.vllm import make_vllm_policy
 from trailnotes.types import MODES, Observation, RowRole, Task
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SECTIONS = "|".join(sorted({name.partition(".")[0] for name in config_fields() if "." in name}))
+SECTIONS = "|".join(sorted({name.partition(".")[0] for name in collect_fields() if "." in name}))
 OPTIONS_OF_ENV = "env.options."
 
 
@@ -68,13 +68,13 @@ def test_prose_fits_120_columns(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_keys_named_in_pages_exist(page: Path) -> None:
-    sections = {name.rpartition(".")[0] for name in config_fields()}
+    sections = {name.rpartition(".")[0] for name in collect_fields()}
     for name in re.findall(rf"`((?:{SECTIONS})(?:\.[a-z_]+)+)(?: = [^`]*)?`", words(page)):
         if not name.startswith(OPTIONS_OF_ENV) and not name.endswith((".db", ".json")):
-            assert name in config_fields() or name in sections, f"{named(page)} names {name}"
+            assert name in collect_fields() or name in sections, f"{named(page)} names {name}"
     for section, more in re.findall(rf"`({SECTIONS})\.[a-z_]+`((?:,? (?:and |or )?`[a-z_]+`)+)", words(page)):
         for key in re.findall(r"[a-z_]{2,}", re.sub(r"\b(?:and|or)\b", "", more)):
-            known = f"{section}.{key}" in config_fields() or key in sections
+            known = f"{section}.{key}" in collect_fields() or key in sections
             assert known, f"{named(page)} lists {key} among the keys of {section}"
 
 
@@ -117,16 +117,16 @@ def test_citation_and_changes_know_the_version() -> None:
 
 
 def test_config_show_explains_every_key() -> None:
-    text, section, shown = show(Config()), "", set()
+    text, section, shown = render_config(Config()), "", set()
     for line in text.splitlines():
         if heading := re.fullmatch(r"\[([\w.]+)\]", line):
             section = f"{heading[1]}."
         elif setting := re.fullmatch(r"(\w+) = .*? # (.+) \| default", line):
             shown.add(section + setting[1])
-    assert shown == set(config_fields())
+    assert shown == set(collect_fields())
 
 
-@pytest.mark.parametrize("key", [k for k in config_fields() if k.split(".")[0] in {"algorithm", "memory", "loss"}])
+@pytest.mark.parametrize("key", [k for k in collect_fields() if k.split(".")[0] in {"algorithm", "memory", "loss"}])
 def test_the_page_of_empo2_has_every_option(key: str) -> None:
     assert f"| `{key}` |" in words(ROOT / "docs/algorithms/empo2.md")
 
@@ -249,7 +249,7 @@ def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
 ) -> None:
     monkeypatch.chdir(clone)
     core = ROOT / "tests/causal.py"
-    monkeypatch.setattr("trailnotes.policies.vllm.vllm_policy", partial(vllm_policy, core=core))
+    monkeypatch.setattr("trailnotes.policies.vllm.vllm_policy", partial(make_vllm_policy, core=core))
     settings = (
         "--env.name test_docs:Verbosity --env.num_workers 0 --model.path models/waymarks-start --train.iterations 2 "
         "--train.eval_every 1 --rollout.num_tasks 2 --rollout.group_size 4 --rollout.style terse "

@@ -14,27 +14,27 @@ from typing import Any
 import pytest
 
 from trailnotes import errors
-from trailnotes.errors import how_to_install, known_extras, missing_package
+from trailnotes.errors import find_missing_module, format_install_command, known_extras
 
 ROOT = Path(__file__).parents[1]
 
 
 def test_in_a_clone_it_is_the_clone_that_gets_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    assert how_to_install("train").endswith("pip install -e '.[train]'")
-    assert how_to_install("webshop").endswith("pip install -e './packages/worlds[webshop]'")
+    assert format_install_command("train").endswith("pip install -e '.[train]'")
+    assert format_install_command("webshop").endswith("pip install -e './packages/worlds[webshop]'")
     monkeypatch.chdir(tmp_path)
-    *_, install, editable, source = shlex.split(how_to_install("train", "plot"))
+    *_, install, editable, source = shlex.split(format_install_command("train", "plot"))
     assert (install, editable, source) == ("install", "-e", f"{ROOT}[train,plot]")
 
 
 def test_pip_is_that_of_this_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert how_to_install("plot").startswith(f"{sys.executable} -m pip install ")
+    assert format_install_command("plot").startswith(f"{sys.executable} -m pip install ")
     uv = tmp_path / "uv"
     uv.touch(0o755)
     monkeypatch.setitem(sys.modules, "pip", None)
-    assert how_to_install("plot").startswith(f"uv pip install --python {sys.executable} ")
+    assert format_install_command("plot").startswith(f"uv pip install --python {sys.executable} ")
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_installed_from_elsewhere_it_is_where_pip_had_it_from(
     found = SimpleNamespace(read_text=lambda name: text if name == "direct_url.json" else None)
     monkeypatch.setattr(importlib.metadata, "distribution", lambda _: found)
     monkeypatch.setattr(errors, "_project_root", lambda _: tmp_path / "lib")
-    assert how_to_install("train").endswith(command.replace("{}", str(tmp_path)))
+    assert format_install_command("train").endswith(command.replace("{}", str(tmp_path)))
 
 
 def test_the_extras_are_those_of_the_package() -> None:
@@ -70,7 +70,7 @@ def test_the_extras_are_those_of_the_package() -> None:
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
         known = {extra for extra, (distribution, _) in known_extras().items() if distribution == project["name"]}
         assert known == set(project["optional-dependencies"]) - {"dev", "worlds", "lab"}
-    assert missing_package("train") == ""
+    assert find_missing_module("train") == ""
 
 
 def test_no_message_advises_an_index() -> None:

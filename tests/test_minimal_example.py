@@ -13,13 +13,13 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from trailnotes.config.schema import Config, LossConfig, OptimConfig
-from trailnotes.credit.episodes import group_advantages, scores_of
-from trailnotes.envs.waymarks.env import WaymarksSimulator, make_tasks, spec_of, task_of
+from trailnotes.credit.episodes import group_advantages, score_group
+from trailnotes.envs.waymarks.env import WaymarksSimulator, make_task, make_tasks, parse_spec
 from trailnotes.learner import losses
 from trailnotes.learner.learner import Learner
-from trailnotes.learner.samples import build_samples, has_advantage, with_behavior
+from trailnotes.learner.samples import build_samples, has_advantage, replace_behavior_logprobs
 from trailnotes.policies.chat import ChatFormat
-from trailnotes.prompts import Conversation, parse_action, reflection_messages
+from trailnotes.prompts import Conversation, build_reflection_messages, parse_action
 from trailnotes.types import Completion, Mode, Sample, Step, Task, Tip, Trajectory, TrajectoryGroup
 
 CHAT = ChatFormat(minimal.tokenizer)
@@ -79,13 +79,13 @@ def replay(episode: minimal.Episode, task: Task) -> Trajectory:
 def groups(episodes: list[minimal.Episode]) -> list[TrajectoryGroup]:
     size = minimal.GROUP_SIZE
     parts = [episodes[i : i + size] for i in range(0, len(episodes), size)]
-    named = [(task_of(part[0].game, f"game-{i}"), part) for i, part in enumerate(parts)]
+    named = [(make_task(part[0].game, f"game-{i}"), part) for i, part in enumerate(parts)]
     return [TrajectoryGroup(task, tuple(replay(episode, task) for episode in part)) for task, part in named]
 
 
 @pytest.fixture(scope="module")
 def samples(groups: list[TrajectoryGroup]) -> list[Sample]:
-    advantages = [group_advantages(scores_of(group, CONFIG.algorithm)) for group in groups]
+    advantages = [group_advantages(score_group(group, CONFIG.algorithm)) for group in groups]
     return [sample for sample in build_samples(groups, advantages) if has_advantage(sample)]
 
 
@@ -105,21 +105,21 @@ def test_the_file_is_short_and_imports_nothing_of_the_package_but_the_games() ->
 
 def test_the_games_are_those_of_the_environment() -> None:
     tasks = make_tasks("test", [f"{kind}/{name}" for kind, name in minimal.FAMILIES])
-    assert minimal.make_games("test", 20) == [spec_of(task) for task in tasks]
+    assert minimal.make_games("test", 20) == [parse_spec(task) for task in tasks]
 
 
 def test_prompts_hold_the_ids_of_the_package(episodes: list[minimal.Episode], groups: list[TrajectoryGroup]) -> None:
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     for episode, trajectory in zip(episodes, trajectories, strict=True):
         request = f"\nscore {trajectory.score:g} / 1 . note ?"
-        asked = reflection_messages(trajectory, CONFIG.rollout, CONFIG.memory, CHAT.count_tokens)
+        asked = build_reflection_messages(trajectory, CONFIG.rollout, CONFIG.memory, CHAT.count_tokens)
         assert minimal.render(episode, [], request)[0] == [*CHAT.encode(asked)]
         last = trajectory.steps[-1].completion
         assert minimal.render(episode, episode.tips)[0] == [*last.prompt_ids, *last.token_ids]
 
 
 def test_advantages_are_those_of_the_package(episodes: list[minimal.Episode], groups: list[TrajectoryGroup]) -> None:
-    theirs = [rows[0] for group in groups for rows in group_advantages(scores_of(group, CONFIG.algorithm))]
+    theirs = [rows[0] for group in groups for rows in group_advantages(score_group(group, CONFIG.algorithm))]
     assert minimal.group_advantages([float(e.scene.won) for e in episodes]) == pytest.approx(theirs, abs=1e-12)
     assert minimal.group_advantages([1.0] * 8 + [0.0] * 8) == [0.0] * 16
 
@@ -171,7 +171,7 @@ def test_loss_and_gradient_are_those_of_the_package(
 
     theirs = learner(moved, model, mask_logprob=mask_logprob)
     start = theirs.logprobs(samples, of_start=True)
-    metrics = theirs.update(with_behavior(samples, start))
+    metrics = theirs.update(replace_behavior_logprobs(samples, start))
     assert loss.item() == pytest.approx(metrics["loss"], abs=1e-5)
     assert norm.item() == pytest.approx(metrics["grad_norm"], rel=1e-4)
 

@@ -24,11 +24,11 @@ from trailnotes.memory.tipfile import read_tips
 from trailnotes.runs.directory import RunDir
 from trailnotes.types import Tip
 from trailnotes.warmstart.training import warmstart
-from trailnotes_lab.compare import compare_own, compare_run, compare_table
+from trailnotes_lab.compare import compare_evaluations, compare_table, run_comparison
 
 PUBLIC: list[Callable[..., Any]] = [
     *(getattr(trailnotes, name) for name in trailnotes.__all__ if name != "Config"),
-    *(rollout, diagnose, compare_own, compare_run, compare_table, warmstart, export),
+    *(rollout, diagnose, compare_evaluations, run_comparison, compare_table, warmstart, export),
     *(reembed, open_store, export_tips, import_tips, read_tips),
     *(TipMemory.snapshot, TipMemory.restore, TipStore, RunDir.open),
 ]
@@ -67,7 +67,7 @@ def test_runs_and_evaluations(start_model: Path, tmp_path: Path, place: Any) -> 
     assert (tmp_path / "adapt/table.json").exists()
     assert rollout(config, start, out=place(tmp_path / "episodes.jsonl"))
     assert diagnose(run).startswith(str(tmp_path / "run"))
-    compare_own([str(tmp_path / "out")], out=place(tmp_path / "compared"))
+    compare_evaluations([str(tmp_path / "out")], out=place(tmp_path / "compared"))
     assert (tmp_path / "compared/table.json").exists()
 
 

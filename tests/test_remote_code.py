@@ -13,7 +13,7 @@ import pytest
 
 from trailnotes.config.model_schema import ModelConfig
 from trailnotes.errors import PolicyError
-from trailnotes.policies.hf.policy import architecture_of, load_model, load_tokenizer
+from trailnotes.policies.hf.policy import load_architecture, load_model, load_tokenizer
 
 ROOT = Path(__file__).parents[1]
 FILES = [
@@ -38,7 +38,7 @@ def test_every_load_says_that_no_code_is_trusted() -> None:
         assert said.get("trust_remote_code") == "False", f"{path}:{call.lineno} {ast.unparse(call.func)}"
 
 
-@pytest.mark.parametrize("load", [load_model, load_tokenizer, architecture_of])
+@pytest.mark.parametrize("load", [load_model, load_tokenizer, load_architecture])
 def test_code_beside_a_model_is_not_run(
     load: Callable[[ModelConfig], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

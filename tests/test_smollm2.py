@@ -275,11 +275,11 @@ def test_tokens_and_turns_are_those_that_the_model_learned(smollm2: Path) -> Non
 @pytest.mark.usefixtures("same_threads")
 def test_it_learns_what_it_sampled(smollm2: Path, adapters: str) -> None:
     from trailnotes.learner.sharded import make_learner
-    from trailnotes.runs.load_policy import model_policy
+    from trailnotes.runs.load_policy import build_model_policy
 
     settings = f"--model.path {smollm2} --model.device cpu --run.threads 1 --optim.lr 1e-4 --model.lora.enabled"
     config = load_config(None, [*settings.split(), adapters])
-    policy = model_policy(config)
+    policy = build_model_policy(config)
     learner = make_learner(config, policy.model, None, None)
     policy.open_episode("a")
     question = [Message("system", "Name a fruit."), Message("user", "Which one?")]

@@ -21,14 +21,14 @@ from safetensors.torch import load_file
 from paying import Paid
 from small import small_config
 from trailnotes.commands import main
-from trailnotes.config.methods import method_of
+from trailnotes.config.methods import resolve_method
 from trailnotes.config.schema import Config
 from trailnotes.envs.waymarks.env import WaymarksSimulator
 from trailnotes.errors import EnvError
 from trailnotes.runs.directory import RunDir
 from trailnotes.storage.files import read_jsonl
-from trailnotes.training.opening import opened_run
-from trailnotes.training.schedule import train_by
+from trailnotes.training.opening import open_run_with_pool
+from trailnotes.training.schedule import run_method
 from trailnotes.training.training import TrainingRun
 from trailnotes.types import Observation, Task
 
@@ -54,8 +54,8 @@ def train_in_process(config: Config, directory: Path, method: str = "") -> Train
     """What `train` does, but the finished run comes back, closed."""
 
     async def body() -> TrainingRun:
-        with RunDir.open(directory, config) as opened, opened_run(config, opened) as run:
-            await train_by(method_of(method or config.algorithm.name).load(), run)
+        with RunDir.open(directory, config) as opened, open_run_with_pool(config, opened) as run:
+            await run_method(resolve_method(method or config.algorithm.name).load(), run)
         return run
 
     return asyncio.run(body())

@@ -24,7 +24,7 @@ from typing import Any
 
 from trailnotes.config.toml import load_config
 from trailnotes.errors import PolicyError, RunError, TrailnotesError
-from trailnotes.runs.load_policy import model_policy
+from trailnotes.runs.load_policy import build_model_policy
 from trailnotes.storage.checkpoint import atomic_directory
 from trailnotes.types import Message, Sampling
 
@@ -142,7 +142,7 @@ def ask(model: Path, dtype: str) -> str:
     Raises:
         PolicyError: it does not load, or says something else than is known.
     """
-    policy = model_policy(load_config(None, ["--model.path", str(model), "--model.dtype", dtype]))
+    policy = build_model_policy(load_config(None, ["--model.path", str(model), "--model.dtype", dtype]))
     policy.open_episode("check")
     question = policy.generate([Message("user", QUESTION)], Sampling(temperature=0, max_tokens=16), "check")
     said = " ".join(asyncio.run(question).text.split())

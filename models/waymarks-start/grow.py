@@ -14,7 +14,7 @@ from trailnotes.config.toml import load_config
 from trailnotes.learner.learner import export_model
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.warmstart.small_model import build_model, train_tokenizer
-from trailnotes.warmstart.training import _texts
+from trailnotes.warmstart.training import _iter_texts
 
 OLD_NAMES = "amber birch cobalt dusk ember frost granite hazel ivory kelp linen marble"
 
@@ -23,7 +23,7 @@ def grow(old: str, config_path: str, new: str) -> None:
     """Write the model `new`; whatever token `old` knew keeps its row, new ones are drawn like those of family names."""
     config = load_config(Path(config_path), ["--model.path", old])
     model, known = load_model(config.model)
-    tokenizer = train_tokenizer(_texts(config), config.warmstart.vocab_size)
+    tokenizer = train_tokenizer(_iter_texts(config), config.warmstart.vocab_size)
     grown = build_model(tokenizer, config.warmstart, config.rollout.max_context_tokens)
     before, rows = known.get_vocab(), model.state_dict()["model.embed_tokens.weight"]
     names = rows[[before[f"\u0120{name}"] for name in OLD_NAMES.split()]]  # a blank before a word is U+0120

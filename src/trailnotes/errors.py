@@ -101,14 +101,14 @@ def known_extras() -> dict[str, tuple[str, tuple[str, ...]]]:
     return known
 
 
-def missing_package(extra: str) -> str:
+def find_missing_module(extra: str) -> str:
     """Return the first module of an extra that is not installed; "" if all are. Imports none of them."""
     from importlib.util import find_spec
 
     return next((name for name in known_extras()[extra][1] if find_spec(name) is None), "")
 
 
-def how_to_install(*extras: str) -> str:
+def format_install_command(*extras: str) -> str:
     """Return the command that adds extras to this installation. Trailnotes is on no package index yet."""
     import shlex
 
@@ -119,11 +119,11 @@ def how_to_install(*extras: str) -> str:
     sources = []
     for distribution, theirs in wanted.items():
         suffix = f"[{','.join(theirs)}]"
-        option, source = _installed_from(distribution)
+        option, source = _find_install_source(distribution)
         if not source:
             return f"pip install '.{suffix}' in a clone of Trailnotes"
         sources.append(f"{option}{shlex.quote(source.replace('[]', suffix))}")
-    return f"{_pip()} {' '.join(sources)}"
+    return f"{_find_pip()} {' '.join(sources)}"
 
 
 def _project_root(distribution: str) -> Path:
@@ -134,7 +134,7 @@ def _project_root(distribution: str) -> Path:
     return Path(spec.origin).resolve().parents[2] if spec and spec.origin else Path()
 
 
-def _installed_from(name: str) -> tuple[str, str]:
+def _find_install_source(name: str) -> tuple[str, str]:
     """Return pip's option and the source of a distribution, with ``[]`` for the extras; "" where it is unknown."""
     import json
     from importlib.metadata import PackageNotFoundError, distribution
@@ -161,7 +161,7 @@ def _installed_from(name: str) -> tuple[str, str]:
     return "", ""
 
 
-def _pip() -> str:
+def _find_pip() -> str:
     """The installer of this very interpreter, which need not be the first on the path."""
     import shutil
     import sys

@@ -74,7 +74,7 @@ class Observation:
         if not (math.isfinite(self.reward) and math.isfinite(self.score)):
             raise ValueError(f"reward and score must be finite, got {self.reward} and {self.score}")
         if self.briefing is not None:
-            _check_briefing(self.briefing)
+            _validate_briefing(self.briefing)
 
     @property
     def done(self) -> bool:
@@ -82,13 +82,13 @@ class Observation:
         return self.terminated or self.truncated
 
 
-def state_hash(text: str) -> int:
+def hash_state(text: str) -> int:
     """64 bits that tell states apart by their text, whatever its case and white space; the same in every process."""
     normalised = " ".join(text.split()).casefold()
     return int.from_bytes(hashlib.blake2b(normalised.encode("utf-8", "replace"), digest_size=8).digest(), "big")
 
 
-def _check_briefing(briefing: Mapping[str, Any]) -> None:
+def _validate_briefing(briefing: Mapping[str, Any]) -> None:
     """Refuse what could not be worded, or would silently not be."""
     if not isinstance(briefing, Mapping):
         raise TypeError(f"a briefing must be a mapping, not {type(briefing).__name__}")
@@ -159,12 +159,12 @@ class Tip:
             raise ValueError(f"a tip's score must be finite, got {self.score}")
 
 
-def speakable(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """`text` with "?" for each half of a surrogate pair, which JSON can hold, and neither UTF-8 nor a tokenizer."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def answer_start(text: str) -> int:
+def find_answer_start(text: str) -> int:
     """Where the answer begins in what a model wrote: behind its thinking and the blanks after that.
 
     0 where it did not think; the length of `text` where it thinks to the end.
@@ -175,9 +175,9 @@ def answer_start(text: str) -> int:
     return 0 if closed < 0 else len(text) - len(text[closed + len(THINK[1]) :].lstrip())
 
 
-def answer_of(text: str) -> str:
+def strip_thinking(text: str) -> str:
     """What a model said after its thinking; "" where it never came to say anything."""
-    return text[answer_start(text) :]
+    return text[find_answer_start(text) :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +195,9 @@ class Sampling:
         if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0 or self.max_tokens < 1:
             raise ValueError(f"impossible sampling settings: {self}")
 
-    def cut(self, text: str) -> tuple[str, bool]:
+    def cut_at_stop(self, text: str) -> tuple[str, bool]:
         """`text` up to the first stop of its answer, and whether there was one."""
-        start = answer_start(text)
+        start = find_answer_start(text)
         ends = [end for stop in self.stop if (end := text.find(stop, start)) >= 0]
         return (text[: min(ends)], True) if ends else (text, False)
 

@@ -17,7 +17,7 @@ from trailnotes.algorithms.empo2 import draw_modes
 from trailnotes.config.methods_schema import AlgorithmConfig
 from trailnotes.config.schema import Config
 from trailnotes.learner.learner import Learner
-from trailnotes.rollout import Written
+from trailnotes.rollout import TipBatch
 from trailnotes.runs.directory import RunDir
 from trailnotes.training import iteration as run_module
 from trailnotes.training.iteration import Iteration
@@ -167,9 +167,9 @@ def test_only_off_policy_rows_drop_the_tips(mixed: Watched) -> None:
 def test_a_tip_is_never_in_a_plain_prompt(start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tips = run_module.write_tips
 
-    async def zebras(*args: Any, **options: Any) -> Written:
+    async def zebras(*args: Any, **options: Any) -> TipBatch:
         written = await write_tips(*args, **options)
-        return Written([replace(tip, text="zebra " + "abc"[i % 3]) for i, tip in enumerate(written.tips)], 0)
+        return TipBatch([replace(tip, text="zebra " + "abc"[i % 3]) for i, tip in enumerate(written.tips)], 0)
 
     monkeypatch.setattr(run_module, "write_tips", zebras)
     algorithm = {"p_memory": 0.5, "q_off_policy": 0.5}

@@ -13,9 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyrun import distance, episodes, equal_weights, metrics, tiny_config, train_in_process
-from trailnotes.algorithms.gigpo import TwoLevels, term_metrics, two_levels
+from trailnotes.algorithms.gigpo import TwoLevelAdvantages, compute_two_level_advantages, term_metrics
 from trailnotes.config.methods_schema import GigpoConfig
-from trailnotes.credit import Scores, Visits, group_advantages, hierarchical, histories, state_ids, visits_of
+from trailnotes.credit import (
+    Scores,
+    Visits,
+    assign_state_ids,
+    build_histories,
+    collect_visits,
+    group_advantages,
+    weigh_levels,
+)
 from trailnotes.runs.directory import RunDir
 
 INVALID = 0.1
@@ -33,13 +41,13 @@ def scores_by_hand(*walks: list[tuple[str, float, float]]) -> Scores:
     )
 
 
-def terms_of(scores: Scores, **options: Any) -> TwoLevels:
+def terms_of(scores: Scores, **options: Any) -> TwoLevelAdvantages:
     config = GigpoConfig(**options)
-    return two_levels(visits_of(scores, config.gamma, config.similarity), scores.returns, config)
+    return compute_two_level_advantages(collect_visits(scores, config.gamma, config.similarity), scores.returns, config)
 
 
 def advantages(scores: Scores, **options: Any) -> list[float]:
-    return [float(a) for row in terms_of(scores, **options).by_step(scores) for a in row]
+    return [float(a) for row in terms_of(scores, **options).sum_by_episode(scores) for a in row]
 
 
 # --- the table: A wins, B fails, with a malformed second action
@@ -51,7 +59,7 @@ VECTOR = scores_by_hand(
 
 
 def test_a_penalty_is_taken_off_after_discounting() -> None:
-    assert visits_of(VECTOR, 0.95).step_scores.tolist() == [9.025, 9.5, 10, 0, -0.1, 0, 0]
+    assert collect_visits(VECTOR, 0.95).step_scores.tolist() == [9.025, 9.5, 10, 0, -0.1, 0, 0]
 
 
 def test_both_terms_over_steps_without_deviation() -> None:
@@ -115,10 +123,10 @@ def test_a_floor_keeps_one_malformed_step_from_becoming_many_deviations() -> Non
 
 def test_similar_observations_share_a_state_by_first_fit() -> None:
     texts = ["you see a red door", "you see a red door.", "a cellar", "you see a red floor", "a cellar!"]
-    assert state_ids(texts) == [0, 1, 2, 3, 4]
+    assert assign_state_ids(texts) == [0, 1, 2, 3, 4]
     # ratios to the first: 36 / 37 = .973; 2 * 17 / 37 = .919; "a cellar!" to "a cellar": 16 / 17 = .941
-    assert state_ids(texts, 0.95) == [0, 0, 1, 2, 3]
-    assert state_ids(texts, 0.9) == [0, 0, 1, 0, 1]
+    assert assign_state_ids(texts, 0.95) == [0, 0, 1, 2, 3]
+    assert assign_state_ids(texts, 0.9) == [0, 0, 1, 0, 1]
     scores = scores_by_hand(*[[(text, float(i), 0)] for i, text in enumerate(texts)])
     assert terms_of(scores, similarity=0.95).step.tolist() == [-0.5, 0.5, 0, 0, 0]
 
@@ -160,13 +168,13 @@ def test_levels_divide_by_the_deviation_of_the_population() -> None:
 
 
 def test_histories_that_an_episode_has_not_had_belong_to_no_group() -> None:
-    visits = visits_of(FORKS, 1.0)
-    assert histories(visits, 2) == [None, (0, 1), (1, 2), None, (3, 1), (1, 2), None, (0, 1)]
+    visits = collect_visits(FORKS, 1.0)
+    assert build_histories(visits, 2) == [None, (0, 1), (1, 2), None, (3, 1), (1, 2), None, (0, 1)]
 
 
 def test_no_level_has_anything_to_say() -> None:
     zero = np.zeros(2)
-    assert [part.tolist() for part in hierarchical({1: zero, 2: zero}).values()] == [[0, 0], [0, 0]]
+    assert [part.tolist() for part in weigh_levels({1: zero, 2: zero}).values()] == [[0, 0], [0, 0]]
 
 
 # --- properties
@@ -221,13 +229,13 @@ def reordered(visits: Visits, order: list[int]) -> Visits:
 
 
 def total(visits: Visits, scores: Scores, options: dict[str, Any]) -> np.ndarray[Any, Any]:
-    terms = two_levels(visits, scores.returns, GigpoConfig(**options))
+    terms = compute_two_level_advantages(visits, scores.returns, GigpoConfig(**options))
     return terms.episode + terms.step
 
 
 @given(groups, choices, st.integers(0, 10**6))
 def test_permuting_samples_permutes_advantages(scores: Scores, options: dict[str, Any], seed: int) -> None:
-    visits = visits_of(scores, 0.95)
+    visits = collect_visits(scores, 0.95)
     order = list(range(len(visits.step)))
     random.Random(seed).shuffle(order)
     permuted = total(reordered(visits, order), scores, options)
@@ -236,7 +244,7 @@ def test_permuting_samples_permutes_advantages(scores: Scores, options: dict[str
 
 @given(groups, choices, st.lists(st.integers(0, 10**6), min_size=1, max_size=6))
 def test_duplicating_a_sample_changes_no_advantage(scores: Scores, options: dict[str, Any], copies: list[int]) -> None:
-    visits = visits_of(scores, 0.95)
+    visits = collect_visits(scores, 0.95)
     num = len(visits.step)
     order = [*range(num), *(copy % num for copy in copies)]
     copied = total(reordered(visits, order), scores, options)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from tinyrun import distance, episodes, equal_weights, metrics, tiny_config, train_in_process
-from trailnotes.algorithms.lamer import continued, success_by_episode
+from trailnotes.algorithms.lamer import extend_trials, success_by_episode
 from trailnotes.config.schema import Config
-from trailnotes.credit import Scores, across_episodes, group_relative
+from trailnotes.credit import Scores, discount_across_episodes, group_relative
 from trailnotes.errors import ConfigError
 from trailnotes.memory import clean_tip
 from trailnotes.rollout import WrittenTip
@@ -41,7 +41,7 @@ def scores(*returns: float) -> Scores:
 
 def returns_of(gamma: float) -> list[list[float]]:
     """Two members, three episodes: one fails and wins twice, the other wins, fails and wins."""
-    return [s.returns.tolist() for s in across_episodes([scores(0, 1), scores(1, 0), scores(1, 1)], gamma)]
+    return [s.returns.tolist() for s in discount_across_episodes([scores(0, 1), scores(1, 0), scores(1, 1)], gamma)]
 
 
 def test_an_episode_is_worth_what_comes_of_it() -> None:
@@ -192,15 +192,15 @@ def members(trial: Sequence[TrajectoryGroup]) -> list[list[int]]:
 
 def test_who_failed_in_an_episode_is_left_out_of_all() -> None:
     trials = [[group("a", 0, 1, 2)], [group("b", 0, 1)]]
-    (a, b) = continued(trials, [group("a", 0, 2), group("b", 0, 1)])
+    (a, b) = extend_trials(trials, [group("a", 0, 2), group("b", 0, 1)])
     assert members(a) == [[0, 2], [0, 2]]
     assert members(b) == [[0, 1], [0, 1]]
 
 
 def test_a_task_of_which_a_group_failed_is_left_out_and_its_twin_with_it() -> None:
     trials = [[group("a", 0, 1)], [group("b", 0, 1)], [group("a", 0, 1)], [group("c", 0, 1)]]
-    assert [trial[0].task.id for trial in continued(trials, [group("a", 0, 1), group("c", 0, 1)])] == ["c"]
-    assert continued(trials, []) == []
+    assert [trial[0].task.id for trial in extend_trials(trials, [group("a", 0, 1), group("c", 0, 1)])] == ["c"]
+    assert extend_trials(trials, []) == []
 
 
 def test_success_is_by_episode() -> None:
@@ -225,9 +225,9 @@ def test_what_would_break_the_row_of_episodes_is_refused(sections: dict[str, Any
 
 
 def test_tips_must_be_sampled_as_they_are_trained(start_model: Path) -> None:
-    lamer_config(start_model).refuse_training()
+    lamer_config(start_model).validate_training()
     with pytest.raises(ConfigError, match=r"lamer trains tips .* set memory\.write_temperature = 1"):
-        lamer_config(start_model, memory={"write_temperature": 0.5}).refuse_training()
+        lamer_config(start_model, memory={"write_temperature": 0.5}).validate_training()
 
 
 def test_an_iteration_of_which_no_task_goes_on_is_no_reason_to_give_up(

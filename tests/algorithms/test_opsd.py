@@ -15,17 +15,22 @@ import pytest
 
 from tiny import episode, group
 from tinyrun import distance, episodes, equal_weights, metrics, tiny_config, tip_rows, train_in_process
-from trailnotes.algorithms.opsd import lesson_metrics, lessons_of, reread, teacher_logprobs
+from trailnotes.algorithms.opsd import (
+    build_distillation_rows,
+    collect_teacher_logprobs,
+    distillation_metrics,
+    rebuild_with_tips,
+)
 from trailnotes.commands.eval import evaluate
 from trailnotes.config.methods_schema import OpsdConfig
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
 from trailnotes.learner.samples import build_samples
-from trailnotes.memory.controls import NO_WORDS
+from trailnotes.memory.controls import EMPTY_TEXT
 from trailnotes.runs.directory import RunDir
 from trailnotes.storage.files import read_jsonl
 from trailnotes.training.iteration import Iteration
-from trailnotes.training.opening import opened_run
+from trailnotes.training.opening import open_run_with_pool
 from trailnotes.types import Sample, Task, Trajectory, TrajectoryGroup
 
 FORMS = ("sdpo", "sdar", "opcd")
@@ -34,7 +39,7 @@ OPSD = {"name": "opsd"}
 
 def in_a_run(config: Config, directory: Path, body: Callable[[Iteration], Awaitable[None]]) -> None:
     async def opened() -> None:
-        with RunDir.open(directory, config) as at, opened_run(config, at) as run:
+        with RunDir.open(directory, config) as at, open_run_with_pool(config, at) as run:
             await body(Iteration(run, 0))
 
     asyncio.run(opened())
@@ -65,12 +70,12 @@ def test_an_episode_reads_again_as_the_one_that_was_played_with_tips(start_model
         await remember(iteration, tasks)
         played = await iteration.rollout(tasks, [["on_policy_tips"] * 4] * len(tasks))
         plain = [TrajectoryGroup(g.task, tuple(map(without_tips, g.trajectories))) for g in played]
-        assert iteration.shown is not None
-        again = await reread(iteration.policy, iteration.shown, plain, iteration.config)
+        assert iteration.prompt_memory is not None
+        again = await rebuild_with_tips(iteration.policy, iteration.prompt_memory, plain, iteration.config)
         assert [[t.steps for t in g.trajectories] for g in again] == [[t.steps for t in g.trajectories] for g in played]
         assert sum(bool(step.tips) for g in again for t in g.trajectories for step in t.steps) > 10
         rows = build_samples(again, [[0.0] * 4] * len(again))
-        said = teacher_logprobs(again, rows, iteration.learner.logprobs(rows))
+        said = collect_teacher_logprobs(again, rows, iteration.learner.logprobs(rows))
         sampled = [[p for step in t.steps for p in step.completion.logprobs] for g in played for t in g.trajectories]
         for teacher, acted in zip(said, sampled, strict=True):
             assert teacher.tolist() == pytest.approx(acted, abs=1e-3), "it is the policy that acted with tips"
@@ -83,14 +88,14 @@ def test_a_copy_ends_where_tips_leave_no_room_for_the_next_turn(start_model: Pat
         tasks = iteration.tasks()[:1]
         await remember(iteration, tasks)
         played = await iteration.rollout(tasks)
-        assert iteration.shown is not None
-        (whole,) = await reread(iteration.policy, iteration.shown, played, iteration.config)
+        assert iteration.prompt_memory is not None
+        (whole,) = await rebuild_with_tips(iteration.policy, iteration.prompt_memory, played, iteration.config)
         first, second = whole.trajectories[0].steps
         room = len(first.completion.prompt_ids) + iteration.config.rollout.max_action_tokens
         rollout = iteration.config.rollout.model_copy(update={"max_context_tokens": room})
         memory = iteration.config.memory.model_copy(update={"leave_room": False})
         tight = iteration.config.model_copy(update={"rollout": rollout, "memory": memory})
-        (cut,) = await reread(iteration.policy, iteration.shown, played, tight)
+        (cut,) = await rebuild_with_tips(iteration.policy, iteration.prompt_memory, played, tight)
         assert len(second.plain_prompt_ids) < room, "the student had room"
         assert cut.trajectories[0].steps == (first,)
 
@@ -113,16 +118,16 @@ def test_each_token_gets_its_own_word_however_rows_are_cut(kind: Any, fork: int 
     teacher_rows = rows_of(taught, kind)
     numbers = count(1)
     numbered = [[next(numbers) if mask else 0 for mask in row.loss_mask] for row in teacher_rows]
-    (said,) = teacher_logprobs([group(taught)], teacher_rows, numbered)
+    (said,) = collect_teacher_logprobs([group(taught)], teacher_rows, numbered)
     differs = [s.completion.prompt_ids != s.plain_prompt_ids for s in taught.steps for _ in s.completion.token_ids]
     assert said.tolist() == pytest.approx([i + 1 if d else np.nan for i, d in enumerate(differs)], nan_ok=True)
 
-    lessons = lessons_of(rows_of(student, kind), rows_of(student, kind, 1.0), [said])
+    lessons = build_distillation_rows(rows_of(student, kind), rows_of(student, kind, 1.0), [said])
     ratios = [float(r) for lesson in lessons for r in lesson.ratios]
     sampled = [p for step in student.steps for p in step.completion.logprobs]
     expected = [i + 1 - p if d else 0 for i, (d, p) in enumerate(zip(differs, sampled, strict=True))]
     assert ratios == pytest.approx(expected)
-    trained = [lesson.taught(OpsdConfig(clip=0, gate="none")) for lesson in lessons]
+    trained = [lesson.build_sample(OpsdConfig(clip=0, gate="none")) for lesson in lessons]
     laid = [a for row in trained for a, mask in zip(row.advantages, row.loss_mask, strict=True) if mask]
     assert laid == pytest.approx([e if d else 2.0 for e, d in zip(expected, differs, strict=True)])
     assert all(a == 0 for row in trained for a, mask in zip(row.advantages, row.loss_mask, strict=True) if not mask)
@@ -131,9 +136,9 @@ def test_each_token_gets_its_own_word_however_rows_are_cut(kind: Any, fork: int 
 def test_tokens_behind_the_end_of_the_copy_have_no_teacher() -> None:
     taught = episode(random.Random(1), turns=4, mode="on_policy_tips")
     rows, weighed = (rows_of(without_tips(taught), "auto", advantage) for advantage in (2.0, 1.0))
-    (lesson,) = lessons_of(rows, weighed, [np.array([-1.0])])
+    (lesson,) = build_distillation_rows(rows, weighed, [np.array([-1.0])])
     assert lesson.known.tolist() == [True] + [False] * (len(lesson.known) - 1)
-    assert lesson.taught(OpsdConfig()).advantages[lesson.positions[-1]] == 2.0
+    assert lesson.build_sample(OpsdConfig()).advantages[lesson.positions[-1]] == 2.0
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -144,11 +149,11 @@ def test_tokens_of_older_weights_are_weighed_with_what_the_teacher_says(form: An
     for advantage in (2.0, 0.0, -2.0):
         row = Sample((1, 2, 3), (0, 1, 1), (0.0, -1.0, -1.0), (0.0, advantage, advantage))
         (fresh,), (stale,) = (
-            lessons_of([row], [replace(row, advantages=weights)], [np.array([-0.5, np.nan])])
+            build_distillation_rows([row], [replace(row, advantages=weights)], [np.array([-0.5, np.nan])])
             for weights in ((0.0, 1.0, 1.0), (0.0, 0.25, 2.0))
         )
-        assert stale.taught(options).advantages == pytest.approx(
-            [a * w for a, w in zip(fresh.taught(options).advantages, (0, 0.25, 2.0), strict=True)]
+        assert stale.build_sample(options).advantages == pytest.approx(
+            [a * w for a, w in zip(fresh.build_sample(options).advantages, (0, 0.25, 2.0), strict=True)]
         )
 
 
@@ -156,14 +161,14 @@ def test_metrics_by_hand() -> None:
     sample = Sample((1, 2, 3, 4, 5), (0, 1, 1, 1, 1), (0, -1, -1, -1, -1), (0, 2, 2, 2, 2))
     weighed = replace(sample, advantages=(0, 1, 1, 1, 1))
     said = np.array([-0.5, -2.0, np.nan, np.nan])  # log ratios .5 and -1; two without
-    lessons = lessons_of([sample], [weighed], [said])
-    assert lesson_metrics(lessons, OpsdConfig(coefficient=0.5, gate="none")) == {
+    lessons = build_distillation_rows([sample], [weighed], [said])
+    assert distillation_metrics(lessons, OpsdConfig(coefficient=0.5, gate="none")) == {
         "taught": 0.5, "log_ratio": -0.25, "endorsed": 0.5, "gated": 0.0, "signal": 0.375,
     }  # fmt: skip
-    assert lesson_metrics(lessons, OpsdConfig(gate="agree")) == {
+    assert distillation_metrics(lessons, OpsdConfig(gate="agree")) == {
         "taught": 0.5, "log_ratio": -0.25, "endorsed": 0.5, "gated": 0.5, "signal": 0.25,
     }  # fmt: skip
-    assert set(lesson_metrics([], OpsdConfig()).values()) == {0.0}
+    assert set(distillation_metrics([], OpsdConfig()).values()) == {0.0}
 
 
 # --- reductions, on whole runs
@@ -270,8 +275,8 @@ def test_a_control_is_shown_in_the_place_of_own_tips(start_model: Path, tmp_path
     for task, tip in seen:
         same = tip["namespace"].rpartition("/")[0] == task.rpartition("/")[0]
         assert same == (family == "own")
-        assert (tip["text"] == NO_WORDS) == (show == "empty")
-    assert all(row[2] != NO_WORDS for row in tip_rows(run)), "what is written stays what it is"
+        assert (tip["text"] == EMPTY_TEXT) == (show == "empty")
+    assert all(row[2] != EMPTY_TEXT for row in tip_rows(run)), "what is written stays what it is"
 
 
 def test_a_control_is_what_the_teacher_reads(start_model: Path, tmp_path: Path) -> None:
@@ -289,7 +294,7 @@ def test_an_evaluation_shows_a_control_where_it_is_asked_to(start_model: Path, t
         evaluate(config, tmp_path / "run", memory=True, out=tmp_path / show)
         seen = [tip for e in read_jsonl(tmp_path / show / "episodes.jsonl") for s in e["steps"] for tip in s["tips"]]
         assert seen
-        assert all((tip["text"] == NO_WORDS) == (show == "empty") for tip in seen)
+        assert all((tip["text"] == EMPTY_TEXT) == (show == "empty") for tip in seen)
 
 
 # --- settings
@@ -305,4 +310,4 @@ def test_shares_of_members_with_tips_are_not_asked_of_it(start_model: Path) -> N
         tiny_config(start_model, algorithm=OPSD | {"author_credit": 1.0})
     readers = tiny_config(start_model, algorithm=OPSD, memory={"order": ["ucb"]})  # its adaptations have some
     with pytest.raises(ConfigError, match=r"opsd lets no member read tips, and memory\.order = ucb goes by readers"):
-        readers.refuse_training()
+        readers.validate_training()

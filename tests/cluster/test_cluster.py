@@ -16,8 +16,8 @@ from small import small_config
 from tinyrun import SAME, differences, episodes, metrics, tiny_config
 from trailnotes.cluster import connection
 from trailnotes.cluster.cluster import Cluster
-from trailnotes.cluster.connection import joined
-from trailnotes.cluster.memory import Answer, MemoryService, ServedMemory
+from trailnotes.cluster.connection import connect_cluster
+from trailnotes.cluster.memory import MemoryService, ServedMemory, VersionedAnswer
 from trailnotes.commands.train import train
 from trailnotes.config.schema import Config
 from trailnotes.errors import MemoryStoreError
@@ -56,7 +56,7 @@ def tasks(path: Path) -> list[str]:
 def cluster(cluster_of_module: TwoNodes) -> Iterator[Cluster]:
     """This process has joined it, for all tests of the file: what `train` joins is what is there."""
     config = small_config(cluster={"address": cluster_of_module.address})
-    with joined(config) as cluster:
+    with connect_cluster(config) as cluster:
         yield cluster
 
 
@@ -71,14 +71,20 @@ def test_a_cluster_is_looked_over(cluster: Cluster, two_nodes: TwoNodes, monkeyp
         return small_config(cluster=settings, env={"num_workers": num_workers})
 
     assert {cluster.home, two_nodes.other} == {*cluster.nodes}
-    with joined(asking(8)) as same:
+    with connect_cluster(asking(8)) as same:
         assert same.home == cluster.home
-    with refused("env.num_workers = 9 want 9 CPU of the cluster, which has 8"), joined(asking(9)):
+    with refused("env.num_workers = 9 want 9 CPU of the cluster, which has 8"), connect_cluster(asking(9)):
         raise AssertionError("joined")
-    with refused("no node of the cluster has 5 CPU, which each of env.num_workers wants"), joined(asking(1, 5)):
+    with (
+        refused("no node of the cluster has 5 CPU, which each of env.num_workers wants"),
+        connect_cluster(asking(1, 5)),
+    ):
         raise AssertionError("joined")
     monkeypatch.setattr(connection.trailnotes, "__version__", "0.0.0")
-    with refused(r"node .* has Trailnotes .*, this process 0.0.0 .*: install the same there"), joined(asking(1)):
+    with (
+        refused(r"node .* has Trailnotes .*, this process 0.0.0 .*: install the same there"),
+        connect_cluster(asking(1)),
+    ):
         raise AssertionError("joined")
 
 
@@ -86,10 +92,10 @@ def test_several_machines_without_a_token_are_warned_of(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    with joined(cluster.config):
+    with connect_cluster(cluster.config):
         assert not caplog.records  # two nodes of one machine
     monkeypatch.setattr(Cluster, "num_machines", 2)
-    with joined(cluster.config):
+    with connect_cluster(cluster.config):
         assert "this Ray cluster asks for no token" in caplog.text
 
 
@@ -151,13 +157,15 @@ def test_a_killed_memory_service_has_forgotten_nothing(
 
 
 def serve(cluster: Cluster, path: Path, service: type[MemoryService] = MemoryService) -> ServedMemory:
-    return ServedMemory(cluster.config, path, cluster.on(cluster.home), cluster.name_of(cluster.home), service)
+    return ServedMemory(
+        cluster.config, path, cluster.pin_to_node(cluster.home), cluster.get_node_name(cluster.home), service
+    )
 
 
 class Dying(MemoryService):
     """Dies once, after it has stored, and before it answers."""
 
-    def add(self, tips: Any, once: str) -> Answer:
+    def add(self, tips: Any, once: str) -> VersionedAnswer:
         answer = super().add(tips, once)
         grave = Path(self._memory.store.path or "").with_name("grave")
         if not grave.exists():
@@ -175,7 +183,11 @@ def test_a_write_that_ray_repeats_is_stored_once(cluster: Cluster, tmp_path: Pat
         assert served.add(tips) == 2 + 1  # the first counts as support
         assert served.stats()["support"] == 4
     with open_memory(tmp_path / "memory.db", cluster.config.memory) as memory:
-        assert [(tip.text, tip.support) for tip in memory.store.tips()] == [("tip 0", 2), ("tip 1", 1), ("tip 2", 1)]
+        assert [(tip.text, tip.support) for tip in memory.store.load_tips()] == [
+            ("tip 0", 2),
+            ("tip 1", 1),
+            ("tip 2", 1),
+        ]
 
 
 def test_a_reader_keeps_its_version(cluster: Cluster, tmp_path: Path) -> None:

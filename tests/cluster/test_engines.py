@@ -19,13 +19,13 @@ import torch
 from children import alive, wait_for
 from idle import occupied
 from small import small_config
-from trailnotes.cluster.connection import joined
+from trailnotes.cluster.connection import connect_cluster
 from trailnotes.cluster.engines import place_engines
 from trailnotes.errors import PolicyError
-from trailnotes.policies.hf.engine import Endings
+from trailnotes.policies.hf.engine import StopCondition
 from trailnotes.policies.hf.policy import load_tokenizer
 from trailnotes.policies.vllm.replica import Replica
-from trailnotes.policies.vllm.weights import Parcel, write_whole
+from trailnotes.policies.vllm.weights import WeightFile, write_full_model
 from trailnotes.types import Completion, Sampling
 
 ray: Any = pytest.importorskip("ray")
@@ -56,7 +56,7 @@ def cluster(cluster_of_module: TwoNodes, start_model: Path) -> Iterator[Cluster]
         cluster={"address": cluster_of_module.address},
         env={"num_workers": 0},
     )
-    with joined(config) as cluster:
+    with connect_cluster(config) as cluster:
         assert cluster is not None
         yield cluster
 
@@ -79,16 +79,16 @@ def core(tmp_path: Path, faults: Path) -> Path:
 def replica_of(cluster: Cluster, core: Path) -> Replica:
     tokenizer = load_tokenizer(cluster.config.model)
     _, (connect,) = place_engines(cluster.config, core)
-    return Replica(connect, Endings(tokenizer.decode, ()), 0.05)
+    return Replica(connect, StopCondition(tokenizer.decode, ()), 0.05)
 
 
-def parcel(config: Config, folder: Path) -> Parcel:
+def parcel(config: Config, folder: Path) -> WeightFile:
     """Weights under which no two tokens are as likely."""
     size = len(load_tokenizer(config.model))
     path = folder / "weights.safetensors"
     table = torch.randn(size, size, generator=torch.Generator().manual_seed(1))
-    write_whole({"table": table}, path, torch.float32)
-    return Parcel(path, 1, None)
+    write_full_model({"table": table}, path, torch.float32)
+    return WeightFile(path, 1, None)
 
 
 def ask(replica: Replica) -> Completion:
@@ -123,7 +123,7 @@ def test_a_killed_engine_comes_back_with_its_weights_and_is_asked_again(
     here = ray.util.get_node_ip_address()
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "192.0.2.254")  # the run is on another machine
     with closing(replica_of(cluster, core)) as replica:
-        replica.begin()
+        replica.start_engine()
         replica.wait_until_ready()
         assert replica._link is not None
         assert replica._link.label.startswith(f"engine {here}:")
@@ -146,7 +146,7 @@ def test_an_engine_on_a_lost_node_comes_back_on_another(
 ) -> None:
     busy = occupied(cluster.home)
     with closing(replica_of(cluster, core)) as replica:
-        replica.begin()
+        replica.start_engine()
         replica.wait_until_ready()
         ray.kill(busy)
         replica.load(parcel(cluster.config, tmp_path), None)
@@ -160,7 +160,7 @@ def test_an_engine_on_a_lost_node_comes_back_on_another(
 def test_what_an_engine_cannot_run_is_told(cluster: Cluster, core: Path, faults: Path) -> None:
     (faults / "refuse").touch()
     with pytest.raises(PolicyError, match=r"^engine 0 of the cluster: this model has heads of 24 channels$"):
-        replica_of(cluster, core).begin()
+        replica_of(cluster, core).start_engine()
 
 
 @pytest.mark.ray
@@ -170,6 +170,6 @@ def test_an_engine_that_finds_no_room_is_told_in_time(cluster: Cluster, two_node
     cluster = copy(cluster)
     cluster.config = cluster.config.model_copy(update={"engine": short})
     with pytest.raises(PolicyError, match=r"^engine 0 of the cluster did not answer within engine.start_timeout = 3 s"):
-        replica_of(cluster, core).begin()
+        replica_of(cluster, core).start_engine()
     for actor in busy:
         ray.kill(actor)

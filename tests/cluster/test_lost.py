@@ -62,7 +62,7 @@ def test_a_memory_that_stands_still_stops_the_run_where_it_was(
     said = "the memory service on node .* did not answer within cluster.timeout = 2 s"
     with at_find(15, stop), refused(said):
         train(spread(two_nodes, start_model), tmp_path)
-    saved = checkpoint.latest(tmp_path / "checkpoints")
+    saved = checkpoint.find_latest(tmp_path / "checkpoints")
     assert saved is not None
     assert len(metrics(tmp_path)) == checkpoint.load_meta(saved)["iteration"]
     train(spread(two_nodes, start_model), tmp_path)

@@ -17,9 +17,9 @@ import torch
 from idle import occupied
 from sharded_cases import UPDATES, Case, config_of, difference, one_process, rows_of, wait_until_gone
 from trailnotes.cluster.cluster import Cluster
-from trailnotes.cluster.connection import joined
-from trailnotes.cluster.ranks import ActorOfRank
-from trailnotes.cluster.seat import take_gpu
+from trailnotes.cluster.connection import connect_cluster
+from trailnotes.cluster.ranks import ActorRankHandle
+from trailnotes.cluster.seat import reserve_gpu
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import ClusterError, LearnerError
@@ -58,7 +58,7 @@ def cluster_at(two_nodes: TwoNodes, start_model: Path) -> Iterator[Callable[...,
             config = config.model_copy(
                 update={"cluster": config.cluster.model_copy(update={"address": two_nodes.address})}
             )
-            cluster = stack.enter_context(joined(config))
+            cluster = stack.enter_context(connect_cluster(config))
             assert cluster is not None
             stack.callback(ray.kill, occupied(cluster.home))
             return config, cluster
@@ -66,10 +66,10 @@ def cluster_at(two_nodes: TwoNodes, start_model: Path) -> Iterator[Callable[...,
         yield join
 
 
-def rank_1(learner: ShardedLearner) -> ActorOfRank:
+def rank_1(learner: ShardedLearner) -> ActorRankHandle:
     assert learner._followers is not None
     found = learner._followers.ranks[1]
-    assert isinstance(found, ActorOfRank)
+    assert isinstance(found, ActorRankHandle)
     return found
 
 
@@ -143,17 +143,17 @@ def test_the_gpu_of_the_run_is_given_to_nobody_else(
     two_nodes._cluster.add_node(num_cpus=1, num_gpus=2, object_store_memory=100 << 20)
     (node,) = (found["NodeID"] for found in ray.nodes() if found["Resources"].get("GPU"))
     chosen: list[int] = []
-    monkeypatch.setattr("trailnotes.policies.hf.policy.device_of", lambda name: torch.device("cuda"))
+    monkeypatch.setattr("trailnotes.policies.hf.policy.resolve_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    here = Cluster.on(node)
-    seats = [take_gpu(config, here), take_gpu(config, here)]
+    here = Cluster.pin_to_node(node)
+    seats = [reserve_gpu(config, here), reserve_gpu(config, here)]
     assert sorted(chosen) == [0, 1]
     assert ray.available_resources().get("GPU", 0) == 0
     ray.kill(seats.pop(chosen.index(1)))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    take_gpu(config, here)
+    reserve_gpu(config, here)
     assert chosen[2] == 1  # the second that it sees
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     with pytest.raises(ClusterError, match="CUDA_VISIBLE_DEVICES is 7: unset it"):
-        take_gpu(config, here)
+        reserve_gpu(config, here)

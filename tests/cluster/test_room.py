@@ -35,7 +35,7 @@ def cluster_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cluster]:
         return Cluster(small_config(cluster={"address": "auto"}, **sections))
 
     monkeypatch.setattr(
-        "trailnotes.policies.hf.policy.device_of", lambda name: torch.device("cuda" if name == "auto" else name)
+        "trailnotes.policies.hf.policy.resolve_device", lambda name: torch.device("cuda" if name == "auto" else name)
     )
     return make
 
@@ -71,4 +71,4 @@ def test_the_gpu_of_the_run_is_counted(
 ) -> None:
     cluster = cluster_of(*gpus, **{"model": {"device": "auto"}} | sections)
     with refused(why) if why else nullcontext():
-        cluster.refuse_lacking()
+        cluster.require_resources()

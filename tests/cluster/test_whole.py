@@ -16,8 +16,8 @@ from nodes import TwoNodes
 from small import small_config
 from tinyrun import distance, episodes, metrics, tiny_config
 from trailnotes.cluster.cluster import Cluster
-from trailnotes.cluster.connection import joined
-from trailnotes.cluster.ranks import ActorOfRank
+from trailnotes.cluster.connection import connect_cluster
+from trailnotes.cluster.ranks import ActorRankHandle
 from trailnotes.commands.train import train
 from trailnotes.config.schema import Config
 from trailnotes.errors import LearnerError
@@ -37,7 +37,7 @@ LORA = {"lora": {"enabled": True, "rank": 4}}
 @pytest.fixture(scope="module", autouse=True)
 def cluster(cluster_of_module: TwoNodes) -> Iterator[Cluster]:
     """This process has joined it, for all tests of the file."""
-    with joined(small_config(cluster={"address": cluster_of_module.address})) as cluster:
+    with connect_cluster(small_config(cluster={"address": cluster_of_module.address})) as cluster:
         assert cluster is not None
         yield cluster
 
@@ -45,7 +45,7 @@ def cluster(cluster_of_module: TwoNodes) -> Iterator[Cluster]:
 @pytest.fixture(autouse=True)
 def core(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines have a core that draws as the embedded engine does."""
-    monkeypatch.setattr(process, "CORE", CORE)
+    monkeypatch.setattr(process, "CORE_FILE", CORE)
 
 
 def alone(start_model: Path, model: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Config:
@@ -69,7 +69,7 @@ def said(path: Path) -> list[list[str]]:
     return [[step["action"] for step in episode["steps"]] for episode in episodes(path)]
 
 
-def at_update(monkeypatch: pytest.MonkeyPatch, number: int, then: Callable[[ActorOfRank], object]) -> None:
+def at_update(monkeypatch: pytest.MonkeyPatch, number: int, then: Callable[[ActorRankHandle], object]) -> None:
     """Have something happen to rank 1 when the `number`-th update from now begins."""
     update, calls = ShardedLearner.update, []
 
@@ -78,7 +78,7 @@ def at_update(monkeypatch: pytest.MonkeyPatch, number: int, then: Callable[[Acto
         if len(calls) == number:
             assert self._followers is not None
             rank = self._followers.ranks[1]
-            assert isinstance(rank, ActorOfRank)
+            assert isinstance(rank, ActorRankHandle)
             then(rank)
         return update(self, *arguments, **named)
 
@@ -101,11 +101,11 @@ def test_a_cluster_trains_what_one_process_trains(
         assert two["engine/difference"] < 1e-5
 
 
-def stop(rank: ActorOfRank) -> None:
+def stop(rank: ActorRankHandle) -> None:
     os.kill(rank.pid, signal.SIGSTOP)
 
 
-def kill(rank: ActorOfRank) -> None:
+def kill(rank: ActorRankHandle) -> None:
     os.kill(rank.pid, signal.SIGKILL)
 
 
@@ -118,7 +118,7 @@ def test_a_run_that_loses_a_rank_stops_with_a_line_and_resumes(
     config = alone(start_model, **GRPO)
     train(config, tmp_path / "one")
     busy = occupied(cluster.home)  # so that the rank is on the other node
-    losses: dict[str, tuple[Callable[[ActorOfRank], object], str]] = {
+    losses: dict[str, tuple[Callable[[ActorRankHandle], object], str]] = {
         "killed": (kill, r"died: its worker process has died"),
         "stopped": (stop, r"hangs: nothing from it for learner.timeout = 10 s"),
         "lost": (lambda rank: two_nodes.lose_other(), "was lost with its node"),

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 import trailnotes
-from trailnotes.commands import QUIET, TABLE, main
-from trailnotes.commands.command import Command, Group, page, parse
+from trailnotes.commands import QUIET_ENV, TABLE, main
+from trailnotes.commands.command import Command, Group, parse_command_line, render_cli_page
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
-from trailnotes.errors import ConfigError, Interrupted, RunError, how_to_install
+from trailnotes.errors import ConfigError, Interrupted, RunError, format_install_command
 from trailnotes.memory import exchange, open_memory
-from trailnotes.runs.evaluation import Played
+from trailnotes.runs.evaluation import PanelEpisodes
 from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +62,7 @@ def test_every_help_teaches_and_its_example_is_one_that_runs(
     assert all(item.help in " ".join(text.split()) for item in command.arguments)
     program, *words = shlex.split(command.example)
     assert program == "trailnotes"
-    args = parse(TABLE, words)
+    args = parse_command_line(TABLE, words)
     assert args.command is command
     load_config(None, args.settings)
     config = getattr(args, "config", None)
@@ -71,12 +71,12 @@ def test_every_help_teaches_and_its_example_is_one_that_runs(
 
 
 def test_the_page_in_docs_is_what_the_table_says() -> None:
-    assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == page(TABLE)
+    assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == render_cli_page(TABLE)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=names(COMMANDS))
 def test_the_page_names_every_argument(command: Command) -> None:
-    text = page(TABLE)
+    text = render_cli_page(TABLE)
     assert f"## `trailnotes {command.name}`" in text
     for item in command.arguments:
         assert f"| `{item.word}` | {item.help} |" in text
@@ -124,7 +124,7 @@ def test_a_wrong_command_line_exits_with_2(words: list[str], part: str, capsys: 
 
 def test_settings_may_stand_anywhere() -> None:
     words = ["train", "--optim.lr", "-1e-4", "a.toml", "--run.name=b c", "--run-dir", "r", "--preset", "paper-webshop"]
-    args = parse(TABLE, words)
+    args = parse_command_line(TABLE, words)
     assert (args.config, args.run_dir) == (Path("a.toml"), Path("r"))
     assert args.settings == ["--optim.lr", "-1e-4", "--run.name=b c", "--preset", "paper-webshop"]
 
@@ -157,7 +157,7 @@ def test_debug_shows_where_it_comes_from(tmp_path: Path, capsys: pytest.CaptureF
         (
             ModuleNotFoundError("No module", name="torch.nn"),
             2,
-            f"this needs the package torch: {how_to_install('train')}\n",
+            f"this needs the package torch: {format_install_command('train')}\n",
         ),
         (PermissionError(13, "Permission denied", "/some/file"), 2, "trailnotes: /some/file: Permission denied\n"),
     ],
@@ -186,7 +186,7 @@ def test_libraries_say_nothing_beside_the_one_line(tmp_path: Path) -> None:
         "raise ValueError(os.environ['HF_HUB_DISABLE_PROGRESS_BARS'] + os.environ['TRANSFORMERS_VERBOSITY'])\n"
     )
     command = [sys.executable, "-m", "trailnotes", "envs", "check", "noisy:Env"]
-    env = {name: value for name, value in os.environ.items() if name not in {"PYTHONWARNINGS", *QUIET}}
+    env = {name: value for name, value in os.environ.items() if name not in {"PYTHONWARNINGS", *QUIET_ENV}}
     quiet = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert quiet.stderr == "trailnotes: env.name = 'noisy:Env': importing noisy raised ValueError: 1error\n"
     env["TRANSFORMERS_VERBOSITY"] = "info"
@@ -243,7 +243,7 @@ def test_eval_takes_the_settings_of_the_run_unless_told_otherwise(
     run.mkdir()
     (run / "config.toml").write_text("[run]\nseed = 9\n")
     calls = fake("commands.eval.evaluate", "row")
-    monkeypatch.setattr("trailnotes.runs.panels.markdown_table", lambda rows: f"table of {rows}\n")
+    monkeypatch.setattr("trailnotes.runs.panels.format_markdown_table", lambda rows: f"table of {rows}\n")
     assert main(["eval", str(run), "--eval.num_tasks", "4", "--out", str(tmp_path / "out")]) == 0
     ((config, subject), options) = calls[0]
     assert (config.run.seed, config.eval.num_tasks, subject) == (9, 4, str(run))
@@ -284,7 +284,7 @@ def test_rollout_prints_the_episodes(fake: Any, config_file: str, capsys: pytest
 
 
 def test_a_rollout_of_no_episode_is_an_error(fake: Any, config_file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    fake("runs.evaluation.play_subject", Played([]))
+    fake("runs.evaluation.play_subject", PanelEpisodes([]))
     assert main(["rollout", config_file, "--model", "random"]) == 2
     assert "no episode could be played; see the log for the reason" in capsys.readouterr().err
 
@@ -335,11 +335,11 @@ def test_envs_list_marks_what_is_not_installed(
     assert text.count("not installed: ") == absent + 2
     for name in ("textworld", "waymarks"):
         said = text.partition(f"\n{name} ")[2].partition("not installed: ")
-        assert said[2].startswith(how_to_install("textworld"))
+        assert said[2].startswith(format_install_command("textworld"))
         assert "\nwaymarks-simulator" not in said[0]
     assert max(len(line) for line in text.splitlines() if "not installed" not in line) <= 100
     assert main(["envs", "check", "waymarks"]) == 2
-    missing = f"trailnotes: waymarks needs the package jericho: {how_to_install('textworld')}\n"
+    missing = f"trailnotes: waymarks needs the package jericho: {format_install_command('textworld')}\n"
     assert capsys.readouterr().err == missing
 
 

@@ -9,7 +9,7 @@ import pytest
 from small import small_config
 from trailnotes.commands import main
 from trailnotes.config.toml import to_toml
-from trailnotes.diagnose.checks import Link, diagnose, links_of
+from trailnotes.diagnose.checks import Check, diagnose, run_checks
 from trailnotes.errors import RunError
 
 NAMES = ("written", "shown", "gain", "advantage", "engine", "mask", "reliance", "rise")
@@ -42,10 +42,10 @@ def episode(iteration: int, mode: str, value: float, outcome: str = "terminated"
 
 def verdicts(
     lines: list[dict[str, Any]], episodes: list[dict[str, Any]], **sections: dict[str, Any]
-) -> dict[str, Link]:
+) -> dict[str, Check]:
     own = {"memory": {"threshold": 0.5}, "loss": {"kl": 0.1}, "algorithm": {"old_logprobs": "acting"}}
     config = small_config(**own | sections)
-    return dict(zip(NAMES, links_of(lines, episodes, config), strict=True))
+    return dict(zip(NAMES, run_checks(lines, episodes, config), strict=True))
 
 
 def played(num: int, *pairs: tuple[str, float], iterations: range = range(5)) -> list[dict[str, Any]]:
@@ -213,7 +213,7 @@ def test_reliance_is_what_was_measured_before_the_update_where_its_ratio_knows_n
 
 
 def test_engine_and_learner_may_be_as_far_apart_as_their_numbers_round() -> None:
-    def link(dtype: str, nats: float) -> Link:
+    def link(dtype: str, nats: float) -> Check:
         return verdicts([line(0, engine__difference=nats)], EPISODES, model={"dtype": dtype})["engine"]
 
     assert (link("bfloat16", 0.045).last, link("bfloat16", 0.045).holds) == (0.045, True)

@@ -15,8 +15,8 @@ from trailnotes.commands.train import dry_run, train
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config, to_toml
 from trailnotes.errors import ConfigError
-from trailnotes.estimate.footprint import Footprint, footprint
-from trailnotes.training.rehearsal import refuse_rehearsal
+from trailnotes.estimate.footprint import Footprint, estimate_footprint
+from trailnotes.training.rehearsal import validate_rehearsal
 
 OWN_MODEL = Path(__file__).parents[2] / "configs" / "own-model.toml"
 
@@ -144,7 +144,7 @@ def test_a_model_that_is_here_is_estimated_and_played(start_model: Path, elsewhe
 
 
 def test_the_settings_for_an_own_model_hold_no_limit_of_the_toy() -> None:
-    config = load_config(OWN_MODEL, ["--model.path", "its-owner-names-it"]).refuse_training()
+    config = load_config(OWN_MODEL, ["--model.path", "its-owner-names-it"]).validate_training()
     rollout, memory, toy = config.rollout, config.memory, small_config()
     assert rollout.style == "full"
     assert rollout.max_action_tokens >= 32
@@ -161,14 +161,14 @@ def test_the_settings_for_an_own_model_hold_no_limit_of_the_toy() -> None:
 def test_they_keep_tips_alive_at_no_second_model_in_memory() -> None:
     def seven(*words: str) -> tuple[Config, Footprint]:
         config = load_config(OWN_MODEL, ["--model.path", "Qwen/Qwen2.5-7B-Instruct", "--model.device", "auto", *words])
-        found = footprint(config.refuse_training())
+        found = estimate_footprint(config.validate_training())
         assert found is not None
         return config, found
 
     config, found = seven("--rehearsal.split", "spare")
     assert config.algorithm.anchor_tips > 0 < config.rehearsal.imitate
-    assert config.holds
-    refuse_rehearsal(config)
+    assert config.has_reference_model
+    validate_rehearsal(config)
     _, without = seven("--algorithm.anchor_tips", "0", "--loss.kl", "0")
     assert found.devices[0].held == without.devices[0].held, "the start model is the base with its adapters set back"
     assert found.fits

@@ -11,7 +11,7 @@ import pytest
 from small import small_config
 from trailnotes.commands import main
 from trailnotes.config.toml import to_toml
-from trailnotes.policies.vllm.remote import TOKEN
+from trailnotes.policies.vllm.remote import ENGINE_TOKEN_VARIABLE
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_beyond_loopback_only_with_a_token(settings: str, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(TOKEN, raising=False)
-    assert f"set {TOKEN} to the same 16 characters" in refused(capsys, settings, "--host", "0.0.0.0")
+    monkeypatch.delenv(ENGINE_TOKEN_VARIABLE, raising=False)
+    assert f"set {ENGINE_TOKEN_VARIABLE} to the same 16 characters" in refused(capsys, settings, "--host", "0.0.0.0")
 
 
 def test_a_port_that_is_taken(settings: str, capsys: pytest.CaptureFixture[str]) -> None:

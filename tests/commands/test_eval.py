@@ -22,7 +22,7 @@ from trailnotes.envs.tasks import tasks_of
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.memory.store import TipStore
 from trailnotes.runs import evaluation
-from trailnotes.runs.panels import PART, PanelResult
+from trailnotes.runs.panels import JOURNAL_FILE, PanelResult
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Trajectory
@@ -133,7 +133,7 @@ def growing(run_dir: Path, tmp_path: Path) -> Path:
 def train_on(run: Path) -> list[str]:
     """What `train` with save_every = keep_last = 1 does next: another checkpoint, and the deletion of older ones."""
     root = run / "checkpoints"
-    last = checkpoint.latest(root)
+    last = checkpoint.find_latest(root)
     assert last is not None
     step = int(last.name.removeprefix("step-")) + 1
 
@@ -174,7 +174,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch) -> Any:
     With one environment at a time, so that none ends in the same moment.
     """
     kept: list[Trajectory] = []
-    keep = evaluation.Journal.keep
+    keep = evaluation.EpisodeJournal.append_episode
 
     def after(number: int) -> list[Trajectory]:
         kept.clear()
@@ -185,7 +185,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch) -> Any:
             if len(kept) == number:
                 signal.raise_signal(signal.SIGINT)
 
-        monkeypatch.setattr(evaluation.Journal, "keep", stopping)
+        monkeypatch.setattr(evaluation.EpisodeJournal, "append_episode", stopping)
         return kept
 
     return after
@@ -209,7 +209,7 @@ def test_a_stopped_evaluation_plays_the_rest_and_ends_as_if_never_stopped(
         stop_after(number)
         with pytest.raises(KeyboardInterrupt):
             evaluate(config, start_model, out=tmp_path / "out")
-        with (tmp_path / "out" / PART).open("ab") as part:
+        with (tmp_path / "out" / JOURNAL_FILE).open("ab") as part:
             part.write(torn)
     assert not (tmp_path / "out" / "table.json").exists()
     ended = stop_after(0)
@@ -265,7 +265,9 @@ def test_the_command_line_shows_how_far_it_is_and_what_is_kept(
     assert main(words) == 130
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith("eval  0/4 episodes")
-    assert f"stopped: 3 of 4 episodes are kept in {tmp_path / PART}, and the same command plays the rest" in said
+    assert (
+        f"stopped: 3 of 4 episodes are kept in {tmp_path / JOURNAL_FILE}, and the same command plays the rest" in said
+    )
     stop_after(0)
     assert main(words) == 0
     said = capsys.readouterr().err.splitlines()
@@ -277,8 +279,8 @@ def test_the_command_line_shows_how_far_it_is_and_what_is_kept(
 
 
 def test_two_at_a_time_do_not_write_into_one_directory(start_model: Path, tmp_path: Path) -> None:
-    journal = evaluation.Journal(tmp_path, 1, None)
-    with journal.opened({}), pytest.raises(RunError, match="in use by another evaluation"):
+    journal = evaluation.EpisodeJournal(tmp_path, 1, None)
+    with journal.resume({}), pytest.raises(RunError, match="in use by another evaluation"):
         evaluate(a_config(start_model), start_model, out=tmp_path)
     evaluate(a_config(start_model), start_model, out=tmp_path)
 
@@ -319,12 +321,12 @@ def test_an_empty_memory_and_one_that_is_switched_off_are_told_apart(growing: Pa
     config = a_config(growing, eval={"split": "train", "num_tasks": 0})
     memory = growing / "checkpoints" / "step-000002" / "memory.db"
     with TipStore(memory) as store, store.transaction():
-        for tip in store.tips():
+        for tip in store.load_tips():
             store.update(replace(tip, enabled=False))
     sign(memory)
     assert "they are switched off (`trailnotes memory enable`)" in evaluate(config, growing, memory=True).remark
     with TipStore(memory) as store, store.transaction():
-        store.delete([tip.id for tip in store.tips()])
+        store.delete([tip.id for tip in store.load_tips()])
     sign(memory)
     assert evaluate(config, growing, memory=True).remark.endswith("since the memory holds no tip")
 

@@ -12,7 +12,7 @@ import pytest
 from tinyrun import SAME, differences, metrics
 from trailnotes.config.toml import load_config
 from trailnotes.envs.tasks import tasks_of
-from trailnotes.policies.hf.policy import context_length_of
+from trailnotes.policies.hf.policy import get_context_length
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs" / "smoke.toml"
@@ -26,12 +26,12 @@ def start(directory: Path, iterations: int) -> subprocess.Popen[bytes]:
 
 def test_the_config_fits_its_model_and_its_games(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    config = load_config(CONFIG).refuse_training()
+    config = load_config(CONFIG).validate_training()
     assert config.run.deterministic
     assert config.train.save_every == 1
     assert config.algorithm.p_memory > 0
     assert len(tasks_of(config, "train")) == 10
-    assert context_length_of(config.model) >= config.rollout.max_context_tokens
+    assert get_context_length(config.model) >= config.rollout.max_context_tokens
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ from trailnotes.learner.learner import Learner
 from trailnotes.memory.tipfile import read_tips
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.runs.directory import RunDir
-from trailnotes.runs.load_policy import examined
+from trailnotes.runs.load_policy import open_evaluated_model
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import read_jsonl
 from trailnotes.training import training as run_module
@@ -195,7 +195,7 @@ def test_one_signal_finishes_the_iteration(
         with pytest.raises(Interrupted, match="stopped after iteration 3; the same command resumes there") as caught:
             train(long_config(start_model), tmp_path)
     assert caught.value.number == number
-    assert checkpoint.latest(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "step-000003"
+    assert checkpoint.find_latest(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "step-000003"
     assert len(metrics(tmp_path)) == 3
     assert "stopping after this iteration; once more to stop at once" in capsys.readouterr().err
     assert signal.getsignal(number) is before
@@ -247,7 +247,7 @@ def test_a_command_that_was_asked_to_stop_exits_as_the_shell_expects(
     assert run_command(words, run, 20, number) == 128 + number
     done = len(metrics(run))
     assert 0 < done < 6
-    assert checkpoint.latest(run / "checkpoints") == run / "checkpoints" / f"step-{done:06d}"
+    assert checkpoint.find_latest(run / "checkpoints") == run / "checkpoints" / f"step-{done:06d}"
     assert run_command(words, run) == 0
     assert differences(alone, run) == SAME
 
@@ -373,7 +373,7 @@ def test_the_best_on_the_validation_split_is_kept(
     train(config, tmp_path)
     kept = [path.name for path in sorted((tmp_path / "checkpoints").glob("step-*"))]
     assert kept == ["step-000002", "step-000006"]
-    assert checkpoint.best(tmp_path / "checkpoints") == (tmp_path / "checkpoints" / "step-000002", 0.9)
+    assert checkpoint.load_best(tmp_path / "checkpoints") == (tmp_path / "checkpoints" / "step-000002", 0.9)
     assert [line["validation/success"] for line in metrics(tmp_path)] == [0.1, 0.9, 0.3, 0.2, 0.4, 0.1]
     assert splits == {"validation"}
 
@@ -391,7 +391,7 @@ def test_a_run_without_its_optimizer_keeps_its_models_and_cannot_go_on(start_mod
     assert learner_files(tmp_path) == []
     kept = checkpoint.scan(tmp_path / "checkpoints")
     assert [(found.step, found.problems) for found in kept] == [(2, ()), (3, ())]
-    with examined(tmp_path) as subject:
+    with open_evaluated_model(tmp_path) as subject:
         assert subject.model == str(model) == str(kept[-1].path / "model")
 
     before = {file: file.read_bytes() for file in tmp_path.rglob("*.jsonl")}

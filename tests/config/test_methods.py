@@ -13,11 +13,11 @@ from small import small_config
 from tinyrun import episodes, equal_weights, metrics, tiny_config
 from trailnotes.algorithms.grpo import grpo
 from trailnotes.algorithms.naive import naive
-from trailnotes.config.methods import METHODS, Method, method_of, names, register
+from trailnotes.config.methods import METHODS, Method, list_methods, register, resolve_method
 from trailnotes.config.toml import load_config, to_toml
 from trailnotes.errors import ConfigError
-from trailnotes_lab.compare import compare_run
-from trailnotes_lab.compare.picture import colours_of
+from trailnotes_lab.compare import run_comparison
+from trailnotes_lab.compare.picture import assign_colours
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,8 +31,8 @@ def test_every_method_is_at_home_and_has_its_page(method: Method) -> None:
 
 
 def test_names_are_those_that_train_and_those_that_do_not() -> None:
-    assert names(trains=True) == ["grpo", "rloo", "gigpo", "empo2", "opsd", "lamer"]
-    assert sorted(names(trains=False) + names(trains=True)) == sorted(METHODS)
+    assert list_methods(trains=True) == ["grpo", "rloo", "gigpo", "empo2", "opsd", "lamer"]
+    assert sorted(list_methods(trains=False) + list_methods(trains=True)) == sorted(METHODS)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(
     (tmp_path / "broken_method.py").write_text("OWN = (")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=answer):
-        method_of(name)
+        resolve_method(name)
     if ":" not in name:
         with pytest.raises(ConfigError, match=f"command line: algorithm.name = .*{answer}"):
             load_config(None, ["--algorithm.name", name])
@@ -62,7 +62,7 @@ def test_reading_settings_imports_no_method() -> None:
     config = load_config(None, ["--algorithm.name", "no_such_module:OWN"])  # of a run made elsewhere, say
     assert config.algorithm.name == "no_such_module:OWN"
     with pytest.raises(ConfigError, match="cannot be imported as a method"):
-        config.refuse_training()
+        config.validate_training()
 
 
 def test_a_file_that_is_run_and_imported_registers_its_method_once() -> None:
@@ -88,7 +88,7 @@ def test_a_registered_method_trains_like_any_other(start_model: Path, tmp_path: 
     assert equal_weights(own, known)
     assert (metrics(own), episodes(own)) == (metrics(known), episodes(known))
     assert not (own / "memory.db").exists()
-    assert colours_of(["our own"]) == {"our own": "#123456"}
+    assert assign_colours(["our own"]) == {"our own": "#123456"}
 
 
 def test_a_training_has_a_memory_where_its_method_says_so(start_model: Path, tmp_path: Path) -> None:
@@ -136,5 +136,5 @@ def test_methods_named_by_module_are_compared_with_no_other_edit(
     (tmp_path / "own_methods.py").write_text(OWN_METHODS)
     (tmp_path / "base.toml").write_text(to_toml(small_config(model={"path": str(start_model)})))
     (tmp_path / "plan.toml").write_text(PLAN)
-    summary = compare_run(tmp_path / "plan.toml", out=tmp_path / "out")
+    summary = run_comparison(tmp_path / "plan.toml", out=tmp_path / "out")
     assert [(line.label, line.missing) for line in summary.lines] == [("our GRPO", {}), ("our panel", {})]

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from trailnotes.config import section
 from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import config_fields, diff, flatten, load_config, parse_overrides, resolve, show, to_toml
+from trailnotes.config.toml import (
+    collect_fields,
+    diff_configs,
+    flatten_config,
+    load_config,
+    parse_overrides,
+    render_config,
+    resolve_config,
+    to_toml,
+)
 from trailnotes.errors import ConfigError
 
 
@@ -28,7 +37,7 @@ def test_no_file_and_no_override_give_the_defaults() -> None:
 
 def test_precedence_default_preset_file_command_line(tmp_path: Path) -> None:
     path = write(tmp_path, 'preset = "paper-webshop"\n[loss]\nkl = 0.5\n[rollout]\nmax_steps = 7\n')
-    resolved = resolve(path, ["--rollout.max_steps", "9"])
+    resolved = resolve_config(path, ["--rollout.max_steps", "9"])
     config = resolved.config
     assert config.rollout.max_steps == 9
     assert config.loss.kl == 0.5
@@ -65,7 +74,7 @@ def test_presets_hold_the_published_settings(preset: str, steps: int, tokens: in
 
 def test_presets_set_only_known_keys() -> None:
     for name in PRESETS:
-        assert set(resolve(None, ["--preset", name]).origins) <= set(config_fields())
+        assert set(resolve_config(None, ["--preset", name]).origins) <= set(collect_fields())
 
 
 @pytest.mark.parametrize(
@@ -90,7 +99,7 @@ def test_presets_set_only_known_keys() -> None:
     ],
 )
 def test_overrides(words: list[str], key: str, value: object) -> None:
-    assert flatten(load_config(None, words))[key] == value
+    assert flatten_config(load_config(None, words))[key] == value
 
 
 def test_environment_options_of_file_and_command_line_are_merged(tmp_path: Path) -> None:
@@ -202,7 +211,7 @@ def test_no_more_of_a_field_than_its_beginning_is_searched_for_a_key(monkeypatch
     searched: list[str] = []
     monkeypatch.setattr(section, "_SECRET_VALUE", SimpleNamespace(search=searched.append))
     Config(endpoint={"extra": {"x": "eyJ-" * 50_000}})
-    assert set(map(len, searched)) == {section.SEARCHED}
+    assert set(map(len, searched)) == {section.MAX_SEARCHED_CHARS}
 
 
 @pytest.mark.parametrize(
@@ -318,8 +327,8 @@ def test_round_trip_of_a_preset_needs_no_preset(tmp_path: Path) -> None:
     config = load_config(None, ["--preset", "paper-webshop"])
     text = to_toml(config)
     assert load_config(write(tmp_path, text)) == config
-    assert len(flatten(config)) == len(config_fields())
-    for name in config_fields():
+    assert len(flatten_config(config)) == len(collect_fields())
+    for name in collect_fields():
         section, _, last = name.rpartition(".")
         table = tomllib.loads(text)
         for part in filter(None, section.split(".")):
@@ -328,8 +337,8 @@ def test_round_trip_of_a_preset_needs_no_preset(tmp_path: Path) -> None:
 
 
 def test_show_is_a_config_that_explains_each_key(tmp_path: Path) -> None:
-    resolved = resolve(write(tmp_path, 'preset = "paper-webshop"\n'), ["--run.seed", "3"])
-    text = show(resolved.config, resolved.origins)
+    resolved = resolve_config(write(tmp_path, 'preset = "paper-webshop"\n'), ["--run.seed", "3"])
+    text = render_config(resolved.config, resolved.origins)
     assert '| one of "auto", "step" | default' in text
     assert '| any of "score", "support", "recency", "similarity", "ucb", "worth" |' in text
     assert "# learning rate of AdamW (EMPO2, arXiv 2602.23008) | > 0 |" in text
@@ -341,15 +350,15 @@ def test_show_is_a_config_that_explains_each_key(tmp_path: Path) -> None:
     assert lines["kl"].endswith("| preset")
     assert lines["iterations"].endswith("| default")
     assert "(EMPO2, arXiv 2602.23008)" in lines["p_memory"]
-    for name, field in config_fields().items():
+    for name, field in collect_fields().items():
         assert field.description
         assert field.description in lines[name.rpartition(".")[2]] or text.count(field.description) == 1
 
 
 def test_diff_names_the_changed_keys() -> None:
     changed = load_config(None, ["--run.seed", "3", "--model.lora.rank", "4", "--env.options.a", "1"])
-    assert diff(Config(), changed) == ["run.seed", "model.lora.rank", "env.options"]
-    assert diff(changed, changed) == []
+    assert diff_configs(Config(), changed) == ["run.seed", "model.lora.rank", "env.options"]
+    assert diff_configs(changed, changed) == []
 
 
 def test_parse_overrides_does_not_check_names() -> None:

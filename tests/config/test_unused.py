@@ -13,8 +13,8 @@ from trailnotes.commands.eval import evaluate
 from trailnotes.commands.train import train
 from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import flatten, load_config
-from trailnotes.config.unused import NEEDS, warn_unused
+from trailnotes.config.toml import flatten_config, load_config
+from trailnotes.config.unused import REQUIREMENTS, warn_unused
 from trailnotes.errors import RunError
 from trailnotes.runs.directory import RunDir
 
@@ -58,8 +58,8 @@ def test_what_a_run_was_told_and_who_acts_count(caplog: pytest.LogCaptureFixture
 
 
 def test_every_name_in_the_table_is_a_setting() -> None:
-    names = [*flatten(Config())]
-    for key, need in NEEDS.items():
+    names = [*flatten_config(Config())]
+    for key, need in REQUIREMENTS.items():
         assert any(name == key or name.startswith(f"{key}.") for name in names), key
         assert {*re.findall(r"[a-z_]+(?:\.[a-z_]+)+", need.replace("*:*", ""))} <= {*names}, need
 

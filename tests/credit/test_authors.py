@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trailnotes.credit.authors import equal_shares, shown_texts, tip_credits, used_shares
+from trailnotes.credit.authors import compute_tip_credits, list_shown_texts, split_by_use, split_equally
 from trailnotes.types import Completion, Mode, Observation, Step, Task, Tip, Trajectory, TrajectoryGroup
 
 RIGHT, LIE, EMPTY = "granite : chest ruby", "granite : chest opal", "nothing found"
@@ -27,7 +27,9 @@ def played(value: float, *texts: str, task: Task = TASK) -> Trajectory:
 def credit(*groups: list[Trajectory], normalize_std: bool = False) -> dict[tuple[str, str], float]:
     """With equal shares."""
     made = [TrajectoryGroup(group[0].task, tuple(group)) for group in groups]
-    return tip_credits(made, [[equal_shares(shown_texts(t)) for t in group] for group in groups], normalize_std)
+    return compute_tip_credits(
+        made, [[split_equally(list_shown_texts(t)) for t in group] for group in groups], normalize_std
+    )
 
 
 def test_a_tip_earns_its_readers_return_less_that_of_members_without_tips() -> None:
@@ -89,37 +91,37 @@ def test_a_tip_that_repeats_another_does_not_earn_twice() -> None:
     # ... nor by the same text twice in the context, as with one entry for each step
     assert credit([played(1, RIGHT, RIGHT), played(0)]) == alone
     gains = {RIGHT: 3.0, again: 3.0}
-    assert used_shares(gains, 50.0) == {RIGHT: pytest.approx(0.5), again: pytest.approx(0.5)}
+    assert split_by_use(gains, 50.0) == {RIGHT: pytest.approx(0.5), again: pytest.approx(0.5)}
 
 
 def test_a_lie_beside_a_right_tip_earns_nothing_when_the_right_one_was_followed() -> None:
-    followed_right = used_shares({EMPTY: 0.0, RIGHT: 6.0, LIE: -2.0}, 6.0)
+    followed_right = split_by_use({EMPTY: 0.0, RIGHT: 6.0, LIE: -2.0}, 6.0)
     assert followed_right == {EMPTY: 0.0, RIGHT: pytest.approx(1 - math.exp(-6)), LIE: 0.0}
     group = TrajectoryGroup(TASK, (played(1, EMPTY, RIGHT, LIE), played(0)))
-    earned = tip_credits([group], [[followed_right, {}]], normalize_std=False)
+    earned = compute_tip_credits([group], [[followed_right, {}]], normalize_std=False)
     assert earned["task", RIGHT] > 0.99
     assert earned["task", LIE] == earned["task", EMPTY] == 0
 
 
 def test_a_lie_that_was_followed_is_blamed_alone() -> None:
-    followed_lie = used_shares({RIGHT: -1.0, LIE: 5.0}, 4.0)
+    followed_lie = split_by_use({RIGHT: -1.0, LIE: 5.0}, 4.0)
     group = TrajectoryGroup(TASK, (played(0, RIGHT, LIE), played(1)))
-    earned = tip_credits([group], [[followed_lie, {}]], normalize_std=False)
+    earned = compute_tip_credits([group], [[followed_lie, {}]], normalize_std=False)
     assert earned["task", RIGHT] == 0
     assert earned["task", LIE] == pytest.approx(-(1 - math.exp(-4)))
 
 
 def test_tips_share_by_nats_what_is_due_to_tips() -> None:
     # all tips double the likelihood: half of what was done is due to them
-    assert used_shares({"a": 1.0, "b": 3.0}, math.log(2)) == {"a": pytest.approx(0.125), "b": pytest.approx(0.375)}
-    assert used_shares({"a": 1.0, "b": 3.0}, -0.1) == {"a": 0.0, "b": 0.0}, "done in spite of the tips"
-    assert used_shares({"a": -1.0, "b": -2.0}, math.log(2)) == {"a": 0.25, "b": 0.25}, "none alone, both together"
-    assert used_shares({}, 1.0) == {}
+    assert split_by_use({"a": 1.0, "b": 3.0}, math.log(2)) == {"a": pytest.approx(0.125), "b": pytest.approx(0.375)}
+    assert split_by_use({"a": 1.0, "b": 3.0}, -0.1) == {"a": 0.0, "b": 0.0}, "done in spite of the tips"
+    assert split_by_use({"a": -1.0, "b": -2.0}, math.log(2)) == {"a": 0.25, "b": 0.25}, "none alone, both together"
+    assert split_by_use({}, 1.0) == {}
 
 
 @given(st.dictionaries(st.text(max_size=3), st.floats(-40, 40), min_size=1, max_size=5), st.floats(-40, 40))
 def test_shares_are_never_negative_and_never_more_than_the_whole(gains: dict[str, float], gain: float) -> None:
-    shares = used_shares(gains, gain)
+    shares = split_by_use(gains, gain)
     assert shares.keys() == gains.keys()
     assert min(shares.values()) >= 0
     assert math.fsum(shares.values()) <= 1 + 1e-9
@@ -127,7 +129,7 @@ def test_shares_are_never_negative_and_never_more_than_the_whole(gains: dict[str
 
 def test_shares_must_be_those_of_the_groups() -> None:
     with pytest.raises(ValueError, match="a mapping for each trajectory"):
-        tip_credits([TrajectoryGroup(TASK, (played(1, RIGHT), played(0)))], [[{RIGHT: 1.0}]])
+        compute_tip_credits([TrajectoryGroup(TASK, (played(1, RIGHT), played(0)))], [[{RIGHT: 1.0}]])
 
 
 def test_every_mode_that_reads_is_a_reader() -> None:

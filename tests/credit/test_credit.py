@@ -19,7 +19,7 @@ from trailnotes.credit import (
     group_relative,
     leave_one_out_advantages,
 )
-from trailnotes.credit.episodes import is_invalid, scores_of, valid_share
+from trailnotes.credit.episodes import compute_valid_share, is_invalid, score_group
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory, TrajectoryGroup
 
 finite = st.floats(-100, 100, allow_nan=False)
@@ -141,7 +141,7 @@ PAIR = TrajectoryGroup(
 
 
 def scored(stage: str, penalty: float = 0.5) -> Scores:
-    return scores_of(PAIR, AlgorithmConfig(name="grpo", invalid_penalty=penalty, penalty_stage=stage))
+    return score_group(PAIR, AlgorithmConfig(name="grpo", invalid_penalty=penalty, penalty_stage=stage))
 
 
 def test_scores_hold_what_was_earned_where() -> None:
@@ -150,13 +150,13 @@ def test_scores_hold_what_was_earned_where() -> None:
     assert [row.tolist() for row in scores.rewards] == [[1.0, 3.0], [0.0, 0.0]]
     assert scores.states == (("at go", "at "), ("at go", "at go"))
     assert [row.tolist() for row in scores.penalties_before] == [[0.0, 0.5], [0.0, 0.0]]
-    assert valid_share([PAIR], "format") == 0.75
-    assert valid_share([], "format") == 0.0
+    assert compute_valid_share([PAIR], "format") == 0.75
+    assert compute_valid_share([], "format") == 0.0
 
 
 def test_novelty_is_part_of_what_was_earned() -> None:
     group = TrajectoryGroup(Task("t", "e"), (trajectory([0.5, 1.0], [1.0, 0.25]),))
-    scores = scores_of(group, AlgorithmConfig(name="grpo", beta=2.0))
+    scores = score_group(group, AlgorithmConfig(name="grpo", beta=2.0))
     assert (scores.returns.tolist(), scores.rewards[0].tolist()) == ([4.0], [2.5, 1.5])
 
 

@@ -24,7 +24,7 @@ from trailnotes.credit import episode_return, group_relative
 from trailnotes.credit.distillation import RandomNetworkDistillation
 from trailnotes.credit.novelty import Novelty, StateCounter, VisitCounter
 from trailnotes.memory.retrieval import HashingEmbedder
-from trailnotes.types import Observation, Task, Trajectory, TrajectoryGroup, state_hash
+from trailnotes.types import Observation, Task, Trajectory, TrajectoryGroup, hash_state
 
 KINDS = ("none", "tips", "states", "counts", "rnd")
 
@@ -129,9 +129,9 @@ def test_visits_by_hand() -> None:
 
 
 def test_a_state_is_its_words() -> None:
-    assert state_hash(" The  hall\n") == state_hash("the hall")
-    assert len({state_hash(text) for text in ("the hall", "the halls", "hall the", "", "\ud800")}) == 5
-    assert state_hash("the hall") == 0x2EB8D8FEA16BE503, "the same in every process"
+    assert hash_state(" The  hall\n") == hash_state("the hall")
+    assert len({hash_state(text) for text in ("the hall", "the halls", "hall the", "", "\ud800")}) == 5
+    assert hash_state("the hall") == 0x2EB8D8FEA16BE503, "the same in every process"
 
 
 @pytest.mark.parametrize("counter", [VisitCounter, lambda: StateCounter(HashingEmbedder())])

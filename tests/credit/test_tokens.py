@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trailnotes.config.methods_schema import OpsdConfig
-from trailnotes.credit.tokens import distilled, gate_of, log_ratio, signal_of
+from trailnotes.credit.tokens import add_teacher_signal, compute_gate, compute_teacher_signal, log_ratio
 
 FORMS = ("sdpo", "sdar", "opcd")
 TEACHER = np.log([0.5, 0.1, 0.4])  # of three tokens that were sampled with probabilities .25, .2 and .4
@@ -21,7 +21,9 @@ STUDENT = np.log([0.25, 0.2, 0.4])
 def advantages(episode: float, known: tuple[bool, ...] = (True,) * 3, **options: Any) -> list[float]:
     """Of the three tokens of an episode with the advantage `episode`."""
     ratios = log_ratio(TEACHER, STUDENT)
-    return distilled(np.full(3, episode), ratios, np.array(known), OpsdConfig(**{"gate": "none"} | options)).tolist()
+    return add_teacher_signal(
+        np.full(3, episode), ratios, np.array(known), OpsdConfig(**{"gate": "none"} | options)
+    ).tolist()
 
 
 def test_the_log_ratio_is_what_the_tips_add() -> None:
@@ -53,7 +55,7 @@ def test_the_half_that_sdar_goes_without_is_a_baseline() -> None:
     """Over the three tokens as the student draws them, grad log pi is 0 on average, and so is a constant times it."""
     pi, options = np.array([0.25, 0.35, 0.4]), OpsdConfig(form="sdar", coefficient=1.0)
     ratios = log_ratio(TEACHER, np.log(pi))
-    centred = signal_of(ratios, options)
+    centred = compute_teacher_signal(ratios, options)
     published = 1 / (1 + np.exp(-options.beta * ratios))
     by_logit = np.eye(3) - pi  # [token, logit]: d log pi(token) / d logit
     np.testing.assert_allclose((pi * centred) @ by_logit, (pi * published) @ by_logit, atol=1e-12)
@@ -72,7 +74,7 @@ def test_the_half_that_sdar_goes_without_is_a_baseline() -> None:
     ],
 )
 def test_the_reward_keeps_the_gate(gate: str, episode: float, expected: list[bool]) -> None:
-    assert gate_of(log_ratio(TEACHER, STUDENT), np.full(3, episode), gate).tolist() == expected
+    assert compute_gate(log_ratio(TEACHER, STUDENT), np.full(3, episode), gate).tolist() == expected
     for form in FORMS:
         free, kept = advantages(episode, form=form), advantages(episode, form=form, gate=gate)
         assert kept == [one if is_open else episode for one, is_open in zip(free, expected, strict=True)]
@@ -85,8 +87,8 @@ def test_a_token_without_a_teacher_keeps_the_advantage_of_its_episode(form: str)
 
 def test_the_log_ratio_is_held_within_the_clip() -> None:
     ratios = np.array([9.0, -9.0, 1.0])
-    assert signal_of(ratios, OpsdConfig(clip=2)).tolist() == [2, -2, 1]
-    assert signal_of(ratios, OpsdConfig(clip=0)).tolist() == [9, -9, 1]
+    assert compute_teacher_signal(ratios, OpsdConfig(clip=2)).tolist() == [2, -2, 1]
+    assert compute_teacher_signal(ratios, OpsdConfig(clip=0)).tolist() == [9, -9, 1]
 
 
 finite = st.floats(-30, 30)
@@ -95,12 +97,15 @@ finite = st.floats(-30, 30)
 @given(episode=finite, ratios=st.lists(finite, min_size=1, max_size=5), form=st.sampled_from(FORMS))
 def test_a_weight_of_zero_leaves_the_group_alone_bit_for_bit(episode: float, ratios: list[float], form: str) -> None:
     group, known = np.full(len(ratios), episode), np.ones(len(ratios), dtype=bool)
-    assert distilled(group, np.array(ratios), known, OpsdConfig(form=form, coefficient=0)).tolist() == group.tolist()
+    assert (
+        add_teacher_signal(group, np.array(ratios), known, OpsdConfig(form=form, coefficient=0)).tolist()
+        == group.tolist()
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_teacher_who_says_what_the_student_says_adds_nothing(form: str) -> None:
-    assert signal_of(log_ratio(STUDENT, STUDENT), OpsdConfig(form=form)).tolist() == [0, 0, 0]
+    assert compute_teacher_signal(log_ratio(STUDENT, STUDENT), OpsdConfig(form=form)).tolist() == [0, 0, 0]
 
 
 def test_more_than_all_of_the_weight_is_refused() -> None:

@@ -19,7 +19,7 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
 from trailnotes.diagnose.roles import exchange_roles
 from trailnotes.errors import BudgetError, ConfigError, Interrupted, RunError
-from trailnotes.reporting.roles import ROWS, Findings
+from trailnotes.reporting.roles import ROLES_BY_ROW, RoleAnalysis
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import read_jsonl
 from trailnotes.training.saving import Counters
@@ -92,11 +92,11 @@ def players(monkeypatch: pytest.MonkeyPatch) -> dict[str, Guesser]:
     return cast
 
 
-def exchange(run_dir: Path, **sections: dict[str, Any]) -> Findings:
+def exchange(run_dir: Path, **sections: dict[str, Any]) -> RoleAnalysis:
     return exchange_roles(locked_config(**sections), run_dir)[0]
 
 
-def curves(found: Findings) -> dict[str, list[float]]:
+def curves(found: RoleAnalysis) -> dict[str, list[float]]:
     return {row: list(means) for row, means in found.means.items()}
 
 
@@ -107,8 +107,8 @@ WHOLE, LOST = [0.0, 1.0, 1.0], [0.0, 0.0, 0.0]
 def test_the_role_that_is_broken_is_named(role: str, run_dir: Path, players: dict[str, Guesser]) -> None:
     players["model"] = Broken(role)
     found = exchange(run_dir)
-    assert curves(found) == dict.fromkeys(ROWS, WHOLE) | {role: LOST, "all": LOST}
-    assert [cost.row for cost in found.weak] == [role]
+    assert curves(found) == dict.fromkeys(ROLES_BY_ROW, WHOLE) | {role: LOST, "all": LOST}
+    assert [cost.row for cost in found.weak_roles] == [role]
     assert found.verdict()[0].startswith(f"weak link: the {role}. Its exchange costs 1.00 [")
     told = json.loads((run_dir / "roles/test/roles.json").read_text())
     assert (told["weak"], told["start"]) == ([role], "start")
@@ -117,8 +117,8 @@ def test_the_role_that_is_broken_is_named(role: str, run_dir: Path, players: dic
 
 def test_where_both_are_the_same_no_link_is_weak(run_dir: Path, players: dict[str, Guesser]) -> None:
     found = exchange(run_dir)
-    assert curves(found) == dict.fromkeys(ROWS, WHOLE)
-    assert not found.weak
+    assert curves(found) == dict.fromkeys(ROLES_BY_ROW, WHOLE)
+    assert not found.weak_roles
     assert found.verdict()[0].startswith("no weak link")
 
 
@@ -136,7 +136,7 @@ def test_each_row_is_a_run_of_its_own_and_the_first_is_an_adaptation_of_the_star
     players["model"] = Broken("reader")
     exchange(run_dir)
     monkeypatch.setattr(LOAD_POLICY, lambda _, subject, __: players[Path(subject.model).name])
-    monkeypatch.setattr("trailnotes.reporting.plots.trial_curve", lambda *_, **__: None)
+    monkeypatch.setattr("trailnotes.reporting.plots.plot_trials", lambda *_, **__: None)
     for row, model in {"none": "start", "all": str(run_dir)}.items():
         adapt(locked_config(), model, out=run_dir / "alone" / row, trials=2)
         for name in ("trajectories.jsonl", "eval/episodes.jsonl", "config.toml"):
@@ -204,9 +204,11 @@ def test_a_run_with_adapters_on_the_command_line(
     assert first.out.endswith(f"written to {tmp_path / 'run/roles/test'}\n")
     assert main(words) == 0
     assert capsys.readouterr().out == first.out
-    models = {json.loads((tmp_path / "run/roles/test" / row / "eval/panel.json").read_text())["model"] for row in ROWS}
+    models = {
+        json.loads((tmp_path / "run/roles/test" / row / "eval/panel.json").read_text())["model"] for row in ROLES_BY_ROW
+    }
     assert models == {str(start_model), str(tmp_path / "run/checkpoints/step-000001/model")}
-    lines = {row: list(read_jsonl(tmp_path / "run/roles/test" / row / "metrics.jsonl")) for row in ROWS}
+    lines = {row: list(read_jsonl(tmp_path / "run/roles/test" / row / "metrics.jsonl")) for row in ROLES_BY_ROW}
     assert lines["none"][0]["rollout/return"] == lines["author"][0]["rollout/return"]
 
 
@@ -216,7 +218,7 @@ def test_a_model_exchanged_with_itself_has_no_weak_link(start_model: Path, tmp_p
     run = train_in_process(config, tmp_path / "run")
     found, _ = exchange_roles(config, tmp_path / "run", start=str(run.saved / "model"), trials=1)
     assert {cost.mean for cost in found.costs.values()} == {0.0}
-    assert not found.weak
+    assert not found.weak_roles
     assert found.means["none"][1] > 0
 
 

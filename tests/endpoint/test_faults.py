@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from trailnotes.endpoint.faults import (
-    LONGEST_RETRY_AFTER,
-    explain,
-    missing_model,
-    passes,
-    pause,
-    retry_after,
-    said,
+    MAX_RETRY_AFTER,
+    compute_wait,
+    explain_missing_model,
+    explain_refusal,
+    extract_error_text,
+    is_retryable,
+    parse_retry_after,
 )
 
 
@@ -29,36 +29,36 @@ from trailnotes.endpoint.faults import (
     ],
 )
 def test_retry_after_is_read_as_seconds_and_as_a_date(value: str, seconds: float | None) -> None:
-    assert retry_after({"retry-after": value}, now=60.0) == seconds
+    assert parse_retry_after({"retry-after": value}, now=60.0) == seconds
 
 
 def test_no_retry_after_is_none() -> None:
-    assert retry_after({}) is None
+    assert parse_retry_after({}) is None
 
 
 def test_pauses_double_up_to_a_minute_and_vary() -> None:
-    drawn = [[pause(tries, None) for _ in range(50)] for tries in (1, 2, 3, 20)]
+    drawn = [[compute_wait(tries, None) for _ in range(50)] for tries in (1, 2, 3, 20)]
     for seconds, most in zip(drawn, (0.5, 1.0, 2.0, 60.0), strict=True):
         assert most / 2 <= min(seconds) < max(seconds) <= most
 
 
 def test_a_pause_is_never_shorter_than_the_server_asks_but_for_the_cap() -> None:
-    assert 10.0 <= pause(1, 10.0) <= 10.25
-    assert LONGEST_RETRY_AFTER <= pause(1, 1e9) <= LONGEST_RETRY_AFTER + 0.25
+    assert 10.0 <= compute_wait(1, 10.0) <= 10.25
+    assert MAX_RETRY_AFTER <= compute_wait(1, 1e9) <= MAX_RETRY_AFTER + 0.25
 
 
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504, 529])
 def test_these_are_tried_again(status: int) -> None:
-    assert passes(status, {"message": "busy"})
+    assert is_retryable(status, {"message": "busy"})
 
 
 @pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 413, 422])
 def test_these_are_not(status: int) -> None:
-    assert not passes(status, None)
+    assert not is_retryable(status, None)
 
 
 def test_an_empty_account_is_no_rate_limit() -> None:
-    assert not passes(429, {"code": "insufficient_quota"})
+    assert not is_retryable(429, {"code": "insufficient_quota"})
 
 
 SETTING: dict[str, Any] = {"url": "http://here/v1", "model": "small", "key_env": "MY_KEY", "has_key": True}
@@ -93,7 +93,7 @@ SETTING: dict[str, Any] = {"url": "http://here/v1", "model": "small", "key_env":
     ],
 )
 def test_a_refusal_names_the_fix_on_one_line(status: int, body: object, fix: str) -> None:
-    text = explain(status, body, **SETTING)
+    text = explain_refusal(status, body, **SETTING)
     assert fix in text
     assert text.startswith(f"http://here/v1 answers {status}: ")
     assert "\n" not in text
@@ -101,18 +101,18 @@ def test_a_refusal_names_the_fix_on_one_line(status: int, body: object, fix: str
 
 def test_a_field_of_the_users_own_that_is_refused_is_named() -> None:
     body = {"detail": "Unexpected fields in the request: {'top_K'}"}  # as transformers serve says it
-    assert explain(422, body, **SETTING, extra={"top_K": 5}).endswith("; take top_K out of endpoint.extra")
-    assert "endpoint.extra" not in explain(422, body, **SETTING, extra={"min_p": 0.1})
+    assert explain_refusal(422, body, **SETTING, extra={"top_K": 5}).endswith("; take top_K out of endpoint.extra")
+    assert "endpoint.extra" not in explain_refusal(422, body, **SETTING, extra={"min_p": 0.1})
 
 
 def test_a_missing_key_is_told_from_a_wrong_one() -> None:
-    assert "MY_KEY (endpoint.api_key_env) is not set" in explain(401, None, **SETTING | {"has_key": False})
+    assert "MY_KEY (endpoint.api_key_env) is not set" in explain_refusal(401, None, **SETTING | {"has_key": False})
 
 
 def test_a_missing_model_is_told_from_a_wrong_address() -> None:
-    line = missing_model(404, {"message": "none"}, url="u", model="smal", offered=["large", "small"])
+    line = explain_missing_model(404, {"message": "none"}, url="u", model="smal", offered=["large", "small"])
     assert line.endswith("it has no model 'smal': set model.path to openai: and one of large, small")
-    line = missing_model(404, "Not Found", url="u", model="small", offered=[])
+    line = explain_missing_model(404, "Not Found", url="u", model="small", offered=[])
     assert "endpoint.base_url" in line
     assert "model.path = openai:small" in line
 
@@ -130,4 +130,4 @@ def test_a_missing_model_is_told_from_a_wrong_address() -> None:
     ],
 )
 def test_what_a_server_says_is_quoted_on_one_line_and_cut(body: object, text: str) -> None:
-    assert said(body) == text
+    assert extract_error_text(body) == text

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from trailnotes.envs.base import imperative
-from trailnotes.envs.waymarks.env import WaymarksSimulator, as_command, make_tasks
-from trailnotes_worlds.scienceworld.actions import correct
+from trailnotes.envs.base import strip_intent
+from trailnotes.envs.waymarks.env import WaymarksSimulator, make_tasks, parse_command
+from trailnotes_worlds.scienceworld.actions import correct_action
 
 OPENINGS = (
     "I will ", "I'll ", "I\u2019ll ", "I ", "I should ", "I would like to ", "I'd like to ", "I am going to ",
@@ -19,11 +19,12 @@ OPENINGS = (
 
 @pytest.mark.parametrize("opening", OPENINGS)
 def test_what_a_model_says_of_itself_becomes_a_command(opening: str) -> None:
-    assert imperative(f"{opening}go to the kitchen") == "go to the kitchen"
-    assert as_command(f"{opening}go north.") == ("go north", False)
-    assert correct(f"{opening}go to kitchen.", "exact", list).action == "go to kitchen"
+    assert strip_intent(f"{opening}go to the kitchen") == "go to the kitchen"
+    assert parse_command(f"{opening}go north.") == ("go north", False)
+    assert correct_action(f"{opening}go to kitchen.", "exact", list).action == "go to kitchen"
     assert (
-        correct(f"{opening}go to the kitchen.", "ordered", lambda: ["go to kitchen", "look"]).action == "go to kitchen"
+        correct_action(f"{opening}go to the kitchen.", "ordered", lambda: ["go to kitchen", "look"]).action
+        == "go to kitchen"
     )
 
 
@@ -49,18 +50,18 @@ def test_what_a_model_says_of_itself_becomes_a_command(opening: str) -> None:
     ],
 )
 def test_a_command_stays_as_it_is(action: str) -> None:
-    assert imperative(action) == action
+    assert strip_intent(action) == action
 
 
 @pytest.mark.parametrize(
     "said", ["I am going to the kitchen", "I'm now going to the kitchen", "Okay, we are going to the kitchen"]
 )
 def test_where_a_model_is_going_it_goes(said: str) -> None:
-    assert imperative(said) == "go to the kitchen"
+    assert strip_intent(said) == "go to the kitchen"
 
 
 def test_the_release_s_rule_sees_the_words_as_they_were_said() -> None:
-    assert correct("I will go", "jaccard", lambda: ["i will", "go"]).action == "i will"
+    assert correct_action("I will go", "jaccard", lambda: ["i will", "go"]).action == "i will"
 
 
 @pytest.mark.parametrize("words", ["go north", "I will go north.", "Let me go to the north"])
@@ -74,4 +75,4 @@ def test_a_waymark_is_walked_in_any_words(words: str) -> None:
 
 
 def test_a_forbidden_command_is_still_refused() -> None:
-    assert as_command("I will do it again") == ("", True)
+    assert parse_command("I will do it again") == ("", True)

@@ -15,7 +15,7 @@ from trailnotes.config.schema import Config, EnvConfig
 from trailnotes.envs import check_env, make_env
 from trailnotes.envs.tasks import tasks_of
 from trailnotes.envs.workers.pool import EnvPool
-from trailnotes.runs.directory import run_config
+from trailnotes.runs.directory import load_run_config
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Task
 
@@ -114,7 +114,7 @@ def test_its_name_and_a_model_are_enough_to_train_it(
     Path("lamp.py").write_text(LAMP)
     assert command(["train", "--env.name", "lamp:Lamp", "--model.path", str(start_model), *SMALL.split()]) == 0
     assert capfd.readouterr().out == "last model: runs/lamp-Lamp/checkpoints/step-000001/model\n"
-    assert run_config(Path("runs/lamp-Lamp")).env.name == "lamp:Lamp"
+    assert load_run_config(Path("runs/lamp-Lamp")).env.name == "lamp:Lamp"
     assert {record["task"]["env"] for record in read_jsonl(Path("runs/lamp-Lamp/trajectories.jsonl"))} == {"lamp:Lamp"}
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import odd_envs
-from trailnotes.envs import ENTRY_POINTS, ENVS, Env, env_class, env_tasks, make_env
-from trailnotes.errors import ConfigError, EnvError, MissingExtraError, how_to_install
+from trailnotes.envs import ENTRY_POINTS, ENVS, Env, list_env_tasks, load_env_class, make_env
+from trailnotes.errors import ConfigError, EnvError, MissingExtraError, format_install_command
 
 
 def refusal(name: str, **options: object) -> str:
@@ -37,11 +37,11 @@ def test_built_in_names_are_those_promised() -> None:
 def test_a_built_in_environment_is_made_with_its_options() -> None:
     env = make_env("waymarks-simulator", actions=True)
     assert isinstance(env, Env)
-    assert env.reset(env_tasks("waymarks-simulator", "train")[0]).actions
+    assert env.reset(list_env_tasks("waymarks-simulator", "train")[0]).actions
 
 
 def test_module_and_class_name_an_environment() -> None:
-    assert env_class("odd_envs:Puppet") is odd_envs.Puppet
+    assert load_env_class("odd_envs:Puppet") is odd_envs.Puppet
     assert isinstance(make_env("odd_envs:Puppet", greeting="hi"), odd_envs.Puppet)
 
 
@@ -51,7 +51,7 @@ def test_an_entry_point_names_an_environment(tmp_path: Path, monkeypatch: pytest
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: puppets\nVersion: 1.0\n")
     (folder / "entry_points.txt").write_text("[trailnotes.envs]\npuppet = odd_envs:Puppet [strings]\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert env_class("puppet") is odd_envs.Puppet
+    assert load_env_class("puppet") is odd_envs.Puppet
     assert "did you mean puppet?" in refusal("pupet")
 
 
@@ -59,7 +59,7 @@ def test_a_module_in_the_working_directory_counts(tmp_path: Path, monkeypatch: p
     (tmp_path / "lying_here.py").write_text("class Mine:\n    pass\n")
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     monkeypatch.chdir(tmp_path)
-    assert env_class("lying_here:Mine").__name__ == "Mine"
+    assert load_env_class("lying_here:Mine").__name__ == "Mine"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_wrong_options_are_refused_with_the_nearest() -> None:
     assert "known: greeting, num" in refusal("odd_envs:Puppet", zzz=1)
     assert refusal("odd_envs:Deadly") == "env.options.tally is missing: odd_envs:Deadly needs it"
     with pytest.raises(ConfigError, match=r"env\.options\.nun"):
-        env_tasks("odd_envs:Puppet", "train", {"nun": 3})
+        list_env_tasks("odd_envs:Puppet", "train", {"nun": 3})
 
 
 def test_a_catch_all_in_tasks_does_not_legitimate_a_typing_error() -> None:
@@ -93,7 +93,7 @@ def test_a_catch_all_in_tasks_does_not_legitimate_a_typing_error() -> None:
 
 def test_the_class_and_its_tasks_each_get_the_options_that_they_take() -> None:
     options = {"num": 2, "greeting": "hi"}
-    assert [task.id for task in env_tasks("odd_envs:Puppet", "train", options)] == ["train-0", "train-1"]
+    assert [task.id for task in list_env_tasks("odd_envs:Puppet", "train", options)] == ["train-0", "train-1"]
     assert make_env("odd_envs:Puppet", **options)
 
 
@@ -102,13 +102,13 @@ def test_failing_tasks_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     source += "class Ids(Env):\n    @staticmethod\n    def tasks(split):\n        return ['one']\n"
     module(tmp_path, monkeypatch, "task_env", source)
     with pytest.raises(EnvError, match=r"tasks\('train'\) of task_env:Env raised KeyError"):
-        env_tasks("task_env:Env", "train")
+        list_env_tasks("task_env:Env", "train")
     with pytest.raises(ConfigError, match="give Bare a static method tasks"):
-        env_tasks("task_env:Bare", "train")
+        list_env_tasks("task_env:Bare", "train")
     with pytest.raises(ConfigError, match=r"tasks\('train'\) must list Task values, not str"):
-        env_tasks("task_env:Ids", "train")
+        list_env_tasks("task_env:Ids", "train")
     with pytest.raises(ConfigError, match="no split 'summer'"):
-        env_tasks("odd_envs:Puppet", "summer")
+        list_env_tasks("odd_envs:Puppet", "summer")
 
 
 @pytest.mark.parametrize(
@@ -125,11 +125,11 @@ def test_a_missing_package_of_a_built_in_names_the_extra(
     name = f"lacking{abs(hash(source))}"
     module(tmp_path, monkeypatch, name, source)
     monkeypatch.setitem(ENVS, "textworld", f"{name}:Env")
-    use = (lambda: env_tasks("textworld", "train")) if "tasks" in source else (lambda: make_env("textworld"))
+    use = (lambda: list_env_tasks("textworld", "train")) if "tasks" in source else (lambda: make_env("textworld"))
     with pytest.raises(MissingExtraError) as caught:
         use()
     assert str(caught.value) == (
-        f"env.name = 'textworld' needs the package 'no_such_package': {how_to_install('textworld')}"
+        f"env.name = 'textworld' needs the package 'no_such_package': {format_install_command('textworld')}"
     )
 
 

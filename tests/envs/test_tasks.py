@@ -17,19 +17,19 @@ from trailnotes.config.methods_schema import AlgorithmConfig
 from trailnotes.config.schema import Config, EnvConfig
 from trailnotes.config.train_schema import TrainConfig
 from trailnotes.envs.tasks import (
-    batch_of,
+    describe_tip_overlap,
+    describe_training_overlap,
+    find_shared_tasks,
+    load_panel,
+    load_training_tasks,
     panel,
-    panel_of,
-    refuse_examined,
-    refuse_learning,
-    seen_by_authors,
-    seen_in_training,
-    shared,
+    select_batch,
     tasks_of,
-    trained_of,
+    validate_learning_tasks,
+    validate_splits,
 )
 from trailnotes.errors import ConfigError
-from trailnotes.runs.panels import panel_record
+from trailnotes.runs.panels import build_panel_record
 from trailnotes.types import Task
 
 TASKS = [Task(f"task-{index}", "x") for index in range(5)]
@@ -71,22 +71,22 @@ def test_the_built_in_splits_share_no_task() -> None:
 
 def test_batches_are_known() -> None:
     """Written down once: another order would break the resumption of every run."""
-    assert ids(batch_of(TASKS, 3, seed=0, iteration=0)) == ["task-2", "task-1", "task-0"]
-    assert ids(batch_of(TASKS, 3, seed=0, iteration=1)) == ["task-4", "task-3", "task-2"]
+    assert ids(select_batch(TASKS, 3, seed=0, iteration=0)) == ["task-2", "task-1", "task-0"]
+    assert ids(select_batch(TASKS, 3, seed=0, iteration=1)) == ["task-4", "task-3", "task-2"]
 
 
 @given(st.integers(1, 12), st.integers(0, 5), st.integers(0, 20))
 def test_batches_are_consecutive_pieces_of_shuffled_epochs(num: int, seed: int, num_batches: int) -> None:
-    row = [task for iteration in range(num_batches) for task in ids(batch_of(TASKS, num, seed, iteration))]
+    row = [task for iteration in range(num_batches) for task in ids(select_batch(TASKS, num, seed, iteration))]
     assert len(row) == num * num_batches
     for start in range(0, len(row) - 4, 5):
         assert Counter(row[start : start + 5]) == Counter(ids(TASKS))
-    assert row == [task for place in range(len(row)) for task in ids(batch_of(TASKS, 1, seed, place))]
+    assert row == [task for place in range(len(row)) for task in ids(select_batch(TASKS, 1, seed, place))]
 
 
 def test_epochs_and_seeds_differ_in_order() -> None:
     many = [Task(f"task-{index}", "x") for index in range(30)]
-    orders = [ids(batch_of(many, 30, seed, epoch)) for seed in (0, 1) for epoch in (0, 1)]
+    orders = [ids(select_batch(many, 30, seed, epoch)) for seed in (0, 1) for epoch in (0, 1)]
     assert len({tuple(order) for order in orders}) == 4
 
 
@@ -97,13 +97,13 @@ def test_batches_are_the_same_in_another_process() -> None:
     )
     environment = {**os.environ, "PYTHONHASHSEED": "123"}
     printed = subprocess.check_output([sys.executable, "-c", code], text=True, env=environment)
-    assert printed.strip() == str(ids(batch_of(TASKS, 7, 3, 2)))
+    assert printed.strip() == str(ids(select_batch(TASKS, 7, 3, 2)))
 
 
 @pytest.mark.parametrize(("tasks", "num", "iteration"), [([], 1, 0), (TASKS, 0, 0), (TASKS, 1, -1)])
 def test_impossible_batches_are_refused(tasks: list[Task], num: int, iteration: int) -> None:
     with pytest.raises(ValueError, match="need tasks"):
-        batch_of(tasks, num, 0, iteration)
+        select_batch(tasks, num, 0, iteration)
 
 
 def test_a_panel_is_spread_evenly() -> None:
@@ -122,10 +122,10 @@ def test_a_panel_never_repeats_a_task(num: int) -> None:
 
 def test_fewer_tasks_are_trained_on_if_asked_for() -> None:
     config = Config(env=EnvConfig(name="waymarks-simulator"))
-    tasks = trained_of(config)
+    tasks = load_training_tasks(config)
     assert len(tasks) > 3
     few = config.model_copy(update={"train": TrainConfig(num_tasks=3)})
-    assert trained_of(few) == panel(tasks, 3)
+    assert load_training_tasks(few) == panel(tasks, 3)
 
 
 def test_a_negative_panel_is_refused() -> None:
@@ -146,18 +146,18 @@ def test_one_game_under_two_names_is_one_game() -> None:
         Task("test-3", "y", 1, "test"),
         Task("train-2", "x", 5, "test"),  # an id is a game, too
     ]
-    assert ids(shared(mine, others)) == ["test-1", "train-2"]
+    assert ids(find_shared_tasks(mine, others)) == ["test-1", "train-2"]
     one, other = Task("a", "x", options={"b": 1, "c": 2}), Task("d", "x", split="test", options={"c": 2, "b": 1})
-    assert shared([one], [other]) == [other]
+    assert find_shared_tasks([one], [other]) == [other]
 
 
 def test_games_that_only_their_ids_tell_apart_are_told_apart_by_them() -> None:
     cities = [Task(name, "x") for name in ("paris", "rome")]
-    assert shared(cities[:1], cities[1:]) == []
-    assert shared(cities[:1], cities) == cities[:1]
+    assert find_shared_tasks(cities[:1], cities[1:]) == []
+    assert find_shared_tasks(cities[:1], cities) == cities[:1]
     hard = [Task(name, "x", 7, options={"hard": True}) for name in ("paris", "rome", "oslo")]
-    assert shared(hard[:2], hard[2:]) == []
-    assert shared(hard[:1], hard[1:]) == []
+    assert find_shared_tasks(hard[:2], hard[2:]) == []
+    assert find_shared_tasks(hard[:1], hard[1:]) == []
 
 
 def learning(folder: Path, patch: pytest.MonkeyPatch, expression: str, **train: Any) -> Config:
@@ -172,49 +172,49 @@ def test_training_on_the_panel_is_refused_in_whichever_split_it_stands(
 ) -> None:
     same = learning(tmp_path, monkeypatch, "[Task(f'{split}-{i}', 'x', 5 + i, split) for i in range(num)]")
     with pytest.raises(ConfigError, match=r"train\.split = 'train': 3 of the 3 games of the panel .*test-0 for one"):
-        refuse_examined(same)
-    refuse_examined(learning(tmp_path, monkeypatch, DISJOINT))
+        validate_splits(same)
+    validate_splits(learning(tmp_path, monkeypatch, DISJOINT))
     both = learning(tmp_path, monkeypatch, DISJOINT, split="test")
     with pytest.raises(ConfigError, match=r"train\.split = 'test'"):
-        refuse_examined(both)
+        validate_splits(both)
     unexamined = both.model_copy(update={"eval": both.eval.model_copy(update={"split": ""})})
-    refuse_examined(unexamined)
+    validate_splits(unexamined)
     with pytest.raises(ConfigError, match="no panel to play: name the split"):
-        panel_of(unexamined)
+        load_panel(unexamined)
 
 
 def test_validation_may_neither_be_trained_on_nor_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"validation_split = 'test'.*of the panel"):
-        refuse_examined(learning(tmp_path, monkeypatch, DISJOINT, eval_every=1, validation_split="test"))
+        validate_splits(learning(tmp_path, monkeypatch, DISJOINT, eval_every=1, validation_split="test"))
     held = "[Task(f'{split}-{i}', 'x', i + 9 * (split == 'test') + 1, split) for i in range(num)]"
     with pytest.raises(ConfigError, match=r"train\.split = 'train': 3 of the 3 games of the validation"):
-        refuse_examined(learning(tmp_path, monkeypatch, held, eval_every=1))
-    refuse_examined(learning(tmp_path, monkeypatch, held))
+        validate_splits(learning(tmp_path, monkeypatch, held, eval_every=1))
+    validate_splits(learning(tmp_path, monkeypatch, held))
 
 
 def test_an_environment_without_a_test_split_may_be_trained_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse_examined(learning(tmp_path, monkeypatch, "[Task('a', 'x')] if split == 'train' else []"))
+    validate_splits(learning(tmp_path, monkeypatch, "[Task('a', 'x')] if split == 'train' else []"))
 
 
 def test_only_the_games_that_are_examined_are_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = config(tmp_path, monkeypatch, "[Task(f't-{i}', 'x', i, split) for i in range(num)]")
     few = listed.model_copy(update={"eval": listed.eval.model_copy(update={"num_tasks": 1})})
-    refuse_learning(tasks_of(few, "train")[1:], "these", few)
+    validate_learning_tasks(tasks_of(few, "train")[1:], "these", few)
     with pytest.raises(ConfigError, match="these: 1 of the 1 games"):
-        refuse_learning(tasks_of(few, "train"), "these", few)
+        validate_learning_tasks(tasks_of(few, "train"), "these", few)
 
 
 def test_who_examines_on_known_games_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = learning(tmp_path, monkeypatch, DISJOINT)
     known = trained.model_copy(update={"eval": trained.eval.model_copy(update={"split": "train"})})
-    assert seen_in_training(trained, trained) == ""
+    assert describe_training_overlap(trained, trained) == ""
     said = "3 of the 3 games of this panel, train-0 for one: they are not unseen"
-    assert seen_in_training(trained, known) == f"the model was trained on {said}"
-    assert seen_in_training(None, known) == ""
-    assert seen_by_authors(["train-1", "elsewhere"], trained) == ""
-    assert "1 of the 3 games of this panel, train-1" in seen_by_authors(["train-1", "elsewhere"], known)
+    assert describe_training_overlap(trained, known) == f"the model was trained on {said}"
+    assert describe_training_overlap(None, known) == ""
+    assert describe_tip_overlap(["train-1", "elsewhere"], trained) == ""
+    assert "1 of the 3 games of this panel, train-1" in describe_tip_overlap(["train-1", "elsewhere"], known)
     gone = trained.model_copy(update={"env": trained.env.model_copy(update={"name": "nowhere:Env"})})
-    assert seen_in_training(gone, known) == ""
+    assert describe_training_overlap(gone, known) == ""
 
 
 def test_no_module_is_imported_that_only_the_settings_of_an_examined_run_name(
@@ -225,8 +225,8 @@ def test_no_module_is_imported_that_only_the_settings_of_an_examined_run_name(
     monkeypatch.syspath_prepend(tmp_path)
     theirs = known.model_dump()
     theirs["env"]["name"], theirs["algorithm"]["name"] = "stranger:Env", "stranger:METHOD"
-    assert seen_in_training(Config(**theirs), known) == ""
-    assert "trained_environment" not in panel_record(known, "model", Config(**theirs))
+    assert describe_training_overlap(Config(**theirs), known) == ""
+    assert "trained_environment" not in build_panel_record(known, "model", Config(**theirs))
     theirs["env"]["name"] = known.env.name
-    assert seen_in_training(Config(**theirs), known) == ""
+    assert describe_training_overlap(Config(**theirs), known) == ""
     assert not (tmp_path / "imported").exists()

@@ -17,10 +17,10 @@ from torch.utils._pytree import tree_leaves
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from trailnotes.config.schema import Config
-from trailnotes.estimate.footprint import estimate, handed_over
-from trailnotes.estimate.model_shape import shape_of
-from trailnotes.learner.building import build_alone
-from trailnotes.policies.hf.adapters import new_adapters
+from trailnotes.estimate.footprint import estimate_for_shape, estimate_weight_copies
+from trailnotes.estimate.model_shape import infer_model_shape
+from trailnotes.learner.building import build_single
+from trailnotes.policies.hf.adapters import add_adapters
 from trailnotes.types import Sample
 
 LORA, AGAIN, HALF = {"lora": {"enabled": True, "rank": 2}}, {"gradient_checkpointing": True}, {"dtype": "bfloat16"}
@@ -105,19 +105,19 @@ def test_an_update_holds_what_was_foretold(architecture: Any, sections: dict[str
         made: Any = Qwen2ForCausalLM(architecture).to(getattr(torch, config.model.dtype))
         if config.model.gradient_checkpointing:
             made.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        return new_adapters(made, config.model.lora, "") if config.model.lora.enabled else made
+        return add_adapters(made, config.model.lora, "") if config.model.lora.enabled else made
 
     with Peak() as counted:
-        reference = model() if config.holds and not config.model.lora.enabled else None
-        learner = build_alone(config, model(), reference, None)
-        learner.update(rows(architecture.vocab_size, config.holds_rows))
+        reference = model() if config.has_reference_model and not config.model.lora.enabled else None
+        learner = build_single(config, model(), reference, None)
+        learner.update(rows(architecture.vocab_size, config.has_anchor_rows))
         counted.most = 0
-        learner.update(rows(architecture.vocab_size, config.holds_rows))
-    shape = shape_of(config.model)
+        learner.update(rows(architecture.vocab_size, config.has_anchor_rows))
+    shape = infer_model_shape(config.model)
     assert shape is not None
-    (device,) = estimate(config, shape).devices
-    for_acting = sum(handed_over(config, shape).values())  # nobody acts here
-    assert device.counted - for_acting == pytest.approx(counted.most, rel=0.15)
+    (device,) = estimate_for_shape(config, shape).devices
+    for_acting = sum(estimate_weight_copies(config, shape).values())  # nobody acts here
+    assert device.peak_without_overhead - for_acting == pytest.approx(counted.most, rel=0.15)
 
 
 @pytest.mark.slow

@@ -14,9 +14,9 @@ from small import small_config
 from trailnotes.config.model_schema import LoraConfig
 from trailnotes.config.schema import Config
 from trailnotes.estimate import memory_model as parts
-from trailnotes.estimate.footprint import ASLEEP, GIB, Device, Footprint, footprint
-from trailnotes.estimate.model_shape import Shape, shape_of
-from trailnotes.policies.hf.adapters import new_adapters
+from trailnotes.estimate.footprint import GIB, SLEEPING_ENGINE_BYTES, DeviceMemory, Footprint, estimate_footprint
+from trailnotes.estimate.model_shape import ModelShape, infer_model_shape
+from trailnotes.policies.hf.adapters import add_adapters
 
 SEVEN = "Qwen/Qwen2.5-7B-Instruct"
 FULL = {"dtype": "bfloat16", "gradient_checkpointing": True}
@@ -28,19 +28,19 @@ def settings(path: str = SEVEN, **sections: dict[str, Any]) -> Config:
 
 
 def estimated(config: Config) -> Footprint:
-    found = footprint(config)
+    found = estimate_footprint(config)
     assert found is not None
     return found
 
 
-def alone(config: Config) -> Device:
+def alone(config: Config) -> DeviceMemory:
     """The one device of a run."""
     (device,) = estimated(config).devices
     return device
 
 
-def seven() -> Shape:
-    found = shape_of(settings().model)
+def seven() -> ModelShape:
+    found = infer_model_shape(settings().model)
     assert found is not None
     return found
 
@@ -92,7 +92,7 @@ def test_whatever_holds_to_the_start_model_needs_it_in_memory(sections: dict[str
 
 
 def test_lamer_holds_its_tips_by_whole_distributions_where_there_is_any_kl() -> None:
-    held, free = (settings(algorithm={"name": "lamer"}, loss={"kl": kl}).holds_rows for kl in (0.01, 0.0))
+    held, free = (settings(algorithm={"name": "lamer"}, loss={"kl": kl}).has_anchor_rows for kl in (0.01, 0.0))
     assert (held, free) == (True, False)
 
 
@@ -152,7 +152,7 @@ def test_the_config_of_a_directory_is_counted(start_model: Path) -> None:
 
 
 def test_a_name_without_a_size_says_nothing_and_another_is_a_guess() -> None:
-    assert footprint(settings("somebody/model")) is None
+    assert estimate_footprint(settings("somebody/model")) is None
     found = estimated(settings("somebody/thing-8B-it"))
     assert "8.00 billion parameters; guessed from its name" in found.model
     assert "0.13 billion" in estimated(settings("somebody/thing-135M")).model.replace("135.0 million", "0.13 billion")
@@ -197,15 +197,15 @@ def test_who_plays_while_it_learns_holds_both_at_a_time() -> None:
     turns, ahead = (alone(settings(model=lora, rollout={"ahead": ahead})) for ahead in (0, 1))
     phases = [sum(parts.values()) for parts in turns.phases.values()]
     own = ahead.held["weights of the model that acts"]
-    assert ahead.counted == pytest.approx(sum(turns.held.values()) + own + sum(phases))
-    assert turns.counted == pytest.approx(sum(turns.held.values()) + max(phases))
+    assert ahead.peak_without_overhead == pytest.approx(sum(turns.held.values()) + own + sum(phases))
+    assert turns.peak_without_overhead == pytest.approx(sum(turns.held.values()) + max(phases))
 
 
 def test_an_engine_takes_its_share_while_it_is_awake() -> None:
     config = settings(model=FULL, engine={"name": "vllm", "device_memory": 0.4})
     found = alone(config)
     assert sum(found.phases["acting"].values()) == pytest.approx(0.4 * 80e9)
-    assert found.phases["learning"]["engine, asleep"] == ASLEEP
+    assert found.phases["learning"]["engine, asleep"] == SLEEPING_ENGINE_BYTES
     assert "weights of the model that acts" not in found.held
     small = settings(model=FULL, engine={"name": "vllm", "device_memory": 0.1})
     assert sum(alone(small).phases["acting"].values()) > 2 * seven().whole, "its weights need more than the share"
@@ -275,7 +275,7 @@ def test_what_acts_apart_has_copies_of_the_weights_on_the_host(sections: dict[st
 
 
 def seven_with_adapters() -> float:
-    found = shape_of(settings(model={"lora": {"enabled": True}}).model)
+    found = infer_model_shape(settings(model={"lora": {"enabled": True}}).model)
     assert found is not None
     return found.adapters
 
@@ -334,12 +334,12 @@ def test_a_further_layer_takes_what_a_forward_pass_saves(dtype: str, lora: bool,
         config = settings(
             str(tmp_path), model={"dtype": dtype, "lora": {"enabled": lora}, "gradient_checkpointing": again}
         )
-        shape = shape_of(config.model)
+        shape = infer_model_shape(config.model)
         assert shape is not None
-        told.append(parts._activations(config, shape, 256)[0])
+        told.append(parts._estimate_activations(config, shape, 256)[0])
         model: Any = Qwen2ForCausalLM(shape_with(layers)).to(getattr(torch, dtype))
         if lora:
-            model = new_adapters(model, LoraConfig(rank=2), "")
+            model = add_adapters(model, LoraConfig(rank=2), "")
         if again:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         counted.append(saved_by(model.train()))

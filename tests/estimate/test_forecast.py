@@ -7,8 +7,8 @@ import pytest
 
 from tinyrun import tiny_config
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import diff
-from trailnotes.estimate.forecast import disk, iterations, small, times
+from trailnotes.config.toml import diff_configs
+from trailnotes.estimate.forecast import compute_scale, estimate_disk, estimate_iterations, shrink_config
 
 
 def a_config(method: str = "grpo", **sections: Any) -> Config:
@@ -28,33 +28,33 @@ def a_config(method: str = "grpo", **sections: Any) -> Config:
 def test_iterations_go_to_the_nearest_limit(train: dict[str, int], most: int) -> None:
     config = a_config(train={"max_env_steps": 0, "max_tokens": 0} | train)
     line = {"iteration": 0, "env_steps": 40, "tokens_generated": 80}
-    assert iterations(config, line) == most
+    assert estimate_iterations(config, line) == most
 
 
 @pytest.mark.parametrize("number", [3, 7, 49, 93, 103, 107, 161, 1234])
 def test_a_limit_of_iterations_is_met_exactly(number: int) -> None:
-    assert iterations(a_config(train={"iterations": number, "max_env_steps": 0}), {"env_steps": 1}) == number
+    assert estimate_iterations(a_config(train={"iterations": number, "max_env_steps": 0}), {"env_steps": 1}) == number
 
 
 def test_a_small_training_run_is_one_iteration_of_the_same() -> None:
     config = a_config(train={"iterations": 9, "eval_every": 1})
-    assert diff(config, small(config)) == ["run.name", "train.iterations"]
+    assert diff_configs(config, shrink_config(config)) == ["run.name", "train.iterations"]
 
 
 def test_trials_are_played_at_few_games_and_extrapolated_to_all() -> None:
     config = a_config("empo2-tips", eval={"num_tasks": 8, "trials": 5})
-    copy = small(config)
+    copy = shrink_config(config)
     assert (copy.eval.num_tasks, copy.eval.trials) == (4, 1)
-    assert times(config, copy) == 8 * 6 / (4 * 2)
+    assert compute_scale(config, copy) == 8 * 6 / (4 * 2)
     once = a_config("naive", eval={"num_tasks": 8, "num_samples": 3})
-    assert times(once, small(once)) == 2
+    assert compute_scale(once, shrink_config(once)) == 2
 
 
 def test_the_training_episodes_of_rememberer_count() -> None:
     table = {"epochs": 3, "num_tasks": 2, "group_size": 5}
     config = a_config("rememberer", eval={"num_tasks": 8}, rememberer=table)
-    assert small(config).rememberer.epochs == 1
-    assert times(config, small(config)) == (8 + 2 * 3 * 5) / (4 + 2 * 1 * 5)
+    assert shrink_config(config).rememberer.epochs == 1
+    assert compute_scale(config, shrink_config(config)) == (8 + 2 * 3 * 5) / (4 + 2 * 1 * 5)
 
 
 def small_run(path: Path, steps: int = 1) -> Path:
@@ -75,17 +75,17 @@ def small_run(path: Path, steps: int = 1) -> Path:
 
 def test_the_disk_holds_what_is_kept_one_more_while_it_is_written_and_all_episodes(tmp_path: Path) -> None:
     copy, kept = small_run(tmp_path), {"keep_last": 2, "eval_every": 0}
-    assert disk(a_config(train=kept), copy, repeats=5) == (212 * (2 + 1) + 7 * 5, 212 * 2 + 7 * 5)
-    watched = disk(a_config(train=kept | {"eval_every": 4}), copy, repeats=5)
+    assert estimate_disk(a_config(train=kept), copy, repeats=5) == (212 * (2 + 1) + 7 * 5, 212 * 2 + 7 * 5)
+    watched = estimate_disk(a_config(train=kept | {"eval_every": 4}), copy, repeats=5)
     assert watched == (212 * (2 + 1 + 1) + 7 * 5, 212 * (2 + 1) + 7 * 5)
 
 
 def test_a_run_that_drops_its_optimizer_takes_less_once_it_has_ended(tmp_path: Path) -> None:
     config = a_config(train={"keep_last": 2, "eval_every": 0, "keep_optimizer": False})
-    assert disk(config, small_run(tmp_path), repeats=5) == (212 * (2 + 1) + 7 * 5, 100 * 2 + 7 * 5)
-    assert small(config).train.keep_optimizer, "or nobody could tell what it takes"
+    assert estimate_disk(config, small_run(tmp_path), repeats=5) == (212 * (2 + 1) + 7 * 5, 100 * 2 + 7 * 5)
+    assert shrink_config(config).train.keep_optimizer, "or nobody could tell what it takes"
 
 
 def test_an_optimizer_that_took_no_step_yet_will_hold_two_moments_of_each_weight(tmp_path: Path) -> None:
     copy, config = small_run(tmp_path, steps=0), a_config(train={"keep_last": 1, "eval_every": 0})
-    assert disk(config, copy, repeats=0).kept == 100 + 3 * 112
+    assert estimate_disk(config, copy, repeats=0).kept == 100 + 3 * 112

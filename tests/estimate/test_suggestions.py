@@ -13,9 +13,9 @@ from trailnotes.config.model_schema import LoraConfig, ModelConfig
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
 from trailnotes.estimate import suggestions as remedies
-from trailnotes.estimate.footprint import estimate, footprint
-from trailnotes.estimate.model_shape import Shape, shape_of
-from trailnotes.estimate.suggestions import SMALLER, advice, refuse_too_large, together
+from trailnotes.estimate.footprint import estimate_footprint, estimate_for_shape
+from trailnotes.estimate.model_shape import ModelShape, infer_model_shape
+from trailnotes.estimate.suggestions import FALLBACK_ADVICE, combine_changes, suggest_changes, validate_footprint
 
 LORA = {"lora": {"enabled": True}}
 
@@ -26,10 +26,10 @@ def settings(billions: float = 7, preset: str = "", **sections: dict[str, Any]) 
 
 
 def refused(config: Config) -> str:
-    found = footprint(config)
+    found = estimate_footprint(config)
     assert found is not None
     with pytest.raises(ConfigError) as error:
-        refuse_too_large(config, found)
+        validate_footprint(config, found)
     return str(error.value)
 
 
@@ -59,14 +59,14 @@ def test_many_activations_are_to_be_computed_again() -> None:
 
 
 def test_a_host_is_not_told_to_use_more_devices() -> None:
-    said = advice(settings(72, model={"device": "cpu", "dtype": "float32"}))
-    assert said == SMALLER
+    said = suggest_changes(settings(72, model={"device": "cpu", "dtype": "float32"}))
+    assert said == FALLBACK_ADVICE
 
 
 @pytest.mark.usefixtures("one_look")
 def test_where_no_change_does_it_alone_the_fewest_are_named() -> None:
     config = settings(32, model={"dtype": "float32"})
-    words = advice(config).split("; or else ")[0].split(", and ")
+    words = suggest_changes(config).split("; or else ")[0].split(", and ")
     assert words[0] == "set model.gradient_checkpointing = true"
     assert len(words) > 1
     assert "model.lora" not in str(words), "what changes the training comes last"
@@ -74,7 +74,7 @@ def test_where_no_change_does_it_alone_the_fewest_are_named() -> None:
 
 @pytest.mark.usefixtures("one_look")
 def test_who_has_one_device_is_told_what_does_it_there() -> None:
-    many, one = advice(settings(14)).split("; or else ")
+    many, one = suggest_changes(settings(14)).split("; or else ")
     assert "learner.world_size" in many
     assert one.endswith("train adapters by model.lora.enabled = true")
     assert "world_size" not in one
@@ -88,10 +88,10 @@ def test_the_advice_is_true_and_as_little_as_does_it() -> None:
         config = drawn(rng)
         if fits(config):
             continue
-        changes = together(config)
+        changes = combine_changes(config)
         ends.append(bool(changes))
         if not changes:
-            assert advice(config) == SMALLER
+            assert suggest_changes(config) == FALLBACK_ADVICE
             continue
         assert fits(changes[-1].config)
         assert all(not fits(change.config) for change in changes[:-1]), "no part of it does"
@@ -115,9 +115,9 @@ def drawn(rng: random.Random) -> Config:
 
 
 def fits(config: Config) -> bool:
-    shape = remedies.shape_of(config.model)
+    shape = remedies.infer_model_shape(config.model)
     assert shape is not None
-    return estimate(config, shape).fits
+    return estimate_for_shape(config, shape).fits
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def one_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each model's parameters are counted once."""
 
     @cache
-    def found(path: str, lora: bool) -> Shape | None:
-        return shape_of(ModelConfig(path=path, lora=LoraConfig(enabled=lora)))
+    def found(path: str, lora: bool) -> ModelShape | None:
+        return infer_model_shape(ModelConfig(path=path, lora=LoraConfig(enabled=lora)))
 
     monkeypatch.setattr(remedies, "shape_of", lambda model: found(model.path, model.lora.enabled))

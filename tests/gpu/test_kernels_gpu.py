@@ -18,13 +18,13 @@ from torch.distributed import FileStore
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from trailnotes.config.schema import Config
-from trailnotes.estimate.footprint import estimate
-from trailnotes.estimate.model_shape import shape_of
-from trailnotes.learner.building import build_alone
+from trailnotes.estimate.footprint import estimate_for_shape
+from trailnotes.estimate.model_shape import infer_model_shape
+from trailnotes.learner.building import build_single
 from trailnotes.learner.learner import Learner
-from trailnotes.learner.process_group import Circle, kept_to, meet
-from trailnotes.learner.sharding import Sharded
-from trailnotes.policies.hf.adapters import new_adapters
+from trailnotes.learner.process_group import LearnerGroup, bind_interface, init_process_group
+from trailnotes.learner.sharding import ShardedRank
+from trailnotes.policies.hf.adapters import add_adapters
 from trailnotes.types import Message, Sample, Sampling
 
 VLLM = os.environ.get("TRAILNOTES_TEST_VLLM", "")  # a Python that has it
@@ -49,7 +49,7 @@ def model_of(config: Config, architecture: Qwen2Config) -> Any:
     model: Any = Qwen2ForCausalLM(architecture).to("cuda", getattr(torch, config.model.dtype))
     if config.model.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return new_adapters(model, config.model.lora, "").to("cuda") if config.model.lora.enabled else model
+    return add_adapters(model, config.model.lora, "").to("cuda") if config.model.lora.enabled else model
 
 
 def settings(model: dict[str, Any], learner: dict[str, Any] | None = None, tokens: int = 512) -> Config:
@@ -84,7 +84,7 @@ def test_joined_rows_are_what_padded_ones_are(attention: str) -> None:
     found = []
     for learner in ({"attention": attention, "packed": "always"}, {"attention": "sdpa", "packed": "never"}):
         config = settings({"dtype": "bfloat16"}, learner)
-        subject = build_alone(config, model_of(config, shape()), None, None)
+        subject = build_single(config, model_of(config, shape()), None, None)
         scored = subject.logprobs(rows(6, 96))
         found.append((scored, subject.update(rows(6, 96))))
     (joined, one), (padded, other) = found
@@ -98,19 +98,19 @@ def test_joined_rows_are_what_padded_ones_are(attention: str) -> None:
 
 
 @pytest.fixture
-def circle(tmp_path: Path) -> Iterator[Circle]:
-    with kept_to():
-        found = meet(0, 1, "cuda", 60.0, FileStore(str(tmp_path / "store"), 1))
+def circle(tmp_path: Path) -> Iterator[LearnerGroup]:
+    with bind_interface():
+        found = init_process_group(0, 1, "cuda", 60.0, FileStore(str(tmp_path / "store"), 1))
     yield found
     dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("offload", [False, True])
-def test_one_rank_over_nccl_is_one_process(circle: Circle, lora: bool, offload: bool) -> None:
+def test_one_rank_over_nccl_is_one_process(circle: LearnerGroup, lora: bool, offload: bool) -> None:
     config = settings({"lora": {"enabled": lora}})
     found = []
-    for ranks in (None, Sharded(circle.mesh, circle.talk, offload=offload)):
+    for ranks in (None, ShardedRank(circle.mesh, circle.talk, offload=offload)):
         subject = Learner(model_of(config, shape()), config.optim, config.loss, ranks=ranks)
         for seed in range(3):
             subject.update(rows(6, 96), seed=seed)
@@ -135,18 +135,18 @@ def test_an_update_takes_the_memory_that_was_foretold(dtype: str, lora: bool, ag
         {"packed": "never", "attention": "sdpa"},
         tokens=2048,
     )
-    told = shape_of(config.model)
+    told = infer_model_shape(config.model)
     assert told is not None
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
-    subject = build_alone(config, model_of(config, architecture), None, None)
+    subject = build_single(config, model_of(config, architecture), None, None)
     subject.update(rows(4, 2048, 32768))
     torch.cuda.reset_peak_memory_stats()
     subject.update(rows(4, 2048, 32768))
     peak = torch.cuda.max_memory_allocated() - before
-    (device,) = estimate(config, told).devices
-    assert device.counted == pytest.approx(peak, rel=0.15)
+    (device,) = estimate_for_shape(config, told).devices
+    assert device.peak_without_overhead == pytest.approx(peak, rel=0.15)
 
 
 # -- an engine beside the learner
@@ -155,7 +155,7 @@ def test_an_update_takes_the_memory_that_was_foretold(dtype: str, lora: bool, ag
 @pytest.mark.vllm
 @pytest.mark.skipif(not VLLM, reason="TRAILNOTES_TEST_VLLM names no Python with vLLM")
 def test_an_engine_that_sleeps_leaves_the_card_and_wakes_as_it_was(start_model: Path, tmp_path: Path) -> None:
-    from trailnotes.policies.vllm import VLLMPolicy, vllm_policy
+    from trailnotes.policies.vllm import VLLMPolicy, make_vllm_policy
 
     if not hasattr(VLLMPolicy, "sleep"):
         pytest.skip("engines do not sleep yet")
@@ -180,7 +180,7 @@ def test_an_engine_that_sleeps_leaves_the_card_and_wakes_as_it_was(start_model: 
         await policy.wake()
         assert await said(policy) == before
 
-    policy: Any = vllm_policy(config, trains=True)  # type: ignore[call-arg, unused-ignore]
+    policy: Any = make_vllm_policy(config, trains=True)  # type: ignore[call-arg, unused-ignore]
     try:
         asyncio.run(play(policy))
     finally:

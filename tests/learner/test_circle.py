@@ -8,16 +8,16 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
-from trailnotes.learner.process_group import interface_of, kept_to, store_at
+from trailnotes.learner.process_group import bind_interface, create_store, find_interface
 
 
 def test_an_address_has_an_interface() -> None:
-    assert interface_of("127.0.0.1") == "lo"
-    assert interface_of("203.0.113.77") == ""  # kept for documentation, RFC 5737
+    assert find_interface("127.0.0.1") == "lo"
+    assert find_interface("203.0.113.77") == ""  # kept for documentation, RFC 5737
 
 
 def test_a_store_listens_at_its_address_alone() -> None:
-    store = store_at("127.0.0.1", 2, 5.0)
+    store = create_store("127.0.0.1", 2, 5.0)
     other = TCPStore("127.0.0.1", store.port, 2, timeout=timedelta(seconds=5.0))
     other.set("said", "hello")
     assert store.get("said") == b"hello"
@@ -30,8 +30,8 @@ def test_an_interface_that_somebody_named_is_kept(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
-    with kept_to("eth7"):
+    with bind_interface("eth7"):
         assert (os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]) == ("ib0", "eth7")
     assert "NCCL_SOCKET_IFNAME" not in os.environ
-    with kept_to(""):  # nobody knows it: they choose
+    with bind_interface(""):  # nobody knows it: they choose
         assert "NCCL_SOCKET_IFNAME" not in os.environ

@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 def some_batch() -> Batch:
     episodes = [episode(random.Random(i), 1 + i % 4) for i in range(6)]
-    return Batch.of(build_samples([group(*episodes)], [[1.0] * 6]), CPU)
+    return Batch.from_samples(build_samples([group(*episodes)], [[1.0] * 6]), CPU)
 
 
 def naive(model: nn.Module, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:

@@ -17,11 +17,11 @@ from transformers import MistralConfig, MistralForCausalLM
 from sharded_cases import CASES, Case, alone, among, learn, model_of, rows_of
 from tiny import VOCABULARY, tiny_model
 from trailnotes.config.schema import LossConfig, OptimConfig
-from trailnotes.learner.layout import shared
+from trailnotes.learner.layout import share_prefixes
 from trailnotes.learner.learner import Learner
-from trailnotes.learner.logprobs import TokenScorer, computes
-from trailnotes.learner.ranks import Alone, deal, passes
-from trailnotes.learner.samples import Joining, microbatches, opening
+from trailnotes.learner.logprobs import TokenScorer, is_packing_supported
+from trailnotes.learner.ranks import SingleRank, distribute_rows, split_microbatches
+from trailnotes.learner.samples import PackingMode, dummy_sample, make_microbatches
 from trailnotes.types import Sample
 
 pytestmark = [
@@ -36,8 +36,8 @@ def rows(*lengths: int) -> list[Any]:
 
 
 def test_the_longest_rows_go_to_different_ranks() -> None:
-    assert deal(rows(1, 9, 5, 8, 2), 2) == [[0, 1, 4], [2, 3]]  # 9 | 8 5 | 2 1 |
-    assert deal(rows(3), 3) == [[0], [], []]
+    assert distribute_rows(rows(1, 9, 5, 8, 2), 2) == [[0, 1, 4], [2, 3]]  # 9 | 8 5 | 2 1 |
+    assert distribute_rows(rows(3), 3) == [[0], [], []]
 
 
 @given(
@@ -47,12 +47,12 @@ def test_the_longest_rows_go_to_different_ranks() -> None:
     joining=st.sampled_from(["padded", "joined", "shared"]),
 )
 def test_every_row_is_in_one_micro_batch_of_one_rank_and_all_ranks_pass_as_often(
-    lengths: list[int], world: int, budget: int, joining: Joining
+    lengths: list[int], world: int, budget: int, joining: PackingMode
 ) -> None:
     cuts = []
     for rank in range(world):
         ranks: Any = SimpleNamespace(rank=rank, world=world)
-        cuts.append(passes(rows(*lengths), budget, ranks, joining))
+        cuts.append(split_microbatches(rows(*lengths), budget, ranks, joining))
     assert sorted(i for cut in cuts for batch in cut for i in batch) == list(range(len(lengths)))
     assert len({len(cut) for cut in cuts}) == 1
     assert all(any(batches) for batches in zip(*cuts, strict=True))  # nobody passes nothing with everybody
@@ -60,22 +60,22 @@ def test_every_row_is_in_one_micro_batch_of_one_rank_and_all_ranks_pass_as_often
 
 def test_alone_nothing_changes() -> None:
     some = rows(5, 3, 9, 3)
-    assert passes(some, 10, Alone()) == microbatches(some, 10) == [[1, 3], [0], [2]]
+    assert split_microbatches(some, 10, SingleRank()) == make_microbatches(some, 10) == [[1, 3], [0], [2]]
 
 
 def test_joined_rows_count_without_padding() -> None:
-    assert microbatches(rows(1, 2, 4, 8), 8, "joined") == [[0, 1, 2], [3]]
-    assert microbatches(rows(1, 2, 4, 8), 8) == [[0, 1], [2], [3]]
+    assert make_microbatches(rows(1, 2, 4, 8), 8, "joined") == [[0, 1, 2], [3]]
+    assert make_microbatches(rows(1, 2, 4, 8), 8) == [[0, 1], [2], [3]]
 
 
 def test_an_opening_is_two_tokens_that_teach_nothing() -> None:
-    short = opening(rows_of(Case())[0])
+    short = dummy_sample(rows_of(Case())[0])
     assert (len(short.token_ids), short.loss_mask, short.advantages) == (2, (0, 1), (0.0, 0.0))
-    assert opening(replace(short, token_ids=(7, 8))).token_ids == (7, 8)
+    assert dummy_sample(replace(short, token_ids=(7, 8))).token_ids == (7, 8)
 
 
 @pytest.mark.parametrize(("name", "joining"), [("empo2, held rows", "joined"), ("lora, KL", "joined")])
-def test_joined_rows_teach_what_padded_ones_do_with_fewer_tokens(name: str, joining: Joining) -> None:
+def test_joined_rows_teach_what_padded_ones_do_with_fewer_tokens(name: str, joining: PackingMode) -> None:
     padded = learn(replace(CASES[name], settings=CASES[name].settings | {"microbatch_tokens": 10_000}))
     case = replace(CASES[name], joining=joining, settings=CASES[name].settings | {"microbatch_tokens": 10_000})
     joined = learn(case)
@@ -85,7 +85,7 @@ def test_joined_rows_teach_what_padded_ones_do_with_fewer_tokens(name: str, join
 
 
 def test_what_rows_begin_with_is_computed_once() -> None:
-    layout = shared([(1, 2, 3, 4, 9), (1, 2, 3, 5, 6, 9), (7, 8, 9), (1, 2, 3, 9)])
+    layout = share_prefixes([(1, 2, 3, 4, 9), (1, 2, 3, 5, 6, 9), (7, 8, 9), (1, 2, 3, 9)])
     assert layout.token_ids.tolist() == [[1, 2, 3, 4, 5, 6], [7, 8, 0, 0, 0, 0]]  # the last of each is never read
     assert layout.position_ids.tolist() == [[0, 1, 2, 3, 3, 4], [0, 1, 0, 0, 0, 0]]
     assert layout.node.tolist() == [[0, 1, 2, 3, 0, 0], [0, 1, 2, 4, 5, 0], [6, 7, 0, 0, 0, 0], [0, 1, 2, 0, 0, 0]]
@@ -117,13 +117,13 @@ def test_a_group_of_one_prompt_learns_the_same_from_a_tree() -> None:
 
 
 def test_a_model_that_mixes_joined_rows_is_found_out() -> None:
-    assert computes(TokenScorer(tiny_model()), "joined", 256)
-    assert computes(TokenScorer(tiny_model()), "shared", 256)
+    assert is_packing_supported(TokenScorer(tiny_model()), "joined", 256)
+    assert is_packing_supported(TokenScorer(tiny_model()), "shared", 256)
     mixing = tiny_model()
     body = mixing.model.forward
     mixing.model.forward = lambda **inputs: body(**{k: v for k, v in inputs.items() if k != "position_ids"})
-    assert not computes(TokenScorer(mixing), "joined", 256)
-    assert not computes(TokenScorer(mixing), "shared", 256)
+    assert not is_packing_supported(TokenScorer(mixing), "joined", 256)
+    assert not is_packing_supported(TokenScorer(mixing), "shared", 256)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -134,9 +134,9 @@ def test_a_window_that_a_tree_knows_nothing_of_is_found_out(dtype: torch.dtype) 
         num_key_value_heads=2, max_position_embeddings=256, sliding_window=16,
     )  # fmt: skip
     score = TokenScorer(MistralForCausalLM(config).to(dtype).eval())
-    assert not computes(score, "shared", 17)
-    assert computes(score, "shared", 16), "no row is longer than the window"
-    assert computes(score, "joined", 17), "positions tell the window"
+    assert not is_packing_supported(score, "shared", 17)
+    assert is_packing_supported(score, "shared", 16), "no row is longer than the window"
+    assert is_packing_supported(score, "joined", 17), "positions tell the window"
 
 
 def test_what_bfloat16_rounds_hides_no_rows_that_are_mixed() -> None:
@@ -144,10 +144,10 @@ def test_what_bfloat16_rounds_hides_no_rows_that_are_mixed() -> None:
     with torch.no_grad():
         mixing.model.embed_tokens.weight.mul_(0.05)  # flat distributions, on which the context has little influence
     before = [weight.clone() for weight in mixing.parameters()]
-    assert computes(TokenScorer(mixing), "shared", 256)
+    assert is_packing_supported(TokenScorer(mixing), "shared", 256)
     body = mixing.model.forward
     mixing.model.forward = lambda **inputs: body(**{k: v for k, v in inputs.items() if k != "attention_mask"})
-    assert not computes(TokenScorer(mixing), "shared", 256)
+    assert not is_packing_supported(TokenScorer(mixing), "shared", 256)
     assert all(w.dtype == torch.bfloat16 and w.equal(b) for w, b in zip(mixing.parameters(), before, strict=True))
 
 

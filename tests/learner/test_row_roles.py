@@ -23,8 +23,8 @@ from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.errors import ConfigError, NonFiniteError
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.logprobs import TokenScorer
-from trailnotes.learner.roles import weights_of_tokens
-from trailnotes.learner.samples import anchor_rows, build_samples, minibatches
+from trailnotes.learner.roles import compute_token_weights
+from trailnotes.learner.samples import build_anchor_samples, build_samples, iter_minibatches
 from trailnotes.types import Completion, Mode, RowRole, Sample, Tip, TrajectoryGroup
 
 Settings = dict[str, Any]
@@ -124,17 +124,17 @@ def test_weights_of_tokens_by_hand() -> None:
         [0, 0, 0.2 / 2 / 2],
         [0, 0, 0.2 / 2 / 6],
     ]
-    np.testing.assert_allclose(weights_of_tokens(OTHERS, "token"), held)
+    np.testing.assert_allclose(compute_token_weights(OTHERS, "token"), held)
     credited = [told("tip", 1, 2, advantage=1.0), told("tip", 2, 6, advantage=-1.0)]
-    np.testing.assert_allclose(weights_of_tokens(credited, "token"), [[1 / 8, 0, 0], [1 / 8, 0, 0]])
-    np.testing.assert_allclose(weights_of_tokens(credited, "sequence"), [[1 / 2 / 2, 0, 0], [1 / 2 / 6, 0, 0]])
+    np.testing.assert_allclose(compute_token_weights(credited, "token"), [[1 / 8, 0, 0], [1 / 8, 0, 0]])
+    np.testing.assert_allclose(compute_token_weights(credited, "sequence"), [[1 / 2 / 2, 0, 0], [1 / 2 / 6, 0, 0]])
 
 
 def test_rows_of_one_role_that_are_held_by_two_weights_are_two_means() -> None:
     """Four tips held a little leave the one that is held firmly as it was: LaMer's, beside one that is anchored."""
     rows = [told("tip", 1, 2, hold=0.4), *(told("tip", seed, 5, hold=0.02) for seed in range(2, 6))]
     by_token = [[0, 0.4 / 1 / 2, 0], *[[0, 0.02 / 4 / 5, 0]] * 4]
-    np.testing.assert_allclose(weights_of_tokens(rows, "token"), by_token)
+    np.testing.assert_allclose(compute_token_weights(rows, "token"), by_token)
 
 
 @pytest.mark.parametrize("settings", [{}, {"kl": 0.1}, {"kl": 0.1, "mask_kl": False}])
@@ -175,7 +175,7 @@ def test_episodes_come_in_the_same_mini_batches_whatever_is_beside_them() -> Non
 
 
 def orders(rows: Sequence[Sample], epochs: int = 3) -> list[list[int]]:
-    return list(minibatches(rows, 2, np.random.default_rng(5), epochs))
+    return list(iter_minibatches(rows, 2, np.random.default_rng(5), epochs))
 
 
 def test_mini_batches_share_out_each_role_evenly() -> None:
@@ -183,7 +183,7 @@ def test_mini_batches_share_out_each_role_evenly() -> None:
     others = [told(role, i, 2, hold=0.1) for role, many in num.items() for i in range(many)]
     rows = [*acted(6), *others]
     for seed in range(5):
-        batches = list(minibatches(rows, 2, np.random.default_rng(seed), epochs=2))
+        batches = list(iter_minibatches(rows, 2, np.random.default_rng(seed), epochs=2))
         used = Counter(i for chosen in batches for i in chosen)
         assert used == {i: 2 if row.role == "episode" else 1 for i, row in enumerate(rows)}
         for role, many in num.items():
@@ -196,7 +196,7 @@ def test_mini_batches_share_out_each_role_evenly() -> None:
 
 
 def test_others_alone_are_one_mini_batch() -> None:
-    assert list(minibatches(OTHERS, 2, np.random.default_rng(0))) == [list(range(len(OTHERS)))]
+    assert list(iter_minibatches(OTHERS, 2, np.random.default_rng(0))) == [list(range(len(OTHERS)))]
 
 
 def disturbed(scale: float = 0.03) -> nn.Module:
@@ -294,13 +294,13 @@ def test_the_divergence_by_hand() -> None:
     student = torch.tensor([[0.25, 0.75, 0.0], [0.5, 0.5, 0.0], [0.75, 0.25, 0.0]]).log()
     assert (teacher[:, 2] == never).all()
     student.requires_grad_()
-    found = scorer.divergence(student, lambda states: states, teacher)
+    found = scorer.compute_kl(student, lambda states: states, teacher)
     wanted = 0.5 * np.log(2) + 0.5 * np.log(2 / 3)
     assert found.tolist() == pytest.approx([wanted, 0.0, wanted], abs=1e-6)
     found.sum().backward()
     assert student.grad is not None
     assert student.grad[:, :2].tolist() == [pytest.approx(row) for row in [[-0.25, 0.25], [0, 0], [0.25, -0.25]]]
-    assert scorer.divergence(student[:0], lambda states: states, teacher[:0]).shape == (0,)
+    assert scorer.compute_kl(student[:0], lambda states: states, teacher[:0]).shape == (0,)
 
 
 def test_a_dump_tells_the_roles(tmp_path: Path) -> None:
@@ -345,7 +345,7 @@ def played() -> list[TrajectoryGroup]:
 
 def anchors(tips: float, reading: float, seed: int = 0, num: int = 7) -> list[Sample]:
     algorithm = AlgorithmConfig(anchor_tips=tips, anchor_reading=reading, anchor_weight=0.3, anchor_reading_weight=0.3)
-    return anchor_rows(written(num), played(), algorithm, "auto", seed)
+    return build_anchor_samples(written(num), played(), algorithm, "auto", seed)
 
 
 @pytest.mark.parametrize(("share", "tips", "read"), [(0, 0, 0), (0.1, 1, 0), (0.25, 2, 1), (0.5, 4, 2), (1, 7, 4)])

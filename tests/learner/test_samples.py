@@ -12,7 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiny import episode, group, step, trajectory
-from trailnotes.learner.samples import build_samples, has_advantage, microbatches, minibatches, with_behavior
+from trailnotes.learner.samples import (
+    build_samples,
+    has_advantage,
+    iter_minibatches,
+    make_microbatches,
+    replace_behavior_logprobs,
+)
 from trailnotes.types import Mode, Sample, Trajectory
 
 MODES: list[Mode] = ["plain", "on_policy_tips", "off_policy"]
@@ -152,7 +158,7 @@ def test_steps_that_sampled_nothing_make_no_row() -> None:
 
 def test_other_denominators() -> None:
     sample = one_row(trajectory([step([1], [2])]))
-    (changed,) = with_behavior([sample], [(0.0, -7.0)])
+    (changed,) = replace_behavior_logprobs([sample], [(0.0, -7.0)])
     assert changed == replace(sample, behavior_logprobs=(0.0, -7.0))
 
 
@@ -164,7 +170,7 @@ def test_has_advantage() -> None:
 
 @given(st.lists(st.integers(2, 40), max_size=20), st.integers(1, 100))
 def test_microbatches_hold_each_row_once_within_the_budget(lengths: list[int], budget: int) -> None:
-    batches = microbatches([blank(n) for n in lengths], budget)
+    batches = make_microbatches([blank(n) for n in lengths], budget)
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
     for batch in batches:
         assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= budget
@@ -172,11 +178,11 @@ def test_microbatches_hold_each_row_once_within_the_budget(lengths: list[int], b
 
 def test_microbatches_by_hand() -> None:
     # sorted: 2 3 5 9; 2 * 3 = 6 fits 10, 3 * 5 = 15 does not; 2 * 9 does not
-    assert microbatches([blank(n) for n in (9, 2, 5, 3)], 10) == [[1, 3], [2], [0]]
+    assert make_microbatches([blank(n) for n in (9, 2, 5, 3)], 10) == [[1, 3], [2], [0]]
 
 
 def cut(samples: list[Sample], size: int, seed: int = 0) -> list[list[int]]:
-    return list(minibatches(samples, size, np.random.default_rng(seed)))
+    return list(iter_minibatches(samples, size, np.random.default_rng(seed)))
 
 
 @given(st.lists(st.integers(0, 6), max_size=20), st.integers(0, 5), st.integers(0, 99))

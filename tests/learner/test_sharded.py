@@ -25,12 +25,12 @@ from tiny import tiny_model
 from trailnotes.errors import ConfigError, LearnerError, NonFiniteError
 from trailnotes.learner import rank_handles as followers
 from trailnotes.learner import states
-from trailnotes.learner.building import _refuse_adapted_head, _refuse_apart, build_alone
+from trailnotes.learner.building import _require_plain_head, _require_shared_directory, build_single
 from trailnotes.learner.learner import Learner
-from trailnotes.learner.process_group import meet, refuse_too_many
-from trailnotes.learner.processes import Process
-from trailnotes.learner.rank import follows
-from trailnotes.learner.rank_handles import Failure, Followers, from_exchange
+from trailnotes.learner.process_group import init_process_group, validate_world_size
+from trailnotes.learner.processes import RankProcess
+from trailnotes.learner.rank import is_torchrun_worker
+from trailnotes.learner.rank_handles import Failure, RankMonitor, is_communication_error
 from trailnotes.learner.sharded import ShardedLearner, make_learner
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.types import Sample
@@ -156,10 +156,10 @@ def test_what_stops_every_rank_alike_is_raised_once_and_what_kills_one_ends_all(
 
 def test_who_waited_in_vain_meets_the_next_and_hears_why_it_fails(start_model: Path, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
-        meet(0, 2, "cpu", 0.1, dist.FileStore(str(tmp_path / "store"), 2))
+        init_process_group(0, 2, "cpu", 0.1, dist.FileStore(str(tmp_path / "store"), 2))
     learner = ShardedLearner(config_of(start_model, timeout=60))
     assert learner._circle is not None
-    learner._circle.announce(("dance", (), {}))
+    learner._circle.broadcast_call(("dance", (), {}))
     with pytest.raises(LearnerError, match=r"rank 1 of the learner failed: AttributeError: .*dance"):
         learner.update(ROWS)
     learner.close()
@@ -211,7 +211,7 @@ def test_adapters_of_two_processes(start_model: Path, tmp_path: Path) -> None:
     weights = learner.weights()
     assert all(".lora_" in name and ".default" not in name for name in weights)
     trained = {n: p.detach().clone() for n, p in learner.model.named_parameters() if p.requires_grad}
-    with learner.at_start():
+    with learner.use_initial_adapters():
         assert not any(torch.equal(p, trained[n]) for n, p in learner.model.named_parameters() if "lora_B" in n)
     learner.export(tmp_path / "adapters")
     with safe_open(tmp_path / "adapters/adapter_model.safetensors", framework="pt") as file:
@@ -238,11 +238,11 @@ def test_adapters_on_the_head_are_not_compared_with_the_start_by_several_process
     lora = {"enabled": True, "rank": 2, "target_modules": ("q_proj", "lm_head")}
     sections = {"model": {"path": str(start_model), "device": "cpu", "lora": lora}}
     held = small_config(**sections, algorithm={"name": "empo2", "anchor_tips": 1.0, "anchor_weight": 0.3})
-    assert held.holds_rows
+    assert held.has_anchor_rows
     model = load_model(held.model)[0]
     with pytest.raises(ConfigError, match=r"leave it out of model\.lora\.target_modules, or set learner\.world_size"):
-        _refuse_adapted_head(held, model)
-    _refuse_adapted_head(small_config(**sections), model)  # nothing is held
+        _require_plain_head(held, model)
+    _require_plain_head(small_config(**sections), model)  # nothing is held
 
 
 class Apart:
@@ -257,7 +257,7 @@ class Apart:
 def test_a_rank_that_does_not_see_the_run_directory_is_told(tmp_path: Path) -> None:
     ranks: Any = Apart()
     with pytest.raises(ConfigError, match=r"rank 1 of the learner does not see the run directory .*: put --run-dir"):
-        _refuse_apart(ranks, tmp_path)
+        _require_shared_directory(ranks, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -284,30 +284,30 @@ def test_what_cannot_work_is_refused_before_anything_starts(start_model: Path, m
         make_learner(cuda, None, None, None)
     one = cuda.model_copy(update={"model": cuda.model.model_copy(update={"device": "cuda:1"})})
     with pytest.raises(ConfigError, match=r"set model\.device = 'cuda'"):
-        refuse_too_many(one)
+        validate_world_size(one)
     for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=r"torchrun started 3 processes: set learner\.world_size = 3, not 2"):
-        refuse_too_many(config_of(start_model))
+        validate_world_size(config_of(start_model))
 
 
 def test_attention_and_joined_rows_are_refused_where_they_do_not_fit(start_model: Path) -> None:
     config = config_of(start_model, 1, attention="flex_attention")
     with pytest.raises(ConfigError, match=r"learner\.attention"):
-        build_alone(config, tiny_model(), None, None)
+        build_single(config, tiny_model(), None, None)
     for packed, joining in {"always": "joined", "auto": "padded", "shared": "shared"}.items():  # sdpa skips nothing
-        assert build_alone(config_of(start_model, 1, packed=packed), tiny_model(), None, None).joining == joining
+        assert build_single(config_of(start_model, 1, packed=packed), tiny_model(), None, None).joining == joining
     mixing = tiny_model()
     body = mixing.model.forward
     mixing.model.forward = lambda **inputs: body(**{k: v for k, v in inputs.items() if k != "position_ids"})
     with pytest.raises(ConfigError, match=r"learner\.packed = 'always'"):
-        build_alone(config_of(start_model, 1, packed="always"), mixing, None, None)
+        build_single(config_of(start_model, 1, packed="always"), mixing, None, None)
 
 
 def test_only_ranks_above_0_of_torchrun_follow() -> None:
-    assert not follows({})
-    assert not follows({"RANK": "0", "MASTER_ADDR": "a"})
-    assert follows({"RANK": "2", "MASTER_ADDR": "a"})
+    assert not is_torchrun_worker({})
+    assert not is_torchrun_worker({"RANK": "0", "MASTER_ADDR": "a"})
+    assert is_torchrun_worker({"RANK": "2", "MASTER_ADDR": "a"})
 
 
 def raised_by(function: Any, *arguments: Any) -> BaseException:
@@ -317,10 +317,12 @@ def raised_by(function: Any, *arguments: Any) -> BaseException:
 
 
 def test_a_lost_connection_is_somebody_elses_trouble(tmp_path: Path) -> None:
-    assert from_exchange(raised_by(meet, 0, 2, "cpu", 0.1, dist.FileStore(str(tmp_path / "store"), 2)))
-    assert not from_exchange(raised_by(torch.nn.functional.linear, torch.ones(2), torch.ones(3)))
-    assert not from_exchange(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"))
-    assert not from_exchange(RuntimeError("Connection closed by peer"))  # words are nothing to go by
+    assert is_communication_error(
+        raised_by(init_process_group, 0, 2, "cpu", 0.1, dist.FileStore(str(tmp_path / "store"), 2))
+    )
+    assert not is_communication_error(raised_by(torch.nn.functional.linear, torch.ones(2), torch.ones(3)))
+    assert not is_communication_error(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"))
+    assert not is_communication_error(RuntimeError("Connection closed by peer"))  # words are nothing to go by
 
 
 class Said:
@@ -341,15 +343,15 @@ def test_the_cause_is_told_from_its_consequences(monkeypatch: pytest.MonkeyPatch
     lost, own = dist.DistNetworkError("Connection reset by peer"), RuntimeError("out of memory")
     theirs = Said(Failure("failed: RuntimeError: Connection closed by peer", of_others=True))
     cause = Said(Failure("failed: OutOfMemoryError: CUDA out of memory"), " on node 10.0.0.7")
-    ranks = Followers({1: theirs, 2: cause, 3: Said(None)}, 7.0, dist.HashStore)
+    ranks = RankMonitor({1: theirs, 2: cause, 3: Said(None)}, 7.0, dist.HashStore)
     said = "rank 2 on node 10.0.0.7 of the learner failed: OutOfMemoryError: CUDA out of memory"
-    assert ranks.what_failed(lost) == said
-    assert ranks.what_failed(own) == "rank 0 of the learner failed: RuntimeError: out of memory"
+    assert ranks.describe_failure(lost) == said
+    assert ranks.describe_failure(own) == "rank 0 of the learner failed: RuntimeError: out of memory"
     del ranks.ranks[2]
     hangs = "rank 3 of the learner hangs: nothing from it for learner.timeout = 7 s (DistNetworkError: Connection reset"
-    assert ranks.what_failed(lost).startswith(hangs)
+    assert ranks.describe_failure(lost).startswith(hangs)
     del ranks.ranks[3]
-    assert ranks.what_failed(lost).startswith("the processes of the learner lost each other: DistNetworkError")
+    assert ranks.describe_failure(lost).startswith("the processes of the learner lost each other: DistNetworkError")
     ranks.end(at_once=True)
     assert theirs.said == Failure("was sent home")
 
@@ -364,7 +366,7 @@ def test_the_cause_is_told_from_its_consequences(monkeypatch: pytest.MonkeyPatch
 )
 def test_how_a_process_ended_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, told: str) -> None:
     monkeypatch.setattr(sys, "executable", str(fake_python(tmp_path, code)))
-    rank = Process(1, [], tmp_path)
+    rank = RankProcess(1, [], tmp_path)
     rank.process.wait()
     assert rank.failure() == Failure(told)
     rank.end(0.0)
@@ -378,7 +380,7 @@ def test_what_a_rank_cannot_write_is_an_error_like_any_other(tmp_path: Path, mon
     ranks: Any = SimpleNamespace(world=2, rank=0, talk=None)
     with pytest.raises(OSError, match=r"^rank 1 of the learner: \[Errno 28\] No space left on device$"):
         states.save_state(tmp_path, {}, {}, ranks)
-    with pytest.raises(ValueError, match=r"^rank 1 of the learner: "), states._first_failure(ValueError):
+    with pytest.raises(ValueError, match=r"^rank 1 of the learner: "), states._raise_first_failure(ValueError):
         fail()
 
 

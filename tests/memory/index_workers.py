@@ -34,7 +34,7 @@ class Directions:
 
 def write_and_search_forever(path: Path, writer: str, confirm: Connection) -> None:
     """Add batches and find each of them through the index, which is saved often, until killed; confirm each."""
-    indexed.UNSAVED = 8
+    indexed.MAX_UNSAVED = 8
     memory = open_memory(path, NEAREST, embedder=Directions())
     for number in range(10**6):
         names = [f"{writer} {number} {k}" for k in range(BATCH)]

@@ -14,8 +14,8 @@ from trailnotes.config.toml import load_config
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError
 from trailnotes.memory import TipMemory, embedder_of, open_memory
-from trailnotes.memory.controls import NO_WORDS, shown
-from trailnotes.training.periodic_eval import watch
+from trailnotes.memory.controls import EMPTY_TEXT, make_prompt_memory
+from trailnotes.training.periodic_eval import evaluate_adaptation
 from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory
 
 TASKS = ["maze/amber/train-0", "maze/amber/train-1", "vault/hazel/train-0", "vault/hazel/train-1"]
@@ -30,36 +30,38 @@ def memory() -> TipMemory:
 
 
 def test_own_tips_are_the_memory_itself(memory: TipMemory) -> None:
-    assert shown(memory, "own") is memory
+    assert make_prompt_memory(memory, "own") is memory
 
 
 def test_tips_of_another_family_are_found_always_the_same(memory: TipMemory) -> None:
-    control = shown(memory, "other")
+    control = make_prompt_memory(memory, "other")
     for task in TASKS:
         found = control.search(task, "here", 10)
         assert {tip.namespace.split("/")[0] for tip in found} == {"vault" if "maze" in task else "maze"}
         assert len({tip.namespace for tip in found}) == 1
         assert [tip.score for tip in found] == [0.5, 0.0], "the best first"
-        assert found == control.search(task, "here", 10) == asyncio.run(control.find(task, "here", 10))
+        assert found == control.search(task, "here", 10) == asyncio.run(control.search_async(task, "here", 10))
 
 
 def test_a_task_of_the_same_family_serves_where_there_is_no_other_family(memory: TipMemory) -> None:
     for task in TASKS[2:]:
         with memory.store.transaction():
-            memory.store.delete([tip.id for tip in memory.store.tips(task) if tip.id])
-    assert {tip.namespace for tip in shown(memory, "other").search(TASKS[0], "here", 10)} == {TASKS[1]}
+            memory.store.delete([tip.id for tip in memory.store.load_tips(task) if tip.id])
+    assert {tip.namespace for tip in make_prompt_memory(memory, "other").search(TASKS[0], "here", 10)} == {TASKS[1]}
 
 
 def test_a_family_that_a_task_names_is_believed_before_its_id(memory: TipMemory) -> None:
-    control = shown(memory, "other")
-    control.meet([Task(name, "house", family="maze" if name in TASKS[:3] else "vault") for name in TASKS])
+    control = make_prompt_memory(memory, "other")
+    control.register_tasks([Task(name, "house", family="maze" if name in TASKS[:3] else "vault") for name in TASKS])
     for name in TASKS[:3]:
         assert {tip.namespace for tip in control.search(name, "here", 10)} == {TASKS[3]}
-    assert shown(memory, "empty").meet([Task("new", "house")]) is False, "nothing else asks for it with scope = task"
+    assert make_prompt_memory(memory, "empty").register_tasks([Task("new", "house")]) is False, (
+        "nothing else asks for it with scope = task"
+    )
 
 
 def test_no_more_is_shown_than_the_task_has_of_its_own(memory: TipMemory) -> None:
-    control = shown(memory, "other")
+    control = make_prompt_memory(memory, "other")
     assert len(control.search(TASKS[0], "here", 1)) == 1
     assert control.search(TASKS[0], "another state altogether", 10) == []
     assert control.search("maze/amber/train-2", "here", 10) == [], "a task that has none is shown none"
@@ -68,19 +70,19 @@ def test_no_more_is_shown_than_the_task_has_of_its_own(memory: TipMemory) -> Non
 def test_an_only_task_has_no_other() -> None:
     memory = open_memory(None, MemoryConfig())
     memory.add([Tip("alone", "a tip", "here", 1.0)])
-    assert shown(memory, "other").search("alone", "here", 10) == []
+    assert make_prompt_memory(memory, "other").search("alone", "here", 10) == []
 
 
 def test_empty_tips_have_scores_but_no_words(memory: TipMemory) -> None:
-    control = shown(memory, "empty")
+    control = make_prompt_memory(memory, "empty")
     found, own = control.search(TASKS[0], "here", 10), memory.search(TASKS[0], "here", 10)
-    assert [(tip.text, tip.action, tip.score) for tip in found] == [(NO_WORDS, "", tip.score) for tip in own]
+    assert [(tip.text, tip.action, tip.score) for tip in found] == [(EMPTY_TEXT, "", tip.score) for tip in own]
     assert len(found) == 2
-    assert found == asyncio.run(control.find(TASKS[0], "here", 10))
+    assert found == asyncio.run(control.search_async(TASKS[0], "here", 10))
 
 
 def test_a_control_sees_what_is_written_later(memory: TipMemory, tmp_path: Path) -> None:
-    control = shown(memory, "other")
+    control = make_prompt_memory(memory, "other")
     memory.add([Tip(task, "best", "here", 1.0) for task in TASKS])
     assert {control.search(task, "here", 1)[0].text for task in TASKS} == {"best"}
     assert control.stats() == memory.stats()
@@ -90,13 +92,13 @@ def test_readers_of_a_control_count_for_no_tip() -> None:
     memory = open_memory(None, MemoryConfig(order=("ucb",)))
     memory.add([Tip(task, task, "here", 1.0) for task in TASKS])
     for show in ("other", "empty", "own"):
-        found = shown(memory, show).search(TASKS[0], "here", 1)
+        found = make_prompt_memory(memory, show).search(TASKS[0], "here", 1)
         seen = Step(Observation("here"), tuple(found), Completion((), (), (), "go"), (), "go", 0.0)
         read = Trajectory(
             Task(TASKS[0], "maze"), (seen,), Observation("end"), "terminated", True, 1.0, mode="off_policy"
         )
-        shown(memory, show).report([read])
-        counted = [readers.shown for readers in memory.store.readers().values()]
+        make_prompt_memory(memory, show).report([read])
+        counted = [readers.shown for readers in memory.store.load_reader_stats().values()]
         assert counted == ([1, 0, 0, 0] if show == "own" else [0] * 4)
 
 
@@ -110,7 +112,7 @@ def test_curves_during_training_show_what_panels_show(show: str, curve: list[flo
 
     async def watched() -> dict[str, float]:
         with EnvPool(config.env) as pool:
-            return await watch(player, pool, config, embedder_of(config), lambda: nullcontext(player))
+            return await evaluate_adaptation(player, pool, config, embedder_of(config), lambda: nullcontext(player))
 
     assert asyncio.run(watched()) == {f"validation_tips/trial_{i}": mean for i, mean in enumerate(curve)}
 

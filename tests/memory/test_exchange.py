@@ -20,7 +20,7 @@ from trailnotes.memory import exchange as p
 from trailnotes.memory import store as store_module
 from trailnotes.memory.merging import merge
 from trailnotes.memory.retrieval import CachedEmbedder, HashingEmbedder
-from trailnotes.memory.tip_stats import Reading
+from trailnotes.memory.tip_stats import TipExposure
 from trailnotes.memory.tipfile import read_tips
 from trailnotes.memory.tips import TipMemory
 from trailnotes.types import Tip
@@ -52,20 +52,22 @@ def test_looking(memory: TipMemory) -> None:
     store = memory.store
     assert [tip.id for tip in p.list_tips(store)] == [4, 3, 2, 1]
     assert [tip.id for tip in p.list_tips(store, "cellar", limit=2)] == [3, 2]
-    assert store.namespaces() == {"attic": 1, "cellar": 3}
-    assert p.show_tip(store, 4).text == "mind the lamp"
+    assert store.count_by_namespace() == {"attic": 1, "cellar": 3}
+    assert p.require_tip(store, 4).text == "mind the lamp"
     ((nearest, similarity),) = p.search_tips(store, "cellar", "a damp room 1", 1)
     assert (nearest.id, similarity) == (2, 1.0)
     assert p.search_tips(store, "cellar", "boiled eggs", threshold=0.9) == []
     for tip_id in (9, 2**63, -(2**70)):  # SQLite has no word for the last two
         with pytest.raises(MemoryStoreError, match=rf"has no tip {tip_id}.*memory list"):
-            p.show_tip(store, tip_id)
+            p.require_tip(store, tip_id)
 
 
 def test_a_list_reads_no_more_tips_than_it_shows(memory: TipMemory, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, read = memory.store, store_module.tip_of
+    store, read = memory.store, store_module.parse_tip_row
     with store.transaction():
-        store.read([Reading(1, 1.0, 0.5), Reading(1, 1.0, 0.5), Reading(2, 1.0, 0.9), Reading(3, 0.0, None)])
+        store.record_exposures(
+            [TipExposure(1, 1.0, 0.5), TipExposure(1, 1.0, 0.5), TipExposure(2, 1.0, 0.9), TipExposure(3, 0.0, None)]
+        )
         store.retire([4], "oldest", "room")
     orders: dict[p.By, list[int]] = {
         "recency": [3, 2, 1], "score": [3, 2, 1], "shown": [1, 3, 2], "worth": [2, 1, 3],
@@ -73,7 +75,7 @@ def test_a_list_reads_no_more_tips_than_it_shows(memory: TipMemory, monkeypatch:
     for by, order in orders.items():
         assert [tip.id for tip in p.list_tips(store, by=by)] == order
         made: list[object] = []
-        monkeypatch.setattr(store_module, "tip_of", lambda row, made=made: made.append(row) or read(row))
+        monkeypatch.setattr(store_module, "parse_tip_row", lambda row, made=made: made.append(row) or read(row))
         assert [tip.id for tip in p.list_tips(store, by=by, limit=2)] == order[:2]
         assert len(made) == 2
     assert [tip.id for tip in p.list_tips(store, retired=True)] == [4]
@@ -81,11 +83,11 @@ def test_a_list_reads_no_more_tips_than_it_shows(memory: TipMemory, monkeypatch:
 
 
 def test_an_empty_memory_is_made_once(tmp_path: Path) -> None:
-    with p.new_store(tmp_path / "new.db", "hashing") as store:
+    with p.create_store(tmp_path / "new.db", "hashing") as store:
         assert (store.stats()["tips"], store.identity.dim) == (0, 256)
         assert p.add_tip(store, "cellar", "mind the step").id == 1
     with pytest.raises(MemoryStoreError, match="is there already"):
-        p.new_store(tmp_path / "new.db", "hashing")
+        p.create_store(tmp_path / "new.db", "hashing")
 
 
 def test_a_file_of_tips_is_no_damaged_memory(tmp_path: Path) -> None:
@@ -105,7 +107,7 @@ def test_editing(memory: TipMemory) -> None:
     store = memory.store
     memory.search("cellar", "q", 1)  # a page is cached
     assert p.edit_tip(store, 3, ' turn "left" \n').text == "turn 'left'"
-    assert memory.search("cellar", "q", 1)[0] == p.show_tip(store, 3)
+    assert memory.search("cellar", "q", 1)[0] == p.require_tip(store, 3)
     for tip_id, text, message in [(3, "\x00!", "needs a letter"), (9, "text", "no tip 9")]:
         with pytest.raises(MemoryStoreError, match=message):
             p.edit_tip(store, tip_id, text)
@@ -181,7 +183,7 @@ def test_switching_off_and_on(memory: TipMemory) -> None:
     assert [tip.id for tip in memory.search("cellar", "q", 9)] == [2, 1]
     with pytest.raises(MemoryStoreError, match="no tip 9"):
         p.enable_tips(memory.store, [3, 9])
-    assert not p.show_tip(memory.store, 3).enabled, "all or none"
+    assert not p.require_tip(memory.store, 3).enabled, "all or none"
 
 
 def test_all_are_switched_in_two_steps(memory: TipMemory) -> None:
@@ -190,16 +192,16 @@ def test_all_are_switched_in_two_steps(memory: TipMemory) -> None:
     assert p.enable_tips(store, [2], enabled=False) == 1
     with store.transaction():
         store.retire([3], "oldest", "room")
-    before = len(store.changes(after=0))
+    before = len(store.load_owner_changes(after=0))
     memory.search("cellar", "q", 1)  # a page is cached
     store._connection.set_trace_callback(asked.append)
     assert p.enable_all(store, enabled=False) == 202
     store._connection.set_trace_callback(None)
     assert len(set(asked)) < 20  # triggers name the same ones again and again
     assert memory.search("cellar", "q", 9) == []
-    assert [change.fields for change in store.changes(after=before)] == [{"enabled": False}] * 202
+    assert [change.fields for change in store.load_owner_changes(after=before)] == [{"enabled": False}] * 202
     assert p.enable_all(store) == 203, "that which was off before, too"
-    assert [tip.id for tip in store.tips() if not tip.enabled] == [3], "what is retired stays so"
+    assert [tip.id for tip in store.load_tips() if not tip.enabled] == [3], "what is retired stays so"
     assert p.enable_all(store) == 0
 
 
@@ -224,7 +226,7 @@ def test_export_is_readable_and_ordered(memory: TipMemory, tmp_path: Path) -> No
     assert (header["format"], header["version"], header["tips"]) == ("trailnotes-tips", 1, 4)
     assert header["memory"] == memory.store.lineage
     assert [r["text"] for r in records] == ["tip 1", "tip 2", "mind the lamp", "tip 0"]
-    assert records[3] == asdict(p.show_tip(memory.store, 1))
+    assert records[3] == asdict(p.require_tip(memory.store, 1))
     assert p.export_tips(memory.store, path, "attic") == 1
     with pytest.raises(MemoryStoreError, match="nothing was exported"):
         p.export_tips(memory.store, tmp_path / "memory.db" / "tips.jsonl")
@@ -271,10 +273,10 @@ def test_an_import_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setattr(p, "IMPORT_BATCH", 2)
         with pytest.raises(KeyboardInterrupt):
             p.import_tips(parts.store, path, progress=stop)
-        assert [tip.text for tip in parts.store.tips()] == ["one", "two"]
+        assert [tip.text for tip in parts.store.load_tips()] == ["one", "two"]
         assert p.import_tips(parts.store, path, progress=stop) == (2, 3)
         assert through == [(2, 5), (2, 5), (4, 5), (5, 5)]
-        assert parts.store.tips() == whole.store.tips()
+        assert parts.store.load_tips() == whole.store.load_tips()
 
 
 def test_a_pipe_is_refused_and_not_waited_for(memory: TipMemory, tmp_path: Path) -> None:
@@ -297,8 +299,8 @@ def test_import_from_another_memory(memory: TipMemory, tmp_path: Path, name: str
     assert [tip.enabled for tip in read_tips(tmp_path / name)] == [False, True, True, True]
     with open_memory(None, ANY, clock=lambda: "") as theirs:
         assert p.import_tips(theirs.store, tmp_path / name, enable=True) == (4, 0)
-        expected = [replace(tip, imported=True, enabled=True) for tip in memory.store.tips()]
-        assert theirs.store.tips() == expected
+        expected = [replace(tip, imported=True, enabled=True) for tip in memory.store.load_tips()]
+        assert theirs.store.load_tips() == expected
 
 
 def test_a_memory_file_with_damaged_tips_is_named(memory: TipMemory, tmp_path: Path) -> None:
@@ -375,7 +377,7 @@ def test_jsonl_round_trip(tmp_path: Path, tips: list[Tip]) -> None:
         mine.add(tips)
         assert p.export_tips(mine.store, path) == len(tips)
         assert p.import_tips(theirs.store, path, enable=True) == (len(tips), 0)
-        assert [replace(tip, imported=False) for tip in theirs.store.tips()] == mine.store.tips()
+        assert [replace(tip, imported=False) for tip in theirs.store.load_tips()] == mine.store.load_tips()
         for tip in tips:
             found, expected = theirs.search(tip.namespace, "q", 9), mine.search(tip.namespace, "q", 9)
             assert [replace(tip, imported=False) for tip in found] == expected
@@ -406,7 +408,7 @@ def test_reembed(memory: TipMemory, tmp_path: Path) -> None:
 
 def test_a_file_is_read_once_and_what_is_told_is_what_was_read(memory: TipMemory, tmp_path: Path, monkeypatch) -> None:
     """Whoever replaces it meanwhile changes nothing of the import."""
-    path, read = lines(tmp_path / "in.jsonl", record(text="one"), record(text="two")), p.each_tip
+    path, read = lines(tmp_path / "in.jsonl", record(text="one"), record(text="two")), p.iter_tips
 
     def replaced(file: Path) -> Iterator[Tip]:
         yield from read(file)
@@ -431,7 +433,7 @@ def test_what_a_memory_has_of_its_own_is_not_imported_again(memory: TipMemory, t
 
 def test_a_score_above_the_highest_becomes_the_highest(memory: TipMemory) -> None:
     edited = p.edit_tip(memory.store, 1, score=5)
-    assert (edited.score, edited.max_score) == (5.0, 5.0) == (p.show_tip(memory.store, 1).score, 5.0)
+    assert (edited.score, edited.max_score) == (5.0, 5.0) == (p.require_tip(memory.store, 1).score, 5.0)
     lower = p.edit_tip(memory.store, 1, score=0.5)
     assert (lower.score, lower.max_score) == (0.5, 5.0)
     added = p.add_tip(memory.store, "attic", "mind the step", score=7)

@@ -21,8 +21,8 @@ from trailnotes.memory import open_memory, schema
 from trailnotes.memory.exchange import open_store
 from trailnotes.memory.migrations import MIGRATIONS
 from trailnotes.memory.retrieval import HashingEmbedder
-from trailnotes.memory.schema import Identity
-from trailnotes.memory.scope import EVERYWHERE
+from trailnotes.memory.schema import EmbedderIdentity
+from trailnotes.memory.scope import ALL_TIPS
 from trailnotes.memory.store import TipStore
 from trailnotes.memory.tipfile import read_tips
 from trailnotes.types import Tip
@@ -50,14 +50,14 @@ def read(path: Path) -> None:
     """All that one may do to look into a file."""
     with open_memory(path, ANY) as memory:
         memory.search("cellar", "q", 3)
-        memory.store.listed(None, "worth")
-        memory.store.retirements()
-        memory.store.families(EVERYWHERE)
-        memory.store.changes(after=0)
+        memory.store.list_sorted(None, "worth")
+        memory.store.load_retirements()
+        memory.store.list_families(ALL_TIPS)
+        memory.store.load_owner_changes(after=0)
         memory.store.stats()
 
 
-LOOKS: list[Callable[[Path], object]] = [read, read_tips, lambda path: TipsFile(path).newest(None)]
+LOOKS: list[Callable[[Path], object]] = [read, read_tips, lambda path: TipsFile(path).list_newest(None)]
 
 
 @pytest.mark.parametrize("look", LOOKS)
@@ -83,7 +83,7 @@ def test_files_of_all_versions_are_ours(path: Path, version: int, monkeypatch: p
     old = path.with_name("old.db")
     with monkeypatch.context() as patch:
         patch.setattr(schema, "MIGRATIONS", MIGRATIONS[:version])
-        TipStore(old, Identity("hashing", 256)).close()
+        TipStore(old, EmbedderIdentity("hashing", 256)).close()
     assert read_tips(old) == []
     with closing(open_store(old)) as store:
         assert store.stats()["tips"] == 0
@@ -122,7 +122,7 @@ def test_values_that_cannot_be_are_one_line(path: Path, statement: str, capsys: 
 def test_sizes_of_a_large_file_that_cannot_be_are_one_line(
     path: Path, number: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schema, "LARGEST_CHECKED", 0)
+    monkeypatch.setattr(schema, "MAX_FULL_CHECK_BYTES", 0)
     change(path, f"UPDATE sizes SET enabled = {number}", "INSERT INTO sizes VALUES ('another', 1 << 62)")
     for arguments in (["cellar", "damp"], ["cellar", "damp", "--scope", "all"]):
         assert main(["memory", "search", str(path), *arguments]) == 2
@@ -148,7 +148,7 @@ def test_the_owners_changes_are_read_as_data(path: Path) -> None:
     for fields in ("[1]", '{"vector": 1}', "{", '{"text": 5}'):
         change(path, "DELETE FROM owner_changes", f"INSERT INTO owner_changes (tip, fields) VALUES (1, '{fields}')")
         with closing(open_store(path)) as store, pytest.raises(MemoryStoreError, match="malformed"):
-            store.changes(after=0)
+            store.load_owner_changes(after=0)
 
 
 # --- journals -----------------------------------------------------------------------------------------------------
@@ -177,9 +177,9 @@ def test_we_write_no_journal_ourselves(tmp_path: Path, version: int, monkeypatch
     watch = libc.inotify_init1(os.O_NONBLOCK)
     libc.inotify_add_watch(watch, os.fsencode(tmp_path), IN_CREATE)
     try:
-        with TipStore(tmp_path / "memory.db", Identity("hashing", 256)) as store:
+        with TipStore(tmp_path / "memory.db", EmbedderIdentity("hashing", 256)) as store:
             store.snapshot(tmp_path / "copy.db")
-            assert store._rows("PRAGMA journal_mode") == [("wal",)]
+            assert store._query("PRAGMA journal_mode") == [("wal",)]
         monkeypatch.undo()
         TipStore(tmp_path / "copy.db").close()  # as written by `write_copy`, and migrated
         events = os.read(watch, 2**16)
@@ -199,7 +199,7 @@ def test_a_file_on_a_medium_for_reading_alone_is_read(tmp_path: Path, version: i
     path = tmp_path / "memory.db"
     with monkeypatch.context() as patch:
         patch.setattr(schema, "MIGRATIONS", MIGRATIONS[:version])
-        with TipStore(path, Identity("hashing", 256)) as store, store.transaction():
+        with TipStore(path, EmbedderIdentity("hashing", 256)) as store, store.transaction():
             (vector,) = HashingEmbedder().embed(["a damp room"])
             store.insert(Tip("cellar", "mind the lamp", "a damp room", 1.0), vector)
     before, access = path.read_bytes(), os.access

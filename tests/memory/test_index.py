@@ -16,8 +16,8 @@ import pytest
 from index_workers import EXACT, NEAREST, Directions
 
 from trailnotes.memory import TipMemory, exchange, index, indexed, open_memory
-from trailnotes.memory.index import Stamp, TipIndex
-from trailnotes.memory.owner import go_back
+from trailnotes.memory.index import IndexStamp, TipIndex
+from trailnotes.memory.owner import rewind_to_snapshot
 from trailnotes.types import Task, Tip
 
 pytest.importorskip("faiss", reason="the index needs the extra index")
@@ -27,8 +27,8 @@ pytest.importorskip("faiss", reason="the index needs the extra index")
 def _as_of_many(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Few tips are saved as often, and looked for in as few lists, as many are."""
     monkeypatch.setenv("TRAILNOTES_CACHE", str(tmp_path_factory.mktemp("cache")))
-    monkeypatch.setattr(indexed, "UNSAVED", 1)
-    monkeypatch.setattr(index, "EASY", 1)
+    monkeypatch.setattr(indexed, "MAX_UNSAVED", 1)
+    monkeypatch.setattr(index, "MIN_SCANNED_VECTORS", 1)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_search_beside_the_index_is_as_it_was(path: Path) -> None:
 def test_the_order_chooses_among_the_nearest_candidates(path: Path) -> None:
     filled(path)
     with opened(path, order=("score",), candidates=16) as memory:
-        near = {tip.text for tip, _ in memory.nearest("task", "key 5", 100)}
+        near = {tip.text for tip, _ in memory.search_nearest("task", "key 5", 100)}
         first = found(memory, "key 5", 2)
         assert set(first) <= near, "the best of the 16 that the index named, not of all 300"
         assert first == sorted(first, key=lambda text: -int(text.split()[1]))
@@ -146,7 +146,7 @@ def test_it_is_saved_and_read_again(path: Path, monkeypatch: pytest.MonkeyPatch)
     filled(path)
     made = list(path.parent.glob("*-index"))
     assert [file.name for file in made] == ["memory.db-index"]
-    monkeypatch.setattr(TipIndex, "empty", None)  # it is not built again
+    monkeypatch.setattr(TipIndex, "create", None)  # it is not built again
     with opened(path) as memory:
         assert found(memory, "key 9", 1) == ["tip 9"]
         memory.add(tips(300, 303))
@@ -192,7 +192,7 @@ def test_an_index_that_this_user_did_not_make_never_reaches_the_library(
 
 
 def test_an_index_of_another_kind_is_not_read_whoever_signed_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "KIND", b"IwFl")
+    monkeypatch.setattr(index, "FAISS_FOURCC", b"IwFl")
     filled(path)
     monkeypatch.setattr("faiss.deserialize_index", None)
     with opened(path) as memory:
@@ -223,8 +223,8 @@ def test_the_index_of_another_file_or_embedder_is_not_used(path: Path, tmp_path:
     with opened(other) as memory:
         assert found(memory, "key 9", 1) == ["their tip 9"]
     with closing(exchange.open_store(path)) as store, store.transaction():
-        turned = -Directions().embed([tip.key for tip in store.tips()])
-        store.set_vectors(store.identity, store.tips(), turned)
+        turned = -Directions().embed([tip.key for tip in store.load_tips()])
+        store.set_vectors(store.identity, store.load_tips(), turned)
     with opened(path) as memory:
         assert found(memory, "key 9", 300)[-1] == "tip 9"
 
@@ -241,7 +241,7 @@ def test_going_back_is_exact(path: Path, tmp_path: Path) -> None:
             if way == "restore":
                 memory.restore(tmp_path / "saved.db")
             else:
-                go_back(memory, tmp_path / "saved.db", tmp_path / "aside.jsonl")
+                rewind_to_snapshot(memory, tmp_path / "saved.db", tmp_path / "aside.jsonl")
             memory.add([Tip("task", f"anew {number}", f"new key {number}", 0.0) for number in range(50)])
             for reader in (memory, other):
                 assert found(reader, "new key 3", 1) == ["anew 3"]
@@ -275,7 +275,7 @@ def test_the_index_is_used_on_by_the_next_session(path: Path, monkeypatch: pytes
         for number in range(300, 310):
             (memory if number % 2 else other).add(tips(number, number + 1))
         assert found(memory, "key 305", 1) == ["tip 305"]
-    monkeypatch.setattr(TipIndex, "empty", lambda *_: pytest.fail("it was built again"))
+    monkeypatch.setattr(TipIndex, "create", lambda *_: pytest.fail("it was built again"))
     for number in range(310, 314):
         with opened(path) as memory:
             memory.add(tips(number, number + 1))
@@ -315,10 +315,10 @@ def test_an_index_full_of_what_is_gone_is_built_again(path: Path, monkeypatch: p
 
 
 def test_what_is_retired_is_forgotten_without_building_it_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "FORGOTTEN", 1000)
-    monkeypatch.setattr(index, "FEWEST", 8)
+    monkeypatch.setattr(index, "REMOVAL_DIVISOR", 1000)
+    monkeypatch.setattr(index, "MIN_CENTROID_SAMPLE", 8)
     filled(path)
-    monkeypatch.setattr(TipIndex, "empty", None)
+    monkeypatch.setattr(TipIndex, "create", None)
     with opened(path, capacity=300) as memory, opened(path, capacity=300) as other:
         for number in range(300, 900, 60):
             memory.add(tips(number, number + 60))
@@ -336,9 +336,9 @@ def test_a_million_tips_of_one_key_are_one_list(path: Path) -> None:
 
 
 def test_stamps_lead_only_forward_within_one_era() -> None:
-    now = Stamp("directions", 8, "file", "era", 5, 2)
-    assert now.leads_to(now)
-    assert now.leads_to(now._replace(written=6, changed=3))
+    now = IndexStamp("directions", 8, "file", "era", 5, 2)
+    assert now.is_ancestor_of(now)
+    assert now.is_ancestor_of(now._replace(written=6, changed=3))
     for earlier in (
         {"written": 4},
         {"changed": 1},
@@ -347,7 +347,7 @@ def test_stamps_lead_only_forward_within_one_era() -> None:
         {"embedder": "x"},
         {"dim": 9},
     ):
-        assert not now.leads_to(now._replace(**earlier))
+        assert not now.is_ancestor_of(now._replace(**earlier))
 
 
 def test_killed_writers_leave_a_file_and_an_index_that_agree(path: Path) -> None:
@@ -373,7 +373,7 @@ def test_killed_writers_leave_a_file_and_an_index_that_agree(path: Path) -> None
                 assert worker.exitcode == -9, "a writer did not find what it had written"
             confirmed += 2 + sum(_received(end) for end in ends)
         with opened(path) as memory, open_memory(path, EXACT, embedder=Directions()) as exact:
-            texts = [tip.text for tip in exact.store.tips()]
+            texts = [tip.text for tip in exact.store.load_tips()]
             assert 0 <= len(texts) - index_workers.BATCH * confirmed <= 2 * index_workers.BATCH * (round_number + 1)
             for text in texts[:: max(1, len(texts) // 20)]:
                 assert found(memory, text, 1) == found(exact, text, 1) == [text]
@@ -397,7 +397,7 @@ def test_beyond_the_task_the_index_finds_what_may_be_read(path: Path, scope: str
     ]  # fmt: skip
     rng = random.Random(0)
     with opened(path, scope=scope) as memory, opened(path, scope=scope, index="exact") as exact:
-        memory.meet(tasks)
+        memory.register_tasks(tasks)
         memory.add([Tip(rng.choice(tasks).id, f"tip {n}", f"key {n}", 0.0) for n in range(400)])
         for reader in ("train maze 3", "test maze 3"):
             readable = found(exact, "key 7", 400, task=reader)
@@ -407,7 +407,7 @@ def test_beyond_the_task_the_index_finds_what_may_be_read(path: Path, scope: str
             assert not any(tip.namespace.startswith("validation") for tip in memory.search(reader, "key 7", 400))
             hits = sum(found(memory, f"key {text.split()[1]}", 1, task=reader) == [text] for text in readable)
             assert hits >= 0.9 * len(readable)
-        memory.meet([Task("train maze 3", "house", 0, "validation", {}, "maze")])
+        memory.register_tasks([Task("train maze 3", "house", 0, "validation", {}, "maze")])
         memory.add([Tip("train maze 3", "of a game held back", "key 7", 0.0)])
         for reader in (memory, exact):
             assert "of a game held back" not in found(reader, "key 7", 400, task="train maze 4")
@@ -417,16 +417,16 @@ def test_beyond_the_task_the_index_finds_what_may_be_read(path: Path, scope: str
 def test_what_is_put_after_something_was_forgotten_lies_where_it_belongs(dim: int, tmp_path: Path) -> None:
     vectors = np.random.default_rng(0).standard_normal((400, dim)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    stamp = Stamp("any", dim, "", "")
-    never, made = (TipIndex.empty(stamp, vectors, 400) for _ in range(2))
-    never.put(range(200, 400), vectors[200:])
-    made.put(range(300), vectors[:300])
+    stamp = IndexStamp("any", dim, "", "")
+    never, made = (TipIndex.create(stamp, vectors, 400) for _ in range(2))
+    never.insert(range(200, 400), vectors[200:])
+    made.insert(range(300), vectors[:300])
     made.save(tmp_path / "index")
-    read = TipIndex.read(tmp_path / "index", stamp)
+    read = TipIndex.load(tmp_path / "index", stamp)
     assert read is not None
-    read.forget(range(150))
-    read.put(range(300, 400), vectors[300:])
-    read.forget(range(150, 200))
+    read.mark_removed(range(150))
+    read.insert(range(300, 400), vectors[300:])
+    read.mark_removed(range(150, 200))
     read.save(tmp_path / "index")
     for query in vectors[:20]:
         found = [set(each.search(query, 200, everywhere=True)) for each in (never, read)]
@@ -439,13 +439,13 @@ def test_what_is_put_after_something_was_forgotten_lies_where_it_belongs(dim: in
 def test_a_search_looks_into_lists_of_so_many_vectors_at_least(
     easy: int, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index, "EASY", easy)
+    monkeypatch.setattr(index, "MIN_SCANNED_VECTORS", easy)
     rng = np.random.default_rng(0)
     vectors = np.repeat(rng.standard_normal((100, 32), np.float32), 40, axis=0)
     vectors += rng.standard_normal(vectors.shape, np.float32) / 100  # so tight that one list has all that is near
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    made = TipIndex.empty(Stamp("", 32, "", ""), vectors, len(vectors))
-    made.put(range(len(vectors)), vectors)
+    made = TipIndex.create(IndexStamp("", 32, "", ""), vectors, len(vectors))
+    made.insert(range(len(vectors)), vectors)
     made.tune(vectors)
     lists = made._lists
     assert share * lists.nlist <= lists.nprobe <= max(0.4 * lists.nlist, share * lists.nlist)
@@ -454,6 +454,6 @@ def test_a_search_looks_into_lists_of_so_many_vectors_at_least(
 def test_vectors_of_an_odd_dimension_fit(tmp_path: Path) -> None:
     vectors = np.random.default_rng(0).standard_normal((200, 7)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    made = TipIndex.empty(Stamp("any", 7, "", ""), vectors, 200)
-    made.put(range(1, 201), vectors)
+    made = TipIndex.create(IndexStamp("any", 7, "", ""), vectors, 200)
+    made.insert(range(1, 201), vectors)
     assert 5 in made.search(vectors[4], 3, everywhere=True)

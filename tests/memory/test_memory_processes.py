@@ -55,8 +55,8 @@ def test_a_kill_in_mid_write_loses_at_most_the_write_in_flight(tmp_path: Path, p
             num_confirmed = 1 + received(confirmed)
 
         with closing(open_store(path)) as store:  # checks the integrity of the file
-            found = [tip for tip in store.tips() if tip.text.startswith(f"round {round_number} ")]
-            total, gone, stats = len(store.tips()), store.retirements(), store.stats()
+            found = [tip for tip in store.load_tips() if tip.text.startswith(f"round {round_number} ")]
+            total, gone, stats = len(store.load_tips()), store.load_retirements(), store.stats()
             assert stats["enabled"] == store.size("task") == min(total, memory_workers.CAPACITY)
             assert len(gone) == stats["retired"] == total - stats["enabled"], "room was made with the write, or not"
         num_batches, rest = divmod(len(found), memory_workers.BATCH)
@@ -80,8 +80,8 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path: Path, processes: Fo
     assert [writer.exitcode for writer in writers] == [0] * num_writers
 
     with closing(open_store(path)) as store:
-        texts = {(tip.namespace, tip.text) for tip in store.tips()}
-        (shared,) = store.tips("shared")
+        texts = {(tip.namespace, tip.text) for tip in store.load_tips()}
+        (shared,) = store.load_tips("shared")
         sequence = store.sequence
     expected = {(f"task {n % 2}", f"writer {w} tip {n}") for w in range(num_writers) for n in range(num_tips)}
     assert texts == expected | {("shared", "everybody says this")}

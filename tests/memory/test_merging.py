@@ -15,9 +15,9 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import open_memory
 from trailnotes.memory.exchange import delete_tips, edit_tip, enable_tips, export_tips, import_tips, open_store
-from trailnotes.memory.merging import changes, differences, joined, merge
+from trailnotes.memory.merging import diff_fields, diff_tips, merge, merge_tips
 from trailnotes.memory.retrieval import CachedEmbedder, HashingEmbedder
-from trailnotes.memory.schema import Identity
+from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.store import TipStore
 from trailnotes.memory.tipfile import read_tips, write_tips
 from trailnotes.memory.tips import TipMemory, clean_tip
@@ -64,16 +64,16 @@ def told(path: Path) -> list[Tip]:
 @settings(max_examples=40)
 @given(TIPS, TIPS, TIPS)
 def test_a_join_knows_no_order_and_no_twice(a: list[Tip], b: list[Tip], c: list[Tip]) -> None:
-    assert joined(a, b) == joined(b, a)
-    assert joined(a, joined(b, c)) == joined(joined(a, b), c) == joined(a, b, c)
-    once = joined(a, b)
-    assert joined(once) == joined(once, once) == joined(once, a) == joined(once, b) == once
+    assert merge_tips(a, b) == merge_tips(b, a)
+    assert merge_tips(a, merge_tips(b, c)) == merge_tips(merge_tips(a, b), c) == merge_tips(a, b, c)
+    once = merge_tips(a, b)
+    assert merge_tips(once) == merge_tips(once, once) == merge_tips(once, a) == merge_tips(once, b) == once
 
 
 @settings(max_examples=40)
 @given(TIPS, TIPS)
 def test_a_join_keeps_what_was_said_and_nothing_else(a: list[Tip], b: list[Tip]) -> None:
-    both = joined(a, b)
+    both = merge_tips(a, b)
     said = [(tip.namespace, clean_tip(tip.text), tip.key, tip.imported) for tip in a + b]
     assert Counter((tip.namespace, tip.text, tip.key, tip.imported) for tip in both) == Counter(set(said))
     for tip in both:
@@ -94,7 +94,7 @@ def test_stores_merge_as_their_tips_do(tmp_path_factory: pytest.TempPathFactory,
     merge(folder / "ab.db", [folder / "a.jsonl", folder / "b.jsonl"])
     merge(folder / "ba.db", [folder / "b.jsonl", folder / "a.jsonl"])
     merge(folder / "again.db", [folder / "ab.db", folder / "a.jsonl", folder / "ab.db"])
-    assert told(folder / "ab.db") == told(folder / "ba.db") == told(folder / "again.db") == joined(a, b)
+    assert told(folder / "ab.db") == told(folder / "ba.db") == told(folder / "again.db") == merge_tips(a, b)
 
 
 def test_a_merged_memory_is_one(tmp_path: Path) -> None:
@@ -107,13 +107,13 @@ def test_a_merged_memory_is_one(tmp_path: Path) -> None:
     wide = MemoryConfig(threshold=-1, scope="family")
     for path in (a, b):
         with open_memory(path, wide) as memory:
-            memory.meet([task] if path == a else [other])
+            memory.register_tasks([task] if path == a else [other])
     before = [path.read_bytes() for path in (a, b)]
     assert merge(tmp_path / "both.db", [a, tmp_path / "run"]) == (2, 2)
     assert [path.read_bytes() for path in (a, b)] == before
     with open_memory(tmp_path / "both.db", wide) as memory:
         assert [tip.text for tip in memory.search("attic", "a room", 9)] == ["look up"]
-        enable_tips(memory.store, [tip.id or 0 for tip in memory.store.tips("attic")])
+        enable_tips(memory.store, [tip.id or 0 for tip in memory.store.load_tips("attic")])
         assert {tip.text for tip in memory.search("cellar", "a room", 9)} == {"look up", "mind the lamp"}
         with TipStore(a) as mine:
             assert memory.store.lineage != mine.lineage
@@ -140,7 +140,7 @@ def test_what_cannot_be_merged_leaves_nothing(tmp_path: Path) -> None:
 def test_another_embedder_is_asked_for_by_name(tmp_path: Path) -> None:
     narrow = HashingEmbedder(64)
     narrow.name = "narrow"
-    with TipStore(tmp_path / "n.db", Identity("narrow", 64)) as store:
+    with TipStore(tmp_path / "n.db", EmbedderIdentity("narrow", 64)) as store:
         TipMemory(store, CachedEmbedder(narrow), ANY).add([Tip("attic", "mind the lamp", "k", 1.0)])
     a = filled(tmp_path / "a.db", Tip("cellar", "look up", "k", 1.0))
     with pytest.raises(
@@ -158,12 +158,12 @@ def test_another_embedder_is_asked_for_by_name(tmp_path: Path) -> None:
 @settings(max_examples=40)
 @given(TIPS, TIPS)
 def test_a_diff_leaves_nothing_out_and_turns_around(a: list[Tip], b: list[Tip]) -> None:
-    there, back = differences(a, b), differences(b, a)
+    there, back = diff_tips(a, b), diff_tips(b, a)
     assert len(there.only_here) + len(there.changed) + there.same == len(a)
     assert len(there.only_there) + len(there.changed) + there.same == len(b)
     assert (len(there.only_here), len(there.only_there)) == (len(back.only_there), len(back.only_here))
-    assert differences(a, a) == ([], [], [], len(a))
-    assert all(changes(*pair) for pair in there.changed)
+    assert diff_tips(a, a) == ([], [], [], len(a))
+    assert all(diff_fields(*pair) for pair in there.changed)
 
 
 def test_what_is_only_here_only_there_and_changed(tmp_path: Path) -> None:
@@ -177,14 +177,14 @@ def test_what_is_only_here_only_there_and_changed(tmp_path: Path) -> None:
     with open_store(a) as mine, open_store(b) as store:
         export_tips(mine, tmp_path / "a.jsonl")
         import_tips(store, tmp_path / "a.jsonl", enable=True)
-        ids = {tip.text: tip.id or 0 for tip in store.tips()}
+        ids = {tip.text: tip.id or 0 for tip in store.load_tips()}
         edit_tip(store, ids["mind the step"], "mind both steps", score=2)
         enable_tips(store, [ids["go north"]], enabled=False)
         delete_tips(store, [ids["beware"]])
-    found = differences(read_tips(a), read_tips(b))
+    found = diff_tips(read_tips(a), read_tips(b))
     assert [tip.text for tip in found.only_here] == ["beware"]
     assert [tip.text for tip in found.only_there] == ["a new one"]
-    assert {ours.text: changes(ours, theirs) for ours, theirs in found.changed} == {
+    assert {ours.text: diff_fields(ours, theirs) for ours, theirs in found.changed} == {
         "mind the step": {
             "text": ("mind the step", "mind both steps"),
             "score": (1.0, 2.0),
@@ -204,7 +204,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["memory", "merge", str(out), str(a), str(a)]) == 0
     assert capsys.readouterr().out == f"2 tips written to {out}, of 4 read from 2 memories\n"
     with open_store(out) as store:
-        (attic, cellar) = store.tips()
+        (attic, cellar) = store.load_tips()
         edit_tip(store, cellar.id or 0, score=3)
         delete_tips(store, [attic.id or 0])
     assert main(["memory", "diff", str(a), str(out)]) == 0
@@ -224,10 +224,10 @@ def test_what_is_retired_comes_along_nowhere(tmp_path: Path) -> None:
             memory.add([Tip("cellar", text, "a damp room", 1.0) for text in ("look up", "look down")])
     with open_store(here) as store:
         assert export_tips(store, tmp_path / "here.jsonl") == 1
-        assert len(store.retirements()) == 1
+        assert len(store.load_retirements()) == 1
     for source in (here, tmp_path / "here.jsonl"):
         assert [tip.text for tip in read_tips(source)] == ["look down"]
-    assert [tip.text for tip in differences(read_tips(here), read_tips(there)).only_there] == ["look up"]
+    assert [tip.text for tip in diff_tips(read_tips(here), read_tips(there)).only_there] == ["look up"]
     assert merge(tmp_path / "alone.db", [here]).tips == 1
     assert merge(tmp_path / "both.db", [here, there]).tips == 2
     with open_store(tmp_path / "both.db") as store:

@@ -16,7 +16,7 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import exchange as p
 from trailnotes.memory import open_memory, schema
-from trailnotes.memory.owner import go_back, settle
+from trailnotes.memory.owner import reconcile, rewind_to_snapshot
 from trailnotes.memory.store import TipStore
 from trailnotes.memory.tipfile import read_tips
 from trailnotes.memory.tips import TipMemory
@@ -43,15 +43,15 @@ def back(memory: TipMemory, tmp_path: Path) -> list[str]:
     """Texts that are set aside."""
     aside = tmp_path / "late.jsonl"
     aside.unlink(missing_ok=True)
-    num = go_back(memory, tmp_path / "snapshot.db", aside)
+    num = rewind_to_snapshot(memory, tmp_path / "snapshot.db", aside)
     late = [tip.text for tip in read_tips(aside)] if aside.exists() else []
     assert len(late) == num
     return late
 
 
 def texts(memory: TipMemory) -> list[str]:
-    gone = memory.store.retirements()
-    return [tip.text for tip in memory.store.tips() if tip.id not in gone]
+    gone = memory.store.load_retirements()
+    return [tip.text for tip in memory.store.load_tips() if tip.id not in gone]
 
 
 def rows(path: Path) -> list[tuple[Any, ...]]:
@@ -110,12 +110,12 @@ def test_what_the_owner_did_survives(memory: TipMemory, tmp_path: Path, name: st
     """Whether or not the run wrote tips since its checkpoint, and however often it is killed and goes back."""
     do, expected = CHANGES[name]
     do(memory, tmp_path)
-    shown = {(tip.id, tip.text, tip.score, tip.enabled) for tip in memory.store.tips()}
+    shown = {(tip.id, tip.text, tip.score, tip.enabled) for tip in memory.store.load_tips()}
     for _ in range(2):
         memory.add(own(*written))
         assert set(back(memory, tmp_path)) <= {*written}
         assert texts(memory) == expected
-        assert {(tip.id, tip.text, tip.score, tip.enabled) for tip in memory.store.tips()} == shown
+        assert {(tip.id, tip.text, tip.score, tip.enabled) for tip in memory.store.load_tips()} == shown
         enabled = {text for _, text, _, on in shown if on}
         assert {tip.text for tip in memory.search("cellar", "q", 9)} == enabled
     memory.snapshot(tmp_path / "snapshot.db")
@@ -134,8 +134,8 @@ def test_changes_come_in_their_order(memory: TipMemory, tmp_path: Path) -> None:
     memory.add(own("later"))
     assert back(memory, tmp_path) == ["late", "later"]
     assert texts(memory) == ["one", "two", "three", "mine, better"]
-    assert p.show_tip(memory.store, 1).enabled
-    assert p.show_tip(memory.store, mine.id or 0).score == 3, "it keeps its id"
+    assert p.require_tip(memory.store, 1).enabled
+    assert p.require_tip(memory.store, mine.id or 0).score == 3, "it keeps its id"
 
 
 def test_a_late_tip_that_the_owner_touched_is_kept(memory: TipMemory, tmp_path: Path) -> None:
@@ -155,15 +155,15 @@ def test_a_late_tip_that_was_edited_and_then_retired_is_judged_again(memory: Tip
     with memory.store.transaction():
         memory.store.retire([4], "oldest", "memory.capacity = 3")
     assert back(memory, tmp_path) == []
-    assert [(tip.text, tip.enabled) for tip in memory.store.tips()][-1] == ("late, and mended", True)
+    assert [(tip.text, tip.enabled) for tip in memory.store.load_tips()][-1] == ("late, and mended", True)
 
 
 def test_a_retired_tip_that_its_owner_adds_again_is_the_newest(memory: TipMemory, tmp_path: Path) -> None:
-    p.take_in(memory, own("from afar", "and more"))
+    p.add_imported(memory, own("from afar", "and more"))
     with memory.store.transaction():
         memory.store.retire([4], "oldest", "memory.capacity = 4")
     memory.snapshot(tmp_path / "snapshot.db")
-    p.take_in(memory, own("from afar"))
+    p.add_imported(memory, own("from afar"))
     memory.add(own("late"))
     assert back(memory, tmp_path) == ["late"]
     assert texts(memory) == ["one", "two", "three", "and more", "from afar"]
@@ -173,9 +173,9 @@ def test_only_what_was_set_is_set_again(memory: TipMemory, tmp_path: Path) -> No
     """The support that a tip got from episodes that are played again is not counted twice."""
     memory.add(own("one"))
     p.edit_tip(memory.store, 1, score=4)
-    assert p.show_tip(memory.store, 1).support == 2
+    assert p.require_tip(memory.store, 1).support == 2
     back(memory, tmp_path)
-    assert (p.show_tip(memory.store, 1).support, p.show_tip(memory.store, 1).score) == (1, 4)
+    assert (p.require_tip(memory.store, 1).support, p.require_tip(memory.store, 1).score) == (1, 4)
 
 
 def test_added_tips_are_found_by_their_key_again_and_keep_to_the_capacity(memory: TipMemory, tmp_path: Path) -> None:
@@ -201,13 +201,13 @@ def test_a_snapshot_of_an_earlier_version(memory: TipMemory, tmp_path: Path, mon
     (tmp_path / "snapshot.db").unlink()
     monkeypatch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:2])
     with TipStore(tmp_path / "snapshot.db", memory.store.identity) as old, old.transaction():
-        for tip, vector in zip(tips := memory.store.tips(), memory.vectors(tips), strict=True):
+        for tip, vector in zip(tips := memory.store.load_tips(), memory.embed_keys(tips), strict=True):
             old.insert(tip, vector, tip.id)
     monkeypatch.undo()
     lineage = memory.store.lineage
     p.add_tip(memory.store, "cellar", "mine")
     memory.add(own("late"))
-    assert settle(memory, tmp_path / "snapshot.db", tmp_path / "start.db", tmp_path / "late.jsonl") is False
+    assert reconcile(memory, tmp_path / "snapshot.db", tmp_path / "start.db", tmp_path / "late.jsonl") is False
     assert texts(memory) == ["one", "two", "three", "mine"]
     assert memory.store.lineage == lineage
 
@@ -216,7 +216,7 @@ def test_a_snapshot_of_an_earlier_version(memory: TipMemory, tmp_path: Path, mon
 
 
 def start(memory: TipMemory, tmp_path: Path, tips: list[Tip] | None = None) -> bool:
-    return settle(memory, None, tmp_path / "start.db", tmp_path / "late.jsonl", tips or [])
+    return reconcile(memory, None, tmp_path / "start.db", tmp_path / "late.jsonl", tips or [])
 
 
 def test_what_lay_there_before_the_first_start_stays(memory: TipMemory, tmp_path: Path) -> None:
@@ -245,10 +245,10 @@ def test_a_file_put_in_the_place_of_the_old_one_is_the_owners(memory: TipMemory,
     memory.close()
     shutil.copy(tmp_path / "copy.db", tmp_path / "memory.db")
     with open_memory(tmp_path / "memory.db", ANY) as placed:
-        assert settle(placed, snapshot, tmp_path / "start.db", late)
+        assert reconcile(placed, snapshot, tmp_path / "start.db", late)
         assert texts(placed) == ["something", "else"]
         placed.add(own("late"))
-        assert not settle(placed, snapshot, tmp_path / "start.db", late)
+        assert not reconcile(placed, snapshot, tmp_path / "start.db", late)
         assert texts(placed) == ["something", "else"]
 
 
@@ -256,5 +256,5 @@ def test_a_lost_file_is_that_of_the_checkpoint_again(memory: TipMemory, tmp_path
     memory.close()
     (tmp_path / "memory.db").unlink()
     with open_memory(tmp_path / "memory.db", ANY) as anew:
-        assert not settle(anew, tmp_path / "snapshot.db", tmp_path / "start.db", tmp_path / "late.jsonl")
+        assert not reconcile(anew, tmp_path / "snapshot.db", tmp_path / "start.db", tmp_path / "late.jsonl")
         assert texts(anew) == ["one", "two", "three"]

@@ -28,9 +28,9 @@ from trailnotes.memory import embedder_of, make_embedder, open_memory
 from trailnotes.memory.exchange import open_store, search_tips
 from trailnotes.memory.remote import BATCH_CHARS, BATCH_TEXTS, EndpointEmbedder
 from trailnotes.memory.retrieval import HashingEmbedder
-from trailnotes.runs.needs import _wanted
+from trailnotes.runs.needs import _collect_extras
 from trailnotes.types import Tip
-from trailnotes_lab.view.pages import page_of
+from trailnotes_lab.view.pages import render_page
 from trailnotes_lab.view.window import Window
 
 KEY = "sk-secret-0123456789"
@@ -42,7 +42,7 @@ def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "TRAILNOTES_EMBEDDER_KEY", "HTTP_PROXY", "http_proxy", "ALL_PROXY")
     for name in (*names, "all_proxy"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(faults, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(faults, "MIN_WAIT", 0.001)
 
 
 @pytest.fixture
@@ -114,7 +114,9 @@ def test_the_event_loop_goes_on_meanwhile(
         return server.good(asked) if came_round.wait(20) else (400, {"error": "held up"})
 
     async def find() -> list[list[Tip]]:
-        asking = [asyncio.ensure_future(memory.find("maze/1", query, 1)) for query in ("a yard", "a shed", "a yard")]
+        asking = [
+            asyncio.ensure_future(memory.search_async("maze/1", query, 1)) for query in ("a yard", "a shed", "a yard")
+        ]
         while len(server.asked) < 3:  # noqa: ASYNC110 (a thread of the server's counts them)
             await asyncio.sleep(0.001)
         came_round.set()
@@ -137,8 +139,8 @@ def test_a_run_asks_the_server_of_its_config(server: EmbeddingServer, monkeypatc
     config = Config(endpoint=endpoint, memory={"embedder": "openai:small"})
     assert embedder_of(config).dim == 64
     assert server.keys == [f"Bearer {KEY}"]
-    assert "openai" in _wanted(config, None)
-    assert "embed" not in _wanted(config, None)
+    assert "openai" in _collect_extras(config, None)
+    assert "embed" not in _collect_extras(config, None)
 
 
 @pytest.fixture
@@ -180,7 +182,7 @@ def test_neither_a_file_nor_a_run_of_somebody_else_is_asked_where_to_send_to(
         assert main(["memory", *words]) == 2
         assert "nobody said which: export OPENAI_BASE_URL=URL" in capsys.readouterr().err
     with closing(Window(strangers)) as window:
-        answer = window.page(page_of, "/run/here/tips", {"task": ["maze/1"], "q": ["a stair"]})
+        answer = window.render(render_page, "/run/here/tips", {"task": ["maze/1"], "q": ["a stair"]})
     assert (answer.status, "nobody said which" in answer.text) == (409, True)
     assert not server.asked
     assert main(["memory", "list", str(strangers)]) == 0, "who looks needs no server"
@@ -203,7 +205,7 @@ def test_a_person_names_the_server_of_a_memory(
         assert said in capsys.readouterr().out
     assert set(server.keys) == {"Bearer sk-other" if flag else f"Bearer {KEY}"}
     with closing(Window(strangers, embedder=named if flag else "")) as window:
-        answer = window.page(page_of, "/run/here/tips", {"task": ["maze/1"], "q": ["a yard"]})
+        answer = window.render(render_page, "/run/here/tips", {"task": ["maze/1"], "q": ["a yard"]})
     assert "mind the well" in answer.text
 
 
@@ -305,7 +307,7 @@ def test_a_key_that_a_message_is_cut_within_is_not_told_in_part(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     embedder = remote(server, max_retries=0)
-    server.faults = [error(status, "x" * (faults.TEXT_SHOWN - len(KEY) + 1) + KEY)]
+    server.faults = [error(status, "x" * (faults.MAX_ERROR_CHARS - len(KEY) + 1) + KEY)]
     with pytest.raises((ConfigError, MemoryStoreError)) as caught:
         embedder.embed(["a hall"])
     assert "sk-secret" not in str(caught.value)
@@ -313,7 +315,7 @@ def test_a_key_that_a_message_is_cut_within_is_not_told_in_part(
 
 def test_vectors_beyond_bounds_end_in_one_line(server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch) -> None:
     embedder = remote(server, max_retries=0)
-    monkeypatch.setattr(wire, "MAX_BODY", 1000)
+    monkeypatch.setattr(wire, "MAX_BODY_BYTES", 1000)
     server.faults = [lambda asked: (200, b" " * 1001)]
     with pytest.raises(MemoryStoreError, match="an answer of more than 1,000 bytes"):
         embedder.embed(["a hall"])

@@ -14,11 +14,11 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.toml import load_config
 from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.memory import TipMemory, exchange, open_memory
-from trailnotes.memory.migrations import MIGRATIONS, WORTH
-from trailnotes.memory.owner import go_back
-from trailnotes.memory.schema import Identity
+from trailnotes.memory.migrations import MIGRATIONS, WORTH_SQL
+from trailnotes.memory.owner import rewind_to_snapshot
+from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.store import TipStore
-from trailnotes.memory.tip_stats import PRIOR, Lead, Readers, Reading, cautious_gain, mean_gain
+from trailnotes.memory.tip_stats import PRIOR_COUNT, ReaderStats, TipEffect, TipExposure, mean_gain, shrunk_gain
 from trailnotes.memory.tipfile import read_tips
 from trailnotes.types import Task, Tip
 
@@ -37,7 +37,7 @@ def write(memory: TipMemory, *texts: str, namespace: str = "task", **fields: obj
 
 def read(memory: TipMemory, tip_id: int, *gains: float | None) -> None:
     with memory.store.transaction():
-        memory.store.read(Reading(tip_id, 1.0, gain) for gain in gains)
+        memory.store.record_exposures(TipExposure(tip_id, 1.0, gain) for gain in gains)
 
 
 def found(memory: TipMemory, namespace: str = "task") -> set[str]:
@@ -45,7 +45,7 @@ def found(memory: TipMemory, namespace: str = "task") -> set[str]:
 
 
 def marks(memory: TipMemory) -> dict[int, tuple[str, str]]:
-    return {tip: (mark.rule, mark.by) for tip, mark in memory.store.retirements().items()}
+    return {tip: (mark.rule, mark.by) for tip, mark in memory.store.load_retirements().items()}
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_the_oldest_goes_and_is_marked() -> None:
     memory = memory_of(capacity=2)
     write(memory, "one", "two", "three")
     assert found(memory) == {"two", "three"}
-    (mark,) = memory.store.retirements().values()
+    (mark,) = memory.store.load_retirements().values()
     assert mark == ("oldest", 4, "today", "memory.capacity = 2", 0), "after three writes of tips"
     assert memory.stats() == memory.stats() | {"tips": 2, "enabled": 2, "retired": 1}
 
@@ -97,13 +97,13 @@ def test_one_unlucky_reader_is_not_the_last_word() -> None:
     read(memory, 1, -1.0)
     read(memory, 2, -0.5, -0.5, -0.5, -0.5)
     assert mean_gain(np.array([1, 4]), np.array([-1.0, -2.0])).tolist() == [-0.5, -0.4], "as searches rank them"
-    assert cautious_gain(np.array([1, 4]), np.array([-1.0, -2.0])).tolist() == [-0.2, -0.25]
+    assert shrunk_gain(np.array([1, 4]), np.array([-1.0, -2.0])).tolist() == [-0.2, -0.25]
     write(memory, "e")
     assert marks(memory).keys() == {2}
 
 
 def test_the_file_judges_as_the_formula_says() -> None:
-    assert f"gained / ({float(PRIOR)} + compared)" == WORTH
+    assert f"gained / ({float(PRIOR_COUNT)} + compared)" == WORTH_SQL
 
 
 def test_two_that_say_nearly_the_same_become_one_with_the_counts_of_both() -> None:
@@ -112,18 +112,18 @@ def test_two_that_say_nearly_the_same_become_one_with_the_counts_of_both() -> No
     write(memory, OTHER, ALIKE, model="second")
     read(memory, 1, -0.5)
     read(memory, 3, 0.5, 1.0)
-    memory.measure([Lead(1, 1.0), Lead(3, 0.0), Lead(3, 0.5)])
+    memory.record_effects([TipEffect(1, 1.0), TipEffect(3, 0.0), TipEffect(3, 0.5)])
     write(memory, "something else altogether")
     assert found(memory) == {OTHER, ALIKE, "something else altogether"}, "that of more worth stays, in its own words"
-    kept, gone = memory.store.tip(3), memory.store.tip(1)
+    kept, gone = memory.store.get_tip(3), memory.store.get_tip(1)
     assert kept is not None
     assert gone is not None
     assert (kept.support, kept.score, kept.max_score, kept.model) == (2, 0.5, 2.0, "second")
     assert (gone.support, gone.model) == (1, "first"), "its author is known"
-    (readers,) = memory.store.readers(3).values()
+    (readers,) = memory.store.load_reader_stats(3).values()
     assert readers == (3, 3.0, 3, 1.0, readers.used, 3, pytest.approx(0.5))
     assert marks(memory) == {1: ("merge", "0.94 like tip 3")}
-    assert memory.store.merged_into(3) == [1]
+    assert memory.store.find_merged_tips(3) == [1]
 
 
 def test_what_is_said_of_another_state_or_in_other_words_stays_and_then_the_oldest_goes() -> None:
@@ -138,7 +138,7 @@ def test_a_text_that_became_one_with_another_supports_that() -> None:
     write(memory, WELL, OTHER, ALIKE)
     assert marks(memory).keys() == {1}
     assert memory.add([Tip("task", WELL, "another hall", 3.0, action="jump")]) == 1
-    kept = memory.store.tip(3)
+    kept = memory.store.get_tip(3)
     assert kept is not None
     assert (kept.text, kept.key, kept.support, kept.score, kept.action) == (ALIKE, "a hall", 3, 3.0, "")
     assert found(memory) == {OTHER, ALIKE}
@@ -152,7 +152,7 @@ def test_a_scope_shares_one_capacity_and_each_split_has_its_own() -> None:
     memory = memory_of(capacity=2, scope="family")
     house = [Task(name, "house", split=split, family="maze") for name, split in (("a", "train"), ("b", "train"))]
     held = Task("held", "house", split="test", family="maze")
-    memory.meet([*house, held, Task("c", "house", family="vault")])
+    memory.register_tasks([*house, held, Task("c", "house", family="vault")])
     for name in ("a", "b", "c", "held", "never met"):
         write(memory, f"first of {name}", f"second of {name}", namespace=name)
     assert set(marks(memory)) == {1, 2}, "those of a, when b's came"
@@ -167,7 +167,7 @@ def test_thousands_of_one_text_are_one_tip_or_thousands_of_states_within_the_cap
     assert counted.stats() == counted.stats() | {"tips": 1, "support": 3000}
     by_state.add(batch)
     assert by_state.stats()["enabled"] == 50
-    gone, tips = by_state.store.retirements(), by_state.store.tips()
+    gone, tips = by_state.store.load_retirements(), by_state.store.load_tips()
     assert len(tips) == 3000
     assert sum(tip.support for tip in tips if tip.id not in gone or not gone[tip.id].into) == 3000
 
@@ -178,7 +178,7 @@ def test_a_clock_that_jumps_changes_nothing() -> None:
     for number in range(4):
         write(memory, f"tip {number}")
     assert [tip.text for tip in memory.search("task", "q", 9)] == ["tip 3", "tip 2"]
-    assert [mark.write for mark in memory.store.retirements().values()] == [4, 6]
+    assert [mark.write for mark in memory.store.load_retirements().values()] == [4, 6]
 
 
 def test_tips_of_a_megabyte_are_bounded_and_found() -> None:
@@ -197,19 +197,19 @@ def test_the_lead_is_a_mean_of_the_first_readers_and_then_one_that_forgets() -> 
     write(memory, "one")
     leads = []
     for nats in (4.0, 2.0, 1.0, 0.0):
-        memory.measure([Lead(1, nats), Lead(7, 1.0)])
-        leads.append(memory.store.readers(1)[1].lead)
+        memory.record_effects([TipEffect(1, nats), TipEffect(7, 1.0)])
+        leads.append(memory.store.load_reader_stats(1)[1].lead)
     assert leads == [4.0, 3.0, 2.0, 1.0]
-    assert memory.store.readers(1)[1].anyway == pytest.approx(np.exp(-1))
+    assert memory.store.load_reader_stats(1)[1].tip_free_ratio == pytest.approx(np.exp(-1))
     assert not marks(memory), "memory.distilled is off"
 
 
 def test_what_the_policy_does_anyway_is_retired_and_stays_so() -> None:
     memory = memory_of(distilled=0.5, distilled_readers=2)
     write(memory, "known", "new")
-    memory.measure([Lead(1, 0.25), Lead(2, 3.0)])
+    memory.record_effects([TipEffect(1, 0.25), TipEffect(2, 3.0)])
     assert found(memory) == {"known", "new"}, "one reader does not tell"
-    memory.measure([Lead(1, 0.75), Lead(2, 0.0)])
+    memory.record_effects([TipEffect(1, 0.75), TipEffect(2, 0.0)])
     assert marks(memory) == {1: ("distilled", "0.61 as often without it, by 2 readers who did well")}
     write(memory, "known")
     assert found(memory) == {"new"}
@@ -222,18 +222,18 @@ def test_a_named_measure_counts_once_and_nothing_is_written_without() -> None:
     memory = memory_of()
     write(memory, "one")
     before = memory.store.sequence
-    memory.measure([])
+    memory.record_effects([])
     assert memory.store.sequence == before
     for _ in range(2):
-        memory.measure([Lead(1, 2.0)], once="batch")
-    assert memory.store.readers(1)[1].measured == 1
+        memory.record_effects([TipEffect(1, 2.0)], once="batch")
+    assert memory.store.load_reader_stats(1)[1].measured == 1
 
 
 def test_what_no_training_measures_is_refused() -> None:
     for more in ("--algorithm.name grpo", "--algorithm.q_off_policy 0"):
         config = load_config(None, f"--model.path there --memory.distilled 0.5 {more}".split())
         with pytest.raises(ConfigError, match=r"memory\.distilled is measured where empo2.*set it to 0"):
-            config.refuse_training()
+            config.validate_training()
 
 
 # --- how they come back, and what their owner sees ----------------------------------------------------------------
@@ -248,7 +248,7 @@ def test_what_made_room_comes_back_when_it_is_written_again_with_its_readers() -
         assert found(memory) == {"two", "three"}
         write(memory, "one")
         assert found(memory) == {"three", "one"}
-        assert memory.store.readers(1)[1].shown == 1
+        assert memory.store.load_reader_stats(1)[1].shown == 1
         assert marks(memory).keys() == {2}
 
 
@@ -265,15 +265,15 @@ def test_its_owner_brings_it_back_as_the_newest_or_keeps_it_away(path: Path) -> 
 def test_a_run_that_goes_back_has_the_marks_of_then_and_its_owner_s_wishes(path: Path, tmp_path: Path) -> None:
     with memory_of(path, capacity=2) as memory:
         memory.snapshot(tmp_path / "saved.db")
-        before = memory.store._rows("SELECT * FROM tips")
+        before = memory.store._query("SELECT * FROM tips")
         write(memory, "four", "one")
-        memory.measure([Lead(1, 0.0)])
+        memory.record_effects([TipEffect(1, 0.0)])
         assert marks(memory).keys() == {2, 3}
-        assert go_back(memory, tmp_path / "saved.db", tmp_path / "late.jsonl") == 2
-        assert memory.store._rows("SELECT * FROM tips") == before
+        assert rewind_to_snapshot(memory, tmp_path / "saved.db", tmp_path / "late.jsonl") == 2
+        assert memory.store._query("SELECT * FROM tips") == before
         exchange.enable_tips(memory.store, [1])
         write(memory, "five")
-        go_back(memory, tmp_path / "saved.db", tmp_path / "late.jsonl")
+        rewind_to_snapshot(memory, tmp_path / "saved.db", tmp_path / "late.jsonl")
         assert found(memory) == {"one", "two", "three"}
         assert not marks(memory)
 
@@ -281,8 +281,8 @@ def test_a_run_that_goes_back_has_the_marks_of_then_and_its_owner_s_wishes(path:
 def test_a_file_of_before_has_retired_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("trailnotes.memory.schema.MIGRATIONS", MIGRATIONS[:7])
-        with closing(TipStore(tmp_path / "memory.db", Identity("hashing", 256))) as store:
-            store._rows(
+        with closing(TipStore(tmp_path / "memory.db", EmbedderIdentity("hashing", 256))) as store:
+            store._query(
                 "INSERT INTO tips VALUES (1, 'task', 'one', 'a hall', 0, 1, '', 1, 0, '', 0, '', '', 0, 1, "
                 "zeroblob(1024), 1, 0, 0, 0, 0, 0)"
             )
@@ -294,7 +294,7 @@ def test_a_file_of_before_has_retired_nothing(tmp_path: Path, monkeypatch: pytes
 
 def test_the_command_line_shows_what_is_retired_and_why(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with memory_of(path, retire="merge", capacity=2, merge_similarity=0.5) as memory:
-        memory.measure([Lead(2, 0.5)])
+        memory.record_effects([TipEffect(2, 0.5)])
         write(memory, "three")
     assert main(["memory", "list", str(path.parent)]) == 0
     assert "one" not in capsys.readouterr().out
@@ -322,8 +322,8 @@ def test_all_and_export_leave_the_retired_alone(path: Path, tmp_path: Path) -> N
 
 def test_a_full_disk_retires_nothing(path: Path) -> None:
     with memory_of(path, capacity=2) as memory:
-        pages = memory.store._rows("PRAGMA page_count")[0][0]
-        memory.store._rows(f"PRAGMA max_page_count = {pages}")
+        pages = memory.store._query("PRAGMA page_count")[0][0]
+        memory.store._query(f"PRAGMA max_page_count = {pages}")
         with pytest.raises(MemoryStoreError, match="everything written before is kept"):
             write(memory, *(f"tip {number}" for number in range(500)))
         assert found(memory) == {"two", "three"}
@@ -332,5 +332,5 @@ def test_a_full_disk_retires_nothing(path: Path) -> None:
 
 def test_what_no_tip_made_likelier_is_done_anyway() -> None:
     """However unlikely tips made it: e to the power of a thousand is more than a number can be."""
-    assert Readers(1, 1.0, 0, 0.0, 1, measured=1, lead=-1000.0).anyway == 1.0
-    assert Readers(1, 1.0, 0, 0.0, 1, measured=1, lead=1000.0).anyway == 0.0
+    assert ReaderStats(1, 1.0, 0, 0.0, 1, measured=1, lead=-1000.0).tip_free_ratio == 1.0
+    assert ReaderStats(1, 1.0, 0, 0.0, 1, measured=1, lead=1000.0).tip_free_ratio == 0.0

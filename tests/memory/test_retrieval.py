@@ -19,7 +19,7 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import ConfigError, MissingExtraError
 from trailnotes.memory import open_memory
-from trailnotes.memory.remote import identity_of
+from trailnotes.memory.remote import normalize_embedder_name
 from trailnotes.memory.retrieval import CachedEmbedder, HashingEmbedder, QueuedEmbedder, embedder_of, make_embedder
 from trailnotes.memory.tipfile import write_tips
 from trailnotes.types import Tip
@@ -177,7 +177,7 @@ def test_a_model_that_only_a_file_names_is_not_loaded(monkeypatch, tmp_path, cap
 
 @given(st.from_regex(r"openai:(@|https?://|[a-z:]|\n){0,12}", fullmatch=True))
 def test_a_name_without_its_address_has_none(name: str) -> None:
-    assert identity_of(identity_of(name)) == identity_of(name)
+    assert normalize_embedder_name(normalize_embedder_name(name)) == normalize_embedder_name(name)
 
 
 def test_minilm_comes_from_a_package_or_from_the_hub(monkeypatch, tmp_path) -> None:
@@ -235,9 +235,9 @@ def test_whoever_asks_while_a_call_runs_is_in_the_next_one() -> None:
     words = [f"room {number}" for number in range(40)]
 
     async def ask() -> list[np.ndarray]:
-        first = asyncio.create_task(cached.embed_soon(["first"]))
+        first = asyncio.create_task(cached.embed_async(["first"]))
         await asyncio.to_thread(slow.entered.wait, 60)
-        others = [asyncio.create_task(cached.embed_soon([word, "door"])) for word in (*words, *words)]
+        others = [asyncio.create_task(cached.embed_async([word, "door"])) for word in (*words, *words)]
         await asyncio.sleep(0)  # the loop goes on while the embedder stands still, and all of them have asked
         assert not first.done()
         slow.go.set()
@@ -263,10 +263,10 @@ def test_known_texts_do_not_wait_for_others() -> None:
     slow.go.clear()
 
     async def ask() -> None:
-        task = asyncio.create_task(cached.embed_soon(["new"]))
+        task = asyncio.create_task(cached.embed_async(["new"]))
         await asyncio.sleep(0)
         assert cached.embed(["known"]).shape == (1, 256)
-        assert (await cached.embed_soon(["known"])).shape == (1, 256)
+        assert (await cached.embed_async(["known"])).shape == (1, 256)
         slow.go.set()
         await task
 

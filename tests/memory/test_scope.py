@@ -19,19 +19,19 @@ from trailnotes.commands import main
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
-from trailnotes.envs import env_tasks
+from trailnotes.envs import list_env_tasks
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError
 from trailnotes.memory import TipMemory, open_memory
-from trailnotes.memory.controls import shown
+from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.memory.exchange import open_store
 from trailnotes.memory.migrations import MIGRATIONS
-from trailnotes.memory.schema import Identity
+from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.scope import Scope
 from trailnotes.memory.store import TipStore
 from trailnotes.rollout import run_groups
 from trailnotes.runs.directory import RunDir
-from trailnotes.runs.panels import family_of
+from trailnotes.runs.panels import get_family
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Task, Tip
 
@@ -47,14 +47,14 @@ def memory_of(scope: Scope, tasks: Iterable[Task] = (), **settings: object) -> T
     """One tip of each task, which says its id and is found by the same key."""
     memory = open_memory(None, MemoryConfig(scope=scope, threshold=-1, top_k=99).model_copy(update=settings))
     tasks = list(tasks)
-    memory.meet(tasks)
+    memory.register_tasks(tasks)
     memory.add([Tip(each.id, each.id, "red door", 1.0) for each in tasks])
     return memory
 
 
 def found(memory: TipMemory, reader: str, query: str = "red door") -> list[str]:
     tips = [tip.text for tip in memory.search(reader, query, 99)]
-    assert tips == [tip.text for tip in asyncio.run(memory.find(reader, query, 99))]
+    assert tips == [tip.text for tip in asyncio.run(memory.search_async(reader, query, 99))]
     return tips
 
 
@@ -92,7 +92,7 @@ def test_beyond_the_task_similarity_decides_unless_it_has_a_place() -> None:
     }.items():
         config = MemoryConfig(scope="family", threshold=-1, order=order)
         with open_memory(None, config) as memory:
-            memory.meet([task("a"), task("b")])
+            memory.register_tasks([task("a"), task("b")])
             memory.add([
                 Tip("b", "other", "a cave", 9.0), Tip("b", "alike", "red door", 1.0), Tip("a", "like", "red door", 2.0),
             ])  # fmt: skip
@@ -126,7 +126,7 @@ def test_no_tip_about_a_game_held_back_reaches_training(
 ) -> None:
     with memory_of(scope) as memory:
         for each in tasks:  # one by one, as batches bring them
-            memory.meet([each])
+            memory.register_tasks([each])
         memory.add([Tip(each.id, each.id, "red door", 1.0) for each in tasks])
         known = {(each.id, each.split): each for each in tasks}.values()  # as it was met last
         held = {each.id for each in tasks if each.split != "train"}
@@ -135,7 +135,7 @@ def test_no_tip_about_a_game_held_back_reaches_training(
         same = {each.id for each in known if (each.seed, each.env) in alone}
         unclear = {each.id for each in tasks if any(per_split.count((each.seed, each.env, s)) > 1 for s in SPLITS)}
         for reader in {each.id for each in tasks if each.split == "train"}:
-            texts = {tip.text for tip in shown(memory, show).search(reader, "red door", 99)} - {reader}
+            texts = {tip.text for tip in make_prompt_memory(memory, show).search(reader, "red door", 99)} - {reader}
             assert not texts & held
             assert not texts & (same - unclear)
 
@@ -151,8 +151,8 @@ def test_what_was_met_is_kept_and_travels_with_snapshots(tmp_path: Path) -> None
     with open_memory(tmp_path / "memory.db", config) as memory, open_memory(tmp_path / "memory.db", config) as other:
         memory.add([Tip("b", "of b", "red door", 1.0)])
         assert (found(memory, "a"), found(other, "a")) == ([], [])
-        assert memory.meet([task("a"), task("b")])
-        assert not memory.meet([task("b"), task("a")])
+        assert memory.register_tasks([task("a"), task("b")])
+        assert not memory.register_tasks([task("b"), task("a")])
         assert (found(memory, "a"), found(other, "a")) == (["of b"], ["of b"])
         other.add([Tip("b", "later", "red door", 2.0)])
         assert found(memory, "a") == ["later", "of b"]
@@ -165,20 +165,20 @@ def test_what_was_met_is_kept_and_travels_with_snapshots(tmp_path: Path) -> None
 def test_a_file_of_before_has_met_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("trailnotes.memory.schema.MIGRATIONS", MIGRATIONS[:4])
-        with closing(TipStore(tmp_path / "memory.db", Identity("hashing", 256))) as store, store.transaction():
+        with closing(TipStore(tmp_path / "memory.db", EmbedderIdentity("hashing", 256))) as store, store.transaction():
             store.insert(Tip("b", "of b", "red door", 1.0), np.full(256, 1 / 16, np.float32))
     with open_memory(tmp_path / "memory.db", MemoryConfig(scope="env", threshold=-1)) as memory:
         assert found(memory, "b") == ["of b"]
-        memory.meet([task("a")])
+        memory.register_tasks([task("a")])
         assert found(memory, "a") == [], "nobody knows of which split b is"
-        memory.meet([task("b")])
+        memory.register_tasks([task("b")])
         assert found(memory, "a") == ["of b"]
 
 
 def test_scope_task_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with memory_of("task") as memory:
         monkeypatch.setattr(memory.store, "transaction", lambda: pytest.fail("something was written"))
-        assert not memory.meet([task("a")])
+        assert not memory.register_tasks([task("a")])
 
 
 def test_names_that_no_file_can_hold() -> None:
@@ -189,7 +189,7 @@ def test_names_that_no_file_can_hold() -> None:
 def test_memory_search_takes_a_scope(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "memory.db"
     with open_memory(path, MemoryConfig(scope="env")) as memory:
-        memory.meet([task("a"), task("b")])
+        memory.register_tasks([task("a"), task("b")])
         memory.add([Tip("b", "of b", "red door", 1.0)])
     assert main(["memory", "search", str(path), "a", "red door", "--scope", "family"]) == 0
     assert "similarity 1.000  1/1  b  of b" in capsys.readouterr().out
@@ -204,7 +204,7 @@ def test_memory_search_takes_a_scope(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_the_control_shows_as_many_of_another_family(scope: Wider) -> None:
     tasks = [task(name, family=name[0]) for name in ("m1", "m2", "v1", "v2", "v3")] + [task("k1", "test", "k")]
     with memory_of(scope, tasks) as memory:
-        control = shown(memory, "other")
+        control = make_prompt_memory(memory, "other")
         texts = {tip.text for tip in control.search("m1", "red door", 99)}
         assert texts == ({"v3", "v2"} if scope == "family" else {"v1", "v2", "v3"}), "never k1, which is held back"
         assert [tip.text for tip in control.search("m1", "red door", 1)] == [found(control, "m1")[0]]
@@ -213,9 +213,9 @@ def test_the_control_shows_as_many_of_another_family(scope: Wider) -> None:
 
 def test_where_all_are_of_one_family_another_task_stands_in() -> None:
     with memory_of("family", [task("a"), task("b")]) as memory:
-        assert found(shown(memory, "other"), "a") == ["b"]
+        assert found(make_prompt_memory(memory, "other"), "a") == ["b"]
     with memory_of("family", [task("a")]) as memory:
-        assert found(shown(memory, "other"), "a") == []
+        assert found(make_prompt_memory(memory, "other"), "a") == []
 
 
 # --- whoever plays says where tasks belong ------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def test_where_all_are_of_one_family_another_task_stands_in() -> None:
 
 def test_groups_introduce_their_tasks() -> None:
     config = gate_config(memory={"scope": "env"})
-    tasks = env_tasks(config.env.name, "test", config.env.options)[:2]
+    tasks = list_env_tasks(config.env.name, "test", config.env.options)[:2]
 
     async def play(memory: TipMemory) -> list[list[str]]:
         with EnvPool(config.env) as pool:
@@ -251,7 +251,7 @@ def test_games_met_before_help_on_one_that_was_never_met(scope: Scope, success: 
     (row,) = adapt_by(Guesser(), "empo2-tips", tmp_path, **sections, eval=evaluated)
     assert (row.mean, row.memory, row.num_tasks) == (success, True, 1)
     with closing(open_store(tmp_path)) as store:
-        assert store.namespaces() == {"gate/test": 1, "gate/train": 1}
+        assert store.count_by_namespace() == {"gate/test": 1, "gate/train": 1}
 
 
 def test_games_of_the_panel_cannot_be_met_before(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_games_of_the_panel_cannot_be_met_before(tmp_path: Path) -> None:
 
 def test_a_family_must_be_said() -> None:
     with memory_of("family") as memory, pytest.raises(ConfigError, match=r"a says no family: set Task\.family where"):
-        memory.meet([task("a", family="")])
+        memory.register_tasks([task("a", family="")])
 
 
 @pytest.mark.parametrize(
@@ -269,8 +269,8 @@ def test_a_family_must_be_said() -> None:
 )
 def test_environments_say_the_families_that_statistics_know(words: list[str]) -> None:
     config = load_config(None, words)
-    for each in env_tasks(config.env.name, "train", config.env.options):
-        assert each.family == each.id.rpartition("/")[0] == family_of(each)
+    for each in list_env_tasks(config.env.name, "train", config.env.options):
+        assert each.family == each.id.rpartition("/")[0] == get_family(each)
 
 
 def test_a_split_that_is_open_must_be_that_of_the_training() -> None:

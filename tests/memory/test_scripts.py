@@ -21,10 +21,10 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.schema import Config, RolloutConfig
 from trailnotes.memory import clean_tip, open_memory
 from trailnotes.memory.exchange import add_tip, export_tips, import_tips
-from trailnotes.memory.retrieval import HashingEmbedder, words_of
+from trailnotes.memory.retrieval import HashingEmbedder, split_words
 from trailnotes.policies.scripted import ScriptedPolicy
-from trailnotes.prompts import CUT, truncate
-from trailnotes.rollout.tips import written_tips
+from trailnotes.prompts import CUT_MARK, truncate
+from trailnotes.rollout.tips import parse_tips
 from trailnotes.types import Completion, Tip
 
 ACUTE = "\u0301"
@@ -53,7 +53,7 @@ def similarity(first: str, second: str) -> float:
     ],
 )
 def test_words_of_any_script(text: str, words: list[str]) -> None:
-    assert words_of(text) == words
+    assert split_words(text) == words
 
 
 def test_words_with_blanks_between_them_are_those_of_ever() -> None:
@@ -61,7 +61,7 @@ def test_words_with_blanks_between_them_are_those_of_ever() -> None:
     rng = random.Random(0)
     for _ in range(300):
         text = "".join(rng.choices("abXZ019_ .,;:-äößéñŁžабвΩλ°→\u201c\u2014\n", k=30))
-        assert words_of(text) == re.findall(r"\w+", text.lower())
+        assert split_words(text) == re.findall(r"\w+", text.lower())
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_tip_is_found_by_what_is_like_it(text: str, near: str, far: str) -> No
     ],
 )
 def test_a_cut_goes_through_no_character(text: str, cap: int, kept: str) -> None:
-    assert truncate(text, cap, len) == kept + CUT
+    assert truncate(text, cap, len) == kept + CUT_MARK
 
 
 @settings(deadline=None)
@@ -126,7 +126,7 @@ def test_a_tip_that_the_limit_cuts_ends_with_a_whole_character() -> None:
     config = Config(rollout=RolloutConfig(style="full"))
     done = replace(trajectory([step((1,), (2,))]))
     said = Completion((1,), (2,), (-0.1,), "钥匙在\ufffd\ufffd", "length")
-    (written,) = written_tips(ScriptedPolicy(lambda messages: ""), [done], [said], config, step=0)
+    (written,) = parse_tips(ScriptedPolicy(lambda messages: ""), [done], [said], config, step=0)
     assert [tip.text for tip in written.tips] == ["钥匙在"]
 
 

@@ -17,13 +17,13 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import open_memory, schema
 from trailnotes.memory.exchange import open_store
-from trailnotes.memory.schema import Identity
-from trailnotes.memory.store import Page, TipStore
+from trailnotes.memory.schema import EmbedderIdentity
+from trailnotes.memory.store import TipPage, TipStore
 from trailnotes.memory.tips import TipMemory
 from trailnotes.types import Tip
 
 ANY = MemoryConfig(threshold=-1)
-HASHING = Identity("hashing", 256)
+HASHING = EmbedderIdentity("hashing", 256)
 
 
 @pytest.fixture
@@ -123,10 +123,10 @@ def test_a_file_of_before_the_experience_table_is_migrated_and_keeps_its_tips(pa
             for tip in tips(2):
                 store.insert(tip, np.ones(256, np.float32))
     with closing(open_store(path)) as store:
-        assert [tip.text for tip in store.tips()] == ["tip 0", "tip 1"]
+        assert [tip.text for tip in store.load_tips()] == ["tip 0", "tip 1"]
         assert store.size("task") == 2
-        assert store._rows("SELECT COUNT(*) FROM experience") == [(0,)]
-        assert store._rows("PRAGMA user_version") == [(len(schema.MIGRATIONS),)]
+        assert store._query("SELECT COUNT(*) FROM experience") == [(0,)]
+        assert store._query("PRAGMA user_version") == [(len(schema.MIGRATIONS),)]
 
 
 def test_every_field_comes_back(memory: TipMemory, path: Path) -> None:
@@ -134,7 +134,7 @@ def test_every_field_comes_back(memory: TipMemory, path: Path) -> None:
     memory.add([tip])
     memory.close()
     with closing(open_store(path)) as store:
-        (found,) = store.tips()
+        (found,) = store.load_tips()
     assert found == Tip(*[getattr(tip, f) if f != "id" else 1 for f in Tip.__dataclass_fields__])
 
 
@@ -145,9 +145,9 @@ def test_an_older_file_is_migrated_and_keeps_its_rows(memory: TipMemory, path: P
     monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, added))
     for _ in range(2):  # the second opening has nothing to do
         with closing(open_store(path)) as store:
-            assert [tip.text for tip in store.tips()] == ["tip 0", "tip 1"]
-            assert store._rows("SELECT DISTINCT mood FROM tips") == [("calm",)]
-            assert store._rows("PRAGMA user_version") == [(len(schema.MIGRATIONS),)]
+            assert [tip.text for tip in store.load_tips()] == ["tip 0", "tip 1"]
+            assert store._query("SELECT DISTINCT mood FROM tips") == [("calm",)]
+            assert store._query("PRAGMA user_version") == [(len(schema.MIGRATIONS),)]
 
 
 def test_a_failed_migration_leaves_the_file_as_it_was(memory: TipMemory, path: Path, monkeypatch) -> None:
@@ -159,8 +159,8 @@ def test_a_failed_migration_leaves_the_file_as_it_was(memory: TipMemory, path: P
         with pytest.raises(MemoryStoreError, match=r"memory\.db"):
             open_store(path)
     with closing(open_store(path)) as store:
-        assert len(store.tips()) == 2
-        assert ("mood",) not in store._rows("SELECT name FROM pragma_table_info('tips')")
+        assert len(store.load_tips()) == 2
+        assert ("mood",) not in store._query("SELECT name FROM pragma_table_info('tips')")
 
 
 def test_a_newer_file_is_refused(memory: TipMemory, path: Path) -> None:
@@ -196,7 +196,7 @@ def test_damage_is_named_with_the_way_out(memory: TipMemory, path: Path) -> None
 
 def test_damage_in_a_large_file_is_named_when_it_is_read(memory: TipMemory, path: Path, monkeypatch) -> None:
     memory.add(tips(300))
-    monkeypatch.setattr(schema, "LARGEST_CHECKED", 0)
+    monkeypatch.setattr(schema, "MAX_FULL_CHECK_BYTES", 0)
     with open_memory(path, ANY) as other:  # what it holds is in the write-ahead log
         assert other.stats()["tips"] == 300
     memory.close()
@@ -231,15 +231,15 @@ def test_paths_that_cannot_be_opened(tmp_path: Path) -> None:
 
 def test_a_full_disk_keeps_what_was_written(memory: TipMemory) -> None:
     memory.add(tips(3))
-    pages = memory.store._rows("PRAGMA page_count")[0][0]
-    memory.store._rows(f"PRAGMA max_page_count = {pages}")
+    pages = memory.store._query("PRAGMA page_count")[0][0]
+    memory.store._query(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(
         MemoryStoreError, match="free some space, or raise the quota; everything written before is kept"
     ):
         memory.add(tips(500, "other"))
     assert memory.stats()["tips"] == 3
     assert len(memory.search("task", "q", 10)) == 3
-    memory.store._rows(f"PRAGMA max_page_count = {pages + 1000}")
+    memory.store._query(f"PRAGMA max_page_count = {pages + 1000}")
     assert memory.add(tips(500, "other")) == 500
 
 
@@ -265,7 +265,7 @@ def test_a_file_that_may_not_grow_is_told_from_one_that_is_damaged(path: Path, s
     ],
 )
 def test_what_a_full_disk_says_in_its_various_ways(path: Path, error: Exception, advice: str) -> None:
-    with pytest.raises(MemoryStoreError, match=advice), schema.named_errors(path):
+    with pytest.raises(MemoryStoreError, match=advice), schema.translate_errors(path):
         raise error
 
 
@@ -305,7 +305,7 @@ def test_snapshot_and_restore(memory: TipMemory, tmp_path: Path) -> None:
     snapshot = tmp_path / "checkpoint" / "memory.db"
     snapshot.parent.mkdir()
     memory.add(tips(3))
-    before, sequence = memory.store.tips(), memory.store.sequence
+    before, sequence = memory.store.load_tips(), memory.store.sequence
     memory.snapshot(snapshot)
     assert [p.name for p in snapshot.parent.iterdir()] == ["memory.db"]  # one self-contained file
 
@@ -314,13 +314,13 @@ def test_snapshot_and_restore(memory: TipMemory, tmp_path: Path) -> None:
     with memory.store.transaction():
         memory.store.delete([2])
     memory.restore(snapshot)
-    assert memory.store.tips() == before
+    assert memory.store.load_tips() == before
     assert memory.store.sequence == sequence
     assert [tip.text for tip in memory.search("task", "q", 10)] == ["tip 2", "tip 1", "tip 0"]
     assert [p.name for p in snapshot.parent.iterdir()] == ["memory.db"]
 
     memory.add([Tip("task", "after", "key", 0.0)])
-    assert memory.store.tips()[-1].id == 4, "ids go on as they would have from the snapshot"
+    assert memory.store.load_tips()[-1].id == 4, "ids go on as they would have from the snapshot"
 
 
 def test_restored_rows_are_seen_by_others_and_last(memory: TipMemory, path: Path, tmp_path: Path) -> None:
@@ -333,15 +333,15 @@ def test_restored_rows_are_seen_by_others_and_last(memory: TipMemory, path: Path
         other.add(tips(1))
     memory.close()
     with closing(open_store(path)) as store:
-        assert len(store.tips()) == 1
-        assert store._rows("PRAGMA journal_mode") == [("wal",)]
+        assert len(store.load_tips()) == 1
+        assert store._query("PRAGMA journal_mode") == [("wal",)]
 
 
 def test_a_memory_without_a_file_takes_a_snapshot_and_a_live_file(memory: TipMemory, path: Path, tmp_path) -> None:
     memory.add(tips(3))
     with open_memory(None, ANY) as volatile:
         volatile.restore(path)  # still open elsewhere, its rows still in the write-ahead log
-        assert volatile.store.tips() == memory.store.tips()
+        assert volatile.store.load_tips() == memory.store.load_tips()
         volatile.add(tips(4))
         volatile.snapshot(tmp_path / "copy.db")
     assert memory.stats()["tips"] == 3
@@ -353,7 +353,7 @@ def test_bad_snapshots_change_nothing(memory: TipMemory, path: Path, tmp_path: P
     memory.add(tips(300))
     memory.snapshot(tmp_path / "cut.db")
     (tmp_path / "cut.db").write_bytes((tmp_path / "cut.db").read_bytes()[:-5000])
-    TipStore(tmp_path / "other.db", Identity("other", 8)).close()
+    TipStore(tmp_path / "other.db", EmbedderIdentity("other", 8)).close()
     memory.snapshot(tmp_path / "newer.db")
     with closing(sqlite3.connect(tmp_path / "newer.db")) as connection:
         connection.execute("PRAGMA user_version = 99")
@@ -370,14 +370,14 @@ def test_bad_snapshots_change_nothing(memory: TipMemory, path: Path, tmp_path: P
 
 
 def test_another_embedder_is_refused_with_the_fix(path: Path) -> None:
-    TipStore(path, Identity("minilm", 384)).close()
+    TipStore(path, EmbedderIdentity("minilm", 384)).close()
     with pytest.raises(MemoryStoreError, match=r"minilm \(384 .*set memory\.embedder = 'minilm', or convert.*reembed"):
         open_memory(path, ANY)
 
 
 def test_a_tip_deleted_between_ranking_and_fetching_is_left_out(memory: TipMemory) -> None:
     memory.add(tips(3))
-    page: Page = memory.store.page("task", ["score"])
+    page: TipPage = memory.store.load_page("task", ["score"])
     with memory.store.transaction():
         memory.store.delete([2])
     assert [tip.id for tip in memory.store.fetch(page, [0, 1, 2])] == [3, 1]
@@ -386,14 +386,14 @@ def test_a_tip_deleted_between_ranking_and_fetching_is_left_out(memory: TipMemor
 def test_pages_are_kept_until_a_write_and_bounded(memory: TipMemory, monkeypatch) -> None:
     monkeypatch.setattr("trailnotes.memory.store.CACHED_PAGES", 2)
     memory.add([*tips(1, "a"), *tips(1, "b"), *tips(1, "c")])
-    page = memory.store.page("a", ["score"])
-    memory.store.page("b", ["score"])
-    assert memory.store.page("a", ["score"]) is page
+    page = memory.store.load_page("a", ["score"])
+    memory.store.load_page("b", ["score"])
+    assert memory.store.load_page("a", ["score"]) is page
     memory.add(tips(2, "b"))
-    assert memory.store.page("a", ["score"]) is page, "a write elsewhere must not cost this page"
-    memory.store.page("b", ["score"])
-    memory.store.page("c", ["score"])
-    assert memory.store.page("a", ["score"]) is not page
+    assert memory.store.load_page("a", ["score"]) is page, "a write elsewhere must not cost this page"
+    memory.store.load_page("b", ["score"])
+    memory.store.load_page("c", ["score"])
+    assert memory.store.load_page("a", ["score"]) is not page
     assert len(memory.store._pages) == 2
 
 

@@ -31,9 +31,9 @@ from index_workers import Directions
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.memory import TipMemory, exchange, indexed, open_memory
-from trailnotes.memory.owner import go_back
+from trailnotes.memory.owner import rewind_to_snapshot
 from trailnotes.memory.retrieval import Floats, HashingEmbedder
-from trailnotes.memory.tip_stats import Lead, Reading
+from trailnotes.memory.tip_stats import TipEffect, TipExposure
 from trailnotes.types import Tip
 
 pytest.importorskip("faiss", reason="the index needs the extra index")
@@ -179,7 +179,7 @@ class Model:
             self.tips[tip_id] = replace(self.tips[tip_id], enabled=False)
             self.gone[tip_id] = rule, into
 
-    def measure(self, leads: list[Lead]) -> None:
+    def measure(self, leads: list[TipEffect]) -> None:
         """As `TipMemory.measure`."""
         self.writes += 1
         for tip_id, nats in leads:
@@ -246,15 +246,15 @@ class TwoWriters(RuleBasedStateMachine):
         """Episodes read tips, and gained or lost by it; of some it is known what they would have done without."""
         ids = st.lists(st.sampled_from(sorted(self.model.tips)), min_size=1, max_size=12)
         memory = self.memories[writer]
-        readings = [Reading(tip_id, 1.0, (tip_id % 5 - 2) / 4) for tip_id in data.draw(ids)]
+        readings = [TipExposure(tip_id, 1.0, (tip_id % 5 - 2) / 4) for tip_id in data.draw(ids)]
         with memory.store.transaction():
-            memory.store.read(readings)
+            memory.store.record_exposures(readings)
         self.model.writes += 1
         for tip_id, _, gained in readings:
             counts = self.model.readers[tip_id]
             counts.shown, counts.compared, counts.gained = counts.shown + 1, counts.compared + 1, counts.gained + gained
-        leads = [Lead(tip_id, tip_id % 3 / 2) for tip_id in data.draw(ids)]
-        memory.measure(leads)
+        leads = [TipEffect(tip_id, tip_id % 3 / 2) for tip_id in data.draw(ids)]
+        memory.record_effects(leads)
         self.model.measure(leads)
 
     @precondition(lambda self: self.model.tips)
@@ -298,7 +298,7 @@ class TwoWriters(RuleBasedStateMachine):
     @precondition(lambda self: self.saved is not None and not self.by_owner)
     @rule(writer=WRITERS, instead=BATCHES)
     def go_back(self, writer: int, instead: list[Tip]) -> None:
-        go_back(self.memories[writer], self.path.with_name("saved.db"), self.path.with_name("aside.jsonl"))
+        rewind_to_snapshot(self.memories[writer], self.path.with_name("saved.db"), self.path.with_name("aside.jsonl"))
         assert self.saved is not None
         self.model = copy.deepcopy(self.saved)
         self.add(writer, instead)
@@ -321,16 +321,16 @@ class TwoWriters(RuleBasedStateMachine):
         for memory in self.memories:
             assert [tip.id for tip in memory.search(namespace, query, 100)] == wanted
         for tip in [tip for tip in self.model.tips.values() if tip.namespace == namespace and tip.enabled]:
-            assert [found.key for found, _ in self.memories[0].nearest(namespace, tip.key, 1)] == [tip.key]
+            assert [found.key for found, _ in self.memories[0].search_nearest(namespace, tip.key, 1)] == [tip.key]
 
     @invariant()
     def same_rows(self) -> None:
         for memory in self.memories:
-            assert {tip.id: tip for tip in memory.store.tips()} == self.model.tips
+            assert {tip.id: tip for tip in memory.store.load_tips()} == self.model.tips
             assert memory.store.sequence == self.model.writes
-            marks = {tip_id: (mark.rule, mark.into) for tip_id, mark in memory.store.retirements().items()}
+            marks = {tip_id: (mark.rule, mark.into) for tip_id, mark in memory.store.load_retirements().items()}
             assert marks == self.model.gone
-            for tip_id, found in memory.store.readers().items():
+            for tip_id, found in memory.store.load_reader_stats().items():
                 wanted = self.model.readers[tip_id]
                 assert (found.shown, found.compared, found.gained) == (wanted.shown, wanted.compared, wanted.gained)
                 assert (found.measured, found.lead) == (wanted.measured, pytest.approx(wanted.lead))
@@ -340,7 +340,7 @@ class TwoWriters(RuleBasedStateMachine):
 
 
 def test_two_writers_and_a_model_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(indexed, "UNSAVED", 1)
+    monkeypatch.setattr(indexed, "MAX_UNSAVED", 1)
     run_state_machine_as_test(
         TwoWriters,
         settings=settings(

@@ -16,7 +16,7 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import TipMemory, open_memory
 from trailnotes.memory.exchange import export_tips, import_tips
-from trailnotes.memory.tipfile import LONGEST_LINE, TYPES, read_tips, write_tips
+from trailnotes.memory.tipfile import FIELD_TYPES, MAX_LINE_BYTES, read_tips, write_tips
 from trailnotes.types import Tip
 
 jsonschema = pytest.importorskip("jsonschema", reason="checks lines by the JSON Schema of docs/; it comes with mcp")
@@ -62,7 +62,7 @@ def test_every_line_is_what_the_schema_says(tmp_path: Path) -> None:
 
 def test_schema_and_page_name_the_fields_that_there_are() -> None:
     fields = SCHEMA["$defs"]["tip"]["properties"]
-    assert set(fields) == {"id", *TYPES}
+    assert set(fields) == {"id", *FIELD_TYPES}
     page = (DOCS / "tip-format.md").read_text()
     for name in (*fields, *SCHEMA["$defs"]["header"]["properties"]):
         assert f"| `{name}` |" in page
@@ -157,7 +157,7 @@ def test_a_line_of_a_megabyte_is_named_and_not_kept(memory: TipMemory, tmp_path:
         import_tips(memory.store, path)
     assert len(str(caught.value)) < 400
     assert memory.stats()["tips"] == 1
-    (tmp_path / "endless.jsonl").write_bytes(b"[" * (2 * LONGEST_LINE))
+    (tmp_path / "endless.jsonl").write_bytes(b"[" * (2 * MAX_LINE_BYTES))
     with pytest.raises(MemoryStoreError, match="line 1: longer"):
         read_tips(tmp_path / "endless.jsonl")
 

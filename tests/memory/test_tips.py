@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.memory import clean_tip, open_memory, tips, tips_of
-from trailnotes.memory.schema import Identity
+from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.store import TipStore
 from trailnotes.memory.tips import MARKUP, MAX_CHARS, MAX_KEY_CHARS, TipMemory
 from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory
@@ -32,7 +32,9 @@ class Compass:
 
 
 def compass_memory(**settings: object) -> TipMemory:
-    return TipMemory(TipStore(None, Identity("compass", 2)), Compass(), MemoryConfig(**settings), clock=lambda: "now")
+    return TipMemory(
+        TipStore(None, EmbedderIdentity("compass", 2)), Compass(), MemoryConfig(**settings), clock=lambda: "now"
+    )
 
 
 def note(text: str, score: float = 0.0, *, key: str = "0", namespace: str = "task", **fields: object) -> Tip:
@@ -45,8 +47,8 @@ def texts(tips: Sequence[Tip]) -> list[str]:
 
 def kept(memory: TipMemory) -> list[str]:
     """Texts of those that are not retired, the oldest first."""
-    gone = memory.store.retirements()
-    return [tip.text for tip in memory.store.tips() if tip.id not in gone]
+    gone = memory.store.load_retirements()
+    return [tip.text for tip in memory.store.load_tips() if tip.id not in gone]
 
 
 def episode(actions: Sequence[str] = ("look", "go north"), **fields: object) -> Trajectory:
@@ -142,11 +144,11 @@ def test_a_repeat_is_counted_and_refreshes_the_age() -> None:
     memory = compass_memory(threshold=-1, capacity=3, duplicates="count")
     memory.add([note("good", 5.0, max_score=6.0, action="jump", model="first", step=1), note("x"), note("y")])
     assert memory.add([note("good", 2.0, max_score=9.0, key="90", action="sit", model="second", step=2)]) == 1
-    (good,) = [tip for tip in memory.store.tips() if tip.text == "good"]
+    (good,) = [tip for tip in memory.store.load_tips() if tip.text == "good"]
     assert good == note(
         "good", 5.0, key="90", max_score=6.0, action="sit", model="first", step=1, id=1, support=2, created="now"
     )
-    assert texts(memory.store.tips()) == ["x", "y", "good"]
+    assert texts(memory.store.load_tips()) == ["x", "y", "good"]
     memory.add([note("z")])
     assert kept(memory) == ["y", "good", "z"], "the refreshed one is not the oldest any more"
     assert memory.add([note("good", 8.0)]) == 1
@@ -170,14 +172,14 @@ def test_repeats_elsewhere_or_by_import_are_no_repeats() -> None:
     memory = compass_memory(threshold=-1)
     theirs = note("good", imported=True, enabled=False)
     assert memory.add([theirs, note("good"), note("good", namespace="other"), theirs]) == 4
-    assert [tip.support for tip in memory.store.tips("task")] == [1, 2]
+    assert [tip.support for tip in memory.store.load_tips("task")] == [1, 2]
     assert texts(memory.search("task", "0", 10)) == ["good"], "an import cannot keep an own tip from being found"
 
 
 def test_step_entries_share_their_text_but_not_their_keys() -> None:
     memory = compass_memory(threshold=0.9, entries="step")
     memory.add([note("good", key="0", action="a"), note("good", key="90", action="b"), note("good", key="0")])
-    assert [(tip.key, tip.support) for tip in memory.store.tips()] == [("90", 1), ("0", 2)]
+    assert [(tip.key, tip.support) for tip in memory.store.load_tips()] == [("90", 1), ("0", 2)]
     assert [tip.action for tip in memory.search("task", "90", 10)] == ["b"]
 
 
@@ -193,10 +195,10 @@ def test_added_in_order_in_one_transaction(monkeypatch) -> None:
     monkeypatch.setattr(TipStore, "insert", failing)
     with pytest.raises(RuntimeError, match="plug"):
         memory.add([note("first"), note("second"), note("third")])
-    assert memory.store.tips() == []
+    assert memory.store.load_tips() == []
     monkeypatch.undo()
     memory.add([note("first"), note("second"), note("third")])
-    assert [(tip.id, tip.text) for tip in memory.store.tips()] == [(1, "first"), (2, "second"), (3, "third")]
+    assert [(tip.id, tip.text) for tip in memory.store.load_tips()] == [(1, "first"), (2, "second"), (3, "third")]
 
 
 def test_the_same_writes_give_the_same_rows(tmp_path) -> None:
@@ -205,7 +207,7 @@ def test_the_same_writes_give_the_same_rows(tmp_path) -> None:
         memory = open_memory(tmp_path / name, MemoryConfig(capacity=5), clock=lambda: "")
         for number in range(12):
             memory.add([note(f"tip {number % 7}", float(number), key=f"room {number}")])
-        contents.append(memory.store._rows("SELECT * FROM tips ORDER BY id"))
+        contents.append(memory.store._query("SELECT * FROM tips ORDER BY id"))
         memory.close()
     assert contents[0] == contents[1]
     assert len(contents[0]) == 7
@@ -214,9 +216,9 @@ def test_the_same_writes_give_the_same_rows(tmp_path) -> None:
 def test_created_is_filled_once_and_in_utc() -> None:
     with open_memory(None, MemoryConfig(threshold=-1)) as memory:
         memory.add([note("new"), note("old", created="1999-12-31T23:59:59+00:00")])
-        new, old = memory.store.tips()
+        new, old = memory.store.load_tips()
         memory.add([note("old", created="2000-01-01T00:00:00+00:00")])
-        assert memory.store.tips()[1].created == old.created == "1999-12-31T23:59:59+00:00"
+        assert memory.store.load_tips()[1].created == old.created == "1999-12-31T23:59:59+00:00"
     assert datetime.fromisoformat(new.created).utcoffset() == timedelta(0)
 
 
@@ -259,8 +261,8 @@ def test_clean_tip_bounds_words_and_characters() -> None:
 
 def test_markup_that_is_nested_without_end_is_cleaned_in_a_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     passes = []
-    clean_once = tips._cleaned_once
-    monkeypatch.setattr(tips, "_cleaned_once", lambda *args: passes.append(args) or clean_once(*args))
+    clean_once = tips._clean_once
+    monkeypatch.setattr(tips, "_clean_once", lambda *args: passes.append(args) or clean_once(*args))
     clean = clean_tip("<a" * 600 + ">" * 600 + "x")
     assert clean_tip(clean) == clean
     assert "<" not in clean

@@ -22,8 +22,8 @@ from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.memory import open_memory
 from trailnotes.memory.exchange import edit_tip
 from trailnotes.memory.migrations import MIGRATIONS
-from trailnotes.memory.owner import go_back
-from trailnotes.memory.tip_stats import earned_by, mean_gain, upper_bounds
+from trailnotes.memory.owner import rewind_to_snapshot
+from trailnotes.memory.tip_stats import compute_ucb_scores, mean_gain, normalize_score
 from trailnotes.memory.tips import TipMemory
 from trailnotes.rollout import run_groups
 from trailnotes.runs.directory import RunDir
@@ -42,7 +42,7 @@ def read(tips: Sequence[Tip], success: bool, **fields: object) -> Trajectory:
 def written(memory: TipMemory, *texts: str) -> dict[str, Tip]:
     """Tips whose score falls from the first to the last."""
     memory.add([Tip("task", text, "key", -float(number)) for number, text in enumerate(texts)])
-    return {tip.text: tip for tip in memory.store.tips()}
+    return {tip.text: tip for tip in memory.store.load_tips()}
 
 
 def order(memory: TipMemory) -> list[str]:
@@ -59,10 +59,10 @@ def readings(path: Path) -> list[tuple[str, int, float]]:
 
 def test_the_bound_is_the_mean_and_a_bonus_for_what_was_read_seldom() -> None:
     # n = 1 and 4, N = 5: 0.5 + sqrt(ln 5) and 3.5/4 + sqrt(ln 5 / 4); ln 5 = 1.609438
-    assert upper_bounds(np.array([0, 3]), np.array([0, 3]), 1.0).tolist() == pytest.approx([1.768636, 1.509318])
-    assert upper_bounds(np.array([0, 3]), np.array([0, 3]), 0.0).tolist() == [0.5, 0.875]
-    assert upper_bounds(np.array([0]), np.array([0]), 1.0).tolist() == [0.5], "ln 1 = 0: it has no rival"
-    assert upper_bounds(np.array([]), np.array([]), 1.0).tolist() == []
+    assert compute_ucb_scores(np.array([0, 3]), np.array([0, 3]), 1.0).tolist() == pytest.approx([1.768636, 1.509318])
+    assert compute_ucb_scores(np.array([0, 3]), np.array([0, 3]), 0.0).tolist() == [0.5, 0.875]
+    assert compute_ucb_scores(np.array([0]), np.array([0]), 1.0).tolist() == [0.5], "ln 1 = 0: it has no rival"
+    assert compute_ucb_scores(np.array([]), np.array([]), 1.0).tolist() == []
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_the_bound_is_the_mean_and_a_bonus_for_what_was_read_seldom() -> None:
 def test_what_a_reader_earned_is_between_nothing_and_all(
     success: bool, score: float, max_score: float, worth: float
 ) -> None:
-    assert earned_by(read([], success, score=score, max_score=max_score)) == worth
+    assert normalize_score(read([], success, score=score, max_score=max_score)) == worth
 
 
 # --- the order ----------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def test_without_a_bonus_the_mean_alone_decides() -> None:
 def test_it_breaks_ties_of_another_order_and_holds_among_similar_tips() -> None:
     with open_memory(None, MemoryConfig(threshold=0.5, order=("similarity", "ucb"))) as memory:
         memory.add([Tip("task", text, key, 0.0) for text, key in (("a", "red"), ("b", "red"), ("c", "blue"))])
-        tips = {tip.text: tip for tip in memory.store.tips()}
+        tips = {tip.text: tip for tip in memory.store.load_tips()}
         memory.report([read([tips["a"]], True), read([tips["b"]], False)])
         assert [tip.text for tip in memory.search("task", "red", 9)] == ["a", "b"]
 
@@ -131,7 +131,7 @@ def test_whatever_the_order_readers_are_counted_and_nothing_is_written_without()
         memory.report([read([], True)], once="plain")
         assert memory.store.sequence == before
         memory.report([read([tips["a"]], True)])
-        assert memory.store.readers()[1] == (1, 1.0, 0, 0.0, before + 1, 0, 0.0)
+        assert memory.store.load_reader_stats()[1] == (1, 1.0, 0, 0.0, before + 1, 0, 0.0)
 
 
 def test_what_readers_gained_is_over_those_of_their_group_that_did_not_read_it() -> None:
@@ -146,7 +146,7 @@ def test_what_readers_gained_is_over_those_of_their_group_that_did_not_read_it()
         # helps: 1 and 1 less (0 + 0 + .5)/3; misleads: 0 less (1 + 1 + 0 + .5)/4; useless: 1 and .5 less (1 + 0 + 0)/3,
         # and once with nobody to compare
         expected = {"helps": (2, 5 / 3), "misleads": (1, -0.625), "useless": (2, 5 / 6), "unread": (0, 0.0)}
-        readers = {text: memory.store.readers()[tip.id] for text, tip in tips.items() if tip.id}
+        readers = {text: memory.store.load_reader_stats()[tip.id] for text, tip in tips.items() if tip.id}
         for text, (compared, gained) in expected.items():
             assert (readers[text].compared, readers[text].gained) == (compared, pytest.approx(gained))
         assert (readers["useless"].shown, readers["useless"].earned) == (3, 2.5)
@@ -186,7 +186,7 @@ def test_a_run_that_goes_back_forgets_readers_though_nobody_wrote_since(tmp_path
         memory.snapshot(tmp_path / "snapshot.db")
         memory.report([read([tips["a"]], True)])
         assert readings(tmp_path / "memory.db") == [("a", 2, 2.0)]
-        assert go_back(memory, tmp_path / "snapshot.db", tmp_path / "late.jsonl") == 0
+        assert rewind_to_snapshot(memory, tmp_path / "snapshot.db", tmp_path / "late.jsonl") == 0
         assert readings(tmp_path / "memory.db") == readings(tmp_path / "snapshot.db") == [("a", 1, 1.0)]
 
 
@@ -194,8 +194,8 @@ def test_a_file_of_before_is_of_tips_that_nobody_read(tmp_path: Path, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr("trailnotes.memory.schema.MIGRATIONS", MIGRATIONS[:3])
         with open_memory(tmp_path / "memory.db", UCB) as memory:
-            patch.setattr("trailnotes.memory.store.READINGS", ())
-            patch.setattr(TipMemory, "make_room", lambda *_: None)  # it asks a later table
+            patch.setattr("trailnotes.memory.store.READER_COLUMNS", ())
+            patch.setattr(TipMemory, "evict", lambda *_: None)  # it asks a later table
             written(memory, "a")
     with open_memory(tmp_path / "memory.db", UCB) as memory:
         assert order(memory) == ["a"]
@@ -243,7 +243,7 @@ def test_groups_report_to_the_memory_that_they_read() -> None:
     with open_memory(None, config.memory) as memory:
         memory.add([Tip(gate.id, "next time say w1", "gate", 1.0), Tip("another", "say nothing", "gate", 1.0)])
         asyncio.run(play(memory))
-        assert memory.store._rows("SELECT shown, earned FROM tips") == [(3, 3.0), (0, 0.0)]
+        assert memory.store._query("SELECT shown, earned FROM tips") == [(3, 3.0), (0, 0.0)]
 
 
 def test_an_adaptation_counts_each_reader_once_however_often_it_is_started(
@@ -266,7 +266,7 @@ def test_an_adaptation_counts_each_reader_once_however_often_it_is_started(
 def test_training_counts_and_a_resumed_run_is_the_same(
     start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trailnotes.memory.tip_stats.WELL", 0.0)  # a random model does nothing well
+    monkeypatch.setattr("trailnotes.memory.tip_stats.SUCCESS_THRESHOLD", 0.0)  # a random model does nothing well
 
     def config(iterations: int) -> Config:
         memory = {"order": ["ucb"], "capacity": 3, "retire": "least_worth", "distilled": 0.1, "distilled_readers": 1}

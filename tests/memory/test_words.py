@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.memory import TipMemory, open_memory
-from trailnotes.memory.words import WordIndex, reciprocal_ranks
+from trailnotes.memory.words import BM25Index, fuse_reciprocal_ranks
 from trailnotes.types import Tip
 
 KEYS = {"a": "red door red", "b": "red gate", "c": "blue gate by the sea", "d": "nothing"}
@@ -27,26 +27,26 @@ def memory_of(keys: dict[str, str], **fields: object) -> TipMemory:
 
 def found(memory: TipMemory, query: str, top_k: int = 9) -> list[str]:
     tips = [tip.text for tip in memory.search("task", query, top_k)]
-    assert tips == [tip.text for tip in asyncio.run(memory.find("task", query, top_k))]
+    assert tips == [tip.text for tip in asyncio.run(memory.search_async("task", query, top_k))]
     return tips
 
 
 def test_bm25_by_hand() -> None:
     # N = 3, lengths 3, 2, 1, mean 2. red: n = 2, idf = ln(1 + 1.5/2.5); door: n = 1, idf = ln(1 + 2.5/1.5)
-    index = WordIndex(["Red door, red!", "red gate", "gate"])
+    index = BM25Index(["Red door, red!", "red gate", "gate"])
     red, door = math.log(1.6), math.log(8 / 3)
     first = red * 2 / (2 + 1.2 * (0.25 + 0.75 * 1.5)) + door * 1 / (1 + 1.2 * (0.25 + 0.75 * 1.5))
     second = red * 1 / (1 + 1.2 * (0.25 + 0.75))
-    assert index.scores("a red, red door").tolist() == pytest.approx([first, second, 0.0])
-    assert index.scores("sea").tolist() == [0.0] * 3
-    assert WordIndex([]).scores("red").tolist() == []
-    assert WordIndex(["", "?"]).scores("red").tolist() == [0.0] * 2
+    assert index.score("a red, red door").tolist() == pytest.approx([first, second, 0.0])
+    assert index.score("sea").tolist() == [0.0] * 3
+    assert BM25Index([]).score("red").tolist() == []
+    assert BM25Index(["", "?"]).score("red").tolist() == [0.0] * 2
 
 
 def test_reciprocal_ranks_by_hand() -> None:
     dense = np.array([0, 1, 2]), np.array([0.5, 0.9, 0.5])
     sparse = np.array([2]), np.array([7.0])
-    assert reciprocal_ranks(4, dense, sparse).tolist() == pytest.approx([1 / 62, 1 / 61, 1 / 62 + 1 / 61, 0])
+    assert fuse_reciprocal_ranks(4, dense, sparse).tolist() == pytest.approx([1 / 62, 1 / 61, 1 / 62 + 1 / 61, 0])
 
 
 @settings(max_examples=60, deadline=None)
@@ -54,8 +54,8 @@ def test_reciprocal_ranks_by_hand() -> None:
     st.lists(st.lists(st.sampled_from("abcdef"), max_size=6), min_size=1, max_size=8), st.sets(st.sampled_from("abg"))
 )
 def test_only_a_shared_word_counts_and_one_more_never_hurts(texts: list[list[str]], query: set[str]) -> None:
-    index = WordIndex([" ".join(text) for text in texts])
-    scores, more = index.scores(" ".join(query)), index.scores(" ".join(query | {"c"}))
+    index = BM25Index([" ".join(text) for text in texts])
+    scores, more = index.score(" ".join(query)), index.score(" ".join(query | {"c"}))
     assert [score > 0 for score in scores] == [bool(query & set(text)) for text in texts]
     assert (more >= scores).all()
 
@@ -88,13 +88,13 @@ def test_words_follow_what_is_written() -> None:
 def test_the_event_loop_goes_on_while_words_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on = threading.Event()
 
-    class Waiting(WordIndex):
+    class Waiting(BM25Index):
         def scores(self, query: str) -> np.ndarray:
             assert goes_on.wait(10), "the loop was held up"
             return super().scores(query)
 
     async def search(memory: TipMemory) -> list[Tip]:
-        searching = asyncio.ensure_future(memory.find("task", "red", 9))
+        searching = asyncio.ensure_future(memory.search_async("task", "red", 9))
         await asyncio.sleep(0)
         goes_on.set()
         return await searching

@@ -39,7 +39,7 @@ def subject(
     if request.param == "hf":
         yield Subject(HFPolicy(model, tokenizer_of(), deterministic=False), model)
         return
-    from trailnotes.policies.vllm import vllm_policy
+    from trailnotes.policies.vllm import make_vllm_policy
 
     path = tmp_path_factory.mktemp("model")
     model.save_pretrained(path)
@@ -49,7 +49,7 @@ def subject(
         model={"path": str(path), "device": "cpu"},
         engine={"name": "vllm", "python": VLLM, "max_concurrent": 8},
     )
-    policy = vllm_policy(config)
+    policy = make_vllm_policy(config)
     yield Subject(policy, model)
     policy.close()
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trailnotes.policies.hf.engine import SHORT, Endings
+from trailnotes.policies.hf.engine import MAX_CACHED_TOKENS, StopCondition
 from trailnotes.types import Sampling, TokenIds
 
 TEXTS = (
@@ -37,9 +37,9 @@ def decode(ids: TokenIds) -> str:
 
 def said(ids: TokenIds, *stop: str, max_tokens: int = 1000) -> tuple[int, str, str]:
     """Tokens taken, text and reason."""
-    endings, sampling = Endings(decode, {END}), Sampling(max_tokens=max_tokens, stop=stop)
+    endings, sampling = StopCondition(decode, {END}), Sampling(max_tokens=max_tokens, stop=stop)
     for num in range(1, len(ids) + 1):
-        if end := endings.end(ids[:num], sampling):
+        if end := endings.find_end(ids[:num], sampling):
             return num, *end
     raise AssertionError("it never ends")
 
@@ -63,7 +63,7 @@ def test_a_stop_text_ends_an_answer_wherever_tokens_are_cut(ids: TokenIds, stop:
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from([*range(len(TEXTS)), 20, 21, 22]), max_size=2 * SHORT).map(tuple))
+@given(st.lists(st.sampled_from([*range(len(TEXTS)), 20, 21, 22]), max_size=2 * MAX_CACHED_TOKENS).map(tuple))
 def test_an_answer_ends_with_the_first_token_that_completes_a_stop_text(ids: TokenIds) -> None:
     stops = ("\n", "</action>", "走")
     wanted = next((n for n in range(len(ids) + 1) if any(stop in decode(ids[:n]) for stop in stops)), len(ids) + 1)
@@ -74,7 +74,7 @@ def test_an_answer_ends_with_the_first_token_that_completes_a_stop_text(ids: Tok
 
 
 def test_a_long_answer_is_not_remembered_from_each_of_its_beginnings() -> None:
-    endings, sampling = Endings(decode, {END}), Sampling(max_tokens=1000, stop=("never\n",))
+    endings, sampling = StopCondition(decode, {END}), Sampling(max_tokens=1000, stop=("never\n",))
     for num in range(1, 500):
-        endings.end((3,) * num, sampling)
-    assert endings._short.cache_info().currsize <= SHORT
+        endings.find_end((3,) * num, sampling)
+    assert endings._short.cache_info().currsize <= MAX_CACHED_TOKENS

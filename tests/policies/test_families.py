@@ -222,7 +222,7 @@ def test_a_tip_is_one_quoted_line_in_the_turn_of_any_template(chats, name, style
             live = Conversation(RolloutConfig(style=style), MemoryConfig(max_tip_tokens=400), chat.count_tokens)
             live.start("leave")
             (tip,) = live.observe(Observation("a hall"), [Tip("t", clean_tip(each) or "none", "", 1.0)])
-            assert len(live.tip_line(tip).splitlines()) == 1
+            assert len(live.format_tip(tip).splitlines()) == 1
             prompts.append(chat.encode(live.acting))
         calm, wild = ([token for token in ids if token in control] for ids in prompts)
         assert wild == calm

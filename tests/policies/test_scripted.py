@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trailnotes.errors import PolicyError
 from trailnotes.policies.base import Policy
-from trailnotes.policies.scripted import END, ROLE_IDS, ScriptedPolicy
+from trailnotes.policies.scripted import END_ID, ROLE_IDS, ScriptedPolicy
 from trailnotes.types import Completion, Message, Sampling
 
 USER, ASSISTANT = ROLE_IDS["user"], ROLE_IDS["assistant"]
@@ -25,8 +25,21 @@ def test_it_is_a_policy() -> None:
 
 def test_encoding_by_hand() -> None:
     policy = ScriptedPolicy(lambda messages: "")
-    messages = [Message("user", "hi"), Message("assistant", "ok", (7, END)), Message("user", "é")]
-    assert policy.encode(messages) == (USER, 104, 105, END, ASSISTANT, 7, END, USER, 0xC3, 0xA9, END, ASSISTANT)
+    messages = [Message("user", "hi"), Message("assistant", "ok", (7, END_ID)), Message("user", "é")]
+    assert policy.encode(messages) == (
+        USER,
+        104,
+        105,
+        END_ID,
+        ASSISTANT,
+        7,
+        END_ID,
+        USER,
+        0xC3,
+        0xA9,
+        END_ID,
+        ASSISTANT,
+    )
     assert policy.decode(policy.encode(messages[2:])) == "é"
     assert policy.count_tokens("é!") == 3
 
@@ -54,14 +67,14 @@ def test_the_script_sees_the_conversation() -> None:
 def test_stop_text_and_length_end_a_completion() -> None:
     policy = ScriptedPolicy(lambda messages: "go east\nthen")
     stopped = answer(policy, [Message("user", "")], stop=("\n",))
-    assert (stopped.text, stopped.finish_reason, stopped.token_ids[-1]) == ("go east", "stop", END)
+    assert (stopped.text, stopped.finish_reason, stopped.token_ids[-1]) == ("go east", "stop", END_ID)
     cut = answer(policy, [Message("user", "")], max_tokens=2)
     assert (cut.text, cut.finish_reason, cut.token_ids) == ("go", "length", (103, 111))
 
 
 def test_a_cut_turn_is_closed_in_the_next_prompt() -> None:
     policy = ScriptedPolicy(lambda messages: "")
-    assert policy.encode([Message("assistant", "go", (103, 111))]) == (ASSISTANT, 103, 111, END, ASSISTANT)
+    assert policy.encode([Message("assistant", "go", (103, 111))]) == (ASSISTANT, 103, 111, END_ID, ASSISTANT)
 
 
 def test_a_full_context_is_refused() -> None:

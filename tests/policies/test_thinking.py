@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from puppet import OneTip, ids_of, led, play
-from trailnotes.algorithms.rememberer.advice import Valued, parse_advice
+from trailnotes.algorithms.rememberer.advice import ValuedAction, parse_advice
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.model_schema import ModelConfig
 from trailnotes.config.schema import Config, RolloutConfig
@@ -20,8 +20,8 @@ from trailnotes.learner.samples import build_samples
 from trailnotes.memory import clean_tip
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import HFPolicy
-from trailnotes.prompts import Conversation, memory_query, parse_action
-from trailnotes.runs.load_policy import model_policy
+from trailnotes.prompts import Conversation, build_memory_query, parse_action
+from trailnotes.runs.load_policy import build_model_policy
 from trailnotes.types import (
     NO_OP,
     THINK,
@@ -30,7 +30,7 @@ from trailnotes.types import (
     Observation,
     Sampling,
     TrajectoryGroup,
-    answer_of,
+    strip_thinking,
 )
 
 # As Qwen3's: thinking is kept behind the user's last message alone, and brought into one form there.
@@ -188,7 +188,9 @@ def test_options_that_are_not_the_templates_are_refused() -> None:
 
 def test_the_turn_to_imitate_keeps_its_thinking_in_the_form_of_the_template(tokenizer_of) -> None:
     tokenizer = thinking_tokenizer(tokenizer_of, DROPS)
-    segments = ChatFormat(tokenizer).segments(talk("A hall.", "<think>a</think>look", "A key.", "<think>b</think>go"))
+    segments = ChatFormat(tokenizer).encode_segments(
+        talk("A hall.", "<think>a</think>look", "A key.", "<think>b</think>go")
+    )
     spoken = [text_of(tokenizer, ids) for ids, spoken in segments if spoken]
     assert spoken == ["look<|im_end|>", "<think>\nb\n</think>\n\ngo<|im_end|>"]
 
@@ -196,7 +198,7 @@ def test_the_turn_to_imitate_keeps_its_thinking_in_the_form_of_the_template(toke
 def test_a_run_hands_the_options_of_its_settings_to_the_template(start_model, caplog) -> None:
     config = Config(model=ModelConfig(path=str(start_model), template_options={"budget": 3}))
     with caplog.at_level(logging.WARNING):
-        model_policy(config)
+        build_model_policy(config)
     assert "knows nothing of model.template_options.budget" in caplog.text
 
 
@@ -314,18 +316,18 @@ def test_thinking_is_no_tip_and_no_advice() -> None:
     assert clean_tip("<think>\nWhat did I learn?\n</think>\n\n- The key is north.") == "The key is north."
     assert clean_tip("<think>\nWhat did I learn? " + "Hm. " * 9000 + "</think>The key is north.") == "The key is north."
     assert not clean_tip("<think>\nWhat did I learn?")
-    assert parse_advice("<think>go south -> 1.0</think>\ngo north -> 0.5") == [Valued("go north", 0.5)]
+    assert parse_advice("<think>go south -> 1.0</think>\ngo north -> 0.5") == [ValuedAction("go north", 0.5)]
 
 
 def test_thinking_finds_no_tips() -> None:
     conversation = Conversation(RolloutConfig(style="terse"), MemoryConfig(), len)
     conversation.observe(Observation("a hall"))
     conversation.act("<think>hm</think>go north")
-    assert memory_query(conversation, "conversation", Observation("dark")) == "a hall\ngo north\ndark"
+    assert build_memory_query(conversation, "conversation", Observation("dark")) == "a hall\ngo north\ndark"
 
 
 @given(CONTENTS)
 def test_the_answer_is_the_end_of_the_text_without_a_tag(text: str) -> None:
-    answer = answer_of(text)
+    answer = strip_thinking(text)
     assert text.endswith(answer)
     assert not any(tag in answer for tag in THINK)

@@ -14,18 +14,18 @@ from trailnotes.config.schema import RolloutConfig
 from trailnotes.memory import clean_tip
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.prompts import (
-    CUT,
+    CUT_MARK,
     MAX_ACTION_CHARS,
     NOTES_HEADER,
     Conversation,
     ParsedAction,
-    forget_turn,
-    fresh_tips,
-    memory_keys,
-    memory_query,
+    build_memory_keys,
+    build_memory_query,
+    build_reflection_messages,
+    drop_oldest_turn,
     parse_action,
     quoted,
-    reflection_messages,
+    select_unseen_tips,
     truncate,
 )
 from trailnotes.types import NO_OP, Completion, Message, Observation, Step, Task, Tip, TokenIds, Trajectory
@@ -167,8 +167,8 @@ def test_the_plain_context_is_that_of_an_episode_that_never_saw_a_tip(script: Sc
         assert POLICY.encode(with_tips.plain) == POLICY.encode(without.acting)
         assert (TIP_WORD in with_tips.acting[-1].content) == bool(shown)
         for kind in ("state", "conversation"):
-            assert memory_query(with_tips, kind) == memory_query(without, kind)
-            assert TIP_WORD not in memory_query(with_tips, kind)
+            assert build_memory_query(with_tips, kind) == build_memory_query(without, kind)
+            assert TIP_WORD not in build_memory_query(with_tips, kind)
         with_tips.act(turn.action, turn.token_ids)
         without.act(turn.action, turn.token_ids)
     assert not any(TIP_WORD in message.content for message in with_tips.plain)
@@ -186,10 +186,10 @@ def test_only_text_of_the_environment_or_of_tips_is_ever_cut(script: Script) -> 
         if POLICY.count_tokens(turn.observation.text) <= cap:
             assert turn.observation.text in live.plain[-2].content
         else:
-            assert CUT.strip() in live.plain[-2].content
+            assert CUT_MARK.strip() in live.plain[-2].content
     assert [m.content for m in live.acting if m.role == "assistant"] == [turn.action for turn in script.turns]
     prompts = [m.content for m in live.acting if m.role == "system"]
-    assert all(CUT not in prompt for prompt in prompts)
+    assert all(CUT_MARK not in prompt for prompt in prompts)
 
 
 @relaxed
@@ -237,8 +237,8 @@ def test_full_style_names_task_notes_observation_and_actions() -> None:
 def test_scores_are_shown_only_when_asked_for() -> None:
     memory = MemoryConfig(show_score=False)
     for style, line in (("terse", '- " x "'), ("full", '- "x"')):
-        assert conversation(style, memory).tip_line(tip("x")) == line
-    assert conversation("full", memory).tip_line(tip("x", action="look")) == '- "x" (action taken: "look")'
+        assert conversation(style, memory).format_tip(tip("x")) == line
+    assert conversation("full", memory).format_tip(tip("x", action="look")) == '- "x" (action taken: "look")'
 
 
 @pytest.mark.parametrize(
@@ -264,10 +264,10 @@ def test_actions_are_left_out_when_there_are_none_or_the_game_is_over() -> None:
     for style in STYLES:
         live = conversation(style, show_actions=True)
         live.start("")
-        listed = live.turn(Observation("hall", actions=("go",)))
+        listed = live.format_turn(Observation("hall", actions=("go",)))
         assert "ctions" in listed
-        assert listed.startswith(live.turn(Observation("hall")))
-        assert "ctions" not in live.turn(Observation("hall", actions=("go",), terminated=True))
+        assert listed.startswith(live.format_turn(Observation("hall")))
+        assert "ctions" not in live.format_turn(Observation("hall", actions=("go",), terminated=True))
 
 
 def test_without_instruction_the_first_turn_is_the_observation() -> None:
@@ -351,7 +351,7 @@ def test_a_briefing_is_shown_once_before_the_notes_and_belongs_to_no_state(style
     assert "lift rug" in opening
     assert plain.startswith(opening.rstrip())
     assert "the purse" not in live.plain[-1].content
-    assert memory_query(live, "state", BRIEFED) == "Find the coin.\nA hall."
+    assert build_memory_query(live, "state", BRIEFED) == "Find the coin.\nA hall."
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -408,8 +408,8 @@ def test_truncate_holds_its_cap_and_keeps_a_prefix(text: str, cap: int) -> None:
         assert result == text
     else:
         assert count(result) <= cap
-        assert result.endswith(CUT.strip())
-        assert text.startswith(result.removesuffix(CUT.strip()).rstrip())
+        assert result.endswith(CUT_MARK.strip())
+        assert text.startswith(result.removesuffix(CUT_MARK.strip()).rstrip())
 
 
 def test_caps_apply_to_instruction_observation_actions_and_tips_alike_in_every_mode() -> None:
@@ -427,8 +427,8 @@ def test_caps_apply_to_instruction_observation_actions_and_tips_alike_in_every_m
 
 def test_fresh_tips_go_by_text_and_keep_their_order() -> None:
     a, b, again = tip("a"), tip("b"), tip("a", 0.0)
-    assert fresh_tips([b, a, again], []) == (b, a)
-    assert fresh_tips([b, a], [again]) == (b,)
+    assert select_unseen_tips([b, a, again], []) == (b, a)
+    assert select_unseen_tips([b, a], [again]) == (b,)
 
 
 def test_dropping_tips_leaves_the_plain_turn_and_lets_them_return_later() -> None:
@@ -622,24 +622,24 @@ def test_queries_include_a_turn_that_is_still_to_come() -> None:
     live.observe(Observation("hall"), [tip("secret")])
     live.act("east", (1,))
     coming = Observation("yard")
-    before = {kind: memory_query(live, kind, coming) for kind in ("state", "conversation")}
+    before = {kind: build_memory_query(live, kind, coming) for kind in ("state", "conversation")}
     assert before["state"] == "find it\nyard"
     assert before["conversation"] == "Task: find it\n\nObservation: hall\neast\nObservation: yard"
     live.observe(coming, [tip("other secret")])
-    assert before == {kind: memory_query(live, kind) for kind in before}
+    assert before == {kind: build_memory_query(live, kind) for kind in before}
 
 
 def test_keys_are_the_queries_of_every_state() -> None:
     rollout = RolloutConfig(style="terse")
-    state = memory_keys(trajectory(), rollout, MemoryConfig(query="state"), words)
+    state = build_memory_keys(trajectory(), rollout, MemoryConfig(query="state"), words)
     assert state == ["find it\nhall", "find it\nyard", "find it\nnook"]
-    whole = memory_keys(trajectory((tip("x"),)), rollout, MemoryConfig(query="conversation"), words)
+    whole = build_memory_keys(trajectory((tip("x"),)), rollout, MemoryConfig(query="conversation"), words)
     assert whole == ["find it\nhall", "find it\nhall\neast\nyard", "find it\nhall\neast\nyard\nnorth\nnook"]
 
 
 def test_reflection_is_the_tip_free_episode_its_outcome_and_a_request() -> None:
     rollout, memory = RolloutConfig(style="terse"), MemoryConfig()
-    plain = reflection_messages(trajectory(), rollout, memory, words)
+    plain = build_reflection_messages(trajectory(), rollout, memory, words)
     assert plain == [
         Message("user", "find it\nhall"),
         Message("assistant", "east", (5, 6)),
@@ -647,11 +647,11 @@ def test_reflection_is_the_tip_free_episode_its_outcome_and_a_request() -> None:
         Message("assistant", "north", (5, 6)),
         Message("user", "nook\nscore 0.5 / 1 . note ?"),
     ]
-    assert reflection_messages(trajectory((tip("secret"),)), rollout, memory, words) == plain
+    assert build_reflection_messages(trajectory((tip("secret"),)), rollout, memory, words) == plain
 
 
 def test_full_reflection_asks_for_one_short_line() -> None:
-    *_, request = reflection_messages(trajectory(), RolloutConfig(), MemoryConfig(), words)
+    *_, request = build_reflection_messages(trajectory(), RolloutConfig(), MemoryConfig(), words)
     assert request.content.startswith("Observation: nook\n\n")
     for wanted in ("0.5 of 1", "tried", "learned", "how far", "One line", "under 100 words"):
         assert wanted in request.content
@@ -659,7 +659,7 @@ def test_full_reflection_asks_for_one_short_line() -> None:
 
 def test_reflection_on_an_episode_without_a_step_still_names_the_task() -> None:
     empty = trajectory(steps=(), final_observation=Observation("hall", instruction="find it"), outcome="truncated")
-    (only,) = reflection_messages(empty, RolloutConfig(style="terse"), MemoryConfig(), words)
+    (only,) = build_reflection_messages(empty, RolloutConfig(style="terse"), MemoryConfig(), words)
     assert only.content == "find it\nhall\nscore 0.5 / 1 . note ?"
 
 
@@ -667,20 +667,20 @@ def test_forgetting_takes_the_oldest_turns_and_keeps_the_task() -> None:
     turns = [Message("system", "s"), Message("user", "task\no0")]
     for i in (1, 2, 3):
         turns += [Message("assistant", f"a{i}"), Message("user", f"o{i}")]
-    once = forget_turn(turns)
+    once = drop_oldest_turn(turns)
     assert [m.content for m in once] == ["s", "task\no0\n[...]\no1", "a2", "o2", "a3", "o3"]
-    twice = forget_turn(once)
+    twice = drop_oldest_turn(once)
     assert [m.content for m in twice] == ["s", "task\no0\n[...]\no2", "a3", "o3"]
-    last = forget_turn(twice)
+    last = drop_oldest_turn(twice)
     assert [m.content for m in last] == ["s", "task\no0\n[...]\no3"]
-    assert forget_turn(last) == last
+    assert drop_oldest_turn(last) == last
 
 
 def test_what_stands_before_the_task_is_never_forgotten() -> None:
     example = [Message("user", "seen"), Message("assistant", "said")]
     turns = [Message("system", "s"), *example, Message("user", "task\no0"), Message("assistant", "a1"), *example[:1]]
-    assert [m.content for m in forget_turn(turns, 3)] == ["s", "seen", "said", "task\no0\n[...]\nseen"]
-    assert forget_turn(turns[:4], 3) == turns[:4]
+    assert [m.content for m in drop_oldest_turn(turns, 3)] == ["s", "seen", "said", "task\no0\n[...]\nseen"]
+    assert drop_oldest_turn(turns[:4], 3) == turns[:4]
 
 
 @pytest.mark.parametrize("given_prompt", ["Act.", ""])
@@ -700,8 +700,8 @@ def test_example_turns_open_both_contexts_and_belong_to_no_state(given_prompt: s
     assert [*said.plain[:start], *said.plain[start + num :]] == plain.plain
     assert [*said.acting[:start], *said.acting[start + num :]] == plain.acting
     for kind in ("state", "conversation"):
-        assert memory_query(said, kind) == memory_query(plain, kind)
-    assert said.turn(Observation("a nook")) == plain.turn(Observation("a nook")) == "Observation: a nook"
+        assert build_memory_query(said, kind) == build_memory_query(plain, kind)
+    assert said.format_turn(Observation("a nook")) == plain.format_turn(Observation("a nook")) == "Observation: a nook"
 
 
 def test_the_request_for_a_tip_follows_the_example_turns() -> None:
@@ -710,7 +710,7 @@ def test_the_request_for_a_tip_follows_the_example_turns() -> None:
     )
     ended = Trajectory(Task("t", "e"), (step,), Observation("a nook"), "terminated", False, 0.0)
     config = RolloutConfig(system_prompt="", example_turns=(("seen", "said"),))
-    messages = reflection_messages(ended, config, MemoryConfig(), words)
+    messages = build_reflection_messages(ended, config, MemoryConfig(), words)
     assert [m.content for m in messages[:2]] == ["seen", "said"]
     assert messages[2].content == "Task: find the coin\n\nObservation: a hall"
 
@@ -725,7 +725,7 @@ def test_a_tip_as_long_as_the_request_allows_is_shown_to_its_end() -> None:
         return math.ceil(1.4 * len(text.split()))
 
     kept = clean_tip(written)
-    shown = Conversation(RolloutConfig(), MemoryConfig(), count).tip_line(tip(kept))
+    shown = Conversation(RolloutConfig(), MemoryConfig(), count).format_tip(tip(kept))
     assert len(kept.split()) == 100
     assert shown.startswith(f'- "{kept}"')
 
@@ -736,6 +736,6 @@ def test_a_tip_as_long_as_the_request_allows_is_shown_to_its_end() -> None:
 )
 def test_the_request_asks_for_no_more_words_than_the_caps_hold(caps: tuple[int, int], words: int) -> None:
     memory = MemoryConfig(max_tip_tokens=caps[0], max_write_tokens=caps[1])
-    request = reflection_messages(trajectory(), RolloutConfig(), memory, len)[-1].content
+    request = build_reflection_messages(trajectory(), RolloutConfig(), memory, len)[-1].content
     assert f"under {words} words" in request
     assert words * 1.5 <= max(min(caps), 1.5)

@@ -12,25 +12,25 @@ import numpy as np
 import pytest
 
 from trailnotes.reporting.crossed import (
-    ALIKE,
-    APART,
-    CONSTANT,
     MIN_FAMILIES,
+    NO_COMMON_GAME,
+    NO_VARIATION,
     ONE_SEED,
-    Crossed,
-    Part,
+    SEEDS_ALIKE,
+    CrossedMoments,
     Values,
-    beyond_limits,
-    crossed,
+    VarianceComponent,
+    compute_moments,
+    compute_panel_limits,
+    compute_population_limits,
     estimate,
     estimate_difference,
-    panel_limits,
 )
-from trailnotes.reporting.intervals import RATE, Estimate, Interval, wilson
+from trailnotes.reporting.intervals import RATE_BOUNDS, Estimate, Interval, compute_wilson_limits
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 COPIES = (1, 3, 100)
-NO_SEEDS = Part(np.array(0.0), np.array(1.0))
+NO_SEEDS = VarianceComponent(np.array(0.0), np.array(1.0))
 
 
 def panel(*seeds: Sequence[Sequence[float]]) -> tuple[Values, dict[str, str]]:
@@ -43,7 +43,7 @@ def panel(*seeds: Sequence[Sequence[float]]) -> tuple[Values, dict[str, str]]:
 
 
 def of(*seeds: Sequence[Sequence[float]], rates: bool = True) -> Estimate:
-    return estimate(*panel(*seeds), RATE if rates else None)
+    return estimate(*panel(*seeds), RATE_BOUNDS if rates else None)
 
 
 # -- by hand
@@ -76,22 +76,22 @@ def test_two_seeds_say_little() -> None:
 def test_beyond_the_panel_both_parts_add_up() -> None:
     """Four families, of returns: families 0, 10, 20, 30 on average, seeds 14 and 16."""
     values = np.array([[-1.0, 9.0, 19.0, 29.0], [1.0, 11.0, 21.0, 31.0]])
-    found = crossed(values, np.eye(4))
+    found = compute_moments(values, np.eye(4))
     assert found.mean == 15.0
     assert (found.seeds.variance, found.seeds.df) == (pytest.approx(2.0 / 2), 1)
     assert (found.families.variance, found.families.df) == (pytest.approx(500 / 3 / 4), 3)
     square = 12.7062**2 * 1 + 3.1824**2 * 500 / 12
     assert found.squared_margin(0.95) == pytest.approx(square, rel=1e-4)
-    low, high = beyond_limits(found, None)
+    low, high = compute_population_limits(found, None)
     assert (low, high) == pytest.approx((15 - square**0.5, 15 + square**0.5), rel=1e-4)
 
 
 def test_degrees_of_freedom_are_those_of_the_part_that_varies() -> None:
-    some, none = Part(np.array(4.0), np.array(2.0)), Part(np.array(0.0), np.array(9.0))
+    some, none = VarianceComponent(np.array(4.0), np.array(2.0)), VarianceComponent(np.array(0.0), np.array(9.0))
     assert (some + none).df == 2.0
     assert (none + some).df == 2.0
     assert (some + some).df == 4.0
-    assert some.times(0.5).variance == 1.0
+    assert some.scale(0.5).variance == 1.0
 
 
 def test_where_all_or_none_is_won_there_is_room_beyond() -> None:
@@ -107,14 +107,16 @@ def test_where_all_or_none_is_won_there_is_room_beyond() -> None:
 def test_families_won_or_lost_as_a_whole_are_one_trial_less_than_there_are() -> None:
     """Five of ten: as good as nine trials of one half, in the formula of `wilson` with the quantile 2.262."""
     found = of([[1.0, 1.0], [0.0, 0.0]] * 5)
-    low, high = wilson(0.5, 9, 2.2622)
+    low, high = compute_wilson_limits(0.5, 9, 2.2622)
     assert found.beyond == Interval(0.5, pytest.approx(float(low), abs=1e-4), pytest.approx(float(high), abs=1e-4))
 
 
 def test_families_that_came_out_alike_are_two_trials_each_at_most() -> None:
     """Every family won half: they show no spread at all, and the interval is that of 20 trials."""
-    families = Part(np.array(1e-9), np.array(np.inf))
-    low, high = beyond_limits(Crossed(np.array(0.5), np.array(1), NO_SEEDS, families, 10), RATE)
+    families = VarianceComponent(np.array(1e-9), np.array(np.inf))
+    low, high = compute_population_limits(
+        CrossedMoments(np.array(0.5), np.array(1), NO_SEEDS, families, 10), RATE_BOUNDS
+    )
     assert (low, high) == pytest.approx((0.2993, 0.7007), abs=1e-4)  # 10 of 20 by Wilson's
 
 
@@ -123,7 +125,7 @@ def test_a_returns_interval_is_not_cut_and_needs_something_that_varied() -> None
     assert found.beyond is not None
     assert found.beyond.low == pytest.approx(5 - 2.2281 * (11 / 11) ** 0.5, abs=1e-3)  # of 0 to 10 the variance is 11
     same = of(*[[[7.0]] * 10] * 2, rates=False)
-    assert (same.beyond, same.not_beyond, same.not_on_panel) == (None, CONSTANT, ALIKE)
+    assert (same.beyond, same.not_beyond, same.not_on_panel) == (None, NO_VARIATION, SEEDS_ALIKE)
 
 
 # -- identical seeds
@@ -138,7 +140,7 @@ def test_copies_of_a_run_narrow_nothing(copies: int) -> None:
     found = estimate_difference(empo2, grpo, families, rates=True)
     assert found is not None
     assert (found.mean, found.on_panel, found.beyond) == (0.5, None, None)
-    assert found.not_on_panel == (ONE_SEED if copies == 1 else ALIKE)
+    assert found.not_on_panel == (ONE_SEED if copies == 1 else SEEDS_ALIKE)
 
 
 @pytest.mark.parametrize("copies", COPIES)
@@ -151,7 +153,7 @@ def test_copies_of_a_run_narrow_nothing_where_families_are_enough(copies: int) -
     assert once is not None
     assert found is not None
     assert found.beyond == once.beyond
-    assert estimate(grpo, families, RATE).beyond == of(half).beyond
+    assert estimate(grpo, families, RATE_BOUNDS).beyond == of(half).beyond
 
 
 def test_a_baseline_whose_seeds_are_alike_leaves_the_variance_of_the_other_method() -> None:
@@ -169,7 +171,7 @@ def test_a_baseline_whose_seeds_are_alike_leaves_the_variance_of_the_other_metho
     assert lower.on_panel == Interval(-found.mean, -found.on_panel.high, -found.on_panel.low)
     steady = estimate_difference(dict.fromkeys(method, method[1]), baseline, families, rates=True)
     assert steady is not None
-    assert steady.not_on_panel == ALIKE
+    assert steady.not_on_panel == SEEDS_ALIKE
     assert found.beyond is not None
     assert steady.beyond is not None
     assert found.beyond.low < steady.beyond.low - 0.05
@@ -190,7 +192,7 @@ def test_seeds_that_differ_by_rounding_are_alike() -> None:
     empo2, _ = panel([[2 / 3]] * 16, [[1.0]] * 16)
     found = estimate_difference(empo2, grpo, families, rates=True)
     assert found is not None
-    assert (found.on_panel, found.not_on_panel) == (None, ALIKE)
+    assert (found.on_panel, found.not_on_panel) == (None, SEEDS_ALIKE)
 
 
 def test_methods_that_came_out_alike_may_differ_in_other_families() -> None:
@@ -207,13 +209,13 @@ def test_a_copy_beside_two_runs_leaves_two_runs() -> None:
     assert three.mean == pytest.approx((0.25 + 0.5 + 0.5) / 3)
     assert two.on_panel is not None
     assert three.on_panel is not None
-    found = crossed(np.array([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0]]), np.full((1, 2), 0.5))
+    found = compute_moments(np.array([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0]]), np.full((1, 2), 0.5))
     assert (found.num_seeds, found.seeds.df) == (2, 1)
 
 
 def test_equal_means_of_unlike_seeds_are_chance() -> None:
     """Each seed won one of two games, another one: the mean was 0.5 twice, and could as well have been 0 or 1."""
-    found = crossed(np.array([[0.0, 1.0], [1.0, 0.0]]), np.full((1, 2), 0.5))
+    found = compute_moments(np.array([[0.0, 1.0], [1.0, 0.0]]), np.full((1, 2), 0.5))
     assert found.seeds.variance == pytest.approx((0.5 + 0.5) * 0.25 / 2)
     estimated = of([[0.0, 1.0]], [[1.0, 0.0]])
     assert estimated.on_panel == Interval(0.5, 0.0, 1.0)
@@ -242,12 +244,12 @@ def test_more_seeds_do_not_make_the_families_more() -> None:
 def test_only_games_that_every_seed_has_played_count() -> None:
     values, families = panel([[1.0, 0.0]] * 8, [[1.0, 0.0]] * 8)
     lost = {0: values[0], 1: {name: value for name, value in values[1].items() if name != "0/1"}}
-    assert estimate(lost, families, RATE).mean == pytest.approx((1 + 7 * 0.5) / 8)
+    assert estimate(lost, families, RATE_BOUNDS).mean == pytest.approx((1 + 7 * 0.5) / 8)
 
 
 def test_seeds_without_a_common_game_have_a_mean_alone() -> None:
-    found = estimate({0: {"a": 1.0}, 1: {"b": 0.0}}, {"a": "a", "b": "b"}, RATE)
-    assert found == Estimate(0.5, None, None, APART, APART)
+    found = estimate({0: {"a": 1.0}, 1: {"b": 0.0}}, {"a": "a", "b": "b"}, RATE_BOUNDS)
+    assert found == Estimate(0.5, None, None, NO_COMMON_GAME, NO_COMMON_GAME)
 
 
 def test_a_difference_is_of_common_seeds_and_games() -> None:
@@ -277,8 +279,11 @@ def test_all_against_nothing_is_higher_but_not_for_certain() -> None:
 def test_four_families_could_not_even_tell_all_from_nothing() -> None:
     """Why fewer than `MIN_FAMILIES` get no interval: it would hold what it should, and say nothing."""
     one, other = np.array(1.0), np.array(0.0)
-    part = Part(np.array(0.0), np.array(3.0))
-    low, high = (beyond_limits(Crossed(mean, np.array(1), NO_SEEDS, part, 4), RATE) for mean in (one, other))
+    part = VarianceComponent(np.array(0.0), np.array(3.0))
+    low, high = (
+        compute_population_limits(CrossedMoments(mean, np.array(1), NO_SEEDS, part, 4), RATE_BOUNDS)
+        for mean in (one, other)
+    )
     assert 1 - ((1 - low[0]) ** 2 + high[1] ** 2) ** 0.5 < 0
 
 
@@ -287,7 +292,7 @@ def test_what_two_methods_share_narrows_their_difference() -> None:
     first, families = panel([[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 1.0, 0.0]] * 6)
     second, _ = panel([[1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]] * 6)
     found = estimate_difference(first, second, families, rates=True)
-    alone = estimate(first, families, RATE)
+    alone = estimate(first, families, RATE_BOUNDS)
     assert found is not None
     assert found.beyond is not None
     assert alone.beyond is not None
@@ -366,9 +371,9 @@ def test_students_interval_holds_returns_that_are_near_normal(seeds: int, famili
     rng = np.random.default_rng((seeds, families))
     own = rng.normal(size=(2000, 1, families)) * 30  # of each family, for all seeds
     luck = rng.normal(size=(2000, seeds, 1)) * 10
-    found = crossed(own + luck + rng.normal(size=(2000, seeds, families)) * 20, np.eye(families))
-    low, high = beyond_limits(found, None)
+    found = compute_moments(own + luck + rng.normal(size=(2000, seeds, families)) * 20, np.eye(families))
+    low, high = compute_population_limits(found, None)
     assert ((low <= 0) & (high >= 0)).mean() >= 0.92
-    low, high = panel_limits(found.mean, found.seeds, None)
+    low, high = compute_panel_limits(found.mean, found.seeds, None)
     truth = own.mean(axis=(1, 2))
     assert ((low <= truth) & (truth <= high)).mean() >= 0.92

@@ -5,12 +5,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trailnotes.reporting.intervals import RATE, Interval, of_one_sample, percentile_interval, t_quantile, wilson
+from trailnotes.reporting.intervals import (
+    RATE_BOUNDS,
+    Interval,
+    compute_percentile_interval,
+    compute_sample_interval,
+    compute_wilson_limits,
+    t_quantile,
+)
 
 
 def test_wilson_by_hand() -> None:
     """Five of ten with the quantile 2: the limits are (0.7 -+ sqrt(0.14)) / 1.4."""
-    low, high = wilson(0.5, 10, 2.0)
+    low, high = compute_wilson_limits(0.5, 10, 2.0)
     assert low == pytest.approx((0.7 - 0.14**0.5) / 1.4)
     assert high == pytest.approx((0.7 + 0.14**0.5) / 1.4)
 
@@ -19,13 +26,13 @@ def test_wilson_by_hand() -> None:
 def test_wilson_holds_its_rate_to_the_last_bit(won: int, number: int, quantile: float) -> None:
     """A picture draws from the rate to its limits, and fails where one of them is on the wrong side by rounding."""
     rate = min(won / number, 1.0)
-    low, high = wilson(rate, number, quantile)
+    low, high = compute_wilson_limits(rate, number, quantile)
     assert 0 <= low <= rate <= high <= 1
 
 
 def test_wilson_leaves_room_where_all_or_nothing_was_won() -> None:
     """None of n: from 0 to q^2 / (n + q^2)."""
-    low, high = wilson(np.array([0.0, 1.0]), np.array([8.0, 8.0]), 2.0)
+    low, high = compute_wilson_limits(np.array([0.0, 1.0]), np.array([8.0, 8.0]), 2.0)
     assert low.tolist() == pytest.approx([0.0, 1 - 4 / 12])
     assert high.tolist() == pytest.approx([4 / 12, 1.0])
 
@@ -39,27 +46,27 @@ def test_quantiles_of_the_tables() -> None:
 
 def test_one_model_on_given_games_has_the_interval_of_its_episodes() -> None:
     values, weights = np.array([1.0, 0, 1, 0, 1, 0, 1, 0, 1, 0]), np.full(10, 0.1)
-    found = of_one_sample(values, weights, RATE, 0.95)
+    found = compute_sample_interval(values, weights, RATE_BOUNDS, 0.95)
     assert found is not None
     assert (found.mean, found.low, found.high) == pytest.approx((0.5, 0.2366, 0.7634), abs=1e-4)
 
 
 def test_unequal_weights_are_fewer_episodes() -> None:
     """Half the weight on one episode, half on three: as good as 1 / (1/4 + 3/36) = 3 equal ones."""
-    found = of_one_sample(np.array([1.0, 0, 0, 0]), np.array([1 / 2, 1 / 6, 1 / 6, 1 / 6]), RATE, 0.95)
-    low, high = wilson(0.5, 3, t_quantile(np.inf, 0.95))
+    found = compute_sample_interval(np.array([1.0, 0, 0, 0]), np.array([1 / 2, 1 / 6, 1 / 6, 1 / 6]), RATE_BOUNDS, 0.95)
+    low, high = compute_wilson_limits(0.5, 3, t_quantile(np.inf, 0.95))
     assert found == Interval(0.5, pytest.approx(float(low)), pytest.approx(float(high)))
 
 
 def test_returns_have_students_interval_and_none_where_nothing_varied() -> None:
     """0, 2, 4: standard deviation 2, of the mean 2 / sqrt 3, times 4.303."""
     weights = np.full(3, 1 / 3)
-    found = of_one_sample(np.array([0.0, 2.0, 4.0]), weights, None, 0.95)
+    found = compute_sample_interval(np.array([0.0, 2.0, 4.0]), weights, None, 0.95)
     assert found == Interval(pytest.approx(2.0), pytest.approx(2 - 4.968, abs=1e-3), pytest.approx(2 + 4.968, abs=1e-3))
-    assert of_one_sample(np.array([5.0, 5.0, 5.0]), weights, None, 0.95) is None
-    assert of_one_sample(np.array([5.0]), np.array([1.0]), None, 0.95) is None
+    assert compute_sample_interval(np.array([5.0, 5.0, 5.0]), weights, None, 0.95) is None
+    assert compute_sample_interval(np.array([5.0]), np.array([1.0]), None, 0.95) is None
 
 
 def test_percentiles_leave_the_same_share_on_either_side() -> None:
-    interval = percentile_interval(7.0, np.arange(101.0), 0.9)
+    interval = compute_percentile_interval(7.0, np.arange(101.0), 0.9)
     assert (interval.mean, interval.low, interval.high) == (7.0, pytest.approx(5.0), pytest.approx(95.0))

@@ -8,7 +8,7 @@ import pytest
 
 from trailnotes.errors import MissingExtraError
 from trailnotes.reporting.intervals import Interval
-from trailnotes.reporting.plots import band, pyplot, trial_curve
+from trailnotes.reporting.plots import compute_seed_band, load_pyplot, plot_trials
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_band_by_hand() -> None:
     # at x = 0, 50, 100 one run is 0, .5, 1, the other, of fewer points, 1, .5, 0
-    xs, low, mean, high = band([[(0, 0), (50, 0.5), (100, 1)], [(0, 1), (100, 0)]], num_points=3)
+    xs, low, mean, high = compute_seed_band([[(0, 0), (50, 0.5), (100, 1)], [(0, 1), (100, 0)]], num_points=3)
     assert xs.tolist() == [0, 50, 100]
     assert low.tolist() == [0, 0.5, 0]
     assert mean.tolist() == [0.5, 0.5, 0.5]
@@ -31,22 +31,22 @@ def test_band_by_hand() -> None:
 
 
 def test_a_band_ends_where_the_shortest_run_ends_and_begins_where_all_have_begun() -> None:
-    xs, *_ = band([[(10, 0), (100, 1)], [(20, 0), (60, 1)]], num_points=5)
+    xs, *_ = compute_seed_band([[(10, 0), (100, 1)], [(20, 0), (60, 1)]], num_points=5)
     assert (xs[0], xs[-1]) == (20, 60)
-    xs, low, *_ = band([[(10, 0.25)]], num_points=2)
+    xs, low, *_ = compute_seed_band([[(10, 0.25)]], num_points=2)
     assert (xs.tolist(), low.tolist()) == ([10, 10], [0.25, 0.25])
 
 
 def test_trials_are_drawn_with_their_intervals(tmp_path: Path, figures: list[Any]) -> None:
     results = [Interval(0.1, 0.0, 0.2), Interval(0.7, 0.6, 0.9)]
-    trial_curve([0.1, 0.7], results, tmp_path / "trials.png", colour="#009e73", ylabel="success", title="empo2")
+    plot_trials([0.1, 0.7], results, tmp_path / "trials.png", colour="#009e73", ylabel="success", title="empo2")
     (axes,) = figures[0].axes
     assert axes.lines[0].get_ydata().tolist() == [0.1, 0.7]
     assert axes.get_xticks().tolist() == [0, 1]
     assert axes.get_ylim() == (-0.02, 1.04)
     corners = axes.collections[0].get_paths()[0].vertices[:, 1]
     assert (corners.min(), corners.max()) == (0.0, 0.9)
-    trial_curve(
+    plot_trials(
         [40, 45], [Interval(40, 30, 50), None], tmp_path / "returns.png", colour="k", ylabel="return", title="empo2"
     )
     assert figures[1].axes[0].get_ylim()[1] > 50
@@ -62,7 +62,7 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(MissingExtraError, match=r"matplotlib: .*\[plot\]"):
-        trial_curve([0.0], [None], tmp_path / "t.png", colour="k", ylabel="y", title="t")
+        plot_trials([0.0], [None], tmp_path / "t.png", colour="k", ylabel="y", title="t")
     assert not (tmp_path / "t.png").exists()
 
 
@@ -73,7 +73,7 @@ def test_pictures_for_files_leave_those_of_a_notebook_alone(monkeypatch: pytest.
     before = mpl.get_backend()
     plt.switch_backend("svg")  # as a kernel chooses its own
     try:
-        pyplot()
+        load_pyplot()
         assert mpl.get_backend() == "svg"
     finally:
         plt.switch_backend(before)

@@ -7,31 +7,39 @@ from pathlib import Path
 
 import pytest
 
-from trailnotes.config.toml import config_fields
+from trailnotes.config.toml import collect_fields
 from trailnotes.errors import ConfigError
-from trailnotes.reporting.roles import LINKS, MENDS, ROWS, Findings, draw, findings_of, markdown
+from trailnotes.reporting.roles import (
+    REMEDIES,
+    ROLE_NAMES,
+    ROLES_BY_ROW,
+    RoleAnalysis,
+    analyse_roles,
+    plot_roles,
+    render_markdown,
+)
 
 GAMES = [f"route/{name}/{i}" for name in ("amber", "birch") for i in range(10)]
 
 
-def found(metric: str = "success", num: int = 20, **rows: tuple[float, ...]) -> Findings:
+def found(metric: str = "success", num: int = 20, **rows: tuple[float, ...]) -> RoleAnalysis:
     """Trials of success 0, 1, 1 in every row, but for those given: shares of the games won in each trial."""
-    curves = {row: rows.get(row, (0.0, 1.0, 1.0)) for row in ROWS}
+    curves = {row: rows.get(row, (0.0, 1.0, 1.0)) for row in ROLES_BY_ROW}
     games = GAMES[:num]
     values = {
         row: [{game: float(i < round(share * num)) for i, game in enumerate(games)} for share in curve]
         for row, curve in curves.items()
     }
-    return findings_of(values, {game: game.rpartition("/")[0] for game in games}, metric, 0.95)
+    return analyse_roles(values, {game: game.rpartition("/")[0] for game in games}, metric, 0.95)
 
 
-@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("link", ROLE_NAMES)
 def test_the_link_whose_exchange_costs_most_is_named_with_what_mends_it(link: str) -> None:
-    other = LINKS[LINKS.index(link) - 1]
+    other = ROLE_NAMES[ROLE_NAMES.index(link) - 1]
     said = found(**{link: (0.0, 0.25, 0.25), other: (0.0, 0.5, 0.75), "all": (0.0, 0.0, 0.0)})
     assert said.costs[link].mean == pytest.approx(0.75)
     assert said.costs[other].mean == pytest.approx(0.375)
-    assert [cost.row for cost in said.weak] == [link, other]
+    assert [cost.row for cost in said.weak_roles] == [link, other]
     first, second, *mends = said.verdict()
     assert first.startswith(f"weak link: the {link}. Its exchange costs 0.75 [0.")
     assert first.endswith("] of success in trials 1 to 2")
@@ -41,7 +49,7 @@ def test_the_link_whose_exchange_costs_most_is_named_with_what_mends_it(link: st
 
 def test_nothing_is_weak_where_nothing_changed_or_chance_may_have_done_it() -> None:
     for said in (found(), found(reader=(0.0, 1.0, 0.9)), found(author=(0.5, 1.0, 1.0))):
-        assert not said.weak
+        assert not said.weak_roles
         assert len(said.verdict()) == 1
         assert said.verdict()[0].startswith("no weak link: the largest cost in trials 1 to 2, 0.0")
         assert said.verdict()[0].endswith("could be chance")
@@ -50,15 +58,15 @@ def test_nothing_is_weak_where_nothing_changed_or_chance_may_have_done_it() -> N
 def test_a_model_that_became_better_has_no_weak_link() -> None:
     said = found(none=(0.0, 0.0, 0.5))
     assert all(cost.mean == -0.75 for cost in said.costs.values())
-    assert not said.weak
+    assert not said.weak_roles
 
 
 def test_of_few_games_nothing_is_concluded() -> None:
     said = found(num=5, author=(0.0, 0.0, 0.0))
     assert said.costs["author"].mean == 1.0
     assert said.costs["author"].interval is None
-    assert not said.weak
-    assert "(no interval)" in markdown(said)
+    assert not said.weak_roles
+    assert "(no interval)" in render_markdown(said)
 
 
 def test_links_that_cost_only_together_are_told() -> None:
@@ -70,8 +78,8 @@ def test_where_there_are_families_enough_the_verdict_also_says_what_holds_beyond
     lost = [dict.fromkeys(games, 0.0)] * 2
     won = [lost[0], dict.fromkeys(games, 1.0)]
     families = {game: game[:6] for game in games}
-    said = findings_of({row: lost if row == "author" else won for row in ROWS}, families, "success", 0.95)
-    assert [cost.row for cost in said.weak] == ["author"]
+    said = analyse_roles({row: lost if row == "author" else won for row in ROLES_BY_ROW}, families, "success", 0.95)
+    assert [cost.row for cost in said.weak_roles] == ["author"]
     first, beyond, _ = said.verdict()
     assert first.endswith("of success in trial 1")
     assert beyond.startswith("beyond this panel, the author costs 1.00 [")
@@ -84,41 +92,41 @@ def test_where_there_are_families_enough_the_verdict_also_says_what_holds_beyond
 
 def test_games_that_a_row_could_not_play_are_left_out() -> None:
     won = {"a/0": 1.0, "a/1": 0.0}
-    values = {row: [won, won] for row in ROWS} | {"author": [won, {"a/0": 1.0}]}
-    said = findings_of(values, dict.fromkeys(won, "a"), "success", 0.95)
+    values = {row: [won, won] for row in ROLES_BY_ROW} | {"author": [won, {"a/0": 1.0}]}
+    said = analyse_roles(values, dict.fromkeys(won, "a"), "success", 0.95)
     assert said.num_games == 1
     assert said.means["none"] == [1.0, 1.0]
 
 
 def test_where_no_game_is_left_nothing_is_said() -> None:
     with pytest.raises(ConfigError, match="no game could be played in every trial"):
-        findings_of({row: [{}, {}] for row in ROWS}, {"a/0": "a"}, "success", 0.95)
+        analyse_roles({row: [{}, {}] for row in ROLES_BY_ROW}, {"a/0": "a"}, "success", 0.95)
 
 
 def test_returns_have_no_bounds() -> None:
     games = {game: i / 10 for i, game in enumerate(GAMES)}
     better = {game: 5 + 2 * value for game, value in games.items()}
-    values = {row: [games, games if row == "reader" else better] for row in ROWS}
-    said = findings_of(values, dict.fromkeys(games, "one"), "return", 0.95)
+    values = {row: [games, games if row == "reader" else better] for row in ROLES_BY_ROW}
+    said = analyse_roles(values, dict.fromkeys(games, "one"), "return", 0.95)
     assert said.costs["reader"].mean == pytest.approx(5.95)
-    assert [cost.row for cost in said.weak] == ["reader"]
+    assert [cost.row for cost in said.weak_roles] == ["reader"]
 
 
 def test_advice_names_only_settings_that_exist() -> None:
-    for role in LINKS:
-        named = re.findall(r"\b[a-z]+\.[a-z_]+\b", MENDS[role])
+    for role in ROLE_NAMES:
+        named = re.findall(r"\b[a-z]+\.[a-z_]+\b", REMEDIES[role])
         assert named
-        assert set(named) <= config_fields().keys()
+        assert set(named) <= collect_fields().keys()
 
 
 def test_the_table_and_the_picture(tmp_path: Path) -> None:
     said = found(author=(0.0, 0.25, 0.25))
-    lines = markdown(said).splitlines()
+    lines = render_markdown(said).splitlines()
     assert lines[0] == "| by the trained model | trial 0 | trial 1 | trial 2 | cost |"
     assert lines[2] == "| none | 0.00 | 1.00 | 1.00 | - |"
     assert lines[3].startswith("| author | 0.00 | 0.25 | 0.25 | 0.75 [")
-    draw(said, tmp_path / "roles.png")
+    plot_roles(said, tmp_path / "roles.png")
     assert (tmp_path / "roles.png").read_bytes().startswith(b"\x89PNG")
-    record = said.record()
-    assert [row["row"] for row in record["rows"]] == list(ROWS)
+    record = said.to_json()
+    assert [row["row"] for row in record["rows"]] == list(ROLES_BY_ROW)
     assert (record["weak"], record["verdict"]) == (["author"], said.verdict())

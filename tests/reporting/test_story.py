@@ -7,7 +7,7 @@ import pytest
 
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import Completion, Mode, Observation, Step, Task, Tip, Trajectory
-from trailnotes_lab.story import Played, Record, before_and_after, followed_tip, tip_that_mattered
+from trailnotes_lab.story import Record, RunEpisodes, find_decisive_tip, find_followed_tip, render_before_and_after
 
 FAMILY = "waymarks/route/amber"
 RULE = "north east south"
@@ -54,7 +54,7 @@ def training(*records: tuple[int, Record]) -> Any:
 def told(*, before: Iterable[Record], after: Iterable[Record], records: Iterable[tuple[int, Record]]) -> str:
     """The story of one run."""
     panels = ({record["task"]["id"]: record for record in panel} for panel in (before, after))
-    return before_and_after([Played(*panels, training(*records))])
+    return render_before_and_after([RunEpisodes(*panels, training(*records))])
 
 
 def test_the_story_follows_the_tip_from_who_read_it_to_who_needs_it_no_more() -> None:
@@ -93,9 +93,9 @@ def test_a_family_whose_training_tells_the_story_is_preferred() -> None:
 def test_a_run_that_tells_the_story_is_preferred() -> None:
     game = f"{FAMILY}/test-4"
     panels = {game: episode(game, ["west"], "lost.")}, {game: episode(game, ["north"], "won.", won=True)}
-    runs = [Played(*panels, training((3, FAILS))), Played(*panels, training((3, READS), (7, USES)))]
-    assert "IN TRAINING, iteration 7." in before_and_after(runs)
-    assert "IN TRAINING" not in before_and_after(runs[:1])
+    runs = [RunEpisodes(*panels, training((3, FAILS))), RunEpisodes(*panels, training((3, READS), (7, USES)))]
+    assert "IN TRAINING, iteration 7." in render_before_and_after(runs)
+    assert "IN TRAINING" not in render_before_and_after(runs[:1])
 
 
 def test_without_a_tip_before_and_after_are_still_told_and_without_a_win_nothing_is_claimed() -> None:
@@ -112,24 +112,24 @@ def test_without_a_tip_before_and_after_are_still_told_and_without_a_win_nothing
 
 
 def test_the_tip_that_mattered_is_the_one_that_was_followed() -> None:
-    assert (followed_tip(USES) or {})["text"] == RULE
-    assert followed_tip(READS) is None
+    assert (find_followed_tip(USES) or {})["text"] == RULE
+    assert find_followed_tip(READS) is None
     ignored = episode(TRAIN, ["look"], "won.", won=True, mode="off_policy", tips=(tip(RULE, 1, "west"),))
-    assert followed_tip(ignored) is None
+    assert find_followed_tip(ignored) is None
 
 
 @pytest.mark.parametrize("stranger", ["other task", "other iteration", "other action"])
 def test_the_author_is_the_attempt_that_the_tip_names(stranger: str) -> None:
     task = f"{FAMILY}/train-2" if stranger == "other task" else TRAIN
     wrong = episode(task, ["east" if stranger == "other action" else "west"], f"archive. {RULE}.")
-    lesson = tip_that_mattered(training((4 if stranger == "other iteration" else 3, wrong), (7, USES)), FAMILY)
+    lesson = find_decisive_tip(training((4 if stranger == "other iteration" else 3, wrong), (7, USES)), FAMILY)
     assert lesson is not None
     assert lesson.author is None
     assert lesson.reader["iteration"] == 7
 
 
 def test_another_family_with_the_same_beginning_is_another_family() -> None:
-    assert tip_that_mattered(training((7, USES)), "waymarks/route/amb") is None
+    assert find_decisive_tip(training((7, USES)), "waymarks/route/amb") is None
 
 
 def test_long_texts_stay_within_the_columns() -> None:

@@ -4,11 +4,11 @@ import sys
 
 import pytest
 
-from trailnotes.reporting.tables import TEXT_WIDTH, print_table, print_text, table_lines
+from trailnotes.reporting.tables import TEXT_WIDTH, format_table, print_table, print_text
 
 
 def test_a_markdown_table_keeps_its_columns_whatever_a_cell_says() -> None:
-    assert table_lines(["", "mean"], [["a|b", "0.5"]]) == ["|  | mean |", "| --- | ---: |", "| a\\|b | 0.5 |"]
+    assert format_table(["", "mean"], [["a|b", "0.5"]]) == ["|  | mean |", "| --- | ---: |", "| a\\|b | 0.5 |"]
 
 
 def test_a_console_table_is_as_wide_as_it_is_and_text_is_no_markup(

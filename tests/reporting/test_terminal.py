@@ -11,8 +11,8 @@ import pytest
 from trailnotes.commands import main
 from trailnotes.errors import ConfigError
 from trailnotes.memory import open_memory
-from trailnotes.reporting.terminal import PrintableStream, open_console, printable
-from trailnotes.runs.console import Bar
+from trailnotes.reporting.terminal import PrintableStream, escape_unprintable, open_console
+from trailnotes.runs.console import ProgressBar
 from trailnotes.types import Tip
 from trailnotes_worlds.commands import webshop
 
@@ -21,10 +21,10 @@ SHOWN = r"\x1b[2J\u009b31m\u202eabc\u2066\r\x07\u007f\udb40\udc41\ud800"
 
 
 def test_what_is_no_letter_is_shown_by_its_number() -> None:
-    assert printable(HOSTILE) == SHOWN
-    assert printable("caf\u00e9 \u958b\u9580 \U0001f6aa") == "caf\u00e9 \u958b\u9580 \U0001f6aa"
-    assert printable("a\nb") == r"a\nb"
-    assert json.loads(printable(json.dumps(HOSTILE, ensure_ascii=False))) == HOSTILE, "JSON stays JSON"
+    assert escape_unprintable(HOSTILE) == SHOWN
+    assert escape_unprintable("caf\u00e9 \u958b\u9580 \U0001f6aa") == "caf\u00e9 \u958b\u9580 \U0001f6aa"
+    assert escape_unprintable("a\nb") == r"a\nb"
+    assert json.loads(escape_unprintable(json.dumps(HOSTILE, ensure_ascii=False))) == HOSTILE, "JSON stays JSON"
 
 
 def test_a_stream_keeps_lines_and_a_console_its_own_colours() -> None:
@@ -60,13 +60,15 @@ def test_all_that_commands_say_goes_through_it(tmp_path, monkeypatch, capsys) ->
 
 def test_a_note_above_a_bar_is_printable() -> None:
     stream = io.StringIO()
-    with Bar(1.0, "title", stream=stream) as bar:
+    with ProgressBar(1.0, "title", stream=stream) as bar:
         bar.note(HOSTILE)
         bar.update(1.0, label="\x1b[2J")
     assert stream.getvalue().replace("\n", "").isprintable()
 
 
 def test_a_catalogue_of_somebody_else_is_printed_as_text(capsys: pytest.CaptureFixture[str]) -> None:
-    webshop._print([SimpleNamespace(asin="B1\x1b[2J", tag="garden\u202e\n", title="Blue\x1b Cup")], in_full=False)  # type: ignore[list-item]
+    webshop._print_products(
+        [SimpleNamespace(asin="B1\x1b[2J", tag="garden\u202e\n", title="Blue\x1b Cup")], in_full=False
+    )  # type: ignore[list-item]
     (line,) = capsys.readouterr().out.splitlines()
     assert line.isprintable()

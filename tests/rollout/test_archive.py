@@ -23,7 +23,7 @@ from trailnotes.errors import EnvError
 from trailnotes.learner.learner import Learner
 from trailnotes.memory import open_memory
 from trailnotes.rollout import Pool, run_groups
-from trailnotes.rollout.archive import RETURN_TO, Archive, from_start
+from trailnotes.rollout.archive import RETURN_OPTION, Archive, select_from_start
 from trailnotes.runs.directory import RunDir
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import read_jsonl
@@ -41,7 +41,7 @@ class Walk:
         self.pool = pool
 
     async def reset(self, task: Task) -> Observation:
-        assert RETURN_TO not in task.options, "how an episode begins is no business of the environment"
+        assert RETURN_OPTION not in task.options, "how an episode begins is no business of the environment"
         self.pool.resets += 1
         self.place = 0
         return Observation("place 0", instruction="find the end", briefing={"inventory": "a lamp"})
@@ -71,7 +71,7 @@ def play(pool: Pool, archive: Archive | None, iteration: int, seed: int = 0, **o
     if archive is None:
         return asyncio.run(run_groups(policy, pool, tasks, modes, None, config, seed=derive_seed(seed, iteration)))
     tasks, modes = archive.plan(tasks, modes, random.Random(derive_seed(seed, iteration, "archive")))
-    pool = archive.pool(pool)
+    pool = archive.wrap_pool(pool)
     groups = run_groups(
         policy, pool, tasks, modes, options.get("memory"), config,
         seed=derive_seed(seed, iteration), on_error=options.get("on_error"),
@@ -87,7 +87,7 @@ def steps_to_the_end(share: float, seed: int) -> int:
         if any(t.success for group in groups for t in group.trajectories):
             break
         if archive:
-            archive.learn(groups)
+            archive.update(groups)
     return pool.steps
 
 
@@ -105,16 +105,16 @@ def test_what_is_replayed_costs_steps_and_is_in_no_trajectory() -> None:
         own = sum(len(t.steps) for group in groups for t in group.trajectories)
         replayed = archive.replayed_steps
         assert pool.steps - before == own + replayed
-        found = archive.learn(groups)
+        found = archive.update(groups)
         assert found["replayed_steps"] == replayed
         assert archive.replayed_steps == 0
         if iteration:
             start, returned = groups
             assert (len(start.trajectories), len(returned.trajectories)) == (4, 4)
-            assert from_start(groups) == [start]
+            assert select_from_start(groups) == [start]
             (depth,) = {t.steps[0].observation.info["returned"] for t in returned.trajectories}
             assert replayed == 4 * depth > 0
-            assert len(returned.task.options[RETURN_TO]) == depth
+            assert len(returned.task.options[RETURN_OPTION]) == depth
             assert {t.steps[0].observation.text for t in start.trajectories} == {"place 0"}
 
 
@@ -125,7 +125,7 @@ def test_readers_of_tips_are_not_compared_with_who_had_part_of_the_way_behind_it
     heard: list[list[int]] = []
     with open_memory(None) as memory:
         monkeypatch.setattr(memory, "report", lambda told, once: heard.append([t.member for t in told]))
-        archive.learn(play(pool, archive, 0, memory=memory))
+        archive.update(play(pool, archive, 0, memory=memory))
         groups = play(pool, archive, 1, memory=memory)
     assert [len(group.trajectories) for group in groups] == [4, 4]
     assert heard == [[*range(8)], [*range(4)]], "all, then those that began at the start"
@@ -133,7 +133,7 @@ def test_readers_of_tips_are_not_compared_with_who_had_part_of_the_way_behind_it
 
 def test_the_conversation_starts_where_the_replay_ends() -> None:
     pool, archive, policy = WalkPool(), Archive(ArchiveConfig(share=0.5)), SeededPolicy()
-    archive.learn(play(pool, archive, 0))
+    archive.update(play(pool, archive, 0))
     groups = play(pool, archive, 1, policy=policy)
     for trajectory in groups[1].trajectories:
         first = trajectory.steps[0].observation
@@ -157,7 +157,7 @@ def test_an_environment_that_is_not_deterministic_loses_only_the_cell() -> None:
         for group in groups:
             assert len({bool(t.steps[0].observation.info.get("returned")) for t in group.trajectories}) == 1
         known = archive.state_dict()["corridor"] if iteration else []
-        found = archive.learn(groups)
+        found = archive.update(groups)
         dropped[bool(found["dropped"])] += 1
         assert found["dropped"] in {0, 1}
         assert iteration == 0 or known
@@ -170,17 +170,17 @@ def test_a_cell_that_is_lost_is_not_returned_to_again() -> None:
     (group,) = play(pool, archive, 0)
     assert {t.steps[0].observation.text for t in group.trajectories} == {"place 0"}, "all began afresh"
     assert (pool.resets, archive.replayed_steps) == (16, 8), "the first replayed action already led elsewhere"
-    assert archive.learn([group])["dropped"] == 1
+    assert archive.update([group])["dropped"] == 1
     assert 7 not in dict(archive.state_dict()["corridor"])
 
 
 def test_a_state_that_looks_the_same_but_scores_otherwise_is_lost() -> None:
     pool, archive = WalkPool(), Archive(ArchiveConfig(share=1.0))
-    archive.learn(play(pool, archive, 0))
+    archive.update(play(pool, archive, 0))
     (target,) = [cell for _, cell in archive.state_dict()["corridor"] if len(cell["actions"]) == 1]
     state = target["states"][-1]
     archive.load_state_dict({"corridor": [[state, {**target, "score": 0.5}]]})
-    assert archive.learn(play(pool, archive, 1))["dropped"] == 1
+    assert archive.update(play(pool, archive, 1))["dropped"] == 1
 
 
 def test_an_environment_that_fails_while_it_replays_is_tried_afresh() -> None:
@@ -196,7 +196,7 @@ def test_an_environment_that_fails_while_it_replays_is_tried_afresh() -> None:
             yield Failing(self)
 
     pool, archive = FailingPool(), Archive(ArchiveConfig(share=1.0))
-    archive.learn(play(pool, archive, 0))
+    archive.update(play(pool, archive, 0))
     errors: list[Trajectory] = []
     (group,) = play(pool, archive, 1, on_error=errors.append)
     assert [error.error for error in errors] == ["gone"]
@@ -218,7 +218,7 @@ def walked(*seen: str | Observation, actions: Sequence[str] = (), returned: int 
 
 def kept(archive: Archive, *trajectories: Trajectory) -> dict[str, tuple[float, int]]:
     """Actions of each cell -> score, visits; after these episodes."""
-    archive.learn([TrajectoryGroup(TASK, trajectories)])
+    archive.update([TrajectoryGroup(TASK, trajectories)])
     cells = dict(archive.state_dict()["corridor"])
     return {" ".join(cell["actions"]): (cell["score"], cell["visits"]) for cell in cells.values()}
 
@@ -256,7 +256,7 @@ def test_an_episode_that_returned_goes_on_from_its_cell() -> None:
     archive = Archive(ArchiveConfig(share=1.0))
     kept(archive, walked("a", "b"))
     (task,), _ = archive.plan([TASK], [PLAIN], random.Random(0))
-    assert task.options == {RETURN_TO: ["to b"]}
+    assert task.options == {RETURN_OPTION: ["to b"]}
     assert kept(archive, walked("b", "c", returned=1, task=task)) == {
         "": (0, 1), "to b": (0, 2), "to b to c": (0, 1),
     }  # fmt: skip
@@ -269,7 +269,7 @@ def choices(archive: Archive, num: int = 4000) -> Counter[str]:
         fresh = Archive(archive.config)
         fresh.load_state_dict(state)
         (task,), _ = fresh.plan([TASK], [PLAIN], random.Random(seed))
-        chosen[" ".join(task.options[RETURN_TO])] += 1
+        chosen[" ".join(task.options[RETURN_OPTION])] += 1
     return chosen
 
 
@@ -295,7 +295,7 @@ def test_groups_are_split_by_share_and_mode() -> None:
     kept(archive, walked("a", "b"))
     other, mixed = Task("other", "walk"), [*(["off_policy"] * 2), *(["plain"] * 6)]
     tasks, modes = archive.plan([TASK, other, TASK], [mixed, mixed, ["off_policy"] * 8], random.Random(0))
-    assert [RETURN_TO in task.options for task in tasks] == [False, True, False, False]
+    assert [RETURN_OPTION in task.options for task in tasks] == [False, True, False, False]
     assert modes == [["off_policy"] * 2 + ["plain"] * 3, ["plain"] * 3, mixed, ["off_policy"] * 8]
 
 
@@ -307,7 +307,7 @@ def test_a_restored_archive_goes_on_as_it_would_have() -> None:
             archives[1].load_state_dict(json.loads(json.dumps(archives[0].state_dict())))
         played = [play(pool, archive, iteration) for pool, archive in zip(pools, archives, strict=True)]
         assert played[0] == played[1]
-        assert archives[0].learn(played[0]) == archives[1].learn(played[1])
+        assert archives[0].update(played[0]) == archives[1].update(played[1])
     assert json.dumps(archives[0].state_dict()) == json.dumps(archives[1].state_dict())
 
 
@@ -366,7 +366,7 @@ def test_episodes_say_how_they_began(returning: tuple[Path, list[list[Sample]]])
         returned = [e for e in own if e["steps"][0]["observation"].get("info", {}).get("returned")]
         depths = [e["steps"][0]["observation"]["info"]["returned"] for e in returned]
         assert (len(returned), sum(depths)) == (line["archive/returned"], line["archive/replayed_steps"])
-        assert all(len(e["task"]["options"][RETURN_TO]) == d for e, d in zip(returned, depths, strict=True))
+        assert all(len(e["task"]["options"][RETURN_OPTION]) == d for e, d in zip(returned, depths, strict=True))
         assert line["rollout/env_steps"] == sum(len(e["steps"]) for e in own if e not in returned)
     taken = sum(len(e["steps"]) for e in played) + sum(line["archive/replayed_steps"] for line in lines)
     assert lines[-1]["env_steps"] == taken
@@ -401,7 +401,7 @@ def test_returning_members_are_compared_among_themselves(
     monkeypatch.setattr(Iteration, "end", watched)
     algorithm = {"name": "grpo"}
     train_in_process(archive_config(start_model, algorithm=algorithm, archive={"share": 0.5}), tmp_path)
-    split = [group for group in groups if RETURN_TO in group.task.options]
+    split = [group for group in groups if RETURN_OPTION in group.task.options]
     assert len(split) == 10
     assert {len(group.trajectories) for group in split} == {2}
     assert all(len({t.steps[0].observation.text for t in group.trajectories}) == 1 for group in groups)

@@ -15,7 +15,7 @@ import pytest
 from paying import Paid
 from tiny import step, trajectory
 from tinyrun import SAME, differences, distance, episodes, metrics, tiny_config, train_in_process
-from trailnotes.rollout.dynamic import all_equal, further_tasks, replace_equal
+from trailnotes.rollout.dynamic import has_equal_returns, replace_equal_groups, sample_further_tasks
 from trailnotes.runs.directory import RunDir
 from trailnotes.types import Observation, Task, TrajectoryGroup
 
@@ -38,7 +38,7 @@ def replaced(
         asked.append((number, num))
         return rounds[number - 1]
 
-    left, num = asyncio.run(replace_equal(groups, limit, play))
+    left, num = asyncio.run(replace_equal_groups(groups, limit, play))
     return [group.task.id for group in left], num, asked
 
 
@@ -63,11 +63,13 @@ def test_groups_that_the_environment_failed_are_not_played_again() -> None:
 
 
 def test_further_tasks_are_those_played_least() -> None:
-    further = further_tasks(TASKS, ["t0", "t1", "t0", "t3"], 4, random.Random(0))
+    further = sample_further_tasks(TASKS, ["t0", "t1", "t0", "t3"], 4, random.Random(0))
     assert {task.id for task in further[:2]} == {"t2", "t4"}
     assert {task.id for task in further[2:]} == {"t1", "t3"}
-    assert further == further_tasks(TASKS, ["t0", "t1", "t0", "t3"], 4, random.Random(0))
-    assert Counter(task.id for task in further_tasks(TASKS, [], 10, random.Random(0))) == {t.id: 2 for t in TASKS}
+    assert further == sample_further_tasks(TASKS, ["t0", "t1", "t0", "t3"], 4, random.Random(0))
+    assert Counter(task.id for task in sample_further_tasks(TASKS, [], 10, random.Random(0))) == {
+        t.id: 2 for t in TASKS
+    }
 
 
 # --- whole runs
@@ -129,5 +131,5 @@ def test_equal_returns_are_not_equal_where_novelty_pays(start_model: Path) -> No
 
 
 def test_all_equal_looks_at_returns() -> None:
-    assert all_equal(OTHER)
-    assert not all_equal(MIXED)
+    assert has_equal_returns(OTHER)
+    assert not has_equal_returns(MIXED)

@@ -15,7 +15,14 @@ from trailnotes.config.toml import load_config
 from trailnotes.errors import EnvError, PolicyError
 from trailnotes.memory.base import Memory
 from trailnotes.policies.scripted import ScriptedPolicy
-from trailnotes.rollout import WrittenTip, rollout_metrics, run_episode, run_groups, tip_metrics, write_tips
+from trailnotes.rollout import (
+    WrittenTip,
+    compute_rollout_metrics,
+    compute_tip_metrics,
+    run_episode,
+    run_groups,
+    write_tips,
+)
 from trailnotes.seeds import derive_seed
 from trailnotes.types import (
     Completion,
@@ -218,7 +225,7 @@ def test_an_unreadable_action_is_the_no_op_and_counted(text: str) -> None:
     config = settings(rollout={"max_steps": 2, "stop": [], "max_action_tokens": 1000})
     done = play(ScriptedPolicy(lambda _: text), config, env=env)
     assert env.actions == ["", ""]
-    assert rollout_metrics([TrajectoryGroup(TASK, (done,))])["unparsable"] == 1.0
+    assert compute_rollout_metrics([TrajectoryGroup(TASK, (done,))])["unparsable"] == 1.0
 
 
 def test_an_error_says_at_which_action_of_any_length_and_none_at_reset() -> None:
@@ -616,7 +623,7 @@ def test_unusable_notes_are_dropped_and_counted() -> None:
     written = asyncio.run(write_tips(policy, groups, SETTINGS, seed=0, step=0, on_tip=each.append))
     assert [tip.text for tip in written.tips] == ["go right"]
     assert [len(one.tips) for one in each] == [0, 1, 0, 0]
-    metrics = tip_metrics(each)
+    metrics = compute_tip_metrics(each)
     assert (metrics["written"], metrics["unusable"]) == (4.0, 3.0)
     assert metrics["tokens"] == written.num_tokens == 1 + 9 + 3 + 13
     assert metrics["tokens_read"] == sum(len(one.completion.prompt_ids) for one in each)
@@ -645,7 +652,7 @@ def test_no_room_at_all_is_an_unusable_note_not_a_crash() -> None:
     each: list[WrittenTip] = []
     written = asyncio.run(write_tips(policy, groups, SETTINGS, seed=0, step=0, on_tip=each.append))
     assert written == ([], 0)
-    assert tip_metrics(each)["unusable"] == 4.0
+    assert compute_tip_metrics(each)["unusable"] == 4.0
 
 
 def test_episodes_without_a_step_write_nothing() -> None:
@@ -679,7 +686,7 @@ def test_metrics_by_hand() -> None:
         TrajectoryGroup(TASK, (ended((step("a", 0.5, 3),), success=False, mode="off_policy"),)),
     ]  # fmt: skip
     failed = Trajectory(TASK, (), Observation(""), "error", success=False, score=0.0, error="x")
-    assert rollout_metrics(groups, [failed]) == pytest.approx({
+    assert compute_rollout_metrics(groups, [failed]) == pytest.approx({
         "errors": 1, "return": 0.5, "success": 1 / 3, "return/plain": 0.5, "success/plain": 0.5,
         "return/off_policy": 0.5, "success/off_policy": 0.0, "episode_length": 4 / 3, "env_steps": 4, "tokens": 8,
         "truncated": 2 / 3, "context_full": 1 / 3, "unparsable": 0.25, "cut_actions": 0.25, "tips_per_step": 3.0,
@@ -688,6 +695,6 @@ def test_metrics_by_hand() -> None:
 
 
 def test_metrics_of_nothing() -> None:
-    assert rollout_metrics([]) == {"errors": 0.0}
-    assert rollout_metrics([TrajectoryGroup(TASK, ())]) == {"errors": 0.0}
-    assert tip_metrics([])["written"] == 0.0
+    assert compute_rollout_metrics([]) == {"errors": 0.0}
+    assert compute_rollout_metrics([TrajectoryGroup(TASK, ())]) == {"errors": 0.0}
+    assert compute_tip_metrics([])["written"] == 0.0

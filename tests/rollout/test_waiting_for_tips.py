@@ -12,9 +12,9 @@ import numpy as np
 from small import small_config
 from trailnotes.config.schema import Config
 from trailnotes.envs.workers.pool import EnvPool
-from trailnotes.memory.base import PatientMemory
+from trailnotes.memory.base import AsyncMemory
 from trailnotes.memory.retrieval import CachedEmbedder, Embedder, HashingEmbedder, QueuedEmbedder
-from trailnotes.memory.schema import Identity
+from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.store import TipStore
 from trailnotes.memory.tips import TipMemory
 from trailnotes.policies.scripted import ScriptedPolicy
@@ -62,7 +62,7 @@ def played(embedder: Embedder, config: Config) -> list[TrajectoryGroup]:
         with EnvPool(config.env) as pool:
             return await run_groups(policy, pool, TASKS, [["on_policy_tips"]] * len(TASKS), memory, config, seed=0)
 
-    with TipMemory(TipStore(None, Identity("hashing", 256)), HashingEmbedder(), config.memory) as memory:
+    with TipMemory(TipStore(None, EmbedderIdentity("hashing", 256)), HashingEmbedder(), config.memory) as memory:
         memory.add(tips)
         memory.embedder = embedder
         return asyncio.run(play(memory))
@@ -103,9 +103,9 @@ def test_who_waits_and_who_does_not(tmp_path: Path) -> None:
     """`find` is `search`, for every kind of question."""
     config = config_of(threshold=0.3)
     slow = CachedEmbedder(QueuedEmbedder(HashingEmbedder()))
-    with TipMemory(TipStore(tmp_path / "memory.db", Identity("hashing", 256)), slow, config.memory) as memory:
-        assert isinstance(memory, PatientMemory)
+    with TipMemory(TipStore(tmp_path / "memory.db", EmbedderIdentity("hashing", 256)), slow, config.memory) as memory:
+        assert isinstance(memory, AsyncMemory)
         memory.add([Tip("cellar", f"tip {n}", f"room {n} is damp", float(n)) for n in range(9)])
         asked = [("cellar", "room 3", 2), ("cellar", "room 3", 0), ("attic", "room 3", 2), ("cellar", "\ud800", 5)]
         for namespace, query, top_k in asked:
-            assert asyncio.run(memory.find(namespace, query, top_k)) == memory.search(namespace, query, top_k)
+            assert asyncio.run(memory.search_async(namespace, query, top_k)) == memory.search(namespace, query, top_k)

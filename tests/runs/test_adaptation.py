@@ -19,18 +19,18 @@ import trailnotes
 from adaptrun import NEVER, Gate, Guesser, adapt_by, gate_config, run_process, seeds_asked, seeds_on_disk
 from small import small_config
 from trailnotes.commands import main
-from trailnotes.commands.adapt import FREE, adapt
+from trailnotes.commands.adapt import CHANGEABLE_KEYS, adapt
 from trailnotes.commands.eval import evaluate
-from trailnotes.config.methods import names
+from trailnotes.config.methods import list_methods
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import SURROUNDINGS, flatten, load_config, to_toml, within
+from trailnotes.config.toml import RUNTIME_KEYS, flatten_config, is_within, load_config, to_toml
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import BudgetError, ConfigError, RunError
 from trailnotes.memory.store import TipStore
-from trailnotes.rollout import Request
-from trailnotes.runs.adaptation import FIXED, AdaptationRun
+from trailnotes.rollout import CompletionRequest
+from trailnotes.runs.adaptation import FIXED_ADAPTATION_KEYS, AdaptationRun
 from trailnotes.runs.directory import RunDir
-from trailnotes.runs.load_policy import Subject
+from trailnotes.runs.load_policy import EvaluatedModel
 from trailnotes.runs.panels import PanelResult
 from trailnotes.storage.files import read_jsonl
 from trailnotes.storage.records import trajectory_from_json
@@ -62,7 +62,7 @@ def story(out: Path) -> dict[str, Any]:
         found[name] = [without_clock(row) for row in json.loads((out / name).read_text())["rows"]]
     if (out / "memory.db").exists():
         with closing(TipStore(out / "memory.db")) as store:
-            found["tips"] = [replace(tip, created="") for tip in store.tips()]
+            found["tips"] = [replace(tip, created="") for tip in store.load_tips()]
     return found
 
 
@@ -256,7 +256,9 @@ def with_trials(path: Path, body: Any, **sections: dict[str, Any]) -> Any:
     async def run() -> Any:
         config = gate_config(**sections)
         with RunDir.open(path, config) as directory, EnvPool(config.env) as pool:
-            return await body(AdaptationRun(config, directory, Guesser(), pool, Subject("guesser", "start"), None))
+            return await body(
+                AdaptationRun(config, directory, Guesser(), pool, EvaluatedModel("guesser", "start"), None)
+            )
 
     return asyncio.run(run())
 
@@ -264,7 +266,7 @@ def with_trials(path: Path, body: Any, **sections: dict[str, Any]) -> Any:
 def test_what_comes_back_is_the_same_before_and_after_a_restart(tmp_path: Path) -> None:
     async def body(run: AdaptationRun) -> Any:
         groups = await run.play("trial-0", run.tasks, num_samples=2)
-        request = Request([Message("user", "next time say w7")], Sampling(max_tokens=8))
+        request = CompletionRequest([Message("user", "next time say w7")], Sampling(max_tokens=8))
         return groups, await run.write("trial-0", [request, request]), run.policy
 
     first, written, policy = with_trials(tmp_path, body)
@@ -367,9 +369,11 @@ def test_every_setting_is_free_fixed_or_of_training_alone() -> None:
         *("run.name", "model.device", "model.gradient_checkpointing", "model.lora", "engine.name", "eval.memory"),
         "eval.metric",  # figures are computed anew at each start
     )
-    kinds = (SURROUNDINGS, FREE, FIXED, trains)
-    assert not [name for name in flatten(Config()) if not any(within(name, kind) for kind in kinds)]
-    assert {method for method in names(trains=False) if method in Config.model_fields} <= {*FIXED}
+    kinds = (RUNTIME_KEYS, CHANGEABLE_KEYS, FIXED_ADAPTATION_KEYS, trains)
+    assert not [name for name in flatten_config(Config()) if not any(is_within(name, kind) for kind in kinds)]
+    assert {method for method in list_methods(trains=False) if method in Config.model_fields} <= {
+        *FIXED_ADAPTATION_KEYS
+    }
 
 
 def test_naive_is_what_an_evaluation_shows_but_for_its_seeds(start_model: Path, tmp_path: Path) -> None:

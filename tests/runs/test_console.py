@@ -11,7 +11,7 @@ from rich.text import Text
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.runs import console
-from trailnotes.runs.console import Bar, Progress, clock
+from trailnotes.runs.console import ProgressBar, TrainingProgress, format_duration
 
 
 class Clock:
@@ -38,12 +38,12 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (75, "1:15"), (3700, "1:01:40"), (59.6, "1:00")])
 def test_clock(seconds: float, text: str) -> None:
-    assert clock(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_off_a_terminal_lines_are_few_and_the_last_is_there(fake_time: Clock) -> None:
     stream = io.StringIO()
-    with Bar(100, "warmstart", stream=stream, interval=10) as bar:
+    with ProgressBar(100, "warmstart", stream=stream, interval=10) as bar:
         for done in range(1, 41):
             fake_time.now += 1
             bar.update(done, {"loss": 0.5})
@@ -58,7 +58,7 @@ def test_off_a_terminal_lines_are_few_and_the_last_is_there(fake_time: Clock) ->
 
 def test_time_left_of_a_resumed_run_counts_only_its_own_pace(fake_time: Clock) -> None:
     stream = io.StringIO()
-    with Bar(100, "train", stream=stream, interval=0) as bar:
+    with ProgressBar(100, "train", stream=stream, interval=0) as bar:
         bar.update(90)
         fake_time.now += 4
         bar.update(92)
@@ -67,7 +67,7 @@ def test_time_left_of_a_resumed_run_counts_only_its_own_pace(fake_time: Clock) -
 
 def test_a_terminal_gets_a_bar_with_the_facts() -> None:
     stream = Terminal()
-    with Bar(10, "train", stream=stream) as bar:
+    with ProgressBar(10, "train", stream=stream) as bar:
         bar.update(5, {"return": 0.25, "mode": "plain"}, "iteration 5/10")
         bar.note("a [bracket] stays")
     shown = stream.getvalue()
@@ -83,7 +83,7 @@ def test_a_hundred_columns_show_the_time_left_whatever_else_is_cut(
     place = SimpleNamespace(path=Path("runs/a-rather-long-name-of-a-run"))
     config = load_config(None, ["--train.iterations", "100"])
     returns = {"rollout/return": -0.125, "rollout/success": 0.4375, "rollout/return/plain": 0.1}
-    with Progress(config, place, stream=stream) as progress:
+    with TrainingProgress(config, place, stream=stream) as progress:
         for i in range(3):
             fake_time.now += 3600
             counts = {"env_steps": 100_000 * i, "tokens_generated": 1_000_000 * i}
@@ -107,7 +107,7 @@ def test_a_terminal_that_is_closed_takes_nothing_along() -> None:
     for terminal in (True, False):
         stream = Gone()
         stream.isatty = lambda terminal=terminal: terminal  # type: ignore[method-assign]
-        with Bar(2, "train", stream=stream) as bar:
+        with ProgressBar(2, "train", stream=stream) as bar:
             bar.update(1)
             bar.note("stopping after this iteration")
             bar.update(2)
@@ -115,7 +115,7 @@ def test_a_terminal_that_is_closed_takes_nothing_along() -> None:
 
 def lines_of(config: Config, lines: list[dict[str, object]], fake_time: Clock) -> list[str]:
     stream = io.StringIO()
-    with Progress(config, SimpleNamespace(path=Path("runs/a")), stream=stream) as progress:
+    with TrainingProgress(config, SimpleNamespace(path=Path("runs/a")), stream=stream) as progress:
         for line in lines:
             fake_time.now += 20
             progress.update(line)

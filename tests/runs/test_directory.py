@@ -16,7 +16,7 @@ from tinyrun import tiny_config, train_in_process
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.errors import RunError
-from trailnotes.runs.directory import RunDir, RunLock, is_trained, run_config
+from trailnotes.runs.directory import RunDir, RunLock, is_trained, load_run_config
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Observation, Task, Trajectory
@@ -41,7 +41,7 @@ def test_a_new_directory_explains_itself(tmp_path: Path) -> None:
     with RunDir.open(tmp_path / "deep" / "run", config, command=["trailnotes", "train"]) as run:
         assert run.checkpoints.is_dir()
         assert run.memory_path.parent == run.path
-    assert run_config(run.path) == config
+    assert load_run_config(run.path) == config
     about = json.loads((run.path / "run.json").read_text())
     assert (about["name"], about["seed"]) == ("first", 5)
     (start,) = about["starts"]
@@ -76,7 +76,7 @@ def test_lines_and_episodes_are_appended(tmp_path: Path) -> None:
         run.append_metrics({"loss": 1.0, "iteration": 0})
         run.append_trajectories(0, [episode(0), episode(1)])
         run.append_trajectories(1, [episode(2)])
-        assert run.metrics() == [{"iteration": 0, "loss": 1.0}]
+        assert run.read_metrics() == [{"iteration": 0, "loss": 1.0}]
         records = list(read_jsonl(run.trajectories_path))
     assert [(r["iteration"], r["member"]) for r in records] == [(0, 0), (0, 1), (1, 2)]
 
@@ -90,12 +90,12 @@ def test_going_on_sets_aside_what_came_after_the_checkpoint(tmp_path: Path) -> N
         file.write(b'{"iteration": 4, "ta')  # killed here
     with RunDir.open(tmp_path, Config()) as run:
         assert (tmp_path / "trajectories.half.1.jsonl").read_bytes() == b'{"iteration": 4, "ta'
-        moved = run.set_aside_after(2)
+        moved = run.move_lines_after(2)
         assert [file.name for file in moved] == ["metrics.after-000002.1.jsonl", "trajectories.after-000002.1.jsonl"]
-        assert [line["iteration"] for line in run.metrics()] == [0, 1]
+        assert [line["iteration"] for line in run.read_metrics()] == [0, 1]
         run.append_metrics({"iteration": 2})
-        assert [line["iteration"] for line in run.metrics()] == [0, 1, 2]
-        assert run.set_aside_after(3) == []
+        assert [line["iteration"] for line in run.read_metrics()] == [0, 1, 2]
+        assert run.move_lines_after(3) == []
     assert len(json.loads((tmp_path / "run.json").read_text())["starts"]) == 2
 
 
@@ -107,9 +107,9 @@ def test_a_changed_config_is_refused_unless_each_key_is_allowed(tmp_path: Path) 
         RunDir.open(tmp_path, changed)
     with pytest.raises(RunError, match=r"another train\.iterations: resume it"):
         RunDir.open(tmp_path, changed, allow_change=["optim"])
-    assert run_config(tmp_path) == Config()
+    assert load_run_config(tmp_path) == Config()
     RunDir.open(tmp_path, changed, allow_change=["optim", "train.iterations"]).close()
-    assert run_config(tmp_path) == changed
+    assert load_run_config(tmp_path) == changed
     starts = json.loads((tmp_path / "run.json").read_text())["starts"]
     assert starts[-1]["changed"] == {"optim.lr": [1e-6, 1e-3], "train.iterations": [100, 7]}
     RunDir.open(tmp_path, changed).close()
@@ -119,10 +119,10 @@ def test_a_start_that_came_to_nothing_binds_nobody(tmp_path: Path) -> None:
     changed = load_config(None, ["--optim.lr", "1e-3"])
     RunDir.open(tmp_path, Config()).close()
     RunDir.open(tmp_path, changed).close()
-    assert run_config(tmp_path) == changed
+    assert load_run_config(tmp_path) == changed
     (tmp_path / "config.toml").write_text("[optim]\nlr = 'of a version that is gone'\n")
     RunDir.open(tmp_path, changed).close()
-    assert run_config(tmp_path) == changed
+    assert load_run_config(tmp_path) == changed
 
 
 @pytest.mark.parametrize("left", ["phases/trial-0.episodes.jsonl", "trajectories.jsonl", "checkpoints/step-000001/x"])
@@ -174,7 +174,7 @@ def test_closing_twice_is_fine(tmp_path: Path) -> None:
 
 def test_a_damaged_or_missing_config_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="holds no run"):
-        run_config(tmp_path)
+        load_run_config(tmp_path)
     (tmp_path / "config.toml").write_text("[rollout]\nold_key = 1\n")
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 0}\n')
     with pytest.raises(RunError, match=r"own settings.*config\.toml.*'old_key'"):
@@ -212,7 +212,7 @@ def test_tensorboard_shows_exactly_the_lines(tmp_path: Path) -> None:
         for i in range(3):
             run.append_metrics({"iteration": i, "loss": float(i), "mode": "plain"})
     with RunDir.open(tmp_path, config) as run:
-        run.set_aside_after(1)
+        run.move_lines_after(1)
         run.append_metrics({"iteration": 1, "loss": 7.0})
         run.append_metrics({"iteration": 2, "loss": 8.0})
     (file,) = (tmp_path / "tensorboard").iterdir()
@@ -255,6 +255,6 @@ def test_a_run_of_pipes_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     for file in (tmp_path / "config.toml", place / "manifest.json"):
         os.mkfifo(file)
     with pytest.raises(RunError, match=r"config.toml: cannot be read \(it is no regular file\)"):
-        run_config(tmp_path)
+        load_run_config(tmp_path)
     with pytest.raises(RunError, match=r"manifest.json cannot be read: .*it is no regular file"):
-        checkpoint.latest(tmp_path / "checkpoints")
+        checkpoint.find_latest(tmp_path / "checkpoints")

@@ -13,7 +13,7 @@ from small import SETTINGS
 from tinyrun import distance, metrics, tiny_config, train_in_process
 from trailnotes.commands.train import train
 from trailnotes.learner.learner import export_model
-from trailnotes.training.saving import save
+from trailnotes.training.saving import save_checkpoint
 from trailnotes.training.training import TrainingRun
 from trailnotes.types import Sample
 from trailnotes.warmstart.small_model import build_model
@@ -75,7 +75,7 @@ def test_what_vllm_played_trains_the_same_weights_in_one_process(
         for samples, seed in learned[: len(lines)]:
             await run.learn(samples, seed)
             run.count.iteration += 1
-        save(run)
+        save_checkpoint(run)
 
     alone = {name: section for name, section in settings.items() if name not in {"learner", "rollout"}}
     monkeypatch.setattr("tinyrun.train_by", lambda _, run: again(run))

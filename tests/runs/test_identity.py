@@ -11,13 +11,13 @@ import pytest
 
 from shelves import DOZEN
 from trailnotes.config.schema import Config
-from trailnotes.envs.tasks import panel_of, seen_in_training
+from trailnotes.envs.tasks import describe_training_overlap, load_panel
 from trailnotes.errors import RunError
 from trailnotes.runs.directory import RunDir
-from trailnotes.runs.panels import Subject, panel_result, write_evaluation
+from trailnotes.runs.panels import EvaluatedModel, build_panel_result, write_evaluation
 from trailnotes.types import Completion, Observation, Step, Trajectory
-from trailnotes_lab.compare import compare_own, compare_table
-from trailnotes_worlds.webshop.env import opened
+from trailnotes_lab.compare import compare_evaluations, compare_table
+from trailnotes_worlds.webshop.env import open_cached_catalogue
 from trailnotes_worlds.webshop.writing import write_catalogue
 
 
@@ -37,16 +37,16 @@ def config_of(shop: str, seed: int = 0, **options: Any) -> Config:
 def evaluated(out: Path, config: Config, trained: Config | None = None) -> Path:
     """An evaluation of its panel, as the real writer writes it."""
     step = Step(Observation("shop"), (), Completion((), (), (), "click[buy now]"), (), "click[buy now]", 1.0)
-    episodes = [Trajectory(task, (step,), Observation("end"), "terminated", True, 1.0) for task in panel_of(config)]
-    subject = Subject(f"{out}/model", "grpo", None, {}, trained or config)
-    write_evaluation(out, config, subject, episodes, panel_result(episodes, config, subject, memory=False))
+    episodes = [Trajectory(task, (step,), Observation("end"), "terminated", True, 1.0) for task in load_panel(config)]
+    subject = EvaluatedModel(f"{out}/model", "grpo", None, {}, trained or config)
+    write_evaluation(out, config, subject, episodes, build_panel_result(episodes, config, subject, memory=False))
     return out
 
 
 def test_a_run_records_the_identity_of_what_it_plays(tmp_path: Path, shop: str) -> None:
     RunDir.open(tmp_path, config_of(shop)).close()
     identity = json.loads((tmp_path / "run.json").read_text())["environment"]
-    assert (identity["protocol"], identity["catalogue"]) == ("by-product", opened(shop).name)
+    assert (identity["protocol"], identity["catalogue"]) == ("by-product", open_cached_catalogue(shop).name)
     assert all(len(split["sha256"]) == 64 for split in identity["splits"].values())
 
 
@@ -57,7 +57,7 @@ def test_a_run_is_not_resumed_on_other_data_under_the_same_name(tmp_path: Path) 
         run.append_metrics({"iteration": 0})
     RunDir.open(tmp_path / "run", config).close()
     shutil.rmtree(folder)
-    opened.cache_clear()
+    open_cached_catalogue.cache_clear()
     RunDir.open(tmp_path / "run", config).close()  # without the data there is nothing to compare, and nothing is lost
     write_catalogue(folder, DOZEN.products[:-1])
     faster = config.model_copy(update={"env": config.env.model_copy(update={"num_workers": 3})})
@@ -83,14 +83,14 @@ def test_a_table_of_two_protocols_is_refused(tmp_path: Path, shop: str, change: 
     one = evaluated(tmp_path / "one", config_of(shop))
     other = evaluated(tmp_path / "other", config_of(shop, seed=1, **change))
     with pytest.raises(RunError, match=rf"/one and .*/other are of two protocols \({said}.*one table is of one"):
-        compare_own([str(one), str(other)])
+        compare_evaluations([str(one), str(other)])
 
 
 def test_what_was_trained_under_another_protocol_is_refused_too(tmp_path: Path, shop: str) -> None:
     one = evaluated(tmp_path / "one", config_of(shop))
     other = evaluated(tmp_path / "other", config_of(shop), trained=config_of(shop, 1, dataset_seed=3))
     with pytest.raises(RunError, match="dataset_seed 0 and 3"):
-        compare_own([str(one), str(other)])
+        compare_evaluations([str(one), str(other)])
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,12 @@ def test_what_was_trained_under_another_protocol_is_refused_too(tmp_path: Path, 
 )
 def test_who_examines_what_was_trained_otherwise_is_told(shop: str, change: dict[str, Any], said: str) -> None:
     config = config_of(shop)
-    assert seen_in_training(config, config) == seen_in_training(config, config_of(shop, view="text_rich")) == ""
-    assert seen_in_training(config_of(shop, **change), config) == (
+    assert (
+        describe_training_overlap(config, config)
+        == describe_training_overlap(config, config_of(shop, view="text_rich"))
+        == ""
+    )
+    assert describe_training_overlap(config_of(shop, **change), config) == (
         f"the model was trained with another {said}: whether this panel is unseen cannot be told"
     )
 
@@ -111,7 +115,7 @@ def test_who_examines_what_was_trained_otherwise_is_told(shop: str, change: dict
 def test_one_protocol_makes_a_table_whatever_the_view(tmp_path: Path, shop: str) -> None:
     one = evaluated(tmp_path / "one", config_of(shop))
     other = evaluated(tmp_path / "other", config_of(shop, 1, view="text_rich", max_title=40))
-    (line,) = compare_own([str(one), str(other)]).lines
+    (line,) = compare_evaluations([str(one), str(other)]).lines
     assert line.seeds == (0, 1)
 
 

@@ -20,9 +20,9 @@ from trailnotes.config.model_schema import ModelConfig
 from trailnotes.config.schema import Config, EnvConfig, RolloutConfig
 from trailnotes.errors import ConfigError, PolicyError, RunError
 from trailnotes.policies.hf.policy import HFPolicy
-from trailnotes.prompts import Conversation, listed_actions
-from trailnotes.runs.load_policy import RANDOM, Subject, examined, load_policy, random_player
-from trailnotes.runs.usage import BY_ROW, row_costs
+from trailnotes.prompts import Conversation, parse_listed_actions
+from trailnotes.runs.load_policy import RANDOM, EvaluatedModel, build_random_policy, load_policy, open_evaluated_model
+from trailnotes.runs.usage import TABLE_FIELDS, build_usage_columns
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Message, Observation, Sampling, Task
 
@@ -32,18 +32,18 @@ ACTIONS = st.lists(st.text("abc xyz", min_size=1, max_size=8).map(str.strip).fil
 @given(ACTIONS, st.sampled_from(["full", "terse"]))
 def test_what_a_turn_lists_can_be_read_back(actions: list[str], style: str) -> None:
     conversation = Conversation(RolloutConfig(style=style, show_actions=True), MemoryConfig(), len)  # type: ignore[arg-type]
-    turn = conversation.turn(Observation("a room\nwith a line", actions=tuple(actions)))
-    assert listed_actions(turn, style) == actions  # type: ignore[arg-type]
+    turn = conversation.format_turn(Observation("a room\nwith a line", actions=tuple(actions)))
+    assert parse_listed_actions(turn, style) == actions  # type: ignore[arg-type]
 
 
 def test_a_turn_without_a_list_gives_none_and_a_cut_action_is_left_out() -> None:
-    assert listed_actions("a room", "full") == []
-    assert listed_actions("a room\nAdmissible actions: go north; go so [...]", "full") == ["go north"]
-    assert listed_actions("a room\nactions : go north , go so [...]", "terse") == ["go north"]
+    assert parse_listed_actions("a room", "full") == []
+    assert parse_listed_actions("a room\nAdmissible actions: go north; go so [...]", "full") == ["go north"]
+    assert parse_listed_actions("a room\nactions : go north , go so [...]", "terse") == ["go north"]
 
 
 def said(config: Config, *turns: str) -> str:
-    policy = random_player(config)
+    policy = build_random_policy(config)
     policy.open_episode("e")
     messages = [Message("user", turn) for turn in turns]
     return asyncio.run(policy.generate(messages, Sampling(max_tokens=99), "e")).text
@@ -67,7 +67,7 @@ def test_without_a_list_it_says_what_to_set() -> None:
 
 def test_it_cannot_be_trained() -> None:
     with pytest.raises(ConfigError, match="is not a model and learns nothing"):
-        Config(model=ModelConfig(path=RANDOM)).refuse_training()
+        Config(model=ModelConfig(path=RANDOM)).validate_training()
 
 
 class Doors:
@@ -118,8 +118,8 @@ def run_dir(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return path
 
 
-def resolve(model_or_run: Path | str) -> Subject:
-    with examined(model_or_run) as subject:
+def resolve(model_or_run: Path | str) -> EvaluatedModel:
+    with open_evaluated_model(model_or_run) as subject:
         return subject
 
 
@@ -130,7 +130,7 @@ def test_a_run_is_its_last_checkpoint_with_memory_and_spending(run_dir: Path) ->
     assert (of_run.model, of_run.memory, of_run.name) == (str(last / "model"), last / "memory.db", "empo2")
     last_line = list(read_jsonl(run_dir / "metrics.jsonl"))[-1]
     assert of_run.spent["env_steps"] == last_line["env_steps"] > 0
-    assert row_costs(of_run.spent) == {name: last_line[name] for name in BY_ROW}
+    assert build_usage_columns(of_run.spent) == {name: last_line[name] for name in TABLE_FIELDS}
     earlier = resolve(str(run_dir / "checkpoints" / "step-000001"))
     assert 0 < earlier.spent["env_steps"] < of_run.spent["env_steps"]
     assert resolve(last / "model").name == "start"

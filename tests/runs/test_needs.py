@@ -10,7 +10,7 @@ from trailnotes.commands.adapt import adapt
 from trailnotes.commands.eval import evaluate
 from trailnotes.config.toml import load_config
 from trailnotes.errors import ConfigError, MissingExtraError
-from trailnotes.runs.needs import refuse_missing
+from trailnotes.runs.needs import require_dependencies
 from trailnotes_lab.compare import comparison
 
 GRPO = ["--algorithm.name", "grpo", "--env.name", "waymarks-simulator", "--model.path", "a/model"]
@@ -50,31 +50,31 @@ def test_a_missing_package_is_named_with_the_setting_and_the_extra(
     config = load_config(None, [*GRPO, *settings])
     without(monkeypatch, module)
     with pytest.raises(MissingExtraError) as caught:
-        refuse_missing(config)
+        require_dependencies(config)
     assert str(caught.value).startswith(f"{why} needs the package {module}: ")
     assert f"[{extra}]'" in str(caught.value)
 
 
 def test_what_no_setting_asks_for_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "textworld", "openai", "tensorboard", "sentence_transformers", "matplotlib", "py4j")
-    refuse_missing(load_config(None, [*GRPO, "--memory.embedder", "minilm"]))
-    refuse_missing(load_config(None, [*GRPO, "--run.tensorboard", "true", "--run.trackers", '["my:Own"]']))
+    require_dependencies(load_config(None, [*GRPO, "--memory.embedder", "minilm"]))
+    require_dependencies(load_config(None, [*GRPO, "--run.tensorboard", "true", "--run.trackers", '["my:Own"]']))
     without(monkeypatch, "torch")
-    refuse_missing(load_config(None, GRPO), model="random")
+    require_dependencies(load_config(None, GRPO), model="random")
 
 
 def test_what_plays_alone_needs_no_package_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "sentence_transformers")
     config = load_config(None, ["--memory.embedder", "minilm", "--model.path", "some/model"])
-    refuse_missing(config, plays_only=True, memory=False)
+    require_dependencies(config, plays_only=True, memory=False)
     with pytest.raises(MissingExtraError, match="sentence"):
-        refuse_missing(config, plays_only=True)
+        require_dependencies(config, plays_only=True)
 
 
 def test_two_missing_extras_are_one_line_and_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "torch", "textworld")
     with pytest.raises(MissingExtraError, match=r"textworld; .* package torch: .*\[textworld,train\]'"):
-        refuse_missing(load_config(None, [*GRPO, "--env.name", "waymarks"]))
+        require_dependencies(load_config(None, [*GRPO, "--env.name", "waymarks"]))
 
 
 def test_train_looks_before_it_compiles_loads_or_writes(
@@ -110,10 +110,10 @@ def test_a_comparison_looks_before_it_compiles(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(comparison, "compile_games", lambda _: pytest.fail("it compiled"))
     without(monkeypatch, "torch")
     with pytest.raises(MissingExtraError, match="needs the package torch"):
-        comparison.compare_run(plan, out=tmp_path / "out")
+        comparison.run_comparison(plan, out=tmp_path / "out")
     assert not (tmp_path / "out" / "runs").exists()
     with pytest.raises(MissingExtraError, match="needs the package torch"):
-        comparison.describe(plan, tmp_path / "out")
+        comparison.describe_comparison(plan, tmp_path / "out")
 
 
 def test_engines_that_are_nowhere_are_told_before_a_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,5 +125,7 @@ def test_engines_that_are_nowhere_are_told_before_a_run_begins(tmp_path: Path, m
     ):
         config = load_config(None, [*GRPO, "--engine.name", "vllm", f"--engine.{key}", value])
         with pytest.raises(ConfigError, match=said):
-            refuse_missing(config)
-    refuse_missing(load_config(None, [*GRPO, "--engine.name", "vllm", "--engine.python", sys.executable]), "random")
+            require_dependencies(config)
+    require_dependencies(
+        load_config(None, [*GRPO, "--engine.name", "vllm", "--engine.python", sys.executable]), "random"
+    )

@@ -14,7 +14,7 @@ import pytest
 import trailnotes
 from tinyrun import episodes, metrics, tip_rows
 from trailnotes.config.toml import load_config
-from trailnotes.runs.load_policy import examined
+from trailnotes.runs.load_policy import open_evaluated_model
 from trailnotes.storage.files import read_jsonl
 
 DATA = Path(__file__).parents[1] / "data"
@@ -42,7 +42,7 @@ def test_an_old_training_resumes_after_its_checkpoint() -> None:
 
 @pytest.mark.usefixtures("_old")
 def test_an_old_checkpoint_is_examined_with_its_memory() -> None:
-    with examined("trained") as subject:
+    with open_evaluated_model("trained") as subject:
         assert (subject.name, subject.spent["iteration"]) == ("empo2", 2)
     config = load_config(Path("trained/config.toml"))
     result = trailnotes.evaluate(config, "trained", memory=True)

@@ -9,14 +9,14 @@ import pytest
 from small import small_config
 from trailnotes.errors import ConfigError
 from trailnotes.reporting.crossed import MIN_FAMILIES
-from trailnotes.reporting.intervals import Interval, t_quantile, wilson
-from trailnotes.runs.load_policy import Subject
+from trailnotes.reporting.intervals import Interval, compute_wilson_limits, t_quantile
+from trailnotes.runs.load_policy import EvaluatedModel
 from trailnotes.runs.panels import (
     PanelResult,
-    family_of,
-    interval_of,
-    markdown_table,
-    panel_result,
+    build_panel_result,
+    estimate_interval,
+    format_markdown_table,
+    get_family,
     write_episodes,
     write_table,
 )
@@ -36,7 +36,7 @@ def steps_of(value: float) -> tuple[Step, ...]:
 
 def test_with_few_families_a_model_is_examined_on_these_games_alone() -> None:
     episodes = [episode(f"w/route/amber/test-{i}", i < 5) for i in range(10)]
-    mean, interval, name = interval_of(episodes, small_config())
+    mean, interval, name = estimate_interval(episodes, small_config())
     assert name.startswith("on this panel, of this one model: the same games played once more, Wilson's, 95%")
     assert name.endswith(f"a claim beyond it takes {MIN_FAMILIES} families, here are 1")
     assert interval is not None
@@ -46,7 +46,7 @@ def test_with_few_families_a_model_is_examined_on_these_games_alone() -> None:
 def test_four_families_claim_nothing_beyond_them() -> None:
     """Two won, two lost: as a sample of families that would be anything from 0 to 1."""
     episodes = [episode(f"w/route/{name}/test-{i}", name < "c") for name in "abcd" for i in range(5)]
-    mean, interval, name = interval_of(episodes, small_config())
+    mean, interval, name = estimate_interval(episodes, small_config())
     assert "on this panel" in name
     assert interval is not None
     assert (mean, interval.low, interval.high) == pytest.approx((0.5, 0.299, 0.701), abs=1e-3)  # 10 of 20 by Wilson's
@@ -55,16 +55,16 @@ def test_four_families_claim_nothing_beyond_them() -> None:
 def test_with_families_enough_they_are_the_sample() -> None:
     """Five of ten families won, with four games each: as good as nine games, not as 40."""
     episodes = [episode(f"w/route/{name}/test-{i}", name < "f") for name in "abcdefghij" for i in range(4)]
-    mean, interval, name = interval_of(episodes, small_config())
+    mean, interval, name = estimate_interval(episodes, small_config())
     assert name == "beyond this panel, of this one model: its 10 families are a sample, Wilson's, 95%"
-    low, high = wilson(0.5, 9, t_quantile(9, 0.95))
+    low, high = compute_wilson_limits(0.5, 9, t_quantile(9, 0.95))
     assert (mean, interval) == (0.5, Interval(0.5, pytest.approx(float(low)), pytest.approx(float(high))))
 
 
 def test_samples_of_a_game_are_no_more_games() -> None:
     """Each game of ten families played once or fifty times over with the same result: beyond the panel it is one."""
     once = [episode(f"w/route/{name}/test-0", name < "f") for name in "abcdefghij"]
-    assert interval_of(once * 50, small_config()) == interval_of(once, small_config())
+    assert estimate_interval(once * 50, small_config()) == estimate_interval(once, small_config())
 
 
 def test_returns_have_students_interval_or_none() -> None:
@@ -73,23 +73,23 @@ def test_returns_have_students_interval_or_none() -> None:
         Trajectory(Task(f"w/a/{i}", "waymarks"), steps_of(value), Observation("end"), "terminated", False, value)
         for i, value in enumerate((0.0, 2.0, 4.0))
     ]
-    mean, interval, name = interval_of(episodes, config)
+    mean, interval, name = estimate_interval(episodes, config)
     assert "Student's t, 90%" in name
     assert interval is not None
     assert (mean, interval.high) == pytest.approx((2.0, 2 + 2.920 * 2 / 3**0.5), abs=1e-3)
-    result = panel_result(episodes[:1], config, Subject("m", "grpo"), memory=False)
+    result = build_panel_result(episodes[:1], config, EvaluatedModel("m", "grpo"), memory=False)
     assert (result.ci_low, result.ci_high, str(result)) == (None, None, "0.00 no interval")
-    assert "| no interval |" in markdown_table([result])
+    assert "| no interval |" in format_markdown_table([result])
 
 
 def test_a_family_is_the_task_without_its_last_part() -> None:
-    assert family_of(Task("waymarks/route/amber/test-3", "waymarks")) == "waymarks/route/amber"
-    assert family_of(Task("coin", "textworld")) == "textworld"
+    assert get_family(Task("waymarks/route/amber/test-3", "waymarks")) == "waymarks/route/amber"
+    assert get_family(Task("coin", "textworld")) == "textworld"
 
 
 def test_a_panel_that_nobody_played_is_an_error() -> None:
     with pytest.raises(ConfigError, match="no episode of split 'test' could be played"):
-        panel_result([], small_config(), Subject("m", "grpo"), memory=False)
+        build_panel_result([], small_config(), EvaluatedModel("m", "grpo"), memory=False)
 
 
 def test_tables_hold_every_field_and_the_name_of_the_interval(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_tables_hold_every_field_and_the_name_of_the_interval(tmp_path: Path) ->
     write_table([row], tmp_path)
     assert json.loads((tmp_path / "table.json").read_text()) == {"rows": [asdict(row)]}
     text = (tmp_path / "table.md").read_text()
-    assert text == markdown_table([row])
+    assert text == format_markdown_table([row])
     assert "| empo2 | with | test (80) | success | 0.500 | [0.250, 0.750] | 38,400 | 2 |" in text
     assert text.endswith("\nIntervals: Wilson 95%.\n")
     head, rule, first = text.splitlines()[:3]
@@ -117,7 +117,7 @@ def test_the_figures_of_one_run_go_by_their_names(tmp_path: Path) -> None:
         "",
         "Intervals: Wilson 95%.",
     ]
-    assert markdown_table([], []).startswith("| figure |"), "before the first figure"
+    assert format_markdown_table([], []).startswith("| figure |"), "before the first figure"
 
 
 def test_episodes_keep_text_that_is_no_unicode(tmp_path: Path) -> None:

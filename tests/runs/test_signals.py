@@ -6,14 +6,14 @@ import threading
 import pytest
 
 from trailnotes.errors import Interrupted
-from trailnotes.runs.signals import asked_by_signals, ended_by_signals
+from trailnotes.runs.signals import interrupt_on_signals, request_stop_on_signals
 
 
 @pytest.mark.usefixtures("heeds_hangup")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_termination_ends_a_process_as_ctrl_c_does(number: signal.Signals) -> None:
     before = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt) as caught, ended_by_signals():
+    with pytest.raises(KeyboardInterrupt) as caught, interrupt_on_signals():
         signal.raise_signal(number)
     assert isinstance(caught.value, Interrupted)
     assert caught.value.number == number
@@ -23,7 +23,7 @@ def test_termination_ends_a_process_as_ctrl_c_does(number: signal.Signals) -> No
 @pytest.mark.usefixtures("heeds_hangup")
 def test_the_first_signal_asks_and_any_second_one_interrupts() -> None:
     asked: list[int] = []
-    with asked_by_signals(lambda: asked.append(1)) as received:
+    with request_stop_on_signals(lambda: asked.append(1)) as received:
         signal.raise_signal(signal.SIGHUP)
         assert (asked, received) == ([1], [signal.SIGHUP])
         with pytest.raises(Interrupted) as caught:
@@ -34,7 +34,7 @@ def test_the_first_signal_asks_and_any_second_one_interrupts() -> None:
 def test_what_nohup_asks_for_is_kept() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with ended_by_signals(), asked_by_signals(lambda: None) as received:
+        with interrupt_on_signals(), request_stop_on_signals(lambda: None) as received:
             signal.raise_signal(signal.SIGHUP)
         assert not received
     finally:
@@ -45,7 +45,7 @@ def test_other_threads_leave_signals_alone() -> None:
     before = signal.getsignal(signal.SIGTERM)
 
     def look() -> None:
-        with ended_by_signals(), asked_by_signals(lambda: None):
+        with interrupt_on_signals(), request_stop_on_signals(lambda: None):
             seen.append(signal.getsignal(signal.SIGTERM))
 
     seen: list[object] = []

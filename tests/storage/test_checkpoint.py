@@ -33,7 +33,7 @@ def names(root: Path) -> list[str]:
 
 def test_what_is_saved_is_there(tmp_path: Path) -> None:
     path = checkpoint.save(tmp_path, 10, writer(), meta={"iteration": 10, "best": None})
-    assert path == tmp_path / "step-000010" == checkpoint.latest(tmp_path)
+    assert path == tmp_path / "step-000010" == checkpoint.find_latest(tmp_path)
     assert {name: (path / name).read_bytes() for name in CONTENT} == CONTENT
     assert checkpoint.load_meta(path) == {"iteration": 10, "best": None}
     manifest = json.loads((path / "manifest.json").read_text())
@@ -47,14 +47,14 @@ def test_the_newest_is_by_number_not_by_name_or_time(tmp_path: Path) -> None:
     for step in (1_000_000, 999_999, 2):
         checkpoint.save(tmp_path, step, writer())
     assert [c.step for c in checkpoint.scan(tmp_path)] == [2, 999_999, 1_000_000]
-    assert checkpoint.latest(tmp_path) == tmp_path / "step-1000000"
+    assert checkpoint.find_latest(tmp_path) == tmp_path / "step-1000000"
 
 
 def test_there_may_be_none(tmp_path: Path) -> None:
-    assert checkpoint.latest(tmp_path / "nowhere") is None
+    assert checkpoint.find_latest(tmp_path / "nowhere") is None
     (tmp_path / "step-abc").mkdir()
     (tmp_path / "step-000001").write_text("a file")
-    assert checkpoint.latest(tmp_path) is None
+    assert checkpoint.find_latest(tmp_path) is None
 
 
 def test_the_same_step_again_replaces(tmp_path: Path) -> None:
@@ -122,17 +122,17 @@ def test_a_damaged_one_is_named_and_the_last_good_one_offered(damage: Callable[[
     bad = checkpoint.save(tmp_path, 2, writer())
     problem = damage(bad)
     with pytest.raises(RunError) as caught:
-        checkpoint.latest(tmp_path)
+        checkpoint.find_latest(tmp_path)
     assert all(text in str(caught.value) for text in (f"{bad} is damaged", problem, f"last good one is {good}"))
-    assert checkpoint.latest(tmp_path, skip_damaged=True) == good
+    assert checkpoint.find_latest(tmp_path, skip_damaged=True) == good
     checkpoint.save(tmp_path, 3, writer())
-    assert checkpoint.latest(tmp_path) == tmp_path / "step-000003"  # older damage is nobody's business
+    assert checkpoint.find_latest(tmp_path) == tmp_path / "step-000003"  # older damage is nobody's business
 
 
 def test_when_all_are_damaged_nothing_starts_afresh(tmp_path: Path) -> None:
     damage_flip(checkpoint.save(tmp_path, 1, writer()))
     with pytest.raises(RunError, match="No whole checkpoint is left"):
-        checkpoint.latest(tmp_path)
+        checkpoint.find_latest(tmp_path)
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -146,7 +146,7 @@ def test_an_error_while_writing_changes_nothing(again: bool, tmp_path: Path) -> 
     with pytest.raises(OSError, match="No space"):
         checkpoint.save(tmp_path, 1 if again else 2, fails)
     assert names(tmp_path) == ["step-000001"]
-    assert checkpoint.latest(tmp_path) == kept
+    assert checkpoint.find_latest(tmp_path) == kept
     assert (kept / "empty").read_text() == "old"
 
 
@@ -202,7 +202,7 @@ def test_killed_at_any_touch_of_the_disk_it_leaves_only_whole_ones(tmp_path: Pat
     for die_at in range(1, 100):
         finished = run_until(tmp_path, 2, die_at)
         assert all(not c.problems for c in checkpoint.scan(tmp_path))
-        newest = checkpoint.latest(tmp_path)
+        newest = checkpoint.find_latest(tmp_path)
         assert newest is not None
         assert newest.name in {"step-000001", "step-000002"}
         if finished.returncode == 0:
@@ -250,7 +250,7 @@ def test_a_stripped_checkpoint_is_whole_without_its_parts(tmp_path: Path) -> Non
 
 def test_a_checkpoint_that_is_held_is_not_stripped(tmp_path: Path) -> None:
     path = checkpoint.save(tmp_path, 1, with_state)
-    with checkpoint.held(path):
+    with checkpoint.hold_checkpoint(path):
         assert not checkpoint.strip(path, STATE)
         assert (path / "parts" / "0").read_text() == "0"
     assert checkpoint.strip(path, STATE)
@@ -273,13 +273,13 @@ def test_who_looks_at_a_checkpoint_while_it_is_stripped_sees_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = checkpoint.save(tmp_path, 1, with_state)
-    hashed = checkpoint._sha256
+    hashed = checkpoint._hash_file
 
     def sha256(file: Path) -> str:
         checkpoint.strip(path, STATE)  # another process, this very moment
         return hashed(file)
 
-    monkeypatch.setattr(checkpoint, "_sha256", sha256)
+    monkeypatch.setattr(checkpoint, "_hash_file", sha256)
     assert checkpoint.verify(path) == []
     assert not (path / "parts").exists()
 
@@ -289,16 +289,16 @@ def _raise(error: BaseException) -> None:
 
 
 def test_the_best_is_remembered(tmp_path: Path) -> None:
-    assert checkpoint.best(tmp_path) is None
+    assert checkpoint.load_best(tmp_path) is None
     path = checkpoint.save(tmp_path, 1, writer())
     checkpoint.mark_best(tmp_path, path, 0.5)
-    assert checkpoint.best(tmp_path) == (path, 0.5)
-    assert checkpoint.latest(tmp_path) == path
+    assert checkpoint.load_best(tmp_path) == (path, 0.5)
+    assert checkpoint.find_latest(tmp_path) == path
     (tmp_path / "best.json").write_text('{"checkpoint": "step-000009", "score": 1}')
-    assert checkpoint.best(tmp_path) is None
+    assert checkpoint.load_best(tmp_path) is None
     (tmp_path / "best.json").write_text("{")
     with pytest.raises(RunError, match=r"best\.json cannot be read"):
-        checkpoint.best(tmp_path)
+        checkpoint.load_best(tmp_path)
 
 
 def test_a_directory_without_permission_is_an_error_not_a_loss(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_a_directory_without_permission_is_an_error_not_a_loss(tmp_path: Path) -
             checkpoint.save(tmp_path, 2, writer())
     finally:
         tmp_path.chmod(0o700)
-    assert checkpoint.latest(tmp_path) == kept
+    assert checkpoint.find_latest(tmp_path) == kept
 
 
 # -- held while somebody reads
@@ -319,7 +319,7 @@ def test_a_directory_without_permission_is_an_error_not_a_loss(tmp_path: Path) -
 
 def test_one_that_is_held_outlives_pruning_until_it_is_let_go(tmp_path: Path) -> None:
     first, second, third = (checkpoint.save(tmp_path, step, writer()) for step in (1, 2, 3))
-    with checkpoint.held(first) as there, checkpoint.held(first) as again:
+    with checkpoint.hold_checkpoint(first) as there, checkpoint.hold_checkpoint(first) as again:
         assert there
         assert again
         assert checkpoint.prune(tmp_path, keep_last=1) == [second]
@@ -334,7 +334,7 @@ def test_what_is_gone_cannot_be_held(tmp_path: Path) -> None:
     checkpoint.prune(tmp_path, keep_last=1)
     (tmp_path / "file").write_text("")
     for gone in (path, tmp_path / "file", tmp_path / "nowhere"):
-        with checkpoint.held(gone) as there:
+        with checkpoint.hold_checkpoint(gone) as there:
             assert not there
 
 
@@ -375,10 +375,10 @@ def test_one_that_is_pruned_before_it_is_held_gives_way_to_the_newest(
         return function(path, *more)
 
     monkeypatch.setattr(checkpoint, name, late)
-    with checkpoint.latest_held(tmp_path) as found:
+    with checkpoint.hold_latest(tmp_path) as found:
         assert found == tmp_path / "step-000002"
 
 
 def test_where_there_is_none_none_is_held(tmp_path: Path) -> None:
-    with checkpoint.latest_held(tmp_path) as found:
+    with checkpoint.hold_latest(tmp_path) as found:
         assert found is None

@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from trailnotes.storage import databases
-from trailnotes.storage.databases import BoundedConnection, check_types, find_foreign, types_of
+from trailnotes.storage.databases import BoundedConnection, find_unexpected, parse_column_types, validate_types
 
 TABLES = (
     "CREATE TABLE shelf (name TEXT NOT NULL, books INTEGER NOT NULL, note TEXT)",
@@ -37,23 +37,23 @@ def ours() -> Iterator[sqlite3.Connection]:
     ],
 )
 def test_what_is_not_made_by_our_statements_is_named(ours: sqlite3.Connection, change: str, told: str) -> None:
-    assert not find_foreign(ours, TABLES)
+    assert not find_unexpected(ours, TABLES)
     ours.execute(change)
     with pytest.raises(AssertionError, match=told):
-        raise AssertionError(find_foreign(ours, TABLES))
+        raise AssertionError(find_unexpected(ours, TABLES))
 
 
 def test_values_have_the_types_that_their_columns_declare(ours: sqlite3.Connection) -> None:
-    types = types_of(TABLES)
-    check_types(["name", "books", "note", "weight", "COUNT(*)"], [("a", 1, None, 1.5, b"any")], types)
+    types = parse_column_types(TABLES)
+    validate_types(["name", "books", "note", "weight", "COUNT(*)"], [("a", 1, None, 1.5, b"any")], types)
     for name, value in {"name": b"a", "books": 1.5, "note": 1, "weight": None}.items():
         with pytest.raises(sqlite3.DataError, match=f"malformed value of {name}"):
-            check_types([name], [(value,)], types)
+            validate_types([name], [(value,)], types)
 
 
 def test_a_query_that_would_not_end_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(databases, "LOOK", 1000)
-    monkeypatch.setattr(databases, "MOST_LOOKS", 5)
+    monkeypatch.setattr(databases, "STEPS_PER_CHECK", 1000)
+    monkeypatch.setattr(databases, "MAX_CHECKS", 5)
     endless = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n {}) SELECT COUNT(*) FROM n"
     with closing(sqlite3.connect(":memory:", factory=BoundedConnection)) as connection:
         with pytest.raises(sqlite3.OperationalError, match="interrupted"):
@@ -70,4 +70,4 @@ def test_what_analyze_leaves_is_sqlites_own() -> None:
         for statement in (*statements, "INSERT INTO pages VALUES (1)", "ANALYZE"):
             connection.execute(statement)
         assert connection.execute("SELECT COUNT(*) FROM sqlite_stat1").fetchone() == (1,)
-        assert find_foreign(connection, statements) == ""
+        assert find_unexpected(connection, statements) == ""

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from trailnotes.storage.files import (
-    MOST_SMALL,
-    free_name,
+    MAX_SMALL_BYTES,
+    find_free_path,
+    load_user_key,
+    open_aside,
     open_no_follow,
-    opened_aside,
     read_small,
-    user_key,
     write_bytes_atomic,
     write_text_atomic,
 )
@@ -77,10 +77,10 @@ def test_content_is_flushed_before_it_takes_the_name(tmp_path: Path, monkeypatch
 
 def test_free_name_counts_past_what_is_there(tmp_path: Path) -> None:
     path = tmp_path / "tips.jsonl"
-    assert free_name(path).name == "tips.1.jsonl"
+    assert find_free_path(path).name == "tips.1.jsonl"
     (tmp_path / "tips.1.jsonl").touch()
     (tmp_path / "tips.3.jsonl").touch()
-    assert free_name(path).name == "tips.2.jsonl"
+    assert find_free_path(path).name == "tips.2.jsonl"
 
 
 def test_what_a_killed_process_left_aside_is_taken_by_the_next_one(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_who_writes_the_same_file_meanwhile_has_a_name_of_its_own(tmp_path: Path
     path, first = tmp_path / "best.json", tmp_path / ".best.json.tmp"
     with ExitStack() as stack:
         if taken == "written":
-            assert stack.enter_context(opened_aside(path)) == first
+            assert stack.enter_context(open_aside(path)) == first
         elif taken == "a link":
             (tmp_path / "precious").write_text("kept")
             first.symlink_to(tmp_path / "precious")
@@ -120,11 +120,11 @@ def test_a_lock_is_no_link(tmp_path: Path) -> None:
 def test_two_writers_of_one_file_take_nothing_from_each_other(tmp_path: Path) -> None:
     """The first renames its file; the second begins one of the same name before the first has let go."""
     path = tmp_path / "x"
-    first = opened_aside(path)
+    first = open_aside(path)
     mine = first.__enter__()
     mine.write_text("first")
     mine.replace(path)
-    with opened_aside(path) as other:
+    with open_aside(path) as other:
         other.write_text("second")
         first.__exit__(None, None, None)
         other.replace(path)
@@ -135,14 +135,14 @@ def test_two_writers_of_one_file_take_nothing_from_each_other(tmp_path: Path) ->
 def test_the_key_of_a_user_is_made_once_and_theirs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAILNOTES_CACHE", str(tmp_path / "cache"))
     with ThreadPoolExecutor(4) as pool:
-        keys = list(pool.map(lambda _: user_key(), range(8)))
+        keys = list(pool.map(lambda _: load_user_key(), range(8)))
     assert {len(key) for key in keys} == {32}
     assert len(set(keys)) == 1
     (made,) = (tmp_path / "cache").iterdir()
     assert made.stat().st_mode & 0o777 == 0o600
     made.write_bytes(b"")
     with pytest.raises(OSError, match="is no key: delete it"):
-        user_key()
+        load_user_key()
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a device", "a huge file"])
@@ -154,7 +154,7 @@ def test_what_is_no_small_file_is_refused_at_once(kind: str, tmp_path: Path) -> 
         path.symlink_to("/dev/zero")
     else:
         path.touch()
-        os.truncate(path, MOST_SMALL + 1)
+        os.truncate(path, MAX_SMALL_BYTES + 1)
     with pytest.raises(OSError, match="it is longer than 16,777,216 bytes" if kind == "a huge file" else "no regular"):
         read_small(path)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trailnotes.errors import RunError
-from trailnotes.storage.files import append_jsonl, encode_line, read_jsonl, set_aside
+from trailnotes.storage.files import append_jsonl, encode_line, read_jsonl, split_after
 
 
 def lines(*iterations: int) -> list[dict[str, int]]:
@@ -56,28 +56,28 @@ def test_a_half_written_last_line_is_no_record(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(b'{"iteration": 1, "val')
     assert list(read_jsonl(path)) == lines(0)
-    aside = set_aside(path)
+    aside = split_after(path)
     assert aside == tmp_path / "a.half.1.jsonl"
     assert aside.read_bytes() == b'{"iteration": 1, "val'
     append_jsonl(path, lines(1))
     assert list(read_jsonl(path)) == lines(0, 1)
-    assert set_aside(path) is None
+    assert split_after(path) is None
 
 
 def test_lines_after_an_iteration_are_moved_and_nothing_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     append_jsonl(path, lines(0, 1, 1, 2, 3))
     before = path.read_bytes()
-    aside = set_aside(path, 2)
+    aside = split_after(path, 2)
     assert aside == tmp_path / "a.after-000002.1.jsonl"
     assert list(read_jsonl(path)) == lines(0, 1, 1)
     assert path.read_bytes() + aside.read_bytes() == before
-    assert set_aside(path, 2) is None
+    assert split_after(path, 2) is None
     append_jsonl(path, lines(2))
-    assert set_aside(path, 2) == tmp_path / "a.after-000002.2.jsonl"
-    assert set_aside(path, 0) == tmp_path / "a.after-000000.1.jsonl"
+    assert split_after(path, 2) == tmp_path / "a.after-000002.2.jsonl"
+    assert split_after(path, 0) == tmp_path / "a.after-000000.1.jsonl"
     assert path.read_bytes() == b""
-    assert set_aside(tmp_path / "absent.jsonl", 0) is None
+    assert split_after(tmp_path / "absent.jsonl", 0) is None
 
 
 def test_a_crash_between_copy_and_cut_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,9 +90,9 @@ def test_a_crash_between_copy_and_cut_loses_nothing(tmp_path: Path, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setattr(os, "truncate", fail)
         with pytest.raises(RunError, match="all are still there"):
-            set_aside(path, 1)
+            split_after(path, 1)
     assert list(read_jsonl(path)) == lines(0, 1, 2)
-    aside = set_aside(path, 1)
+    aside = split_after(path, 1)
     assert aside is not None
     assert aside.name == "a.after-000001.2.jsonl"
     assert list(read_jsonl(aside)) == lines(1, 2)

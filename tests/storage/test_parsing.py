@@ -14,9 +14,9 @@ import trailnotes_lab
 import trailnotes_worlds
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.storage import checkpoint
-from trailnotes.storage.demonstrations import from_jsonl
+from trailnotes.storage.demonstrations import read_demonstrations
 from trailnotes.storage.files import read_jsonl
-from trailnotes.storage.parsing import MOST_DIGITS, MOST_NESTED, parse_json, parse_json_at, parse_toml
+from trailnotes.storage.parsing import MAX_DIGITS, MAX_NESTING, parse_json, parse_json_at, parse_toml
 
 PACKAGES = [Path(package.__file__).parent for package in (trailnotes, trailnotes_worlds, trailnotes_lab)]
 DEEP = "[" * 100_000
@@ -42,12 +42,12 @@ def test_all_text_from_outside_has_one_reader() -> None:
 @pytest.mark.parametrize("text", [DEEP, '{"a":' * 100_000, "[" * 101 + "]" * 101, '{"a":[' * 51 + "]}" * 51])
 def test_text_that_nests_too_deeply_is_a_value_error(text: str) -> None:
     for parse in (parse_json, lambda text: parse_json(text.encode()), lambda text: parse_json_at(text, 0)):
-        with pytest.raises(ValueError, match=f"nests more than {MOST_NESTED} levels deep"):
+        with pytest.raises(ValueError, match=f"nests more than {MAX_NESTING} levels deep"):
             parse(text)
 
 
 def test_what_nests_as_deep_as_is_allowed_is_read() -> None:
-    text = "[" * MOST_NESTED + "]" * MOST_NESTED
+    text = "[" * MAX_NESTING + "]" * MAX_NESTING
     assert parse_json(text) == json.loads(text)
     wide = json.dumps([[{}]] * 1000)
     assert parse_json(wide) == json.loads(wide)
@@ -61,11 +61,11 @@ def test_ordinary_values_are_those_of_the_standard_library() -> None:
 
 
 def test_numbers_that_no_float_holds_are_kept_dropped_or_refused() -> None:
-    text = f"[NaN, -Infinity, 1e999, {'9' * 5000}, -{'9' * (MOST_DIGITS + 1)}, 1e308, {'9' * MOST_DIGITS}]"
+    text = f"[NaN, -Infinity, 1e999, {'9' * 5000}, -{'9' * (MAX_DIGITS + 1)}, 1e308, {'9' * MAX_DIGITS}]"
     kept = parse_json(text)
     assert math.isnan(kept[0])
     assert kept[1:5] == [-math.inf, math.inf, math.inf, -math.inf]
-    assert parse_json(text, "drop") == [None] * 5 + [1e308, int("9" * MOST_DIGITS)]
+    assert parse_json(text, "drop") == [None] * 5 + [1e308, int("9" * MAX_DIGITS)]
     for number in ("NaN", "1e999", "9" * 5000):
         with pytest.raises(ValueError, match="not a finite number"):
             parse_json(f"[{number}]", "refuse")
@@ -94,7 +94,7 @@ def test_a_manifest_and_files_of_a_checkpoint_that_nest_too_deeply_are_damage(tm
     assert "nests" in checkpoint.verify(saved)[0]
     (tmp_path / checkpoint.BEST).write_text(DEEP)
     with pytest.raises(RunError, match="cannot be read"):
-        checkpoint.best(tmp_path)
+        checkpoint.load_best(tmp_path)
     for text in (DEEP, "[]"):
         (saved / checkpoint.META).write_text(text)
         with pytest.raises(RunError, match=r"meta\.json is damaged"):
@@ -112,4 +112,4 @@ def test_lines_that_nest_too_deeply_are_named(tmp_path: Path) -> None:
         next(lines)
     path.write_text(f"{DEEP}\n")
     with pytest.raises(ConfigError, match=r":1 is not a demonstration .*nests"):
-        from_jsonl(path, "warmstart.path")
+        read_demonstrations(path, "warmstart.path")

@@ -21,7 +21,7 @@ from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import build_samples
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.training.iteration import Iteration
-from trailnotes.training.staleness import brought_up_to_date
+from trailnotes.training.staleness import correct_staleness
 from trailnotes.types import Completion, Observation, Sample, Step, Task, Trajectory, TrajectoryGroup
 
 TASK = Task("task", "numbers")
@@ -57,7 +57,7 @@ def test_weights_compare_now_with_then_under_the_prompt_that_was_acted_on() -> N
     (row,) = build_samples([group], [[2.0]])
     assert row.token_ids == (1, 3, 7, 8), "trained without the tip"
     learner = Now(math.log(0.6), math.log(0.75))  # 1.2 and 3 times as probable as then
-    (weighed,), found = brought_up_to_date([row], [group], learner, rows="auto", most=2.0)  # type: ignore[arg-type]
+    (weighed,), found = correct_staleness([row], [group], learner, rows="auto", most=2.0)  # type: ignore[arg-type]
     assert [sample.token_ids for sample in learner.asked] == [(1, 2, 3, 7, 8)], "asked with the tip"
     assert weighed.token_ids == row.token_ids
     assert weighed.advantages == pytest.approx((0, 0, 2.0 * 1.2, 2.0 * 2.0)), "the second is truncated at 2"
@@ -73,7 +73,7 @@ def test_weights_of_now_that_say_what_was_said_then_change_nothing() -> None:
     group = with_a_tip()
     rows = build_samples([group], [[2.0]])
     same = Now(*group.trajectories[0].steps[0].completion.logprobs)
-    assert brought_up_to_date(rows, [group], same, rows="auto", most=2.0)[0] == rows  # type: ignore[arg-type]
+    assert correct_staleness(rows, [group], same, rows="auto", most=2.0)[0] == rows  # type: ignore[arg-type]
 
 
 def test_rows_of_steps_take_their_own_tokens() -> None:
@@ -81,7 +81,7 @@ def test_rows_of_steps_take_their_own_tokens() -> None:
     steps = tuple(Step(Observation("here"), (), replace(completion, token_ids=(t,)), (1, 2), "go", 0.0) for t in (3, 4))
     group = TrajectoryGroup(TASK, (Trajectory(TASK, steps, Observation("end"), "terminated", True, 1.0),))
     rows = build_samples([group], [[1.0]], rows="step")
-    weighed, _ = brought_up_to_date(rows, [group], Now(math.log(0.25), math.log(0.75)), rows="step", most=2.0)  # type: ignore[arg-type]
+    weighed, _ = correct_staleness(rows, [group], Now(math.log(0.25), math.log(0.75)), rows="step", most=2.0)  # type: ignore[arg-type]
     assert [row.advantages[-1] for row in weighed] == pytest.approx([0.5, 1.5])
 
 
@@ -122,10 +122,10 @@ def test_a_policy_with_weights_of_its_own_plays_like_one_that_shares_them(
         while not run.finished:
             iteration = Iteration(run, run.count.iteration)
             await run.start_playing()
-            iteration.starts()
+            iteration.begin()
             await method(iteration)
 
-    monkeypatch.setattr("trailnotes.training.schedule._side_by_side", one_by_one)
+    monkeypatch.setattr("trailnotes.training.schedule._run_overlapped", one_by_one)
     train(ahead, tmp_path / "own")
     found = differences(tmp_path / "shared", tmp_path / "own")
     assert found == SAME | {"metrics": True, "tips": True}, "but for staleness, and readers, counted in turn alone"

@@ -18,7 +18,7 @@ from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
 from trailnotes.learner.learner import Learner
 from trailnotes.rollout import WrittenTip
-from trailnotes.training.authors import Authors, credit_of, too_young
+from trailnotes.training.authors import AuthorRegistry, check_author_age, compute_author_credit
 from trailnotes.training.iteration import Iteration
 from trailnotes.types import Completion, Observation, Sample, Step, Task, Tip, Trajectory, TrajectoryGroup
 
@@ -35,67 +35,67 @@ def written(number: int, text: str = TEXT) -> WrittenTip:
     return WrittenTip(about, completion, (Tip("task", completion.text, key="", score=0.0),))
 
 
-def authors(**algorithm: Any) -> Authors:
-    return Authors(small_config(algorithm={"author_credit": 0.5, **algorithm}))
+def authors(**algorithm: Any) -> AuthorRegistry:
+    return AuthorRegistry(small_config(algorithm={"author_credit": 0.5, **algorithm}))
 
 
-def writer(kept: Authors, iteration: int) -> list[int]:
+def writer(kept: AuthorRegistry, iteration: int) -> list[int]:
     """Who is credited in this iteration."""
-    return [row.token_ids[2] for row in kept.rows(ONE, iteration)]
+    return [row.token_ids[2] for row in kept.build_rows(ONE, iteration)]
 
 
 def test_a_row_is_what_the_author_read_and_wrote() -> None:
     kept = authors()
-    kept.keep([written(5)], 0)
-    (row,) = kept.rows({("task", TEXT): -0.5, ("task", "unknown"): 1.0, ("other", TEXT): 1.0}, 1)
+    kept.remember([written(5)], 0)
+    (row,) = kept.build_rows({("task", TEXT): -0.5, ("task", "unknown"): 1.0, ("other", TEXT): 1.0}, 1)
     assert row.token_ids == (1, 2, 5, 5, 9)
     assert row.loss_mask == (0, 0, 0, 1, 1)
     assert row.behavior_logprobs == (0, 0, 0, -0.25, -5 / 3)
     assert row.advantages == (0, 0, 0, -0.25, -0.25)
     assert (row.role, row.hold) == ("tip", 0)
-    assert kept.rows({("task", TEXT): 0.0}, 1) == [], "nothing to learn"
+    assert kept.build_rows({("task", TEXT): 0.0}, 1) == [], "nothing to learn"
 
 
 def test_a_text_that_several_wrote_earns_its_first_author_alone() -> None:
     kept = authors()
-    kept.keep([written(5), written(6)], 0)
-    kept.keep([written(7)], 1)
+    kept.remember([written(5), written(6)], 0)
+    kept.remember([written(7)], 1)
     assert writer(kept, 2) == [5]
 
 
 def test_what_is_written_in_an_iteration_was_not_read_in_it() -> None:
     kept = authors()
-    kept.keep([written(5)], 4)
+    kept.remember([written(5)], 4)
     assert writer(kept, 4) == []
     assert writer(kept, 5) == [5]
 
 
 def test_a_tip_that_is_too_old_is_left_alone_and_the_next_author_follows() -> None:
     kept = authors(author_age=3)
-    kept.keep([written(5)], 0)
-    kept.keep([written(6)], 2)
+    kept.remember([written(5)], 0)
+    kept.remember([written(6)], 2)
     for iteration, author in ((3, 5), (4, 6), (5, 6)):
-        kept.keep([], iteration)
+        kept.remember([], iteration)
         assert writer(kept, iteration) == [author]
-    kept.keep([], 6)
+    kept.remember([], 6)
     assert writer(kept, 6) == []
     assert kept.state_dict() == [], "and forgotten"
 
 
 def test_authors_come_back_from_json_as_they_were() -> None:
     kept, again = authors(), authors()
-    kept.keep([written(5), written(7, "nothing found")], 0)
+    kept.remember([written(5), written(7, "nothing found")], 0)
     again.load_state_dict(json.loads(json.dumps(kept.state_dict())))
     credit = ONE | {("task", "nothing found"): -1 / 3}
-    assert again.rows(credit, 1) == kept.rows(credit, 1)
-    assert len(kept.rows(credit, 1)) == 2
+    assert again.build_rows(credit, 1) == kept.build_rows(credit, 1)
+    assert len(kept.build_rows(credit, 1)) == 2
 
 
 def test_tips_of_an_engine_without_token_ids_have_no_row() -> None:
     kept = authors()
     about = written(5).trajectory
-    kept.keep([WrittenTip(about, Completion((), (), (), TEXT), (Tip("task", TEXT, key="", score=0.0),))], 0)
-    assert kept.rows(ONE, 1) == []
+    kept.remember([WrittenTip(about, Completion((), (), (), TEXT), (Tip("task", TEXT, key="", score=0.0),))], 0)
+    assert kept.build_rows(ONE, 1) == []
 
 
 def credited(start: Path, **sections: dict[str, Any]) -> Config:
@@ -121,9 +121,9 @@ def watched(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Watc
     async def rollout(self: Iteration, *arguments: Any) -> list[TrajectoryGroup]:
         memory = self.run.memory
         assert memory is not None
-        before = memory.store.tips()
+        before = memory.store.load_tips()
         groups = await play(self, *arguments)
-        assert memory.store.tips() == before
+        assert memory.store.load_tips() == before
         seen.held.append(before)
         steps = [step for group in groups for t in group.trajectories for step in t.steps]
         seen.shown.extend((self.number, tip) for step in steps for tip in step.tips)
@@ -182,7 +182,7 @@ def test_equal_shares_score_nothing() -> None:
     about = written(5).trajectory
     reader = replace(about, steps=(replace(about.steps[0], tips=tips, reward=1.0),), mode="off_policy")
     nobody: Any = None
-    credit = credit_of([TrajectoryGroup(TASK, (reader, about))], nobody, nobody, config)
+    credit = compute_author_credit([TrajectoryGroup(TASK, (reader, about))], nobody, nobody, config)
     assert credit == {("task", TEXT): 0.5, ("task", "nothing found"): 0.5}
 
 
@@ -196,15 +196,15 @@ def test_what_cannot_be_compared_is_refused() -> None:
 def test_tips_must_be_sampled_as_they_are_trained(start_model: Path) -> None:
     config = tiny_config(start_model, algorithm={"author_credit": 1.0}, memory={"write_temperature": 0.5})
     with pytest.raises(ConfigError, match=r"set memory\.write_temperature = 1"):
-        config.refuse_training()
+        config.validate_training()
 
 
 def test_a_training_says_when_authors_are_forgotten_before_their_tasks_come_back(
     start_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "set algorithm.author_age = 8" in too_young(small_config(rollout={"num_tasks": 16}), 60)
-    assert not too_young(small_config(rollout={"num_tasks": 16}, algorithm={"author_age": 8}), 60)
-    assert not too_young(small_config(rollout={"num_tasks": 5}, algorithm={"author_age": 1}), 3)
+    assert "set algorithm.author_age = 8" in check_author_age(small_config(rollout={"num_tasks": 16}), 60)
+    assert not check_author_age(small_config(rollout={"num_tasks": 16}, algorithm={"author_age": 8}), 60)
+    assert not check_author_age(small_config(rollout={"num_tasks": 5}, algorithm={"author_age": 1}), 3)
     for age, times in ((1, 1), (9, 0)):
         config = credited(start_model, algorithm={"author_credit": 1.0, "author_age": age}, train={"iterations": 1})
         train(config, tmp_path / str(age))

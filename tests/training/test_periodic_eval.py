@@ -12,9 +12,15 @@ from small import small_config
 from tinyrun import SAME, differences, metrics, tiny_config, train_in_process
 from trailnotes.commands.adapt import adapt
 from trailnotes.config.schema import Config
-from trailnotes.envs.tasks import kept_apart, refuse_examined, refuse_learning, refuse_rehearsing, tasks_of
+from trailnotes.envs.tasks import (
+    select_unused,
+    tasks_of,
+    validate_learning_tasks,
+    validate_rehearsal_tasks,
+    validate_splits,
+)
 from trailnotes.errors import ConfigError
-from trailnotes.runs.needs import refuse_missing
+from trailnotes.runs.needs import require_dependencies
 from trailnotes.storage.files import read_jsonl
 
 pytestmark = pytest.mark.usefixtures("same_threads")
@@ -76,17 +82,17 @@ def test_games_that_are_trained_or_examined_are_not_watched_as_new() -> None:
         on = {"eval_notes_every": 1, **train}
         return small_config(env={"options": {"families": 2, "new_families": 2}}, train=on, eval={"num_tasks": 0})
 
-    refuse_examined(config(new_split="new"))
-    refuse_examined(config(new_split=""))
-    refuse_examined(config(new_split="train", eval_notes_every=0))
+    validate_splits(config(new_split="new"))
+    validate_splits(config(new_split=""))
+    validate_splits(config(new_split="train", eval_notes_every=0))
     with pytest.raises(ConfigError, match=r"train\.split = 'train': 10 of .* the new families .*'train'.* cannot be"):
-        refuse_examined(config(new_split="train"))
+        validate_splits(config(new_split="train"))
     with pytest.raises(ConfigError, match=r"train\.new_split = 'test': 40 of the 40 games of the panel"):
-        refuse_examined(config(new_split="test"))
+        validate_splits(config(new_split="test"))
     with pytest.raises(ConfigError, match=r"what is read: .* the new families"):
-        refuse_learning(tasks_of(config(), "new"), "what is read", config(new_split="new"))
+        validate_learning_tasks(tasks_of(config(), "new"), "what is read", config(new_split="new"))
     with pytest.raises(ConfigError, match=r"new-validation"):
-        refuse_examined(config(new_split="new-validation"))
+        validate_splits(config(new_split="new-validation"))
     with pytest.raises(ValueError, match=r"validation_split must differ"):
         config(validation_split="train")
 
@@ -98,17 +104,17 @@ def test_games_that_are_watched_are_not_rehearsed() -> None:
     for split in ("validation", "new"):
         games = tasks_of(config, split)
         with pytest.raises(ConfigError, match=rf"what is held: .*{split}"):
-            refuse_rehearsing(games, "what is held", config)
-        assert kept_apart(games, config) == []
+            validate_rehearsal_tasks(games, "what is held", config)
+        assert select_unused(games, config) == []
     spare = tasks_of(config, "spare")
-    assert kept_apart(spare, config) == spare
+    assert select_unused(spare, config) == spare
 
 
 def test_a_curve_with_tips_needs_the_embedder_whatever_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trailnotes.runs.needs.missing_package", lambda extra: extra)
     grpo: dict[str, Any] = {"algorithm": {"name": "grpo"}, "memory": {"embedder": "minilm"}}
     with pytest.raises(ImportError, match=r"memory\.embedder"):
-        refuse_missing(small_config(train={"eval_notes_every": 1}, **grpo))
+        require_dependencies(small_config(train={"eval_notes_every": 1}, **grpo))
     with pytest.raises(ImportError) as other:
-        refuse_missing(small_config(**grpo))
+        require_dependencies(small_config(**grpo))
     assert "memory.embedder" not in str(other.value)

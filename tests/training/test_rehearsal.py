@@ -24,25 +24,25 @@ from trailnotes.commands.adapt import adapt
 from trailnotes.commands.train import dry_run, train
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
-from trailnotes.envs.tasks import panel_of, rehearsed_of, seen_in_training, tasks_of
+from trailnotes.envs.tasks import describe_training_overlap, load_panel, load_rehearsal_tasks, tasks_of
 from trailnotes.errors import ConfigError, EnvError
-from trailnotes.estimate.forecast import first_and_before, iterations, num_rehearsed, small
+from trailnotes.estimate.forecast import count_rehearsal_episodes, estimate_iterations, shrink_config, split_usage
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import HFPolicy, load_tokenizer
 from trailnotes.rollout import write_tips
-from trailnotes.rollout.tips import Written
-from trailnotes.runs.load_policy import load_policy, model_policy
-from trailnotes.storage.demonstrations import Demonstration, from_jsonl, to_jsonl
+from trailnotes.rollout.tips import TipBatch
+from trailnotes.runs.load_policy import build_model_policy, load_policy
+from trailnotes.storage.demonstrations import Demonstration, read_demonstrations, write_demonstrations
 from trailnotes.storage.files import read_jsonl
 from trailnotes.storage.records import trajectory_from_json
 from trailnotes.training.rehearsal import (
     Rehearsal,
-    conversations,
+    build_recording_config,
     is_recording,
+    iter_recorded_demonstrations,
+    read_recording_usage,
     read_rehearsal,
-    record,
-    recording_config,
-    spent_recording,
+    record_rehearsal,
 )
 from trailnotes.types import Completion, Message, Observation, Task
 
@@ -60,7 +60,7 @@ def rehearsing(start: Path, **sections: dict[str, Any]) -> Config:
 def recorded(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a recording that nothing happened to."""
     out = tmp_path_factory.mktemp("recorded") / "rehearsal"
-    record(rehearsing(start_model), out)
+    record_rehearsal(rehearsing(start_model), out)
     return out
 
 
@@ -99,7 +99,7 @@ def test_games_that_are_trained_or_examined_are_refused(
     env = {"name": "paying:Paid", "options": {"families": ["keys/granite"], "max_steps": 2, "new_families": 2}}
     config = rehearsing(start_model, rehearsal=rehearsal, env=env, **more)
     if not named:
-        assert recording_config(config).eval.split == "spare"
+        assert build_recording_config(config).eval.split == "spare"
         return
     with pytest.raises(ConfigError, match=named):
         train(config, tmp_path / "run")
@@ -110,27 +110,27 @@ def test_games_are_known_again_in_a_file_under_any_name(start_model: Path, tmp_p
     """By identity: the file's game has another id, but the environment, seed and options of one that is trained."""
     config = rehearsing(start_model, rehearsal={"split": "", "path": str(tmp_path / "r.jsonl")})
     turns = (Message("user", "u"), Message("assistant", "a"))
-    for known, named in ((tasks_of(config, "train")[0], "train.split"), (panel_of(config)[0], "the panel")):
+    for known, named in ((tasks_of(config, "train")[0], "train.split"), (load_panel(config)[0], "the panel")):
         other = replace(known, id="another-name")
-        to_jsonl([Demonstration(turns, frozenset({1}), other)], tmp_path / "r.jsonl")
+        write_demonstrations([Demonstration(turns, frozenset({1}), other)], tmp_path / "r.jsonl")
         with pytest.raises(ConfigError, match=named):
             read_rehearsal(config, tmp_path / "r.jsonl")
-    to_jsonl([Demonstration(turns, frozenset({1}), Task("elsewhere", "x", 7))], tmp_path / "r.jsonl")
+    write_demonstrations([Demonstration(turns, frozenset({1}), Task("elsewhere", "x", 7))], tmp_path / "r.jsonl")
     assert len(read_rehearsal(config, tmp_path / "r.jsonl")) == 1
 
 
 def test_who_examines_on_rehearsed_games_is_told(start_model: Path, recorded: Path) -> None:
     trained = rehearsing(start_model, rehearsal={"num_tasks": 0})
     examined = trained.model_copy(update={"eval": trained.eval.model_copy(update={"split": "spare", "num_tasks": 0})})
-    assert seen_in_training(trained, trained) == ""
-    said = seen_in_training(trained, examined)
+    assert describe_training_overlap(trained, trained) == ""
+    said = describe_training_overlap(trained, examined)
     assert said.startswith("the model rehearsed ")
     few = rehearsing(start_model)
-    assert {task.id for task in rehearsed_of(few)} < {task.id for task in rehearsed_of(trained)}
+    assert {task.id for task in load_rehearsal_tasks(few)} < {task.id for task in load_rehearsal_tasks(trained)}
     by_file = rehearsing(start_model, rehearsal={"split": "", "path": str(recorded / "rehearsal.jsonl")})
-    assert seen_in_training(by_file, examined).startswith("the model rehearsed 2 of the ")
+    assert describe_training_overlap(by_file, examined).startswith("the model rehearsed 2 of the ")
     gone = rehearsing(start_model, rehearsal={"split": "", "path": "gone.jsonl"})
-    assert seen_in_training(gone, examined) == ""
+    assert describe_training_overlap(gone, examined) == ""
 
 
 # -- what was said
@@ -147,16 +147,16 @@ def test_what_is_recorded_is_what_was_said(start_model: Path, tmp_path: Path, mo
 
     monkeypatch.setattr(HFPolicy, "generate", listening)
     config = rehearsing(start_model)
-    path = record(config, tmp_path / "out")
+    path = record_rehearsal(config, tmp_path / "out")
     chat = ChatFormat(load_tokenizer(config.model))
     said = {(*each.prompt_ids, *each.token_ids) for each in heard}
-    found = from_jsonl(path, "rehearsal.path")
+    found = read_demonstrations(path, "rehearsal.path")
     assert len(found) == 16, "2 games, 2 episodes, 2 trials: an episode and its tip each"
-    rows = [chat.taught(each.messages, each.taught) for each in found]
+    rows = [chat.encode_with_mask(each.messages, each.taught) for each in found]
     for ids, mask in rows:
         assert tuple(ids[: len(mask) - mask[::-1].index(1)]) in said
     assert sum(sum(mask) for _, mask in rows) == sum(len(each.token_ids) for each in heard)
-    assert {each.task.id for each in found if each.task} == {task.id for task in rehearsed_of(config)}
+    assert {each.task.id for each in found if each.task} == {task.id for task in load_rehearsal_tasks(config)}
     tips = [each for each in found if each.taught == {len(each.messages) - 1} and "note ?" in each.messages[-2].content]
     assert len(tips) == 8
     shown = {message.content for each in tips for message in each.messages if message.role == "assistant"}
@@ -169,7 +169,7 @@ def test_ids_of_another_tokenizer_give_way_to_the_text(start_model: Path) -> Non
     chat = ChatFormat(load_tokenizer(tiny_config(start_model).model))
 
     def learned(text: str, ids: tuple[int, ...] | None) -> tuple[int, ...]:
-        row, mask = chat.taught((Message("user", "go"), Message("assistant", text, ids)), {1})
+        row, mask = chat.encode_with_mask((Message("user", "go"), Message("assistant", text, ids)), {1})
         return tuple(token for token, trained in zip(row, mask, strict=True) if trained)
 
     sampled = tuple(token for letter in "north" for token in chat.tokenizer(letter).input_ids)  # not as it would write
@@ -186,8 +186,8 @@ def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
     turns = (Message("user", odd), Message("assistant", "x", (4, 5)), Message("user", "v"), Message("assistant", "y"))
     task = Task("t", "env", 3, "spare", {"rule": ["north"]})
     written = [Demonstration(turns, frozenset({3}), task), Demonstration(turns[:2], frozenset({1}))]
-    to_jsonl(written, tmp_path / "r.jsonl")
-    assert from_jsonl(tmp_path / "r.jsonl", "rehearsal.path") == written
+    write_demonstrations(written, tmp_path / "r.jsonl")
+    assert read_demonstrations(tmp_path / "r.jsonl", "rehearsal.path") == written
 
 
 @pytest.mark.parametrize("ids", [["a"], [-1], [1.5], 7])
@@ -195,17 +195,17 @@ def test_ids_that_are_none_are_named(ids: Any, tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a", "token_ids": ids}]
     (tmp_path / "r.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
     with pytest.raises(ConfigError, match=r"r\.jsonl:1 is not a demonstration"):
-        from_jsonl(tmp_path / "r.jsonl", "rehearsal.path")
+        read_demonstrations(tmp_path / "r.jsonl", "rehearsal.path")
 
 
 def test_tips_stay_with_their_episodes_where_a_group_was_dropped(
     start_model: Path, recorded: Path, tmp_path: Path
 ) -> None:
     """One of a game's two episodes failed for good: no tip was asked for about the other, so all later ones move up."""
-    config = recording_config(rehearsing(start_model))
+    config = build_recording_config(rehearsing(start_model))
     policy_counts = ChatFormat(load_tokenizer(config.model)).count_tokens
     (tmp_path / "phases").mkdir()
-    first = next(iter(task.id for task in rehearsed_of(rehearsing(start_model))))
+    first = next(iter(task.id for task in load_rehearsal_tasks(rehearsing(start_model))))
     for trial in (0, 1):
         episodes = [*read_jsonl(recorded / f"phases/trial-{trial}.episodes.jsonl")]
         left = [e for e in episodes if not (e["task"]["id"] == first and e["member"] == 0)]
@@ -214,8 +214,12 @@ def test_tips_stay_with_their_episodes_where_a_group_was_dropped(
         for name, lines in (("episodes", left), ("notes", moved)):
             text = "".join(json.dumps(line) + "\n" for line in lines)
             (tmp_path / f"phases/trial-{trial}.{name}.jsonl").write_text(text)
-    whole = [each for each in conversations(config, recorded, policy_counts) if each.task and each.task.id != first]
-    assert [*conversations(config, tmp_path, policy_counts)] == whole
+    whole = [
+        each
+        for each in iter_recorded_demonstrations(config, recorded, policy_counts)
+        if each.task and each.task.id != first
+    ]
+    assert [*iter_recorded_demonstrations(config, tmp_path, policy_counts)] == whole
     assert len(whole) == 8
 
 
@@ -233,8 +237,8 @@ def test_what_helped_is_told_by_what_followed(
     start_model: Path, recorded: Path, tmp_path: Path,
 ) -> None:  # fmt: skip
     """Of one game with an episode in each of three trials."""
-    played = recording_config(rehearsing(start_model, rehearsal={"num_tasks": 1, "num_samples": 1, "trials": 2}))
-    (game,) = (task.id for task in panel_of(played))
+    played = build_recording_config(rehearsing(start_model, rehearsal={"num_tasks": 1, "num_samples": 1, "trials": 2}))
+    (game,) = (task.id for task in load_panel(played))
     (tmp_path / "phases").mkdir()
     (one, *_) = (e for e in read_jsonl(recorded / "phases/trial-0.episodes.jsonl") if e["task"]["id"] == game)
     (note, *_) = read_jsonl(recorded / "phases/trial-0.notes.jsonl")
@@ -243,7 +247,7 @@ def test_what_helped_is_told_by_what_followed(
         record = {**one, "member": 0, "steps": steps, "success": success}
         (tmp_path / f"phases/trial-{trial}.episodes.jsonl").write_text(json.dumps(record) + "\n")
         (tmp_path / f"phases/trial-{trial}.notes.jsonl").write_text(json.dumps({**note, "index": 0}) + "\n")
-    found = [*conversations(played, tmp_path, lambda text: len(text.split()))]
+    found = [*iter_recorded_demonstrations(played, tmp_path, lambda text: len(text.split()))]
     assert [(each.kind, each.helped) for each in found] == [
         pair for i in range(3) for pair in ((f"trial-{i}", episodes[i]), ("tip", tips[i]))
     ]
@@ -257,21 +261,21 @@ def test_an_update_rehearses_each_kind_as_often_and_imitates_what_helped(start_m
         for kind, many in kinds.items()
         for i in range(many)
     ]
-    to_jsonl(made, tmp_path / "r.jsonl")
-    assert from_jsonl(tmp_path / "r.jsonl", "rehearsal.path") == made
+    write_demonstrations(made, tmp_path / "r.jsonl")
+    assert read_demonstrations(tmp_path / "r.jsonl", "rehearsal.path") == made
     own = {"split": "", "path": str(tmp_path / "r.jsonl"), "hold": 0.4, "imitate": 0.1, "rows": 14}
     config = rehearsing(start_model, rehearsal=own)
     chat = ChatFormat(load_tokenizer(config.model))
     subject = Rehearsal(config, tmp_path / "r.jsonl", chat)
-    known = {tuple(chat.taught(each.messages, each.taught)[0]): each for each in made}
-    drawn = [[known[row.token_ids] for row in subject.draw(random.Random(seed))] for seed in range(40)]
+    known = {tuple(chat.encode_with_mask(each.messages, each.taught)[0]): each for each in made}
+    drawn = [[known[row.token_ids] for row in subject.sample_rows(random.Random(seed))] for seed in range(40)]
     for rows in drawn:
         counts = Counter(row.kind for row in rows)
         assert counts["trial-0"] == 3, "all there are"
         assert 4 <= counts["trial-1"] <= 5
         assert 4 <= counts["tip"] <= 5
     assert len({sum(row.kind == "tip" for row in rows) for rows in drawn}) == 2, "who gets what is left over is drawn"
-    for row in subject.draw(random.Random(0)):
+    for row in subject.sample_rows(random.Random(0)):
         assert (row.role, row.hold) == ("rehearsal", 0.4)
         assert row.imitate == (0.1 if known[row.token_ids].helped else 0.0)
         assert not any(row.advantages)
@@ -281,7 +285,7 @@ def test_an_update_rehearses_each_kind_as_often_and_imitates_what_helped(start_m
 
 
 def test_what_is_recorded_counts_from_the_start(alone: Path) -> None:
-    spent = spent_recording(alone / "rehearsal")
+    spent = read_recording_usage(alone / "rehearsal")
     first, second = metrics(alone)
     played = [*map(trajectory_from_json, read_jsonl(alone / "rehearsal" / "trajectories.jsonl"))]
     assert spent["env_steps"] == sum(len(episode.steps) for episode in played) > 0
@@ -296,7 +300,7 @@ def test_what_is_recorded_counts_from_the_start(alone: Path) -> None:
 
 
 def test_a_limit_that_recording_uses_up_is_an_error(start_model: Path, alone: Path, tmp_path: Path) -> None:
-    steps = int(spent_recording(alone / "rehearsal")["env_steps"])
+    steps = int(read_recording_usage(alone / "rehearsal")["env_steps"])
     config = rehearsing(start_model, train={"max_env_steps": steps})
     with pytest.raises(ConfigError, match=rf"takes {steps} environment steps.*leaves nothing to train: raise train"):
         train(config, tmp_path / "run")
@@ -314,7 +318,7 @@ def test_a_file_costs_nothing(start_model: Path, recorded: Path, tmp_path: Path)
 
 def test_a_method_without_tips_neither_records_nor_rehearses(start_model: Path, tmp_path: Path) -> None:
     config = rehearsing(start_model, algorithm={"name": "grpo"}, loss={"kl": 0.0}, train={"iterations": 1})
-    assert not config.holds
+    assert not config.has_reference_model
     train(config, tmp_path / "run")
     (line,) = metrics(tmp_path / "run")
     assert line["env_steps"] == line["rollout/env_steps"]
@@ -324,13 +328,13 @@ def test_a_method_without_tips_neither_records_nor_rehearses(start_model: Path, 
 def test_a_dry_run_records_little_and_foretells_the_rest(start_model: Path, tmp_path: Path) -> None:
     rehearsal = {"num_tasks": 8, "num_samples": 3, "trials": 4}
     config = rehearsing(start_model, rehearsal=rehearsal, train={"iterations": 1000, "max_env_steps": 1000})
-    copy = small(config)
-    assert (num_rehearsed(config), num_rehearsed(copy)) == (8 * 3 * 5, 4 * 1 * 2)
+    copy = shrink_config(config)
+    assert (count_rehearsal_episodes(config), count_rehearsal_episodes(copy)) == (8 * 3 * 5, 4 * 1 * 2)
     line = {"env_steps": 56, "tokens_generated": 110, "seconds": 5.0}
-    first, before = first_and_before(config, copy, line, {"env_steps": 16, "tokens_generated": 30, "seconds": 1.0})
+    first, before = split_usage(config, copy, line, {"env_steps": 16, "tokens_generated": 30, "seconds": 1.0})
     assert first == {"env_steps": 40, "tokens_generated": 80, "seconds": 4.0}
     assert before == {"env_steps": 240, "tokens_generated": 450, "seconds": 15.0}
-    assert iterations(config, first, before) == 19  # 760 steps are left, of 40 each
+    assert estimate_iterations(config, first, before) == 19  # 760 steps are left, of 40 each
     with pytest.raises(ConfigError, match=r"environment steps.*leaves nothing to train: raise train"):
         dry_run(rehearsing(start_model, rehearsal=rehearsal, train={"max_env_steps": 200}))
     report = dry_run(config)
@@ -409,7 +413,7 @@ def test_a_damaged_file_is_named_and_made_again_without_playing(
     (out / "rehearsal.jsonl").unlink()
     monkeypatch.setattr(Paid, "step", never)
     monkeypatch.setattr(HFPolicy, "generate", never)
-    assert record(config, out).read_bytes() == whole
+    assert record_rehearsal(config, out).read_bytes() == whole
 
 
 def never(*_: object) -> Observation:
@@ -435,7 +439,9 @@ def test_the_model_that_recorded_makes_room(start_model: Path, tmp_path: Path, m
         return policy
 
     monkeypatch.setattr("trailnotes.runs.load_policy.load_policy", watched)
-    record(rehearsing(start_model, rehearsal={"num_tasks": 1, "num_samples": 1, "trials": 0}), tmp_path / "out")
+    record_rehearsal(
+        rehearsing(start_model, rehearsal={"num_tasks": 1, "num_samples": 1, "trials": 0}), tmp_path / "out"
+    )
     assert [model() for model in models] == [None]
 
 
@@ -444,9 +450,9 @@ def test_a_recording_of_other_settings_is_refused_and_of_other_training_is_not(
 ) -> None:
     other = rehearsing(start_model, rehearsal={"num_samples": 3})
     with pytest.raises(ConfigError, match=r"recorded with another eval\.num_samples: set it back, or remove"):
-        record(other, recorded)
+        record_rehearsal(other, recorded)
     longer = rehearsing(start_model, train={"iterations": 9}, optim={"lr": 0.5}, env={"num_workers": 1})
-    assert record(longer, recorded) == recorded / "rehearsal.jsonl"
+    assert record_rehearsal(longer, recorded) == recorded / "rehearsal.jsonl"
 
 
 # -- the commands
@@ -458,7 +464,7 @@ def test_the_command_records_and_says_what_it_took(
     (tmp_path / "config.toml").write_text(to_toml(rehearsing(start_model)))
     words = ["rehearsal", "record", str(tmp_path / "config.toml"), "--out"]
     assert main([*words, str(recorded)]) == 0
-    steps = int(spent_recording(recorded)["env_steps"])
+    steps = int(read_recording_usage(recorded)["env_steps"])
     said = capsys.readouterr().out
     assert f"16 conversations, which took {steps} environment steps and " in said
     assert f"written to {recorded / 'rehearsal.jsonl'}" in said
@@ -475,10 +481,10 @@ def test_the_start_model_writes_the_tips(
     lora: bool, author: str, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Word for word what a policy of the start model writes about the same episodes, before and after an update."""
-    start = model_policy(tiny_config(start_model))
+    start = build_model_policy(tiny_config(start_model))
     written: list[tuple[list[str], list[str]]] = []
 
-    async def listening(policy: HFPolicy, groups: Any, config: Config, **options: Any) -> Written:
+    async def listening(policy: HFPolicy, groups: Any, config: Config, **options: Any) -> TipBatch:
         result = await write_tips(policy, groups, config, **options)
         again = await write_tips(start, groups, config, **{k: v for k, v in options.items() if k != "on_tip"})
         written.append(([tip.text for tip in result.tips], [tip.text for tip in again.tips]))
@@ -512,7 +518,7 @@ def test_curves_with_tips_have_the_same_author(
 ) -> None:
     authors = []
 
-    async def listening(policy: HFPolicy, *arguments: Any, **options: Any) -> Written:
+    async def listening(policy: HFPolicy, *arguments: Any, **options: Any) -> TipBatch:
         authors.append(policy)
         return await write_tips(policy, *arguments, **options)
 

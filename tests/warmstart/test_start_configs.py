@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trailnotes.config.toml import diff, load_config
+from trailnotes.config.toml import diff_configs, load_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -24,6 +24,6 @@ def test_a_start_reads_and_sees_what_training_shows(start: str, training: str) -
     taught, trained = (load_config(CONFIGS / f"{name}.toml") for name in (start, training))
     shared = ("env.name", "env.options", "rollout.style", "rollout.system_prompt", "rollout.max_observation_tokens",
               "rollout.max_action_tokens", "rollout.max_steps", "memory.max_tip_tokens", "memory.top_k")  # fmt: skip
-    assert not {*diff(taught, trained)} & {*shared}
+    assert not {*diff_configs(taught, trained)} & {*shared}
     assert taught.rollout.max_context_tokens <= trained.rollout.max_context_tokens
-    trained.refuse_training()
+    trained.validate_training()

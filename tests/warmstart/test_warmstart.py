@@ -28,14 +28,21 @@ from trailnotes.types import Message
 from trailnotes.warmstart import training as module
 from trailnotes.warmstart.demonstrations import Demonstration
 from trailnotes.warmstart.small_model import END, train_tokenizer
-from trailnotes.warmstart.training import Row, batches, collate, encode, learning_rate, warmstart
+from trailnotes.warmstart.training import (
+    EncodedDemonstration,
+    collate,
+    compute_learning_rate,
+    encode_demonstration,
+    iter_batches,
+    warmstart,
+)
 
 
 @pytest.fixture(autouse=True)
 def few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tokenizer of 100 demonstrations instead of thousands."""
-    texts = module._texts
-    monkeypatch.setattr(module, "_texts", lambda config: texts(config, 100))
+    texts = module._iter_texts
+    monkeypatch.setattr(module, "_iter_texts", lambda config: texts(config, 100))
 
 
 def weights(directory: Path) -> dict[str, torch.Tensor]:
@@ -85,7 +92,7 @@ def test_the_command_line_trains_the_config(tmp_path: Path, capsys: pytest.Captu
 def test_a_dry_run_takes_a_few_steps_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     taken = []
-    monkeypatch.setattr(module.Imitation, "learn", lambda self, batch, learn=module.Imitation.learn: (
+    monkeypatch.setattr(module.SupervisedTrainer, "train_step", lambda self, batch, learn=module.SupervisedTrainer.train_step: (
         taken.append(self.step), learn(self, batch))[1])  # fmt: skip
     report = dry_run(small_config(warmstart={"steps": 1234}), tmp_path / "model")
     assert [line.split()[0] for line in report.splitlines()[1:]] == ["time", "memory", "disk"]
@@ -214,15 +221,15 @@ def test_the_steps_are_those_of_plain_adamw_on_the_mean_over_tokens(start_model:
     config = sft_config(start_model, tmp_path / "sft.jsonl", steps=4, batch_size=3)
     out = warmstart(config, tmp_path / "tuned")
     model, tokenizer = load_model(config.model)
-    rows = module._rows(config, ChatFormat(tokenizer), 0)
+    rows = module._iter_rows(config, ChatFormat(tokenizer), 0)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01, betas=(0.9, 0.95))
-    for step, batch in zip(range(4), batches(rows, 3, random.Random(0)), strict=False):
+    for step, batch in zip(range(4), iter_batches(rows, 3, random.Random(0)), strict=False):
         ids, mask = collate(batch, torch.device("cpu"))
         logprobs = model(ids).logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
         optimizer.zero_grad()
         (-logprobs[mask[:, 1:]].mean()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.param_groups[0]["lr"] = learning_rate(step, 4, config.warmstart.lr)
+        optimizer.param_groups[0]["lr"] = compute_learning_rate(step, 4, config.warmstart.lr)
         optimizer.step()
     expected = {name: p.detach() for name, p in model.named_parameters()}
     for name, weight in weights(out).items():
@@ -340,13 +347,13 @@ def test_only_taught_turns_and_their_end_are_imitated() -> None:
     said = [("user", "exits north"), ("assistant", "north"), ("user", "exits east"), ("assistant", "east")]
     messages = tuple(Message(role, text) for role, text in said)  # type: ignore[arg-type]
     chat = ChatFormat(tokenizer)
-    whole, mask = encode(Demonstration(messages, frozenset({1, 3})), chat)
+    whole, mask = encode_demonstration(Demonstration(messages, frozenset({1, 3})), chat)
     assert tokenizer.decode([i for i, m in zip(whole, mask, strict=True) if m]).split() == [
         f"north{END}",
         f"east{END}",
     ]
     assert tuple(whole[: mask.index(1)]) == chat.encode(messages[:1])
-    ids, only_last = encode(Demonstration(messages, frozenset({3})), chat)
+    ids, only_last = encode_demonstration(Demonstration(messages, frozenset({3})), chat)
     assert ids == whole
     assert tokenizer.decode([i for i, m in zip(ids, only_last, strict=True) if m]).split() == [f"east{END}"]
 
@@ -355,7 +362,7 @@ def test_only_taught_turns_and_their_end_are_imitated() -> None:
 def test_a_share_of_the_rows_teaches_what_is_shown_too(share: float) -> None:
     chat = ChatFormat(train_tokenizer(demonstration_texts(50), 420))
     drawn, plain = (
-        list(islice(module._rows(small_config(warmstart={"whole": own}), chat, 0), 40)) for own in (share, 0.0)
+        list(islice(module._iter_rows(small_config(warmstart={"whole": own}), chat, 0), 40)) for own in (share, 0.0)
     )
     wholes = [sum(row.loss_mask) == len(row.token_ids) - 1 for row in drawn]
     assert sum(wholes) == pytest.approx(40 * share, abs=8 if share == 0.5 else 0)
@@ -366,8 +373,8 @@ def test_a_share_of_the_rows_teaches_what_is_shown_too(share: float) -> None:
 
 def test_batches_hold_similar_lengths_and_lose_no_row() -> None:
     rng = random.Random(0)
-    rows = [Row([i] * rng.randint(1, 50), [1]) for i in range(64)]
-    cut = list(islice(batches(iter(rows), 4, random.Random(0)), 16))
+    rows = [EncodedDemonstration([i] * rng.randint(1, 50), [1]) for i in range(64)]
+    cut = list(islice(iter_batches(iter(rows), 4, random.Random(0)), 16))
     assert sorted(row[0][0] for batch in cut for row in batch) == list(range(64))
     spreads = [max(lengths) - min(lengths) for batch in cut if (lengths := [len(row[0]) for row in batch])]
     assert sum(spreads) <= 49  # together no more than the whole range: they were sorted
@@ -376,11 +383,15 @@ def test_batches_hold_similar_lengths_and_lose_no_row() -> None:
 
 
 def test_collate_pads_on_the_right() -> None:
-    ids, mask = collate([Row([5, 6, 7], [0, 1, 1]), Row([8], [1])], torch.device("cpu"))
+    ids, mask = collate(
+        [EncodedDemonstration([5, 6, 7], [0, 1, 1]), EncodedDemonstration([8], [1])], torch.device("cpu")
+    )
     assert ids.tolist() == [[5, 6, 7], [8, 0, 0]]
     assert mask.tolist() == [[False, True, True], [True, False, False]]
 
 
 def test_learning_rate_by_hand() -> None:
     # 100 steps: two of warm-up, then a cosine over the other 98, half-way 0.1 + 0.9 / 2, at the end a tenth
-    assert [learning_rate(step, 100, 1.0) for step in (0, 1, 2, 51, 100)] == pytest.approx([0.5, 1.0, 1.0, 0.55, 0.1])
+    assert [compute_learning_rate(step, 100, 1.0) for step in (0, 1, 2, 51, 100)] == pytest.approx(
+        [0.5, 1.0, 1.0, 0.55, 0.1]
+    )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from trailnotes.errors import ConfigError
-from trailnotes.web.guard import from_elsewhere, name_of
+from trailnotes.web.guard import is_cross_site, parse_host_name
 from trailnotes.web.loopback import is_loopback
-from trailnotes.web.serving import address_of, listening
+from trailnotes.web.serving import format_url, open_listener
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from trailnotes.web.serving import address_of, listening
     ],
 )  # fmt: skip
 def test_the_name_of_a_host(host: str, name: str) -> None:
-    assert name_of(host) == name
+    assert parse_host_name(host) == name
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_the_name_of_a_host(host: str, name: str) -> None:
     ],
 )
 def test_where_a_form_comes_from(origin: str | None, site: str | None, elsewhere: bool) -> None:
-    assert from_elsewhere("127.0.0.1:8000", origin, site) is elsewhere
+    assert is_cross_site("127.0.0.1:8000", origin, site) is elsewhere
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,12 @@ def test_which_addresses_are_of_this_machine(host: str, loopback: bool) -> None:
 
 
 def test_listening() -> None:
-    with listening("127.0.0.1", 0) as door:
-        assert address_of(door).startswith("http://127.0.0.1:")
+    with open_listener("127.0.0.1", 0) as door:
+        assert format_url(door).startswith("http://127.0.0.1:")
         with pytest.raises(ConfigError, match="name another --port"):
-            listening("127.0.0.1", door.getsockname()[1])
+            open_listener("127.0.0.1", door.getsockname()[1])
     for port in (-1, 65_536):
         with pytest.raises(ConfigError, match=f"--port {port} is none"):
-            listening("127.0.0.1", port)
+            open_listener("127.0.0.1", port)
     with pytest.raises(ConfigError, match=r"--host 0\.0\.0\.0 is open to others"):
-        listening("0.0.0.0", 0, refusal="is open to others")
+        open_listener("0.0.0.0", 0, refusal="is open to others")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trailnotes.web import serving
-from trailnotes.web.serving import listening
+from trailnotes.web.serving import open_listener
 
 HEAD = b"GET / HTTP/1.1\r\nHost: here\r\n"
 WEBSOCKET = HEAD + (
@@ -21,7 +21,7 @@ WEBSOCKET = HEAD + (
 
 
 def test_the_second_part_of_an_answer_does_not_wait_for_word_of_the_first() -> None:
-    with listening("127.0.0.1", 0) as door, socket.create_connection(door.getsockname()):
+    with open_listener("127.0.0.1", 0) as door, socket.create_connection(door.getsockname()):
         visitor, _ = door.accept()
         with visitor:
             assert visitor.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -29,10 +29,10 @@ def test_the_second_part_of_an_answer_does_not_wait_for_word_of_the_first() -> N
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="a socket option of Linux")
 def test_a_visitor_that_reads_nothing_is_left_to_the_kernel() -> None:
-    with listening("127.0.0.1", 0) as door, socket.create_connection(door.getsockname()):
+    with open_listener("127.0.0.1", 0) as door, socket.create_connection(door.getsockname()):
         visitor, _ = door.accept()
         with visitor:
-            assert visitor.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == serving.UNREAD_MS
+            assert visitor.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == serving.UNREAD_TIMEOUT_MS
 
 
 class Loop(asyncio.SelectorEventLoop):
@@ -69,8 +69,8 @@ class Site:
 async def open_site(site: Site) -> AsyncIterator[Callable[[bytes], Awaitable[asyncio.StreamReader]]]:
     """Serve it; yields what connects to it and says something, and returns when the site has noticed."""
     servers: list[Any] = []
-    with pytest.MonkeyPatch.context() as patch, listening("127.0.0.1", 0) as door:
-        patch.setattr(serving._Server, "run", lambda self, sockets: servers.append(self))
+    with pytest.MonkeyPatch.context() as patch, open_listener("127.0.0.1", 0) as door:
+        patch.setattr(serving._NotifyingServer, "run", lambda self, sockets: servers.append(self))
         serving.serve(site, door, most_ws_bytes=100)
         (server,) = servers
         ready, writers = asyncio.Event(), []
@@ -116,7 +116,7 @@ def test_a_request_that_is_never_finished_ends_with_its_limit(says: bytes) -> No
         site.go.set()
         async with open_site(site) as visit:
             reader = await visit(says)
-            loop.ahead += serving.REQUEST_S
+            loop.ahead += serving.REQUEST_TIMEOUT_S
             assert await last_words(reader) == b""
 
     run(test)
@@ -129,7 +129,7 @@ def test_the_next_request_over_a_connection_has_its_limit_too() -> None:
         async with open_site(site) as visit:
             reader = await visit(HEAD + b"\r\n" + HEAD)
             assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
-            loop.ahead += serving.REQUEST_S
+            loop.ahead += serving.REQUEST_TIMEOUT_S
             assert await last_words(reader) == b""
 
     run(test)
@@ -142,7 +142,7 @@ def test_an_answer_and_a_websocket_may_take_longer(says: bytes) -> None:
         async with open_site(site) as visit:
             reader = await visit(says)
             await site.asked.wait()
-            loop.ahead += serving.REQUEST_S + 1
+            loop.ahead += serving.REQUEST_TIMEOUT_S + 1
             await asyncio.sleep(0.01)  # what is due is done
             site.go.set()
             assert await asyncio.wait_for(reader.readuntil(b"ok"), 30)
@@ -151,7 +151,7 @@ def test_an_answer_and_a_websocket_may_take_longer(says: bytes) -> None:
 
 
 def test_unfinished_requests_give_way_to_others_the_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "UNFINISHED", 3)
+    monkeypatch.setattr(serving, "MAX_UNFINISHED", 3)
 
     async def test(_: Loop) -> None:
         site = Site()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trailnotes.credit import group_advantages
-from trailnotes.learner.samples import with_behavior
+from trailnotes.learner.samples import replace_behavior_logprobs
 
 if TYPE_CHECKING:
     import random
@@ -61,8 +61,8 @@ async def empo2(iteration: Iteration) -> None:
             without_tips = iteration.learner.logprobs(off_policy)
             iteration.measure_tips(groups, off_policy, without_tips)
             if algorithm.old_logprobs == "tip_free":  # ...unless the old policy is asked without tips too (4.2)
-                tip_free = iter(with_behavior(off_policy, without_tips))
+                tip_free = iter(replace_behavior_logprobs(off_policy, without_tips))
                 samples = [next(tip_free) if sample.off_policy else sample for sample in samples]
-        samples += [*iteration.held(written, groups), *iteration.author_rows(written, groups)]
+        samples += [*iteration.anchor_samples(written, groups), *iteration.author_samples(written, groups)]
         metrics = await iteration.update(samples)
         await iteration.end(groups, metrics)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.memory import embedder_of, open_memory
-from trailnotes.memory.controls import shown
-from trailnotes.rollout import tip_metrics, tip_requests, written_about, written_tips
+from trailnotes.memory.controls import make_prompt_memory
+from trailnotes.rollout import build_tip_requests, compute_tip_metrics, parse_tips, select_usable
 
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
 
 async def empo2_tips(run: AdaptationRun) -> None:
     """Games of `eval.meet_split`, then trial 0 and `eval.trials` more, with the tips of all before; each gets tips."""
-    config, cast, met = run.config, run.cast, met_tasks(run.config)
+    config, cast, met = run.config, run.roles, load_preliminary_tasks(run.config)
     phases = [("met", met)] if met else []
     phases += [(f"trial-{trial}", run.tasks) for trial in range(config.eval.trials + 1)]
     with open_memory(run.directory.memory_path, config.memory, embedder=embedder_of(config)) as memory:
         for number, (phase, tasks) in enumerate(phases):
             trial, reads = number - bool(met), number > 0
-            tips = shown(memory, config.eval.show_tips) if reads else None
+            tips = make_prompt_memory(memory, config.eval.show_tips) if reads else None
             player = cast.reader if reads else cast.explorer
             groups = await run.play(phase, tasks, memory=tips, num_samples=config.eval.num_samples, policy=player)
 
-            episodes = written_about([trajectory for group in groups for trajectory in group.trajectories])
-            requests = tip_requests(cast.author, episodes, config, seed=run.seed(phase, "notes"))
+            episodes = select_usable([trajectory for group in groups for trajectory in group.trajectories])
+            requests = build_tip_requests(cast.author, episodes, config, seed=run.seed(phase, "notes"))
             completions = await run.write(phase, requests, policy=cast.author)
-            written = written_tips(cast.author, episodes, completions, config, step=max(0, trial))
-            memory.meet(tasks)
+            written = parse_tips(cast.author, episodes, completions, config, step=max(0, trial))
+            memory.register_tasks(tasks)
             memory.add([tip for each in written for tip in each.tips], once=phase)
 
-            run.log(phase, groups, tips=tip_metrics(written), memory=memory.stats())
+            run.log(phase, groups, tips=compute_tip_metrics(written), memory=memory.stats())
             if trial >= 0:
                 run.report(f"trial {trial}", groups, memory=reads, trial=trial)
         run.examine(groups, memory=reads)
 
 
-def met_tasks(config: Config) -> list[Task]:
+def load_preliminary_tasks(config: Config) -> list[Task]:
     """The games that are written about before the panel is played."""
     return panel(tasks_of(config, config.eval.meet_split), config.eval.meet_tasks) if config.eval.meet_split else []

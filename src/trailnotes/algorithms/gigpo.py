@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trailnotes.credit import episode_relative, hierarchical, histories, step_relative, visits_of
+from trailnotes.credit import build_histories, collect_visits, episode_relative, step_relative, weigh_levels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,21 +25,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class TwoLevels:
+class TwoLevelAdvantages:
     """The two terms of an advantage, for each of the M steps of a group; their sum is what is trained with."""
 
     visits: Visits
     episode: NDArray[np.float64]  # (M,) A^E
     step: NDArray[np.float64]  # (M,) omega A^S
 
-    def by_step(self, scores: Scores) -> list[NDArray[np.float64]]:
+    def sum_by_episode(self, scores: Scores) -> list[NDArray[np.float64]]:
         """N times (T_i,): the sum, less the penalties subtracted afterwards."""
         ends = np.cumsum([len(row) for row in scores.rewards])
         rows = np.split(self.episode + self.step, ends[:-1])
         return [row - off for row, off in zip(rows, scores.penalties_after, strict=True)]
 
 
-def two_levels(visits: Visits, returns: NDArray[np.float64], gigpo: GigpoConfig) -> TwoLevels:
+def compute_two_level_advantages(
+    visits: Visits, returns: NDArray[np.float64], gigpo: GigpoConfig
+) -> TwoLevelAdvantages:
     """A = A^E + omega A^S, or HGPO's sum over the levels of history.
 
     Args:
@@ -52,15 +54,15 @@ def two_levels(visits: Visits, returns: NDArray[np.float64], gigpo: GigpoConfig)
     episode = episode_relative(visits, returns, with_std, over_steps=over_steps, ddof=gigpo.ddof, std_floor=floor)
     if not gigpo.hierarchical:
         step = step_relative(visits, visits.states, with_std, ddof=gigpo.ddof, std_floor=floor, dedup=gigpo.dedup)
-        return TwoLevels(visits, episode, gigpo.omega * step)
+        return TwoLevelAdvantages(visits, episode, gigpo.omega * step)
 
     levels = {0: episode} if gigpo.base_group else {}
     for k in range(1, gigpo.history + 2):
-        past = histories(visits, k)
+        past = build_histories(visits, k)
         levels[k] = step_relative(visits, past, with_std, ddof=0, std_floor=floor, dedup=gigpo.dedup)
-    weighed = hierarchical(levels, gigpo.alpha)
+    weighed = weigh_levels(levels, gigpo.alpha)
     nothing = np.zeros_like(episode)
-    return TwoLevels(visits, weighed.pop(0, nothing), sum(weighed.values(), nothing))
+    return TwoLevelAdvantages(visits, weighed.pop(0, nothing), sum(weighed.values(), nothing))
 
 
 async def gigpo(iteration: Iteration) -> None:
@@ -71,15 +73,15 @@ async def gigpo(iteration: Iteration) -> None:
         groups = iteration.add_novelty(groups)
         terms, advantages = [], []
         for scores in iteration.scores(groups):
-            visits = visits_of(scores, settings.gamma, settings.similarity)
-            terms.append(two_levels(visits, scores.returns, settings))
-            advantages.append(terms[-1].by_step(scores))
+            visits = collect_visits(scores, settings.gamma, settings.similarity)
+            terms.append(compute_two_level_advantages(visits, scores.returns, settings))
+            advantages.append(terms[-1].sum_by_episode(scores))
         iteration.add_metrics("gigpo", term_metrics(terms))
         metrics = await iteration.update(iteration.samples(groups, advantages))
         await iteration.end(groups, metrics)
 
 
-def term_metrics(terms: Sequence[TwoLevels]) -> dict[str, float]:
+def term_metrics(terms: Sequence[TwoLevelAdvantages]) -> dict[str, float]:
     """How many steps share their state with others of their group, and what the step term weighs; {} of no steps.
 
     =============  =============================================================================

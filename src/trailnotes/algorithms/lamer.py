@@ -12,10 +12,10 @@ from contextlib import ExitStack
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from trailnotes.credit import across_episodes, group_advantages, group_relative
-from trailnotes.learner.samples import held_row
+from trailnotes.credit import discount_across_episodes, group_advantages, group_relative
+from trailnotes.learner.samples import anchor_sample
 from trailnotes.memory import open_memory
-from trailnotes.rollout import tip_metrics
+from trailnotes.rollout import compute_tip_metrics
 from trailnotes.types import TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trailnotes.types import Mode, Sample
 
 Trial = list[TrajectoryGroup]  # a task's groups by episode, 0 to K - 1, each of the same members
-Written = dict[int, "WrittenTip"]  # by `id` of the trajectory that it is about
+WrittenTips = dict[int, "WrittenTip"]  # by `id` of the trajectory that it is about
 
 
 async def lamer(iteration: Iteration) -> None:
@@ -35,34 +35,34 @@ async def lamer(iteration: Iteration) -> None:
     config, normalize_std = iteration.config, iteration.config.algorithm.normalize_std
     rounds = [await iteration.rollout(iteration.tasks())]
     trials: list[Trial] = [[group] for group in rounds[0]]
-    written: Written = {}
+    written: WrittenTips = {}
     for episode in range(1, config.lamer.episodes):
         if not trials:
             break
         tips = await iteration.write_tips([trial[-1] for trial in trials], f"tips-{episode}")
         written |= {id(tip.trajectory): tip for tip in tips}
-        rounds.append(await play_again(iteration, trials, written, f"rollout-again-{episode}"))
-        trials = continued(trials, rounds[-1])
+        rounds.append(await sample_next_episode(iteration, trials, written, f"rollout-again-{episode}"))
+        trials = extend_trials(trials, rounds[-1])
 
     async with iteration.learning():
         rated = [iteration.add_novelty(groups) for groups in rounds]  # each before the next is counted
         played = list(chain(*rated))
-        trials, written = rated_as(list(chain(*rounds)), played, trials, written)
-        iteration.add_metrics("tips", tip_metrics(list(written.values())))
+        trials, written = replace_trajectories(list(chain(*rounds)), played, trials, written)
+        iteration.add_metrics("tips", compute_tip_metrics(list(written.values())))
         iteration.add_metrics("lamer", success_by_episode(trials))
         scores = iter(iteration.scores(list(chain(*trials))))
-        worth = [across_episodes([next(scores) for _ in trial], config.lamer.gamma) for trial in trials]
+        worth = [discount_across_episodes([next(scores) for _ in trial], config.lamer.gamma) for trial in trials]
         advantages = [group_advantages(episode, normalize_std) for trial in worth for episode in trial]
         samples = iteration.samples(list(chain(*trials)), advantages)
         for trial, episodes in zip(trials, worth, strict=True):
             credit = [group_relative(episode.returns, normalize_std).tolist() for episode in episodes[1:]]
-            samples += tip_rows(trial, credit, written, config.loss.kl)
-        metrics = await iteration.update([*samples, *iteration.held(list(written.values()), played)])
+            samples += build_tip_samples(trial, credit, written, config.loss.kl)
+        metrics = await iteration.update([*samples, *iteration.anchor_samples(list(written.values()), played)])
         await iteration.end(played, metrics)
 
 
-async def play_again(
-    iteration: Iteration, trials: Sequence[Trial], written: Written, purpose: str
+async def sample_next_episode(
+    iteration: Iteration, trials: Sequence[Trial], written: WrittenTips, purpose: str
 ) -> list[TrajectoryGroup]:
     """The next episode of each trial, in which a member is shown what it wrote after its earlier ones, and no more."""
     modes: list[list[Mode]] = [["on_policy_tips"] * iteration.config.rollout.group_size for _ in trials]
@@ -79,7 +79,7 @@ async def play_again(
         return await iteration.rollout(tasks, modes, memory_of=memory_of, purpose=purpose)
 
 
-def continued(trials: Sequence[Trial], groups: Sequence[TrajectoryGroup]) -> list[Trial]:
+def extend_trials(trials: Sequence[Trial], groups: Sequence[TrajectoryGroup]) -> list[Trial]:
     """The trials with their next episodes, of the members that have played all.
 
     A task of which a group failed is left out. Where it stands in the batch twice, both are: nothing tells them apart.
@@ -87,12 +87,12 @@ def continued(trials: Sequence[Trial], groups: Sequence[TrajectoryGroup]) -> lis
     before, after = (Counter(group.task.id for group in some) for some in ([trial[0] for trial in trials], groups))
     whole = {task_id for task_id in before if before[task_id] == after[task_id]}
     following = (group for group in groups if group.task.id in whole)
-    return [_complete([*trial, next(following)]) for trial in trials if trial[0].task.id in whole]
+    return [_keep_common_members([*trial, next(following)]) for trial in trials if trial[0].task.id in whole]
 
 
-def rated_as(
-    groups: Sequence[TrajectoryGroup], rated: Sequence[TrajectoryGroup], trials: Sequence[Trial], written: Written
-) -> tuple[list[Trial], Written]:
+def replace_trajectories(
+    groups: Sequence[TrajectoryGroup], rated: Sequence[TrajectoryGroup], trials: Sequence[Trial], written: WrittenTips
+) -> tuple[list[Trial], WrittenTips]:
     """The trials, and what was written, with the trajectories of `rated` in the place of those of `groups`."""
     pairs = zip(groups, rated, strict=True)
     new = {id(old): t for a, b in pairs for old, t in zip(a.trajectories, b.trajectories, strict=True)}
@@ -100,12 +100,14 @@ def rated_as(
     return trials, {id(new[author]): tip for author, tip in written.items()}
 
 
-def _complete(trial: Trial) -> Trial:
+def _keep_common_members(trial: Trial) -> Trial:
     members = set.intersection(*({t.member for t in group.trajectories} for group in trial))
     return [TrajectoryGroup(g.task, tuple(t for t in g.trajectories if t.member in members)) for g in trial]
 
 
-def tip_rows(trial: Trial, credit: Sequence[Sequence[float]], written: Written, hold: float) -> list[Sample]:
+def build_tip_samples(
+    trial: Trial, credit: Sequence[Sequence[float]], written: WrittenTips, hold: float
+) -> list[Sample]:
     """A row for each tip of a trial; none for what was written about nothing.
 
     With `rollout.ahead` its ratio is to the weights that wrote it: these rows are not brought up to date.
@@ -117,7 +119,7 @@ def tip_rows(trial: Trial, credit: Sequence[Sequence[float]], written: Written, 
         hold: coefficient of their KL to the start model.
     """
     return [
-        held_row(written[id(author)].completion, "tip", hold, advantage)
+        anchor_sample(written[id(author)].completion, "tip", hold, advantage)
         for group, row in zip(trial, credit, strict=False)  # nothing is written after the last episode
         for author, advantage in zip(group.trajectories, row, strict=True)
         if id(author) in written and written[id(author)].completion.token_ids

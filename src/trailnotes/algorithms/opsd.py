@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from trailnotes.credit import group_advantages
-from trailnotes.credit.tokens import distilled, gate_of, log_ratio, signal_of
+from trailnotes.credit.tokens import add_teacher_signal, compute_gate, compute_teacher_signal, log_ratio
 from trailnotes.learner.samples import build_samples
-from trailnotes.rollout.episode import Seating, TipsActor
-from trailnotes.rollout.groups import gather
+from trailnotes.rollout.episode import EpisodeContext, TipsActor
+from trailnotes.rollout.groups import gather_or_cancel
 from trailnotes.types import TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -35,15 +35,17 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-TEACHER: Final[Mode] = "on_policy_tips"  # the mode whose prompts the teacher reads
+TEACHER_MODE: Final[Mode] = "on_policy_tips"  # the mode whose prompts the teacher reads
 
 
 async def opsd(iteration: Iteration) -> None:
     """One iteration."""
     config, options = iteration.config, iteration.config.opsd
-    assert iteration.shown is not None
+    assert iteration.prompt_memory is not None
     groups = await iteration.rollout(iteration.tasks())
-    teachers = await reread(iteration.policy, iteration.shown, groups, config)  # before this iteration's tips are there
+    teachers = await rebuild_with_tips(
+        iteration.policy, iteration.prompt_memory, groups, config
+    )  # before this iteration's tips are there
     written = await iteration.write_tips(groups)
 
     async with iteration.learning():
@@ -53,18 +55,20 @@ async def opsd(iteration: Iteration) -> None:
         weighed = iteration.samples(groups, [[1.0] * len(group.trajectories) for group in groups])  # `rollout.ahead`
 
         rows = build_samples(teachers, [[0.0] * len(group.trajectories) for group in teachers], rows=config.optim.rows)
-        scored = iteration.learner.logprobs(rows, of_start=options.from_start)
-        lessons = lessons_of(samples, weighed, teacher_logprobs(teachers, rows, scored))
-        iteration.add_metrics("opsd", lesson_metrics(lessons, options) | {"teacher_tokens": float(num_tokens(rows))})
-        taught = [lesson.taught(options) for lesson in lessons]
-        metrics = await iteration.update([*taught, *iteration.held(written, groups)])
+        scored = iteration.learner.logprobs(rows, of_start=options.has_frozen_teacher)
+        lessons = build_distillation_rows(samples, weighed, collect_teacher_logprobs(teachers, rows, scored))
+        iteration.add_metrics(
+            "opsd", distillation_metrics(lessons, options) | {"teacher_tokens": float(count_row_tokens(rows))}
+        )
+        taught = [lesson.build_sample(options) for lesson in lessons]
+        metrics = await iteration.update([*taught, *iteration.anchor_samples(written, groups)])
         await iteration.end(groups, metrics)
 
 
 # -- the teacher's prompts
 
 
-class Rereader:
+class ReplayPolicy:
     """In place of the policy of an episode that has ended: whatever it is asked, it answers what was answered then."""
 
     def __init__(self, policy: Policy, trajectory: Trajectory) -> None:
@@ -80,7 +84,7 @@ class Rereader:
         return replace(next(self._answers), prompt_ids=self.encode(messages))
 
 
-async def reread(
+async def rebuild_with_tips(
     policy: Policy, memory: Memory, groups: Sequence[TrajectoryGroup], config: Config
 ) -> list[TrajectoryGroup]:
     """The same episodes as they would read had they been shown tips: same actions, same observations, other prompts.
@@ -89,13 +93,15 @@ async def reread(
     A prompt that no longer fits the context with tips ends the copy there.
     """
     episodes = [t for group in groups for t in group.trajectories]
-    copies = iter(await gather([_reread(policy, memory, trajectory, config) for trajectory in episodes]))
+    copies = iter(
+        await gather_or_cancel([_rebuild_episode(policy, memory, trajectory, config) for trajectory in episodes])
+    )
     return [TrajectoryGroup(group.task, tuple(islice(copies, len(group.trajectories)))) for group in groups]
 
 
-async def _reread(policy: Policy, memory: Memory, trajectory: Trajectory, config: Config) -> Trajectory:
-    rereader = Rereader(policy, trajectory)
-    actor = TipsActor(Seating(rereader, trajectory.task, TEACHER, trajectory.member, 0, "", config), memory)
+async def _rebuild_episode(policy: Policy, memory: Memory, trajectory: Trajectory, config: Config) -> Trajectory:
+    rereader = ReplayPolicy(policy, trajectory)
+    actor = TipsActor(EpisodeContext(rereader, trajectory.task, TEACHER_MODE, trajectory.member, 0, "", config), memory)
     steps: list[Step] = []
     for step in trajectory.steps:
         if not steps:
@@ -105,13 +111,13 @@ async def _reread(policy: Policy, memory: Memory, trajectory: Trajectory, config
             break
         steps.append(replace(step, tips=decision.tips, completion=decision.completion))
     read = any(step.tips for step in steps)
-    return replace(trajectory, steps=tuple(steps) if read else (), mode=TEACHER)
+    return replace(trajectory, steps=tuple(steps) if read else (), mode=TEACHER_MODE)
 
 
 # -- what it says
 
 
-def teacher_logprobs(
+def collect_teacher_logprobs(
     teachers: Sequence[TrajectoryGroup], rows: Sequence[Sample], scored: Sequence[Sequence[float]]
 ) -> list[Array]:
     """For each episode, the teacher's log-probabilities of its sampled tokens.
@@ -137,7 +143,7 @@ def teacher_logprobs(
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class DistillationRow:
     """A training row, and what the teacher says of its n trained tokens."""
 
     sample: Sample
@@ -147,14 +153,18 @@ class Lesson:
     ratios: Array  # (n,) log pi(y | tips) - log pi(y)
     known: NDArray[np.bool_]  # (n,) whether the token has a teacher
 
-    def taught(self, options: OpsdConfig) -> Sample:
+    def build_sample(self, options: OpsdConfig) -> Sample:
         """The row with an advantage of its own for each token, weighed as a whole."""
         advantages = np.zeros(len(self.sample.token_ids))
-        advantages[self.positions] = self.weights * distilled(self.advantages, self.ratios, self.known, options)
+        advantages[self.positions] = self.weights * add_teacher_signal(
+            self.advantages, self.ratios, self.known, options
+        )
         return replace(self.sample, advantages=tuple(advantages.tolist()))
 
 
-def lessons_of(samples: Sequence[Sample], weighed: Sequence[Sample], teachers: Sequence[Array]) -> list[Lesson]:
+def build_distillation_rows(
+    samples: Sequence[Sample], weighed: Sequence[Sample], teachers: Sequence[Array]
+) -> list[DistillationRow]:
     """Each row with its part of what the teacher says of its episode.
 
     Args:
@@ -175,16 +185,16 @@ def lessons_of(samples: Sequence[Sample], weighed: Sequence[Sample], teachers: S
             for numbers in (sample.behavior_logprobs, plain.advantages, sample.advantages)
         )
         ratios = log_ratio(teacher, student)
-        lessons.append(Lesson(sample, positions, advantages, weights, ratios, ~np.isnan(teacher)))
+        lessons.append(DistillationRow(sample, positions, advantages, weights, ratios, ~np.isnan(teacher)))
     return lessons
 
 
-def num_tokens(rows: Sequence[Sample]) -> int:
+def count_row_tokens(rows: Sequence[Sample]) -> int:
     """Length of all rows: what scoring them costs."""
     return sum(len(row.token_ids) for row in rows)
 
 
-def lesson_metrics(lessons: Sequence[Lesson], options: OpsdConfig) -> dict[str, float]:
+def distillation_metrics(lessons: Sequence[DistillationRow], options: OpsdConfig) -> dict[str, float]:
     """What the teacher says of this iteration's tokens; means over those that have one, 0 of none.
 
     ===========  ===================================================================================
@@ -203,11 +213,11 @@ def lesson_metrics(lessons: Sequence[Lesson], options: OpsdConfig) -> dict[str, 
     if not taught.any():
         return dict.fromkeys(("taught", "log_ratio", "endorsed", "gated", "signal"), 0.0)
     ratios, advantages = ratios[taught], advantages[taught]
-    speaks = gate_of(ratios, advantages, options.gate)
+    speaks = compute_gate(ratios, advantages, options.gate)
     return {
         "taught": float(taught.mean()),
         "log_ratio": float(ratios.mean()),
         "endorsed": float((ratios > 0).mean()),
         "gated": float(1 - speaks.mean()),
-        "signal": float(np.abs(signal_of(ratios, options) * speaks).mean()),
+        "signal": float(np.abs(compute_teacher_signal(ratios, options) * speaks).mean()),
     }

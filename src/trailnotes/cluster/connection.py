@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import trailnotes
 from trailnotes.cluster.cluster import Cluster
-from trailnotes.errors import ClusterError, MissingExtraError, how_to_install, missing_package
+from trailnotes.errors import ClusterError, MissingExtraError, find_missing_module, format_install_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 CONNECT_LIMIT = 5.0  # seconds for an address to answer
-SETTLE = 1.0  # seconds: Ray 2.60 ends the process where news of an actor's end comes while it shuts down
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # of a client, RFC 9113 section 3.4
-SETTINGS = 4  # type of the first frame of either side
-EMPTY_SETTINGS = bytes((0, 0, 0, SETTINGS, 0, 0, 0, 0, 0))
+SHUTDOWN_DELAY = 1.0  # seconds: Ray 2.60 ends the process where news of an actor's end comes while it shuts down
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # of a client, RFC 9113 section 3.4
+SETTINGS_FRAME = 4  # type of the first frame of either side
+EMPTY_SETTINGS = bytes((0, 0, 0, SETTINGS_FRAME, 0, 0, 0, 0, 0))
 
 
 @contextlib.contextmanager
-def joined(config: Config) -> Iterator[Cluster]:
+def connect_cluster(config: Config) -> Iterator[Cluster]:
     """The Ray cluster at `cluster.address` for as long as the block lasts.
 
     A program that is connected to Ray already stays so, and its cluster is the one.
@@ -41,18 +41,18 @@ def joined(config: Config) -> Iterator[Cluster]:
         MissingExtraError: Ray is not installed.
         ClusterError: nobody is there, somebody else is, a machine has other versions, or too little is left.
     """
-    if package := missing_package("ray"):
-        raise MissingExtraError(f"cluster.address needs the package {package}: {how_to_install('ray')}")
+    if package := find_missing_module("ray"):
+        raise MissingExtraError(f"cluster.address needs the package {package}: {format_install_command('ray')}")
     import ray
 
     is_ours = not ray.is_initialized()
     if is_ours:
-        _connect(config.cluster.address)
+        _init_ray(config.cluster.address)
     cluster = None
     try:
         cluster = Cluster(config)
-        _refuse_other_code(cluster)
-        cluster.refuse_lacking()
+        _require_same_code(cluster)
+        cluster.require_resources()
         if cluster.num_machines > 1 and os.environ.get("RAY_AUTH_MODE") != "token":
             logger.warning(
                 "this Ray cluster asks for no token: whoever reaches its machines can run anything on them; "
@@ -63,29 +63,29 @@ def joined(config: Config) -> Iterator[Cluster]:
         if cluster is not None and ray.is_initialized():
             cluster.close()
         if is_ours:
-            time.sleep(SETTLE)
+            time.sleep(SHUTDOWN_DELAY)
             ray.shutdown()
 
 
-def _connect(address: str) -> None:
+def _init_ray(address: str) -> None:
     """Connect to Ray, which takes longer than a minute to find out that nobody is there: so that is asked first."""
     import ray
 
     if address == "auto":
-        _refuse_several()
+        _require_single_cluster()
     else:
-        _refuse_silent(address)
+        _require_ray_answer(address)
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="WARNING")
     except (ConnectionError, RuntimeError, ValueError, SystemExit, ray.exceptions.RayError) as error:
-        raise ClusterError(f"cluster.address = {address!r}: {_reason(error)}") from error
+        raise ClusterError(f"cluster.address = {address!r}: {_explain_error(error)}") from error
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)  # how a run is stopped is not Ray's to say
 
 
-def _reason(error: BaseException) -> str:
+def _explain_error(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, SystemExit):  # Ray ends the process where its server is mute
         return "it did not answer as Ray does: name the address that `ray start --head` printed"
@@ -97,7 +97,7 @@ def _reason(error: BaseException) -> str:
     return f"{text[:300]}: all machines need the same versions, and the same token (RAY_AUTH_MODE) where there is one"
 
 
-def _refuse_several() -> None:
+def _require_single_cluster() -> None:
     """Refuse `auto` where several clusters run on this machine: Ray would take the newest, whosoever it is."""
     from ray._private.services import find_gcs_addresses
 
@@ -108,28 +108,28 @@ def _refuse_several() -> None:
         )
 
 
-def _refuse_silent(address: str) -> None:
+def _require_ray_answer(address: str) -> None:
     """Refuse an address where nobody answers as gRPC does, which is what Ray speaks."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), CONNECT_LIMIT) as connection:
             if os.environ.get("RAY_USE_TLS", "0") == "1":
                 return
-            connection.sendall(PREFACE + EMPTY_SETTINGS)
+            connection.sendall(HTTP2_PREFACE + EMPTY_SETTINGS)
             answer = connection.recv(9)
     except OSError as error:
         raise ClusterError(
             f"cluster.address = {address!r}: nobody answers ({error.strerror or error}): start Ray there "
             "(ray start --head), or name the address that it printed"
         ) from error
-    if len(answer) < 4 or answer[3] != SETTINGS:
+    if len(answer) < 4 or answer[3] != SETTINGS_FRAME:
         raise ClusterError(
             f"cluster.address = {address!r}: something else than Ray answers: name the address that "
             "`ray start --head` printed"
         )
 
 
-def code() -> dict[str, str]:
+def get_code_versions() -> dict[str, str]:
     """What must be the same on all machines, by name."""
     import ray
 
@@ -144,16 +144,16 @@ def code() -> dict[str, str]:
     }
 
 
-def _refuse_other_code(cluster: Cluster) -> None:
+def _require_same_code(cluster: Cluster) -> None:
     """Have each machine say what it runs."""
     import ray
 
-    ours, remote = code(), ray.remote(num_cpus=0, max_retries=0)(code)
-    asked = {node: remote.options(scheduling_strategy=cluster.on(node)).remote() for node in cluster.nodes}
+    ours, remote = get_code_versions(), ray.remote(num_cpus=0, max_retries=0)(get_code_versions)
+    asked = {node: remote.options(scheduling_strategy=cluster.pin_to_node(node)).remote() for node in cluster.nodes}
     for node, answer in asked.items():
-        theirs = _answer(cluster, node, answer)
+        theirs = _get_node_versions(cluster, node, answer)
         if theirs is None:
-            cluster.forget(node)
+            cluster.remove_node(node)
             continue
         for name, version in ours.items():
             if theirs[name] != version:
@@ -162,7 +162,7 @@ def _refuse_other_code(cluster: Cluster) -> None:
                 )
 
 
-def _answer(cluster: Cluster, node: str, answer: Any) -> dict[str, str] | None:
+def _get_node_versions(cluster: Cluster, node: str, answer: Any) -> dict[str, str] | None:
     """What `code` says there; None where the node was lost a moment ago, and Ray has only just noticed."""
     import ray
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailnotes.cluster.waiting import Patience, result_of
+from trailnotes.cluster.waiting import Deadline, get_result
 from trailnotes.errors import ClusterError, PolicyError, TrailnotesError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LOCALHOST = "127.0.0.1"
 
 
-class Engine:
+class EngineActor:
     """The actor.
 
     Args:
@@ -51,7 +51,7 @@ class Engine:
     def _serve(self, config: Config, token: str, home: str, core: Path) -> None:
         import ray
 
-        from trailnotes.policies.vllm.serving import serve
+        from trailnotes.policies.vllm.serving import serve_engine
 
         here = ray.util.get_node_ip_address()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")  # those that Ray has set aside, if any
@@ -64,7 +64,7 @@ class Engine:
 
         try:
             config = config.model_copy(update={"engine": own})
-            serve(config, LOCALHOST if here == home else here, 0, say=ready, token=token, core=core)
+            serve_engine(config, LOCALHOST if here == home else here, 0, say=ready, token=token, core=core)
         except (TrailnotesError, OSError) as error:
             self._failure = str(error)
         except BaseException as error:  # noqa: BLE001 - the boundary: the process of the run must learn the reason
@@ -73,17 +73,17 @@ class Engine:
         self._known.set()
 
 
-def places_engines(config: Config) -> bool:
+def has_cluster_engines(config: Config) -> bool:
     """Whether the engines of a run are the cluster's to place: ours lives in the process of the run."""
     return config.engine.name == "vllm" and not config.engine.urls
 
 
-def resources_of_engine(config: Config) -> dict[str, float]:
+def get_engine_resources(config: Config) -> dict[str, float]:
     """What Ray sets aside for one engine: as many GPUs as `engine.devices` names for one, or else a single one."""
-    from trailnotes.policies.hf.policy import device_of
+    from trailnotes.policies.hf.policy import resolve_device
 
     cpus = {"CPU": float(config.run.threads or 1)}
-    if device_of(config.model.device).type == "cpu":
+    if resolve_device(config.model.device).type == "cpu":
         return cpus
     return cpus | {"GPU": float(max((len(devices.split(",")) for devices in config.engine.devices), default=1))}
 
@@ -103,13 +103,13 @@ def place_engines(config: Config, core: Path | None = None) -> tuple[list[Any], 
     """
     import ray
 
-    from trailnotes.policies.vllm.building import expected_of
-    from trailnotes.policies.vllm.process import CORE
-    from trailnotes.policies.vllm.remote import reach
+    from trailnotes.policies.vllm.building import get_model_requirement
+    from trailnotes.policies.vllm.process import CORE_FILE
+    from trailnotes.policies.vllm.remote import connect_engine
 
     token = secrets.token_hex(32)
-    expected, each = expected_of(config), resources_of_engine(config)
-    kind = ray.remote(Engine).options(
+    expected, each = get_model_requirement(config), get_engine_resources(config)
+    kind = ray.remote(EngineActor).options(
         num_cpus=each["CPU"],
         num_gpus=each.get("GPU", 0),
         max_restarts=-1,
@@ -117,23 +117,25 @@ def place_engines(config: Config, core: Path | None = None) -> tuple[list[Any], 
         scheduling_strategy="SPREAD",
     )
     home, directory = ray.util.get_node_ip_address(), str(Path.cwd())
-    actors = [kind.remote(config, token, home, directory, core or CORE) for _ in range(config.engine.replicas)]
+    actors = [kind.remote(config, token, home, directory, core or CORE_FILE) for _ in range(config.engine.replicas)]
     return actors, [
-        partial(reach, partial(where, actor, number, config), config.engine, expected, token=token)
+        partial(
+            connect_engine, partial(get_engine_address, actor, number, config), config.engine, expected, token=token
+        )
         for number, actor in enumerate(actors)
     ]
 
 
-def where(actor: Any, number: int, config: Config) -> tuple[str, int]:
+def get_engine_address(actor: Any, number: int, config: Config) -> tuple[str, int]:
     """Host and port of an engine, as soon as it is ready.
 
     Raises:
         PolicyError: it is not in time, or cannot be.
     """
     who = f"engine {number} of the cluster"
-    patience = Patience(lambda: who, config.engine.start_timeout, "engine.start_timeout")
+    patience = Deadline(lambda: who, config.engine.start_timeout, "engine.start_timeout")
     try:
-        address, failure = result_of(actor.address.remote(), patience)
+        address, failure = get_result(actor.address.remote(), patience)
     except ClusterError as error:
         raise PolicyError(f"{error}; if the cluster has no room for it, lower engine.replicas or add nodes") from error
     if address is None:

@@ -8,9 +8,9 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from trailnotes.cluster.waiting import Patience, cause_of
-from trailnotes.envs.workers.hosts import RemoteHost, greeting
-from trailnotes.envs.workers.main import Server
+from trailnotes.cluster.waiting import Deadline, extract_cause
+from trailnotes.envs.workers.hosts import RemoteHost, encode_start_request
+from trailnotes.envs.workers.main import EnvServer
 from trailnotes.envs.workers.wire import HEADER
 from trailnotes.errors import ClusterError
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 STOP_LIMIT = 5.0  # seconds to close its environments
 
 
-class Environments:
+class EnvActor:
     """The actor: what `envs.workers.main` serves in a process of this machine. Frames are JSON, as there."""
 
     def __init__(self) -> None:
-        self._server = Server()
+        self._server = EnvServer()
 
     def where(self) -> tuple[str, int]:
         """Id of its node, and its process there."""
@@ -61,14 +61,12 @@ class ActorHost(RemoteHost):
         import ray
 
         env = config.env
-        greeted = greeting(env.name, env.options)
+        greeted = encode_start_request(env.name, env.options)
         super().__init__(f"env worker {index} of {env.name}", env.timeout, config.cluster.timeout)
         self._cpus, self._name_of = config.cluster.env_cpus, name_of
         self._came: deque[tuple[Awaited | None, Future[bytes]]] = deque()
-        self._patience: Patience | None = None  # with the first of `_pending`
-        self._actor = ray.remote(num_cpus=self._cpus, max_restarts=0, scheduling_strategy="SPREAD")(
-            Environments
-        ).remote()
+        self._patience: Deadline | None = None  # with the first of `_pending`
+        self._actor = ray.remote(num_cpus=self._cpus, max_restarts=0, scheduling_strategy="SPREAD")(EnvActor).remote()
         self._where = self._actor.where.remote()
         self._request(greeted, None)
 
@@ -103,7 +101,7 @@ class ActorHost(RemoteHost):
             try:
                 frame = future.result()
             except ray.exceptions.RayError as error:
-                self._lose(f"was lost: {cause_of(error)}")
+                self._lose(f"was lost: {extract_cause(error)}")
                 return
             self._pending.remove(answer)
             self._take(json.loads(frame[HEADER.size :]), answer)
@@ -148,7 +146,7 @@ class ActorHost(RemoteHost):
 
     def _head_is_new(self) -> None:
         limit, setting = (self._timeout, "env.timeout") if self.started else (self._start_limit, "cluster.timeout")
-        self._patience = Patience(lambda: f"{self._label} {self.place}", limit, setting, "it counts as hung")
+        self._patience = Deadline(lambda: f"{self._label} {self.place}", limit, setting, "it counts as hung")
 
     def _end(self, why: str) -> str:
         import ray

@@ -14,11 +14,11 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trailnotes.cluster.waiting import Patience, result_of, result_soon
+from trailnotes.cluster.waiting import Deadline, await_result, get_result
 from trailnotes.errors import MemoryStoreError, TrailnotesError
-from trailnotes.memory.controls import shown
-from trailnotes.memory.openfile import Closes
-from trailnotes.memory.owner import settle
+from trailnotes.memory.controls import make_prompt_memory
+from trailnotes.memory.openfile import Closeable
+from trailnotes.memory.owner import reconcile
 from trailnotes.memory.retrieval import embedder_of
 from trailnotes.memory.store import REQUEST, TipStore
 from trailnotes.memory.tips import TipMemory, open_memory
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trailnotes.config.schema import Config
-    from trailnotes.memory.tip_stats import Lead
+    from trailnotes.memory.tip_stats import TipEffect
     from trailnotes.types import StrPath, Task, Tip, Trajectory
 
 logger = logging.getLogger(__name__)
 STOP_LIMIT = 5.0  # seconds to close the file
 
 
-class Answer(NamedTuple):
+class VersionedAnswer(NamedTuple):
     """What the service answers."""
 
     value: Any
@@ -55,7 +55,7 @@ class MemoryService:
         self._pinned: OrderedDict[int, TipMemory] = OrderedDict()
         self._broken: TrailnotesError | None = None  # told whoever asks: Ray wraps what a constructor raises
         try:
-            if not Path(path).parent.is_dir() or _identity(Path(path)) != folder:
+            if not Path(path).parent.is_dir() or _get_folder_id(Path(path)) != folder:
                 raise MemoryStoreError(
                     f"the memory service does not see {Path(path).parent} of the run: start the training on a machine "
                     "of the cluster, with cluster.address = auto"
@@ -65,13 +65,13 @@ class MemoryService:
         except TrailnotesError as error:
             self._broken = error
 
-    async def find(self, namespace: str, query: str, top_k: int, at: int | None) -> Answer:
+    async def search_async(self, namespace: str, query: str, top_k: int, at: int | None) -> VersionedAnswer:
         """What prompts show, as it was at the version `at`; None: as it is."""
         memory = self._at(at)
-        tips = await shown(memory, self._config.algorithm.show_tips).find(namespace, query, top_k)
-        return Answer(tips, memory.store.sequence)
+        tips = await make_prompt_memory(memory, self._config.algorithm.show_tips).search_async(namespace, query, top_k)
+        return VersionedAnswer(tips, memory.store.sequence)
 
-    def pin(self) -> Answer:
+    def pin(self) -> VersionedAnswer:
         """Keep the memory as it is, for readers of this version; those of the newest few versions are kept."""
         held = self._whole().store
         assert held.path is not None
@@ -83,45 +83,45 @@ class MemoryService:
         self._pinned[version] = frozen
         while len(self._pinned) > self._config.rollout.ahead + 2:
             self._pinned.popitem(last=False)[1].close()
-        return Answer(None, version)
+        return VersionedAnswer(None, version)
 
-    def add(self, tips: Sequence[Tip], once: str) -> Answer:
+    def add(self, tips: Sequence[Tip], once: str) -> VersionedAnswer:
         """`TipMemory.add`."""
         return self._answer(self._whole().add(tips, once=once))
 
-    def meet(self, tasks: Sequence[Task]) -> Answer:
+    def register_tasks(self, tasks: Sequence[Task]) -> VersionedAnswer:
         """`TipMemory.meet`, of what is shown."""
-        return self._answer(shown(self._whole(), self._config.algorithm.show_tips).meet(tasks))
+        return self._answer(make_prompt_memory(self._whole(), self._config.algorithm.show_tips).register_tasks(tasks))
 
-    def report(self, episodes: Sequence[Trajectory], once: str) -> Answer:
+    def report(self, episodes: Sequence[Trajectory], once: str) -> VersionedAnswer:
         """`TipMemory.report`, of what was shown."""
-        shown(self._whole(), self._config.algorithm.show_tips).report(episodes, once=once)
+        make_prompt_memory(self._whole(), self._config.algorithm.show_tips).report(episodes, once=once)
         return self._answer(None)
 
-    def measure(self, readings: Sequence[Lead], once: str) -> Answer:
+    def record_effects(self, readings: Sequence[TipEffect], once: str) -> VersionedAnswer:
         """`TipMemory.measure`, of what was shown."""
-        shown(self._whole(), self._config.algorithm.show_tips).measure(readings, once=once)
+        make_prompt_memory(self._whole(), self._config.algorithm.show_tips).record_effects(readings, once=once)
         return self._answer(None)
 
-    def snapshot(self, path: str) -> Answer:
+    def snapshot(self, path: str) -> VersionedAnswer:
         """`TipMemory.snapshot`."""
         self._whole().snapshot(path)
         return self._answer(None)
 
-    def restore(self, path: str) -> Answer:
+    def restore(self, path: str) -> VersionedAnswer:
         """`TipMemory.restore`."""
         self._whole().restore(path)
         return self._answer(None)
 
-    def stats(self) -> Answer:
+    def stats(self) -> VersionedAnswer:
         """`TipMemory.stats`."""
         return self._answer(self._whole().stats())
 
-    def settle(self, saved: Path | None, start: Path, aside: Path, tips: Sequence[Tip]) -> Answer:
+    def reconcile(self, saved: Path | None, start: Path, aside: Path, tips: Sequence[Tip]) -> VersionedAnswer:
         """`owner.settle`."""
-        return self._answer(settle(self._whole(), saved, start, aside, tips))
+        return self._answer(reconcile(self._whole(), saved, start, aside, tips))
 
-    def pid(self) -> Answer:
+    def pid(self) -> VersionedAnswer:
         """Its process."""
         return self._answer(os.getpid())
 
@@ -142,11 +142,11 @@ class MemoryService:
             self.pin()
         return memory if version is None else self._pinned.get(version, memory)
 
-    def _answer(self, value: Any) -> Answer:
-        return Answer(value, self._memory.store.sequence)
+    def _answer(self, value: Any) -> VersionedAnswer:
+        return VersionedAnswer(value, self._memory.store.sequence)
 
 
-class ServedMemory(Closes):
+class ServedMemory(Closeable):
     """The memory of a run, behind the methods that `memory.base` names; it finds what prompts are to show.
 
     Args:
@@ -170,7 +170,7 @@ class ServedMemory(Closes):
         self._config, self._place = config, place
         self._at: int | None = None
         actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)(service)
-        self._actor = actor.remote(str(path), _identity(path), config)
+        self._actor = actor.remote(str(path), _get_folder_id(path), config)
         self.version = -1  # of the last answer
         self.stats()  # or the reason why not
 
@@ -184,22 +184,22 @@ class ServedMemory(Closes):
 
     def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:
         """See `Memory.search`."""
-        return self._found(self._ask("find", namespace, query, top_k, self._at))
+        return self._found(self._ask("search_async", namespace, query, top_k, self._at))
 
-    async def find(self, namespace: str, query: str, top_k: int) -> list[Tip]:
+    async def search_async(self, namespace: str, query: str, top_k: int) -> list[Tip]:
         """See `PatientMemory.find`."""
-        answer = self._actor.find.remote(namespace, query, top_k, self._at)
-        return self._found(self._taken(await result_soon(answer, self._patience())))
+        answer = self._actor.search_async.remote(namespace, query, top_k, self._at)
+        return self._found(self._taken(await await_result(answer, self._patience())))
 
     def add(self, tips: Sequence[Tip], *, once: str = "") -> int:
         """See `TipMemory.add`; 0 also where Ray repeated a write that had been stored."""
-        changed: int = self._ask("add", list(tips), once or _request())
+        changed: int = self._ask("add", list(tips), once or _make_request_id())
         return changed
 
-    def meet(self, tasks: Sequence[Task]) -> bool:
+    def register_tasks(self, tasks: Sequence[Task]) -> bool:
         """See `ScopedMemory.meet`."""
         hears = self._config.memory.scope != "task" or self._config.algorithm.show_tips == "other"
-        new: bool = hears and self._ask("meet", list(tasks))
+        new: bool = hears and self._ask("register_tasks", list(tasks))
         if new and self._at is not None:
             self._ask("pin")
             self._at = self.version
@@ -207,14 +207,14 @@ class ServedMemory(Closes):
 
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
         """See `AttentiveMemory.report`."""
-        self._ask("report", list(episodes), once or _request())
+        self._ask("report", list(episodes), once or _make_request_id())
         if self._at is not None:
             self._ask("pin")
             self._at = self.version
 
-    def measure(self, readings: Sequence[Lead], *, once: str = "") -> None:
+    def record_effects(self, readings: Sequence[TipEffect], *, once: str = "") -> None:
         """See `MeasuringMemory.measure`."""
-        self._ask("measure", list(readings), once or _request())
+        self._ask("record_effects", list(readings), once or _make_request_id())
 
     def snapshot(self, path: StrPath) -> None:
         """See `Memory.snapshot`."""
@@ -229,9 +229,9 @@ class ServedMemory(Closes):
         counts: dict[str, float] = self._ask("stats")
         return counts
 
-    def settle(self, saved: Path | None, start: Path, aside: Path, tips: Sequence[Tip] = ()) -> bool:
+    def reconcile(self, saved: Path | None, start: Path, aside: Path, tips: Sequence[Tip] = ()) -> bool:
         """See `owner.settle`."""
-        begins: bool = self._ask("settle", saved and saved.resolve(), start.resolve(), aside.resolve(), list(tips))
+        begins: bool = self._ask("reconcile", saved and saved.resolve(), start.resolve(), aside.resolve(), list(tips))
         return begins
 
     def pid(self) -> int:
@@ -246,14 +246,14 @@ class ServedMemory(Closes):
         ray.wait([self._actor.close.remote()], timeout=STOP_LIMIT)
         ray.kill(self._actor)
 
-    def _patience(self) -> Patience:
-        return Patience(lambda: f"the memory service on {self._place}", self._config.cluster.timeout, "cluster.timeout")
+    def _patience(self) -> Deadline:
+        return Deadline(lambda: f"the memory service on {self._place}", self._config.cluster.timeout, "cluster.timeout")
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         answer = getattr(self._actor, method).remote(*arguments)
-        return self._taken(result_of(answer, self._patience()))
+        return self._taken(get_result(answer, self._patience()))
 
-    def _taken(self, answer: Answer) -> Any:
+    def _taken(self, answer: VersionedAnswer) -> Any:
         self.version = answer.version
         return answer.value
 
@@ -267,12 +267,12 @@ class ServedMemory(Closes):
         return tips
 
 
-def _identity(path: Path) -> tuple[int, int]:
+def _get_folder_id(path: Path) -> tuple[int, int]:
     """Device and inode of the folder of `path`: the same for two processes that see the same one."""
     found = path.parent.stat()
     return found.st_dev, found.st_ino
 
 
-def _request() -> str:
+def _make_request_id() -> str:
     """A name for one write."""
     return f"{REQUEST}{uuid.uuid4().hex}"

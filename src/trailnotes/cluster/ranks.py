@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailnotes.cluster.waiting import Patience, cause_of, result_of
-from trailnotes.learner.rank_handles import LOOPBACK, Failure, Followers, failure_of
+from trailnotes.cluster.waiting import Deadline, extract_cause, get_result
+from trailnotes.learner.rank_handles import LOOPBACK, Failure, RankMonitor, make_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
 
 LOCALHOST = "127.0.0.1"
-LOST = 60.0  # seconds in which Ray finds out whether what it cannot reach is dead
+NODE_LOSS_TIMEOUT = 60.0  # seconds in which Ray finds out whether what it cannot reach is dead
 
 
-class Rank:
+class RankActor:
     """The actor.
 
     Args:
@@ -55,21 +55,21 @@ class Rank:
         import ray
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        from trailnotes.learner.process_group import interface_of, kept_to, meet
-        from trailnotes.learner.rank import serve
+        from trailnotes.learner.process_group import bind_interface, find_interface, init_process_group
+        from trailnotes.learner.rank import run_call_loop
 
-        interface = LOOPBACK if at[0] == LOCALHOST else interface_of(ray.util.get_node_ip_address())
+        interface = LOOPBACK if at[0] == LOCALHOST else find_interface(ray.util.get_node_ip_address())
         try:
             store = TCPStore(*at, numbers[1], timeout=timedelta(seconds=seconds))
-            with kept_to(interface):
-                circle = meet(*numbers, device_type, seconds, store)
-            serve(circle)
+            with bind_interface(interface):
+                circle = init_process_group(*numbers, device_type, seconds, store)
+            run_call_loop(circle)
         except BaseException as error:  # noqa: BLE001 - the boundary: rank 0 must learn the reason, whatever it is
-            return failure_of(error)
+            return make_failure(error)
         return None
 
 
-class ActorOfRank:
+class ActorRankHandle:
     """A rank that is an actor; see `Follower`."""
 
     def __init__(self, actor: Any, node: str, pid: int, where: str) -> None:
@@ -114,7 +114,7 @@ class ActorOfRank:
         """
         import ray
 
-        until = time.monotonic() + LOST
+        until = time.monotonic() + NODE_LOSS_TIMEOUT
         while not isinstance(error, ray.exceptions.ActorDiedError) and time.monotonic() < until:
             try:
                 ray.get(self.actor.place.remote(), timeout=1.0)
@@ -125,17 +125,17 @@ class ActorOfRank:
                 break
         if not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == self.node):
             return Failure("was lost with its node")
-        return Failure(f"died: {cause_of(error)}")
+        return Failure(f"died: {extract_cause(error)}")
 
 
-def resources_of_rank(config: Config) -> dict[str, float]:
+def get_rank_resources(config: Config) -> dict[str, float]:
     """What Ray sets aside for each rank but rank 0, which is in the process of the run."""
-    from trailnotes.learner.process_group import device_type_of
+    from trailnotes.learner.process_group import resolve_device_type
 
-    return {"CPU": 1.0, "GPU": float(device_type_of(config) == "cuda")}
+    return {"CPU": 1.0, "GPU": float(resolve_device_type(config) == "cuda")}
 
 
-def start_ranks(config: Config, name_of: Callable[[str], str]) -> Followers:
+def start_ranks(config: Config, name_of: Callable[[str], str]) -> RankMonitor:
     """Ranks 1 to `learner.world_size` - 1 as actors of their own, spread over the nodes.
 
     Args:
@@ -147,34 +147,34 @@ def start_ranks(config: Config, name_of: Callable[[str], str]) -> Followers:
     """
     import ray
 
-    from trailnotes.learner.process_group import device_type_of, interface_of, store_at
+    from trailnotes.learner.process_group import create_store, find_interface, resolve_device_type
 
     world, seconds, limit = config.learner.world_size, config.learner.timeout, config.cluster.timeout
-    each = resources_of_rank(config)
-    kind = ray.remote(Rank).options(
+    each = get_rank_resources(config)
+    kind = ray.remote(RankActor).options(
         num_cpus=each["CPU"], num_gpus=each["GPU"], max_restarts=0, scheduling_strategy="SPREAD"
     )
     actors = {rank: kind.remote(str(Path.cwd())) for rank in range(1, world)}
     try:
         asked = {rank: actor.place.remote() for rank, actor in actors.items()}
-        placed = {rank: _placed(rank, answer, limit) for rank, answer in asked.items()}
+        placed = {rank: _await_placement(rank, answer, limit) for rank, answer in asked.items()}
         here = ray.util.get_node_ip_address()
         alone = all(address == here for _, address, _ in placed.values())
-        store = store_at(LOCALHOST if alone else here, world, seconds)
+        store = create_store(LOCALHOST if alone else here, world, seconds)
         ranks = {
-            rank: ActorOfRank(actors[rank], node, pid, f" on {name_of(node)}")
+            rank: ActorRankHandle(actors[rank], node, pid, f" on {name_of(node)}")
             for rank, (node, _, pid) in placed.items()
         }
         for rank, follower in ranks.items():
-            follower.follow((rank, world), (store.host, store.port), device_type_of(config), seconds)
+            follower.follow((rank, world), (store.host, store.port), resolve_device_type(config), seconds)
     except BaseException:
         for actor in actors.values():
             ray.kill(actor)
         raise
-    return Followers(ranks, seconds, lambda: store, interface=LOOPBACK if alone else interface_of(here))
+    return RankMonitor(ranks, seconds, lambda: store, interface=LOOPBACK if alone else find_interface(here))
 
 
-def _placed(rank: int, answer: Any, limit: float) -> tuple[str, str, int]:
+def _await_placement(rank: int, answer: Any, limit: float) -> tuple[str, str, int]:
     who = f"rank {rank} of the learner (if the cluster has no room for it, lower learner.world_size or add nodes)"
-    found: tuple[str, str, int] = result_of(answer, Patience(lambda: who, limit, "cluster.timeout"))
+    found: tuple[str, str, int] = get_result(answer, Deadline(lambda: who, limit, "cluster.timeout"))
     return found

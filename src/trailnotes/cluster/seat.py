@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from trailnotes.cluster.waiting import Patience, result_of
+from trailnotes.cluster.waiting import Deadline, get_result
 from trailnotes.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
 
 
-class Seat:
+class GpuReservation:
     """The actor: it has a GPU set aside, and leaves it to the process of the run."""
 
-    def gpu(self) -> str:
+    def get_gpu_id(self) -> str:
         """What its GPU is called on its machine."""
         import ray
 
@@ -25,18 +25,18 @@ class Seat:
         return str(found)
 
 
-def needs_seat(config: Config, resources: Mapping[str, float]) -> bool:
+def needs_gpu_reservation(config: Config, resources: Mapping[str, float]) -> bool:
     """Whether a run computes on a GPU that Ray has to set aside, on a node that has these resources in all.
 
     A `model.device` with a number is taken at its word, and Ray does not know of it.
     """
-    from trailnotes.policies.hf.policy import device_of
+    from trailnotes.policies.hf.policy import resolve_device
 
-    device = device_of(config.model.device)
+    device = resolve_device(config.model.device)
     return device.type == "cuda" and device.index is None and resources.get("GPU", 0.0) >= 1
 
 
-def take_gpu(config: Config, here: Any) -> Any:
+def reserve_gpu(config: Config, here: Any) -> Any:
     """Set a GPU of this machine aside, and compute on it from here on.
 
     Args:
@@ -52,9 +52,9 @@ def take_gpu(config: Config, here: Any) -> Any:
     import ray
     import torch
 
-    seat = ray.remote(Seat).options(num_cpus=0, num_gpus=1, scheduling_strategy=here).remote()
+    seat = ray.remote(GpuReservation).options(num_cpus=0, num_gpus=1, scheduling_strategy=here).remote()
     who = "a GPU of this machine for the process of the run (if others have them all, start it elsewhere)"
-    gpu = result_of(seat.gpu.remote(), Patience(lambda: who, config.cluster.timeout, "cluster.timeout"))
+    gpu = get_result(seat.gpu.remote(), Deadline(lambda: who, config.cluster.timeout, "cluster.timeout"))
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     if visible and gpu not in visible:
         named = ",".join(visible)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Patience:
+class Deadline:
     """One wait, from now on.
 
     Args:
@@ -39,7 +39,7 @@ class Patience:
         self._said = False
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Seconds until `check` is worth calling again: to half of the limit, then to its end."""
         passed = time.monotonic() - self._since
         return max(0.0, (self.limit if self._said else self.limit / 2) - passed)
@@ -52,7 +52,7 @@ class Patience:
         """
         passed = time.monotonic() - self._since
         if passed >= self.limit:
-            raise ClusterError(self.verdict)
+            raise ClusterError(self.timeout_message)
         if passed >= self.limit / 2 and not self._said:
             self._said = True
             logger.warning(
@@ -61,12 +61,12 @@ class Patience:
             )  # fmt: skip
 
     @property
-    def verdict(self) -> str:
+    def timeout_message(self) -> str:
         """One line, once the limit is over."""
         return f"{self.who()} did not answer within {self._setting} = {self.limit:g} s (asked at {self._began})"
 
 
-def result_of(answer: Any, patience: Patience) -> Any:
+def get_result(answer: Any, patience: Deadline) -> Any:
     """What the reference `answer` of Ray comes to; as `ray.get`, but never without end.
 
     Raises:
@@ -75,25 +75,25 @@ def result_of(answer: Any, patience: Patience) -> Any:
     """
     import ray
 
-    while not ray.wait([answer], timeout=patience.left)[0]:
+    while not ray.wait([answer], timeout=patience.seconds_left)[0]:
         patience.check()
-    with _our_errors(patience):
+    with _translate_errors(patience):
         return ray.get(answer)
 
 
-async def result_soon(answer: Any, patience: Patience) -> Any:
+async def await_result(answer: Any, patience: Deadline) -> Any:
     """`result_of` for an event loop, which goes on meanwhile."""
     future = asyncio.wrap_future(answer.future())
     while not future.done():
-        await asyncio.wait({future}, timeout=patience.left)
+        await asyncio.wait({future}, timeout=patience.seconds_left)
         if not future.done():
             patience.check()
-    with _our_errors(patience):
+    with _translate_errors(patience):
         return future.result()
 
 
 @contextlib.contextmanager
-def _our_errors(patience: Patience) -> Iterator[None]:
+def _translate_errors(patience: Deadline) -> Iterator[None]:
     """Ray's account of an error of ours, or of a lost actor, as the one line that matters."""
     import ray
 
@@ -104,10 +104,10 @@ def _our_errors(patience: Patience) -> Iterator[None]:
             raise error.cause from None
         raise
     except ray.exceptions.RayError as error:
-        raise ClusterError(f"{patience.who()} was lost: {cause_of(error)}") from error
+        raise ClusterError(f"{patience.who()} was lost: {extract_cause(error)}") from error
 
 
-def cause_of(error: Exception) -> str:
+def extract_cause(error: Exception) -> str:
     """Why Ray lost an actor: a few words out of its account of many lines."""
     text = " ".join(str(error).split())
     found = re.search(r" because ((?:[^.]|\.\S)+)", text)

@@ -17,7 +17,7 @@ from importlib.metadata import entry_points
 
 from trailnotes.commands import config, engine, envs, memory, rehearsal
 from trailnotes.commands.adapt import ADAPT
-from trailnotes.commands.command import Command, Group, Table, parse
+from trailnotes.commands.command import Command, CommandTable, Group, parse_command_line
 from trailnotes.commands.critic import CRITIC
 from trailnotes.commands.diagnose import DIAGNOSE
 from trailnotes.commands.eval import EVAL
@@ -25,13 +25,13 @@ from trailnotes.commands.export import EXPORT
 from trailnotes.commands.rollout import ROLLOUT
 from trailnotes.commands.train import TRAIN
 from trailnotes.commands.warmstart import WARMSTART
-from trailnotes.errors import Interrupted, TrailnotesError, how_to_install, known_extras
-from trailnotes.reporting.terminal import PrintableStream, printable, printable_lines
-from trailnotes.runs.signals import ended_by_signals
+from trailnotes.errors import Interrupted, TrailnotesError, format_install_command, known_extras
+from trailnotes.reporting.terminal import PrintableStream, escape_unprintable, escape_unprintable_lines
+from trailnotes.runs.signals import interrupt_on_signals
 
 __all__ = ["TABLE", "main"]
 
-CORE: Table = (
+CORE: CommandTable = (
     TRAIN,
     EVAL,
     ADAPT,
@@ -49,7 +49,7 @@ CORE: Table = (
 ENTRY_POINTS = "trailnotes.commands"  # group under which other packages offer a `Command`, or a `Group` of them
 
 
-def with_offered(core: Table) -> Table:
+def with_offered(core: CommandTable) -> CommandTable:
     """Return `core` and the commands that installed packages offer; a group of a known name grows."""
     table = {entry.name: entry for entry in core}
     for point in sorted(entry_points(group=ENTRY_POINTS)):
@@ -63,7 +63,7 @@ def with_offered(core: Table) -> Table:
 
 TABLE = with_offered(CORE)
 
-QUIET = {
+QUIET_ENV = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # those of transformers, too
     "HF_HUB_VERBOSITY": "error",
     "TRANSFORMERS_VERBOSITY": "error",
@@ -76,34 +76,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     argparse itself exits with 2 for a command line that it cannot read.
     """
-    args = parse(TABLE, sys.argv[1:] if argv is None else argv)
+    args = parse_command_line(TABLE, sys.argv[1:] if argv is None else argv)
     if argv is None:
-        _write_anything()
-        spare_the_collector()
+        _escape_unencodable()
+        relax_gc()
     if argv is None and not args.debug:
         _silence_libraries()
     handler = logging.StreamHandler()
     handler.setFormatter(_PrintableFormatter("%(levelname)s: %(message)s"))
     logging.basicConfig(level=logging.DEBUG if args.debug else logging.WARNING, handlers=[handler])
     try:
-        with ended_by_signals(), contextlib.redirect_stdout(PrintableStream(sys.stdout)):
+        with interrupt_on_signals(), contextlib.redirect_stdout(PrintableStream(sys.stdout)):
             args.command.run(args)
             sys.stdout.flush()
     except TrailnotesError as error:
-        return _fail(str(error), debug=args.debug)
+        return _print_error(str(error), debug=args.debug)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         extras = [extra for extra, (_, modules) in known_extras().items() if package in modules]
         if not extras:
             raise
-        return _fail(f"this needs the package {package}: {how_to_install(extras[-1])}", debug=args.debug)
+        return _print_error(f"this needs the package {package}: {format_install_command(extras[-1])}", debug=args.debug)
     except KeyboardInterrupt as stop:
         number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
-        return _fail(str(stop) or "interrupted", code=128 + number, debug=args.debug)
+        return _print_error(str(stop) or "interrupted", code=128 + number, debug=args.debug)
     except BrokenPipeError:  # the reader, `head` for example, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        return _fail(f"{error.filename or 'system error'}: {error.strerror or error}", debug=args.debug)
+        return _print_error(f"{error.filename or 'system error'}: {error.strerror or error}", debug=args.debug)
     return 0
 
 
@@ -111,17 +111,17 @@ class _PrintableFormatter(logging.Formatter):
     """For warnings that quote others."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable_lines(super().format(record))
+        return escape_unprintable_lines(super().format(record))
 
 
-def _write_anything() -> None:
+def _escape_unencodable() -> None:
     """Let a terminal of few letters show those it lacks by their numbers: a tip may be in any script."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
-def spare_the_collector() -> None:
+def relax_gc() -> None:
     """Have it look seldom at all there is, and not at the end: torch and transformers load a million objects."""
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, 100)
@@ -130,15 +130,15 @@ def spare_the_collector() -> None:
 
 def _silence_libraries() -> None:
     """Bars and warnings of libraries that are not loaded yet; whoever asks for them in the environment gets them."""
-    for name, value in QUIET.items():
+    for name, value in QUIET_ENV.items():
         os.environ.setdefault(name, value)
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
 
 
-def _fail(text: str, *, debug: bool, code: int = 2) -> int:
+def _print_error(text: str, *, debug: bool, code: int = 2) -> int:
     with contextlib.suppress(OSError):  # the terminal may be what has gone
         if debug:
-            print(printable_lines(traceback.format_exc()), file=sys.stderr)
-        print(f"trailnotes: {printable(' '.join(text.split()))}", file=sys.stderr)
+            print(escape_unprintable_lines(traceback.format_exc()), file=sys.stderr)
+        print(f"trailnotes: {escape_unprintable(' '.join(text.split()))}", file=sys.stderr)
     return code

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from trailnotes.commands import TABLE
-from trailnotes.commands.command import page
+from trailnotes.commands.command import render_cli_page
 
-print(page(TABLE), end="")
+print(render_cli_page(TABLE), end="")

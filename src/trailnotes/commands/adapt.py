@@ -7,11 +7,17 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trailnotes.commands.arguments import ALLOW_CHANGE, OTHER_CONFIG, SUBJECT, config_of, say_where
+from trailnotes.commands.arguments import (
+    ALLOW_CHANGE,
+    MODEL_OR_RUN,
+    OTHER_CONFIG,
+    load_command_config,
+    print_output_path,
+)
 from trailnotes.commands.command import Command, argument
-from trailnotes.config.methods import TIPS_ONLY, method_of, names
+from trailnotes.config.methods import TIPS_ONLY_METHOD, list_methods, resolve_method
 from trailnotes.errors import BudgetError, ConfigError, MissingExtraError
-from trailnotes.runs.signals import kept_if_interrupted
+from trailnotes.runs.signals import explain_interrupt
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -19,15 +25,15 @@ if TYPE_CHECKING:
 
     from trailnotes.config.schema import Config
     from trailnotes.policies.base import Policy
-    from trailnotes.runs.adaptation import Cast, Figure
-    from trailnotes.runs.console import Bar
+    from trailnotes.runs.adaptation import ResultRow, Roles
+    from trailnotes.runs.console import ProgressBar
     from trailnotes.runs.directory import RunDir
-    from trailnotes.runs.load_policy import Subject
+    from trailnotes.runs.load_policy import EvaluatedModel
     from trailnotes.runs.panels import PanelResult
     from trailnotes.types import StrPath
 
 logger = logging.getLogger(__name__)
-FREE = ("eval.trials", "eval.confidence", "run.tensorboard", "run.trackers")
+CHANGEABLE_KEYS = ("eval.trials", "eval.confidence", "run.tensorboard", "run.trackers")
 """What may differ when a run is resumed, besides its surroundings: how long it lasts, and how it is shown."""
 
 
@@ -39,7 +45,7 @@ def adapt(
     method: str | None = None,
     trials: int | None = None,
     allow_change: Sequence[str] = (),
-    progress: Bar | None = None,
+    progress: ProgressBar | None = None,
 ) -> list[PanelResult]:
     """Let `method` play the panel of `config.eval`, trial after trial, with the policy `model_or_run`.
 
@@ -67,55 +73,59 @@ def adapt(
         RunError: `out` is in use, damaged, or belongs to another config.
         Interrupted: a `KeyboardInterrupt`, which says that what has ended is kept.
     """
-    from trailnotes.config.toml import SURROUNDINGS
+    from trailnotes.config.toml import RUNTIME_KEYS
     from trailnotes.config.unused import warn_unused
-    from trailnotes.envs.tasks import refuse_examined, seen_in_training
-    from trailnotes.runs.adaptation import FIXED
+    from trailnotes.envs.tasks import describe_training_overlap, validate_splits
+    from trailnotes.runs.adaptation import FIXED_ADAPTATION_KEYS
     from trailnotes.runs.directory import RunDir
-    from trailnotes.runs.load_policy import examined
+    from trailnotes.runs.load_policy import open_evaluated_model
     from trailnotes.runs.loop import run_to_end
-    from trailnotes.runs.needs import refuse_missing
+    from trailnotes.runs.needs import require_dependencies
 
-    with examined(model_or_run) as subject:
-        config = settled(config, subject, method, trials)
-        refuse_missing(config)
-        refuse_examined(config)
+    with open_evaluated_model(model_or_run) as subject:
+        config = resolve_adapt_config(config, subject, method, trials)
+        require_dependencies(config)
+        validate_splits(config)
         warn_unused(config, subject.trained)
-        if said := seen_in_training(subject.trained, config):
+        if said := describe_training_overlap(subject.trained, config):
             logger.warning("%s", said)
-        allowed = [*SURROUNDINGS, *FREE, *allow_change]
-        with RunDir.open(out, config, allow_change=allowed, fixed=FIXED) as directory:
-            with kept_if_interrupted(f"stopped; {directory.path} keeps what has ended: the same command continues"):
+        allowed = [*RUNTIME_KEYS, *CHANGEABLE_KEYS, *allow_change]
+        with RunDir.open(out, config, allow_change=allowed, fixed=FIXED_ADAPTATION_KEYS) as directory:
+            with explain_interrupt(f"stopped; {directory.path} keeps what has ended: the same command continues"):
                 figures = run_to_end(_adapt(config, directory, subject, progress))
-            _write(figures, directory.path)
+            _write_tables(figures, directory.path)
     curve = [figure.result for figure in figures if figure.trial is not None]
-    _draw(curve, directory.path / "curve.png")
+    _draw_curve(curve, directory.path / "curve.png")
     return curve
 
 
-def settled(config: Config, subject: Subject, method: str | None, trials: int | None) -> Config:
+def resolve_adapt_config(config: Config, subject: EvaluatedModel, method: str | None, trials: int | None) -> Config:
     """The settings of the run, by `adapting`: of a method that changes no weights."""
-    from trailnotes.runs.adaptation import adapting
+    from trailnotes.runs.adaptation import build_adaptation_config
 
     own = config.algorithm.name
-    name = method or (TIPS_ONLY if method_of(own).trains else own)
-    if method_of(name).trains:
-        raise ConfigError(f"{name} changes weights, so it cannot adapt: choose one of {', '.join(names(trains=False))}")
+    name = method or (TIPS_ONLY_METHOD if resolve_method(own).trains else own)
+    if resolve_method(name).trains:
+        raise ConfigError(
+            f"{name} changes weights, so it cannot adapt: choose one of {', '.join(list_methods(trains=False))}"
+        )
     if trials is not None and trials < 0:
         raise ConfigError(f"--trials {trials} is none: name 0 or more")
-    return adapting(config, name, subject, config.eval.trials if trials is None else trials)
+    return build_adaptation_config(config, name, subject, config.eval.trials if trials is None else trials)
 
 
-async def _adapt(config: Config, directory: RunDir, subject: Subject, progress: Bar | None) -> list[Figure]:
+async def _adapt(
+    config: Config, directory: RunDir, subject: EvaluatedModel, progress: ProgressBar | None
+) -> list[ResultRow]:
     from trailnotes.envs.workers.pool import EnvPool
     from trailnotes.runs.adaptation import AdaptationRun
 
     with EnvPool(config.env) as pool, contextlib.ExitStack() as opened:
-        run = AdaptationRun(config, directory, _cast(config, directory, subject, opened), pool, subject, progress)
+        run = AdaptationRun(config, directory, _load_roles(config, directory, subject, opened), pool, subject, progress)
         try:
-            await method_of(config.algorithm.name).load()(run)
+            await resolve_method(config.algorithm.name).load()(run)
         except BudgetError as error:
-            _write(run.figures, directory.path)
+            _write_tables(run.figures, directory.path)
             raise BudgetError(
                 f"{error}; every episode and tip that has ended is kept in {directory.path}: raise the limit, and the "
                 "same command continues"
@@ -123,49 +133,51 @@ async def _adapt(config: Config, directory: RunDir, subject: Subject, progress: 
         return run.figures
 
 
-def _cast(config: Config, directory: RunDir, subject: Subject, opened: contextlib.ExitStack) -> Policy | Cast:
+def _load_roles(
+    config: Config, directory: RunDir, subject: EvaluatedModel, opened: contextlib.ExitStack
+) -> Policy | Roles:
     """Who plays which role: the subject all, or with `algorithm.author = "start"` the model it was trained from one."""
-    from trailnotes.runs.adaptation import Cast
-    from trailnotes.runs.load_policy import Subject, loaded
+    from trailnotes.runs.adaptation import Roles
+    from trailnotes.runs.load_policy import EvaluatedModel, open_policy
 
-    policy = opened.enter_context(loaded(config, subject, directory.path))
-    if config.algorithm.name != TIPS_ONLY or config.algorithm.author == "policy" or subject.trained is None:
+    policy = opened.enter_context(open_policy(config, subject, directory.path))
+    if config.algorithm.name != TIPS_ONLY_METHOD or config.algorithm.author == "policy" or subject.trained is None:
         return policy
-    start = opened.enter_context(loaded(config, Subject(subject.trained.model.path, "start")))
-    return Cast(policy, start, policy)
+    start = opened.enter_context(open_policy(config, EvaluatedModel(subject.trained.model.path, "start")))
+    return Roles(policy, start, policy)
 
 
-def _write(figures: Sequence[Figure], out: Path) -> None:
+def _write_tables(figures: Sequence[ResultRow], out: Path) -> None:
     """`table.json` and `table.md`."""
     from trailnotes.runs.panels import write_table
 
     write_table([figure.result for figure in figures], out, [figure.name for figure in figures])
 
 
-def _draw(results: Sequence[PanelResult], path: Path) -> None:
+def _draw_curve(results: Sequence[PanelResult], path: Path) -> None:
     """The curve of an adaptation, if it is more than a point."""
     if len(results) < 2:
         return
     from trailnotes.reporting.intervals import Interval
-    from trailnotes.reporting.plots import INK, trial_curve
+    from trailnotes.reporting.plots import TEXT_COLOUR, plot_trials
 
-    colour = method_of(results[0].algorithm).colour or INK
+    colour = resolve_method(results[0].algorithm).colour or TEXT_COLOUR
     bands = [
         None if row.ci_low is None or row.ci_high is None else Interval(row.mean, row.ci_low, row.ci_high)
         for row in results
     ]
     title = f"{results[0].algorithm} on {results[0].panel} ({results[0].num_tasks} tasks)\n{results[-1].interval}"
     try:
-        trial_curve([row.mean for row in results], bands, path, colour=colour, ylabel=results[0].metric, title=title)
+        plot_trials([row.mean for row in results], bands, path, colour=colour, ylabel=results[0].metric, title=title)
     except MissingExtraError as error:
         logger.warning("no %s: %s", path.name, error)
 
 
 def _run(args: Namespace) -> None:
-    from trailnotes.runs.console import Bar
+    from trailnotes.runs.console import ProgressBar
 
-    config = config_of(args.subject, args.config, args.settings)
-    with Bar(1.0, "adapt") as bar:
+    config = load_command_config(args.subject, args.config, args.settings)
+    with ProgressBar(1.0, "adapt") as bar:
         adapt(
             config,
             args.subject,
@@ -176,7 +188,7 @@ def _run(args: Namespace) -> None:
             progress=bar,
         )
     print((args.out / "table.md").read_text(encoding="utf-8"), end="")
-    say_where(args.out)
+    print_output_path(args.out)
 
 
 ADAPT = Command(
@@ -189,10 +201,10 @@ ADAPT = Command(
     example="trailnotes adapt runs/smoke --method reflexion --out runs/smoke/adapt --trials 2 --eval.num_tasks 2",
     run=_run,
     arguments=(
-        SUBJECT,
+        MODEL_OR_RUN,
         OTHER_CONFIG,
-        argument("--method", metavar="METHOD", help=f"{', '.join(names(trains=False))}, or module:NAME of your own; "
-                 f"by default that of the config where it adapts, else {TIPS_ONLY}"),
+        argument("--method", metavar="METHOD", help=f"{', '.join(list_methods(trains=False))}, or module:NAME of your own; "
+                 f"by default that of the config where it adapts, else {TIPS_ONLY_METHOD}"),
         argument("--trials", type=int, metavar="K", help="trials after trial 0; eval.trials by default"),
         argument("--out", type=Path, metavar="DIR", required=True, help="directory of the run, made if absent"),
         ALLOW_CHANGE,

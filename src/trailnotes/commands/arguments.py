@@ -18,7 +18,7 @@ OPTIONAL_CONFIG = argument(
     "config", type=Path, metavar="CONFIG", nargs="?",
     help="settings, a TOML file; with --env.name it may be left out",
 )  # fmt: skip
-SUBJECT = argument(
+MODEL_OR_RUN = argument(
     "subject",
     metavar="MODEL_OR_RUN",
     help="a run directory (its last checkpoint), a model directory, a hub name, openai:NAME, or random",
@@ -35,13 +35,13 @@ ALLOW_CHANGE = argument(
 )  # fmt: skip
 
 
-def config_of(subject: str | None, path: Path | None, settings: Sequence[str]) -> Config:
+def load_command_config(subject: str | None, path: Path | None, settings: Sequence[str]) -> Config:
     """Read the settings of the file given, or else of the run directory given, or else those on the command line alone.
 
     Raises:
         ConfigError: there is no file, and the command line does not say which environment.
     """
-    from trailnotes.config.toml import load_config, resolve
+    from trailnotes.config.toml import load_config, resolve_config
 
     if path is None and subject:
         named = Path(subject)
@@ -51,7 +51,7 @@ def config_of(subject: str | None, path: Path | None, settings: Sequence[str]) -
         return load_config(path, settings)
     if subject and subject.startswith((".", "/", "runs/")) and not Path(subject).exists():
         raise ConfigError(f"there is no {subject}")
-    alone = resolve(None, settings)
+    alone = resolve_config(None, settings)
     if "env.name" in alone.origins:
         return alone.config
     no_run = f"{subject} is no run directory, which would bring its settings: add --config CONFIG"
@@ -59,7 +59,7 @@ def config_of(subject: str | None, path: Path | None, settings: Sequence[str]) -
     raise ConfigError(f"{missing}, or an environment by --env.name (module:Class is one of your own)")
 
 
-def say_where(out: Path | None) -> None:
+def print_output_path(out: Path | None) -> None:
     """Where everything was written, if anywhere."""
     if out is not None:
         print(f"written to {out}")

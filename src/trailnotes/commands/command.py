@@ -71,7 +71,7 @@ class Group:
     commands: tuple[Command, ...]
 
 
-Table = Sequence[Command | Group]
+CommandTable = Sequence[Command | Group]
 
 
 def argument(*names: str, help: str, **options: Any) -> Argument:  # noqa: A002 (argparse's word)
@@ -79,7 +79,7 @@ def argument(*names: str, help: str, **options: Any) -> Argument:  # noqa: A002 
     return Argument(names, help, options)
 
 
-class _Version(argparse.Action):
+class _VersionAction(argparse.Action):
     """Looked up only when it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
@@ -89,25 +89,25 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def build_parser(table: Table) -> argparse.ArgumentParser:
+def build_parser(table: CommandTable) -> argparse.ArgumentParser:
     """The parser of all commands; the command chosen is the attribute `command`."""
-    parser = _parser(argparse.ArgumentParser, prog="trailnotes", description=ABOUT)
-    parser.add_argument("--version", action=_Version, nargs=0, help="show program's version number and exit")
+    parser = _make_parser(argparse.ArgumentParser, prog="trailnotes", description=ABOUT)
+    parser.add_argument("--version", action=_VersionAction, nargs=0, help="show program's version number and exit")
     parser.set_defaults(command=None, unfinished=parser)
     top = parser.add_subparsers(title="commands", metavar="COMMAND")
     for entry in table:
         if isinstance(entry, Command):
-            _add(top, entry)
+            _add_command(top, entry)
             continue
-        group = _parser(top.add_parser, entry.name, help=entry.summary, description=entry.summary)
+        group = _make_parser(top.add_parser, entry.name, help=entry.summary, description=entry.summary)
         group.set_defaults(command=None, unfinished=group)
         inner = group.add_subparsers(title="commands", metavar="COMMAND")
         for command in entry.commands:
-            _add(inner, command)
+            _add_command(inner, command)
     return parser
 
 
-def parse(table: Table, words: Sequence[str]) -> argparse.Namespace:
+def parse_command_line(table: CommandTable, words: Sequence[str]) -> argparse.Namespace:
     """The arguments of one command line; `command` is the `Command`, `settings` the --section.key VALUE words.
 
     Exits with code 2, as argparse does, on a command line that cannot be read; where the command is missing, the help
@@ -125,7 +125,9 @@ def parse(table: Table, words: Sequence[str]) -> argparse.Namespace:
     parser = build_parser(table)
     args, unknown = parser.parse_known_args(rest)
     if unknown:  # said by the command's own parser, whose usage is what to look at
-        args.unfinished.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown[0], args.command)}")
+        args.unfinished.error(
+            f"unrecognized arguments: {' '.join(unknown)}{_suggest_options(unknown[0], args.command)}"
+        )
     if args.command is None:
         args.unfinished.print_help(sys.stderr)
         parser.exit(2)
@@ -135,7 +137,7 @@ def parse(table: Table, words: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def _meant(word: str, command: Command | None) -> str:
+def _suggest_options(word: str, command: Command | None) -> str:
     """The options and settings of the command that an unknown word is near, as a question; '' where none is."""
     if command is None:
         return ""
@@ -143,13 +145,13 @@ def _meant(word: str, command: Command | None) -> str:
     options = [option for item in command.arguments for option in item.names if option.startswith("--")]
     near = difflib.get_close_matches(f"--{name.replace('_', '-')}", options, 1)
     if not near and command.settings:
-        from trailnotes.config.toml import config_fields
+        from trailnotes.config.toml import collect_fields
 
-        near = [f"--{key}" for key in config_fields() if key.rpartition(".")[2] == name.replace("-", "_")]
+        near = [f"--{key}" for key in collect_fields() if key.rpartition(".")[2] == name.replace("-", "_")]
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
-def page(table: Table) -> str:
+def render_cli_page(table: CommandTable) -> str:
     """`docs/cli.md`, from the same table."""
     commands = [c for entry in table for c in (entry.commands if isinstance(entry, Group) else (entry,))]
     index = "\n".join(
@@ -162,21 +164,21 @@ def page(table: Table) -> str:
         "terminal sends (not under nohup). `--debug` shows where an error comes from.\n\n"
         "This page is made from the program's own help: `python -m trailnotes.commands > docs/cli.md`."
     )
-    return "\n\n".join(["# The command line", intro, index, *map(_section, commands)]) + "\n"
+    return "\n\n".join(["# The command line", intro, index, *map(_render_section, commands)]) + "\n"
 
 
-def _add(parsers: Any, command: Command) -> None:
+def _add_command(parsers: Any, command: Command) -> None:
     epilog = f"example:\n  {command.example}"
     about = textwrap.fill(f"{command.about} {SETTINGS}" if command.settings else command.about, WIDTH)
     word = command.name.rpartition(" ")[2]
-    parser = _parser(parsers.add_parser, word, help=command.summary, description=about, epilog=epilog)
+    parser = _make_parser(parsers.add_parser, word, help=command.summary, description=about, epilog=epilog)
     for item in command.arguments:
         parser.add_argument(*item.names, help=item.help, **item.options)
     parser.add_argument("--debug", action="store_true", help="show where an error comes from")
     parser.set_defaults(command=command, unfinished=parser)
 
 
-def _parser(make: Callable[..., argparse.ArgumentParser], *names: str, **options: Any) -> argparse.ArgumentParser:
+def _make_parser(make: Callable[..., argparse.ArgumentParser], *names: str, **options: Any) -> argparse.ArgumentParser:
     return make(
         *names,
         allow_abbrev=False,
@@ -185,7 +187,7 @@ def _parser(make: Callable[..., argparse.ArgumentParser], *names: str, **options
     )
 
 
-def _section(command: Command) -> str:
+def _render_section(command: Command) -> str:
     usage = " ".join(["trailnotes", command.name, *(item.usage for item in command.arguments)])
     rows = [f"| `{item.word}` | {item.help} |" for item in command.arguments]
     table = ["| argument | meaning |\n|---|---|\n" + "\n".join(rows)] if rows else []

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def _show(args: Namespace) -> None:
-    from trailnotes.config.toml import resolve, show
+    from trailnotes.config.toml import render_config, resolve_config
 
-    resolved = resolve(args.config, args.settings)
-    print(show(resolved.config, resolved.origins), end="")
+    resolved = resolve_config(args.config, args.settings)
+    print(render_config(resolved.config, resolved.origins), end="")
 
 
 COMMANDS = (

@@ -24,12 +24,12 @@ def _run(args: Namespace) -> None:
         f"{figures['held_out_episodes']:,} episodes, {figures['held_out_steps_won']:,} of the steps in won ones"
     )
     for name, words in {"auc_q": "Q(s, a)", "auc_advantage": "Q(s, a) - V(s)"}.items():
-        print(f"steps of won episodes ranked above those of lost ones by {words}: {_area(figures[name])}; "
-              f"within a task {_area(figures[f'{name}_same_task'])}")  # fmt: skip
+        print(f"steps of won episodes ranked above those of lost ones by {words}: {_format_auc(figures[name])}; "
+              f"within a task {_format_auc(figures[f'{name}_same_task'])}")  # fmt: skip
     print(f"written to {args.out}")
 
 
-def _area(found: Mapping[str, Any] | None) -> str:
+def _format_auc(found: Mapping[str, Any] | None) -> str:
     if found is None:
         return "not known, since won or lost steps are missing"
     return f"AUC {found['mean']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trailnotes.commands.arguments import OTHER_CONFIG, config_of, say_where
+from trailnotes.commands.arguments import OTHER_CONFIG, load_command_config, print_output_path
 from trailnotes.commands.command import Command, argument
 from trailnotes.errors import ConfigError
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def _run(args: Namespace) -> None:
     if args.roles:
-        _exchange(args)
+        _run_role_exchange(args)
         return
     if any(getattr(args, name) for name in ("config", "out", "start", "trials", "settings")):
         raise ConfigError("without --roles nothing is played, and no setting changes what is read: add --roles")
@@ -25,20 +25,20 @@ def _run(args: Namespace) -> None:
     print(diagnose(args.run_dir))
 
 
-def _exchange(args: Namespace) -> None:
-    from trailnotes.diagnose.roles import TRIALS, exchange_roles
-    from trailnotes.reporting.roles import table_of
+def _run_role_exchange(args: Namespace) -> None:
+    from trailnotes.diagnose.roles import DEFAULT_TRIALS, exchange_roles
+    from trailnotes.reporting.roles import build_table
     from trailnotes.reporting.tables import print_table, print_text
-    from trailnotes.runs.console import Bar
+    from trailnotes.runs.console import ProgressBar
 
-    config = config_of(str(args.run_dir), args.config, args.settings)
-    trials = TRIALS if args.trials is None else args.trials
+    config = load_command_config(str(args.run_dir), args.config, args.settings)
+    trials = DEFAULT_TRIALS if args.trials is None else args.trials
     found, place = exchange_roles(
-        config, args.run_dir, trials=trials, out=args.out, start=args.start, make_bar=partial(Bar, 1.0)
+        config, args.run_dir, trials=trials, out=args.out, start=args.start, make_bar=partial(ProgressBar, 1.0)
     )
-    print_table(f"{found.metric} on {config.eval.split}, roles exchanged", table_of(found))
+    print_table(f"{found.metric} on {config.eval.split}, roles exchanged", build_table(found))
     print_text([*found.verdict(), found.explanation()])
-    say_where(place)
+    print_output_path(place)
 
 
 DIAGNOSE = Command(

@@ -16,10 +16,10 @@ PORT = 7465
 
 def _serve(args: Namespace) -> None:
     from trailnotes.config.toml import load_config
-    from trailnotes.policies.vllm.serving import serve
+    from trailnotes.policies.vllm.serving import serve_engine
 
     config = load_config(args.config, args.settings)
-    serve(config, args.host, args.port, say=lambda address: print(f"ready: tcp://{address}", flush=True))
+    serve_engine(config, args.host, args.port, say=lambda address: print(f"ready: tcp://{address}", flush=True))
 
 
 COMMANDS = (

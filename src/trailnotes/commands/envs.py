@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import WIDTH, Command, argument
-from trailnotes.errors import ConfigError, MissingExtraError, how_to_install, missing_package
+from trailnotes.errors import ConfigError, MissingExtraError, find_missing_module, format_install_command
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -19,27 +19,27 @@ INDENT = 21  # columns before what is said of an environment
 def _list(_: Namespace) -> None:
     from importlib.metadata import entry_points
 
-    from trailnotes.envs import ENTRY_POINTS, ENVS, env_class, extra_for
+    from trailnotes.envs import ENTRY_POINTS, ENVS, extra_for, load_env_class
 
     names = [*ENVS, *(point.name for point in entry_points(group=ENTRY_POINTS))]
     for name in sorted(set(names)):
         try:
-            about = (env_class(name).__doc__ or "").strip().partition("\n")[0]
+            about = (load_env_class(name).__doc__ or "").strip().partition("\n")[0]
         except (ConfigError, MissingExtraError) as error:
             about = f"cannot be used: {error}"
         lines = textwrap.wrap(about, WIDTH - INDENT) or [""]
-        if (extra := extra_for(name)) and missing_package(extra):
-            lines.append(f"not installed: {how_to_install(extra)}")
+        if (extra := extra_for(name)) and find_missing_module(extra):
+            lines.append(f"not installed: {format_install_command(extra)}")
         print("\n".join(f"{head:<{INDENT}}{line}".rstrip() for head, line in zip_longest([name], lines, fillvalue="")))
 
 
 def _check(args: Namespace) -> None:
     from trailnotes.config.toml import load_config
-    from trailnotes.envs import check_env, check_options, env_class, make_env
+    from trailnotes.envs import check_env, load_env_class, make_env, validate_options
 
     refuse_missing(args.name)
     options = load_config(None, args.settings).env.options
-    check_options(args.name, env_class(args.name), options)
+    validate_options(args.name, load_env_class(args.name), options)
     skipped = check_env(functools.partial(make_env, args.name, **options))
     print(f"{args.name} keeps the contract")
     for line in skipped:
@@ -50,8 +50,8 @@ def refuse_missing(name: str) -> None:
     """Refuse an environment whose packages are not here. Raises `MissingExtraError`."""
     from trailnotes.envs import extra_for
 
-    if (extra := extra_for(name)) and (package := missing_package(extra)):
-        raise MissingExtraError(f"{name} needs the package {package}: {how_to_install(extra)}")
+    if (extra := extra_for(name)) and (package := find_missing_module(extra)):
+        raise MissingExtraError(f"{name} needs the package {package}: {format_install_command(extra)}")
 
 
 COMMANDS = (

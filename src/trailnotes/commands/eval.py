@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trailnotes.commands.arguments import OTHER_CONFIG, SUBJECT, config_of, say_where
+from trailnotes.commands.arguments import MODEL_OR_RUN, OTHER_CONFIG, load_command_config, print_output_path
 from trailnotes.commands.command import Command, argument
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
     from trailnotes.config.schema import Config
-    from trailnotes.runs.console import Bar
+    from trailnotes.runs.console import ProgressBar
     from trailnotes.runs.panels import PanelResult
     from trailnotes.types import StrPath
 
@@ -28,7 +28,7 @@ def evaluate(
     *,
     memory: bool | None = None,
     out: StrPath | None = None,
-    progress: Bar | None = None,
+    progress: ProgressBar | None = None,
 ) -> PanelResult:
     """Play the fixed panel of `config.eval`, with or without the run's memory, and report mean and interval.
 
@@ -47,20 +47,20 @@ def evaluate(
         ConfigError: memory is asked for where there is none, or nothing could be played.
         RunError: the run has no whole checkpoint yet, or `out` is in use.
     """
-    from trailnotes.envs.tasks import seen_in_training
-    from trailnotes.runs.evaluation import play_subject
-    from trailnotes.runs.load_policy import examined
-    from trailnotes.runs.panels import panel_result, write_evaluation
+    from trailnotes.envs.tasks import describe_training_overlap
+    from trailnotes.runs.evaluation import evaluate_model
+    from trailnotes.runs.load_policy import open_evaluated_model
+    from trailnotes.runs.panels import build_panel_result, write_evaluation
 
     use_memory = config.eval.memory if memory is None else memory
     directory = None if out is None else Path(out)
     if directory is not None and (directory / "table.json").exists():
         logger.warning("%s holds a finished evaluation, which this one replaces", directory)
-    with examined(model_or_run) as subject:
-        if said := seen_in_training(subject.trained, config):
+    with open_evaluated_model(model_or_run) as subject:
+        if said := describe_training_overlap(subject.trained, config):
             logger.warning("%s", said)
-        played = play_subject(config, subject, use_memory=use_memory, directory=directory, progress=progress)
-    result = replace(panel_result(played.episodes, config, subject, memory=use_memory), remark=played.remark)
+        played = evaluate_model(config, subject, use_memory=use_memory, directory=directory, progress=progress)
+    result = replace(build_panel_result(played.episodes, config, subject, memory=use_memory), remark=played.remark)
     if directory is not None:
         write_evaluation(directory, config, subject, played.episodes, result)
     return result
@@ -68,16 +68,16 @@ def evaluate(
 
 def _run(args: Namespace) -> None:
     from trailnotes.reporting.tables import print_text
-    from trailnotes.runs.console import Bar
-    from trailnotes.runs.panels import markdown_table
+    from trailnotes.runs.console import ProgressBar
+    from trailnotes.runs.panels import format_markdown_table
 
-    config = config_of(args.subject, args.config, args.settings)
-    with Bar(1.0, "eval") as bar:
+    config = load_command_config(args.subject, args.config, args.settings)
+    with ProgressBar(1.0, "eval") as bar:
         result = evaluate(config, args.subject, memory=args.memory, out=args.out, progress=bar)
-    table, _, below = markdown_table([result]).partition("\n\n")
+    table, _, below = format_markdown_table([result]).partition("\n\n")
     print(table.rstrip())
     print_text(below.splitlines())
-    say_where(args.out)
+    print_output_path(args.out)
 
 
 EVAL = Command(
@@ -89,7 +89,7 @@ EVAL = Command(
     example="trailnotes eval runs/smoke --out runs/smoke/eval --eval.num_tasks 4",
     run=_run,
     arguments=(
-        SUBJECT,
+        MODEL_OR_RUN,
         OTHER_CONFIG,
         argument("--memory", action="store_true", default=None, help="act with the run's memory"),
         argument("--out", type=Path, metavar="DIR", help="write table.json, table.md and the episodes here"),

@@ -41,26 +41,26 @@ def export(
         RunError: the run has no checkpoint, or a damaged one.
     """
     from trailnotes.config.model_schema import ModelConfig
-    from trailnotes.runs.load_policy import examined
+    from trailnotes.runs.load_policy import open_evaluated_model
     from trailnotes.storage.checkpoint import atomic_directory
 
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} already exists: choose another --out, or remove it")
-    with examined(model_or_run) as subject:
+    with open_evaluated_model(model_or_run) as subject:
         model = Path(subject.model)
         if not model.is_dir():
             raise ConfigError(f"{model_or_run} is no run and no model directory: name one")
         if merge:
             acted = subject.trained.model.dtype if subject.trained else dtype
             return _merge(out, dtype, ModelConfig(path=str(model), base=base, device="cpu", dtype=acted))
-        _refuse_links(model, named=model == Path(model_or_run))
+        _require_regular_files(model, named=model == Path(model_or_run))
         with atomic_directory(out) as aside:
             shutil.copytree(model, aside, symlinks=True, dirs_exist_ok=True)
     return None
 
 
-def _refuse_links(model: Path, *, named: bool) -> None:
+def _require_regular_files(model: Path, *, named: bool) -> None:
     """A run may be somebody else's: a link in it could lead to any file of ours. `named`: the user chose `model`."""
     for place in itertools.chain(() if named else (model,), model.rglob("*")):
         mode = place.lstat().st_mode
@@ -74,7 +74,7 @@ def _merge(out: Path, dtype: Dtype, config: ModelConfig) -> float:
     import torch
 
     from trailnotes.learner.states import export_model
-    from trailnotes.policies.hf.adapters import merged
+    from trailnotes.policies.hf.adapters import merge_adapters
     from trailnotes.policies.hf.policy import load_model
 
     if dtype == "bfloat16":
@@ -82,7 +82,7 @@ def _merge(out: Path, dtype: Dtype, config: ModelConfig) -> float:
     adapted, tokenizer = load_model(config)
     if not hasattr(adapted, "peft_config"):
         raise ConfigError(f"{config.path} holds a whole model and no adapters: leave out --merge")
-    whole, lost = merged(adapted.float(), getattr(torch, dtype))
+    whole, lost = merge_adapters(adapted.float(), getattr(torch, dtype))
     export_model(whole, out, tokenizer)
     return lost
 

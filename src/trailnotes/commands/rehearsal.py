@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
     from trailnotes.config.schema import Config
 
-USE = "`rehearsal.path` of a training takes the file; `rehearsal.rows`, `hold` and `imitate` say how it is held."
+USAGE_HINT = "`rehearsal.path` of a training takes the file; `rehearsal.rows`, `hold` and `imitate` say how it is held."
 
 
-def script(config: Config, out: Path, num: int) -> int:
+def write_scripted_rehearsal(config: Config, out: Path, num: int) -> int:
     """Write `num` of the environment's scripted conversations to `out`, of games that no split of `config` has.
 
     Returns:
@@ -30,40 +30,40 @@ def script(config: Config, out: Path, num: int) -> int:
 
     from trailnotes.policies.chat import ChatFormat
     from trailnotes.policies.hf.policy import load_tokenizer
-    from trailnotes.storage.demonstrations import to_jsonl
-    from trailnotes.warmstart.demonstrations import scripted_apart
+    from trailnotes.storage.demonstrations import write_demonstrations
+    from trailnotes.warmstart.demonstrations import iter_held_out_demonstrations
 
     if out.exists():
         raise ConfigError(f"{out} already exists; choose another --out, or remove it")
     if num < 1:
         raise ConfigError(f"--num {num} writes nothing: ask for one conversation or more")
     chat = ChatFormat(load_tokenizer(config.model), config.model.template_options)
-    found = [*islice(scripted_apart(config, chat.count_tokens, config.run.seed), num)]
-    to_jsonl(found, out)
+    found = [*islice(iter_held_out_demonstrations(config, chat.count_tokens, config.run.seed), num)]
+    write_demonstrations(found, out)
     return len(found)
 
 
 def _record(args: Namespace) -> None:
     from trailnotes.config.toml import load_config
-    from trailnotes.runs.console import Bar
-    from trailnotes.runs.needs import refuse_missing
-    from trailnotes.training.rehearsal import record, recording_config, spent_recording
+    from trailnotes.runs.console import ProgressBar
+    from trailnotes.runs.needs import require_dependencies
+    from trailnotes.training.rehearsal import build_recording_config, read_recording_usage, record_rehearsal
 
     config = load_config(args.config, args.settings)
-    refuse_missing(recording_config(config), plays_only=True)
-    with Bar(1.0, "rehearsal") as bar:
-        path = record(config, args.out, bar)
-    spent = spent_recording(args.out)
+    require_dependencies(build_recording_config(config), plays_only=True)
+    with ProgressBar(1.0, "rehearsal") as bar:
+        path = record_rehearsal(config, args.out, bar)
+    spent = read_recording_usage(args.out)
     with path.open("rb") as file:
         print(f"{sum(1 for _ in file):,} conversations, which took {spent['env_steps']:,} environment steps and "
               f"{spent['tokens_generated']:,} generated tokens")  # fmt: skip
     print(f"written to {path}")
 
 
-def _script(args: Namespace) -> None:
+def _write_script(args: Namespace) -> None:
     from trailnotes.config.toml import load_config
 
-    print(f"{script(load_config(args.config, args.settings), args.out, args.num):,} conversations")
+    print(f"{write_scripted_rehearsal(load_config(args.config, args.settings), args.out, args.num):,} conversations")
     print(f"written to {args.out}")
 
 
@@ -74,7 +74,7 @@ COMMANDS = (
         about="The model at model.path plays the games of rehearsal.split as `trailnotes adapt` would, without tips "
         "and then with its own, and writes a tip after each episode. What it said becomes conversations in "
         "DIR/rehearsal.jsonl, to be held to it while it is trained on other games, so that it goes on writing and "
-        f"reading tips as it did. {USE} A training with rehearsal.split records by itself, and counts what that takes; "
+        f"reading tips as it did. {USAGE_HINT} A training with rehearsal.split records by itself, and counts what that takes; "
         "this command is for recording once and using it in several trainings, which count nothing for it. Games that "
         "the config trains on or examines are refused. The same command continues where it stopped.",
         example="trailnotes rehearsal record configs/demo.toml --out runs/rehearsed --rehearsal.split spare",
@@ -92,9 +92,9 @@ COMMANDS = (
         "to while other games are trained. Waymarks draws fresh hidden rules for families that are neither trained nor "
         "examined (those of the split spare); ScienceWorld plays training variations of the tasks that "
         "rehearsal.options names, of which the config trains and examines none. Where nothing can be kept apart, it "
-        f"says so. {USE} Nothing is played by a model.",
+        f"says so. {USAGE_HINT} Nothing is played by a model.",
         example="trailnotes rehearsal script configs/demo.toml --out runs/rehearsal.jsonl --num 500",
-        run=_script,
+        run=_write_script,
         arguments=(
             CONFIG,
             argument("--out", type=Path, metavar="FILE", required=True, help="the JSONL file, which must not exist"),

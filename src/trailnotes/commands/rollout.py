@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trailnotes.commands.arguments import OPTIONAL_CONFIG, config_of, say_where
+from trailnotes.commands.arguments import OPTIONAL_CONFIG, load_command_config, print_output_path
 from trailnotes.commands.command import Command, argument
 from trailnotes.errors import ConfigError
 
@@ -22,13 +22,13 @@ def rollout(config: Config, model_or_run: StrPath | None = None, *, out: StrPath
     Raises:
         ConfigError: not one of them could be played.
     """
-    from trailnotes.runs.evaluation import play_subject
-    from trailnotes.runs.load_policy import examined
+    from trailnotes.runs.evaluation import evaluate_model
+    from trailnotes.runs.load_policy import open_evaluated_model
     from trailnotes.runs.panels import write_episodes
 
     panel = config.eval.model_copy(update={"split": config.train.split, "num_tasks": config.rollout.num_tasks})
-    with examined(model_or_run or config.model.path) as subject:
-        episodes = play_subject(config.model_copy(update={"eval": panel}), subject).episodes
+    with open_evaluated_model(model_or_run or config.model.path) as subject:
+        episodes = evaluate_model(config.model_copy(update={"eval": panel}), subject).episodes
     if not episodes:
         raise ConfigError("no episode could be played; see the log for the reason")
     if out is not None:
@@ -39,10 +39,10 @@ def rollout(config: Config, model_or_run: StrPath | None = None, *, out: StrPath
 def _run(args: Namespace) -> None:
     from trailnotes.reporting.episodes import render_episode
 
-    config = config_of(args.model, args.config, args.settings)
+    config = load_command_config(args.model, args.config, args.settings)
     for episode in rollout(config, args.model, out=args.out):
         print(render_episode(episode))
-    say_where(args.out)
+    print_output_path(args.out)
 
 
 ROLLOUT = Command(

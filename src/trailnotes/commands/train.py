@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trailnotes.commands.arguments import ALLOW_CHANGE, OPTIONAL_CONFIG, config_of
+from trailnotes.commands.arguments import ALLOW_CHANGE, OPTIONAL_CONFIG, load_command_config
 from trailnotes.commands.command import Command, argument
-from trailnotes.config.methods import method_of
+from trailnotes.config.methods import resolve_method
 from trailnotes.errors import ConfigError, Interrupted, MissingExtraError
-from trailnotes.runs.signals import asked_by_signals
+from trailnotes.runs.signals import request_stop_on_signals
 from trailnotes.storage.files import read_jsonl
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trailnotes.training.training import TrainingRun
     from trailnotes.types import StrPath, Tip
 
-FIXED = ("algorithm.name", "run.seed")
+FIXED_TRAIN_KEYS = ("algorithm.name", "run.seed")
 """What tables know a run by: one that has begun keeps both, since half of it would count as another's."""
 
 
@@ -66,100 +66,100 @@ def train(
     from trailnotes.config.unused import warn_unused
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.loop import run_to_end
-    from trailnotes.training.saving import ended_for_good
+    from trailnotes.training.saving import find_final_model
 
-    _refuse_early(config)
+    _validate_early(config)
     warn_unused(config)
-    tips = _tips_for(config, memory) if memory is not None else ()
-    last = ended_for_good(config, Path(run_dir))
-    opened = partial(RunDir.open, run_dir, config, allow_change=allow_change, fixed=FIXED)
-    with _cluster_of(config) as cluster, opened() as directory:
+    tips = _load_tips(config, memory) if memory is not None else ()
+    last = find_final_model(config, Path(run_dir))
+    opened = partial(RunDir.open, run_dir, config, allow_change=allow_change, fixed=FIXED_TRAIN_KEYS)
+    with _open_cluster(config) as cluster, opened() as directory:
         if last is not None:
             return last
         _record_rehearsal(config, directory)
         return run_to_end(_train(config, directory, tips, cluster))
 
 
-def _cluster_of(config: Config) -> AbstractContextManager[Cluster | None]:
+def _open_cluster(config: Config) -> AbstractContextManager[Cluster | None]:
     """The cluster for as long as the block lasts; None, and nothing of it is imported, where everything runs here."""
     if not config.cluster.address:
         return contextlib.nullcontext()
-    from trailnotes.cluster.connection import joined
+    from trailnotes.cluster.connection import connect_cluster
 
-    return joined(config)
+    return connect_cluster(config)
 
 
 def _record_rehearsal(config: Config, directory: RunDir) -> None:
     """Have the start model play what is to be rehearsed, unless it has, or a file was given."""
-    from trailnotes.runs.console import Bar
+    from trailnotes.runs.console import ProgressBar
     from trailnotes.runs.directory import has_begun
-    from trailnotes.training.rehearsal import record, rehearsal_path
+    from trailnotes.training.rehearsal import find_rehearsal, record_rehearsal
 
-    path = rehearsal_path(config, directory.path)
+    path = find_rehearsal(config, directory.path)
     if path is None or config.rehearsal.path:
         return
     if not (path.is_file() and has_begun(directory.path)):  # what a run has begun with stays, whatever may change
-        with Bar(1.0, "rehearsal") as bar:
-            record(config, path.parent, bar)
+        with ProgressBar(1.0, "rehearsal") as bar:
+            record_rehearsal(config, path.parent, bar)
 
 
 async def _train(config: Config, directory: RunDir, tips: Sequence[Tip], cluster: Cluster | None) -> Path:
     from trailnotes.storage import checkpoint
-    from trailnotes.training.opening import opened_run
-    from trailnotes.training.saving import drop_state, save
-    from trailnotes.training.schedule import train_by
+    from trailnotes.training.opening import open_run_with_pool
+    from trailnotes.training.saving import delete_optimizer_state, save_checkpoint
+    from trailnotes.training.schedule import run_method
 
-    with opened_run(config, directory, tips, cluster) as run:
+    with open_run_with_pool(config, directory, tips, cluster) as run:
         try:
-            with asked_by_signals(partial(_ask_to_stop, run)) as received:
-                await train_by(method_of(config.algorithm.name).load(), run)
+            with request_stop_on_signals(partial(_request_stop, run)) as received:
+                await run_method(resolve_method(config.algorithm.name).load(), run)
                 if run.saved is None or checkpoint.load_meta(run.saved)["iteration"] != run.count.iteration:
-                    save(run)
+                    save_checkpoint(run)
         except BaseException:
             safe = f"{run.saved} is saved, and the same command resumes there" if run.saved else "nothing is saved"
             run.progress.note(f"stopped: {safe}")
             raise
-        ended = config.train.share(asdict(run.count)) >= 1.0
+        ended = config.train.compute_progress(asdict(run.count)) >= 1.0
         if received and not ended:
             kept = f"stopped after iteration {run.count.iteration}; the same command resumes there"
             raise Interrupted(received[0], kept)
         if ended and not config.train.keep_optimizer:
-            drop_state(directory.checkpoints)
+            delete_optimizer_state(directory.checkpoints)
         assert run.saved is not None
         return run.saved / "model"
 
 
-def _ask_to_stop(run: TrainingRun) -> None:
+def _request_stop(run: TrainingRun) -> None:
     run.stop_requested = True
     with contextlib.suppress(RuntimeError):  # the signal came in the middle of a line that is being printed
         run.progress.note("stopping after this iteration; once more to stop at once")
 
 
-def _refuse_early(config: Config) -> None:
+def _validate_early(config: Config) -> None:
     """Refuse all that can be refused without loading weights, so that a bad setting leaves no directory behind."""
-    from trailnotes.envs.tasks import refuse_examined
-    from trailnotes.runs.needs import refuse_missing
+    from trailnotes.envs.tasks import validate_splits
+    from trailnotes.runs.needs import require_dependencies
 
-    config.refuse_training()
-    refuse_missing(config)
-    from trailnotes.policies.hf.policy import refuse_frozen, refuse_longer
-    from trailnotes.training.rehearsal import refuse_rehearsal
+    config.validate_training()
+    require_dependencies(config)
+    from trailnotes.policies.hf.policy import require_context_length, require_trainable
+    from trailnotes.training.rehearsal import validate_rehearsal
 
-    refuse_frozen(config.model)
-    refuse_examined(config)
-    refuse_rehearsal(config)
-    refuse_longer(config.model, config.rollout.max_context_tokens)
+    require_trainable(config.model)
+    validate_splits(config)
+    validate_rehearsal(config)
+    require_context_length(config.model, config.rollout.max_context_tokens)
 
 
-def _tips_for(config: Config, memory: StrPath) -> list[Tip]:
+def _load_tips(config: Config, memory: StrPath) -> list[Tip]:
     """The tips of `memory`, if this run has a use for any of them."""
-    from trailnotes.envs.tasks import trained_of
+    from trailnotes.envs.tasks import load_training_tasks
     from trailnotes.memory.tipfile import read_tips
 
-    if not method_of(config.algorithm.name).memory:
+    if not resolve_method(config.algorithm.name).memory:
         raise ConfigError(f"{config.algorithm.name} trains without a memory: leave out --memory")
     tips = read_tips(memory)
-    played = [task.id for task in trained_of(config)]
+    played = [task.id for task in load_training_tasks(config)]
     if not {tip.namespace for tip in tips} & {*played}:
         found = f"they are of {tips[0].namespace}, for example; " if tips else ""
         raise ConfigError(
@@ -189,28 +189,39 @@ def dry_run(
         ConfigError: a setting that cannot work, or a device that is too small; whatever else would end the real run
             early ends this one.
     """
-    from trailnotes.envs.tasks import refuse_examined
+    from trailnotes.envs.tasks import validate_splits
 
-    config.refuse_training()
-    refuse_examined(config)
-    from trailnotes.estimate.footprint import footprint
-    from trailnotes.estimate.forecast import disk, first_and_before, iterations, num_rehearsed, small
-    from trailnotes.estimate.suggestions import refuse_too_large
-    from trailnotes.policies.hf.policy import is_here
-    from trailnotes.runs.console import clock, megabytes
-    from trailnotes.runs.needs import refuse_missing
-    from trailnotes.training.rehearsal import PLACE, refuse_all_spent, refuse_rehearsal, spent_recording
+    config.validate_training()
+    validate_splits(config)
+    from trailnotes.estimate.footprint import estimate_footprint
+    from trailnotes.estimate.forecast import (
+        count_rehearsal_episodes,
+        estimate_disk,
+        estimate_iterations,
+        shrink_config,
+        split_usage,
+    )
+    from trailnotes.estimate.suggestions import validate_footprint
+    from trailnotes.policies.hf.policy import is_downloaded
+    from trailnotes.runs.console import format_duration, format_megabytes
+    from trailnotes.runs.needs import require_dependencies
+    from trailnotes.training.rehearsal import (
+        REHEARSAL_DIR,
+        read_recording_usage,
+        require_remaining_budget,
+        validate_rehearsal,
+    )
 
-    refuse_rehearsal(config)
+    validate_rehearsal(config)
     if memory is not None:
-        _tips_for(config, memory)
-    if found := footprint(config):
+        _load_tips(config, memory)
+    if found := estimate_footprint(config):
         show(found.report())
-        refuse_too_large(config, found)
-    if not is_here(config.model):
+        validate_footprint(config, found)
+    if not is_downloaded(config.model):
         lacks = ""
         try:
-            refuse_missing(config)
+            require_dependencies(config)
         except MissingExtraError as error:
             lacks = f"\nwhat `trailnotes train` will ask for first: {error}"
         return (
@@ -219,25 +230,29 @@ def dry_run(
         )
     with tempfile.TemporaryDirectory(prefix="trailnotes-") as name:
         path = Path(name)
-        copy = small(config)
+        copy = shrink_config(config)
         train(copy, path, memory=memory)
-        line, before = first_and_before(
-            config, copy, next(read_jsonl(path / "metrics.jsonl")), spent_recording(path / PLACE)
+        line, before = split_usage(
+            config, copy, next(read_jsonl(path / "metrics.jsonl")), read_recording_usage(path / REHEARSAL_DIR)
         )
-        refuse_all_spent(config.train, before)
-        repeats = iterations(config, line, before)
-        most, kept = disk(config, path, repeats)
+        require_remaining_budget(config.train, before)
+        repeats = estimate_iterations(config, line, before)
+        most, kept = estimate_disk(config, path, repeats)
     seconds = float(line["seconds"]) * repeats + before.get("seconds", 0.0)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in kilobytes
     free = shutil.disk_usage(Path.cwd()).free
-    later = "" if config.train.keep_optimizer else f", {megabytes(kept)} MB once it has ended"
+    later = "" if config.train.keep_optimizer else f", {format_megabytes(kept)} MB once it has ended"
     lines = [
         f"everything could be built; one iteration took {line['seconds']:.1f} s and {line['env_steps']:,} env steps",
         f"iterations   about {repeats:,}",
-        *([f"before them  {num_rehearsed(config):,} episodes in {clock(before['seconds'])}"] if before else []),
-        f"time         about {clock(seconds)}",
-        f"memory       {megabytes(peak)} MB at the peak of this process",
-        f"disk         about {megabytes(most)} MB{later} ({megabytes(free)} MB are free here)",
+        *(
+            [f"before them  {count_rehearsal_episodes(config):,} episodes in {format_duration(before['seconds'])}"]
+            if before
+            else []
+        ),
+        f"time         about {format_duration(seconds)}",
+        f"memory       {format_megabytes(peak)} MB at the peak of this process",
+        f"disk         about {format_megabytes(most)} MB{later} ({format_megabytes(free)} MB are free here)",
     ]
     if most > free:
         lines.append("the disk is too small: lower train.keep_last, or choose another --run-dir")
@@ -245,11 +260,11 @@ def dry_run(
 
 
 def _run(args: Namespace) -> None:
-    from trailnotes.learner.rank import follow, follows
+    from trailnotes.learner.rank import is_torchrun_worker, run_torchrun_rank
 
-    config = config_of(None, args.config, args.settings)
-    if follows():
-        follow(config)
+    config = load_command_config(None, args.config, args.settings)
+    if is_torchrun_worker():
+        run_torchrun_rank(config)
     elif args.dry_run:
         print(dry_run(config, memory=args.memory, show=partial(print, flush=True)), end="")
     else:

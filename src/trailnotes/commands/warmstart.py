@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from trailnotes.config.schema import Config
 
-TRIED = 5  # steps of a dry run
+DRY_RUN_STEPS = 5  # steps of a dry run
 
 
 def dry_run(config: Config, out: Path) -> str:
@@ -30,18 +30,18 @@ def dry_run(config: Config, out: Path) -> str:
     Raises:
         ConfigError: whatever would end the real start early.
     """
-    from trailnotes.estimate.forecast import bytes_in
-    from trailnotes.runs.console import clock, megabytes
-    from trailnotes.warmstart.training import refuse_taken, warmstart
+    from trailnotes.estimate.forecast import count_bytes
+    from trailnotes.runs.console import format_duration, format_megabytes
+    from trailnotes.warmstart.training import require_free_output, warmstart
 
-    refuse_taken(out)
+    require_free_output(out)
     if config.model.path:
-        from trailnotes.policies.hf.policy import is_here
+        from trailnotes.policies.hf.policy import is_downloaded
 
-        if not is_here(config.model):
+        if not is_downloaded(config.model):
             return f"{config.model.path} is not on this machine, and a dry run downloads nothing: no time can be told\n"
     steps = config.warmstart.steps
-    tried = config.warmstart.model_copy(update={"steps": min(steps, TRIED), "save_every": 0})
+    tried = config.warmstart.model_copy(update={"steps": min(steps, DRY_RUN_STEPS), "save_every": 0})
     ends = [time.monotonic()]
     with tempfile.TemporaryDirectory(prefix="trailnotes-") as name:
         model = warmstart(
@@ -49,15 +49,15 @@ def dry_run(config: Config, out: Path) -> str:
             Path(name) / "model",
             progress=lambda _state: ends.append(time.monotonic()),
         )
-        saved = bytes_in(model)
+        saved = count_bytes(model)
     first, *others = (after - before for before, after in itertools.pairwise(ends))
     step = fmean(others or [first])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in kilobytes
     return (
         f"everything could be built; the first step was done after {first:.1f} s, each other one took {step:.2f} s\n"
-        f"time         about {clock(first + step * (steps - 1))} for {steps:,} steps\n"
-        f"memory       {megabytes(peak)} MB at the peak of this process\n"
-        f"disk         {megabytes(saved, 1)} MB of the model\n"
+        f"time         about {format_duration(first + step * (steps - 1))} for {steps:,} steps\n"
+        f"memory       {format_megabytes(peak)} MB at the peak of this process\n"
+        f"disk         {format_megabytes(saved, 1)} MB of the model\n"
     )
 
 
@@ -68,10 +68,10 @@ def _run(args: Namespace) -> None:
     if args.dry_run:
         print(dry_run(config, args.out), end="")
         return
-    from trailnotes.runs.console import Bar
+    from trailnotes.runs.console import ProgressBar
     from trailnotes.warmstart.training import warmstart
 
-    with Bar(config.warmstart.steps, "warmstart") as bar:
+    with ProgressBar(config.warmstart.steps, "warmstart") as bar:
 
         def progress(state: Mapping[str, float]) -> None:
             bar.update(state["step"], {"loss": state["loss"], "lr": state["lr"]})

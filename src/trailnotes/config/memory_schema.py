@@ -7,22 +7,24 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from trailnotes.config.section import PAPER, RELEASE, Section, key, refuse_credentials
+from trailnotes.config.section import PAPER, RELEASE, Section, key, require_secret_free_url
 from trailnotes.errors import ConfigError
 
-EMBEDDER_KEY = "TRAILNOTES_EMBEDDER_KEY"  # the variable for an address that `embedder` names itself
-MAX_ASKED_WORDS = 100  # of a tip, by the paper's request
+EMBEDDER_KEY_VARIABLE = "TRAILNOTES_EMBEDDER_KEY"  # the variable for an address that `embedder` names itself
+MAX_REQUESTED_WORDS = 100  # of a tip, by the paper's request
 TOKENS_PER_WORD = 1.5  # English prose takes 1.2 to 1.4 in a vocabulary of a hundred thousand; names take more
-_NO_ADDRESS = re.compile(r"openai:.*:[^@/]*@(?!https?://)", re.DOTALL)  # a model is told by a tag, no tag by an @
+_ADDRESS_WITHOUT_SCHEME = re.compile(
+    r"openai:.*:[^@/]*@(?!https?://)", re.DOTALL
+)  # a model is told by a tag, no tag by an @
 
 
-def refuse_secret(embedder: str) -> None:
+def validate_embedder_name(embedder: str) -> None:
     """Refuse the name of an embedder that tells a secret, or may tell one. Raises `ConfigError`, without the name."""
-    refuse_credentials("memory.embedder", embedder, EMBEDDER_KEY)
-    if _NO_ADDRESS.match(embedder):
+    require_secret_free_url("memory.embedder", embedder, EMBEDDER_KEY_VARIABLE)
+    if _ADDRESS_WITHOUT_SCHEME.match(embedder):
         raise ConfigError(
             "memory.embedder names a server without http:// or https://, perhaps with a password: write "
-            f"openai:NAME@URL without one, and put a key into the environment variable {EMBEDDER_KEY}"
+            f"openai:NAME@URL without one, and put a key into the environment variable {EMBEDDER_KEY_VARIABLE}"
         )
 
 
@@ -90,12 +92,12 @@ class MemoryConfig(Section):
     repeat_shown: bool = key(False, "show a tip again that an earlier turn of the episode already holds")
 
     @model_validator(mode="after")
-    def refuse_told_secret(self) -> Self:
+    def validate_embedder(self) -> Self:
         """Refuse an address that tells a secret."""
-        refuse_secret(self.embedder)
+        validate_embedder_name(self.embedder)
         return self
 
-    def seen_by(self, embedder: str = "") -> Self:
+    def with_embedder(self, embedder: str = "") -> Self:
         """Return these settings of a run for a person who looks at it, with the embedder that this person names.
 
         A run directory may be a stranger's: its settings say what makes room and in which order tips stand, and never
@@ -111,11 +113,11 @@ class MemoryConfig(Section):
         return ("similarity", *self.order)
 
     @property
-    def goes_by_readers(self) -> bool:
+    def is_ranked_by_feedback(self) -> bool:
         """Whether what readers earned or gained decides who is shown or kept."""
         return not {"ucb", "worth"}.isdisjoint(self.ranking) or self.retire in {"least_used", "least_worth"}
 
     @property
-    def asked_words(self) -> int:
+    def requested_words(self) -> int:
         """Words that a tip is asked to stay under: 100 (paper), or as many as can be written and shown in full."""
-        return max(1, min(MAX_ASKED_WORDS, int(min(self.max_tip_tokens, self.max_write_tokens) / TOKENS_PER_WORD)))
+        return max(1, min(MAX_REQUESTED_WORDS, int(min(self.max_tip_tokens, self.max_write_tokens) / TOKENS_PER_WORD)))

@@ -17,9 +17,9 @@ from typing import Any
 
 from trailnotes.errors import ConfigError
 
-Drive = Callable[[Any], Awaitable[None]]
+MethodFunction = Callable[[Any], Awaitable[None]]
 """Carries out an `Iteration`, or drives an `AdaptationRun` where it changes no weights."""
-LearnedFrom = Callable[[Any], Iterable[Any]]
+TaskLister = Callable[[Any], Iterable[Any]]
 """From the `Config` of a run to the `Task`s that it learns from, which no panel may hold."""
 
 
@@ -29,7 +29,7 @@ class Method:
 
     name: str  # `algorithm.name`
     label: str  # as tables and pictures call it
-    home: str | Drive  # "module:function", imported by `load`; or the coroutine function itself
+    home: str | MethodFunction  # "module:function", imported by `load`; or the coroutine function itself
     trains: bool  # changes weights: `trailnotes train`; the others: `trailnotes adapt`
     memory: bool = False  # a training that opens a memory of tips
     plain: bool = False  # and shows them to no member: all act without
@@ -39,7 +39,7 @@ class Method:
         ""  # the setting that takes other runs, whose episodes it learns from; "" plays the model of another run
     )
     colour: str = ""  # in pictures; "" takes one that is left
-    learned_from: str | LearnedFrom = ""  # "module:function", or the function: games beside train.split of `trains`
+    learned_from: str | TaskLister = ""  # "module:function", or the function: games beside train.split of `trains`
 
     @property
     def shows_tips(self) -> bool:
@@ -51,20 +51,24 @@ class Method:
         """Whether training has the policy write tips, and so has any to keep alive."""
         return self.memory or self.writes
 
-    def load(self) -> Drive:
+    def load(self) -> MethodFunction:
         """The method itself."""
-        drive: Drive = _named(self.home) if isinstance(self.home, str) else self.home
+        drive: MethodFunction = _import_target(self.home) if isinstance(self.home, str) else self.home
         return drive
 
-    def load_learned_from(self) -> LearnedFrom | None:
+    def load_task_lister(self) -> TaskLister | None:
         """What tells the games that the method learns from before it is examined; None for no others."""
         if not self.learned_from:
             return None
-        told: LearnedFrom = _named(self.learned_from) if isinstance(self.learned_from, str) else self.learned_from
+        told: TaskLister = (
+            _import_target(self.learned_from) if isinstance(self.learned_from, str) else self.learned_from
+        )
         return told
 
 
-TIPS_ONLY = "empo2-tips"  # plays panels with tips, rehearsals and exchanges of roles: tips alone, no weight changes
+TIPS_ONLY_METHOD = (
+    "empo2-tips"  # plays panels with tips, rehearsals and exchanges of roles: tips alone, no weight changes
+)
 
 # Colours are those of Okabe and Ito, which readers of every colour vision tell apart.
 _BUILT_IN = (
@@ -75,16 +79,16 @@ _BUILT_IN = (
     ),
     Method(
         "rememberer", "REMEMBERER", "trailnotes.algorithms.rememberer.method:rememberer",
-        trains=False, colour="#e69f00", learned_from="trailnotes.algorithms.rememberer.method:training_tasks",
+        trains=False, colour="#e69f00", learned_from="trailnotes.algorithms.rememberer.method:load_training_tasks",
     ),
     Method(
         "retrospex", "Retrospex", "trailnotes.algorithms.retrospex.method:retrospex",
         trains=False, data="retrospex.data", colour="#a08a00",
-        learned_from="trailnotes.algorithms.retrospex.transitions:games_learned_from",
+        learned_from="trailnotes.algorithms.retrospex.transitions:load_critic_games",
     ),
     Method(
-        TIPS_ONLY, "EMPO², tips only", "trailnotes.algorithms.empo2_tips:empo2_tips",
-        trains=False, repeats=True, colour="#5fbf9f", learned_from="trailnotes.algorithms.empo2_tips:met_tasks",
+        TIPS_ONLY_METHOD, "EMPO², tips only", "trailnotes.algorithms.empo2_tips:empo2_tips",
+        trains=False, repeats=True, colour="#5fbf9f", learned_from="trailnotes.algorithms.empo2_tips:load_preliminary_tasks",
     ),
     Method("grpo", "GRPO", "trailnotes.algorithms.grpo:grpo", trains=True, colour="#d55e00"),
     Method("rloo", "RLOO", "trailnotes.algorithms.rloo:rloo", trains=True, colour="#cc79a7"),
@@ -96,7 +100,7 @@ _BUILT_IN = (
     Method("lamer", "LaMer", "trailnotes.algorithms.lamer:lamer", trains=True, writes=True, colour="#332288"),
 )  # fmt: skip
 METHODS = {method.name: method for method in _BUILT_IN}
-_OWN = re.compile(r"[\w.]+:\w+")  # module:NAME
+_ENTRY_POINT = re.compile(r"[\w.]+:\w+")  # module:NAME
 
 
 def register(method: Method) -> Method:
@@ -106,13 +110,13 @@ def register(method: Method) -> Method:
         ConfigError: another method has the name.
     """
     known = METHODS.get(method.name, method)
-    if _origin(known) != _origin(method):
+    if _locate_code(known) != _locate_code(method):
         raise ConfigError(f"a method is called {method.name!r} already: choose another name")
     METHODS[method.name] = method
     return method
 
 
-def _origin(method: Method) -> tuple[str, str]:
+def _locate_code(method: Method) -> tuple[str, str]:
     """Where its code stands: a file that is run and imported registers its method twice."""
     if isinstance(method.home, str):
         return method.home, ""
@@ -120,32 +124,32 @@ def _origin(method: Method) -> tuple[str, str]:
     return getattr(code, "co_filename", repr(method.home)), getattr(method.home, "__qualname__", "")
 
 
-def refuse_unknown(name: str) -> None:
+def validate_method_name(name: str) -> None:
     """Refuse what cannot be the name of a method, without importing anything.
 
     Raises:
         ConfigError: it is neither in the table nor of the form module:NAME; the text has the nearest name.
     """
-    if name not in METHODS and not _OWN.fullmatch(name):
+    if name not in METHODS and not _ENTRY_POINT.fullmatch(name):
         near = difflib.get_close_matches(name, METHODS, 1)
         hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(METHODS)}, or module:NAME of your own"
         raise ConfigError(f"no method is called {name!r}: {hint}")
 
 
-def method_of(name: str) -> Method:
+def resolve_method(name: str) -> Method:
     """The method that `algorithm.name` names.
 
     Raises:
         ConfigError: there is none; the text has the nearest name.
     """
-    refuse_unknown(name)
+    validate_method_name(name)
     if name in METHODS:
         return METHODS[name]
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):  # the working directory counts, as it does for an environment of one's own
         sys.path.append(here)
     try:
-        method = _named(name)
+        method = _import_target(name)
     except Exception as error:  # the boundary: a user's file raises whatever it does
         line = " ".join(str(error).split())
         raise ConfigError(f"{name} cannot be imported as a method: {type(error).__name__}: {line}") from error
@@ -155,7 +159,7 @@ def method_of(name: str) -> Method:
     return method
 
 
-def known_method(name: str) -> Method:
+def find_method(name: str) -> Method:
     """The method that the settings of somebody's run name; nothing is imported for it, so that looking runs no code.
 
     One of module:NAME that this process has not met counts as a training that shows no tips.
@@ -163,21 +167,21 @@ def known_method(name: str) -> Method:
     return METHODS.get(name) or Method(name, name, name, trains=True)
 
 
-def label(name: str) -> str:
+def get_label(name: str) -> str:
     """As tables and pictures call a method; of one that is not in the table, its name."""
-    return known_method(name).label
+    return find_method(name).label
 
 
-def colours() -> dict[str, str]:
+def get_colours() -> dict[str, str]:
     """Label -> colour in pictures, of the methods that have one."""
     return {method.label: method.colour for method in METHODS.values() if method.colour}
 
 
-def names(*, trains: bool) -> list[str]:
+def list_methods(*, trains: bool) -> list[str]:
     """Those that change weights, or those that do not."""
     return [method.name for method in METHODS.values() if method.trains == trains]
 
 
-def _named(target: str) -> Any:
+def _import_target(target: str) -> Any:
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)

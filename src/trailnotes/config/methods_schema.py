@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import field_validator, model_validator
 
-from trailnotes.config.methods import method_of, refuse_unknown
+from trailnotes.config.methods import resolve_method, validate_method_name
 from trailnotes.config.section import PAPER, Section, key
 from trailnotes.errors import ConfigError
 
@@ -95,13 +95,13 @@ class AlgorithmConfig(Section):
 
     @field_validator("name")
     @classmethod
-    def refuse_unknown_method(cls, name: str) -> str:
+    def validate_method(cls, name: str) -> str:
         """Refuse a name that no method has."""
-        refuse_unknown(name)
+        validate_method_name(name)
         return name
 
     @model_validator(mode="after")
-    def refuse_credit_in_vain(self) -> Self:
+    def validate_tip_credit(self) -> Self:
         """Refuse to credit authors who are not trained, or where no group has members with tips and without."""
         if self.author_credit and self.author == "start":
             raise ValueError(
@@ -120,9 +120,9 @@ class AlgorithmConfig(Section):
             )
         return self
 
-    def refuse_other_sampling(self, written: float, trained: float) -> None:
+    def require_equal_temperature(self, written: float, trained: float) -> None:
         """Refuse to train tips of another temperature than the learner scores at. Raises `ConfigError`."""
-        credited = self.name == "lamer" or (self.author_credit and method_of(self.name).shows_tips)
+        credited = self.name == "lamer" or (self.author_credit and resolve_method(self.name).shows_tips)
         if credited and written != trained:
             source = "lamer" if self.name == "lamer" else "algorithm.author_credit"
             raise ConfigError(
@@ -157,7 +157,7 @@ class RehearsalConfig(Section):
     )
 
     @model_validator(mode="after")
-    def refuse_in_vain(self) -> Self:
+    def validate_source(self) -> Self:
         """Refuse a file beside games to record, of which one would be left out in silence, and rows without weight."""
         if self.path and self.split:
             raise ValueError("rehearsal.path is taken instead of what rehearsal.split would record: set one to ''")
@@ -217,12 +217,12 @@ class OpsdConfig(Section):
         return published if self.coefficient is None else self.coefficient
 
     @property
-    def from_start(self) -> bool:
+    def has_frozen_teacher(self) -> bool:
         """Whether the start model is the teacher."""
         return self.teacher == "start" or (self.teacher == "form" and self.form == "opcd")
 
     @model_validator(mode="after")
-    def refuse_negative_share(self) -> Self:
+    def validate_weight(self) -> Self:
         """Refuse a weight that would turn the group's advantage round."""
         if self.form != "sdar" and self.weight > 1:
             raise ValueError(f"opsd.coefficient = {self.weight:g} leaves {self.form} less than nothing of the group's "
@@ -274,7 +274,7 @@ class RemembererConfig(Section):
     temperature: float = key(0.1, "sampling temperature", "Rememberer release 552cb62", ge=0)
 
     @model_validator(mode="after")
-    def refuse_overlap(self) -> Self:
+    def validate_thresholds(self) -> Self:
         """Refuse thresholds by which the same action would be encouraged and discouraged."""
         if self.good < self.bad:
             raise ValueError("rememberer.good must not be below rememberer.bad: an action would be both")

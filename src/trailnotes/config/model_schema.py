@@ -8,23 +8,23 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from trailnotes.config.section import Section, key, refuse_credentials, refuse_secrets
+from trailnotes.config.section import Section, key, require_secret_free_table, require_secret_free_url
 from trailnotes.errors import ConfigError
 
-OPENAI = "openai:"  # before a model's name, as `model.path`: the model of that name at the endpoint
-ENGINE_TOKEN = "TRAILNOTES_ENGINE_TOKEN"  # noqa: S105 - the variable's name
-NO_MODEL = (
+OPENAI_PREFIX = "openai:"  # before a model's name, as `model.path`: the model of that name at the endpoint
+ENGINE_TOKEN_VARIABLE = "TRAILNOTES_ENGINE_TOKEN"  # noqa: S105 - the variable's name
+NO_MODEL_MESSAGE = (
     "model.path is empty: name a model by --model.path, such as Qwen/Qwen2.5-0.5B-Instruct from the hub or a directory "
     "(trailnotes warmstart makes a small one)"
 )
-MADE = "runs/"  # a `model.path` that begins so is made here, and no name on the hub
-OURS = (  # arguments of transformers' `apply_chat_template` that are no option of a template
+RUNS_PREFIX = "runs/"  # a `model.path` that begins so is made here, and no name on the hub
+RESERVED_TEMPLATE_OPTIONS = (  # arguments of transformers' `apply_chat_template` that are no option of a template
     "add_generation_prompt", "continue_final_message", "conversation", "max_length", "messages", "padding",
     "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize", "tokenizer_kwargs", "truncation",
 )  # fmt: skip
 
 
-SENT = (  # fields of a request that other settings write, and those without which no single answer comes back whole
+RESERVED_REQUEST_FIELDS = (  # fields of a request that other settings write, and those without which no single answer comes back whole
     "chat_template_kwargs", "max_completion_tokens", "max_tokens", "messages", "model", "n", "seed", "stop", "stream",
     "temperature", "top_p",
 )  # fmt: skip
@@ -62,35 +62,35 @@ class ModelConfig(Section):
     lora: LoraConfig = key(LoraConfig, "low-rank adapters")
 
     @model_validator(mode="after")
-    def refuse_impossible(self) -> Self:
+    def validate_model(self) -> Self:
         """Refuse a model without a name, and options that are not the template's."""
-        refuse_nameless(self.path)
-        if taken := sorted(self.template_options.keys() & set(OURS)):
+        require_model_name(self.path)
+        if taken := sorted(self.template_options.keys() & set(RESERVED_TEMPLATE_OPTIONS)):
             raise ValueError(f"template_options.{taken[0]} is not the template's to know: leave it out")
         return self
 
 
-def refuse_nameless(path: str) -> None:
+def require_model_name(path: str) -> None:
     """Refuse a `model.path` that names an endpoint's model and forgets which. Raises `ConfigError`."""
-    if path.startswith(OPENAI) and not path.removeprefix(OPENAI).strip():
+    if path.startswith(OPENAI_PREFIX) and not path.removeprefix(OPENAI_PREFIX).strip():
         raise ConfigError(f"{path!r} names no model: write openai:NAME, as the server calls it")
 
 
-def is_unmade(path: str) -> bool:
+def is_missing_directory(path: str) -> bool:
     """Whether a `model.path` can only be a directory, and is none, or none yet."""
-    is_local = path.startswith((".", "/", "~", MADE)) or path.count("/") > 1
-    return is_local and not path.startswith(OPENAI) and not Path(path).expanduser().exists()
+    is_local = path.startswith((".", "/", "~", RUNS_PREFIX)) or path.count("/") > 1
+    return is_local and not path.startswith(OPENAI_PREFIX) and not Path(path).expanduser().exists()
 
 
-def refuse_unmade(path: str) -> None:
+def require_model_directory(path: str) -> None:
     """Refuse a `model.path` of which `is_unmade` holds. Raises `ConfigError`."""
-    if is_unmade(path):
-        is_start = path.startswith(MADE)
+    if is_missing_directory(path):
+        is_start = path.startswith(RUNS_PREFIX)
         fix = f"; a start model is made first: trailnotes warmstart CONFIG --out {path}" if is_start else ""
         raise ConfigError(f"model.path = {path!r}: there is no such directory{fix}")
 
 
-def _with_scheme(url: str) -> str:
+def _add_scheme(url: str) -> str:
     """An address, with a scheme if it has none, so that a name and a password stand where they are looked for."""
     return url if "://" in url else "tcp://" + url.lstrip("/\\")
 
@@ -119,11 +119,11 @@ class EndpointConfig(Section):
     log_prompts: bool = key(False, "keep what was sent and answered in requests.jsonl of the run")
 
     @model_validator(mode="after")
-    def refuse_taken(self) -> Self:
+    def validate_extra_fields(self) -> Self:
         """Refuse further fields that are not free, and an address or a field that tells a secret."""
-        refuse_credentials("endpoint.base_url", _with_scheme(self.base_url), self.api_key_env)
-        refuse_secrets("endpoint.extra", self.extra, self.api_key_env)
-        if taken := sorted(self.extra.keys() & set(SENT)):
+        require_secret_free_url("endpoint.base_url", _add_scheme(self.base_url), self.api_key_env)
+        require_secret_free_table("endpoint.extra", self.extra, self.api_key_env)
+        if taken := sorted(self.extra.keys() & set(RESERVED_REQUEST_FIELDS)):
             raise ValueError(f"endpoint.extra.{taken[0]} is sent, or left out, by other settings: leave it out")
         return self
 
@@ -159,10 +159,10 @@ class EngineConfig(Section):
     )  # fmt: skip
 
     @model_validator(mode="after")
-    def refuse_uneven(self) -> Self:
+    def validate_devices(self) -> Self:
         """Refuse devices for another number of engines, and addresses that tell a secret."""
         for url in self.urls:
-            refuse_credentials("engine.urls", _with_scheme(url), ENGINE_TOKEN)
+            require_secret_free_url("engine.urls", _add_scheme(url), ENGINE_TOKEN_VARIABLE)
         if self.devices and (self.urls or len(self.devices) != self.replicas):
             raise ValueError(
                 f"engine.devices names the GPUs of {len(self.devices)} engines: set engine.replicas to their number, "
@@ -198,7 +198,7 @@ class ClusterConfig(Section):
                          "stops", gt=0)  # fmt: skip
 
     @model_validator(mode="after")
-    def refuse_no_address(self) -> Self:
+    def validate_address(self) -> Self:
         """Refuse what Ray would not take for an address, or take for the wish to start a cluster."""
         if not re.fullmatch(r"|auto|(ray://)?[^/\s]+:\d+", self.address):
             raise ValueError(f"cluster.address = {self.address!r} is none: name auto, HOST:PORT, or ray://HOST:PORT")

@@ -81,19 +81,21 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def _over(under: Mapping[str, Mapping[str, Any]], over: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def _overlay_sections(
+    under: Mapping[str, Mapping[str, Any]], over: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
     return {section: {**under.get(section, {}), **over.get(section, {})} for section in [*under, *over]}
 
 
 _PUBLISHED = {
-    "paper-scienceworld": _over(_PAPER, _SCIENCEWORLD),
-    "paper-webshop": _over(_PAPER, _WEBSHOP),
+    "paper-scienceworld": _overlay_sections(_PAPER, _SCIENCEWORLD),
+    "paper-webshop": _overlay_sections(_PAPER, _WEBSHOP),
 }
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     **_PUBLISHED,
     **{
-        f"{name}-{variant}": _over(values, over)
+        f"{name}-{variant}": _overlay_sections(values, over)
         for variant, over in VARIANTS.items()
         for name, values in _PUBLISHED.items()
     },

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import field_validator, model_validator
 
 from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.methods import METHODS, Method, method_of, names
+from trailnotes.config.methods import METHODS, Method, list_methods, resolve_method
 from trailnotes.config.methods_schema import (
     AlgorithmConfig,
     ArchiveConfig,
@@ -25,8 +25,8 @@ from trailnotes.config.methods_schema import (
     RetrospexConfig,
 )
 from trailnotes.config.model_schema import (
-    NO_MODEL,
-    OPENAI,
+    NO_MODEL_MESSAGE,
+    OPENAI_PREFIX,
     ClusterConfig,
     EndpointConfig,
     EngineConfig,
@@ -55,7 +55,7 @@ class RunConfig(Section):
 
     @field_validator("trackers")
     @classmethod
-    def refuse_unknown(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+    def validate_trackers(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         """Refuse what is neither known nor named as a class of the user's own, and what stands there twice."""
         for name in names:
             if name not in TRACKERS and ":" not in name:
@@ -65,7 +65,7 @@ class RunConfig(Section):
         return names
 
     @property
-    def tracked(self) -> tuple[str, ...]:
+    def all_trackers(self) -> tuple[str, ...]:
         """All trackers of the run."""
         also = ("tensorboard",) if self.tensorboard and "tensorboard" not in self.trackers else ()
         return (*also, *self.trackers)
@@ -190,7 +190,7 @@ class Config(Section):
     warmstart: WarmstartConfig = key(WarmstartConfig, "the start model")
 
     @model_validator(mode="after")
-    def refuse_impossible(self) -> Self:
+    def validate_combinations(self) -> Self:
         """Refuse combinations that would only fail, or mislead, later."""
         algorithm, rollout = self.algorithm, self.rollout
         if rollout.group_size < 2 and algorithm.normalize_std:
@@ -223,10 +223,10 @@ class Config(Section):
                 f"set it to train.split = {self.train.split!r}, or to '', so that every split keeps its own"
             )
         if algorithm.name in METHODS:  # one of module:NAME is asked when it is run: reading settings imports nothing
-            self._refuse_for(METHODS[algorithm.name])
+            self._validate_method(METHODS[algorithm.name])
         return self
 
-    def _refuse_for(self, method: Method) -> None:
+    def _validate_method(self, method: Method) -> None:
         """Refuse what the method cannot do."""
         algorithm, rollout = self.algorithm, self.rollout
         mixed = method.shows_tips and algorithm.mode_unit == "trajectory" and algorithm.draw == "stratified"
@@ -255,9 +255,11 @@ class Config(Section):
         if self.archive.share and not method.trains:
             raise ConfigError(f"{algorithm.name} trains nothing from kept states: set archive.share = 0")
         if self.archive.share:
-            self._refuse_archive(rollout.group_size - (round(algorithm.p_memory * rollout.group_size) if mixed else 0))
+            self._validate_archive(
+                rollout.group_size - (round(algorithm.p_memory * rollout.group_size) if mixed else 0)
+            )
 
-    def _refuse_archive(self, num_plain: int) -> None:
+    def _validate_archive(self, num_plain: int) -> None:
         """Refuse an archive that nothing would use, or that would leave a member without any to be compared with."""
         if self.algorithm.dynamic_sampling:
             raise ConfigError("archive.share splits groups that algorithm.dynamic_sampling would replace: set one to 0")
@@ -269,29 +271,29 @@ class Config(Section):
             )
 
     @property
-    def engines_share(self) -> bool:
+    def has_shared_gpu(self) -> bool:
         """Whether engines of vLLM are on the learner's device, where that is a GPU."""
         engine = self.engine
         return engine.name == "vllm" and not (engine.urls or engine.devices or self.cluster.address)
 
     @property
-    def holds(self) -> bool:
+    def has_reference_model(self) -> bool:
         """Whether the learner needs the start model: something is held to it, or taught by it."""
-        taught = self.algorithm.name == "opsd" and self.opsd.from_start
-        return bool(self.loss.kl) or self.holds_rows or taught
+        taught = self.algorithm.name == "opsd" and self.opsd.has_frozen_teacher
+        return bool(self.loss.kl) or self.has_anchor_rows or taught
 
     @property
-    def start_writes(self) -> bool:
+    def has_frozen_author(self) -> bool:
         """Whether the start model writes the tips."""
-        return self.algorithm.author == "start" and method_of(self.algorithm.name).writes_tips
+        return self.algorithm.author == "start" and resolve_method(self.algorithm.name).writes_tips
 
     @property
-    def author_apart(self) -> bool:
+    def has_separate_author(self) -> bool:
         """Whether it does so as a model of its own: adapters and engines of vLLM are set back to it instead."""
-        return self.start_writes and self.engine.name == "hf" and not self.model.lora.enabled
+        return self.has_frozen_author and self.engine.name == "hf" and not self.model.lora.enabled
 
     @property
-    def holds_rows(self) -> bool:
+    def has_anchor_rows(self) -> bool:
         """Whether rows that are no episodes are held to the start model, by whole distributions."""
         algorithm, rehearsal = self.algorithm, self.rehearsal
         anchored = algorithm.anchor_weight and algorithm.anchor_tips
@@ -299,16 +301,16 @@ class Config(Section):
         rehearsed = (rehearsal.path or rehearsal.split) and rehearsal.hold
         if algorithm.name == "lamer" and self.loss.kl:
             return True  # the tips that it credits
-        return bool(anchored or rehearsed) and method_of(algorithm.name).writes_tips
+        return bool(anchored or rehearsed) and resolve_method(algorithm.name).writes_tips
 
-    def refuse_training(self) -> Self:
+    def validate_training(self) -> Self:
         """Refuse what is fine for acting but wrong for training. Called by `train` before anything is built."""
-        method = method_of(self.algorithm.name)
-        self._refuse_for(method)
+        method = resolve_method(self.algorithm.name)
+        self._validate_method(method)
         if not method.trains:
             raise ConfigError(
                 f"{self.algorithm.name} changes no weights: use `trailnotes adapt --method {self.algorithm.name}`, or "
-                f"train one of {', '.join(names(trains=True))}"
+                f"train one of {', '.join(list_methods(trains=True))}"
             )
         if method.plain and (by_readers := {"ucb", "worth"} & {*self.memory.order}):
             raise ConfigError(
@@ -323,7 +325,7 @@ class Config(Section):
             )
         if self.model.path == "random":
             raise ConfigError('model.path = "random" is not a model and learns nothing: name a model')
-        if self.model.path.startswith(OPENAI):
+        if self.model.path.startswith(OPENAI_PREFIX):
             raise ConfigError(
                 f"model.path = {self.model.path!r} cannot be trained: an OpenAI-compatible server returns no token "
                 "ids, and its weights are not ours to change; name a model directory or hub name, or `trailnotes adapt`"
@@ -335,7 +337,7 @@ class Config(Section):
             )
         if self.rollout.group_size < 2:
             raise ConfigError("training compares the members of a group: set rollout.group_size to 2 or more")
-        self.algorithm.refuse_other_sampling(self.memory.write_temperature, self.rollout.temperature)
+        self.algorithm.require_equal_temperature(self.memory.write_temperature, self.rollout.temperature)
         if not self.model.path:
-            raise ConfigError(NO_MODEL)
+            raise ConfigError(NO_MODEL_MESSAGE)
         return self

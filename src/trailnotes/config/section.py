@@ -16,14 +16,16 @@ from trailnotes.errors import ConfigError
 PAPER = "EMPO2, arXiv 2602.23008"
 RELEASE = "EMPO2 release 0b40cb72"
 
-MAX_ADDRESS: Final = 2048  # characters; the search for secrets takes time by their square
-SEARCHED: Final = 4096  # characters of a text in a table, for the same reason; keys are shorter
+MAX_ADDRESS_CHARS: Final = 2048  # characters; the search for secrets takes time by their square
+MAX_SEARCHED_CHARS: Final = 4096  # characters of a text in a table, for the same reason; keys are shorter
 
-SECRETS = "api_?key|key|token|secret|password|passwd|credentials"  # how a name ends whose value is nobody's business
+SECRET_NAMES = (
+    "api_?key|key|token|secret|password|passwd|credentials"  # noqa: S105 - how a name ends whose value is nobody's business
+)
 
 # The same as a dotted name; `prompt_cache_key` of OpenAI's API is no secret, nor is the `stop_token` of a template.
 _SECRET_NAME = re.compile(
-    rf"(?:.*[._-])?(?<!cache_)(?<!stop_)(?<!pad_)(?<!eos_)(?<!bos_)(?:{SECRETS}|auth|authorization)", re.IGNORECASE
+    rf"(?:.*[._-])?(?<!cache_)(?<!stop_)(?<!pad_)(?<!eos_)(?<!bos_)(?:{SECRET_NAMES}|auth|authorization)", re.IGNORECASE
 )
 _SECRET_VALUE = re.compile(  # a header, or a key of the well-known kinds
     r"^\s*(?:[Bb]earer|Basic)\s+\S+\s*$"
@@ -33,7 +35,9 @@ _SECRET_VALUE = re.compile(  # a header, or a key of the well-known kinds
 # Before the @ of the host, or after a colon that no port follows: a password may hold "/", "?" and "#" unescaped.
 _CREDENTIALS = re.compile(r"://(?:[^/?#]*|[^/?#@:\[]*:(?!\d+(?:[/?#]|$))[^@]*)@")
 
-_TOLD = re.compile(rf"[?&;#](?:[^=&;#]*[._-])?(?:{SECRETS})=[^&;#]", re.IGNORECASE)  # a field of a query
+_SECRET_PARAMETER = re.compile(
+    rf"[?&;#](?:[^=&;#]*[._-])?(?:{SECRET_NAMES})=[^&;#]", re.IGNORECASE
+)  # a field of a query
 
 
 def key(default: Any, doc: str, source: str = "", **limits: Any) -> Any:
@@ -50,7 +54,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True)
 
 
-def refuse_credentials(setting: str, value: str, variable: str) -> None:
+def require_secret_free_url(setting: str, value: str, variable: str) -> None:
     """Refuse an address with a name, a password or a key in it: messages, run directories and metrics name addresses.
 
     Args:
@@ -61,22 +65,22 @@ def refuse_credentials(setting: str, value: str, variable: str) -> None:
     Raises:
         ConfigError: there is one, or the address is too long to look; the text does not repeat it.
     """
-    if len(value) > MAX_ADDRESS:
-        raise ConfigError(f"{setting} has {len(value):,} characters: name an address of {MAX_ADDRESS:,} at most")
+    if len(value) > MAX_ADDRESS_CHARS:
+        raise ConfigError(f"{setting} has {len(value):,} characters: name an address of {MAX_ADDRESS_CHARS:,} at most")
     forms = value, unquote(value)  # what is coded by percent signs is no less a secret
     if any(map(_CREDENTIALS.search, forms)):
         raise ConfigError(
             f"{setting} must hold no name or password, since addresses are logged and kept with a run: leave out what "
             f"stands before the @ of the host, and put a key into the environment variable {variable}"
         )
-    if any(map(_TOLD.search, forms)):
+    if any(map(_SECRET_PARAMETER.search, forms)):
         raise ConfigError(
             f"{setting} must hold no key, since addresses are logged and kept with a run: leave it out of what stands "
             f"behind the ?, and put it into the environment variable {variable}"
         )
 
 
-def refuse_secrets(setting: str, value: Mapping[str, Any], variable: str) -> None:
+def require_secret_free_table(setting: str, value: Mapping[str, Any], variable: str) -> None:
     """Refuse a table with a key or a header of authorization anywhere in it: run directories keep all settings.
 
     Args:
@@ -87,28 +91,32 @@ def refuse_secrets(setting: str, value: Mapping[str, Any], variable: str) -> Non
     Raises:
         ConfigError: a field has the name, or a text the form, of a secret; the error does not repeat it.
     """
-    if name := next(_secrets_in(setting, value), ""):
+    if name := next(_find_secrets(setting, value), ""):
         raise ConfigError(
             f"{name} looks like a key, and the run directory keeps all settings: leave it out, and put the key into "
             f"the environment variable {variable}, which is sent as Authorization: Bearer"
         )
 
 
-def _secrets_in(name: str, value: Any) -> Iterator[str]:
+def _find_secrets(name: str, value: Any) -> Iterator[str]:
     """Dotted names of the texts in `value`, itself called `name`, that may be secrets."""
     if isinstance(value, Mapping):
         for field, inner in value.items():
-            yield from _secrets_in(f"{name}.{field}", inner)
+            yield from _find_secrets(f"{name}.{field}", inner)
     elif isinstance(value, list):
         for inner in value:
-            yield from _secrets_in(name, inner)
-    elif isinstance(value, str) and value and (_SECRET_NAME.fullmatch(name) or _SECRET_VALUE.search(value[:SEARCHED])):
+            yield from _find_secrets(name, inner)
+    elif (
+        isinstance(value, str)
+        and value
+        and (_SECRET_NAME.fullmatch(name) or _SECRET_VALUE.search(value[:MAX_SEARCHED_CHARS]))
+    ):
         yield name
 
 
-def allowed(field: FieldInfo) -> str:
+def describe_allowed(field: FieldInfo) -> str:
     """The values that a key may have: ``one of "auto", "step"``, ``any of ...``, ``>= 1``; "" if its type says all."""
-    if choices := _choices(field.annotation):
+    if choices := _extract_choices(field.annotation):
         words = ", ".join(f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in choices)
         return f"{'one' if get_origin(field.annotation) is Literal else 'any'} of {words}"
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
@@ -118,11 +126,11 @@ def allowed(field: FieldInfo) -> str:
     return " and ".join(f"{sign} {limit:g}" for sign, limit in limits)
 
 
-def _choices(annotation: Any) -> tuple[Any, ...]:
+def _extract_choices(annotation: Any) -> tuple[Any, ...]:
     """Of a `Literal`, or of the tuple or the alternatives that have one."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return inner
     if origin in {tuple, types.UnionType}:
-        return next((found for part in inner if (found := _choices(part))), ())
+        return next((found for part in inner if (found := _extract_choices(part))), ())
     return ()

@@ -23,13 +23,13 @@ from trailnotes.config.methods import METHODS
 from trailnotes.config.model_schema import EngineConfig
 from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config
-from trailnotes.config.section import Section, allowed
+from trailnotes.config.section import Section, describe_allowed
 from trailnotes.errors import ConfigError
 from trailnotes.storage.files import read_small
 from trailnotes.storage.parsing import parse_toml
 from trailnotes.types import StrPath
 
-SURROUNDINGS = (
+RUNTIME_KEYS = (
     *("cluster", "endpoint", "env.num_workers", "env.max_envs", "env.timeout", "learner", "run.threads"),
     "train.keep_optimizer",
     *(f"engine.{name}" for name in EngineConfig.model_fields if name != "name"),
@@ -40,7 +40,7 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True)
-class Resolved:
+class ResolvedConfig:
     """A config, and for each dotted key not at its default, where its value comes from."""
 
     config: Config
@@ -58,25 +58,25 @@ def load_config(path: StrPath | None = None, overrides: Sequence[str] = ()) -> C
     Raises:
         ConfigError: one line that names the key, where it was set, and the fix.
     """
-    return resolve(path, overrides).config
+    return resolve_config(path, overrides).config
 
 
-def resolve(path: StrPath | None = None, overrides: Sequence[str] = ()) -> Resolved:
+def resolve_config(path: StrPath | None = None, overrides: Sequence[str] = ()) -> ResolvedConfig:
     """As `load_config`, with the origin of every key."""
     layers: list[tuple[str, dict[str, Any]]] = []
     if path is not None:
-        layers.append((str(path), _leaves(Config, _read(Path(path)), str(path))))
-    layers.append(("command line", _leaves(Config, parse_overrides(overrides), "command line")))
+        layers.append((str(path), _flatten_tree(Config, _read_config_file(Path(path)), str(path))))
+    layers.append(("command line", _flatten_tree(Config, parse_overrides(overrides), "command line")))
     preset = next((leaves["preset"] for _, leaves in reversed(layers) if "preset" in leaves), "")
     if isinstance(preset, str) and preset in PRESETS:
-        layers.insert(0, ("preset", _leaves(Config, PRESETS[preset], f"preset {preset}")))
+        layers.insert(0, ("preset", _flatten_tree(Config, PRESETS[preset], f"preset {preset}")))
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for origin, leaves in layers:
         for name, value in leaves.items():
-            values[name] = _merge(values.get(name), value)
+            values[name] = _merge_trees(values.get(name), value)
             origins[name] = origin
-    return Resolved(_validate(values, origins), origins)
+    return ResolvedConfig(_validate(values, origins), origins)
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
@@ -92,88 +92,88 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
             if not rest or rest[0].startswith("--"):
                 raise ConfigError(f"command line: --{name} needs a value: --{name} VALUE")
             text = rest.pop(0)
-        _plant(tree, name, _parse_value(name, text))
+        _set_nested(tree, name, _parse_value(name, text))
     return tree
 
 
 def to_toml(config: Config) -> str:
     """Every key of the config as TOML; `load_config` gives the same config back."""
-    return "\n".join(f"{line}" for line, _ in _toml_lines(config)) + "\n"
+    return "\n".join(f"{line}" for line, _ in _iter_toml_lines(config)) + "\n"
 
 
-def show(config: Config, origins: Mapping[str, str] | None = None) -> str:
+def render_config(config: Config, origins: Mapping[str, str] | None = None) -> str:
     """The resolved tree as TOML, each key with its meaning, its source, what it may be, and where its value was set."""
     lines = []
-    for line, name in _toml_lines(config):
-        field = config_fields().get(name)
+    for line, name in _iter_toml_lines(config):
+        field = collect_fields().get(name)
         if field is None:
             lines.append(line)
             continue
         source = (field.json_schema_extra or {}).get("source") if isinstance(field.json_schema_extra, dict) else None
         origin = (origins or {}).get(name, "default")
-        values = _known_methods() if name == "algorithm.name" else allowed(field)
+        values = _list_known_methods() if name == "algorithm.name" else describe_allowed(field)
         meaning = f"{field.description}{f' ({source})' if source else ''}"
         comment = " | ".join(part for part in (meaning, values, origin) if part)
         lines.append(f"{line:<32} # {comment}")
     return "\n".join(lines) + "\n"
 
 
-def _known_methods() -> str:
+def _list_known_methods() -> str:
     return "one of {}, or module:NAME of your own".format(", ".join(f'"{name}"' for name in METHODS))
 
 
-def diff(first: Config, second: Config) -> list[str]:
+def diff_configs(first: Config, second: Config) -> list[str]:
     """Dotted names of the keys whose values differ, in the order of the tree."""
-    a, b = flatten(first), flatten(second)
+    a, b = flatten_config(first), flatten_config(second)
     return [name for name in a if a[name] != b[name]]
 
 
-def within(name: str, keys: Iterable[str]) -> bool:
+def is_within(name: str, keys: Iterable[str]) -> bool:
     """Whether a dotted name is one of `keys`, or in a section that is."""
     return any(name == key or name.startswith(f"{key}.") for key in keys)
 
 
-def flatten(config: Config) -> dict[str, Any]:
+def flatten_config(config: Config) -> dict[str, Any]:
     """Dotted name -> value, for every key of the tree."""
-    return dict(_flat(config))
+    return dict(_iter_values(config))
 
 
 @functools.cache
-def config_fields() -> dict[str, FieldInfo]:
+def collect_fields() -> dict[str, FieldInfo]:
     """Dotted name -> field, for every key (not section) of the tree."""
-    return dict(_fields(Config))
+    return dict(_iter_fields(Config))
 
 
-def _fields(section: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+def _iter_fields(section: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     for name, field in section.model_fields.items():
-        inner = _section_of(field)
+        inner = _get_section_type(field)
         if inner is None:
             yield prefix + name, field
         else:
-            yield from _fields(inner, f"{prefix}{name}.")
+            yield from _iter_fields(inner, f"{prefix}{name}.")
 
 
-def _flat(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _iter_values(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name in type(section).model_fields:
         value = getattr(section, name)
         if isinstance(value, Section):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from _iter_values(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
 
 
-def _section_of(field: FieldInfo) -> type[Section] | None:
+def _get_section_type(field: FieldInfo) -> type[Section] | None:
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, Section) else None
 
 
-def _accepts(field: FieldInfo, kind: type) -> bool:
+def _is_accepted(field: FieldInfo, kind: type) -> bool:
     """Whether a value of `kind` itself, not a container of such, is valid."""
     alternatives = get_args(field.annotation) if get_origin(field.annotation) is UnionType else ()
     return field.annotation is kind or kind in alternatives
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_config_file(path: Path) -> dict[str, Any]:
     try:
         return parse_toml(read_small(path).decode())
     except FileNotFoundError:
@@ -195,12 +195,12 @@ def _parse_value(name: str, text: str) -> Any:
         parsed = parse_toml(f"value = {text}")
     except ValueError:
         return text
-    field = config_fields().get(name)
-    wants_text = field is not None and _accepts(field, str) and not isinstance(parsed["value"], str)
+    field = collect_fields().get(name)
+    wants_text = field is not None and _is_accepted(field, str) and not isinstance(parsed["value"], str)
     return text if wants_text or parsed.keys() != {"value"} else parsed["value"]
 
 
-def _plant(tree: dict[str, Any], name: str, value: Any) -> None:
+def _set_nested(tree: dict[str, Any], name: str, value: Any) -> None:
     *sections, last = name.split(".")
     for section in sections:
         tree = tree.setdefault(section, {})
@@ -209,49 +209,49 @@ def _plant(tree: dict[str, Any], name: str, value: Any) -> None:
     tree[last] = value
 
 
-def _leaves(section: type[Section], tree: Mapping[str, Any], origin: str, prefix: str = "") -> dict[str, Any]:
+def _flatten_tree(section: type[Section], tree: Mapping[str, Any], origin: str, prefix: str = "") -> dict[str, Any]:
     """Dotted name -> value of what `tree` sets; refuses unknown names."""
     leaves: dict[str, Any] = {}
     for name, value in tree.items():
         field = section.model_fields.get(name)
         if field is None:
-            raise ConfigError(f"{origin}: {_unknown(section, name, prefix)}")
-        inner = _section_of(field)
+            raise ConfigError(f"{origin}: {_describe_unknown(section, name, prefix)}")
+        inner = _get_section_type(field)
         if inner is None:
-            leaves[prefix + name] = None if value == "none" and _accepts(field, type(None)) else value
+            leaves[prefix + name] = None if value == "none" and _is_accepted(field, type(None)) else value
         elif isinstance(value, Mapping):
-            leaves |= _leaves(inner, value, origin, f"{prefix}{name}.")
+            leaves |= _flatten_tree(inner, value, origin, f"{prefix}{name}.")
         else:
             raise ConfigError(f"{origin}: {prefix}{name} is a section: set one of its keys, {prefix}{name}.KEY")
     return leaves
 
 
-def _unknown(section: type[Section], name: str, prefix: str) -> str:
+def _describe_unknown(section: type[Section], name: str, prefix: str) -> str:
     where = f"section [{prefix[:-1]}]" if prefix else "the config"
     known = list(section.model_fields)
     near = [prefix + found for found in difflib.get_close_matches(name, known, 1)]
     if not near:
-        last = {dotted.rpartition(".")[2]: dotted for dotted in config_fields()}
+        last = {dotted.rpartition(".")[2]: dotted for dotted in collect_fields()}
         near = [last[found] for found in difflib.get_close_matches(name, last, 1)]
     hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
     return f"{where} has no key {name!r}: {hint}"
 
 
-def _merge(under: Any, over: Any) -> Any:
+def _merge_trees(under: Any, over: Any) -> Any:
     if not (isinstance(under, Mapping) and isinstance(over, Mapping)):
         return over
-    return {**under, **{name: _merge(under.get(name), value) for name, value in over.items()}}
+    return {**under, **{name: _merge_trees(under.get(name), value) for name, value in over.items()}}
 
 
 def _validate(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
     tree: dict[str, Any] = {}
     for name, value in values.items():
-        _plant(tree, name, value)
+        _set_nested(tree, name, value)
     try:
         # strict types, as in TOML: "8" is not a number and 1.5 not an integer; JSON lets an array be a tuple
         return Config.model_validate_json(json.dumps(tree, allow_nan=False), strict=True)
     except ValidationError as error:
-        raise ConfigError(_explain(error, values, origins)) from None
+        raise ConfigError(_explain_error(error, values, origins)) from None
     except (TypeError, ValueError):
         bad = next(name for name, value in values.items() if not _is_plain(value))
         raise ConfigError(f"{origins[bad]}: {bad} holds a date or a number that is not finite: quote it") from None
@@ -265,7 +265,7 @@ def _is_plain(value: Any) -> bool:
     return True
 
 
-def _explain(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+def _explain_error(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
     """One line for the first of the errors: where, which key, what is wrong, what the key means."""
     first, *others = error.errors()
     more = f" (and {len(others)} more)" if others else ""
@@ -274,11 +274,11 @@ def _explain(error: ValidationError, values: Mapping[str, Any], origins: Mapping
     name = next((n for n in (".".join(parts[:i]) for i in range(len(parts), 0, -1)) if n in values), "")
     if not name:
         return message + more
-    meaning = config_fields()[name].description
-    return f"{origins[name]}: {name} = {toml_value(values[name])}: {message}; it is: {meaning}{more}"
+    meaning = collect_fields()[name].description
+    return f"{origins[name]}: {name} = {format_toml_value(values[name])}: {message}; it is: {meaning}{more}"
 
 
-def _toml_lines(section: Section, prefix: str = "") -> Iterator[tuple[str, str]]:
+def _iter_toml_lines(section: Section, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Pairs of a TOML line and the dotted name of its key ('' for headers and blanks)."""
     inner: list[tuple[str, Section]] = []
     for name in type(section).model_fields:
@@ -286,14 +286,14 @@ def _toml_lines(section: Section, prefix: str = "") -> Iterator[tuple[str, str]]
         if isinstance(value, Section):
             inner.append((prefix + name, value))
         else:
-            yield f"{name} = {toml_value(value)}", prefix + name
+            yield f"{name} = {format_toml_value(value)}", prefix + name
     for name, value in inner:
         yield "", ""
         yield f"[{name}]", ""
-        yield from _toml_lines(value, f"{name}.")
+        yield from _iter_toml_lines(value, f"{name}.")
 
 
-def toml_value(value: Any) -> str:
+def format_toml_value(value: Any) -> str:
     """Write `value` as TOML on one line."""
     match value:
         case None:
@@ -305,11 +305,11 @@ def toml_value(value: Any) -> str:
         case str():
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case Mapping():
-            items = ", ".join(f"{_toml_key(name)} = {toml_value(item)}" for name, item in value.items())
+            items = ", ".join(f"{_format_toml_key(name)} = {format_toml_value(item)}" for name, item in value.items())
             return f"{{ {items} }}" if items else "{}"
         case _:
-            return f"[{', '.join(map(toml_value, value))}]"
+            return f"[{', '.join(map(format_toml_value, value))}]"
 
 
-def _toml_key(name: str) -> str:
-    return name if _BARE_KEY.fullmatch(name) else toml_value(name)
+def _format_toml_key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else format_toml_value(name)

@@ -31,7 +31,7 @@ class TrainConfig(Section):
     eval_notes_trials: int = key(2, "trials with tips of these panels, after one without", ge=1)
     new_split: str = key("", "games of families never trained, played with tips beside the validation's; '' = none")
 
-    def share(self, spent: Mapping[str, float]) -> float:
+    def compute_progress(self, spent: Mapping[str, float]) -> float:
         """How far a run is by the nearest of its limits; 1 and more is done. `spent`: the counters of a checkpoint."""
         limits = {"iteration": self.iterations, "env_steps": self.max_env_steps, "tokens_generated": self.max_tokens}
         return max(spent.get(name, 0) / most for name, most in limits.items() if most)

@@ -16,18 +16,18 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import diff, flatten, within
+from trailnotes.config.toml import diff_configs, flatten_config, is_within
 
 logger = logging.getLogger(__name__)
-_METHODS = ("gigpo", "opsd", "lamer", "reflexion", "rememberer", "retrospex")
-_VLLM = (
+_METHOD_SECTIONS = ("gigpo", "opsd", "lamer", "reflexion", "rememberer", "retrospex")
+_VLLM_KEYS = (
     "replicas", "urls", "python", "devices", "device_memory", "max_concurrent", "start_timeout", "timeout",
 )  # fmt: skip
-NEEDS = {
+REQUIREMENTS = {
     "model.lora": "model.lora.enabled",
     "endpoint": "model.path = openai:* or memory.embedder = openai:*",
     "engine.shared_prompts": "engine.name = hf",
-    **{f"engine.{name}": "engine.name = vllm" for name in _VLLM},
+    **{f"engine.{name}": "engine.name = vllm" for name in _VLLM_KEYS},
     "learner.offload": "learner.world_size > 1",
     "learner.timeout": "learner.world_size > 1",
     "cluster": "cluster.address",
@@ -47,7 +47,7 @@ NEEDS = {
     "algorithm.author_share": "algorithm.author_credit",
     **{f"rehearsal.{name}": "rehearsal.split" for name in ("options", "num_tasks", "num_samples", "trials")},
     **{f"rehearsal.{name}": "rehearsal.split or rehearsal.path" for name in ("rows", "hold", "imitate")},
-    **{name: f"algorithm.name = {name}|*:*" for name in _METHODS},
+    **{name: f"algorithm.name = {name}|*:*" for name in _METHOD_SECTIONS},
     "gigpo.history": "gigpo.hierarchical",
     "gigpo.alpha": "gigpo.hierarchical",
     "gigpo.base_group": "gigpo.hierarchical",
@@ -70,18 +70,20 @@ def warn_unused(config: Config, told: Config | None = None, model: str = "") -> 
         told: settings of a run that was told already; None takes the defaults for them.
         model: who acts, in the place of `model.path`.
     """
-    values = flatten(config) | ({"model.path": model} if model else {})
+    values = flatten_config(config) | ({"model.path": model} if model else {})
     unused: dict[str, list[str]] = {}
-    for name in diff(told or Config(), config):
-        needed = [need for key, need in NEEDS.items() if within(name, [key]) and not _holds(need, values)]
+    for name in diff_configs(told or Config(), config):
+        needed = [
+            need for key, need in REQUIREMENTS.items() if is_within(name, [key]) and not _is_satisfied(need, values)
+        ]
         if needed:
             unused.setdefault(needed[0], []).append(name)
     if unused:
-        said = "; ".join(f"{', '.join(names)} (needs {_in_words(need)})" for need, names in unused.items())
+        said = "; ".join(f"{', '.join(names)} (needs {_describe_requirement(need)})" for need, names in unused.items())
         logger.warning("settings without effect: %s", said)
 
 
-def _holds(need: str, values: Mapping[str, Any]) -> bool:
+def _is_satisfied(need: str, values: Mapping[str, Any]) -> bool:
     return any(_is_met(part, values) for part in need.split(" or "))
 
 
@@ -95,5 +97,5 @@ def _is_met(part: str, values: Mapping[str, Any]) -> bool:
     return bool(values[name] > float(limit)) if sign else bool(values[name])
 
 
-def _in_words(need: str) -> str:
+def _describe_requirement(need: str) -> str:
     return need.replace("*:*", "module:NAME").replace(":*", ":NAME").replace("|", " or ")

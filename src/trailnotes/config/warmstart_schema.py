@@ -58,7 +58,7 @@ class WarmstartConfig(Section):
     vocab_size: int = key(1024, "size of the small model's vocabulary", ge=300)
 
     @model_validator(mode="after")
-    def refuse_more_than_all(self) -> Self:
+    def validate_shares(self) -> Self:
         """Refuse shares of the demonstrations that are more than all of them."""
         if self.advice + self.write > 1:
             raise ValueError(
@@ -67,7 +67,7 @@ class WarmstartConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def refuse_copying_in_one_layer(self) -> Self:
+    def validate_num_layers(self) -> Self:
         """Refuse heads that need a layer below them where there is none."""
         if self.copying and self.num_layers == 1:
             raise ValueError("warmstart.copying takes two layers: set warmstart.num_layers to 2 or more")

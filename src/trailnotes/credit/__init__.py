@@ -6,7 +6,7 @@ Statistics are taken over the episodes of a group, before anything is padded, sp
 from trailnotes.credit.episodes import (
     EPSILON,
     Scores,
-    across_episodes,
+    discount_across_episodes,
     discounted_return,
     episode_return,
     group_advantages,
@@ -16,29 +16,29 @@ from trailnotes.credit.episodes import (
 )
 from trailnotes.credit.steps import (
     Visits,
+    assign_state_ids,
+    build_histories,
+    collect_visits,
     episode_relative,
-    hierarchical,
-    histories,
-    state_ids,
     step_relative,
-    visits_of,
+    weigh_levels,
 )
 
 __all__ = [
     "EPSILON",
     "Scores",
     "Visits",
-    "across_episodes",
+    "assign_state_ids",
+    "build_histories",
+    "collect_visits",
+    "discount_across_episodes",
     "discounted_return",
     "episode_relative",
     "episode_return",
     "group_advantages",
     "group_relative",
-    "hierarchical",
-    "histories",
     "leave_one_out",
     "leave_one_out_advantages",
-    "state_ids",
     "step_relative",
-    "visits_of",
+    "weigh_levels",
 ]

@@ -13,21 +13,21 @@ from collections.abc import Mapping, Sequence
 from trailnotes.credit.episodes import group_relative
 from trailnotes.types import Trajectory, TrajectoryGroup
 
-Authored = tuple[str, str]  # a task's id and a text that was written about it
+TipKey = tuple[str, str]  # a task's id and a text that was written about it
 Shares = Mapping[str, float]  # text -> its part in what its reader did, in [0, 1]; of all texts together at most 1
 
 
-def shown_texts(trajectory: Trajectory) -> tuple[str, ...]:
+def list_shown_texts(trajectory: Trajectory) -> tuple[str, ...]:
     """The texts of all tips that the episode was shown, each once, in the order of showing."""
     return tuple(dict.fromkeys(tip.text for step in trajectory.steps for tip in step.tips))
 
 
-def equal_shares(texts: Sequence[str]) -> dict[str, float]:
+def split_equally(texts: Sequence[str]) -> dict[str, float]:
     """One part for each text: what a reader gained is given away once, however many say the same."""
     return dict.fromkeys(texts, 1 / len(texts)) if texts else {}
 
 
-def used_shares(gains: Mapping[str, float], gain: float) -> dict[str, float]:
+def split_by_use(gains: Mapping[str, float], gain: float) -> dict[str, float]:
     """Parts by how much likelier each tip makes what its reader did.
 
     Args:
@@ -42,13 +42,13 @@ def used_shares(gains: Mapping[str, float], gain: float) -> dict[str, float]:
     due = max(0.0, -math.expm1(-gain))
     positive = {text: max(0.0, value) for text, value in gains.items()}
     total = math.fsum(positive.values())
-    parts = {text: value / total for text, value in positive.items()} if total else equal_shares(tuple(gains))
+    parts = {text: value / total for text, value in positive.items()} if total else split_equally(tuple(gains))
     return {text: due * part for text, part in parts.items()}
 
 
-def tip_credits(
+def compute_tip_credits(
     groups: Sequence[TrajectoryGroup], shares: Sequence[Sequence[Shares]], normalize_std: bool = True
-) -> dict[Authored, float]:
+) -> dict[TipKey, float]:
     """Credit of each text that was shown: the mean over its readers of its share of what they gained.
 
     A reader gains its return less the mean return of the members of its group that were shown no tip; divided by the
@@ -68,7 +68,7 @@ def tip_credits(
     """
     if [len(group.trajectories) for group in groups] != [len(row) for row in shares]:
         raise ValueError("shares must hold a mapping for each trajectory of each group")
-    earned: dict[Authored, list[float]] = defaultdict(list)
+    earned: dict[TipKey, list[float]] = defaultdict(list)
     for group, row in zip(groups, shares, strict=True):
         relative = group_relative([t.episode_return for t in group.trajectories], normalize_std).tolist()
         alone = [value for value, share in zip(relative, row, strict=True) if not share]

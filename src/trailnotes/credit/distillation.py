@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from trailnotes.memory import Embedder
-from trailnotes.storage.checkpoint import Arrays, State
+from trailnotes.storage.checkpoint import Arrays, ComponentState
 from trailnotes.types import Trajectory
 
 WIDTHS = (64, 32)  # hidden layers, and the random features that are predicted
 LEARNING_RATE = 1e-3
 MINIBATCH = 64  # states
-LEAST_SCALE = 0.1  # of the mean error
+MIN_SCALE = 0.1  # of the mean error
 
 
 class RandomNetworkDistillation:
@@ -40,34 +40,34 @@ class RandomNetworkDistillation:
         self.embedder, self.seed = embedder, seed
         generator = torch.Generator().manual_seed(seed)
         hidden, features = WIDTHS
-        self.target = _mlp((embedder.dim, hidden, features), generator).requires_grad_(False)
-        self.predictor = _mlp((embedder.dim, hidden, hidden, features), generator)
+        self.target = _make_mlp((embedder.dim, hidden, features), generator).requires_grad_(False)
+        self.predictor = _make_mlp((embedder.dim, hidden, hidden, features), generator)
         self._optimizer = torch.optim.Adam(self.predictor.parameters(), lr=LEARNING_RATE)
         self._num_batches = 0
         self._num_errors, self._mean, self._squares = 0, 0.0, 0.0  # squares: sum of squared distances from the mean
 
     def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
         """See `Estimator.rate`."""
-        rows = [_texts(trajectory) for trajectory in trajectories]
+        rows = [_format_states(trajectory) for trajectory in trajectories]
         texts = [text for row in rows for text in row]
         if not texts:
             return [[] for _ in rows]
         distinct = {text: i for i, text in enumerate(dict.fromkeys(texts))}
         vectors = torch.from_numpy(self.embedder.embed(list(distinct)) * math.sqrt(self.embedder.dim))
         with torch.no_grad():
-            errors = self._errors(vectors).double().numpy()
+            errors = self._compute_errors(vectors).double().numpy()
         which = [distinct[text] for text in texts]
-        self._observe(errors[which])
-        scale = max(math.sqrt(self._squares / self._num_errors), LEAST_SCALE * self._mean) or 1.0
+        self._update_statistics(errors[which])
+        scale = max(math.sqrt(self._squares / self._num_errors), MIN_SCALE * self._mean) or 1.0
         self._train(vectors[which])
         bonuses = iter((errors[which] / scale).tolist())
         return [list(itertools.islice(bonuses, len(row))) for row in rows]
 
-    def _errors(self, vectors: Tensor) -> Tensor:  # (n, dim) -> (n,)
+    def _compute_errors(self, vectors: Tensor) -> Tensor:  # (n, dim) -> (n,)
         difference: Tensor = self.predictor(vectors) - self.target(vectors)
         return difference.square().mean(-1)
 
-    def _observe(self, errors: npt.NDArray[np.float64]) -> None:
+    def _update_statistics(self, errors: npt.NDArray[np.float64]) -> None:
         """Join the batch's moments with those so far (Chan et al. 1979)."""
         num, mean = len(errors), float(errors.mean())
         total, shift = self._num_errors + num, mean - self._mean
@@ -80,10 +80,10 @@ class RandomNetworkDistillation:
         self._num_batches += 1
         for chosen in torch.randperm(len(vectors), generator=generator).split(MINIBATCH):  # type: ignore[no-untyped-call]
             self._optimizer.zero_grad()
-            self._errors(vectors[chosen]).mean().backward()  # type: ignore[no-untyped-call]
+            self._compute_errors(vectors[chosen]).mean().backward()  # type: ignore[no-untyped-call]
             self._optimizer.step()
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> ComponentState:
         """Weights of both networks and Adam's moments, float32; and the running statistics."""
         moments = self._optimizer.state_dict()["state"]
         tensors = {
@@ -117,7 +117,7 @@ class RandomNetworkDistillation:
         self._num_errors, self._mean, self._squares = rest["errors"]
 
 
-def _mlp(widths: Sequence[int], generator: torch.Generator) -> nn.Sequential:
+def _make_mlp(widths: Sequence[int], generator: torch.Generator) -> nn.Sequential:
     """Linear layers with ReLU between, orthogonal as in the paper's code; no global generator is touched."""
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(widths):
@@ -128,7 +128,7 @@ def _mlp(widths: Sequence[int], generator: torch.Generator) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def _texts(trajectory: Trajectory) -> list[str]:
+def _format_states(trajectory: Trajectory) -> list[str]:
     """Instruction and observation of each step: one predictor serves all tasks."""
     instruction = trajectory.steps[0].observation.instruction or "" if trajectory.steps else ""
     return [f"{instruction}\n{step.observation.text}" for step in trajectory.steps]

@@ -36,7 +36,7 @@ class Scores:
             raise ValueError(f"the numbers of a group differ in length: {sorted(lengths)}, {len(self.returns)} returns")
 
 
-def scores_of(group: TrajectoryGroup, algorithm: AlgorithmConfig) -> Scores:
+def score_group(group: TrajectoryGroup, algorithm: AlgorithmConfig) -> Scores:
     """What the episodes of a group earned, with `algorithm.beta` times their novelty.
 
     A state is the raw text of an observation, without history or instruction. Each invalid action has a
@@ -83,14 +83,14 @@ def is_invalid(step: Step, rule: str) -> bool:
     offered = step.observation.actions
     if step.action == NO_OP or rule == "format" or offered is None:
         return step.action == NO_OP
-    return _plain(step.action) not in map(_plain, offered)
+    return _normalize_action(step.action) not in map(_normalize_action, offered)
 
 
-def _plain(action: str) -> str:
+def _normalize_action(action: str) -> str:
     return " ".join(action.lower().split())
 
 
-def valid_share(groups: Sequence[TrajectoryGroup], rule: str) -> float:
+def compute_valid_share(groups: Sequence[TrajectoryGroup], rule: str) -> float:
     """Share of the actions that are not invalid; 0 of none."""
     steps = [step for group in groups for trajectory in group.trajectories for step in trajectory.steps]
     return sum(not is_invalid(step, rule) for step in steps) / max(1, len(steps))
@@ -121,8 +121,8 @@ def group_relative(
     Raises:
         ValueError: the values are not a row of finite numbers.
     """
-    compared = _row(values)
-    reference = compared if group is None else _row(group)
+    compared = _to_array(values)
+    reference = compared if group is None else _to_array(group)
     if not reference.size:
         return np.zeros_like(compared)
     equal = np.ptp(reference) == 0.0
@@ -167,14 +167,14 @@ def leave_one_out_advantages(scores: Scores) -> list[Array]:
     return [advantage - before - after for advantage, before, after in rows]
 
 
-def _row(values: ArrayLike) -> Array:
+def _to_array(values: ArrayLike) -> Array:
     row = np.asarray(values, dtype=np.float64)
     if row.ndim != 1 or not np.isfinite(row).all():
         raise ValueError(f"returns must be (N,) finite numbers, got {row.tolist()}")
     return row
 
 
-def across_episodes(episodes: Sequence[Scores], gamma: float) -> list[Scores]:
+def discount_across_episodes(episodes: Sequence[Scores], gamma: float) -> list[Scores]:
     """The same numbers, with returns that go on into later episodes: G_k = R_k + gamma * G_{k+1} (LaMer, 2512.16848).
 
     Args:

@@ -22,8 +22,8 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.methods_schema import AlgorithmConfig
 from trailnotes.memory import Embedder, make_embedder
 from trailnotes.memory.retrieval import ExactIndex, Floats
-from trailnotes.storage.checkpoint import Arrays, State
-from trailnotes.types import Trajectory, TrajectoryGroup, state_hash
+from trailnotes.storage.checkpoint import Arrays, ComponentState
+from trailnotes.types import Trajectory, TrajectoryGroup, hash_state
 
 
 class Estimator(Protocol):
@@ -33,7 +33,7 @@ class Estimator(Protocol):
         """A bonus for each step of each trajectory; afterwards these states have been seen."""
         ...
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> ComponentState:
         """All that the next bonus depends on."""
         ...
 
@@ -64,7 +64,7 @@ class Novelty:
         self.kind = algorithm.intrinsic
         self._estimator: Estimator | None = None
         if self.kind == "tips":
-            self._estimator = RetrievedTips(memory)
+            self._estimator = RetrievalNovelty(memory)
         elif self.kind == "states":
             self._estimator = StateCounter(make(), algorithm.novelty_threshold)
         elif self.kind == "counts":
@@ -79,9 +79,9 @@ class Novelty:
         if self._estimator is None:
             return list(groups)
         bonuses = iter(self._estimator.rate([t for group in groups for t in group.trajectories]))
-        return [replace(g, trajectories=tuple(_with_bonuses(t, next(bonuses)) for t in g.trajectories)) for g in groups]
+        return [replace(g, trajectories=tuple(_add_bonuses(t, next(bonuses)) for t in g.trajectories)) for g in groups]
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> ComponentState:
         """Arrays for a safetensors file, and JSON values."""
         arrays, rest = self._estimator.state_dict() if self._estimator else ({}, {})
         return arrays, {"kind": self.kind, **rest}
@@ -98,12 +98,12 @@ class Novelty:
             self._estimator.load_state_dict(arrays, rest)
 
 
-def _with_bonuses(trajectory: Trajectory, bonuses: Sequence[float]) -> Trajectory:
+def _add_bonuses(trajectory: Trajectory, bonuses: Sequence[float]) -> Trajectory:
     pairs = zip(trajectory.steps, bonuses, strict=True)
     return replace(trajectory, steps=tuple(replace(step, reward_intrinsic=bonus) for step, bonus in pairs))
 
 
-class RetrievedTips:
+class RetrievalNovelty:
     """1 / (1 + tips shown), in modes with tips only; a plain episode earns nothing (EMPO2, release 0b40cb72).
 
     Tips that `memory.leave_room` held back do not count; in the release all that were retrieved do, and are shown.
@@ -115,18 +115,18 @@ class RetrievedTips:
     def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
         """See `Estimator.rate`."""
         return [
-            [0.0] * len(t.steps) if t.mode == "plain" else [1.0 / (1 + num) for num in self._num_retrieved(t)]
+            [0.0] * len(t.steps) if t.mode == "plain" else [1.0 / (1 + num) for num in self._count_retrieved(t)]
             for t in trajectories
         ]
 
-    def _num_retrieved(self, trajectory: Trajectory) -> list[int]:
+    def _count_retrieved(self, trajectory: Trajectory) -> list[int]:
         """Tips retrieved at each step, those that an earlier turn shows already among them."""
         shown = [len(step.tips) for step in trajectory.steps]
         if self.memory.repeat_shown:
             return shown
         return [min(num, self.memory.top_k) for num in itertools.accumulate(shown)]
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> ComponentState:
         """Nothing: the memory counts."""
         return {}, {}
 
@@ -167,7 +167,7 @@ class StateCounter:
         """Count one visit."""
         states = self._states.get(namespace, np.empty((0, self.embedder.dim), np.float32))
         visits = self._visits.setdefault(namespace, [])
-        similar, similarities = ExactIndex(states).within(vector, self.threshold)
+        similar, similarities = ExactIndex(states).find_within(vector, self.threshold)
         if len(similar):
             visits[similar[similarities.argmax()]] += 1
         else:
@@ -176,10 +176,10 @@ class StateCounter:
 
     def _count(self, namespace: str, vector: Floats) -> int:
         """Visits of the remembered states that are similar to this visited one, its own among them."""
-        similar, _ = ExactIndex(self._states[namespace]).within(vector, self.threshold)
+        similar, _ = ExactIndex(self._states[namespace]).find_within(vector, self.threshold)
         return sum(self._visits[namespace][row] for row in similar)
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> ComponentState:
         """Arrays "vectors" float32 (sum of sizes, dim) and "visits" int64 (sum of sizes,), and what belongs to whom."""
         arrays = {
             "vectors": np.concatenate([np.empty((0, self.embedder.dim), np.float32), *self._states.values()]),
@@ -197,8 +197,8 @@ class StateCounter:
                 f"novelty counts of {rest['embedder']} {vectors.shape} do not fit {self.embedder.name} "
                 f"({sum(sizes)}, {self.embedder.dim}): keep memory.embedder as it was"
             )
-        visits = _split(np.asarray(arrays.get("visits", np.ones(len(vectors), np.int64))), sizes)
-        self._states = dict(zip(rest["namespaces"], _split(vectors, sizes), strict=True))
+        visits = _split_array(np.asarray(arrays.get("visits", np.ones(len(vectors), np.int64))), sizes)
+        self._states = dict(zip(rest["namespaces"], _split_array(vectors, sizes), strict=True))
         self._visits = {name: each.tolist() for name, each in zip(rest["namespaces"], visits, strict=True)}
 
 
@@ -213,13 +213,13 @@ class VisitCounter:
 
     def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
         """See `Estimator.rate`."""
-        rows = [[state_hash(step.observation.text) for step in t.steps] for t in trajectories]
+        rows = [[hash_state(step.observation.text) for step in t.steps] for t in trajectories]
         for trajectory, states in zip(trajectories, rows, strict=True):
             self._visits.setdefault(trajectory.task.id, Counter()).update(states)
         counts = [self._visits[trajectory.task.id] for trajectory in trajectories]
         return [[1.0 / visits[state] for state in states] for visits, states in zip(counts, rows, strict=True)]
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> ComponentState:
         """Two arrays (sum of sizes,): "states" uint64 and "visits" int64, and what belongs to whom."""
         arrays = {
             "states": np.array([state for visits in self._visits.values() for state in visits], np.uint64),
@@ -229,14 +229,14 @@ class VisitCounter:
 
     def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
         """See `Estimator.load_state_dict`."""
-        states, visits = (_split(arrays[name], rest["sizes"]) for name in ("states", "visits"))
+        states, visits = (_split_array(arrays[name], rest["sizes"]) for name in ("states", "visits"))
         counters = [
             Counter(dict(zip(s.tolist(), v.tolist(), strict=True))) for s, v in zip(states, visits, strict=True)
         ]
         self._visits = dict(zip(rest["namespaces"], counters, strict=True))
 
 
-def _split(array: npt.NDArray[Any], sizes: Sequence[int]) -> list[npt.NDArray[Any]]:
+def _split_array(array: npt.NDArray[Any], sizes: Sequence[int]) -> list[npt.NDArray[Any]]:
     """Parts of the given sizes."""
     if len(array) != sum(sizes):
         raise ValueError(f"{len(array)} states do not fit the sizes {list(sizes)}")

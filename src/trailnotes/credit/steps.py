@@ -28,7 +28,7 @@ class Visits:
     step_scores: Array  # (M,) y = sum_{k >= t} gamma^(k - t) r_k - penalty
 
 
-def visits_of(scores: Scores, gamma: float, similarity: float = 1.0) -> Visits:
+def collect_visits(scores: Scores, gamma: float, similarity: float = 1.0) -> Visits:
     """The steps of all episodes in order; a penalty is subtracted after discounting, so earlier steps do not pay it.
 
     Args:
@@ -38,17 +38,17 @@ def visits_of(scores: Scores, gamma: float, similarity: float = 1.0) -> Visits:
     """
     lengths = [len(row) for row in scores.rewards]
     returns = [discounted_return(row, gamma) for row in scores.rewards]
-    penalties = _joined(scores.penalties_before)
+    penalties = _concatenate(scores.penalties_before)
     return Visits(
         trajectory=np.repeat(np.arange(len(lengths)), lengths),
         step=np.array([t for length in lengths for t in range(length)], dtype=np.int64),
-        states=tuple(state_ids([state for row in scores.states for state in row], similarity)),
+        states=tuple(assign_state_ids([state for row in scores.states for state in row], similarity)),
         episode_scores=np.repeat(scores.returns, lengths) - penalties,
-        step_scores=_joined(returns) - penalties,
+        step_scores=_concatenate(returns) - penalties,
     )
 
 
-def state_ids(states: Sequence[Any], similarity: float = 1.0) -> list[int]:
+def assign_state_ids(states: Sequence[Any], similarity: float = 1.0) -> list[int]:
     """A number for each state, the same for the same.
 
     Args:
@@ -63,14 +63,14 @@ def state_ids(states: Sequence[Any], similarity: float = 1.0) -> list[int]:
     known: dict[Hashable, int] = {}
     for state in states:
         if state not in known:
-            found = (i for i, other in enumerate(first) if similarity < 1.0 and _alike(other, state, similarity))
+            found = (i for i, other in enumerate(first) if similarity < 1.0 and _is_similar(other, state, similarity))
             known[state] = next(found, len(first))
             if known[state] == len(first):
                 first.append(state)
     return [known[state] for state in states]
 
 
-def _alike(a: str, b: str, threshold: float) -> bool:
+def _is_similar(a: str, b: str, threshold: float) -> bool:
     matcher = difflib.SequenceMatcher(None, a, b)
     # Upper bounds first: the ratio itself takes time that grows with the square of the length.
     bounds = (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio)
@@ -105,14 +105,14 @@ def step_relative(
             members[state].append(index)
     advantages = np.zeros(len(visits.step))
     for indices in members.values():
-        counted = _counted(visits, indices, dedup)
+        counted = _deduplicate(visits, indices, dedup)
         if len(counted) > 1:
             values, group = visits.step_scores[indices], visits.step_scores[counted]
             advantages[indices] = group_relative(values, normalize_std, group=group, ddof=ddof, std_floor=std_floor)
     return advantages
 
 
-def _counted(visits: Visits, indices: Sequence[int], dedup: bool = False) -> list[int]:
+def _deduplicate(visits: Visits, indices: Sequence[int], dedup: bool = False) -> list[int]:
     """Each visit once, or the first of each episode; in order of episode and step, so that sums are always the same."""
     ordered = sorted(indices, key=lambda i: (visits.trajectory[i], visits.step[i]))
     unique: dict[Hashable, int] = {}
@@ -144,11 +144,11 @@ def episode_relative(
     Returns:
         (M,) advantages.
     """
-    group = visits.episode_scores[_counted(visits, range(len(visits.step)))] if over_steps else returns
+    group = visits.episode_scores[_deduplicate(visits, range(len(visits.step)))] if over_steps else returns
     return group_relative(visits.episode_scores, normalize_std, group=group, ddof=ddof, std_floor=std_floor)
 
 
-def hierarchical(levels: Mapping[int, Array], alpha: float = 1.0) -> dict[int, Array]:
+def weigh_levels(levels: Mapping[int, Array], alpha: float = 1.0) -> dict[int, Array]:
     """What each level k adds to A = sum_k w_k A_k, with w_k ~ (k + 1)^alpha over the levels that are not 0 (HGPO).
 
     Args:
@@ -163,7 +163,7 @@ def hierarchical(levels: Mapping[int, Array], alpha: float = 1.0) -> dict[int, A
     return {k: weights[k] / np.where(total == 0, 1.0, total) * values for k, values in levels.items()}
 
 
-def histories(visits: Visits, length: int) -> list[Hashable]:
+def build_histories(visits: Visits, length: int) -> list[Hashable]:
     """(M,) the last `length` states of each visit, its own at the end; None where its episode has not had so many."""
     seen = dict(zip(zip(visits.trajectory.tolist(), visits.step.tolist(), strict=True), visits.states, strict=True))
     return [
@@ -172,5 +172,5 @@ def histories(visits: Visits, length: int) -> list[Hashable]:
     ]
 
 
-def _joined(rows: Sequence[Array]) -> Array:
+def _concatenate(rows: Sequence[Array]) -> Array:
     return np.concatenate([np.zeros(0), *rows])

@@ -39,7 +39,7 @@ def log_ratio(teacher: ArrayLike, student: ArrayLike) -> Array:
     return np.where(np.isnan(with_tips), 0.0, with_tips - without)
 
 
-def gate_of(ratios: Array, advantages: Array, gate: str) -> Mask:
+def compute_gate(ratios: Array, advantages: Array, gate: str) -> Mask:
     """Which tokens the reward leaves to the teacher.
 
     Args:
@@ -56,7 +56,7 @@ def gate_of(ratios: Array, advantages: Array, gate: str) -> Mask:
     return advantages > 0 if gate == "positive" else np.ones(ratios.shape, dtype=bool)
 
 
-def signal_of(ratios: Array, options: OpsdConfig) -> Array:
+def compute_teacher_signal(ratios: Array, options: OpsdConfig) -> Array:
     """What the teacher adds to the advantage of each token.
 
     With c = `options.weight`, and d the log ratio, held within +- `options.clip`:
@@ -82,7 +82,7 @@ def signal_of(ratios: Array, options: OpsdConfig) -> Array:
     return options.weight * d
 
 
-def distilled(advantages: Array, ratios: Array, known: Mask, options: OpsdConfig) -> Array:
+def add_teacher_signal(advantages: Array, ratios: Array, known: Mask, options: OpsdConfig) -> Array:
     """The advantage of each token: what the group says of its episode, and what the teacher says of the token.
 
     sdpo and opcd: (1 - c) A + signal, so that c = 1 is the paper's and less is the hybrid with GRPO; sdar: A + signal.
@@ -98,5 +98,5 @@ def distilled(advantages: Array, ratios: Array, known: Mask, options: OpsdConfig
         (n,) advantages.
     """
     share = 1.0 if options.form == "sdar" else 1.0 - options.weight
-    speaks = known & gate_of(ratios, advantages, options.gate)
-    return np.where(speaks, share * advantages + signal_of(ratios, options), advantages)
+    speaks = known & compute_gate(ratios, advantages, options.gate)
+    return np.where(speaks, share * advantages + compute_teacher_signal(ratios, options), advantages)

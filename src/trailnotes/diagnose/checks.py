@@ -14,27 +14,27 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailnotes.config.methods import known_method
-from trailnotes.runs.directory import named_damage, run_config
+from trailnotes.config.methods import find_method
+from trailnotes.runs.directory import load_run_config, report_damaged_run
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import MODES, StrPath
 
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config
 
-Line = Mapping[str, Any]
+JsonRecord = Mapping[str, Any]
 WINDOW = 0.2  # share of the run that counts as its start and as its end
-FEW = 10  # episodes, tips, rows, turns, tokens: of fewer nothing is concluded
-FEW_ITERATIONS = 5  # of fewer, no trend
-HARM = -0.1  # gain in return below which reading tips does harm
-SLIGHT = 0.05  # a gain in return, or in nats a token, that is not worth having
-APART = 1e-3  # nats a token between engine and learner, on average, that float32 does not explain
-RELIANCE = 0.05  # nats a token; below this the model acts as if it had read the tip
+MIN_COUNT = 10  # episodes, tips, rows, turns, tokens: of fewer nothing is concluded
+MIN_ITERATIONS = 5  # of fewer, no trend
+HARMFUL_GAIN = -0.1  # gain in return below which reading tips does harm
+NEGLIGIBLE_GAIN = 0.05  # a gain in return, or in nats a token, that is not worth having
+MAX_FLOAT32_MISMATCH = 1e-3  # nats a token between engine and learner, on average, that float32 does not explain
+NEGLIGIBLE_RELIANCE = 0.05  # nats a token; below this the model acts as if it had read the tip
 WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class Check:
     """One link of the chain: a question, the answer at the start and at the end of the run, and the advice."""
 
     question: str
@@ -49,8 +49,8 @@ class Link:
         if self.last is None:
             return f"  -  {self.question:<52} no data"
         mark = {True: "ok  ", False: "WEAK", None: "  ? "}[self.holds]
-        counts = " -> ".join(map(_count, self.counts))
-        numbers = f"{f'{_number(self.first)} -> {_number(self.last)}':<16} ({counts} {self.unit})"
+        counts = " -> ".join(map(_format_count, self.counts))
+        numbers = f"{f'{_format_number(self.first)} -> {_format_number(self.last)}':<16} ({counts} {self.unit})"
         lines = [f"{mark} {self.question:<52} {numbers}"]
         if self.holds is False:
             indent = " " * 7
@@ -65,14 +65,14 @@ def diagnose(run_dir: StrPath) -> str:
         RunError: there is no run, or its files are damaged.
     """
     run_dir = Path(run_dir)
-    config = run_config(run_dir)
+    config = load_run_config(run_dir)
     lines = list(read_jsonl(run_dir / "metrics.jsonl"))
     if not lines:
         return f"{run_dir} has no finished iteration yet\n"
     episodes = list(read_jsonl(run_dir / "trajectories.jsonl"))
-    with named_damage(run_dir):
+    with report_damaged_run(run_dir):
         steps = f"{lines[-1]['env_steps']:,} environment steps"
-        links = links_of(lines, episodes, config)
+        links = run_checks(lines, episodes, config)
     title = f"{run_dir}: {config.algorithm.name}, {len(lines)} iterations, {steps}"
     weak = next((link for link in links if link.holds is False), None)
     verdict = f"first weak link: {weak.question}" if weak else "no weak link found"
@@ -82,55 +82,57 @@ def diagnose(run_dir: StrPath) -> str:
     return "\n".join([title, *map(str, links), verdict, *legend, ""])
 
 
-def links_of(lines: Sequence[Line], episodes: Sequence[Line], config: Config) -> list[Link]:
+def run_checks(lines: Sequence[JsonRecord], episodes: Sequence[JsonRecord], config: Config) -> list[Check]:
     """The chain of a run, from its metrics, its episodes, and its settings, which decide what can be advised."""
     return [
-        _link(
-            lines, "usable tips, of those written", _usable, 0.8, (_written, "tips"),
+        _check_threshold(
+            lines, "usable tips, of those written", _get_usable_share, 0.8, (_count_written_tips, "tips"),
             "the model does not write tips that can be kept: warm-start it on writing, or raise "
             "memory.max_write_tokens",
         ),
-        _shown(lines, config),
-        _gain(episodes, config),
-        _differing(lines, config),
-        _engine(lines, config),
-        _link(
+        _check_tips_shown(lines, config),
+        _check_tip_gain(episodes, config),
+        _check_group_variance(lines, config),
+        _check_engine_match(lines, config),
+        _check_threshold(
             lines, "off-policy tokens that the mask leaves in",
             lambda m: 1 - m["update/masked_fraction"] if m.get("update/tokens_off_policy") else None, 0.5,
             (_off_policy_tokens, "tokens"),
             "the tip-free model finds the tips' actions too unlikely: lower loss.mask_logprob, or train more slowly "
             "(optim.lr, optim.epochs)",
         ),
-        _reliance(lines, config),
-        _rise(lines),
+        _check_reliance(lines, config),
+        _check_improvement(lines),
     ]  # fmt: skip
 
 
-def _link(
-    lines: Sequence[Line],
+def _check_threshold(
+    lines: Sequence[JsonRecord],
     question: str,
-    value: Callable[[Line], float | None],
+    value: Callable[[JsonRecord], float | None],
     least: float,
-    counted: tuple[Callable[[Line], float], str],
+    counted: tuple[Callable[[JsonRecord], float], str],
     advice: str,
-) -> Link:
+) -> Check:
     count, unit = counted
     known = [(found, count(line)) for line in lines if (found := value(line)) is not None]
     if not known:
-        return Link(question, None, None, None, advice)
-    first, last = _ends([found for found, _ in known])
-    counts = (_sum(known[: _size(known)]), _sum(known[-_size(known) :]))
-    holds = max(first, last) >= least if counts[1] >= FEW else None
-    return Link(question, first, last, holds, advice, counts, unit)
+        return Check(question, None, None, None, advice)
+    first, last = _average_ends([found for found, _ in known])
+    counts = (_sum_counts(known[: _get_window_size(known)]), _sum_counts(known[-_get_window_size(known) :]))
+    holds = max(first, last) >= least if counts[1] >= MIN_COUNT else None
+    return Check(question, first, last, holds, advice, counts, unit)
 
 
-def _shown(lines: Sequence[Line], config: Config) -> Link:
+def _check_tips_shown(lines: Sequence[JsonRecord], config: Config) -> Check:
     """Do turns with memory get tips? Weak also where chance drew no iteration with tips: that was no EMPO2."""
     counted = (lambda line: line.get("rollout/env_steps", 0), "turns")
-    link = _link(lines, "tips shown in a turn with memory", _tips_shown, 0.01, counted, _advice_to_find(config))
+    link = _check_threshold(
+        lines, "tips shown in a turn with memory", _tips_shown, 0.01, counted, _advise_on_retrieval(config)
+    )
     algorithm = config.algorithm
     draws = algorithm.name == "empo2" and algorithm.mode_unit == "iteration" and algorithm.p_memory
-    if link.last is not None or not draws or len(lines) < FEW_ITERATIONS:
+    if link.last is not None or not draws or len(lines) < MIN_ITERATIONS:
         return link
     advice = (
         f"none of {len(lines)} iterations was drawn to be played with tips (algorithm.p_memory = "
@@ -140,35 +142,35 @@ def _shown(lines: Sequence[Line], config: Config) -> Link:
     return replace(link, first=0.0, last=0.0, holds=False, advice=advice, unit="turns")
 
 
-def _advice_to_find(config: Config) -> str:
+def _advise_on_retrieval(config: Config) -> str:
     memory = config.memory
     if not memory.top_k:
         return "memory.top_k = 0 asks for none: raise it"
     if memory.threshold > -1:
         return (
             f"nothing is shown: lower memory.threshold = {memory.threshold:g} (it belongs to the embedder), or look at "
-            f"`trailnotes memory list`{_room(config)}"
+            f"`trailnotes memory list`{_advise_on_context(config)}"
         )
     return (
         "nothing is shown, though memory.threshold = -1 lets everything through: there are no tips of the tasks that "
         "were played. A tip belongs to its task, which must come again: train longer, or on fewer tasks; "
-        f"`trailnotes memory list` shows what there is{_room(config)}"
+        f"`trailnotes memory list` shows what there is{_advise_on_context(config)}"
     )
 
 
-def _room(config: Config) -> str:
+def _advise_on_context(config: Config) -> str:
     if not config.memory.leave_room:
         return ""
     return "; or tips find no room beside the turns that are left: raise rollout.max_context_tokens"
 
 
-def _differing(lines: Sequence[Line], config: Config) -> Link:
+def _check_group_variance(lines: Sequence[JsonRecord], config: Config) -> Check:
     """Do members of a group differ? Where one draw decides an iteration, those that read tips are looked at apart."""
 
-    def link(lines: Sequence[Line], where: str = "") -> Link:
+    def link(lines: Sequence[JsonRecord], where: str = "") -> Check:
         counted = (lambda line: line.get("update/rows", 0), "rows")
         question = f"rows with an advantage other than zero{where}"
-        return _link(lines, question, _gradient_rows, 0.05, counted, _advice_to_differ(config))
+        return _check_threshold(lines, question, _gradient_rows, 0.05, counted, _advise_on_variance(config))
 
     whole = link(lines)
     if config.algorithm.mode_unit != "iteration" or whole.holds is False:
@@ -177,17 +179,17 @@ def _differing(lines: Sequence[Line], config: Config) -> Link:
     return reading if reading.holds is False else whole
 
 
-def _advice_to_differ(config: Config) -> str:
+def _advise_on_variance(config: Config) -> str:
     algorithm = config.algorithm
     ways = ["raise rollout.group_size or rollout.temperature"]
-    if known_method(algorithm.name).shows_tips and algorithm.mode_unit != "trajectory":
+    if find_method(algorithm.name).shows_tips and algorithm.mode_unit != "trajectory":
         ways.insert(0, 'mix the modes (algorithm.mode_unit = "trajectory")')
     if algorithm.intrinsic == "none":
         ways.append("use an intrinsic reward (algorithm.intrinsic)")
     return f"groups whose returns are all equal teach nothing: {', or '.join(ways)}"
 
 
-def _engine(lines: Sequence[Line], config: Config) -> Link:
+def _check_engine_match(lines: Sequence[JsonRecord], config: Config) -> Check:
     """Does the learner say of what was sampled what the engine said? As it was measured before each first step."""
     values = [line["engine/difference"] for line in lines if "engine/difference" in line]
     rounds, tolerance = config.model.dtype == "bfloat16", config.engine.tolerance
@@ -199,13 +201,13 @@ def _engine(lines: Sequence[Line], config: Config) -> Link:
     )
     question = "nats between engine and learner, a sampled token"
     if not values:
-        return Link(question, None, None, None, advice)
-    (first, last), size = _ends(values), _size(values)
-    holds = max(first, last) <= (tolerance if rounds else APART)
-    return Link(question, first, last, holds, advice, (size, size), "iterations")
+        return Check(question, None, None, None, advice)
+    (first, last), size = _average_ends(values), _get_window_size(values)
+    holds = max(first, last) <= (tolerance if rounds else MAX_FLOAT32_MISMATCH)
+    return Check(question, first, last, holds, advice, (size, size), "iterations")
 
 
-def _gain(episodes: Sequence[Line], config: Config) -> Link:
+def _check_tip_gain(episodes: Sequence[JsonRecord], config: Config) -> Check:
     """Does following tips help? Return of episodes that were shown tips, less that of those without.
 
     Called weak only where the numbers bear it out: by the interval of two standard errors (Welch) around the last gain.
@@ -219,17 +221,17 @@ def _gain(episodes: Sequence[Line], config: Config) -> Link:
     for i in range(5):
         part = [e for e in played if e["iteration"] * 5 // num_iterations == i]
         shown = [e["return"] for e in part if any(step["tips"] for step in e["steps"])]
-        plain = [e["return"] for e in _without_tips(part, played, config)]
+        plain = [e["return"] for e in _select_baseline(part, played, config)]
         if shown and plain:
-            enough = min(len(shown), len(plain)) >= FEW
+            enough = min(len(shown), len(plain)) >= MIN_COUNT
             width = 2 * math.sqrt(_variance(shown) / len(shown) + _variance(plain) / len(plain)) if enough else math.inf
             gains.append((_mean(shown) - _mean(plain), width, len(shown) + len(plain)))
     if not gains:
-        return Link(question, None, None, None, "")
+        return Check(question, None, None, None, "")
     last, width, _ = gains[-1]
-    trains = known_method(config.algorithm.name).trains
+    trains = find_method(config.algorithm.name).trains
     helped = trains and any(gain > 0 and bound < math.inf for gain, bound, _ in gains[:-1])
-    if helped and last < HARM:
+    if helped and last < HARMFUL_GAIN:
         milder = "train a share of these episodes with their tips (algorithm.q_off_policy below 1), or "
         advice = (
             "episodes with tips now do worse than the others: the model is unlearning to follow them; "
@@ -239,23 +241,23 @@ def _gain(episodes: Sequence[Line], config: Config) -> Link:
     else:
         advice = "tips do not help their readers: are they right (trailnotes memory list)? does the model obey them?"
     holds = _is_better(last, width)
-    if holds is False and helped and last >= HARM:
+    if holds is False and helped and last >= HARMFUL_GAIN:
         holds = True  # they were worth it, though nobody needs them any more
-    return Link(question, gains[0][0], last, holds, advice, (gains[0][2], gains[-1][2]), "episodes")
+    return Check(question, gains[0][0], last, holds, advice, (gains[0][2], gains[-1][2]), "episodes")
 
 
-def _without_tips(part: Sequence[Line], played: Sequence[Line], config: Config) -> list[Line]:
+def _select_baseline(part: Sequence[JsonRecord], played: Sequence[JsonRecord], config: Config) -> list[JsonRecord]:
     """What a part of the run is compared with: its own episodes without tips, or trial 0 of an adaptation.
 
     Of an adaptation that plays failures alone again (Reflexion), nothing: trying again wins some without any plan.
     """
-    if known_method(config.algorithm.name).trains:
+    if find_method(config.algorithm.name).trains:
         return [e for e in part if e["mode"] == "plain"]
     first = [e for e in played if e["mode"] == "plain"]
     return first if {e["task"]["id"] for e in part} == {e["task"]["id"] for e in first} else []
 
 
-def _reliance(lines: Sequence[Line], config: Config) -> Link:
+def _check_reliance(lines: Sequence[JsonRecord], config: Config) -> Check:
     """Does the tip-free policy come to expect what was done with tips?
 
     The mean log-probability of off-policy actions with the tip less that without it, as the k3 estimate of
@@ -264,7 +266,7 @@ def _reliance(lines: Sequence[Line], config: Config) -> Link:
     known = [
         (nats, tokens)
         for line in lines
-        if (tokens := _off_policy_tokens(line)) and (nats := _nats_of_tips(line, config)) is not None
+        if (tokens := _off_policy_tokens(line)) and (nats := _get_reliance(line, config)) is not None
     ]
     question = "reliance on tips: log-probability with less without"
     advice = (
@@ -274,24 +276,38 @@ def _reliance(lines: Sequence[Line], config: Config) -> Link:
     if config.loss.kl:
         advice += f" is loss.kl = {config.loss.kl:g} so large that it holds the model where it was?"
     if not known:
-        return Link(question, None, None, None, advice)
+        return Check(question, None, None, None, advice)
     values = [nats for nats, _ in known]
-    first, last = _ends(values)
-    holds = _is_better(first - last, _width(values))
-    counts = (_sum(known[: _size(known)]), _sum(known[-_size(known) :]))
-    return Link(question, first, last, True if holds is False and last < RELIANCE else holds, advice, counts, "tokens")
+    first, last = _average_ends(values)
+    holds = _is_better(first - last, _estimate_half_width(values))
+    counts = (_sum_counts(known[: _get_window_size(known)]), _sum_counts(known[-_get_window_size(known) :]))
+    return Check(
+        question,
+        first,
+        last,
+        True if holds is False and last < NEGLIGIBLE_RELIANCE else holds,
+        advice,
+        counts,
+        "tokens",
+    )
 
 
-def _rise(lines: Sequence[Line]) -> Link:
+def _check_improvement(lines: Sequence[JsonRecord]) -> Check:
     """Does the tip-free policy get better?"""
     values = [line["rollout/return/plain"] for line in lines if "rollout/return/plain" in line]
     advice = "nothing reaches the tip-free policy: look at the links above, then at optim.lr and optim.epochs"
     if not values:
-        return Link("return without tips", None, None, None, advice)
-    first, last = _ends(values)
-    size = _size(values)
-    return Link(
-        "return without tips", first, last, _is_better(last - first, _width(values)), advice, (size, size), "iterations"
+        return Check("return without tips", None, None, None, advice)
+    first, last = _average_ends(values)
+    size = _get_window_size(values)
+    return Check(
+        "return without tips",
+        first,
+        last,
+        _is_better(last - first, _estimate_half_width(values)),
+        advice,
+        (size, size),
+        "iterations",
     )
 
 
@@ -301,59 +317,59 @@ def _is_better(gain: float, width: float) -> bool | None:
         return None
     if gain > 0:
         return True
-    return None if gain + width > SLIGHT else False
+    return None if gain + width > NEGLIGIBLE_GAIN else False
 
 
-def _width(values: Sequence[float]) -> float:
+def _estimate_half_width(values: Sequence[float]) -> float:
     """Two standard errors of the difference of `_ends`; the noise is what neighbours differ by (von Neumann)."""
-    if len(values) < FEW_ITERATIONS:
+    if len(values) < MIN_ITERATIONS:
         return math.inf
     noise = _mean([(b - a) ** 2 for a, b in pairwise(values)]) / 2
-    return 2 * math.sqrt(noise * 2 / _size(values))
+    return 2 * math.sqrt(noise * 2 / _get_window_size(values))
 
 
-def _tips_shown(line: Line) -> float | None:
+def _tips_shown(line: JsonRecord) -> float | None:
     with_memory = any(f"rollout/return/{mode}" in line for mode in MODES if mode != "plain")
     return line.get("rollout/tips_per_step") if with_memory else None
 
 
-def _gradient_rows(line: Line) -> float | None:
+def _gradient_rows(line: JsonRecord) -> float | None:
     rows = line.get("update/rows")
     return 1 - line["update/zero_advantage_rows"] / rows if rows else None
 
 
-def _usable(line: Line) -> float | None:
+def _get_usable_share(line: JsonRecord) -> float | None:
     """Share of the tips written; older runs have the second names."""
-    written, unusable = _written(line), line.get("tips/unusable", line.get("notes/notes_unusable"))
+    written, unusable = _count_written_tips(line), line.get("tips/unusable", line.get("notes/notes_unusable"))
     return 1 - unusable / written if written else None
 
 
-def _written(line: Line) -> float:
+def _count_written_tips(line: JsonRecord) -> float:
     return float(line.get("tips/written", line.get("notes/notes", 0)))
 
 
-def _nats_of_tips(line: Line, config: Config) -> float | None:
+def _get_reliance(line: JsonRecord, config: Config) -> float | None:
     """As measured before the update; else as far as that is from what was sampled, where that is its denominator."""
     acting = config.algorithm.old_logprobs == "acting"
     nats: float | None = line.get("tips/reliance", line.get("update/kl_to_behavior_off_policy") if acting else None)
     return nats
 
 
-def _off_policy_tokens(line: Line) -> float:
+def _off_policy_tokens(line: JsonRecord) -> float:
     return float(line.get("update/tokens_off_policy", 0))
 
 
-def _ends(values: Sequence[float]) -> tuple[float, float]:
+def _average_ends(values: Sequence[float]) -> tuple[float, float]:
     """Means over the first and the last part."""
-    return _mean(values[: _size(values)]), _mean(values[-_size(values) :])
+    return _mean(values[: _get_window_size(values)]), _mean(values[-_get_window_size(values) :])
 
 
-def _size(values: Sequence[object]) -> int:
+def _get_window_size(values: Sequence[object]) -> int:
     """How many values are the first part, or the last."""
     return max(1, round(WINDOW * len(values)))
 
 
-def _sum(known: Sequence[tuple[float, float]]) -> int:
+def _sum_counts(known: Sequence[tuple[float, float]]) -> int:
     return int(sum(count for _, count in known))
 
 
@@ -366,9 +382,9 @@ def _variance(values: Sequence[float]) -> float:
     return sum((value - _mean(values)) ** 2 for value in values) / (len(values) - 1)
 
 
-def _count(number: int) -> str:
+def _format_count(number: int) -> str:
     return f"{number:,}" if number < 10_000 else f"{number / 1000:,.0f}k"
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"

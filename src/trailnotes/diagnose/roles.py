@@ -16,44 +16,44 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from trailnotes.config.methods import TIPS_ONLY, known_method, method_of
-from trailnotes.config.toml import SURROUNDINGS, diff, within
-from trailnotes.envs.tasks import panel_of, seen_in_training
+from trailnotes.config.methods import TIPS_ONLY_METHOD, find_method, resolve_method
+from trailnotes.config.toml import RUNTIME_KEYS, diff_configs, is_within
+from trailnotes.envs.tasks import describe_training_overlap, load_panel
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError, MissingExtraError, RunError, TrailnotesError
-from trailnotes.reporting.roles import ROWS, Findings, draw, findings_of, markdown
-from trailnotes.runs.adaptation import AdaptationRun, Cast, adapting
-from trailnotes.runs.directory import RunDir, has_begun, run_config
-from trailnotes.runs.load_policy import Subject, examined, loaded
+from trailnotes.reporting.roles import ROLES_BY_ROW, RoleAnalysis, analyse_roles, plot_roles, render_markdown
+from trailnotes.runs.adaptation import AdaptationRun, Roles, build_adaptation_config
+from trailnotes.runs.directory import RunDir, has_begun, load_run_config
+from trailnotes.runs.load_policy import EvaluatedModel, open_evaluated_model, open_policy
 from trailnotes.runs.loop import run_to_end
-from trailnotes.runs.needs import refuse_missing
-from trailnotes.runs.panels import family_of, value_of, write_table
-from trailnotes.runs.signals import kept_if_interrupted
+from trailnotes.runs.needs import require_dependencies
+from trailnotes.runs.panels import get_family, get_metric_value, write_table
+from trailnotes.runs.signals import explain_interrupt
 from trailnotes.storage.files import read_jsonl, write_bytes_atomic, write_text_atomic
 from trailnotes.storage.records import trajectory_from_json
 
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config
     from trailnotes.policies.base import Policy
-    from trailnotes.runs.console import Bar
+    from trailnotes.runs.console import ProgressBar
     from trailnotes.types import StrPath
 
 logger = logging.getLogger(__name__)
-TRIALS = 2  # after trial 0: by then a link that is weak shows, and one that heals itself, too
-FREE = (*SURROUNDINGS, "eval.trials", "eval.confidence", "run.tensorboard", "run.trackers")
+DEFAULT_TRIALS = 2  # after trial 0: by then a link that is weak shows, and one that heals itself, too
+CHANGEABLE_KEYS = (*RUNTIME_KEYS, "eval.trials", "eval.confidence", "run.tensorboard", "run.trackers")
 """What may differ when an exchange is resumed."""
-MakeBar = Callable[[str], AbstractContextManager["Bar | None"]]
+MakeBar = Callable[[str], AbstractContextManager["ProgressBar | None"]]
 
 
 def exchange_roles(
     config: Config,
     run_dir: StrPath,
     *,
-    trials: int = TRIALS,
+    trials: int = DEFAULT_TRIALS,
     out: StrPath | None = None,
     start: str = "",
     make_bar: MakeBar = lambda _: nullcontext(),
-) -> tuple[Findings, Path]:
+) -> tuple[RoleAnalysis, Path]:
     """Play the panel of `config.eval` with each cast of `ROWS`, and say which role's exchange costs most.
 
     Both models are loaded once. `out` gets a run directory for each row, ``roles.json``, ``roles.md``, and where
@@ -77,76 +77,88 @@ def exchange_roles(
     """
     if trials < 1:
         raise ConfigError("the reader plays the trials after trial 0: ask for one or more of them")
-    with examined(run_dir) as subject:
-        if subject.trained is None or not known_method(subject.trained.algorithm.name).trains:
+    with open_evaluated_model(run_dir) as subject:
+        if subject.trained is None or not find_method(subject.trained.algorithm.name).trains:
             raise ConfigError(f"{run_dir} is no run that changed weights: name the directory of a `trailnotes train`")
-        models = {"start": Subject(start or subject.trained.model.path, "start"), "trained": subject}
+        models = {"start": EvaluatedModel(start or subject.trained.model.path, "start"), "trained": subject}
         place = Path(out) if out is not None else Path(subject.model).parents[2] / "roles" / config.eval.split
-        configs = {row: adapting(config, TIPS_ONLY, models[_model_of(row)], trials) for row in ROWS}
-        refuse_missing(configs["none"], plays_only=True)
+        configs = {
+            row: build_adaptation_config(config, TIPS_ONLY_METHOD, models[_get_model_name(row)], trials)
+            for row in ROLES_BY_ROW
+        }
+        require_dependencies(configs["none"], plays_only=True)
         for row, own in configs.items():
-            _refuse_other(place / row, own)
-        if said := seen_in_training(subject.trained, config):
+            _validate_row(place / row, own)
+        if said := describe_training_overlap(subject.trained, config):
             logger.warning("%s", said)
         if subject.trained.algorithm.author == "start":
             logger.warning("the tips of this run are written by its start model: rows with another author are what the "
                            "trained weights would write, if they were asked")  # fmt: skip
-        with kept_if_interrupted(f"stopped; {place} keeps what has ended: the same command continues"):
-            run_to_end(_play(configs, models, place, make_bar))
-        found = _findings(configs["none"], place)
-        _write(found, models, place)
+        with explain_interrupt(f"stopped; {place} keeps what has ended: the same command continues"):
+            run_to_end(_play_rows(configs, models, place, make_bar))
+        found = _compute_findings(configs["none"], place)
+        _write_findings(found, models, place)
         return found, place
 
 
-def _model_of(row: str) -> str:
+def _get_model_name(row: str) -> str:
     """Which model a row counts as that of: the trained one wherever it plays a role."""
-    return "trained" if ROWS[row] else "start"
+    return "trained" if ROLES_BY_ROW[row] else "start"
 
 
-def _refuse_other(path: Path, config: Config) -> None:
+def _validate_row(path: Path, config: Config) -> None:
     """Refuse to go on with a row of another checkpoint or other settings, before anything is loaded."""
     if not has_begun(path):
         return
-    if names := [name for name in diff(run_config(path), config) if not within(name, FREE)]:
+    if names := [name for name in diff_configs(load_run_config(path), config) if not is_within(name, CHANGEABLE_KEYS)]:
         raise RunError(
             f"{path.parent} holds an exchange with another {', '.join(names)}: choose another --out, or move it away"
         )
 
 
-async def _play(configs: Mapping[str, Config], models: Mapping[str, Subject], out: Path, make_bar: MakeBar) -> None:
+async def _play_rows(
+    configs: Mapping[str, Config], models: Mapping[str, EvaluatedModel], out: Path, make_bar: MakeBar
+) -> None:
     """All rows, one after the other; what has been played is read back."""
-    method = method_of(TIPS_ONLY).load()
+    method = resolve_method(TIPS_ONLY_METHOD).load()
     with ExitStack() as opened, EnvPool(configs["none"].env) as pool:
-        policies = {name: _load(name, configs["none"], subject, opened) for name, subject in models.items()}
+        policies = {name: _load_role_policy(name, configs["none"], subject, opened) for name, subject in models.items()}
         for index, (row, config) in enumerate(configs.items()):
-            with RunDir.open(out / row, config, allow_change=FREE) as directory, make_bar(_title(row)) as bar:
-                _take_over(out, row, list(ROWS)[:index])
-                run = AdaptationRun(config, directory, cast_of(row, policies), pool, models[_model_of(row)], bar)
+            with (
+                RunDir.open(out / row, config, allow_change=CHANGEABLE_KEYS) as directory,
+                make_bar(_format_title(row)) as bar,
+            ):
+                _copy_shared_episodes(out, row, list(ROLES_BY_ROW)[:index])
+                run = AdaptationRun(
+                    config, directory, assign_roles(row, policies), pool, models[_get_model_name(row)], bar
+                )
                 await method(run)
                 write_table([figure.result for figure in run.figures], directory.path, [f.name for f in run.figures])
 
 
-def cast_of(row: str, policies: Mapping[str, Policy]) -> Cast:
+def assign_roles(row: str, policies: Mapping[str, Policy]) -> Roles:
     """Who plays what in a row, of the policies "start" and "trained"."""
-    return Cast(*(policies["trained" if role in ROWS[row] else "start"] for role in ("explorer", "author", "reader")))
+    return Roles(
+        *(policies["trained" if role in ROLES_BY_ROW[row] else "start"] for role in ("explorer", "author", "reader"))
+    )
 
 
-def _title(row: str) -> str:
+def _format_title(row: str) -> str:
     return {"none": "start model", "all": "trained model"}.get(row, f"trained {row}")
 
 
-def _load(name: str, config: Config, subject: Subject, opened: ExitStack) -> Policy:
+def _load_role_policy(name: str, config: Config, subject: EvaluatedModel, opened: ExitStack) -> Policy:
     try:
-        return opened.enter_context(loaded(config, subject))
+        return opened.enter_context(open_policy(config, subject))
     except TrailnotesError as error:
         hint = ": name the model that the training began with by --start MODEL" if name == "start" else ""
         raise ConfigError(f"the {name} model cannot be loaded ({error}){hint}") from error
 
 
-def _take_over(out: Path, row: str, earlier: Sequence[str]) -> None:
+def _copy_shared_episodes(out: Path, row: str, earlier: Sequence[str]) -> None:
     """What an earlier row played in trial 0, where the roles were cast alike, is what this one would play."""
     for name in earlier:
-        apart = set(ROWS[name]) ^ set(ROWS[row])
+        apart = set(ROLES_BY_ROW[name]) ^ set(ROLES_BY_ROW[row])
         for kind, roles in (("episodes", {"explorer"}), ("notes", {"explorer", "author"})):
             theirs, ours = (out / each / "phases" / f"trial-0.{kind}.jsonl" for each in (name, row))
             if not apart & roles and theirs.exists() and not ours.exists():
@@ -154,28 +166,28 @@ def _take_over(out: Path, row: str, earlier: Sequence[str]) -> None:
                 write_bytes_atomic(ours, theirs.read_bytes())
 
 
-def _findings(config: Config, out: Path) -> Findings:
+def _compute_findings(config: Config, out: Path) -> RoleAnalysis:
     """What the episodes on disk say: `out` holds a whole row of each name."""
-    values = {row: _values(out / row, config.eval.trials + 1, config.eval.metric) for row in ROWS}
-    families = {task.id: family_of(task) for task in panel_of(config)}
-    return findings_of(values, families, config.eval.metric, config.eval.confidence)
+    values = {row: _read_task_means(out / row, config.eval.trials + 1, config.eval.metric) for row in ROLES_BY_ROW}
+    families = {task.id: get_family(task) for task in load_panel(config)}
+    return analyse_roles(values, families, config.eval.metric, config.eval.confidence)
 
 
-def _values(row: Path, num_trials: int, metric: str) -> list[dict[str, float]]:
+def _read_task_means(row: Path, num_trials: int, metric: str) -> list[dict[str, float]]:
     """For each trial the mean of each game's episodes; of a game whose episodes all failed there is none."""
     trials: list[dict[str, list[float]]] = [{} for _ in range(num_trials)]
     for record in read_jsonl(row / "trajectories.jsonl"):
         if record["iteration"] < num_trials and record["outcome"] != "error":
             episode = trajectory_from_json(record)
-            trials[record["iteration"]].setdefault(episode.task.id, []).append(value_of(episode, metric))
+            trials[record["iteration"]].setdefault(episode.task.id, []).append(get_metric_value(episode, metric))
     return [{game: fmean(own) for game, own in games.items()} for games in trials]
 
 
-def _write(found: Findings, models: Mapping[str, Subject], out: Path) -> None:
+def _write_findings(found: RoleAnalysis, models: Mapping[str, EvaluatedModel], out: Path) -> None:
     about = {name: subject.model for name, subject in models.items()}
-    write_text_atomic(out / "roles.json", json.dumps(about | found.record(), indent=1) + "\n")
-    write_text_atomic(out / "roles.md", markdown(found))
+    write_text_atomic(out / "roles.json", json.dumps(about | found.to_json(), indent=1) + "\n")
+    write_text_atomic(out / "roles.md", render_markdown(found))
     try:
-        draw(found, out / "roles.png")
+        plot_roles(found, out / "roles.png")
     except MissingExtraError as error:
         logger.warning("no roles.png: %s", error)

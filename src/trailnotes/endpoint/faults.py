@@ -11,21 +11,21 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-FIRST_WAIT = 0.5  # seconds before the first retry; doubles with each
-LONGEST_WAIT: Final = 60.0
-LONGEST_RETRY_AFTER: Final = 300.0  # a server that wants more is asked again after this
-TEXT_SHOWN: Final = 300  # characters of what a server says that an error quotes
+MIN_WAIT = 0.5  # seconds before the first retry; doubles with each
+MAX_WAIT: Final = 60.0
+MAX_RETRY_AFTER: Final = 300.0  # a server that wants more is asked again after this
+MAX_ERROR_CHARS: Final = 300  # characters of what a server says that an error quotes
 
-_NO_MONEY = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
-_OVERFLOW = re.compile(
+_QUOTA_CODES = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
+_CONTEXT_OVERFLOW = re.compile(
     r"context.?length|context.?size|context.?window|maximum context|prompt is too long|longer than the model|"
     r"max_new_tokens.{1,20}must be|exceeds? the (?:available|maximum) (?:context|number of tokens)"
 )
-_UNKNOWN = re.compile(
+_UNKNOWN_PARAMETER = re.compile(
     r"(?:unsupported|unknown) (?:parameter|value): '(\w+)'|unexpected fields?.*?'(\w+)'|"
     r"unrecognized request argument.*?: (\w+)"
 )
-_PARAMETERS: Final = {  # of a request, and what to do where a model refuses it
+_PARAMETER_FIXES: Final = {  # of a request, and what to do where a model refuses it
     "temperature": 'add "temperature" to endpoint.omit, or set rollout.temperature and eval.temperature to what it '
     "takes",
     "top_p": 'add "top_p" to endpoint.omit, or set rollout.top_p to what it takes',
@@ -37,7 +37,7 @@ _PARAMETERS: Final = {  # of a request, and what to do where a model refuses it
 }
 
 
-class Trouble(Exception):  # noqa: N818 (no error of the run: it passes)
+class RetryableError(Exception):
     """A failure that another try may not meet."""
 
     def __init__(self, reason: str, *, wait: float | None = None, billed: bool = False) -> None:
@@ -47,18 +47,18 @@ class Trouble(Exception):  # noqa: N818 (no error of the run: it passes)
         self.billed = billed  # whether the server may have generated, and charged for, an answer
 
 
-class Late(Trouble):
+class AnswerTimeoutError(RetryableError):
     """No answer in time."""
 
 
-def passes(status: int, body: object) -> bool:
+def is_retryable(status: int, body: object) -> bool:
     """Whether a refused request is worth another try."""
     if status == 429:
-        return not isinstance(body, Mapping) or body.get("code") not in _NO_MONEY
+        return not isinstance(body, Mapping) or body.get("code") not in _QUOTA_CODES
     return status in {408, 409, 425} or status >= 500
 
 
-def retry_after(headers: Mapping[str, str], now: float | None = None) -> float | None:
+def parse_retry_after(headers: Mapping[str, str], now: float | None = None) -> float | None:
     """Seconds that a server asks to wait, which it gives as a number or as an HTTP date; None if it does not.
 
     Source: RFC 9110, section 10.2.3.
@@ -76,37 +76,37 @@ def retry_after(headers: Mapping[str, str], now: float | None = None) -> float |
     return None if math.isnan(seconds) else max(0.0, seconds)
 
 
-def pause(tries: int, asked: float | None) -> float:
+def compute_wait(tries: int, asked: float | None) -> float:
     """Seconds to wait after `tries` failures: doubling, with jitter; never less than `asked`, up to its cap."""
-    usual = min(FIRST_WAIT * 2.0 ** (tries - 1), LONGEST_WAIT)
+    usual = min(MIN_WAIT * 2.0 ** (tries - 1), MAX_WAIT)
     if asked is None:
         return usual * random.uniform(0.5, 1.0)
-    return min(asked, LONGEST_RETRY_AFTER) + usual * random.uniform(0.0, 0.5)
+    return min(asked, MAX_RETRY_AFTER) + usual * random.uniform(0.0, 0.5)
 
 
-def said(body: object) -> str:
+def extract_error_text(body: object) -> str:
     """What a server says in an error's body, on one line, cut."""
     text: object = body
     while isinstance(text, Mapping):
         text = next((text[name] for name in ("error", "message", "detail", "msg") if text.get(name)), json.dumps(text))
     words = " ".join(str(text or "no reason given").split())
-    return words if len(words) <= TEXT_SHOWN else f"{words[:TEXT_SHOWN]} ..."
+    return words if len(words) <= MAX_ERROR_CHARS else f"{words[:MAX_ERROR_CHARS]} ..."
 
 
-def is_about_model(status: int, body: object) -> bool:
+def is_missing_model(status: int, body: object) -> bool:
     """Whether the server misses the model, or the address."""
     facts = body if isinstance(body, Mapping) else {}
     return status == 404 or facts.get("code") == "model_not_found" or facts.get("param") == "model"
 
 
-def explain(
+def explain_refusal(
     status: int, body: object, *, url: str, model: str, key_env: str, has_key: bool, extra: Collection[str] = ()
 ) -> str:
     """One line for the user: what was refused, and the fix. For what `passes` rejects, except missing models.
 
     `extra` are the fields that the config adds.
     """
-    text = f"{url} answers {status}: {said(body)}"
+    text = f"{url} answers {status}: {extract_error_text(body)}"
     if status == 401:
         fix = "holds no valid key for it" if has_key else "is not set: export it with your key"
         return f"{text}; the environment variable {key_env} (endpoint.api_key_env) {fix}"
@@ -114,20 +114,20 @@ def explain(
         return f"{text}; the key in {key_env} (endpoint.api_key_env) does not allow this, or not the model {model!r}"
     if status == 429:
         return f"{text}; the account has nothing left to spend: top it up, and run the same command again"
-    if status == 413 or is_overflow(body):
+    if status == 413 or is_context_overflow(body):
         return (
             f"{text}; set endpoint.context_tokens to what the model {model!r} holds, so that episodes end before, "
             "and run the same command again"
         )
-    fixes = _PARAMETERS | {name.lower(): f"take {name} out of endpoint.extra" for name in extra}
-    if parameter := _refused(body, fixes):
+    fixes = _PARAMETER_FIXES | {name.lower(): f"take {name} out of endpoint.extra" for name in extra}
+    if parameter := _find_refused_parameter(body, fixes):
         return f"{text}; {fixes[parameter]}"
     return text
 
 
-def missing_model(status: int, body: object, *, url: str, model: str, offered: Sequence[str]) -> str:
+def explain_missing_model(status: int, body: object, *, url: str, model: str, offered: Sequence[str]) -> str:
     """The line for a server that misses the model: whether it is the name or the address that is wrong."""
-    text = f"{url} answers {status}: {said(body)}"
+    text = f"{url} answers {status}: {extract_error_text(body)}"
     if offered and model not in offered:
         names = ", ".join(offered[:20]) + (", ..." if len(offered) > 20 else "")
         return f"{text}; it has no model {model!r}: set model.path to openai: and one of {names}"
@@ -137,18 +137,18 @@ def missing_model(status: int, body: object, *, url: str, model: str, offered: S
     )
 
 
-def is_overflow(body: object) -> bool:
+def is_context_overflow(body: object) -> bool:
     """Whether a text was longer than the model takes."""
     if isinstance(body, Mapping) and "context" in str(body.get("code") or body.get("type") or ""):
         return True
-    return _OVERFLOW.search(said(body).lower()) is not None
+    return _CONTEXT_OVERFLOW.search(extract_error_text(body).lower()) is not None
 
 
-def _refused(body: object, known: Collection[str]) -> str:
+def _find_refused_parameter(body: object, known: Collection[str]) -> str:
     """The parameter of the request that a model does not take; "" if it is none of those `known`."""
     facts: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
     if facts.get("param") in known:
         return str(facts["param"])
-    quoted = _UNKNOWN.search(said(body).lower())
+    quoted = _UNKNOWN_PARAMETER.search(extract_error_text(body).lower())
     name = next((group for group in quoted.groups() if group), "") if quoted else ""
     return name if name in known else ""

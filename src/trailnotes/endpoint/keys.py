@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 NO_KEY: Final = "none"  # what is sent where there is no key: the client insists on one
 
 
-def key_of(config: EndpointConfig) -> str:
+def load_api_key(config: EndpointConfig) -> str:
     """The key; "" for none, which is refused where one is surely needed."""
     key = os.environ.get(config.api_key_env, "").strip()
     if not key and "//api.openai.com" in config.base_url:
@@ -27,6 +27,6 @@ def key_of(config: EndpointConfig) -> str:
     return key
 
 
-def without(key: str, text: str) -> str:
+def redact_key(key: str, text: str) -> str:
     """`text` without the key, which servers may repeat, be it in other cases."""
     return re.sub(re.escape(key), "[key]", text, flags=re.IGNORECASE) if key else text

@@ -16,9 +16,9 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from trailnotes.envs.base import Env, boundary, one_line
+from trailnotes.envs.base import Env, format_error, wrap_env_errors
 from trailnotes.envs.check import check_env
-from trailnotes.errors import ConfigError, MissingExtraError, how_to_install, known_extras
+from trailnotes.errors import ConfigError, MissingExtraError, format_install_command, known_extras
 from trailnotes.types import Task
 
 __all__ = [
@@ -26,12 +26,12 @@ __all__ = [
     "ENVS",
     "Env",
     "check_env",
-    "check_options",
-    "env_class",
-    "env_identity",
-    "env_tasks",
     "extra_for",
+    "get_env_identity",
+    "list_env_tasks",
+    "load_env_class",
     "make_env",
+    "validate_options",
 ]
 
 ENVS: dict[str, str] = {
@@ -56,14 +56,14 @@ def make_env(name: str, **options: Any) -> Env:
         ConfigError: an unknown name or option; the text has the nearest known one.
         MissingExtraError: a package that the environment needs is not installed; the text names the extra.
     """
-    cls = env_class(name)
-    check_options(name, cls, options)
-    with _naming_the_extra(name):
-        env: Env = cls(**_accepted(cls, options))
+    cls = load_env_class(name)
+    validate_options(name, cls, options)
+    with _translate_import_error(name):
+        env: Env = cls(**_select_accepted(cls, options))
     return env
 
 
-def env_tasks(name: str, split: str, options: Mapping[str, Any] | None = None) -> list[Task]:
+def list_env_tasks(name: str, split: str, options: Mapping[str, Any] | None = None) -> list[Task]:
     """All tasks of one split, in the environment's own order: the same list in every process, forever.
 
     Raises:
@@ -71,21 +71,21 @@ def env_tasks(name: str, split: str, options: Mapping[str, Any] | None = None) -
         MissingExtraError: as in `make_env`.
         EnvError: its `tasks` failed otherwise.
     """
-    cls = env_class(name)
+    cls = load_env_class(name)
     options = options or {}
-    check_options(name, cls, options)
+    validate_options(name, cls, options)
     tasks = getattr(cls, "tasks", None)
     if not callable(tasks):
         raise ConfigError(f"env.name = {name!r} lists no tasks: give {cls.__name__} a static method tasks(split)")
-    with boundary(f"tasks({split!r}) of {name}"), _naming_the_extra(name):
-        listed = list(tasks(split, **_accepted(tasks, options)))
+    with wrap_env_errors(f"tasks({split!r}) of {name}"), _translate_import_error(name):
+        listed = list(tasks(split, **_select_accepted(tasks, options)))
     for item in listed:
         if not isinstance(item, Task):
             raise ConfigError(f"env.name = {name!r}: tasks({split!r}) must list Task values, not {type(item).__name__}")
     return listed
 
 
-def env_identity(name: str, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def get_env_identity(name: str, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """What must be the same for results of two runs to be comparable, as JSON values; {} where a class does not say.
 
     A class says it in a static method ``identity(**options) -> dict``: its data, how that is split, and hashes of both.
@@ -93,53 +93,53 @@ def env_identity(name: str, options: Mapping[str, Any] | None = None) -> dict[st
     Raises:
         ConfigError, MissingExtraError, EnvError: as `env_tasks`.
     """
-    cls = env_class(name)
+    cls = load_env_class(name)
     options = options or {}
-    check_options(name, cls, options)
+    validate_options(name, cls, options)
     identity = getattr(cls, "identity", None)
     if not callable(identity):
         return {}
-    with boundary(f"identity of {name}"), _naming_the_extra(name):
-        return dict(identity(**_accepted(identity, options)))
+    with wrap_env_errors(f"identity of {name}"), _translate_import_error(name):
+        return dict(identity(**_select_accepted(identity, options)))
 
 
-def env_class(name: str) -> Callable[..., Any]:
+def load_env_class(name: str) -> Callable[..., Any]:
     """The class behind a name, imported now. Raises as `make_env` does."""
     if name in ENVS:
-        return _load(name, ENVS[name])
+        return _import_class(name, ENVS[name])
     if ":" in name:
-        return _load(name, name)
+        return _import_class(name, name)
     offered = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name in offered:
-        return _load(name, _target(offered[name]))
+        return _import_class(name, _parse_target(offered[name]))
     known = sorted({*ENVS, *offered})
-    near = _nearest(name, known)
+    near = _suggest_nearest(name, known)
     said = f"{near}{'' if near.endswith('?') else '.'} An environment of your own is named module:Class"
     raise ConfigError(f"env.name = {name!r} is unknown{said}")
 
 
-def check_options(name: str, cls: Callable[..., Any], options: Mapping[str, Any]) -> None:
+def validate_options(name: str, cls: Callable[..., Any], options: Mapping[str, Any]) -> None:
     """Refuse options that neither the class nor its `tasks` accepts, and the lack of a required one.
 
     Raises:
         ConfigError: names the option, and the nearest known one.
     """
-    own, takes_any = _parameters(cls)
+    own, takes_any = _inspect_parameters(cls)
     tasks = getattr(cls, "tasks", None)
-    accepted = sorted({*own, *(_parameters(tasks)[0] if callable(tasks) else {})} - {"split"})
+    accepted = sorted({*own, *(_inspect_parameters(tasks)[0] if callable(tasks) else {})} - {"split"})
     for key in () if takes_any else options:
         if key not in accepted:
-            raise ConfigError(f"env.options.{key}: {name} has no such option{_nearest(key, accepted)}")
+            raise ConfigError(f"env.options.{key}: {name} has no such option{_suggest_nearest(key, accepted)}")
     for key, parameter in own.items():
         if parameter.default is parameter.empty and key not in options:
             raise ConfigError(f"env.options.{key} is missing: {name} needs it")
 
 
-def _target(point: EntryPoint) -> str:
+def _parse_target(point: EntryPoint) -> str:
     return point.value.partition("[")[0].strip()  # "module:Class [extra]" is allowed in entry points
 
 
-def _load(name: str, target: str) -> Callable[..., Any]:
+def _import_class(name: str, target: str) -> Callable[..., Any]:
     """Import ``module:Class``. The working directory counts, as it does for ``python script.py``."""
     module_name, _, class_name = target.partition(":")
     if not module_name or not class_name:
@@ -148,7 +148,7 @@ def _load(name: str, target: str) -> Callable[..., Any]:
     if not {"", here} & set(sys.path):
         sys.path.append(here)
     try:
-        with _naming_the_extra(name):
+        with _translate_import_error(name):
             module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
@@ -160,16 +160,18 @@ def _load(name: str, target: str) -> Callable[..., Any]:
     except MissingExtraError:
         raise
     except Exception as error:
-        raise ConfigError(f"env.name = {name!r}: importing {module_name} raised {one_line(error)}") from error
+        raise ConfigError(f"env.name = {name!r}: importing {module_name} raised {format_error(error)}") from error
     cls = getattr(module, class_name, None)
     if not callable(cls):
         classes = sorted(key for key, value in vars(module).items() if inspect.isclass(value))
-        raise ConfigError(f"env.name = {name!r}: {module_name} has no {class_name!r}{_nearest(class_name, classes)}")
+        raise ConfigError(
+            f"env.name = {name!r}: {module_name} has no {class_name!r}{_suggest_nearest(class_name, classes)}"
+        )
     return cls  # type: ignore[no-any-return]
 
 
 @contextmanager
-def _naming_the_extra(name: str) -> Iterator[None]:
+def _translate_import_error(name: str) -> Iterator[None]:
     """Turn a missing package of a known environment into the extra that brings it."""
     try:
         yield
@@ -178,11 +180,11 @@ def _naming_the_extra(name: str) -> Iterator[None]:
         if not extra or isinstance(error, MissingExtraError):
             raise
         raise MissingExtraError(
-            f"env.name = {name!r} needs the package {error.name!r}: {how_to_install(extra)}"
+            f"env.name = {name!r} needs the package {error.name!r}: {format_install_command(extra)}"
         ) from error
 
 
-def _parameters(function: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
+def _inspect_parameters(function: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
     """Named parameters of a call, and whether it takes any other keyword too."""
     named, takes_any = {}, False
     for key, parameter in inspect.signature(function).parameters.items():
@@ -193,13 +195,13 @@ def _parameters(function: Callable[..., Any]) -> tuple[dict[str, inspect.Paramet
     return named, takes_any
 
 
-def _accepted(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def _select_accepted(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that `function` takes: one section of the config serves the class and its `tasks`."""
-    named, takes_any = _parameters(function)
+    named, takes_any = _inspect_parameters(function)
     return {key: value for key, value in options.items() if takes_any or key in named}
 
 
-def _nearest(word: str, known: list[str]) -> str:
+def _suggest_nearest(word: str, known: list[str]) -> str:
     near = difflib.get_close_matches(word, known, n=2)
     if near:
         return f"; did you mean {' or '.join(near)}?"

@@ -14,20 +14,20 @@ _WILL: Final = (
     r"will|shall|should|must|can|could|may|might|would like to|would|want to|need to|have to|am (?:now )?going to|"
     r"am about to|decide to|choose to|plan to|intend to|try to"
 )
-_MEANS: Final = rf"(?:I|[Ww]e)(?:\s+(?:{_WILL})|['\u2019](?:ll|d like to|d|m (?:now )?going to))?"
+_INTENT: Final = rf"(?:I|[Ww]e)(?:\s+(?:{_WILL})|['\u2019](?:ll|d like to|d|m (?:now )?going to))?"
 _OPENING: Final = re.compile(
     r"^(?:(?i:ok|okay|alright|all right|sure|well|now|next|first|finally|so|then|therefore)\b\s*(?:[,:!.]\s*)?)*"
     r"(?:I (?:think|believe|guess)(?: that)?\s+(?=I|we))?"
-    rf"(?:{_MEANS}|[Ll]et (?:me|us)|[Ll]et['\u2019]s|(?:[Mm]y|[Tt]he)(?: next| best)? (?:action|move|step) is to)\s+"
+    rf"(?:{_INTENT}|[Ll]et (?:me|us)|[Ll]et['\u2019]s|(?:[Mm]y|[Tt]he)(?: next| best)? (?:action|move|step) is to)\s+"
     r"(?:(?:now|then|next|first|just|try to)\s+)*(?=[^\W\d_])"
 )
 # "to" belongs to the way here, and "go" is not said: "I am going to the kitchen".
-_ON_THE_WAY: Final = re.compile(
+_PROGRESSIVE: Final = re.compile(
     r"\b(I|[Ww]e)(?: am| are|['\u2019]m|['\u2019]re) (?:now )?going (?=to (?:the|a|an|my)\b)"
 )
 
 _MAX_ACTION: Final = 500  # characters that are looked at, of an action that is one of few
-_AROUND: Final = " \t\r\n.,;:!\"'`"  # what may stand around an action that is meant
+_STRIPPED_CHARS: Final = " \t\r\n.,;:!\"'`"  # what may stand around an action that is meant
 
 
 @runtime_checkable
@@ -54,7 +54,7 @@ class Env(Protocol):
 
 
 @contextmanager
-def boundary(what: str) -> Iterator[None]:
+def wrap_env_errors(what: str) -> Iterator[None]:
     """Run environment code: one episode is lost, not the run.
 
     What an environment says on purpose about the configuration (`ConfigError`, `MissingExtraError`) passes as it is.
@@ -64,43 +64,43 @@ def boundary(what: str) -> Iterator[None]:
     except (ConfigError, MissingExtraError, EnvError):
         raise
     except (Exception, SystemExit) as error:
-        raise EnvError(f"{what} raised {one_line(error)}") from error
+        raise EnvError(f"{what} raised {format_error(error)}") from error
 
 
-def one_line(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Type and text of an error on one line of bounded length."""
-    text = in_print(str(error), 500)
+    text = sanitize_text(str(error), 500)
     name = type(error).__name__
     return f"{name}: {text}" if text else name
 
 
-def in_print(text: str, most: int) -> str:
+def sanitize_text(text: str, most: int) -> str:
     """Somebody else's words as an error may quote them: on one line, cut, with "?" for what a terminal would obey."""
     words = " ".join(text.split())[:most]
     return "".join(letter if letter.isprintable() else "?" for letter in words)
 
 
-def imperative(action: str) -> str:
+def strip_intent(action: str) -> str:
     """The command in "I will COMMAND", "Let me COMMAND" or "Okay, I'll now COMMAND"; any other `action` as it is.
 
     For games whose commands are imperatives, none of which begins like that. A small "i" stays: to their parsers it is
     short for the inventory.
     """
-    return _OPENING.sub("", _ON_THE_WAY.sub(r"\1 will go ", action))
+    return _OPENING.sub("", _PROGRESSIVE.sub(r"\1 will go ", action))
 
 
-def commanded(action: str) -> str:
+def normalize_command(action: str) -> str:
     """The command of an action alone: `imperative`, blanks joined, and without what stands around it."""
-    return " ".join(imperative(action[:_MAX_ACTION].strip()).split()).strip(_AROUND)
+    return " ".join(strip_intent(action[:_MAX_ACTION].strip()).split()).strip(_STRIPPED_CHARS)
 
 
-def as_offered(action: str, offered: Sequence[str]) -> str:
+def match_offered(action: str, offered: Sequence[str]) -> str:
     """The one of `offered` that `action` is but for case and what `commanded` leaves out.
 
     Where there is none, what it leaves. For games that take an action in their own letters only.
     """
     if action in offered:
         return action
-    words = commanded(action)
+    words = normalize_command(action)
     said = words.casefold()
     return next((other for other in offered if other.casefold() == said), words)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from trailnotes.envs.base import Env, in_print, one_line
+from trailnotes.envs.base import Env, format_error, sanitize_text
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 
@@ -43,22 +43,24 @@ def check_env(env_factory: Callable[[], Env], tasks: Sequence[Task] | None = Non
     Raises:
         EnvError: the first violation, with what to change.
     """
-    env = _made(env_factory)
+    env = _make_env(env_factory)
     splits = _check_tasks(env, env_factory)
     _check_identity(env, env_factory)
     chosen = list(tasks) if tasks is not None else [task for listed in splits.values() for task in listed[:1]]
-    _require(bool(chosen), "there is no task to try: pass tasks, or give the class a static method tasks(split)")
+    _require_condition(
+        bool(chosen), "there is no task to try: pass tasks, or give the class a static method tasks(split)"
+    )
     _check_order(env_factory, chosen[0])
     skipped = [] if splits else ["the class lists no tasks: splits were not checked"]
     ended = False
     for task in chosen[:NUM_TASKS]:
         ended |= _check_episode(env, task)
-        _check_repeatable(env, _made(env_factory), task)
+        _check_repeatable(env, _make_env(env_factory), task)
     if not ended:
         skipped.append(f"no episode ended within {MAX_STEPS} steps: what follows an end was not checked")
     _check_odd_actions(env, chosen[0])
     for _ in range(2):
-        _call("close", env.close)
+        _call_env("close", env.close)
     return tuple(skipped)
 
 
@@ -67,23 +69,25 @@ def _check_tasks(env: Env, env_factory: Callable[[], Env]) -> dict[str, list[Tas
     lister = getattr(env, "tasks", None)
     if not callable(lister):
         return {}
-    options = _options_for(lister, env_factory)
+    options = _select_options(lister, env_factory)
     splits: dict[str, list[Task]] = {}
     owner: dict[str, str] = {}
     lacking: list[str] = []
     for split in SPLITS:
         try:
-            listed = _tasks_of(lister, split, options)
+            listed = _list_tasks(lister, split, options)
         except ConfigError as error:  # an environment may lack a split
             lacking.append(str(error))
             continue
         for task in listed:
-            _require(task.id not in owner, f"task id {task.id!r} is in {owner.get(task.id)} and again in {split}")
+            _require_condition(
+                task.id not in owner, f"task id {task.id!r} is in {owner.get(task.id)} and again in {split}"
+            )
             owner[task.id] = split
         if listed:
             splits[split] = listed
-    why = f": {in_print(lacking[0], 500)}" if lacking else ""
-    _require(bool(splits), f"tasks(split) lists nothing for any of {', '.join(SPLITS)}{why}")
+    why = f": {sanitize_text(lacking[0], 500)}" if lacking else ""
+    _require_condition(bool(splits), f"tasks(split) lists nothing for any of {', '.join(SPLITS)}{why}")
     return splits
 
 
@@ -92,13 +96,15 @@ def _check_identity(env: Env, env_factory: Callable[[], Env]) -> None:
     teller = getattr(env, "identity", None)
     if not callable(teller):
         return
-    options = _options_for(teller, env_factory)
-    first, second = (_call("identity", lambda: dict(teller(**options))) for _ in range(2))
-    _require(_is_json(first), "identity must hold JSON values only")
-    _require(first == second, "identity differs from call to call: derive it from its arguments and the data alone")
+    options = _select_options(teller, env_factory)
+    first, second = (_call_env("identity", lambda: dict(teller(**options))) for _ in range(2))
+    _require_condition(_is_json(first), "identity must hold JSON values only")
+    _require_condition(
+        first == second, "identity differs from call to call: derive it from its arguments and the data alone"
+    )
 
 
-def _options_for(function: Callable[..., Any], env_factory: Callable[[], Env]) -> dict[str, Any]:
+def _select_options(function: Callable[..., Any], env_factory: Callable[[], Env]) -> dict[str, Any]:
     """The options of a `functools.partial` that `function` takes, too."""
     options: dict[str, Any] = getattr(env_factory, "keywords", {})
     parameters = inspect.signature(function).parameters
@@ -107,48 +113,48 @@ def _options_for(function: Callable[..., Any], env_factory: Callable[[], Env]) -
     return {key: value for key, value in options.items() if key in parameters}
 
 
-def _tasks_of(lister: Callable[..., Any], split: str, options: dict[str, Any]) -> list[Task]:
+def _list_tasks(lister: Callable[..., Any], split: str, options: dict[str, Any]) -> list[Task]:
     call = f"tasks({split!r})"
     try:
-        with _other_randomness(1):
+        with _perturb_global_seed(1):
             first = list(lister(split, **options))
-        with _other_randomness(2):
+        with _perturb_global_seed(2):
             second = list(lister(split, **options))
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        raise EnvError(f"check_env: {call} raised {one_line(error)}; a split it lacks is a ConfigError") from error
-    _require(first == second, f"{call} differs from call to call: derive it from its arguments alone")
+        raise EnvError(f"check_env: {call} raised {format_error(error)}; a split it lacks is a ConfigError") from error
+    _require_condition(first == second, f"{call} differs from call to call: derive it from its arguments alone")
     for task in first:
-        _require(isinstance(task, Task), f"{call} must list Task values, not {type(task).__name__}")
-        _require(task.split == split, f"{call} lists {task.id!r} with split {task.split!r}")
-        _require(_is_json(dict(task.options)), f"the options of task {task.id!r} must be JSON values")
+        _require_condition(isinstance(task, Task), f"{call} must list Task values, not {type(task).__name__}")
+        _require_condition(task.split == split, f"{call} lists {task.id!r} with split {task.split!r}")
+        _require_condition(_is_json(dict(task.options)), f"the options of task {task.id!r} must be JSON values")
     return first
 
 
 def _check_order(env_factory: Callable[[], Env], task: Task) -> None:
     """A step needs a reset before it, and closing is always fine."""
-    env = _made(env_factory)
-    _must_refuse(env, "step before reset must raise EnvError")
-    _call("close before reset", env.close)
-    fresh = _made(env_factory)
-    _begun(fresh, task)
+    env = _make_env(env_factory)
+    _require_env_error(env, "step before reset must raise EnvError")
+    _call_env("close before reset", env.close)
+    fresh = _make_env(env_factory)
+    _reset_env(fresh, task)
     for _ in range(2):
-        _call("close in mid-episode", fresh.close)
+        _call_env("close in mid-episode", fresh.close)
 
 
 def _check_episode(env: Env, task: Task) -> bool:
     """Play one episode; whether it came to an end."""
-    first = _begun(env, task)
+    first = _reset_env(env, task)
     observation = first
     pick = random.Random(0)
     for _ in range(MAX_STEPS):
-        action = _an_action(observation, pick)
-        observation = _stepped(env, action)
-        _require(observation.max_score == first.max_score, "max_score must stay the same within an episode")
+        action = _pick_action(observation, pick)
+        observation = _step_env(env, action)
+        _require_condition(observation.max_score == first.max_score, "max_score must stay the same within an episode")
         if observation.done:
-            _must_refuse(env, "step after the end must raise EnvError")
-            _begun(env, task)
+            _require_env_error(env, "step after the end must raise EnvError")
+            _reset_env(env, task)
             return True
     return False
 
@@ -157,112 +163,126 @@ def _check_repeatable(env: Env, other: Env, task: Task) -> None:
     """The same task and actions give the same answers: again, in a fresh environment, whatever the global seed."""
     reference = None
     for seed, candidate in enumerate((env, env, other)):
-        with _other_randomness(seed):
-            played = _played(candidate, task)
+        with _perturb_global_seed(seed):
+            played = _play_steps(candidate, task)
         reference = reference or played
         for place, (ours, theirs) in enumerate(zip(reference, played, strict=False)):
             where = "reset" if place == 0 else f"step {place}"
-            _require(ours == theirs, f"task {task.id!r} differs at {where} when played again: use only task.seed")
-    _call("close", other.close)
+            _require_condition(
+                ours == theirs, f"task {task.id!r} differs at {where} when played again: use only task.seed"
+            )
+    _call_env("close", other.close)
 
 
-def _played(env: Env, task: Task, num_steps: int = 10) -> list[Observation]:
-    observations = [_begun(env, task)]
+def _play_steps(env: Env, task: Task, num_steps: int = 10) -> list[Observation]:
+    observations = [_reset_env(env, task)]
     pick = random.Random(1)
     while len(observations) <= num_steps and not observations[-1].done:
-        observations.append(_stepped(env, _an_action(observations[-1], pick)))
+        observations.append(_step_env(env, _pick_action(observations[-1], pick)))
     return [replace(observation, info={}) for observation in observations]  # info may hold times and the like
 
 
 def _check_odd_actions(env: Env, task: Task) -> None:
     """Whatever a model says must be answered."""
     for label, action in ODD_ACTIONS.items():
-        _begun(env, task)
-        _stepped(env, action, label)
+        _reset_env(env, task)
+        _step_env(env, action, label)
 
 
-def _begun(env: Env, task: Task) -> Observation:
-    first: Observation = _call(f"reset of task {task.id!r}", env.reset, task)
+def _reset_env(env: Env, task: Task) -> Observation:
+    first: Observation = _call_env(f"reset of task {task.id!r}", env.reset, task)
     _check_observation(first, "reset")
-    _require(bool(first.instruction), "reset must set the instruction: the goal in words")
-    _require(first.reward == 0, f"reset must have reward 0, not {first.reward:g}")
-    _require(not first.done and not first.success, "reset must not end the episode")
+    _require_condition(bool(first.instruction), "reset must set the instruction: the goal in words")
+    _require_condition(first.reward == 0, f"reset must have reward 0, not {first.reward:g}")
+    _require_condition(not first.done and not first.success, "reset must not end the episode")
     return first
 
 
-def _stepped(env: Env, action: str, label: str = "") -> Observation:
+def _step_env(env: Env, action: str, label: str = "") -> Observation:
     what = f"step with {label or repr(action)}"
-    observation: Observation = _call(what, env.step, action)
+    observation: Observation = _call_env(what, env.step, action)
     _check_observation(observation, what)
-    _require(observation.instruction is None, f"{what} has an instruction: it belongs to reset alone")
-    _require(observation.briefing is None, f"{what} has a briefing: it belongs to reset alone")
+    _require_condition(observation.instruction is None, f"{what} has an instruction: it belongs to reset alone")
+    _require_condition(observation.briefing is None, f"{what} has a briefing: it belongs to reset alone")
     return observation
 
 
 def _check_observation(observation: object, what: str) -> None:
     """One answer taken for itself."""
-    _require(isinstance(observation, Observation), f"{what} must return an Observation, not {_kind(observation)}")
+    _require_condition(
+        isinstance(observation, Observation), f"{what} must return an Observation, not {_describe_type(observation)}"
+    )
     assert isinstance(observation, Observation)
-    _require(isinstance(observation.text, str), f"{what}: text must be a str, not {_kind(observation.text)}")
+    _require_condition(
+        isinstance(observation.text, str), f"{what}: text must be a str, not {_describe_type(observation.text)}"
+    )
     for name in ("reward", "score", "max_score"):
         value = getattr(observation, name)
-        _require(isinstance(value, int | float) and math.isfinite(value), f"{what}: {name} must be finite, is {value}")
+        _require_condition(
+            isinstance(value, int | float) and math.isfinite(value), f"{what}: {name} must be finite, is {value}"
+        )
     ends = observation.terminated and observation.truncated
-    _require(not ends, f"{what}: terminated (by the game's rules) and truncated (cut off) exclude each other")
-    _require(observation.max_score > 0, f"{what}: max_score must be positive, is {observation.max_score:g}")
+    _require_condition(not ends, f"{what}: terminated (by the game's rules) and truncated (cut off) exclude each other")
+    _require_condition(observation.max_score > 0, f"{what}: max_score must be positive, is {observation.max_score:g}")
     score = f"{observation.score:g} of {observation.max_score:g}"
-    _require(observation.score <= observation.max_score, f"{what}: the score must not exceed max_score, is {score}")
-    _require(not observation.success or observation.score > 0, f"{what}: success needs a positive score, is {score}")
+    _require_condition(
+        observation.score <= observation.max_score, f"{what}: the score must not exceed max_score, is {score}"
+    )
+    _require_condition(
+        not observation.success or observation.score > 0, f"{what}: success needs a positive score, is {score}"
+    )
     _check_actions(observation.actions, observation.done, what)
-    _require(_is_json(dict(observation.info)), f"{what}: info must hold JSON values only")
+    _require_condition(_is_json(dict(observation.info)), f"{what}: info must hold JSON values only")
 
 
 def _check_actions(actions: object, done: bool, what: str) -> None:
     if actions is None:
         return
-    _require(isinstance(actions, tuple), f"{what}: actions must be a tuple or None, not {_kind(actions)}")
+    _require_condition(
+        isinstance(actions, tuple), f"{what}: actions must be a tuple or None, not {_describe_type(actions)}"
+    )
     assert isinstance(actions, tuple)
-    _require(done or bool(actions), f"{what}: actions is empty in mid-episode: offer some, or None")
+    _require_condition(done or bool(actions), f"{what}: actions is empty in mid-episode: offer some, or None")
     fine = all(isinstance(action, str) and action.strip() for action in actions)
-    _require(fine, f"{what}: each of actions must be a non-empty string")
+    _require_condition(fine, f"{what}: each of actions must be a non-empty string")
 
 
-def _an_action(observation: Observation, pick: random.Random) -> str:
+def _pick_action(observation: Observation, pick: random.Random) -> str:
     return pick.choice(observation.actions) if observation.actions else "look"
 
 
-def _must_refuse(env: Env, message: str) -> None:
+def _require_env_error(env: Env, message: str) -> None:
     try:
         env.step("look")
     except EnvError:
         return
     except (Exception, SystemExit) as error:
-        raise EnvError(f"check_env: {message}, not {one_line(error)}") from error
+        raise EnvError(f"check_env: {message}, not {format_error(error)}") from error
     raise EnvError(f"check_env: {message}")
 
 
-def _made(env_factory: Callable[[], Env]) -> Env:
-    env = _call("making the environment", env_factory)
+def _make_env(env_factory: Callable[[], Env]) -> Env:
+    env = _call_env("making the environment", env_factory)
     for name in ("reset", "step", "close"):
-        _require(callable(getattr(env, name, None)), f"{_kind(env)} has no method {name}")
+        _require_condition(callable(getattr(env, name, None)), f"{_describe_type(env)} has no method {name}")
     assert isinstance(env, Env)
     return env
 
 
-def _call(what: str, function: Callable[..., Any], *arguments: object) -> Any:
+def _call_env(what: str, function: Callable[..., Any], *arguments: object) -> Any:
     try:
         return function(*arguments)
     except (Exception, SystemExit) as error:
-        raise EnvError(f"check_env: {what} raised {one_line(error)}") from error
+        raise EnvError(f"check_env: {what} raised {format_error(error)}") from error
 
 
-def _require(condition: bool, message: str) -> None:
+def _require_condition(condition: bool, message: str) -> None:
     if not condition:
         raise EnvError(f"check_env: {message}")
 
 
 @contextmanager
-def _other_randomness(seed: int) -> Iterator[None]:
+def _perturb_global_seed(seed: int) -> Iterator[None]:
     """Another state of the global generator, put back afterwards, so that whatever depends on it shows."""
     state = random.getstate()
     random.seed(seed)
@@ -280,5 +300,5 @@ def _is_json(value: object) -> bool:
     return True
 
 
-def _kind(value: object) -> str:
+def _describe_type(value: object) -> str:
     return type(value).__name__

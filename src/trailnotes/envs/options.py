@@ -10,33 +10,33 @@ from trailnotes.errors import ConfigError
 
 Value = TypeVar("Value", str, int, bool)
 _OPTIONS: Final = "env.options."
-_KINDS: Final[Mapping[type, str]] = {str: "a text", int: "a whole number", bool: "true or false"}
+_TYPE_NAMES: Final[Mapping[type, str]] = {str: "a text", int: "a whole number", bool: "true or false"}
 
 
-def of_kind(kind: type[Value], key: str, value: object, *, where: str = _OPTIONS) -> Value:
+def require_type(kind: type[Value], key: str, value: object, *, where: str = _OPTIONS) -> Value:
     """`value`, if it is of this very kind: a truth value is no number. `where` is what the option stands in.
 
     Raises:
         ConfigError: it is not.
     """
     if type(value) is not kind:
-        raise ConfigError(f"{where}{key} = {value!r} must be {_KINDS[kind]}")
+        raise ConfigError(f"{where}{key} = {value!r} must be {_TYPE_NAMES[kind]}")
     return value
 
 
-def one_of(key: str, value: object, known: Collection[str], *, where: str = _OPTIONS) -> str:
+def require_choice(key: str, value: object, known: Collection[str], *, where: str = _OPTIONS) -> str:
     """`value`, if it is one of the `known` texts; `where` is what the option stands in.
 
     Raises:
         ConfigError: it is not.
     """
-    text = of_kind(str, key, value, where=where)
+    text = require_type(str, key, value, where=where)
     if text not in known:
         raise ConfigError(f"{where}{key} = {text!r} is unknown: use {' or '.join(map(repr, known))}")
     return text
 
 
-def names(key: str, value: object) -> tuple[str, ...]:
+def require_text_list(key: str, value: object) -> tuple[str, ...]:
     """`value`, if it is a list of texts.
 
     Raises:
@@ -47,7 +47,7 @@ def names(key: str, value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
-def table(key: str, value: object) -> dict[str, Any]:
+def require_table(key: str, value: object) -> dict[str, Any]:
     """A copy of `value`, if it is a table.
 
     Raises:
@@ -58,7 +58,7 @@ def table(key: str, value: object) -> dict[str, Any]:
     return dict(value)
 
 
-def whole(key: str, number: object, least: int = 1, most: float = math.inf) -> int:
+def require_int(key: str, number: object, least: int = 1, most: float = math.inf) -> int:
     """`number`, if it is a whole one from `least` to `most`.
 
     Raises:

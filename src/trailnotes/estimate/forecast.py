@@ -12,40 +12,40 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trailnotes.config.methods import method_of
+from trailnotes.config.methods import resolve_method
 from trailnotes.config.schema import Config
-from trailnotes.envs.tasks import panel, panel_of, recorded_of, tasks_of
-from trailnotes.runs.usage import SPENT
+from trailnotes.envs.tasks import load_panel, load_recorded_tasks, panel, tasks_of
+from trailnotes.runs.usage import USAGE_FIELDS
 from trailnotes.storage.checkpoint import read_json
 
-GAMES = 4  # of the panel, or to rehearse, that are played for it
-NOTHING: Mapping[str, float] = {}
+NUM_TRIAL_GAMES = 4  # of the panel, or to rehearse, that are played for it
+NO_USAGE: Mapping[str, float] = {}
 
 
-def small(config: Config) -> Config:
+def shrink_config(config: Config) -> Config:
     """One iteration of a method that trains; of any other, one trial at a few games."""
     changes: dict[str, dict[str, Any]] = {
-        "eval": {"num_tasks": min(GAMES, config.eval.num_tasks) or GAMES, "trials": 1},
+        "eval": {"num_tasks": min(NUM_TRIAL_GAMES, config.eval.num_tasks) or NUM_TRIAL_GAMES, "trials": 1},
         "rememberer": {"epochs": min(1, config.rememberer.epochs)},
         "retrospex": {"epochs": 1},
     }
-    if method_of(config.algorithm.name).trains:
+    if resolve_method(config.algorithm.name).trains:
         changes = {"train": {"iterations": 1, "keep_optimizer": True}}  # whose size is to be known
-        if num_rehearsed(config):
+        if count_rehearsal_episodes(config):
             rehearsal = config.rehearsal
-            num_tasks, trials = min(GAMES, rehearsal.num_tasks) or GAMES, min(1, rehearsal.trials)
+            num_tasks, trials = min(NUM_TRIAL_GAMES, rehearsal.num_tasks) or NUM_TRIAL_GAMES, min(1, rehearsal.trials)
             changes["rehearsal"] = {"num_tasks": num_tasks, "num_samples": 1, "trials": trials}
     changes["run"] = {"name": "dry run", "tensorboard": False, "trackers": ()}
     sections = {name: getattr(config, name).model_copy(update=values) for name, values in changes.items()}
     return config.model_copy(update=sections)
 
 
-def times(config: Config, copy: Config) -> float:
+def compute_scale(config: Config, copy: Config) -> float:
     """How many times what its small copy played a run without training plays, of settings `config`."""
-    return _num_episodes(config) / max(1, _num_episodes(copy))
+    return _count_episodes(config) / max(1, _count_episodes(copy))
 
 
-def iterations(config: Config, first: Mapping[str, Any], before: Mapping[str, float] = NOTHING) -> int:
+def estimate_iterations(config: Config, first: Mapping[str, Any], before: Mapping[str, float] = NO_USAGE) -> int:
     """As often as the `first` iteration goes into the nearest limit of a training run.
 
     Args:
@@ -55,13 +55,13 @@ def iterations(config: Config, first: Mapping[str, Any], before: Mapping[str, fl
     """
 
     def done(number: int) -> bool:
-        spent = {name: before.get(name, 0) + number * value for name, value in first.items() if name in SPENT}
-        return config.train.share({**spent, "iteration": number}) > 1 - 1e-9
+        spent = {name: before.get(name, 0) + number * value for name, value in first.items() if name in USAGE_FIELDS}
+        return config.train.compute_progress({**spent, "iteration": number}) > 1 - 1e-9
 
     return 1 + bisect_left(range(1, config.train.iterations), True, key=done)
 
 
-def first_and_before(
+def split_usage(
     config: Config, copy: Config, line: Mapping[str, Any], recorded: Mapping[str, float]
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """What the copy's first iteration spent by itself, and what the run will spend before its own.
@@ -73,18 +73,18 @@ def first_and_before(
         recorded: what the copy spent on recording what it rehearses; {} for nothing.
     """
     first = {**line, **{name: line[name] - spent for name, spent in recorded.items()}}
-    times = num_rehearsed(config) / num_rehearsed(copy) if recorded else 0.0
+    times = count_rehearsal_episodes(config) / count_rehearsal_episodes(copy) if recorded else 0.0
     return first, {name: spent * times for name, spent in recorded.items()}
 
 
-class Disk(NamedTuple):
+class DiskUsage(NamedTuple):
     """Bytes that a run takes."""
 
     most: float
     kept: float  # once it has ended
 
 
-def disk(config: Config, copy: Path, repeats: float) -> Disk:
+def estimate_disk(config: Config, copy: Path, repeats: float) -> DiskUsage:
     """What a training run will take at most: its checkpoints, one more while it is written, and its episodes.
 
     Args:
@@ -95,17 +95,17 @@ def disk(config: Config, copy: Path, repeats: float) -> Disk:
     from trailnotes.learner.states import REST, STATE
 
     (saved,) = (copy / "checkpoints").glob("step-*")
-    state = sum(bytes_in(saved / name) for name in STATE)
-    model = bytes_in(saved) - state
+    state = sum(count_bytes(saved / name) for name in STATE)
+    model = count_bytes(saved) - state
     if not read_json(saved / REST)["steps"]:
         state *= 3  # where no step was taken it holds the weights, and neither of their two moments
     num = config.train.keep_last + bool(config.train.eval_every)
     episodes = (copy / "trajectories.jsonl").stat().st_size * repeats
     kept = model + state if config.train.keep_optimizer else model
-    return Disk((model + state) * (num + 1) + episodes, kept * num + episodes)
+    return DiskUsage((model + state) * (num + 1) + episodes, kept * num + episodes)
 
 
-def bytes_in(place: Path) -> int:
+def count_bytes(place: Path) -> int:
     """Of a file, or of all files below a directory; 0 where it is not. What a run deletes meanwhile is none."""
     size = 0
     for file in (place, *place.rglob("*")):
@@ -114,15 +114,15 @@ def bytes_in(place: Path) -> int:
     return size
 
 
-def num_rehearsed(config: Config) -> int:
+def count_rehearsal_episodes(config: Config) -> int:
     """Episodes that the start model of a training plays before it begins."""
-    return len(recorded_of(config)) * config.rehearsal.num_samples * (config.rehearsal.trials + 1)
+    return len(load_recorded_tasks(config)) * config.rehearsal.num_samples * (config.rehearsal.trials + 1)
 
 
-def _num_episodes(config: Config) -> int:
+def _count_episodes(config: Config) -> int:
     """That a method without training plays at most."""
-    played = len(panel_of(config)) * config.eval.num_samples
-    if method_of(config.algorithm.name).repeats:
+    played = len(load_panel(config)) * config.eval.num_samples
+    if resolve_method(config.algorithm.name).repeats:
         return played * (config.eval.trials + 1)
     if config.algorithm.name == "rememberer":
         training = panel(tasks_of(config, config.train.split), config.rememberer.num_tasks)

@@ -9,36 +9,41 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trailnotes.config.schema import Config
-from trailnotes.estimate.model_shape import Shape
-from trailnotes.policies.hf.policy import device_of
+from trailnotes.estimate.model_shape import ModelShape
+from trailnotes.policies.hf.policy import resolve_device
 
-Parts = Mapping[str, float]  # bytes, by what they are for
+MemoryParts = Mapping[str, float]  # bytes, by what they are for
 
 FLOAT32 = 4
 # Bytes that a layer saves for each token: (size of a number, whether adapters are trained) -> for each unit of the
 # hidden width, of the queries, the keys, the intermediate width. Adapters compute in the precision of their base.
-SAVED = {(4, False): (24, 8, 8, 16), (2, False): (16, 4, 4, 8), (4, True): (16, 8, 8, 16), (2, True): (12, 4, 4, 8)}
-LOGIT = 2 * FLOAT32  # bytes of one logit, forwards and backwards
+SAVED_BYTES = {
+    (4, False): (24, 8, 8, 16),
+    (2, False): (16, 4, 4, 8),
+    (4, True): (16, 8, 8, 16),
+    (2, True): (12, 4, 4, 8),
+}
+LOGIT_BYTES = 2 * FLOAT32  # bytes of one logit, forwards and backwards
 # The same in `Learner._terms`: both distributions, what lies between them, their gradients, and a mask.
-HELD_LOGIT = 7 * FLOAT32 + 1
-GATHERED = 3  # layers whose weights are whole at a time: that in work, the next, and the buffer it arrives in
+ANCHOR_LOGIT_BYTES = 7 * FLOAT32 + 1
+GATHERED_LAYERS = 3  # layers whose weights are whole at a time: that in work, the next, and the buffer it arrives in
 
 
-def number_of(config: Config) -> int:
+def get_dtype_size(config: Config) -> int:
     """Bytes of a number of `model.dtype`."""
     return FLOAT32 if config.model.dtype == "float32" else 2
 
 
-def on_cpu(config: Config) -> bool:
+def is_on_cpu(config: Config) -> bool:
     """Whether the device is the host's memory; "auto" plans for a GPU, even where there is none."""
-    return config.model.device != "auto" and device_of(config.model.device).type != "cuda"
+    return config.model.device != "auto" and resolve_device(config.model.device).type != "cuda"
 
 
-def held_parts(config: Config, shape: Shape) -> Parts:
+def estimate_static_parts(config: Config, shape: ModelShape) -> MemoryParts:
     """What one rank of the learner holds all the time, on its device."""
-    world, number, dtype = config.learner.world_size, number_of(config), config.model.dtype
+    world, number, dtype = config.learner.world_size, get_dtype_size(config), config.model.dtype
     each = "" if world == 1 else f", 1/{world}"
-    if world > 1 and config.learner.offload and not on_cpu(config):
+    if world > 1 and config.learner.offload and not is_on_cpu(config):
         return {}
     if config.model.lora.enabled:
         trained = shape.adapters / world
@@ -53,7 +58,7 @@ def held_parts(config: Config, shape: Shape) -> Parts:
     # Several ranks compute in copies of the masters, which exist for a pass only.
     weights = {f"weights, {dtype}": trained * number} if world == 1 or number == FLOAT32 else {}
     masters = {f"masters, float32{each}": trained * FLOAT32} if number < FLOAT32 else {}
-    reference = {f"reference: the weights of the start{each}": trained * number} if config.holds else {}
+    reference = {f"reference: the weights of the start{each}": trained * number} if config.has_reference_model else {}
     return {
         **{name + each: size for name, size in weights.items()},
         **masters,
@@ -63,17 +68,17 @@ def held_parts(config: Config, shape: Shape) -> Parts:
     }
 
 
-def learning_parts(config: Config, shape: Shape) -> Parts:
+def estimate_update_peak(config: Config, shape: ModelShape) -> MemoryParts:
     """What one rank of the learner takes besides at the largest moment of an update."""
-    return max(_moments(config, shape), key=lambda parts: sum(parts.values()))
+    return max(_list_update_stages(config, shape), key=lambda parts: sum(parts.values()))
 
 
-def _moments(config: Config, shape: Shape) -> list[Parts]:
+def _list_update_stages(config: Config, shape: ModelShape) -> list[MemoryParts]:
     """Of a backward pass: at the logits, at the head, in a layer, and at its end, where no activations are left."""
-    number, whole = number_of(config), not config.model.lora.enabled
-    gathered, layer_gradients, last = _gathered(config, shape)
+    number, whole = get_dtype_size(config), not config.model.lora.enabled
+    gathered, layer_gradients, last = _estimate_gathered(config, shape)
     tokens = max(config.optim.microbatch_tokens, config.rollout.max_context_tokens)  # a long row goes alone
-    kept, again = _activations(config, shape, tokens)
+    kept, again = _estimate_activations(config, shape, tokens)
     saved = {f"activations of {tokens:,} tokens": kept}
     chunk = min(config.optim.logprob_chunk, tokens)
     logits, told = float(chunk * shape.vocabulary), f"logits of {chunk:,} tokens"
@@ -81,22 +86,22 @@ def _moments(config: Config, shape: Shape) -> list[Parts]:
     added = {name: 2.0 * size for name, size in head.items()}  # that of this chunk to that of those before
     backwards = again + tokens * number * 2.0 * (shape.hidden + shape.intermediate)
     return [
-        {**saved, **gathered, told: logits * (HELD_LOGIT if config.holds_rows else LOGIT), **head},
-        {**saved, **gathered, told: logits * LOGIT / 2, **added},
+        {**saved, **gathered, told: logits * (ANCHOR_LOGIT_BYTES if config.has_anchor_rows else LOGIT_BYTES), **head},
+        {**saved, **gathered, told: logits * LOGIT_BYTES / 2, **added},
         {**saved, **gathered, "backward pass of a layer": backwards, **layer_gradients, **head},
         {**gathered, **last},
     ]
 
 
-def _gathered(config: Config, shape: Shape) -> tuple[Parts, Parts, Parts]:
+def _estimate_gathered(config: Config, shape: ModelShape) -> tuple[MemoryParts, MemoryParts, MemoryParts]:
     """What is whole of a sharded model during a pass; gradients of a layer; and gradients at the end of the pass."""
-    number, whole, world = number_of(config), not config.model.lora.enabled, config.learner.world_size
+    number, whole, world = get_dtype_size(config), not config.model.lora.enabled, config.learner.world_size
     if world == 1:
         if number == FLOAT32 or not whole:
             return {}, {}, {"gradients of the embeddings": 2 * shape.head * number * whole}
         return {}, {}, {f"gradients, {config.model.dtype}": shape.whole * number + shape.head * FLOAT32}
-    gathered = {"weights gathered for a pass": (shape.around + GATHERED * shape.block) * number}
-    if config.holds and whole:
+    gathered = {"weights gathered for a pass": (shape.around + GATHERED_LAYERS * shape.block) * number}
+    if config.has_reference_model and whole:
         gathered["the reference's gathered"] = shape.around * number
     if not whole:
         return gathered, {}, {}
@@ -104,11 +109,11 @@ def _gathered(config: Config, shape: Shape) -> tuple[Parts, Parts, Parts]:
     return gathered, one, {"gradients of the embeddings, to be summed": shape.around * (number + FLOAT32)}
 
 
-def _activations(config: Config, shape: Shape, tokens: int) -> tuple[float, float]:
+def _estimate_activations(config: Config, shape: ModelShape, tokens: int) -> tuple[float, float]:
     """Kept for the backward pass, and computed again in it: all of all layers, or their inputs and all of one."""
-    number = number_of(config)
+    number = get_dtype_size(config)
     widths = (shape.hidden, shape.queries, shape.keys, shape.intermediate)
-    saved = SAVED[number, config.model.lora.enabled]
+    saved = SAVED_BYTES[number, config.model.lora.enabled]
     layer = float(tokens * sum(size * width for size, width in zip(saved, widths, strict=True)))
     if config.learner.packed in ("always", "shared") and not config.learner.attention.startswith(("flash", "flex")):
         layer += float(tokens) ** 2 * number  # a mask that says which row is whose

@@ -12,12 +12,12 @@ import transformers
 
 from trailnotes.config.model_schema import LoraConfig, ModelConfig
 from trailnotes.errors import PolicyError
-from trailnotes.learner.sharding import blocks_of
-from trailnotes.policies.hf.adapters import new_adapters
-from trailnotes.policies.hf.policy import architecture_of
+from trailnotes.learner.sharding import find_blocks
+from trailnotes.policies.hf.adapters import add_adapters
+from trailnotes.policies.hf.policy import load_architecture
 
 # Of Qwen2.5, by size in billions: layers, hidden, intermediate, heads, heads of keys and values, vocabulary.
-SHAPES = {
+QWEN_SHAPES = {
     0.5: (24, 896, 4864, 14, 2, 151936),
     1.5: (28, 1536, 8960, 12, 2, 151936),
     3: (36, 2048, 11008, 16, 2, 151936),
@@ -26,12 +26,12 @@ SHAPES = {
     32: (64, 5120, 27648, 40, 8, 152064),
     72: (80, 8192, 29568, 64, 8, 152064),
 }
-TIED = 3  # billions up to which the output embedding is the input's
+MAX_TIED_SIZE = 3  # billions up to which the output embedding is the input's
 _SIZE = re.compile(r"(?<![a-z\d.])(\d+(?:\.\d+)?)([bm])(?![a-z])", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """Counts of parameters, and the widths that activations have."""
 
     source: str  # where it is known from
@@ -62,24 +62,24 @@ class Shape:
         return self.kv_heads * self.channels
 
 
-def shape_of(config: ModelConfig) -> Shape | None:
+def infer_model_shape(config: ModelConfig) -> ModelShape | None:
     """The shape of `config.path`; None where neither a config.json of this machine nor the name tells it.
 
     Raises:
         ConfigError: `model.lora` does not fit the model.
     """
-    found = _architecture(config)
+    found = _find_architecture(config)
     if found is None:
         return None
     architecture, source, stated = found
     text = architecture.get_text_config(decoder=True)
     heads = text.num_attention_heads
     key = (architecture.to_json_string(use_diff=False), config.lora)  # a plan asks for the same again and again
-    if key not in _COUNTED:
-        _COUNTED[key] = _count(architecture, config.lora)
-    whole, blocks, head, adapters = _COUNTED[key]
+    if key not in _COUNT_CACHE:
+        _COUNT_CACHE[key] = _count_parameters(architecture, config.lora)
+    whole, blocks, head, adapters = _COUNT_CACHE[key]
     scale = stated / whole if stated else 1.0
-    return Shape(
+    return ModelShape(
         source=source,
         scale=scale,
         whole=whole * scale,
@@ -99,7 +99,7 @@ def shape_of(config: ModelConfig) -> Shape | None:
     )
 
 
-class _Counts(NamedTuple):
+class _ParameterCounts(NamedTuple):
     """Parameters of a model."""
 
     whole: int
@@ -108,35 +108,35 @@ class _Counts(NamedTuple):
     adapters: int
 
 
-_COUNTED: dict[tuple[str, LoraConfig], _Counts] = {}
+_COUNT_CACHE: dict[tuple[str, LoraConfig], _ParameterCounts] = {}
 
 
-def _count(architecture: Any, lora: LoraConfig) -> _Counts:
+def _count_parameters(architecture: Any, lora: LoraConfig) -> _ParameterCounts:
     with torch.device("meta"):  # tensors that have a shape and no memory
         model = transformers.AutoModelForCausalLM.from_config(architecture, trust_remote_code=False)
-        whole, blocks = _size(model), [_size(block) for block in blocks_of(model)]
+        whole, blocks = _sum_numel(model), [_sum_numel(block) for block in find_blocks(model)]
         output = model.get_output_embeddings()
         head = 0 if output is None else output.weight.numel()
-        adapted = new_adapters(model, lora, base="") if lora.enabled else None
+        adapted = add_adapters(model, lora, base="") if lora.enabled else None
     adapters = sum(p.numel() for p in adapted.parameters() if p.requires_grad) if adapted is not None else 0
-    return _Counts(whole, blocks, head, adapters)
+    return _ParameterCounts(whole, blocks, head, adapters)
 
 
-def _size(module: Any) -> int:
+def _sum_numel(module: Any) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _architecture(config: ModelConfig) -> tuple[Any, str, float] | None:
+def _find_architecture(config: ModelConfig) -> tuple[Any, str, float] | None:
     """The architecture, where it is from, and the number of parameters if another one is stated, else 0."""
     try:
-        return architecture_of(config, download=False), "by its config.json", 0.0
+        return load_architecture(config, download=False), "by its config.json", 0.0
     except PolicyError:
         size = _SIZE.search(config.path.rpartition("/")[2])
     if size is None:
         return None
     wanted = float(size[1]) / (1 if size[2].lower() == "b" else 1000)
-    near = min(SHAPES, key=lambda known: abs(math.log(known / wanted)))
-    layers, hidden, intermediate, heads, kv_heads, vocabulary = SHAPES[near]
+    near = min(QWEN_SHAPES, key=lambda known: abs(math.log(known / wanted)))
+    layers, hidden, intermediate, heads, kv_heads, vocabulary = QWEN_SHAPES[near]
     shape = transformers.Qwen2Config(
         vocab_size=vocabulary,
         hidden_size=hidden,
@@ -144,7 +144,7 @@ def _architecture(config: ModelConfig) -> tuple[Any, str, float] | None:
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        tie_word_embeddings=near <= TIED,
+        tie_word_embeddings=near <= MAX_TIED_SIZE,
         max_position_embeddings=1 << 15,
     )
     if near == wanted and "qwen2" in config.path.lower():

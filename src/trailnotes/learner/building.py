@@ -11,17 +11,17 @@ import torch
 from trailnotes.config.model_schema import LearnerConfig
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, LearnerError
-from trailnotes.learner.layout import skips_padding
+from trailnotes.learner.layout import is_padding_free
 from trailnotes.learner.learner import Learner
-from trailnotes.learner.logprobs import TokenScorer, computes
-from trailnotes.learner.process_group import Circle
-from trailnotes.learner.samples import Joining
-from trailnotes.learner.sharding import Sharded
+from trailnotes.learner.logprobs import TokenScorer, is_packing_supported
+from trailnotes.learner.process_group import LearnerGroup
+from trailnotes.learner.samples import PackingMode
+from trailnotes.learner.sharding import ShardedRank
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.seeds import derive_seed
 
 
-def build_alone(config: Config, model: Any, reference: Any, dump_dir: Path | None) -> Learner:
+def build_single(config: Config, model: Any, reference: Any, dump_dir: Path | None) -> Learner:
     """A learner of `model`, in this process.
 
     Raises:
@@ -32,7 +32,7 @@ def build_alone(config: Config, model: Any, reference: Any, dump_dir: Path | Non
             f"learner.attention = {config.learner.attention!r} would change the model that acts, too, which needs "
             "another: leave it out, or set learner.world_size to 2 or more"
         )
-    joining = _joining(config, model)
+    joining = _choose_packing(config, model)
     learner = Learner(
         model,
         config.optim,
@@ -42,11 +42,11 @@ def build_alone(config: Config, model: Any, reference: Any, dump_dir: Path | Non
         dump_dir=dump_dir,
     )
     learner.joining = joining
-    _attend(learner, config.learner)
+    _set_attention(learner, config.learner)
     return learner
 
 
-def build_rank(circle: Circle, config: Config, dump_dir: Path | None) -> Learner:
+def build_rank(circle: LearnerGroup, config: Config, dump_dir: Path | None) -> Learner:
     """A learner of this rank's part of the model that `config` names, with a start model where one is needed.
 
     Every rank loads the whole model into its host's memory, and moves a block at a time to its device.
@@ -58,41 +58,41 @@ def build_rank(circle: Circle, config: Config, dump_dir: Path | None) -> Learner
     on_host = config.model.model_copy(update={"device": "cpu"})
     torch.manual_seed(derive_seed(config.run.seed, "weights"))  # adapters start at random
     model = load_model(on_host)[0]
-    _refuse_adapted_head(config, model)
-    joining = _joining(config, model)
+    _require_plain_head(config, model)
+    joining = _choose_packing(config, model)
     whole = not config.model.lora.enabled
     dtype = getattr(torch, config.model.dtype) if whole and config.model.dtype != "float32" else None
-    ranks = Sharded(circle.mesh, circle.talk, dtype, offload=config.learner.offload)
-    _refuse_others(ranks, model)
+    ranks = ShardedRank(circle.mesh, circle.talk, dtype, offload=config.learner.offload)
+    _require_same_weights(ranks, model)
     if dump_dir is not None:
-        _refuse_apart(ranks, dump_dir.parent)
+        _require_shared_directory(ranks, dump_dir.parent)
     learner = Learner(
         model,
         config.optim,
         config.loss,
         temperature=config.rollout.temperature,
-        reference=load_model(on_host)[0] if config.holds and whole else None,
+        reference=load_model(on_host)[0] if config.has_reference_model and whole else None,
         dump_dir=dump_dir,
         ranks=ranks,
     )
     learner.joining = joining
-    _attend(learner, config.learner)
+    _set_attention(learner, config.learner)
     return learner
 
 
-def _joining(config: Config, model: Any) -> Joining:
+def _choose_packing(config: Config, model: Any) -> PackingMode:
     """How rows are to be laid out."""
     attention, packed = config.learner.attention, config.learner.packed
-    skips = attention.startswith(("flash", "flex")) or (not attention and skips_padding(model))
+    skips = attention.startswith(("flash", "flex")) or (not attention and is_padding_free(model))
     if packed == "never" or (packed == "auto" and not skips):
         return "padded"
-    how: Joining = "shared" if packed == "shared" else "joined"
+    how: PackingMode = "shared" if packed == "shared" else "joined"
     if how == "shared" and skips:
         raise ConfigError(
             'learner.packed = "shared" needs an attention that takes any mask: set learner.attention = "sdpa", or '
             'learner.packed = "auto"'
         )
-    if computes(TokenScorer(model), how, config.rollout.max_context_tokens):
+    if is_packing_supported(TokenScorer(model), how, config.rollout.max_context_tokens):
         return how
     if packed == "auto":
         return "padded"
@@ -102,7 +102,7 @@ def _joining(config: Config, model: Any) -> Joining:
     )
 
 
-def _attend(learner: Learner, config: LearnerConfig) -> None:
+def _set_attention(learner: Learner, config: LearnerConfig) -> None:
     """Change the attention last: what is found out about a model is found out on the host, where few kinds work."""
     if config.attention:
         for model in learner.models:
@@ -116,9 +116,9 @@ def _attend(learner: Learner, config: LearnerConfig) -> None:
                 raise ConfigError(f"learner.attention = {config.attention!r} does not work here: {line}") from error
 
 
-def _refuse_adapted_head(config: Config, model: Any) -> None:
+def _require_plain_head(config: Config, model: Any) -> None:
     """Refuse what would need the head with its adapters and without them while it is gathered once."""
-    head = model.get_output_embeddings() if config.model.lora.enabled and config.holds_rows else None
+    head = model.get_output_embeddings() if config.model.lora.enabled and config.has_anchor_rows else None
     if head is not None and any(parameter.requires_grad for parameter in head.parameters()):
         raise ConfigError(
             "several processes cannot hold rows to the start model where the output embedding has adapters: leave it "
@@ -126,7 +126,7 @@ def _refuse_adapted_head(config: Config, model: Any) -> None:
         )
 
 
-def _refuse_others(ranks: Sharded, model: torch.nn.Module) -> None:
+def _require_same_weights(ranks: ShardedRank, model: torch.nn.Module) -> None:
     """Refuse ranks whose models differ, by a few numbers of each weight."""
     mine = {
         name: (tuple(p.shape), p.detach().flatten()[:64].double().sum().item()) for name, p in model.named_parameters()
@@ -141,7 +141,7 @@ def _refuse_others(ranks: Sharded, model: torch.nn.Module) -> None:
             )
 
 
-def _refuse_apart(ranks: Sharded, directory: Path) -> None:
+def _require_shared_directory(ranks: ShardedRank, directory: Path) -> None:
     """Refuse ranks that do not see the directory of the run: rank 0 leaves a file there, and all look for it."""
     file = directory / f".seen-{ranks.gather(secrets.token_hex(8))[0]}"
     if ranks.rank == 0:

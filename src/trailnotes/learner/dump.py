@@ -14,7 +14,7 @@ from trailnotes.storage.checkpoint import write_json
 from trailnotes.types import Sample
 
 
-def refuse_step(
+def raise_non_finite(
     directory: Path | None, step: int, samples: Sequence[Sample], numbers: Mapping[str, float], *, write: bool = True
 ) -> NoReturn:
     """Stop before optimiser step `step`, with a dump where there is a directory for it.

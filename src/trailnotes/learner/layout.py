@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trailnotes.learner.samples import Joining
+from trailnotes.learner.samples import PackingMode
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PackedLayout:
     """B rows of up to T tokens as G sequences of N.
 
     Nothing is asked of what follows the last token of a row, so it is not computed.
@@ -30,7 +30,7 @@ class Layout:
     attention: Tensor | None = None  # (G, 1, N, N) bool, who sees whom; None: positions tell
 
 
-def joined(rows: Sequence[Sequence[int]]) -> Layout:
+def pack_rows(rows: Sequence[Sequence[int]]) -> PackedLayout:
     """One sequence of all rows."""
     read = [row[:-1] for row in rows]
     node = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
@@ -39,10 +39,10 @@ def joined(rows: Sequence[Sequence[int]]) -> Layout:
         node[i, : len(row)] = torch.arange(start, start + len(row))
         start += len(row)
     ids = torch.tensor([[token for row in read for token in row]], dtype=torch.int64)
-    return Layout(ids, torch.cat([torch.arange(len(row)) for row in read])[None], node)
+    return PackedLayout(ids, torch.cat([torch.arange(len(row)) for row in read])[None], node)
 
 
-class _Tree:
+class _PrefixTree:
     """Rows that begin alike, added in lexicographic order."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class _Tree:
         self.token_ids += row[common:]
         self.position_ids += range(common, len(row))
 
-    def sees(self, size: int) -> Tensor:  # (size, size) of bool
+    def build_mask(self, size: int) -> Tensor:  # (size, size) of bool
         """Each token what leads to it; places that nobody uses see themselves, since a softmax of nothing is nan."""
         seen = torch.eye(size, dtype=torch.bool)
         for path in self.paths:
@@ -66,16 +66,16 @@ class _Tree:
         return seen
 
 
-def shared(rows: Sequence[Sequence[int]]) -> Layout:
+def share_prefixes(rows: Sequence[Sequence[int]]) -> PackedLayout:
     """A tree of all rows that begin alike, by at least half of the shorter one's length."""
     read = [list(row[:-1]) for row in rows]
-    trees: list[_Tree] = []
+    trees: list[_PrefixTree] = []
     where: dict[int, tuple[int, int]] = {}  # row -> its tree, and which path of it
     before: list[int] = []
     for i in sorted(range(len(rows)), key=lambda i: read[i]):
-        common = _in_common(before, read[i])
+        common = _count_common_prefix(before, read[i])
         if not trees or 2 * common < min(len(before), len(read[i])):
-            trees.append(_Tree())
+            trees.append(_PrefixTree())
             common = 0
         trees[-1].add(read[i], common)
         where[i] = len(trees) - 1, len(trees[-1].paths) - 1
@@ -89,25 +89,25 @@ def shared(rows: Sequence[Sequence[int]]) -> Layout:
     def padded(lists: Sequence[list[int]]) -> Tensor:
         return torch.tensor([[*each, *[0] * (size - len(each))] for each in lists], dtype=torch.int64)
 
-    seen = torch.stack([tree.sees(size) for tree in trees])[:, None]
-    return Layout(padded([t.token_ids for t in trees]), padded([t.position_ids for t in trees]), node, seen)
+    seen = torch.stack([tree.build_mask(size) for tree in trees])[:, None]
+    return PackedLayout(padded([t.token_ids for t in trees]), padded([t.position_ids for t in trees]), node, seen)
 
 
-def lay_out(rows: Sequence[Sequence[int]], how: Joining, device: torch.device) -> Layout | None:
+def build_layout(rows: Sequence[Sequence[int]], how: PackingMode, device: torch.device) -> PackedLayout | None:
     """The layout of rows on a device; None where they are padded."""
     if how == "padded":
         return None
-    found = joined(rows) if how == "joined" else shared(rows)
+    found = pack_rows(rows) if how == "joined" else share_prefixes(rows)
     attention = None if found.attention is None else found.attention.to(device)
-    return Layout(found.token_ids.to(device), found.position_ids.to(device), found.node.to(device), attention)
+    return PackedLayout(found.token_ids.to(device), found.position_ids.to(device), found.node.to(device), attention)
 
 
-def skips_padding(model: Any) -> bool:
+def is_padding_free(model: Any) -> bool:
     """Whether the attention of a model never computes what stands between the rows of a joined one."""
     return str(getattr(model.config, "_attn_implementation", "")).startswith(("flash", "flex"))
 
 
-def _in_common(one: Sequence[int], other: Sequence[int]) -> int:
+def _count_common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     """Length of the common beginning."""
     for i, (mine, theirs) in enumerate(zip(one, other, strict=False)):
         if mine != theirs:

@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.errors import ConfigError
 from trailnotes.learner import losses
-from trailnotes.learner.dump import refuse_step
+from trailnotes.learner.dump import raise_non_finite
 from trailnotes.learner.logprobs import Batch, TokenScorer
-from trailnotes.learner.metrics import UpdateMetrics, advantage_metrics
+from trailnotes.learner.metrics import UpdateMetrics, compute_advantage_metrics
 from trailnotes.learner.optimizer import MasterAdamW
-from trailnotes.learner.ranks import Alone, Ranks, passes
-from trailnotes.learner.roles import weights_of, weights_of_tokens
-from trailnotes.learner.samples import Joining, has_advantage, minibatches, opening
-from trailnotes.learner.states import export_model, load_state, save_state, trained_weights
-from trailnotes.policies.hf.network import evaluating, needs_training_mode
+from trailnotes.learner.ranks import Ranks, SingleRank, split_microbatches
+from trailnotes.learner.roles import compute_token_weights, get_term_weights
+from trailnotes.learner.samples import PackingMode, dummy_sample, has_advantage, iter_minibatches
+from trailnotes.learner.states import export_model, gather_trained_weights, load_state, save_state
+from trailnotes.policies.hf.network import needs_training_mode, switch_mode
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Sample
 
@@ -47,7 +47,7 @@ class Learner:
         ConfigError: `loss.kl` without anything to compare with.
     """
 
-    joining: Joining = "padded"  # how the rows of a micro-batch are laid out; see `computes`
+    joining: PackingMode = "padded"  # how the rows of a micro-batch are laid out; see `computes`
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Learner:
         ranks: Ranks | None = None,
     ) -> None:
         self.model, self.optim, self.loss, self.dump_dir = model, optim, loss, dump_dir
-        self.ranks: Ranks = ranks if ranks is not None else Alone()
+        self.ranks: Ranks = ranks if ranks is not None else SingleRank()
         self.steps = 0  # optimiser steps so far
         if loss.kl and reference is None and not hasattr(model, "disable_adapter"):
             raise ConfigError(
@@ -97,9 +97,9 @@ class Learner:
             For each row (L,) natural logarithms; 0.0 where `loss_mask` is 0.
         """
         score = self._score_reference if of_start else self._score
-        with self.at_start() if of_start else nullcontext():
-            rows = self._all_logprobs(samples, score)
-        self.ranks.rest(score.model)
+        with self.use_initial_adapters() if of_start else nullcontext():
+            rows = self._score_samples(samples, score)
+        self.ranks.reshard(score.model)
         return [tuple(row.tolist()) for row in rows]
 
     def update(self, samples: Sequence[Sample], seed: int = 0, lr_scale: float = 1.0) -> dict[str, float]:
@@ -123,22 +123,22 @@ class Learner:
         started = time.perf_counter()
         if self.ranks.world > 1:
             torch.manual_seed(derive_seed(seed, "dropout", self.ranks.rank))  # of other rows, other masks
-        rows = [sample for sample in samples if any(sample.loss_mask) and self._learns(sample)]
+        rows = [sample for sample in samples if any(sample.loss_mask) and self._is_trained(sample)]
         metrics = UpdateMetrics()
         self._optimizer.set_lr(self.optim.lr * lr_scale)
         if any(row.hold for row in rows) and self._score_reference is self._score and not self._start:
             raise ConfigError("rows are to be held to the start model, and there is none: give the learner a reference")
-        reference = self._reference_logprobs(rows)
+        reference = self._compute_reference_logprobs(rows)
         seconds_reference = time.perf_counter() - started
         rng = np.random.default_rng(seed)
-        with evaluating(self.model, training=self._training_mode):
-            for chosen in minibatches(rows, self.optim.minibatch, rng, self.optim.epochs):
+        with switch_mode(self.model, training=self._training_mode):
+            for chosen in iter_minibatches(rows, self.optim.minibatch, rng, self.optim.epochs):
                 self._step([rows[i] for i in chosen], [reference[i] for i in chosen], metrics)
         for model in self.models:
-            self.ranks.rest(model)
+            self.ranks.reshard(model)
         return (
             metrics.result(self.ranks)
-            | advantage_metrics([sample for sample in samples if sample.role == "episode"])
+            | compute_advantage_metrics([sample for sample in samples if sample.role == "episode"])
             | {
                 "lr": self.optim.lr * lr_scale,
                 "seconds_reference": seconds_reference,
@@ -161,12 +161,12 @@ class Learner:
             ValueError: the state belongs to another model.
         """
         self._optimizer.load_state_dict(tensors)
-        self.ranks.rest(self.model)
+        self.ranks.reshard(self.model)
         self.steps = int(rest["steps"])
 
     def weights(self) -> dict[str, Tensor]:
         """What is trained, whole, on the CPU; see `trained_weights`."""
-        return trained_weights(self.model, self.ranks)
+        return gather_trained_weights(self.model, self.ranks)
 
     def export(self, path: Path, tokenizer: Any = None) -> None:
         """Write a Hugging Face directory that `load_model` loads; see `export_model`."""
@@ -174,7 +174,7 @@ class Learner:
 
     def save(self, path: Path) -> None:
         """Write all that the next update depends on into the directory `path`; see `save_state`."""
-        save_state(path, self._optimizer.live(), {"steps": self.steps}, self.ranks)
+        save_state(path, self._optimizer.live_tensors(), {"steps": self.steps}, self.ranks)
 
     def load(self, path: Path) -> None:
         """Restore what `save` wrote, on however many ranks; on as many training continues bit for bit.
@@ -182,33 +182,33 @@ class Learner:
         Raises:
             ValueError: the state belongs to another model.
         """
-        self.load_state_dict(*load_state(path, self._optimizer.blank, self.ranks))
+        self.load_state_dict(*load_state(path, self._optimizer.make_blank_state, self.ranks))
 
     def close(self) -> None:
         """There is nothing to close."""
 
-    def _learns(self, sample: Sample) -> bool:
+    def _is_trained(self, sample: Sample) -> bool:
         """Whether the row is part of the update."""
         if sample.role != "episode":
-            return bool(weights_of(sample))
+            return bool(get_term_weights(sample))
         return has_advantage(sample) or not self.loss.drop_zero_advantage
 
     def _step(self, samples: Sequence[Sample], reference: Sequence[Tensor], metrics: UpdateMetrics) -> None:
         """One mini-batch: the gradient of its episodes, with that of its other rows, clipped; and a step along it."""
         self._optimizer.zero_grad()
         episodes = [i for i, sample in enumerate(samples) if sample.role == "episode"]
-        sums = self._episodes([samples[i] for i in episodes], [reference[i] for i in episodes], metrics)
+        sums = self._backward_episodes([samples[i] for i in episodes], [reference[i] for i in episodes], metrics)
         others = [sample for sample in samples if sample.role != "episode"]
         added = torch.zeros((), device=self.device)
         if others:
-            self._optimizer.scale(1 / max(1.0, float(sums[3])))  # a mean, as those of the others are
-            added = self._others(others, metrics)
+            self._optimizer.scale_grads(1 / max(1.0, float(sums[3])))  # a mean, as those of the others are
+            added = self._backward_others(others, metrics)
         norm, policy, kept, kl, count, rest = torch.stack([self._optimizer.grad_norm(), *sums, added]).tolist()
         if not (math.isfinite(norm) and math.isfinite(policy + kl + rest)):
             numbers = {"policy_loss_sum": policy, "kl_sum": kl, "tokens": count, "loss_of_other_rows": rest}
             self._optimizer.zero_grad()
             numbers = {"grad_norm_of_sum": norm} | numbers
-            refuse_step(self.dump_dir, self.steps + 1, samples, numbers, write=self.ranks.rank == 0)
+            raise_non_finite(self.dump_dir, self.steps + 1, samples, numbers, write=self.ranks.rank == 0)
         divisor = 1.0 if others else count
         if divisor == 0 or norm == 0:
             return
@@ -219,7 +219,9 @@ class Learner:
         policy, kl = policy / max(1.0, kept), kl / max(1.0, count)
         metrics.add_step(policy + self.loss.kl * kl + rest, policy, kl, norm)
 
-    def _episodes(self, samples: Sequence[Sample], reference: Sequence[Tensor], metrics: UpdateMetrics) -> Tensor:
+    def _backward_episodes(
+        self, samples: Sequence[Sample], reference: Sequence[Tensor], metrics: UpdateMetrics
+    ) -> Tensor:
         """Add the gradient of the episodes' summed loss; its micro-batches do not show in it.
 
         The tokens to divide it by are those that the KL is a mean over. Where the policy loss is one over fewer, its
@@ -228,83 +230,83 @@ class Learner:
         Returns:
             (4,) as `_backward`.
         """
-        weight = self._policy_weight(samples) if self.loss.kl and not self.loss.mask_kl else 1.0
+        weight = self._compute_policy_weight(samples) if self.loss.kl and not self.loss.mask_kl else 1.0
         sums = torch.zeros(4, device=self.device)
-        for indices, batch in self._passes(samples):
+        for indices, batch in self._iter_microbatches(samples):
             if not indices:
                 nothing = 0.0 * self._score(batch.token_ids, batch.mask, batch.layout)[0].sum()
                 nothing.backward()  # type: ignore[no-untyped-call]
                 continue
             start = nn.utils.rnn.pad_sequence([reference[i] for i in indices], True) if self.loss.kl else None
-            sums += self._backward(batch, start, weight, metrics)
-            self._optimizer.gather()
+            sums += self._backward_batch(batch, start, weight, metrics)
+            self._optimizer.accumulate_grads()
         return self.ranks.sum(sums)
 
-    def _passes(self, samples: Sequence[Sample]) -> Iterator[tuple[list[int], Batch]]:
+    def _iter_microbatches(self, samples: Sequence[Sample]) -> Iterator[tuple[list[int], Batch]]:
         """The micro-batches of this rank: which rows, and these as tensors; see `passes`.
 
         Where another rank has one more, no rows, and the start of any as a batch that must count for nothing.
         """
-        for indices in passes(samples, self.optim.microbatch_tokens, self.ranks, self.joining):
-            rows = [samples[i] for i in indices] or [opening(samples[0])]
-            yield indices, Batch.of(rows, self.device, self.joining)
+        for indices in split_microbatches(samples, self.optim.microbatch_tokens, self.ranks, self.joining):
+            rows = [samples[i] for i in indices] or [dummy_sample(samples[0])]
+            yield indices, Batch.from_samples(rows, self.device, self.joining)
 
-    def _others(self, samples: Sequence[Sample], metrics: UpdateMetrics) -> Tensor:
+    def _backward_others(self, samples: Sequence[Sample], metrics: UpdateMetrics) -> Tensor:
         """Add the gradient of the rows that are no episodes; see `roles`.
 
         Returns:
             () their loss.
         """
-        weights = weights_of_tokens(samples, self.loss.aggregation)
+        weights = compute_token_weights(samples, self.loss.aggregation)
         any_held = any(sample.hold for sample in samples)
         total = torch.zeros((), device=self.device)
-        for indices, batch in self._passes(samples):
+        for indices, batch in self._iter_microbatches(samples):
             rows = [samples[i] for i in indices]
             # Where any rank asks the start model in this mini-batch, all ask.
             held = torch.tensor([row.hold > 0 for row in rows] or [any_held], device=self.device)  # (B,)
-            start = self._start_states(batch, held) if any_held else torch.empty(0, device=self.device)
-            terms = self._score.within(self._terms, batch, held, start)
+            start = self._compute_reference_states(batch, held) if any_held else torch.empty(0, device=self.device)
+            terms = self._score.within(self._compute_terms, batch, held, start)
             weight = torch.tensor([weights[i] for i in indices] or [[0.0] * 3], device=self.device)  # (B, 3)
             loss = (terms * weight[:, None] * batch.mask[..., None]).sum()
             loss.backward()
-            self._optimizer.gather()
+            self._optimizer.accumulate_grads()
             if rows:
-                metrics.add_others(rows, batch, terms.detach())
+                metrics.add_non_episodes(rows, batch, terms.detach())
                 total += loss.detach()
         return self.ranks.sum(total)
 
-    def _terms(self, batch: Batch, held: Tensor, start: Tensor) -> Tensor:  # (B, T, 3)
+    def _compute_terms(self, batch: Batch, held: Tensor, start: Tensor) -> Tensor:  # (B, T, 3)
         """Surrogate, KL(start model || model) and negative log-likelihood of each token, 0 where it is not trained."""
-        states = self._score.states(batch.token_ids, batch.mask, batch.layout)
-        logprobs, _ = self._score.of_states(states, batch.token_ids, batch.mask)
-        surrogate = self._surrogate(losses.ratio(logprobs, batch.behavior_logprobs), batch)
+        states = self._score.compute_states(batch.token_ids, batch.mask, batch.layout)
+        logprobs, _ = self._score.score_states(states, batch.token_ids, batch.mask)
+        surrogate = self._compute_surrogate(losses.ratio(logprobs, batch.behavior_logprobs), batch)
         where = held[batch.mask.nonzero()[:, 0]]  # (K,)
-        divergence = self._score.divergence(states[where], self._start_logits, start)
+        divergence = self._score.compute_kl(states[where], self._compute_reference_logits, start)
         kl = torch.zeros_like(logprobs)
         kl[batch.mask] = torch.zeros(len(states), device=self.device).masked_scatter(where, divergence)
         return torch.stack([surrogate, kl, -logprobs], dim=-1)
 
     @torch.no_grad()
-    def _start_states(self, batch: Batch, held: Tensor) -> Tensor:  # (B,) of bool -> (K, H)
+    def _compute_reference_states(self, batch: Batch, held: Tensor) -> Tensor:  # (B,) of bool -> (K, H)
         """What the start model's head makes distributions of; rows that are no episodes are used once an update."""
         own = bool(held.any())
         if not own and self.ranks.world == 1:
             return torch.empty(0, device=self.device)
         rows = held if own else torch.ones_like(held)  # of the others' pass
-        with self.at_start(), evaluating(self._score_reference.model):
+        with self.use_initial_adapters(), switch_mode(self._score_reference.model):
             ids, mask = batch.token_ids[rows], batch.mask[rows]
             if batch.layout is not None:  # of all rows together
                 ids, mask = batch.token_ids, batch.mask & rows[:, None]
-            states: Tensor = self._score_reference.within(self._score_reference.states, ids, mask, batch.layout)
+            states: Tensor = self._score_reference.within(self._score_reference.compute_states, ids, mask, batch.layout)
         return states if own else states[:0]
 
-    def _start_logits(self, states: Tensor) -> Tensor:  # (K, H) -> (K, V)
+    def _compute_reference_logits(self, states: Tensor) -> Tensor:  # (K, H) -> (K, V)
         """Of `_start_states`; adapters may sit on the head, too."""
-        with self.at_start() if self._adapts_head else nullcontext():
+        with self.use_initial_adapters() if self._adapts_head else nullcontext():
             return self._score_reference.logits(states)
 
     @torch.no_grad()
-    def _policy_weight(self, samples: Sequence[Sample]) -> float:
+    def _compute_policy_weight(self, samples: Sequence[Sample]) -> float:
         """Trained tokens over kept ones, or rows over rows, as `loss.aggregation` counts; 1 where nothing is kept.
 
         Which tokens are kept must be known before the first gradient, so off-policy rows are scored once more.
@@ -316,22 +318,22 @@ class Learner:
         trained = sum(1 if by_row else sum(sample.loss_mask) for sample in samples)
         kept = sum(1 if by_row else sum(sample.loss_mask) for sample in samples if not sample.off_policy)
         own = 0
-        for indices, batch in self._passes(off_policy):
-            mask = self._kept(self._score(batch.token_ids, batch.mask, batch.layout)[0], batch)
+        for indices, batch in self._iter_microbatches(off_policy):
+            mask = self._find_kept(self._score(batch.token_ids, batch.mask, batch.layout)[0], batch)
             own += int(losses.masked_sum(torch.zeros(()), mask, self.loss.aggregation)[1]) if indices else 0
         kept += sum(self.ranks.gather(own))
         return trained / kept if kept else 1.0
 
-    def _backward(self, batch: Batch, reference: Tensor | None, weight: float, metrics: UpdateMetrics) -> Tensor:
+    def _backward_batch(self, batch: Batch, reference: Tensor | None, weight: float, metrics: UpdateMetrics) -> Tensor:
         """Add the gradient of the batch's summed loss, of which `weight` multiplies the policy's part.
 
         Returns:
             (4,) the sum of the policy loss, without the weight, and what it is a mean over; the same of the KL.
         """
         logprobs, entropies = self._score(batch.token_ids, batch.mask, batch.layout)
-        kept = self._kept(logprobs.detach(), batch)
+        kept = self._find_kept(logprobs.detach(), batch)
         ratio = losses.ratio(logprobs, batch.behavior_logprobs)
-        surrogate = self._surrogate(ratio, batch)
+        surrogate = self._compute_surrogate(ratio, batch)
         policy, num_kept = losses.masked_sum(surrogate, kept, self.loss.aggregation)
         kl, num_held = torch.zeros_like(policy), num_kept
         if reference is not None:
@@ -340,11 +342,11 @@ class Learner:
             kl, num_held = losses.masked_sum(tokens_kl, held, self.loss.aggregation)
         (weight * policy + self.loss.kl * kl).backward()  # type: ignore[no-untyped-call]
         metrics.add_batch(
-            batch, kept, logprobs.detach(), ratio.detach(), entropies, self._clipped(ratio.detach(), batch)
+            batch, kept, logprobs.detach(), ratio.detach(), entropies, self._find_clipped(ratio.detach(), batch)
         )
         return torch.stack([policy.detach(), num_kept.to(policy.dtype), kl.detach(), num_held.to(policy.dtype)])
 
-    def _surrogate(self, ratio: Tensor, batch: Batch) -> Tensor:  # (B, T)
+    def _compute_surrogate(self, ratio: Tensor, batch: Batch) -> Tensor:  # (B, T)
         """Clipped; or shaped, in off-policy rows with `loss.shaping`."""
         clips = (self.loss.clip_low, self.loss.clip_high, self.loss.dual_clip)
         clipped = losses.clipped_surrogate(ratio, batch.advantages, *clips)
@@ -352,41 +354,41 @@ class Learner:
             return clipped
         return torch.where(batch.off_policy[:, None], losses.shaped_surrogate(ratio, batch.advantages), clipped)
 
-    def _clipped(self, ratio: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:  # three (B, T) of bool
+    def _find_clipped(self, ratio: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:  # three (B, T) of bool
         """Where `_surrogate` is flat: clipped low, high, by the dual bound."""
         clips = (self.loss.clip_low, self.loss.clip_high, self.loss.dual_clip)
         low, high, dual = losses.clip_events(ratio, batch.advantages, *clips)
         free = batch.off_policy[:, None] & (self.loss.shaping != "none")
         return low & ~free, high & ~free, dual & ~free
 
-    def _kept(self, logprobs: Tensor, batch: Batch) -> Tensor:  # (B, T) bool
+    def _find_kept(self, logprobs: Tensor, batch: Batch) -> Tensor:  # (B, T) bool
         """The trained tokens, less the improbable ones of off-policy rows."""
         if self.loss.mask_logprob is None:
             return batch.mask
         probable = losses.low_prob_mask(logprobs, batch.mask, self.loss.mask_logprob, self.loss.mask_unit)
         return torch.where(batch.off_policy[:, None], probable, batch.mask)
 
-    def _reference_logprobs(self, samples: Sequence[Sample]) -> list[Tensor]:
+    def _compute_reference_logprobs(self, samples: Sequence[Sample]) -> list[Tensor]:
         """What the start model says of episodes; once for each update, not for each epoch. Empty without `loss.kl`."""
         rows = [torch.empty(0, device=self.device)] * len(samples)
         held = [i for i, sample in enumerate(samples) if sample.role == "episode" and self.loss.kl]
-        with self.at_start():
-            scored = self._all_logprobs([samples[i] for i in held], self._score_reference)
+        with self.use_initial_adapters():
+            scored = self._score_samples([samples[i] for i in held], self._score_reference)
         for i, row in zip(held, scored, strict=True):
             rows[i] = row
         return rows
 
     @contextmanager
-    def at_start(self) -> Iterator[None]:
+    def use_initial_adapters(self) -> Iterator[None]:
         """Adapters as they were before any update: those that were given learned something before already."""
-        with self.ranks.swapped(self.model, self._start):
+        with self.ranks.swap_weights(self.model, self._start):
             yield
 
     @torch.no_grad()
-    def _all_logprobs(self, samples: Sequence[Sample], score: TokenScorer) -> list[Tensor]:
+    def _score_samples(self, samples: Sequence[Sample], score: TokenScorer) -> list[Tensor]:
         own: dict[int, Tensor] = {}
-        with evaluating(score.model):
-            for indices, batch in self._passes(samples):
+        with switch_mode(score.model):
+            for indices, batch in self._iter_microbatches(samples):
                 logprobs, _ = score(batch.token_ids, batch.mask, batch.layout)
                 for i, row in zip(indices, logprobs, strict=False):
                     own[i] = row[: len(samples[i].token_ids)]

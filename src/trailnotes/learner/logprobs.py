@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trailnotes.errors import ConfigError
-from trailnotes.learner.layout import Layout, lay_out, skips_padding
-from trailnotes.learner.ranks import call
-from trailnotes.learner.samples import Joining
-from trailnotes.policies.hf.decoder import windows_of
-from trailnotes.policies.hf.network import evaluating, in_float32, parts_of
+from trailnotes.learner.layout import PackedLayout, build_layout, is_padding_free
+from trailnotes.learner.ranks import call_directly
+from trailnotes.learner.samples import PackingMode
+from trailnotes.policies.hf.decoder import get_attention_windows
+from trailnotes.policies.hf.network import in_float32, split_model, switch_mode
 from trailnotes.types import Sample
 
 
@@ -34,7 +34,7 @@ class Batch:
     behavior_logprobs: Tensor  # (B, T) float32
     advantages: Tensor  # (B, T) float32
     off_policy: Tensor  # (B,) bool
-    layout: Layout | None = None  # how the model is to compute the rows, if not padded
+    layout: PackedLayout | None = None  # how the model is to compute the rows, if not padded
 
     @property
     def num_computed(self) -> int:
@@ -42,7 +42,7 @@ class Batch:
         return (self.token_ids if self.layout is None else self.layout.token_ids).numel()
 
     @classmethod
-    def of(cls, samples: Sequence[Sample], device: torch.device, how: Joining = "padded") -> Batch:
+    def from_samples(cls, samples: Sequence[Sample], device: torch.device, how: PackingMode = "padded") -> Batch:
         """Pad and stack `samples`."""
 
         def stack(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
@@ -55,7 +55,7 @@ class Batch:
             behavior_logprobs=stack([s.behavior_logprobs for s in samples], torch.float32),
             advantages=stack([s.advantages for s in samples], torch.float32),
             off_policy=torch.tensor([s.off_policy for s in samples], device=device),
-            layout=None if how == "padded" else lay_out([s.token_ids for s in samples], how, device),
+            layout=None if how == "padded" else build_layout([s.token_ids for s in samples], how, device),
         )
 
 
@@ -74,8 +74,10 @@ class TokenScorer:
         if temperature <= 0:
             raise ValueError(f"training needs a temperature above 0, got {temperature}: set rollout.temperature")
         self.model, self.temperature, self.chunk = model, temperature, chunk
-        self.within: Callable[..., Any] = call  # what reads weights; a sharded model has them whole inside it alone
-        self.parts = parts_of(model)
+        self.within: Callable[..., Any] = (
+            call_directly  # what reads weights; a sharded model has them whole inside it alone
+        )
+        self.parts = split_model(model)
         if self.parts is None:
             base = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
             warnings.warn(
@@ -84,7 +86,7 @@ class TokenScorer:
                 stacklevel=2,
             )
 
-    def __call__(self, token_ids: Tensor, mask: Tensor, layout: Layout | None = None) -> tuple[Tensor, Tensor]:
+    def __call__(self, token_ids: Tensor, mask: Tensor, layout: PackedLayout | None = None) -> tuple[Tensor, Tensor]:
         """Log-probability of each token of the mask given all before it, and the entropy there.
 
         Args:
@@ -96,15 +98,15 @@ class TokenScorer:
             (B, T) float32 log-probabilities in nats, with gradient where it is enabled, and (B, T) entropies without;
             both 0 outside the mask.
         """
-        scored: tuple[Tensor, Tensor] = self.within(self._scored, token_ids, mask, layout)
+        scored: tuple[Tensor, Tensor] = self.within(self._score_rows, token_ids, mask, layout)
         return scored
 
-    def _scored(self, token_ids: Tensor, mask: Tensor, layout: Layout | None) -> tuple[Tensor, Tensor]:
-        return self.of_states(self.states(token_ids, mask, layout), token_ids, mask)
+    def _score_rows(self, token_ids: Tensor, mask: Tensor, layout: PackedLayout | None) -> tuple[Tensor, Tensor]:
+        return self.score_states(self.compute_states(token_ids, mask, layout), token_ids, mask)
 
-    def of_states(self, states: Tensor, token_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def score_states(self, states: Tensor, token_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """The same from the (K, H) `states` of the mask's tokens."""
-        parts = list(self._chunks(states, token_ids[mask]))
+        parts = list(self._iter_chunks(states, token_ids[mask]))
         rows, columns = mask.nonzero(as_tuple=True)
         blank = torch.zeros(mask.shape, device=mask.device)
         if not parts:
@@ -112,18 +114,18 @@ class TokenScorer:
         logprobs, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
         return blank.index_put((rows, columns), logprobs), blank.index_put((rows, columns), entropies)
 
-    def states(self, token_ids: Tensor, mask: Tensor, layout: Layout | None = None) -> Tensor:  # (K, H)
+    def compute_states(self, token_ids: Tensor, mask: Tensor, layout: PackedLayout | None = None) -> Tensor:  # (K, H)
         """What the head makes the logits of, for each of the K tokens of the mask, row by row; arguments as above."""
         if layout is None:
             where = mask[:, 1:].flatten().nonzero().squeeze(1)
-            return self._states(token_ids[:, :-1]).flatten(0, 1).index_select(0, where)
+            return self._run_body(token_ids[:, :-1]).flatten(0, 1).index_select(0, where)
         where = layout.node[:, :-1][mask[:, 1:]]
         given = {"position_ids": layout.position_ids}
         if layout.attention is not None:
             given["attention_mask"] = layout.attention
-        return self._states(layout.token_ids, **given).flatten(0, 1).index_select(0, where)
+        return self._run_body(layout.token_ids, **given).flatten(0, 1).index_select(0, where)
 
-    def divergence(self, states: Tensor, teacher: Callable[[Tensor], Tensor], teacher_states: Tensor) -> Tensor:  # (K,)
+    def compute_kl(self, states: Tensor, teacher: Callable[[Tensor], Tensor], teacher_states: Tensor) -> Tensor:  # (K,)
         """KL(teacher || this model) of the whole distribution at each position, in nats, with gradient.
 
         Its gradient by the logits is the difference of the two distributions, so no token's is large.
@@ -137,12 +139,12 @@ class TokenScorer:
         for start in range(0, len(states), self.chunk):
             chunks = (states[start : start + self.chunk], teacher_states[start : start + self.chunk])
             if len(states) > self.chunk:
-                parts.append(checkpoint(self._divergence, teacher, *chunks, use_reentrant=False))
+                parts.append(checkpoint(self._compute_kl_chunk, teacher, *chunks, use_reentrant=False))
             else:
-                parts.append(self._divergence(teacher, *chunks))
+                parts.append(self._compute_kl_chunk(teacher, *chunks))
         return torch.cat(parts) if parts else states.float().sum(-1)
 
-    def _divergence(
+    def _compute_kl_chunk(
         self, teacher: Callable[[Tensor], Tensor], states: Tensor, teacher_states: Tensor
     ) -> Tensor:  # (K,)
         with torch.no_grad():
@@ -156,7 +158,7 @@ class TokenScorer:
         logits = (states if self.parts is None else self.parts.head(states)).float()
         return logits / self.temperature if self.temperature != 1.0 else logits
 
-    def _states(self, token_ids: Tensor, **given: Tensor) -> Tensor:
+    def _run_body(self, token_ids: Tensor, **given: Tensor) -> Tensor:
         """(B, T) -> (B, T, H) hidden states, or (B, T, V) logits where the head alone does not give them."""
         if self.parts is None:
             logits: Tensor = self.model(input_ids=token_ids, use_cache=False, **given).logits
@@ -164,17 +166,17 @@ class TokenScorer:
         states: Tensor = self.parts.body(input_ids=token_ids, use_cache=False, **given).last_hidden_state
         return states
 
-    def _chunks(self, states: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def _iter_chunks(self, states: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         # One chunk alone is the whole peak already: computing it again would cost time and save nothing.
         again = torch.is_grad_enabled() and len(targets) > self.chunk
         for start in range(0, len(targets), self.chunk):
             part, wanted = states[start : start + self.chunk], targets[start : start + self.chunk]
             if again:
-                yield checkpoint(self._score, part, wanted, use_reentrant=False)
+                yield checkpoint(self._score_chunk, part, wanted, use_reentrant=False)
             else:
-                yield self._score(part, wanted)
+                yield self._score_chunk(part, wanted)
 
-    def _score(
+    def _score_chunk(
         self,
         states: Tensor,  # (K, H), or (K, V) logits
         targets: Tensor,  # (K,)
@@ -184,7 +186,7 @@ class TokenScorer:
 
 
 @torch.no_grad()
-def computes(scorer: TokenScorer, how: Joining, longest: int) -> bool:
+def is_packing_supported(scorer: TokenScorer, how: PackingMode, longest: int) -> bool:
     """Whether the model makes the same of rows of up to `longest` tokens that are laid out so.
 
     Found out on a few random tokens; in float32, where the attention knows it, since what bfloat16 rounds can hide a
@@ -199,10 +201,12 @@ def computes(scorer: TokenScorer, how: Joining, longest: int) -> bool:
     columns = torch.arange(8, device=device)
     mask = (columns > 0) & (columns < torch.tensor([len(row) for row in rows], device=device)[:, None])
     try:
-        if how == "shared" and any(windows_of(model.config, longest).values()):  # a tree's own mask has no window
+        if how == "shared" and any(
+            get_attention_windows(model.config, longest).values()
+        ):  # a tree's own mask has no window
             return False
-        with evaluating(model), nullcontext() if skips_padding(model) else in_float32(model):
-            found, padded = (scorer(token_ids, mask, layout)[0] for layout in (lay_out(rows, how, device), None))
+        with switch_mode(model), nullcontext() if is_padding_free(model) else in_float32(model):
+            found, padded = (scorer(token_ids, mask, layout)[0] for layout in (build_layout(rows, how, device), None))
             tolerance = 1e-4 if embeddings.weight.dtype == torch.float32 else 5e-2
     except torch.OutOfMemoryError as error:
         raise ConfigError(f'no memory to check learner.packed = "{how}" in float32: set it to "never"') from error

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trailnotes.learner import losses
 from trailnotes.learner.logprobs import Batch
-from trailnotes.learner.ranks import Alone, Ranks
+from trailnotes.learner.ranks import Ranks, SingleRank
 from trailnotes.types import Sample
 
 
@@ -72,7 +72,7 @@ class UpdateMetrics:
         self._computed += batch.num_computed
 
     @torch.no_grad()
-    def add_others(self, rows: Sequence[Sample], batch: Batch, terms: Tensor) -> None:
+    def add_non_episodes(self, rows: Sequence[Sample], batch: Batch, terms: Tensor) -> None:
         """Add one micro-batch of rows that are no episodes; `terms` (B, T, 3) are theirs, as `roles.TERMS` has them."""
         tokens = batch.mask.sum(-1)  # (B,)
         _, kl, nll = (terms * batch.mask[..., None]).sum(1).unbind(-1)  # (B,) each
@@ -99,7 +99,7 @@ class UpdateMetrics:
     def result(self, ranks: Ranks | None = None) -> dict[str, float]:
         """The metrics of all ranks; means over an empty set are 0, a ratio of nothing is 1."""
         sums: dict[str, float] = defaultdict(float)
-        parts = (ranks or Alone()).gather(self._part())
+        parts = (ranks or SingleRank()).gather(self._collect_local_sums())
         for part, _, _ in parts:
             for name, value in part.items():
                 sums[name] += value
@@ -108,28 +108,28 @@ class UpdateMetrics:
         names = ("loss", "policy_loss", "kl_to_reference", "grad_norm")
         others = {name: sums[name] for name in sorted(sums) if name.startswith("tokens_")}
         return {name: float(np.mean(self._steps[name])) if self._steps[name] else 0.0 for name in names} | {
-            "kl_to_behavior": _share(sums["kl_on"], on),
-            "kl_to_behavior_off_policy": _share(sums["kl_off"], sums["off"]),
-            "ratio_mean": _share(sums["ratio"], sums["kept"], 1.0),
-            "ratio_mean_off_policy": _share(sums["ratio_off"], sums["kept_off"], 1.0),
-            "ratio_max": _finite(most),
-            "ratio_min": _finite(least),
-            "clip_fraction_low": _share(sums["low"], sums["kept"]),
-            "clip_fraction_high": _share(sums["high"], sums["kept"]),
-            "dual_clip_fraction": _share(sums["dual"], sums["kept"]),
-            "masked_fraction": _share(sums["off"] - sums["kept_off"], sums["off"]),
-            "entropy": _share(sums["entropy"], sums["trained"]),
+            "kl_to_behavior": _divide(sums["kl_on"], on),
+            "kl_to_behavior_off_policy": _divide(sums["kl_off"], sums["off"]),
+            "ratio_mean": _divide(sums["ratio"], sums["kept"], 1.0),
+            "ratio_mean_off_policy": _divide(sums["ratio_off"], sums["kept_off"], 1.0),
+            "ratio_max": _finite_or_one(most),
+            "ratio_min": _finite_or_one(least),
+            "clip_fraction_low": _divide(sums["low"], sums["kept"]),
+            "clip_fraction_high": _divide(sums["high"], sums["kept"]),
+            "dual_clip_fraction": _divide(sums["dual"], sums["kept"]),
+            "masked_fraction": _divide(sums["off"] - sums["kept_off"], sums["off"]),
+            "entropy": _divide(sums["entropy"], sums["trained"]),
             "tokens_trained": sums["trained"] + sum(others.values()),
             "tokens_off_policy": sums["off"],
             "tokens_forward": sums["computed"],
             "optimiser_steps": float(len(self._steps["loss"])),
             **others,
-            **self._fresh(sums),
-            **{f"kl_to_reference_{role}": value for role, value in _means(sums, "kl", "held").items()},
-            **{f"nll_{role}": value for role, value in _means(sums, "nll", "imitated").items()},
+            **self._compute_sampler_mismatch(sums),
+            **{f"kl_to_reference_{role}": value for role, value in _compute_role_means(sums, "kl", "held").items()},
+            **{f"nll_{role}": value for role, value in _compute_role_means(sums, "nll", "imitated").items()},
         }
 
-    def _fresh(self, sums: Mapping[str, float]) -> dict[str, float]:
+    def _compute_sampler_mismatch(self, sums: Mapping[str, float]) -> dict[str, float]:
         """How far the sampler's log-probabilities of on-policy rows are from the model's before its first step."""
         if not sums["fresh"]:
             return {}
@@ -138,7 +138,7 @@ class UpdateMetrics:
             "ratio": sums["fresh_ratio"] / sums["fresh"],
         }
 
-    def _part(self) -> tuple[dict[str, float], float, float]:
+    def _collect_local_sums(self) -> tuple[dict[str, float], float, float]:
         """What this rank has seen: its sums, and the largest and the smallest ratio."""
         values = torch.stack(list(self._sums.values())).tolist() if self._sums else []
         sums = dict(zip(self._sums, values, strict=True)) | {"computed": float(self._computed)}
@@ -147,13 +147,13 @@ class UpdateMetrics:
         return sums, most, least
 
 
-def _means(sums: Mapping[str, float], value: str, count: str) -> dict[str, float]:
+def _compute_role_means(sums: Mapping[str, float], value: str, count: str) -> dict[str, float]:
     """By role, the mean over the tokens that were counted for it."""
     roles = [name.removeprefix(f"{count}_") for name in sums if name.startswith(f"{count}_")]
-    return {role: _share(sums[f"{value}_{role}"], sums[f"{count}_{role}"]) for role in roles}
+    return {role: _divide(sums[f"{value}_{role}"], sums[f"{count}_{role}"]) for role in roles}
 
 
-def advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+def compute_advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """Mean and sample deviation of advantages over trajectories, dropped ones included; rows that teach nothing."""
     by_trajectory: dict[int, list[float]] = defaultdict(list)
     for sample in samples:
@@ -168,9 +168,9 @@ def advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     }
 
 
-def _share(part: float, whole: float, otherwise: float = 0.0) -> float:
+def _divide(part: float, whole: float, otherwise: float = 0.0) -> float:
     return part / whole if whole else otherwise
 
 
-def _finite(number: float) -> float:
+def _finite_or_one(number: float) -> float:
     return number if math.isfinite(number) else 1.0

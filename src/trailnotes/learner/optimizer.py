@@ -46,7 +46,7 @@ class MasterAdamW:
         for name, parameter in self.parameters.items():
             parameter.grad = self.masters[name].grad = None
 
-    def gather(self) -> None:
+    def accumulate_grads(self) -> None:
         """Add the gradients of low-precision parameters to their masters'. Call after each backward pass."""
         for name, parameter in self.parameters.items():
             master = self.masters[name]
@@ -60,7 +60,7 @@ class MasterAdamW:
         norm = nn.utils.get_total_norm([p.grad for p in self.masters.values() if p.grad is not None])
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
-    def scale(self, factor: float) -> None:
+    def scale_grads(self, factor: float) -> None:
         """Multiply the gradients so far."""
         for master in self.masters.values():
             if master.grad is not None:
@@ -73,17 +73,17 @@ class MasterAdamW:
 
     def step(self, scale: float) -> None:
         """Multiply the gradients by `scale` and take one step."""
-        self.scale(scale)
+        self.scale_grads(scale)
         self._adamw.step()
-        self._round()
+        self._round_weights()
 
     @torch.no_grad()
-    def _round(self) -> None:
+    def _round_weights(self) -> None:
         for name, parameter in self.parameters.items():
             if self.masters[name] is not parameter:
                 parameter.copy_(self.masters[name])
 
-    def live(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> dict[str, Tensor]:
         """Masters, moments and step counts themselves; of a sharded model this rank's parts of them."""
         tensors: dict[str, Tensor] = {f"weights.{name}": master.detach() for name, master in self.masters.items()}
         for name, master in self.masters.items():
@@ -91,13 +91,13 @@ class MasterAdamW:
                 tensors[f"{key}.{name}"] = value
         return tensors
 
-    def blank(self, names: Collection[str]) -> dict[str, Tensor]:
+    def make_blank_state(self, names: Collection[str]) -> dict[str, Tensor]:
         """For each of `names` of a saved state a tensor of the right shape, to be filled and loaded.
 
         Raises:
             ValueError: it is the state of another model.
         """
-        self._refuse_others(names)
+        self._validate_names(names)
         blanks = {f"weights.{name}": torch.zeros_like(master.detach()) for name, master in self.masters.items()}
         for name, master in self.masters.items():
             if f"step.{name}" in names:
@@ -107,7 +107,7 @@ class MasterAdamW:
 
     def state_dict(self) -> dict[str, Tensor]:
         """A copy of `live` on the CPU, ready for safetensors."""
-        return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in self.live().items()}
+        return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in self.live_tensors().items()}
 
     @torch.no_grad()
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
@@ -116,7 +116,7 @@ class MasterAdamW:
         Raises:
             ValueError: the tensors belong to another model.
         """
-        self._refuse_others(tensors)
+        self._validate_names(tensors)
         for name, master in self.masters.items():
             master.copy_(tensors[f"weights.{name}"])
         state = {
@@ -125,9 +125,9 @@ class MasterAdamW:
             if f"step.{name}" in tensors
         }
         self._adamw.load_state_dict({"state": state, "param_groups": self._adamw.state_dict()["param_groups"]})
-        self._round()
+        self._round_weights()
 
-    def _refuse_others(self, names: Collection[str]) -> None:
+    def _validate_names(self, names: Collection[str]) -> None:
         expected = {f"weights.{name}" for name in self.masters}
         found = {name for name in names if name.startswith("weights.")}
         if expected != found:

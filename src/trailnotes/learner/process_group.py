@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
 
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]  # a method's name, arguments, and those that have names
-LONG = timedelta(days=365)  # between two calls lies a rollout, however long
-INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+CALL_TIMEOUT = timedelta(days=365)  # between two calls lies a rollout, however long
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 SIOCGIFADDR = 0x8915  # asks Linux for the address of an interface, see netdevice(7)
 
 
 @dataclass(frozen=True, slots=True)
-class Circle:
+class LearnerGroup:
     """The processes of one update, met."""
 
     mesh: DeviceMesh
@@ -47,23 +47,25 @@ class Circle:
         """Of this process; 0 holds the run."""
         return self.mesh.get_rank()
 
-    def announce(self, call: Call | None) -> None:
+    def broadcast_call(self, call: Call | None) -> None:
         """Rank 0: have all others call this method of their learner with these arguments; None sends them home."""
         dist.broadcast_object_list([call], src=0, group=self.calls)
 
-    def next_call(self) -> Call | None:
+    def receive_call(self) -> Call | None:
         """The others: wait for what rank 0 announces."""
         box: list[Any] = [None]
         dist.broadcast_object_list(box, src=0, group=self.calls)
         call: Call | None = box[0]
         return call
 
-    def leave(self) -> None:
+    def destroy(self) -> None:
         """Part. Every rank must."""
         dist.destroy_process_group()
 
 
-def meet(rank: int, world: int, device_type: str, seconds: float, store: Store | None = None) -> Circle:
+def init_process_group(
+    rank: int, world: int, device_type: str, seconds: float, store: Store | None = None
+) -> LearnerGroup:
     """Join the others; returns when all are there.
 
     Args:
@@ -89,14 +91,14 @@ def meet(rank: int, world: int, device_type: str, seconds: float, store: Store |
     dist.all_reduce(torch.zeros((), device=device_type))  # nccl connects at its first word: what fails, fails now
     talk = dist.new_group(backend="gloo", timeout=limit)
     # Rank 0 must be heard in time; the others wait however long it plays.
-    return Circle(mesh, talk, dist.new_group(backend="gloo", timeout=LONG if rank else limit))
+    return LearnerGroup(mesh, talk, dist.new_group(backend="gloo", timeout=CALL_TIMEOUT if rank else limit))
 
 
 @contextmanager
-def kept_to(interface: str = LOOPBACK) -> Iterator[None]:
+def bind_interface(interface: str = LOOPBACK) -> Iterator[None]:
     """While a circle is drawn: by which interface of the network. Whoever named another in the environment keeps it."""
-    before = {name: os.environ.get(name) for name in INTERFACES}
-    os.environ.update({name: interface for name in INTERFACES if interface and before[name] is None})
+    before = {name: os.environ.get(name) for name in INTERFACE_VARIABLES}
+    os.environ.update({name: interface for name in INTERFACE_VARIABLES if interface and before[name] is None})
     try:
         yield
     finally:
@@ -105,7 +107,7 @@ def kept_to(interface: str = LOOPBACK) -> Iterator[None]:
                 os.environ.pop(name, None)
 
 
-def interface_of(address: str) -> str:
+def find_interface(address: str) -> str:
     """The interface that has this address (IPv4), or "" where none has: then gloo and nccl choose for themselves."""
     for _, name in socket.if_nameindex():
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
@@ -118,7 +120,7 @@ def interface_of(address: str) -> str:
     return ""
 
 
-def store_at(host: str, world: int, seconds: float) -> TCPStore:
+def create_store(host: str, world: int, seconds: float) -> TCPStore:
     """A store of rank 0, which the others reach at this address of its machine and at no other; torch gives the port.
 
     Raises:
@@ -137,7 +139,7 @@ def store_at(host: str, world: int, seconds: float) -> TCPStore:
         )
 
 
-def started_by_torchrun() -> tuple[int, int] | None:
+def get_torchrun_rank() -> tuple[int, int] | None:
     """Rank and world size, where torchrun (or whoever sets the same variables) started this process."""
     said = os.environ
     if not all(said.get(name, "").isdigit() for name in ("RANK", "WORLD_SIZE")) or "MASTER_ADDR" not in said:
@@ -150,15 +152,15 @@ def local_rank(rank: int) -> int:
     return int(os.environ.get("LOCAL_RANK", rank))
 
 
-def device_type_of(config: Config) -> str:
+def resolve_device_type(config: Config) -> str:
     """The kind of device that all ranks compute on, cpu or cuda.
 
     Raises:
         ConfigError: `model.device` cannot be that of several processes.
     """
-    from trailnotes.policies.hf.policy import device_of
+    from trailnotes.policies.hf.policy import resolve_device
 
-    device = device_of(config.model.device)
+    device = resolve_device(config.model.device)
     if device.index is not None and config.learner.world_size > 1:
         raise ConfigError(
             f"model.device = {config.model.device!r} is one device, and learner.world_size = "
@@ -169,14 +171,14 @@ def device_type_of(config: Config) -> str:
     return device.type
 
 
-def refuse_too_many(config: Config) -> None:
+def validate_world_size(config: Config) -> None:
     """Refuse more processes than there are devices, before any is started.
 
     Raises:
         ConfigError: there are, or torchrun started another number than the config says.
     """
-    world, device_type = config.learner.world_size, device_type_of(config)
-    given = started_by_torchrun()
+    world, device_type = config.learner.world_size, resolve_device_type(config)
+    given = get_torchrun_rank()
     if given is not None and given[1] != world:
         raise ConfigError(f"torchrun started {given[1]} processes: set learner.world_size = {given[1]}, not {world}")
     here = world if given is None else int(os.environ.get("LOCAL_WORLD_SIZE", given[1]))

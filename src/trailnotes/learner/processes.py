@@ -14,17 +14,17 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trailnotes.learner.rank_handles import Failure, Followers, from_json, shortened, to_json
+from trailnotes.learner.rank_handles import Failure, RankMonitor, from_json, to_json, truncate_text
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
     from trailnotes.config.schema import Config
 
-STORE = "store"  # the file in that directory that all meet over
+STORE_FILE = "store"  # the file in that directory that all meet over
 
 
-class Process:
+class RankProcess:
     """A rank of this machine; see `Follower`.
 
     Args:
@@ -58,7 +58,7 @@ class Process:
         if code < 0:
             hint = " (the system kills so when memory is out)" if -code == signal.SIGKILL else ""
             return Failure(f"was killed by {signal.Signals(-code).name}{hint}")
-        last = _last_line(self._log)
+        last = _read_last_line(self._log)
         return Failure(f"ended with exit status {code}" + (f": {last}" if last else ""))
 
     def end(self, seconds: float) -> None:
@@ -72,38 +72,38 @@ class Process:
         self.process.wait()
 
 
-def start_processes(config: Config) -> Followers:
+def start_processes(config: Config) -> RankMonitor:
     """Ranks 1 to `learner.world_size` - 1, started on this machine.
 
     Raises:
         ConfigError: there are more of them than devices.
     """
-    from trailnotes.learner.process_group import device_type_of, refuse_too_many
+    from trailnotes.learner.process_group import resolve_device_type, validate_world_size
 
-    refuse_too_many(config)
+    validate_world_size(config)
     world, seconds = config.learner.world_size, config.learner.timeout
     directory = Path(tempfile.mkdtemp(prefix="trailnotes-learner-"))  # nobody else may read it
 
     def store() -> Store:
         from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-        return FileStore(str(directory / STORE), world)
+        return FileStore(str(directory / STORE_FILE), world)
 
-    arguments = [str(world), str(directory), device_type_of(config), str(seconds)]
-    ranks = {rank: Process(rank, arguments, directory) for rank in range(1, world)}
-    return Followers(ranks, seconds, store, tidy=lambda: shutil.rmtree(directory, ignore_errors=True))
+    arguments = [str(world), str(directory), resolve_device_type(config), str(seconds)]
+    ranks = {rank: RankProcess(rank, arguments, directory) for rank in range(1, world)}
+    return RankMonitor(ranks, seconds, store, tidy=lambda: shutil.rmtree(directory, ignore_errors=True))
 
 
-def say_failed(directory: Path, rank: int, failure: Failure) -> None:
+def write_failure(directory: Path, rank: int, failure: Failure) -> None:
     """A rank's last word: written aside and renamed, so that it is whole."""
     aside = directory / f"rank-{rank}.failing"
     aside.write_text(to_json(failure), encoding="utf-8")
     aside.rename(directory / f"rank-{rank}.failed")
 
 
-def _last_line(log: Path) -> str:
+def _read_last_line(log: Path) -> str:
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
         return ""
-    return shortened(lines[-1]) if lines else ""
+    return truncate_text(lines[-1]) if lines else ""

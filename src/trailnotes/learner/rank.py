@@ -23,9 +23,9 @@ from trailnotes.errors import TrailnotesError
 
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config
-    from trailnotes.learner.process_group import Circle
+    from trailnotes.learner.process_group import LearnerGroup
 
-ALIKE = (TrailnotesError, ValueError, OSError)
+SHARED_ERRORS = (TrailnotesError, ValueError, OSError)
 """What every rank raises for the same reasons, or rank 0 alone when the others are done: the next call may come."""
 
 _PR_SET_PDEATHSIG = 1  # which signal comes when rank 0 dies: the one that wakes a stopped process, which then ends
@@ -40,31 +40,33 @@ def main(arguments: list[str]) -> None:
     speaking = threading.Lock()
     watch = threading.Thread(target=_end_with_rank_0, args=(directory, speaking), daemon=True)
     watch.start()  # before torch: that takes seconds
-    from trailnotes.learner.processes import STORE, say_failed
-    from trailnotes.learner.rank_handles import failure_of
+    from trailnotes.learner.processes import STORE_FILE, write_failure
+    from trailnotes.learner.rank_handles import make_failure
 
     try:
         from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-        from trailnotes.learner.process_group import kept_to, meet
+        from trailnotes.learner.process_group import bind_interface, init_process_group
 
-        with kept_to():
-            circle = meet(rank, world, arguments[3], float(arguments[4]), FileStore(str(directory / STORE), world))
-        serve(circle)
+        with bind_interface():
+            circle = init_process_group(
+                rank, world, arguments[3], float(arguments[4]), FileStore(str(directory / STORE_FILE), world)
+            )
+        run_call_loop(circle)
         gc.freeze()  # or its end takes a second, in which the collector looks at all of torch
     except BaseException as error:  # noqa: BLE001 - the boundary: rank 0 must learn the reason, whatever it is
         with speaking:
-            say_failed(directory, rank, failure_of(error))
+            write_failure(directory, rank, make_failure(error))
         watch.join(1.0)  # where it is rank 0 that is gone, it tidies up
         os._exit(1)
 
 
-def follows(environ: Mapping[str, str] = os.environ) -> bool:
+def is_torchrun_worker(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether torchrun started this process as one that is not to hold the run."""
     return "MASTER_ADDR" in environ and environ.get("RANK", "0") not in ("", "0")
 
 
-def follow(config: Config) -> None:
+def run_torchrun_rank(config: Config) -> None:
     """The life of a rank that torchrun started.
 
     Raises:
@@ -72,20 +74,25 @@ def follow(config: Config) -> None:
         LearnerError: rank 0, or another, is gone.
     """
     from trailnotes.errors import LearnerError
-    from trailnotes.learner.process_group import device_type_of, meet, refuse_too_many, started_by_torchrun
-    from trailnotes.learner.rank_handles import failure_of
+    from trailnotes.learner.process_group import (
+        get_torchrun_rank,
+        init_process_group,
+        resolve_device_type,
+        validate_world_size,
+    )
+    from trailnotes.learner.rank_handles import make_failure
 
-    refuse_too_many(config)
-    given = started_by_torchrun()
+    validate_world_size(config)
+    given = get_torchrun_rank()
     if given is None:
         raise ValueError("nobody started this process as one of several")
     try:
-        serve(meet(*given, device_type_of(config), config.learner.timeout))
+        run_call_loop(init_process_group(*given, resolve_device_type(config), config.learner.timeout))
     except RuntimeError as error:
-        raise LearnerError(f"rank {given[0]} of the learner failed: {failure_of(error).text}") from error
+        raise LearnerError(f"rank {given[0]} of the learner failed: {make_failure(error).text}") from error
 
 
-def serve(circle: Circle) -> None:
+def run_call_loop(circle: LearnerGroup) -> None:
     """Do what rank 0 announces, until it sends this rank home.
 
     Raises:
@@ -96,7 +103,7 @@ def serve(circle: Circle) -> None:
     from trailnotes.learner.building import build_rank
 
     learner = None
-    while (call := circle.next_call()) is not None:
+    while (call := circle.receive_call()) is not None:
         name, given, named = call
         try:
             if name == "build":
@@ -106,10 +113,10 @@ def serve(circle: Circle) -> None:
                 learner = build_rank(circle, *given)
             else:
                 getattr(learner, name)(*given, **named)
-        except ALIKE:
+        except SHARED_ERRORS:
             if learner is None:
                 raise
-    circle.leave()
+    circle.destroy()
 
 
 def _end_with_rank_0(directory: Path, speaking: threading.Lock) -> None:

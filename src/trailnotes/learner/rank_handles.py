@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
 GRACE = 5.0  # seconds that a follower has to say why it fails, and to end when it is told to
-STUCK = 60.0  # seconds after a follower's death in which rank 0 should have noticed by itself
-MOST = 300  # characters that are told of what a rank said
+STUCK_SECONDS = 60.0  # seconds after a follower's death in which rank 0 should have noticed by itself
+MAX_TEXT_CHARS = 300  # characters that are told of what a rank said
 LOOPBACK = "lo"  # the interface that nobody beyond this machine can reach
 
 
@@ -34,7 +34,7 @@ class Failure:
     of_others: bool = False  # it lost a connection, or waited in vain: somebody else's trouble
 
 
-class Follower(Protocol):
+class RankHandle(Protocol):
     """One rank above 0."""
 
     @property
@@ -51,7 +51,7 @@ class Follower(Protocol):
         ...
 
 
-class Followers:
+class RankMonitor:
     """Ranks 1 and up, which have been started.
 
     Args:
@@ -64,7 +64,7 @@ class Followers:
 
     def __init__(
         self,
-        ranks: Mapping[int, Follower],
+        ranks: Mapping[int, RankHandle],
         seconds: float,
         store: Callable[[], Store],
         *,
@@ -76,27 +76,27 @@ class Followers:
         self._busy = self._ended = False
         threading.Thread(target=self._watch, name="learner-watch", daemon=True).start()
 
-    def what_failed(self, error: BaseException) -> str:
+    def describe_failure(self, error: BaseException) -> str:
         """One line that says which rank stopped the others, and why. Waits until those that can have said it.
 
         Args:
             error: as rank 0 met it: its own, or that of a connection that somebody else's end closed.
         """
-        own = failure_of(error)
+        own = make_failure(error)
         if not own.of_others:
-            return told_alone(error)
+            return describe_rank_0_failure(error)
         until = time.monotonic() + GRACE
-        while time.monotonic() < until and self._silent():
+        while time.monotonic() < until and self._list_silent_ranks():
             time.sleep(0.05)
         for rank, follower in self.ranks.items():
             if (failure := follower.failure()) and not failure.of_others:
-                return self._named([rank], failure.text)
-        if silent := self._silent():
+                return self._format_ranks([rank], failure.text)
+        if silent := self._list_silent_ranks():
             hangs = f"hangs: nothing from it for learner.timeout = {self.seconds:g} s ({own.text})"
-            return self._named(silent, hangs)
-        return told_alone(error)
+            return self._format_ranks(silent, hangs)
+        return describe_rank_0_failure(error)
 
-    def busy(self, busy: bool) -> None:
+    def set_busy(self, busy: bool) -> None:
         """Say whether rank 0 is waiting for the others."""
         self._busy = busy
 
@@ -110,11 +110,11 @@ class Followers:
             follower.end(max(0.0, until - time.monotonic()))
         self._tidy()
 
-    def _silent(self) -> list[int]:
+    def _list_silent_ranks(self) -> list[int]:
         """The ranks that live and have said nothing."""
         return [rank for rank, follower in self.ranks.items() if follower.failure() is None]
 
-    def _named(self, ranks: list[int], what: str) -> str:
+    def _format_ranks(self, ranks: list[int], what: str) -> str:
         names = ", ".join(f"{rank}{self.ranks[rank].where}" for rank in ranks)
         return f"rank {names} of the learner {what}"
 
@@ -125,28 +125,31 @@ class Followers:
             time.sleep(0.5)
             lost = {rank: failure for rank, one in self.ranks.items() if self._busy and (failure := one.failure())}
             died = (died or time.monotonic()) if lost else None
-            if died and time.monotonic() - died > STUCK and not self._ended:
-                causes = [self._named([rank], failure.text) for rank, failure in lost.items()]
+            if died and time.monotonic() - died > STUCK_SECONDS and not self._ended:
+                causes = [self._format_ranks([rank], failure.text) for rank, failure in lost.items()]
                 sys.stderr.write("trailnotes: " + "; ".join(causes) + "; resume from the last checkpoint\n")
                 sys.stderr.flush()
                 os._exit(1)
 
 
-def told_alone(error: BaseException) -> str:
+def describe_rank_0_failure(error: BaseException) -> str:
     """One line about an error of rank 0, where nothing is known of the others."""
-    own = failure_of(error)
+    own = make_failure(error)
     if own.of_others:
         return f"the processes of the learner lost each other: {own.text}"
     return f"rank 0 of the learner failed: {own.text}"
 
 
-def failure_of(error: BaseException) -> Failure:
+def make_failure(error: BaseException) -> Failure:
     """What a rank has to say of an error that ends it."""
     text = " ".join(str(error).split())
-    return Failure(f"{type(error).__name__}: {shortened(text)}" if text else type(error).__name__, from_exchange(error))
+    return Failure(
+        f"{type(error).__name__}: {truncate_text(text)}" if text else type(error).__name__,
+        is_communication_error(error),
+    )
 
 
-def from_exchange(error: BaseException) -> bool:
+def is_communication_error(error: BaseException) -> bool:
     """Whether an error came out of what the ranks exchange, and so of somebody else's trouble.
 
     By the place that raised it, not by its words: gloo's are plain runtime errors. It is torch's distributed package,
@@ -174,6 +177,6 @@ def from_json(text: str) -> Failure:
     return Failure(**json.loads(text))
 
 
-def shortened(text: str) -> str:
+def truncate_text(text: str) -> str:
     """The beginning of a text, if it is long."""
-    return text if len(text) <= MOST else text[: MOST - 3] + "..."
+    return text if len(text) <= MAX_TEXT_CHARS else text[: MAX_TEXT_CHARS - 3] + "..."

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from trailnotes.learner.samples import Joining, Tokens, microbatches
+from trailnotes.learner.samples import HasTokenIds, PackingMode, make_microbatches
 
 T = TypeVar("T")
-Within = Callable[..., Any]
+GatheredCall = Callable[..., Any]
 """Calls a function with arguments while the outer weights of a model (embedding, last norm, head) are whole."""
 
 
@@ -38,20 +38,20 @@ class Ranks(Protocol):
         """The value of each rank, in their order; anything that can be pickled."""
         ...
 
-    def shard(self, model: nn.Module) -> Within:
+    def shard(self, model: nn.Module) -> GatheredCall:
         """Leave to this rank its part of the model's weights; what reads them from now on goes through the result."""
         ...
 
-    def rest(self, model: nn.Module) -> None:
+    def reshard(self, model: nn.Module) -> None:
         """Forget whatever is whole of the model's weights."""
         ...
 
-    def swapped(self, model: nn.Module, weights: Mapping[nn.Parameter, Tensor]) -> Any:
+    def swap_weights(self, model: nn.Module, weights: Mapping[nn.Parameter, Tensor]) -> Any:
         """A context in which these parameters of the model hold other values, shaped as their own parts."""
         ...
 
 
-class Alone:
+class SingleRank:
     """The only process. Everything stays as it is."""
 
     rank = 0
@@ -68,15 +68,15 @@ class Alone:
         """Nobody else has any."""
         return [value]
 
-    def shard(self, _model: nn.Module) -> Within:
+    def shard(self, _model: nn.Module) -> GatheredCall:
         """All of the model stays here."""
-        return call
+        return call_directly
 
-    def rest(self, _model: nn.Module) -> None:
+    def reshard(self, _model: nn.Module) -> None:
         """Nothing was gathered."""
 
     @contextmanager
-    def swapped(self, _model: nn.Module, weights: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
+    def swap_weights(self, _model: nn.Module, weights: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
         """Other tensors in the place of the parameters'; nothing is copied."""
         now = {parameter: parameter.data for parameter in weights}
         try:
@@ -88,12 +88,12 @@ class Alone:
                 parameter.data = data
 
 
-def call(function: Callable[..., T], *arguments: Any) -> T:
+def call_directly(function: Callable[..., T], *arguments: Any) -> T:
     """Just call it."""
     return function(*arguments)
 
 
-def deal(samples: Sequence[Tokens], world: int) -> list[list[int]]:
+def distribute_rows(samples: Sequence[HasTokenIds], world: int) -> list[list[int]]:
     """Share rows out so that each rank has as many, and as long ones.
 
     From the longest to the shortest, forth and back: 0 1 2 2 1 0 0 1 ... So what is computed at the same time is of
@@ -109,7 +109,9 @@ def deal(samples: Sequence[Tokens], world: int) -> list[list[int]]:
     return [sorted(share) for share in shares]
 
 
-def passes(samples: Sequence[Tokens], max_tokens: int, ranks: Ranks, joining: Joining = "padded") -> list[list[int]]:
+def split_microbatches(
+    samples: Sequence[HasTokenIds], max_tokens: int, ranks: Ranks, joining: PackingMode = "padded"
+) -> list[list[int]]:
     """The micro-batches of this rank, as many as of any other.
 
     A pass through a sharded model is one of all ranks, so who has fewer micro-batches gets empty ones; whoever meets
@@ -125,10 +127,10 @@ def passes(samples: Sequence[Tokens], max_tokens: int, ranks: Ranks, joining: Jo
         Indices into `samples`. Over all ranks each stands in exactly one micro-batch.
     """
     if ranks.world == 1:
-        return microbatches(samples, max_tokens, joining)
+        return make_microbatches(samples, max_tokens, joining)
     cuts = []
-    for share in deal(samples, ranks.world):
-        batches = microbatches([samples[i] for i in share], max_tokens, joining)
+    for share in distribute_rows(samples, ranks.world):
+        batches = make_microbatches([samples[i] for i in share], max_tokens, joining)
         cuts.append([[share[i] for i in batch] for batch in batches])
     own = cuts[ranks.rank]
     return own + [[] for _ in range(max(map(len, cuts)) - len(own))]

@@ -18,13 +18,13 @@ from trailnotes.types import RowRole, Sample
 TERMS = ("policy", "hold", "imitate")
 
 
-def weights_of(sample: Sample) -> dict[str, float]:
+def get_term_weights(sample: Sample) -> dict[str, float]:
     """The terms of a row that is no episode's, with their weights; a term that it does not have is missing."""
     weights = {"policy": float(any(sample.advantages)), "hold": sample.hold, "imitate": sample.imitate}
     return {name: weight for name, weight in weights.items() if weight}
 
 
-def weights_of_tokens(samples: Sequence[Sample], aggregation: Literal["token", "sequence"]) -> list[list[float]]:
+def compute_token_weights(samples: Sequence[Sample], aggregation: Literal["token", "sequence"]) -> list[list[float]]:
     """What each of `TERMS` of a trained token is multiplied by, so that the sum over all rows is the loss.
 
     Args:
@@ -38,11 +38,11 @@ def weights_of_tokens(samples: Sequence[Sample], aggregation: Literal["token", "
     by_row = {term: term != "policy" or aggregation == "sequence" for term in TERMS}
     sizes: Counter[tuple[RowRole, str, float]] = Counter()
     for sample in samples:
-        for term, weight in weights_of(sample).items():
+        for term, weight in get_term_weights(sample).items():
             sizes[sample.role, term, weight] += 1 if by_row[term] else sum(sample.loss_mask)
     rows = []
     for sample in samples:
-        own, tokens = weights_of(sample), sum(sample.loss_mask)
+        own, tokens = get_term_weights(sample), sum(sample.loss_mask)
         shares = {term: sizes[sample.role, term, own[term]] * (tokens if by_row[term] else 1) for term in own}
         rows.append([own[term] / shares[term] if term in own else 0.0 for term in TERMS])
     return rows

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from trailnotes.config.methods_schema import AlgorithmConfig
 
 T = TypeVar("T")
-Joining = Literal["padded", "joined", "shared"]  # how the rows of a batch are laid out, see `layout`
+PackingMode = Literal["padded", "joined", "shared"]  # how the rows of a batch are laid out, see `layout`
 
 
 @dataclass(slots=True)
-class _Row:
+class _RowBuilder:
     """A row under construction."""
 
     token_ids: list[int] = field(default_factory=list)
@@ -72,14 +72,14 @@ def build_samples(
             step.plain_prompt_ids != step.completion.prompt_ids for step in trajectory.steps
         )
         samples += [
-            _sample(row, off_policy=off_policy, trajectory=index)
-            for row in _rows(trajectory, _by_step(advantage, trajectory), merge=rows == "auto")
+            _make_sample(row, off_policy=off_policy, trajectory=index)
+            for row in _build_rows(trajectory, _broadcast_to_steps(advantage, trajectory), merge=rows == "auto")
             if any(row.loss_mask)
         ]
     return samples
 
 
-def anchor_rows(
+def build_anchor_samples(
     tips: Sequence[Completion],
     groups: Sequence[TrajectoryGroup],
     algorithm: AlgorithmConfig,
@@ -98,44 +98,44 @@ def anchor_rows(
     """
     written = [tip for tip in tips if tip.token_ids]
     held = [
-        held_row(tip, "tip", algorithm.anchor_weight)
-        for tip in _share(written, algorithm.anchor_tips, random.Random(seed))
+        anchor_sample(tip, "tip", algorithm.anchor_weight)
+        for tip in _draw_share(written, algorithm.anchor_tips, random.Random(seed))
     ]
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     read = [t for t in trajectories if t.mode == "off_policy" and any(step.tips for step in t.steps)]
-    acted = _share(read, algorithm.anchor_reading, random.Random(seed))
-    return held + held_as_acted(acted, algorithm.anchor_reading_weight, rows)
+    acted = _draw_share(read, algorithm.anchor_reading, random.Random(seed))
+    return held + build_reading_samples(acted, algorithm.anchor_reading_weight, rows)
 
 
-def _share(of: Sequence[T], share: float, rng: random.Random) -> list[T]:
+def _draw_share(of: Sequence[T], share: float, rng: random.Random) -> list[T]:
     """So many of them, drawn; in their order."""
     chosen = set(rng.sample(range(len(of)), round(share * len(of))))
     return [each for i, each in enumerate(of) if i in chosen]
 
 
-def held_row(completion: Completion, role: RowRole, hold: float, advantage: float = 0.0) -> Sample:
+def anchor_sample(completion: Completion, role: RowRole, hold: float, advantage: float = 0.0) -> Sample:
     """What the policy wrote apart from episodes, a tip, as a row that is held by `hold`; it may have an advantage."""
     prompt, written = completion.prompt_ids, completion.token_ids
-    row = _Row()
+    row = _RowBuilder()
     row.extend(prompt)
     row.extend(written, completion.logprobs, advantage)
-    return _sample(row, role=role, hold=hold)
+    return _make_sample(row, role=role, hold=hold)
 
 
-def held_as_acted(
+def build_reading_samples(
     trajectories: Sequence[Trajectory], hold: float, rows: Literal["auto", "step"] = "auto"
 ) -> list[Sample]:
     """Episodes under the context that they acted in, without an advantage: what follows tips is held by `hold`."""
     acted = (replace(trajectory, mode="on_policy_tips") for trajectory in trajectories)
     return [
-        _sample(row, role="reading", hold=hold)
+        _make_sample(row, role="reading", hold=hold)
         for trajectory in acted
-        for row in _rows(trajectory, [0.0] * len(trajectory.steps), merge=rows == "auto")
+        for row in _build_rows(trajectory, [0.0] * len(trajectory.steps), merge=rows == "auto")
         if any(row.loss_mask)
     ]
 
 
-def _sample(row: _Row, **facts: Any) -> Sample:
+def _make_sample(row: _RowBuilder, **facts: Any) -> Sample:
     return Sample(
         token_ids=tuple(row.token_ids),
         loss_mask=tuple(row.loss_mask),
@@ -145,7 +145,7 @@ def _sample(row: _Row, **facts: Any) -> Sample:
     )
 
 
-def _by_step(advantage: ArrayLike, trajectory: Trajectory) -> list[float]:
+def _broadcast_to_steps(advantage: ArrayLike, trajectory: Trajectory) -> list[float]:
     """One number for each step."""
     numbers, num_steps = np.asarray(advantage, dtype=np.float64), len(trajectory.steps)
     if numbers.ndim and numbers.shape != (num_steps,):
@@ -157,26 +157,26 @@ def _by_step(advantage: ArrayLike, trajectory: Trajectory) -> list[float]:
     return by_step
 
 
-def _rows(trajectory: Trajectory, advantages: Sequence[float], merge: bool) -> list[_Row]:
+def _build_rows(trajectory: Trajectory, advantages: Sequence[float], merge: bool) -> list[_RowBuilder]:
     if trajectory.outcome == "error":
         raise ValueError(
             f"trajectory {trajectory.member} of {trajectory.task.id} ended in an error ({trajectory.error}) and must "
             "not be trained on: drop or replace it before build_samples"
         )
-    rows: list[_Row] = []
+    rows: list[_RowBuilder] = []
     for step, advantage in zip(trajectory.steps, advantages, strict=True):
-        prompt = _trained_prompt(step, trajectory)
+        prompt = _get_trained_prompt(step, trajectory)
         if merge and rows and prompt[: len(rows[-1].token_ids)] == tuple(rows[-1].token_ids):
             row = rows[-1]
         else:
-            row = _Row()
+            row = _RowBuilder()
             rows.append(row)
         row.extend(prompt[len(row.token_ids) :])
         row.extend(step.completion.token_ids, step.completion.logprobs, advantage)
     return rows
 
 
-def _trained_prompt(step: Step, trajectory: Trajectory) -> TokenIds:
+def _get_trained_prompt(step: Step, trajectory: Trajectory) -> TokenIds:
     prompt = step.plain_prompt_ids if trajectory.mode == "off_policy" else step.completion.prompt_ids
     if not prompt:
         raise ValueError(
@@ -186,7 +186,7 @@ def _trained_prompt(step: Step, trajectory: Trajectory) -> TokenIds:
     return prompt
 
 
-def with_behavior(samples: Sequence[Sample], logprobs: Sequence[Sequence[float]]) -> list[Sample]:
+def replace_behavior_logprobs(samples: Sequence[Sample], logprobs: Sequence[Sequence[float]]) -> list[Sample]:
     """The same rows with other denominators, e.g. those of the tip-free context (`old_logprobs = "tip_free"`)."""
     return [replace(s, behavior_logprobs=tuple(row)) for s, row in zip(samples, logprobs, strict=True)]
 
@@ -196,14 +196,14 @@ def has_advantage(sample: Sample) -> bool:
     return any(sample.advantages)
 
 
-def opening(sample: Sample) -> Sample:
+def dummy_sample(sample: Sample) -> Sample:
     """The first two tokens of a row: something to compute that is to count for nothing."""
     ids = (sample.token_ids * 2)[:2]
     blank = (0.0, 0.0)
     return replace(sample, token_ids=ids, loss_mask=(0, 1), behavior_logprobs=blank, advantages=blank)
 
 
-def minibatches(
+def iter_minibatches(
     samples: Sequence[Sample], num_trajectories: int, rng: np.random.Generator, epochs: int = 1
 ) -> Iterator[list[int]]:
     """Random mini-batches of `num_trajectories` trajectories, each with all its rows, in so many passes.
@@ -237,7 +237,7 @@ def minibatches(
         yield [i for i, s in enumerate(samples) if (s.trajectory in chosen if s.role == "episode" else i in others)]
 
 
-class Tokens(Protocol):
+class HasTokenIds(Protocol):
     """Whatever has token ids: a `Sample`, or a row of supervised training."""
 
     @property
@@ -246,7 +246,9 @@ class Tokens(Protocol):
         ...
 
 
-def microbatches(samples: Sequence[Tokens], max_tokens: int, joining: Joining = "padded") -> list[list[int]]:
+def make_microbatches(
+    samples: Sequence[HasTokenIds], max_tokens: int, joining: PackingMode = "padded"
+) -> list[list[int]]:
     """Cut rows into batches of similar length that fit a budget.
 
     Args:

@@ -26,12 +26,12 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from trailnotes.errors import ConfigError
-from trailnotes.learner.ranks import Within, call
+from trailnotes.learner.ranks import GatheredCall, call_directly
 
 T = TypeVar("T")
 
 
-class Sharded:
+class ShardedRank:
     """One process among those of a process group; see `Ranks`.
 
     Args:
@@ -63,7 +63,7 @@ class Sharded:
         dist.all_gather_object(values, value, group=self.talk)
         return values
 
-    def shard(self, model: nn.Module) -> Within:
+    def shard(self, model: nn.Module) -> GatheredCall:
         """Keep this rank's part of each weight; frozen ones are split like the others.
 
         Raises:
@@ -78,7 +78,7 @@ class Sharded:
             "mp_policy": policy,
             "offload_policy": offload if self._offload else OffloadPolicy(),
         }
-        for module in (*blocks_of(model), model):
+        for module in (*find_blocks(model), model):
             if masters:
                 for parameter in module.parameters():
                     if parameter.dtype != torch.float32:
@@ -89,41 +89,41 @@ class Sharded:
             assert isinstance(module, FSDPModule)
             module.set_gradient_divide_factor(1.0)  # the learner divides, once, by the tokens of all ranks
             module.set_force_sum_reduction_for_comms(True)  # the default multiplies before it adds: nccl alone can
-        model.within = call  # type: ignore[assignment]
+        model.within = call_directly  # type: ignore[assignment]
         register_fsdp_forward_method(model, "within")
         within: Callable[..., Any] = model.within  # type: ignore[assignment]
         return within
 
-    def rest(self, model: nn.Module) -> None:
+    def reshard(self, model: nn.Module) -> None:
         """Let go of all that is whole; FSDP keeps what is around the blocks until the next backward pass."""
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
     @contextmanager
-    def swapped(self, model: nn.Module, weights: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
+    def swap_weights(self, model: nn.Module, weights: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
         """Other values in this rank's parts, which FSDP gathers afresh."""
-        now = {parameter: _local(parameter).clone() for parameter in weights}
+        now = {parameter: _to_local(parameter).clone() for parameter in weights}
         try:
-            self._put(model, weights)
+            self._write_weights(model, weights)
             yield
         finally:
-            self._put(model, now)
+            self._write_weights(model, now)
 
     @torch.no_grad()
-    def _put(self, model: nn.Module, weights: Mapping[nn.Parameter, Tensor]) -> None:
+    def _write_weights(self, model: nn.Module, weights: Mapping[nn.Parameter, Tensor]) -> None:
         for parameter, value in weights.items():
-            _local(parameter).copy_(_local(value))
+            _to_local(parameter).copy_(_to_local(value))
         if weights:
-            self.rest(model)
+            self.reshard(model)
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
+def find_blocks(model: nn.Module) -> list[nn.Module]:
     """The layers of a decoder: the list of modules that holds the most parameters; [] where there is none."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     largest = max(lists, key=lambda stack: sum(p.numel() for p in stack.parameters()), default=None)
     return [] if largest is None else list(largest)
 
 
-def _local(tensor: Tensor) -> Tensor:
+def _to_local(tensor: Tensor) -> Tensor:
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()

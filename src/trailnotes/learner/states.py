@@ -26,22 +26,22 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from trailnotes.learner.ranks import Alone, Ranks
-from trailnotes.policies.hf.adapters import adapter_names, save_adapters
+from trailnotes.learner.ranks import Ranks, SingleRank
+from trailnotes.policies.hf.adapters import get_adapter_state_dict, save_adapters
 from trailnotes.storage.checkpoint import atomic_directory, read_json, write_json
 
-Blank = Callable[[Collection[str]], dict[str, Tensor]]
+MakeBlank = Callable[[Collection[str]], dict[str, Tensor]]
 FILE, SHARDS, REST = "learner.safetensors", "learner.dcp", "learner.json"
 STATE = (REST, FILE, SHARDS)  # all that `save_state` writes; where it is deleted, what says that it is there goes first
 
 
-def whole(tensor: Tensor) -> Tensor:
+def to_full_tensor(tensor: Tensor) -> Tensor:
     """All of a tensor, wherever its parts are; every rank must ask for it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()
-def trained_weights(model: Any, ranks: Ranks) -> dict[str, Tensor]:
+def gather_trained_weights(model: Any, ranks: Ranks) -> dict[str, Tensor]:
     """The trained weights as they are, whole, on the CPU. Every rank must ask, and all but the first get nothing.
 
     Args:
@@ -52,10 +52,10 @@ def trained_weights(model: Any, ranks: Ranks) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            tensor = whole(parameter.detach())
+            tensor = to_full_tensor(parameter.detach())
             if ranks.rank == 0:
                 found[name] = tensor.to("cpu", ranks.dtype or tensor.dtype, copy=True)
-    return adapter_names(model, found) if found and hasattr(model, "peft_config") else found
+    return get_adapter_state_dict(model, found) if found and hasattr(model, "peft_config") else found
 
 
 def export_model(model: Any, path: Path, tokenizer: Any = None, ranks: Ranks | None = None) -> None:
@@ -67,8 +67,8 @@ def export_model(model: Any, path: Path, tokenizer: Any = None, ranks: Ranks | N
         tokenizer: saved beside the weights, so that the directory acts by itself.
         ranks: that share the model; each must call, and the first writes.
     """
-    shared: Ranks = ranks or Alone()
-    state = _state_of(model, shared.dtype) if shared.world > 1 else None
+    shared: Ranks = ranks or SingleRank()
+    state = _gather_state(model, shared.dtype) if shared.world > 1 else None
     if shared.rank:
         return
     with atomic_directory(path) as aside:
@@ -83,15 +83,17 @@ def export_model(model: Any, path: Path, tokenizer: Any = None, ranks: Ranks | N
 
 
 @torch.no_grad()
-def _state_of(model: Any, dtype: torch.dtype | None) -> dict[str, Tensor]:
+def _gather_state(model: Any, dtype: torch.dtype | None) -> dict[str, Tensor]:
     """What the files of a sharded model hold, on the CPU: all of it, or the adapters alone."""
     if hasattr(model, "peft_config"):
-        found = {name: whole(p.detach()).cpu() for name, p in model.named_parameters() if p.requires_grad}
+        found = {name: to_full_tensor(p.detach()).cpu() for name, p in model.named_parameters() if p.requires_grad}
     else:
-        found = {name: whole(p.detach()).cpu() for name, p in model.named_parameters()}
+        found = {name: to_full_tensor(p.detach()).cpu() for name, p in model.named_parameters()}
         found = {name: tensor.to(dtype or tensor.dtype) for name, tensor in found.items()}
         parameters = set(dict(model.named_parameters(remove_duplicate=False)))
-        found |= {name: whole(t).cpu() for name, t in model.state_dict().items() if name not in parameters}  # buffers
+        found |= {
+            name: to_full_tensor(t).cpu() for name, t in model.state_dict().items() if name not in parameters
+        }  # buffers
     return found
 
 
@@ -115,14 +117,14 @@ def save_state(path: Path, tensors: Mapping[str, Tensor], rest: Mapping[str, Any
         copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
         save_file(copies, path / FILE)
     else:
-        with _few_words(), _first_failure(OSError):
+        with _suppress_warnings(), _raise_first_failure(OSError):
             writer = HuggingFaceStorageWriter(str(path / SHARDS), save_distributed=True)
             save_shards(dict(tensors), storage_writer=writer, process_group=ranks.talk)
     if ranks.rank == 0:
         write_json(path / REST, dict(rest))
 
 
-def load_state(path: Path, blank: Blank, ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load_state(path: Path, blank: MakeBlank, ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What any number of processes saved in the directory `path`, for as many as there are now.
 
     Args:
@@ -141,20 +143,20 @@ def load_state(path: Path, blank: Blank, ranks: Ranks) -> tuple[dict[str, Tensor
     return read(path, blank, ranks), rest
 
 
-def _read_file(path: Path, blank: Blank, _ranks: Ranks) -> dict[str, Tensor]:
+def _read_file(path: Path, blank: MakeBlank, _ranks: Ranks) -> dict[str, Tensor]:
     with safe_open(path / FILE, framework="pt") as file:
         tensors = blank(set(file.keys()))
         for name, tensor in tensors.items():
             saved = file.get_slice(name)
-            _refuse_other_size(name, saved.get_shape(), tensor)
+            _validate_shape(name, saved.get_shape(), tensor)
             if isinstance(tensor, DTensor):
-                _fill(tensor, saved)
+                _copy_shard(tensor, saved)
             else:
                 tensor.copy_(file.get_tensor(name))
     return tensors
 
 
-def _fill(tensor: DTensor, saved: Any) -> None:
+def _copy_shard(tensor: DTensor, saved: Any) -> None:
     """Copy this rank's part of a tensor that is sharded along its first dimension."""
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     local = tensor.to_local()
@@ -162,27 +164,27 @@ def _fill(tensor: DTensor, saved: Any) -> None:
         local.copy_(saved[offset[0] : offset[0] + shape[0]])
 
 
-def _read_shards(path: Path, blank: Blank, ranks: Ranks) -> dict[str, Tensor]:
+def _read_shards(path: Path, blank: MakeBlank, ranks: Ranks) -> dict[str, Tensor]:
     reader = HuggingFaceStorageReader(str(path / SHARDS))
     parts = reader.read_metadata().state_dict_metadata
     found = {name: part for name, part in parts.items() if isinstance(part, TensorStorageMetadata)}
     tensors = blank(found)
     for name, tensor in tensors.items():
-        _refuse_other_size(name, found[name].size, tensor)
-    with _few_words(), _first_failure(ValueError):
+        _validate_shape(name, found[name].size, tensor)
+    with _suppress_warnings(), _raise_first_failure(ValueError):
         reader = HuggingFaceStorageReader(str(path / SHARDS))
         load_shards(tensors, storage_reader=reader, process_group=ranks.talk, no_dist=ranks.world == 1)
     return tensors
 
 
-def _refuse_other_size(name: str, saved: Sequence[int], tensor: Tensor) -> None:
+def _validate_shape(name: str, saved: Sequence[int], tensor: Tensor) -> None:
     if tuple(saved) != tuple(tensor.shape):
         sizes = f"{tuple(saved)} instead of {tuple(tensor.shape)}"
         raise ValueError(f"the saved weights are another model's: {name} has the shape {sizes}")
 
 
 @contextmanager
-def _few_words() -> Iterator[None]:
+def _suppress_warnings() -> Iterator[None]:
     """Without what torch tells of its own plans, such as that one process alone needs no others."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -190,7 +192,7 @@ def _few_words() -> Iterator[None]:
 
 
 @contextmanager
-def _first_failure(kind: type[Exception]) -> Iterator[None]:
+def _raise_first_failure(kind: type[Exception]) -> Iterator[None]:
     """Raise as `kind` what torch tells of the failures of ranks: its own error is no `Exception`, and has a trace.
 
     Told to all ranks, so each raises the same.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from trailnotes.memory.tip_stats import Lead
+from trailnotes.memory.tip_stats import TipEffect
 from trailnotes.types import Task, Tip, Trajectory
 
 
@@ -38,10 +38,10 @@ class Memory(Protocol):
 
 
 @runtime_checkable
-class PatientMemory(Memory, Protocol):
+class AsyncMemory(Memory, Protocol):
     """A memory whose search may take long, for example with a neural embedder. Episodes call `find` where it is."""
 
-    async def find(self, namespace: str, query: str, top_k: int) -> list[Tip]:
+    async def search_async(self, namespace: str, query: str, top_k: int) -> list[Tip]:
         """What `search` returns, without holding up the event loop."""
         ...
 
@@ -50,7 +50,7 @@ class PatientMemory(Memory, Protocol):
 class VersionedMemory(Memory, Protocol):
     """A memory that others may write to while an iteration plays, whose prompts are to show one version of it."""
 
-    def pinned(self) -> Memory:
+    def pin_version(self) -> Memory:
         """A reader of the memory as it is now, whatever is written meanwhile, but for what it reports itself."""
         ...
 
@@ -59,7 +59,7 @@ class VersionedMemory(Memory, Protocol):
 class ScopedMemory(Memory, Protocol):
     """A memory that may find tips of other tasks than the one that asks. `run_groups` calls `meet` before it plays."""
 
-    def meet(self, tasks: Sequence[Task]) -> bool:
+    def register_tasks(self, tasks: Sequence[Task]) -> bool:
         """Hear where `tasks` belong, which are about to be played; returns whether anything of it was new.
 
         Raises:
@@ -69,7 +69,7 @@ class ScopedMemory(Memory, Protocol):
 
 
 @runtime_checkable
-class AttentiveMemory(Memory, Protocol):
+class FeedbackMemory(Memory, Protocol):
     """A memory that hears how those fared who read its tips. `run_groups` calls `report` once its episodes ended."""
 
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
@@ -83,9 +83,9 @@ class AttentiveMemory(Memory, Protocol):
 
 
 @runtime_checkable
-class MeasuringMemory(Memory, Protocol):
+class TipEffectMemory(Memory, Protocol):
     """A memory that hears what its tips still change, from a training that scores actions without tips, too."""
 
-    def measure(self, readings: Sequence[Lead], *, once: str = "") -> None:
+    def record_effects(self, readings: Sequence[TipEffect], *, once: str = "") -> None:
         """Take in what tips changed in episodes that did well, in the order of these; `once` as for `report`."""
         ...

@@ -18,46 +18,46 @@ from typing import Any, Literal, NamedTuple
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
-from trailnotes.memory.retrieval import Embedder, embedder_for, make_embedder
-from trailnotes.memory.schema import Identity
+from trailnotes.memory.retrieval import Embedder, load_file_embedder, make_embedder
+from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.scope import Scope
-from trailnotes.memory.store import Change, TipStore
-from trailnotes.memory.tipfile import each_tip, file_of, is_tip_file, write_tips
+from trailnotes.memory.store import OwnerChange, TipStore
+from trailnotes.memory.tipfile import is_tip_file, iter_tips, resolve_memory_file, write_tips
 from trailnotes.memory.tips import TipMemory, clean_tip, utc_now
 from trailnotes.storage.checkpoint import META
 from trailnotes.storage.parsing import parse_json
 from trailnotes.types import StrPath, Tip
 
-NAMED = 10  # namespaces that an error spells out
+MAX_NAMED_NAMESPACES = 10  # namespaces that an error spells out
 REEMBED_BATCH = 256
 IMPORT_BATCH = 10_000
-SPOOLED = 16 * 2**20  # bytes of an import that are kept in memory; more go to a temporary file
+SPOOL_BYTES = 16 * 2**20  # bytes of an import that are kept in memory; more go to a temporary file
 
 
-By = Literal["recency", "score", "shown", "worth"]
+TipOrder = Literal["recency", "score", "shown", "worth"]
 
 
-class Imported(NamedTuple):
+class ImportResult(NamedTuple):
     """What an import did."""
 
     added: int
     known: int  # the memory had the same text under the same key
 
 
-class Found(NamedTuple):
+class SearchHit(NamedTuple):
     """A tip, and how like the query its key is."""
 
     tip: Tip
     similarity: float  # cosine, -1..1
 
 
-def open_store(path: StrPath, identity: Identity | None = None) -> TipStore:
+def open_store(path: StrPath, identity: EmbedderIdentity | None = None) -> TipStore:
     """The memory file `path`, or the one of the run directory `path`; with `identity` it is made if it is missing.
 
     Raises:
         MemoryStoreError: there is none, it is damaged, or it is part of a checkpoint, which opening would change.
     """
-    file = file_of(path)
+    file = resolve_memory_file(path)
     if (file.parent / META).is_file():
         raise MemoryStoreError(
             f"{file.parent} is a checkpoint, which stays as it is: name the run directory, or a copy"
@@ -71,7 +71,7 @@ def open_store(path: StrPath, identity: Identity | None = None) -> TipStore:
     return TipStore(file, identity)
 
 
-def new_store(path: StrPath, embedder: str) -> TipStore:
+def create_store(path: StrPath, embedder: str) -> TipStore:
     """A new memory file without tips, for vectors of the embedder of this name.
 
     Raises:
@@ -80,11 +80,11 @@ def new_store(path: StrPath, embedder: str) -> TipStore:
     if Path(path).exists():
         raise MemoryStoreError(f"{path} is there already: name a new file")
     made = make_embedder(embedder)
-    return TipStore(path, Identity(made.name, made.dim))
+    return TipStore(path, EmbedderIdentity(made.name, made.dim))
 
 
 def list_tips(
-    store: TipStore, namespace: str | None = None, *, limit: int = 0, by: By = "recency", retired: bool = False
+    store: TipStore, namespace: str | None = None, *, limit: int = 0, by: TipOrder = "recency", retired: bool = False
 ) -> list[Tip]:
     """Tips, the newest first, or the best `by` score, by the number of their readers, or by what these gained.
 
@@ -96,46 +96,46 @@ def list_tips(
     if limit < 0:
         raise MemoryStoreError(f"a limit of {limit} tips means nothing: give a number, or 0 for all")
     if namespace is not None:
-        check_namespace(store, namespace)
-    return store.listed(namespace, by, limit, retired=retired)
+        require_namespace(store, namespace)
+    return store.list_sorted(namespace, by, limit, retired=retired)
 
 
-def check_namespace(store: TipStore, namespace: str) -> None:
+def require_namespace(store: TipStore, namespace: str) -> None:
     """Raise `MemoryStoreError`, which names those that exist, where `namespace` has no tip."""
-    names = store.namespaces()
+    names = store.count_by_namespace()
     if namespace in names:
         return
     if not names:
         raise MemoryStoreError(f"{store.path} holds no tip yet")
-    near = near_names(names, namespace)
+    near = find_similar_names(names, namespace)
     more = f" and {len(names) - len(near)} more (`trailnotes memory stats`)" if len(names) > len(near) else ""
     raise MemoryStoreError(f"{store.path} has no tip of {namespace!r}: it has tips of {', '.join(near)}{more}")
 
 
-def check_reader(store: TipStore, namespace: str, scope: Scope) -> None:
+def require_searchable(store: TipStore, namespace: str, scope: Scope) -> None:
     """As `check_namespace`, but for a task that may read the tips of others, be it without any of its own."""
-    if scope == "task" or store.met(namespace) is None:
-        check_namespace(store, namespace)
+    if scope == "task" or store.get_task_info(namespace) is None:
+        require_namespace(store, namespace)
 
 
-def near_names(names: Iterable[str], wanted: str) -> list[str]:
+def find_similar_names(names: Iterable[str], wanted: str) -> list[str]:
     """The few of `names` that are most like `wanted`."""
-    return difflib.get_close_matches(wanted, list(names), NAMED, 0.0)
+    return difflib.get_close_matches(wanted, list(names), MAX_NAMED_NAMESPACES, 0.0)
 
 
-def best_score(store: TipStore, namespace: str) -> tuple[float, float]:
+def get_best_score(store: TipStore, namespace: str) -> tuple[float, float]:
     """Score and highest possible score of the best tip of a namespace: 1 of 1 where there is none."""
-    best = next(iter(store.listed(namespace, "score", 1)), None)
+    best = next(iter(store.list_sorted(namespace, "score", 1)), None)
     return (best.score, best.max_score) if best else (1.0, 1.0)
 
 
-def show_tip(store: TipStore, tip_id: int) -> Tip:
+def require_tip(store: TipStore, tip_id: int) -> Tip:
     """One tip.
 
     Raises:
         MemoryStoreError: there is no tip of this id.
     """
-    tip = store.tip(tip_id) if 0 < tip_id < 2**63 else None  # SQLite counts no further
+    tip = store.get_tip(tip_id) if 0 < tip_id < 2**63 else None  # SQLite counts no further
     if tip is None:
         raise MemoryStoreError(f"{store.path} has no tip {tip_id}: `trailnotes memory list` shows the ids")
     return tip
@@ -150,7 +150,7 @@ def search_tips(
     scope: Scope = "task",
     *,
     embedder: str = "",
-) -> list[Found]:
+) -> list[SearchHit]:
     """The enabled tips most similar to `query`, by the embedder that the file was made with, in the scope of a task.
 
     `embedder` is as `named` of `embedder_for`.
@@ -161,10 +161,10 @@ def search_tips(
     """
     if top_k < 1:
         raise MemoryStoreError(f"a search for {top_k} tips finds nothing: ask for 1 or more")
-    check_reader(store, namespace, scope)
+    require_searchable(store, namespace, scope)
     settings = MemoryConfig(threshold=threshold, scope=scope)
-    memory = TipMemory(store, embedder_for(store.identity.name, embedder), settings)
-    return [Found(tip, similarity) for tip, similarity in memory.nearest(namespace, query, top_k)]
+    memory = TipMemory(store, load_file_embedder(store.identity.name, embedder), settings)
+    return [SearchHit(tip, similarity) for tip, similarity in memory.search_nearest(namespace, query, top_k)]
 
 
 def add_tip(
@@ -197,16 +197,16 @@ def add_tip(
     """
     if not clean_tip(text):
         raise MemoryStoreError("a tip needs a letter or digit: write what the agent should know")
-    likely, most = best_score(store, namespace)
-    score = likely if score is None else _finite(score)
+    likely, most = get_best_score(store, namespace)
+    score = likely if score is None else _require_finite(score)
     tip = Tip(
         namespace, text, text if key is None else key, score, max(score, most),
         model="by hand", created=utc_now(), enabled=enabled,
     )  # fmt: skip
     before = store.sequence
-    if not take_in(_memory_of(store, config), [tip]).added:
+    if not add_imported(_make_memory(store, config), [tip]).added:
         raise MemoryStoreError(f"{namespace} has this tip already: `trailnotes memory list` shows its id")
-    return store.tips(after=before)[-1]
+    return store.load_tips(after=before)[-1]
 
 
 def delete_tips(store: TipStore, ids: Iterable[int]) -> int:
@@ -214,8 +214,8 @@ def delete_tips(store: TipStore, ids: Iterable[int]) -> int:
     wanted = list(dict.fromkeys(ids))
     with store.transaction():
         for tip_id in wanted:
-            show_tip(store, tip_id)
-            store.record(Change(tip_id, None))
+            require_tip(store, tip_id)
+            store.record_owner_change(OwnerChange(tip_id, None))
         return store.delete(wanted)
 
 
@@ -233,16 +233,16 @@ def edit_tip(store: TipStore, tip_id: int, text: str | None = None, *, score: fl
         if not fields["text"]:
             raise MemoryStoreError("a tip needs a letter or digit: use `trailnotes memory delete` to remove it")
     if score is not None:
-        fields["score"] = _finite(score)
+        fields["score"] = _require_finite(score)
     if not fields:
         raise MemoryStoreError("nothing to change: give a text, a score, or both")
     with store.transaction():
-        tip = show_tip(store, tip_id)
+        tip = require_tip(store, tip_id)
         if score is not None and score > tip.max_score:
             fields["max_score"] = fields["score"]
         edited = replace(tip, **fields)
         store.update(edited)
-        store.record(Change(tip_id, fields))
+        store.record_owner_change(OwnerChange(tip_id, fields))
     return edited
 
 
@@ -254,8 +254,8 @@ def enable_tips(store: TipStore, ids: Iterable[int], *, enabled: bool = True) ->
     changed = 0
     with store.transaction():
         for tip_id in ids:
-            if switch_tip(store, show_tip(store, tip_id), enabled=enabled):
-                store.record(Change(tip_id, {"enabled": enabled}))
+            if set_tip_enabled(store, require_tip(store, tip_id), enabled=enabled):
+                store.record_owner_change(OwnerChange(tip_id, {"enabled": enabled}))
                 changed += 1
     return changed
 
@@ -263,13 +263,13 @@ def enable_tips(store: TipStore, ids: Iterable[int], *, enabled: bool = True) ->
 def enable_all(store: TipStore, *, enabled: bool = True) -> int:
     """What `enable_tips` does to all tips that are not retired, in two steps however many there are."""
     with store.transaction():
-        return store.switch_all(enabled=enabled)
+        return store.set_all_enabled(enabled=enabled)
 
 
-def switch_tip(store: TipStore, tip: Tip, *, enabled: bool) -> bool:
+def set_tip_enabled(store: TipStore, tip: Tip, *, enabled: bool) -> bool:
     """Do what `enable_tips` does to one tip, within a transaction; returns whether it changed."""
     assert tip.id is not None, "stored tips have an id"
-    retired = tip.id in store.retirements(tip.id)
+    retired = tip.id in store.load_retirements(tip.id)
     if tip.enabled == enabled and not retired:
         return False
     store.update(replace(tip, enabled=enabled), refresh=retired and enabled, settled=True)
@@ -294,7 +294,7 @@ def import_tips(
     enable: bool = False,
     config: MemoryConfig | None = None,
     progress: Callable[[int, int], object] = lambda _done, _total: None,
-) -> Imported:
+) -> ImportResult:
     """Add the tips that `read_tips` finds, marked as imported.
 
     The file is read once, to its end, before anything of it is added in transactions of `IMPORT_BATCH` tips: whoever
@@ -312,24 +312,24 @@ def import_tips(
         MemoryStoreError: the file cannot be read, is the memory itself, or has malformed lines, which are named;
             nothing is added then.
     """
-    file = file_of(path)
+    file = resolve_memory_file(path)
     if store.path is not None and file.exists() and file.samefile(store.path):
         raise MemoryStoreError(f"{path} is the memory itself: name another file, or another run")
-    memory = _memory_of(store, config)
+    memory = _make_memory(store, config)
     total = done = added = 0
-    with SpooledTemporaryFile(SPOOLED) as spool:
-        for tip in each_tip(file):
+    with SpooledTemporaryFile(SPOOL_BYTES) as spool:
+        for tip in iter_tips(file):
             spool.write(json.dumps(asdict(tip)).encode() + b"\n")
             total += 1
         spool.seek(0)
         tips = (replace(Tip(**parse_json(line)), enabled=enable) for line in spool)
         while batch := list(islice(tips, IMPORT_BATCH)):
-            done, added = done + len(batch), added + take_in(memory, batch).added
+            done, added = done + len(batch), added + add_imported(memory, batch).added
             progress(done, total)
-    return Imported(added, done - added)
+    return ImportResult(added, done - added)
 
 
-def take_in(memory: TipMemory, tips: Sequence[Tip]) -> Imported:
+def add_imported(memory: TipMemory, tips: Sequence[Tip]) -> ImportResult:
     """Add tips that no policy of this memory wrote, marked as imported.
 
     The same text under the same key is added once only, and not at all where the memory has it of its own.
@@ -337,7 +337,7 @@ def take_in(memory: TipMemory, tips: Sequence[Tip]) -> Imported:
     config = memory.config.model_copy(update={"duplicates": "reject", "entries": "step"})
     own = TipMemory(memory.store, memory.embedder, config, clock=lambda: "")
     added = own.add([replace(tip, id=None, imported=True) for tip in tips], by_owner=True)
-    return Imported(added, len(tips) - added)
+    return ImportResult(added, len(tips) - added)
 
 
 def reembed(path: StrPath, name: str, *, make: Callable[[str], Embedder] = make_embedder) -> int:
@@ -346,21 +346,21 @@ def reembed(path: StrPath, name: str, *, make: Callable[[str], Embedder] = make_
     store = open_store(path)
     try:
         with store.transaction():
-            tips = store.tips()
+            tips = store.load_tips()
             batches = [tips[start : start + REEMBED_BATCH] for start in range(0, len(tips), REEMBED_BATCH)]
             vectors = [vector for batch in batches for vector in embedder.embed([tip.key for tip in batch])]
-            store.set_vectors(Identity(embedder.name, embedder.dim), tips, vectors)
+            store.set_vectors(EmbedderIdentity(embedder.name, embedder.dim), tips, vectors)
     finally:
         store.close()
     return len(tips)
 
 
-def _finite(score: float) -> float:
+def _require_finite(score: float) -> float:
     if not math.isfinite(score):
         raise MemoryStoreError(f"a tip's score must be a finite number, got {score}")
     return score
 
 
-def _memory_of(store: TipStore, config: MemoryConfig | None) -> TipMemory:
+def _make_memory(store: TipStore, config: MemoryConfig | None) -> TipMemory:
     config = config or MemoryConfig()
-    return TipMemory(store, embedder_for(store.identity.name, config.embedder), config)
+    return TipMemory(store, load_file_embedder(store.identity.name, config.embedder), config)

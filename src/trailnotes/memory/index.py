@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from trailnotes.storage.files import user_key, write_bytes_atomic
+from trailnotes.storage.files import load_user_key, write_bytes_atomic
 from trailnotes.storage.parsing import parse_json
 
 if TYPE_CHECKING:
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAGIC = b"trailnotes index 2\n"
-SIGNATURE = 32  # bytes
-KIND = b"IwPf"  # how the library marks the only kind of index that `TipIndex.empty` makes
+SIGNATURE_BYTES = 32  # bytes
+FAISS_FOURCC = b"IwPf"  # how the library marks the only kind of index that `TipIndex.empty` makes
 SAMPLE_PER_LIST = 40  # vectors that place a centroid
-FEWEST = 64  # that the library takes for centroids of any kind
-GROWTH = 4  # times as many tips as there were when the centroids were placed: they are placed again
-ASKED = 100  # queries that tell how many lists are enough
-NEAREST = 10  # of which so many are to be found
-FORGOTTEN = 32  # one in so many that are gone: they are taken out
-EASY = 25_000  # vectors that a search always looks at: a millisecond, with nothing of them in the caches
-FOUND = 0.99  # share of them; that each query, a tip's own vector, finds itself is in it
+MIN_CENTROID_SAMPLE = 64  # that the library takes for centroids of any kind
+MAX_GROWTH = 4  # times as many tips as there were when the centroids were placed: they are placed again
+TUNING_QUERIES = 100  # queries that tell how many lists are enough
+TUNING_NEIGHBORS = 10  # of which so many are to be found
+REMOVAL_DIVISOR = 32  # one in so many that are gone: they are taken out
+MIN_SCANNED_VECTORS = 25_000  # vectors that a search always looks at: a millisecond, with nothing of them in the caches
+TARGET_RECALL = 0.99  # share of them; that each query, a tip's own vector, finds itself is in it
 
 
-class Stamp(NamedTuple):
+class IndexStamp(NamedTuple):
     """Which rows of which memory file an index holds."""
 
     embedder: str
@@ -55,7 +55,7 @@ class Stamp(NamedTuple):
     changed: int = 0  # number of the owner's last change that it has seen
     session: str = ""  # random name of the one that wrote these: see `schema.read_session`
 
-    def leads_to(self, later: Stamp) -> bool:
+    def is_ancestor_of(self, later: IndexStamp) -> bool:
         """Whether what was written since is all that an index of this stamp lacks."""
         return self[:4] == later[:4] and self.written <= later.written and self.changed <= later.changed
 
@@ -72,7 +72,7 @@ class TipIndex:
         planned: tips that it was made for.
     """
 
-    def __init__(self, stamp: Stamp, lists: Any, planned: int) -> None:
+    def __init__(self, stamp: IndexStamp, lists: Any, planned: int) -> None:
         self.stamp = stamp
         self.planned = planned
         self.unsaved = 0  # vectors put since it was read or saved
@@ -80,19 +80,21 @@ class TipIndex:
         self._gone: set[int] = set()  # forgotten, and still in the lists
 
     @classmethod
-    def empty(cls, stamp: Stamp, sample: Floats, planned: int) -> Self:
+    def create(cls, stamp: IndexStamp, sample: Floats, planned: int) -> Self:
         """An index for some `planned` tips, of which `sample` (n, dim), `sample_size(planned)` or so, is typical."""
-        faiss = _faiss()
+        faiss = _load_faiss()
         codes = stamp.dim // 2 if stamp.dim % 2 == 0 else stamp.dim  # of four bits each: of two numbers, or one
         layout = f"IVF{_num_lists(planned)},PQ{codes}x4fs"
         lists = faiss.index_factory(stamp.dim, layout, faiss.METRIC_INNER_PRODUCT)
         lists.cp.spherical, lists.cp.niter, lists.cp.max_points_per_centroid = True, 5, SAMPLE_PER_LIST
         lists.cp.min_points_per_centroid = lists.pq.cp.min_points_per_centroid = 1  # or it prints of small samples
-        lists.train(np.resize(sample, (max(FEWEST, len(sample)), stamp.dim)))  # repeated where they are too few
+        lists.train(
+            np.resize(sample, (max(MIN_CENTROID_SAMPLE, len(sample)), stamp.dim))
+        )  # repeated where they are too few
         return cls(stamp, lists, planned)
 
     @classmethod
-    def read(cls, path: Path, now: Stamp) -> Self | None:
+    def load(cls, path: Path, now: IndexStamp) -> Self | None:
         """The index in a file, or None where it does not lead to `now`, or is not whole."""
         try:
             with path.open("rb") as file:
@@ -100,27 +102,27 @@ class TipIndex:
                     raise ValueError("not an index")  # noqa: TRY301 (all faults are one case)
                 line = file.readline()
                 header = parse_json(line)
-                stamp, planned = Stamp(*header["stamp"]), int(header["planned"])
-                if not stamp.leads_to(now):
+                stamp, planned = IndexStamp(*header["stamp"]), int(header["planned"])
+                if not stamp.is_ancestor_of(now):
                     return None
-                signature = file.read(SIGNATURE)
+                signature = file.read(SIGNATURE_BYTES)
                 payload = np.fromfile(file, np.uint8)
-            if not hmac.compare_digest(signature, _signature(line, payload)) or payload[:4].tobytes() != KIND:
+            if not hmac.compare_digest(signature, _sign(line, payload)) or payload[:4].tobytes() != FAISS_FOURCC:
                 raise ValueError("cut short, changed, or made by another user")  # noqa: TRY301
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError) as error:
             logger.warning("%s is damaged (%s): it is built again", path, error)
             return None
-        return cls(stamp, _faiss().deserialize_index(payload), planned)
+        return cls(stamp, _load_faiss().deserialize_index(payload), planned)
 
     def save(self, path: Path) -> None:
         """Write the file, whole; a disk without room for it costs only time, later."""
-        self._take_out()
-        payload = _faiss().serialize_index(self._lists)
+        self._flush_removals()
+        payload = _load_faiss().serialize_index(self._lists)
         line = json.dumps({"stamp": self.stamp, "planned": self.planned}).encode() + b"\n"
         try:
-            write_bytes_atomic(path, b"".join((MAGIC, line, _signature(line, payload), payload.data)))
+            write_bytes_atomic(path, b"".join((MAGIC, line, _sign(line, payload), payload.data)))
         except OSError as error:
             logger.warning("%s was not written (%s): it is built again when it is needed", path, error.strerror)
         self.unsaved = 0
@@ -128,29 +130,29 @@ class TipIndex:
     def __len__(self) -> int:
         return int(self._lists.ntotal)
 
-    def fits(self, size: int) -> bool:
+    def is_suitable_for(self, size: int) -> bool:
         """Whether it is right for `size` tips: neither grown far beyond its lists, nor full of what is gone."""
-        return size <= GROWTH * self.planned and len(self) <= 1.25 * size + SAMPLE_PER_LIST * self._lists.nlist
+        return size <= MAX_GROWTH * self.planned and len(self) <= 1.25 * size + SAMPLE_PER_LIST * self._lists.nlist
 
-    def put(self, ids: Sequence[int], vectors: Floats) -> None:
+    def insert(self, ids: Sequence[int], vectors: Floats) -> None:
         """Take in tips and their vectors (len(ids), dim)."""
-        _faiss()
+        _load_faiss()
         if not self._gone.isdisjoint(ids):
-            self._take_out()  # or what comes again would go with what it was
+            self._flush_removals()  # or what comes again would go with what it was
         self._lists.add_with_ids(vectors, np.array(ids, np.int64))
         self.unsaved += len(ids)
 
-    def forget(self, ids: Sequence[int]) -> None:
+    def mark_removed(self, ids: Sequence[int]) -> None:
         """What is gone takes no place any more. Ids that it never held are fine."""
         self._gone.update(ids)
-        if len(self._gone) > max(FEWEST, len(self) // FORGOTTEN):
-            self._take_out()
+        if len(self._gone) > max(MIN_CENTROID_SAMPLE, len(self) // REMOVAL_DIVISOR):
+            self._flush_removals()
 
-    def _take_out(self) -> None:
+    def _flush_removals(self) -> None:
         if self._gone:
-            faiss = _faiss()
+            faiss = _load_faiss()
             self._lists.remove_ids(faiss.IDSelectorBatch(np.array(sorted(self._gone), np.int64)))
-            _blank_ends(faiss, self._lists)
+            _clear_block_tails(faiss, self._lists)
             self._gone.clear()
 
     def search(self, vector: Floats, count: int, *, everywhere: bool = False) -> list[int]:
@@ -159,7 +161,7 @@ class TipIndex:
         It may be fewer, where the lists that are looked into hold fewer, and an id may come twice. `everywhere` looks
         into all lists.
         """
-        faiss = _faiss()
+        faiss = _load_faiss()
         options = faiss.SearchParametersIVF(nprobe=self._lists.nlist if everywhere else self._lists.nprobe)
         _, ids = self._lists.search(vector[None], min(count, len(self)), params=options)
         return [tip_id for tip_id in ids[0].tolist() if tip_id >= 0]
@@ -170,27 +172,27 @@ class TipIndex:
         But into as many as hold `EASY`: a text that is not among the tips lies further from its nearest ones, and finds
         less than they do.
         """
-        least = self._lists.nlist * EASY / max(1, len(self))
-        queries = sample[:: max(1, len(sample) // ASKED)][:ASKED]
-        whole = [set(self.search(query, NEAREST, everywhere=True)) for query in queries]
+        least = self._lists.nlist * MIN_SCANNED_VECTORS / max(1, len(self))
+        queries = sample[:: max(1, len(sample) // TUNING_QUERIES)][:TUNING_QUERIES]
+        whole = [set(self.search(query, TUNING_NEIGHBORS, everywhere=True)) for query in queries]
         steps = (round(2 ** (power / 2)) for power in range(4, 40))
         for probes in takewhile(lambda number: number < self._lists.nlist, (step for step in steps if step >= least)):
             self._lists.nprobe = probes
-            nearest = [set(self.search(query, NEAREST)) for query in queries]
+            nearest = [set(self.search(query, TUNING_NEIGHBORS)) for query in queries]
             found = sum(len(near & all_near) for near, all_near in zip(nearest, whole, strict=True))
-            if found >= FOUND * sum(map(len, whole)):
+            if found >= TARGET_RECALL * sum(map(len, whole)):
                 return
         self._lists.nprobe = self._lists.nlist
 
 
-def _signature(line: bytes, payload: Any) -> bytes:
+def _sign(line: bytes, payload: Any) -> bytes:
     """What only this user can say of a header and the bytes of an index."""
-    signing = hmac.new(user_key(), MAGIC + line, "sha256")
+    signing = hmac.new(load_user_key(), MAGIC + line, "sha256")
     signing.update(payload.data)
     return signing.digest()
 
 
-def _blank_ends(faiss: Any, lists: Any) -> None:
+def _clear_block_tails(faiss: Any, lists: Any) -> None:
     """Blank the free places of each list's last block.
 
     faiss 1.15 leaves there what it has removed, and what is added later is laid over it, bit by bit.
@@ -212,7 +214,7 @@ def sample_size(planned: int) -> int:
 
 
 @functools.cache
-def is_installed() -> bool:
+def is_faiss_installed() -> bool:
     """Whether there is the library that keeps the index."""
     return importlib.util.find_spec("faiss") is not None
 
@@ -222,7 +224,7 @@ def _num_lists(planned: int) -> int:
     return int(2 ** (1 + ceil(log2(max(1, planned)) / 2)))
 
 
-def _faiss() -> Any:
+def _load_faiss() -> Any:
     """The library, which is to take one core: a search is too short to be shared, and others have work to do."""
     import faiss
 

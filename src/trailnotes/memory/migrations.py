@@ -7,7 +7,9 @@ WRONG_SIZES = """
     USING (namespace) WHERE enabled IS NOT COALESCE(counted, 0) LIMIT 1
 """
 COUNT_SIZES = "INSERT INTO sizes SELECT namespace, SUM(enabled) FROM tips GROUP BY namespace"
-WORTH = "gained / (4.0 + compared)"  # `worth.cautious_gain`; an index holds it, so another prior is another migration
+WORTH_SQL = (
+    "gained / (4.0 + compared)"  # `worth.cautious_gain`; an index holds it, so another prior is another migration
+)
 NEW_ERA = "INSERT OR REPLACE INTO meta VALUES ('era', lower(hex(randomblob(8))))"
 
 # Migration k takes a file from version k to k + 1. Never edit one that was released: append another.
@@ -136,7 +138,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE tips ADD COLUMN lead REAL NOT NULL DEFAULT 0",
         # Who goes first, without a look at the rest; what went since a moment, for an index beside the file.
         "CREATE INDEX tips_by_use ON tips (namespace, shown, age) WHERE enabled",
-        f"CREATE INDEX tips_by_worth ON tips (namespace, {WORTH}, age) WHERE enabled",
+        f"CREATE INDEX tips_by_worth ON tips (namespace, {WORTH_SQL}, age) WHERE enabled",
         "CREATE INDEX tips_by_retirement ON tips (retired_at) WHERE retired_at > 0",
     ),
 )

@@ -11,11 +11,11 @@ from typing import Any, Self
 
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
-from trailnotes.memory.schema import Identity, named_errors
+from trailnotes.memory.schema import EmbedderIdentity, translate_errors
 from trailnotes.types import StrPath
 
 
-class Closes:
+class Closeable:
     """``with`` closes it at the end."""
 
     def close(self) -> None:
@@ -31,7 +31,7 @@ class Closes:
         self.close()
 
 
-class OpenFile(Closes):
+class MemoryFile(Closeable):
     """What all tables of a memory file have in common.
 
     Args:
@@ -42,7 +42,7 @@ class OpenFile(Closes):
         MemoryStoreError: the file is missing, damaged, not ours, or of a newer version.
     """
 
-    def __init__(self, path: StrPath | None, identity: Identity | None = None) -> None:
+    def __init__(self, path: StrPath | None, identity: EmbedderIdentity | None = None) -> None:
         self.path = None if path is None else Path(path)
         self._lock = threading.RLock()
         self._in_session = False  # whether this has written to the file
@@ -54,27 +54,27 @@ class OpenFile(Closes):
         self._connection.close()
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> EmbedderIdentity:
         """The embedder whose vectors the file holds."""
-        with self._lock, named_errors(self.path):
+        with self._lock, translate_errors(self.path):
             return schema.read_identity(self._connection)
 
     @property
     def sequence(self) -> int:
         """Number of writes so far: the age of the tip that was written last."""
-        with self._lock, named_errors(self.path):
+        with self._lock, translate_errors(self.path):
             return schema.read_sequence(self._connection)
 
     @property
     def lineage(self) -> str:
         """What this file and all copies of it have in common."""
-        with self._lock, named_errors(self.path):
+        with self._lock, translate_errors(self.path):
             return schema.read_lineage(self._connection)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All writes within are one, or none. Other processes wait; readers see the state before."""
-        with self._lock, named_errors(self.path):
+        with self._lock, translate_errors(self.path):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 if not self._in_session:
@@ -84,35 +84,35 @@ class OpenFile(Closes):
                 self._in_session = True
             except BaseException:
                 schema.roll_back(self._connection)
-                self._undone()
+                self._on_rollback()
                 raise
             finally:
-                self._ended()
+                self._on_transaction_end()
 
     def snapshot(self, path: StrPath) -> None:
         """Write a consistent copy to `path`, atomically, while others may read and write."""
         path = Path(path)
         if self.path is not None and path.resolve() == self.path.resolve():
             raise MemoryStoreError(f"a snapshot of {path} cannot be written over the file itself: name another path")
-        with self._lock, named_errors(path):
+        with self._lock, translate_errors(path):
             schema.write_copy(self._connection, path)
 
-    def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
-        with self._lock, named_errors(self.path):
+    def _query(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
+        with self._lock, translate_errors(self.path):
             return schema.read_rows(self._connection, sql, values)
 
-    def _next_number(self) -> int:
+    def _peek_sequence(self) -> int:
         """The number that the next write will have."""
         return schema.read_sequence(self._connection) + 1
 
-    def _next_age(self) -> int:
+    def _advance_sequence(self) -> int:
         """Number the write that is under way."""
         assert self._connection.in_transaction, "writes belong into `with store.transaction()`"
         sql = "UPDATE meta SET value = value + 1 WHERE name = 'sequence' RETURNING value"
-        return int(self._rows(sql)[0][0])
+        return int(self._query(sql)[0][0])
 
-    def _undone(self) -> None:
+    def _on_rollback(self) -> None:
         """A transaction was rolled back."""
 
-    def _ended(self) -> None:
+    def _on_transaction_end(self) -> None:
         """A transaction is over, either way."""

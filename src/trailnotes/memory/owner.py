@@ -11,22 +11,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trailnotes.memory.exchange import switch_tip, take_in
+from trailnotes.memory.exchange import add_imported, set_tip_enabled
 from trailnotes.memory.schema import (
-    opened_snapshot,
+    open_snapshot,
     read_identity,
     read_last_change,
     read_lineage,
     read_sequence,
     require_identity,
 )
-from trailnotes.memory.store import Change, TipStore, added
+from trailnotes.memory.store import OwnerChange, TipStore, build_addition
 from trailnotes.memory.tipfile import write_tips
 from trailnotes.memory.tips import TipMemory
 from trailnotes.types import Tip
 
 
-def settle(memory: TipMemory, saved: Path | None, start: Path, aside: Path, tips: Sequence[Tip] = ()) -> bool:
+def reconcile(memory: TipMemory, saved: Path | None, start: Path, aside: Path, tips: Sequence[Tip] = ()) -> bool:
     """Bring a run's memory to where the run goes on; returns whether it begins with this file, and so took `tips` in.
 
     What this run wrote after its last checkpoint goes to `aside`. A file that the run has not seen before, because it
@@ -42,17 +42,17 @@ def settle(memory: TipMemory, saved: Path | None, start: Path, aside: Path, tips
     store = memory.store
     for snapshot in (saved, start):
         if snapshot is not None and snapshot.is_file() and _is_copy(snapshot, store.lineage):
-            go_back(memory, snapshot, aside)
+            rewind_to_snapshot(memory, snapshot, aside)
             return False
     if saved is not None and saved.is_file() and not store.sequence:
         memory.restore(saved)  # the file was lost, and made anew a moment ago
         return False
-    take_in(memory, tips)
+    add_imported(memory, tips)
     memory.snapshot(start)
     return True
 
 
-def forget_start(live: Path, start: Path) -> None:
+def discard_empty_start(live: Path, start: Path) -> None:
     """Undo what a start that ended nothing left: the next one begins anew, an empty memory with any embedder.
 
     Args:
@@ -68,7 +68,7 @@ def forget_start(live: Path, start: Path) -> None:
                 file.unlink()
 
 
-def go_back(memory: TipMemory, snapshot: Path, aside: Path) -> int:
+def rewind_to_snapshot(memory: TipMemory, snapshot: Path, aside: Path) -> int:
     """Go back to a snapshot, but for the owner's changes since; keep what was written since as JSONL in `aside`.
 
     Returns:
@@ -78,14 +78,14 @@ def go_back(memory: TipMemory, snapshot: Path, aside: Path) -> int:
         MemoryStoreError: the snapshot is missing, damaged, or of another embedder; nothing has changed then.
     """
     store = memory.store
-    with opened_snapshot(snapshot) as source, store.transaction():
-        after, changes = read_sequence(source), store.changes(after=read_last_change(source))
-        by_hand = {change.tip_id for change in changes if change.adds}
+    with open_snapshot(snapshot) as source, store.transaction():
+        after, changes = read_sequence(source), store.load_owner_changes(after=read_last_change(source))
+        by_hand = {change.tip_id for change in changes if change.is_addition}
         if store.sequence == after + len(by_hand):
             return 0  # the run wrote nothing since
         require_identity(read_identity(source), store.identity, snapshot)
         touched = {change.tip_id for change in changes}
-        written, retired = store.tips(after=after), store.retirements()
+        written, retired = store.load_tips(after=after), store.load_retirements()
         late = [tip for tip in written if tip.id not in touched]
         if late:
             write_tips(aside, late, memory=store.lineage)
@@ -93,35 +93,37 @@ def go_back(memory: TipMemory, snapshot: Path, aside: Path) -> int:
         kept = {tip.id: replace(tip, enabled=tip.enabled or tip.id in retired) for tip in written if tip.id in touched}
         store.replace_rows(source)
         for change in changes:
-            _again(memory, change, kept.get(change.tip_id))
+            _replay_change(memory, change, kept.get(change.tip_id))
     return len(late)
 
 
-def _again(memory: TipMemory, change: Change, late: Tip | None) -> None:
+def _replay_change(memory: TipMemory, change: OwnerChange, late: Tip | None) -> None:
     """Make one change again. `late`: the tip as it was, where the run wrote it after the snapshot."""
     store, fields = memory.store, change.fields
-    tip = store.tip(change.tip_id)
+    tip = store.get_tip(change.tip_id)
     if fields is None:
         if store.delete([change.tip_id]):
-            store.record(change)
+            store.record_owner_change(change)
         return
     if tip is not None:
         if fields.keys() == {"enabled"}:
-            switch_tip(store, tip, **fields)
+            set_tip_enabled(store, tip, **fields)
         else:
-            store.update(replace(tip, **fields), refresh=change.adds)  # what is added again is as new as when it was
-        if change.adds:
-            memory.make_room([tip.namespace])
-        store.record(change)
+            store.update(
+                replace(tip, **fields), refresh=change.is_addition
+            )  # what is added again is as new as when it was
+        if change.is_addition:
+            memory.evict([tip.namespace])
+        store.record_owner_change(change)
         return
-    tip = Tip(id=change.tip_id, **fields) if change.adds else late
+    tip = Tip(id=change.tip_id, **fields) if change.is_addition else late
     if tip is not None:  # else it was deleted afterwards
-        store.insert(tip, memory.vectors([tip])[0], change.tip_id)
-        memory.make_room([tip.namespace])
-        store.record(added(tip))
+        store.insert(tip, memory.embed_keys([tip])[0], change.tip_id)
+        memory.evict([tip.namespace])
+        store.record_owner_change(build_addition(tip))
 
 
 def _is_copy(snapshot: Path, lineage: str) -> bool:
     """Whether a snapshot was taken of the file of that lineage; those of earlier versions do not say, and count."""
-    with opened_snapshot(snapshot) as source:
+    with open_snapshot(snapshot) as source:
         return read_lineage(source) in {"", lineage}

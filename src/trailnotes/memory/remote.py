@@ -13,13 +13,21 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from trailnotes.config.memory_schema import EMBEDDER_KEY, refuse_secret
-from trailnotes.config.model_schema import OPENAI, EndpointConfig
-from trailnotes.config.section import refuse_credentials
-from trailnotes.endpoint.faults import Trouble, is_about_model, is_overflow, passes, pause, retry_after, said
-from trailnotes.endpoint.keys import NO_KEY, key_of, without
-from trailnotes.endpoint.wire import PLAIN, guard
-from trailnotes.errors import ConfigError, MemoryStoreError, MissingExtraError, how_to_install
+from trailnotes.config.memory_schema import EMBEDDER_KEY_VARIABLE, validate_embedder_name
+from trailnotes.config.model_schema import OPENAI_PREFIX, EndpointConfig
+from trailnotes.config.section import require_secret_free_url
+from trailnotes.endpoint.faults import (
+    RetryableError,
+    compute_wait,
+    extract_error_text,
+    is_context_overflow,
+    is_missing_model,
+    is_retryable,
+    parse_retry_after,
+)
+from trailnotes.endpoint.keys import NO_KEY, load_api_key, redact_key
+from trailnotes.endpoint.wire import IDENTITY_HEADERS, make_response_hook
+from trailnotes.errors import ConfigError, MemoryStoreError, MissingExtraError, format_install_command
 from trailnotes.storage.parsing import parse_json
 
 if TYPE_CHECKING:
@@ -28,12 +36,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 Floats = npt.NDArray[np.float32]
 
-NAMED: Final = re.compile(rf"{OPENAI}(?P<model>.+?)(@(?P<url>https?://.*))?", re.DOTALL)
-BASE_URL: Final = "OPENAI_BASE_URL"  # as the official client calls it
+EMBEDDER_NAME: Final = re.compile(rf"{OPENAI_PREFIX}(?P<model>.+?)(@(?P<url>https?://.*))?", re.DOTALL)
+BASE_URL_VARIABLE: Final = "OPENAI_BASE_URL"  # as the official client calls it
 BATCH_TEXTS: Final = 64
 BATCH_CHARS: Final = 100_000
 TOO_LARGE: Final = "too large to process"  # llama.cpp, of a text beyond its physical batch, with status 500
-SHORTEST: Final = 64  # characters: a model that takes no more finds nothing
+MIN_TEXT_CHARS: Final = 64  # characters: a model that takes no more finds nothing
 
 
 class EndpointEmbedder:
@@ -54,49 +62,51 @@ class EndpointEmbedder:
     """
 
     def __init__(self, name: str, endpoint: EndpointConfig | None = None) -> None:
-        self._model, self._endpoint = _place_of(name, endpoint)
-        self.name = f"{OPENAI}{self._model}"
-        self._key = key_of(self._endpoint)
-        self._client = _client(self._endpoint, self._key)
+        self._model, self._endpoint = _resolve_endpoint(name, endpoint)
+        self.name = f"{OPENAI_PREFIX}{self._model}"
+        self._key = load_api_key(self._endpoint)
+        self._client = _make_client(self._endpoint, self._key)
         weakref.finalize(self, self._client.close)
         self.dim = 0
         self.dim = len(self.embed(["dim"])[0])
 
     def embed(self, texts: Sequence[str]) -> Floats:
         """See `Embedder.embed`. Waits for the server, and asks again where that may help."""
-        batches = [self._vectors(batch) for batch in _batches([text or " " for text in texts])]  # "" is refused
+        batches = [
+            self._embed_batch(batch) for batch in _split_batches([text or " " for text in texts])
+        ]  # "" is refused
         return np.concatenate(batches) if batches else np.empty((0, self.dim), np.float32)
 
-    def _vectors(self, texts: list[str]) -> Floats:
+    def _embed_batch(self, texts: list[str]) -> Floats:
         """Of one batch, or of parts of it where it is too long."""
-        vectors = self._patiently(texts)
+        vectors = self._request_with_retries(texts)
         if vectors is not None:
             return vectors
         if len(texts) > 1:
-            return np.concatenate([self._vectors([text]) for text in texts])
-        if len(texts[0]) <= SHORTEST:
-            raise ConfigError(f"{self._who} takes no text of {len(texts[0])} characters: name another model")
-        return self._vectors([texts[0][: len(texts[0]) // 2]])
+            return np.concatenate([self._embed_batch([text]) for text in texts])
+        if len(texts[0]) <= MIN_TEXT_CHARS:
+            raise ConfigError(f"{self._label} takes no text of {len(texts[0])} characters: name another model")
+        return self._embed_batch([texts[0][: len(texts[0]) // 2]])
 
-    def _patiently(self, texts: list[str]) -> Floats | None:
+    def _request_with_retries(self, texts: list[str]) -> Floats | None:
         """Unit vectors (len(texts), dim); None where the model takes less at once."""
         tries = 0
         while True:
             try:
-                return self._ask(texts)
-            except Trouble as trouble:
+                return self._request_vectors(texts)
+            except RetryableError as trouble:
                 tries += 1
-                reason = without(self._key, trouble.reason)
+                reason = redact_key(self._key, trouble.reason)
                 if tries > self._endpoint.max_retries:
                     raise MemoryStoreError(
-                        f"{self._who} failed {tries} times, at last with {reason}: see that it runs and is "
-                        f"the right address ({BASE_URL}, endpoint.base_url or {self.name}@URL), and start again"
+                        f"{self._label} failed {tries} times, at last with {reason}: see that it runs and is "
+                        f"the right address ({BASE_URL_VARIABLE}, endpoint.base_url or {self.name}@URL), and start again"
                     ) from None
-                seconds = pause(tries, trouble.wait)
-                logger.info("%s: %s; another try in %.1f s", self._who, reason, seconds)
+                seconds = compute_wait(tries, trouble.wait)
+                logger.info("%s: %s; another try in %.1f s", self._label, reason, seconds)
                 time.sleep(seconds)
 
-    def _ask(self, texts: list[str]) -> Floats | None:
+    def _request_vectors(self, texts: list[str]) -> Floats | None:
         """One request."""
         from openai import APIConnectionError, APIStatusError, APITimeoutError
 
@@ -105,82 +115,89 @@ class EndpointEmbedder:
                 model=self._model, input=texts, encoding_format="float"
             )
         except APITimeoutError:
-            raise Trouble(f"no answer within {self._endpoint.timeout:g} s") from None
+            raise RetryableError(f"no answer within {self._endpoint.timeout:g} s") from None
         except APIStatusError as error:
-            if error.status_code == 413 or is_overflow(error.body) or TOO_LARGE in said(error.body):
+            if (
+                error.status_code == 413
+                or is_context_overflow(error.body)
+                or TOO_LARGE in extract_error_text(error.body)
+            ):
                 return None
-            if passes(error.status_code, error.body):
-                reason = f"{error.status_code}: {said(error.body)}"
-                raise Trouble(reason, wait=retry_after(error.response.headers)) from None
-            raise ConfigError(without(self._key, self._refusal(error))) from None
+            if is_retryable(error.status_code, error.body):
+                reason = f"{error.status_code}: {extract_error_text(error.body)}"
+                raise RetryableError(reason, wait=parse_retry_after(error.response.headers)) from None
+            raise ConfigError(redact_key(self._key, self._describe_refusal(error))) from None
         except APIConnectionError as error:
-            raise Trouble(f"no connection ({error.__cause__ or error})") from None
-        vectors = _read(answer.http_response.text, len(texts))
+            raise RetryableError(f"no connection ({error.__cause__ or error})") from None
+        vectors = _parse_vectors(answer.http_response.text, len(texts))
         if self.dim and vectors.shape[1] != self.dim:
             raise MemoryStoreError(
-                f"{self._who} answers vectors of {vectors.shape[1]} dimensions, and a moment ago of {self.dim}: "
+                f"{self._label} answers vectors of {vectors.shape[1]} dimensions, and a moment ago of {self.dim}: "
                 "another model runs there now; name the one that the memory belongs to, or convert it with "
                 "trailnotes.memory.reembed(path, name)"
             )
         return vectors
 
-    def _refusal(self, error: APIStatusError) -> str:
+    def _describe_refusal(self, error: APIStatusError) -> str:
         """What the server refused, and the fix."""
-        text, key_env = f"{self._who} answers {error.status_code}: {said(error.body)}", self._endpoint.api_key_env
+        text, key_env = (
+            f"{self._label} answers {error.status_code}: {extract_error_text(error.body)}",
+            self._endpoint.api_key_env,
+        )
         if error.status_code in {401, 403}:
             fix = "holds no key that is valid for it" if self._key else "is not set: export it with your key"
             return f"{text}; the environment variable {key_env} {fix}"
         if error.status_code == 429:
             return f"{text}; the account has nothing left to spend: top it up, and start again"
-        if is_about_model(error.status_code, error.body):
+        if is_missing_model(error.status_code, error.body):
             return f"{text}; either it has no model {self._model!r}, or the address, which mostly ends in /v1, is wrong"
         return f"{text}; name another model in memory.embedder"
 
     @property
-    def _who(self) -> str:
+    def _label(self) -> str:
         return f"{self.name} at {self._endpoint.base_url}"
 
 
-def identity_of(name: str) -> str:
+def normalize_embedder_name(name: str) -> str:
     """What a memory file calls the embedder `name`: without the address that openai:NAME@URL has."""
-    named = NAMED.fullmatch(name)
-    return f"{OPENAI}{named['model']}" if named else name
+    named = EMBEDDER_NAME.fullmatch(name)
+    return f"{OPENAI_PREFIX}{named['model']}" if named else name
 
 
-def _place_of(name: str, endpoint: EndpointConfig | None) -> tuple[str, EndpointConfig]:
+def _resolve_endpoint(name: str, endpoint: EndpointConfig | None) -> tuple[str, EndpointConfig]:
     """The model's name there, and where that is."""
-    refuse_secret(name)
-    named = NAMED.fullmatch(name)
+    validate_embedder_name(name)
+    named = EMBEDDER_NAME.fullmatch(name)
     if named is None or not named["model"].strip():
         raise ConfigError(f"memory.embedder = {name!r} names no model: write openai:NAME, as the server calls it")
     if url := named["url"]:
         # A key of one server is no business of another.
-        there = {"base_url": url, "api_key_env": EMBEDDER_KEY}
+        there = {"base_url": url, "api_key_env": EMBEDDER_KEY_VARIABLE}
         return named["model"], (endpoint or EndpointConfig()).model_copy(update=there)
     if endpoint is None:
-        url = os.environ.get(BASE_URL, "").strip()
+        url = os.environ.get(BASE_URL_VARIABLE, "").strip()
         if not url.startswith(("http://", "https://")):
             raise ConfigError(
-                f"memory.embedder = {name!r} is a model of a server, and nobody said which: export {BASE_URL}=URL, "
+                f"memory.embedder = {name!r} is a model of a server, and nobody said which: export {BASE_URL_VARIABLE}=URL, "
                 f"such as https://api.openai.com/v1, or name it {name}@URL (--embedder, memory.embedder)"
             )
-        refuse_credentials(BASE_URL, url, EndpointConfig().api_key_env)
+        require_secret_free_url(BASE_URL_VARIABLE, url, EndpointConfig().api_key_env)
         endpoint = EndpointConfig(base_url=url)
     return named["model"], endpoint
 
 
-def _client(endpoint: EndpointConfig, key: str) -> Any:
+def _make_client(endpoint: EndpointConfig, key: str) -> Any:
     try:
         from openai import DefaultHttpxClient, OpenAI
     except ModuleNotFoundError as missing:
-        raise MissingExtraError(f"{missing.name} is not installed: {how_to_install('openai')}") from missing
+        raise MissingExtraError(f"{missing.name} is not installed: {format_install_command('openai')}") from missing
     return OpenAI(
         api_key=key or NO_KEY, base_url=endpoint.base_url, timeout=endpoint.timeout, max_retries=0,
-        default_headers=PLAIN, http_client=DefaultHttpxClient(event_hooks={"response": [guard(key)]}),
+        default_headers=IDENTITY_HEADERS, http_client=DefaultHttpxClient(event_hooks={"response": [make_response_hook(key)]}),
     )  # fmt: skip
 
 
-def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+def _split_batches(texts: Sequence[str]) -> Iterator[list[str]]:
     """`texts` in order, in pieces that a server takes at once."""
     batch: list[str] = []
     chars = 0
@@ -194,18 +211,18 @@ def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _read(text: str, count: int) -> Floats:
+def _parse_vectors(text: str, count: int) -> Floats:
     """Unit vectors (count, dim) of a server's answer. Raises `Trouble` if it is none."""
     try:
         rows = parse_json(text)["data"]
         by_index = {row["index"]: row["embedding"] for row in rows}
         vectors = np.array([by_index[number] for number in range(count)], np.float64)
     except (ValueError, KeyError, TypeError):
-        raise Trouble("an answer that is no list of vectors, one for each text") from None
+        raise RetryableError("an answer that is no list of vectors, one for each text") from None
     if vectors.ndim != 2 or not vectors.shape[1] or len(rows) != count:
-        raise Trouble("an answer whose vectors do not fit the texts")
+        raise RetryableError("an answer whose vectors do not fit the texts")
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     if not np.all(np.isfinite(norms) & (norms > 0)):
-        raise Trouble("a vector that is zero, or not finite")
+        raise RetryableError("a vector that is zero, or not finite")
     unit: Floats = (vectors / norms).astype(np.float32)
     return unit

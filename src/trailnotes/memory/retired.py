@@ -6,14 +6,24 @@ import json
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from trailnotes.memory.migrations import WORTH
-from trailnotes.memory.openfile import OpenFile
-from trailnotes.memory.scope import Place
+from trailnotes.memory.migrations import WORTH_SQL
+from trailnotes.memory.openfile import MemoryFile
+from trailnotes.memory.scope import TipFilter
 
 DISTILLED: Final = "distilled"  # beside the rules of `memory.retire`
-FIRST: Final = {"oldest": "age", "least_used": "shown, age", "least_worth": f"{WORTH}, age"}  # who goes first
-MARK: Final = ("retired", "retired_at", "retired_on", "retired_by", "merged_into")  # columns of a `Retirement`
-UNMARKED: Final = "retired = '', retired_at = 0, retired_on = '', retired_by = '', merged_into = 0"
+EVICTION_ORDERS: Final = {
+    "oldest": "age",
+    "least_used": "shown, age",
+    "least_worth": f"{WORTH_SQL}, age",
+}  # who goes first
+RETIREMENT_COLUMNS: Final = (
+    "retired",
+    "retired_at",
+    "retired_on",
+    "retired_by",
+    "merged_into",
+)  # columns of a `Retirement`
+CLEAR_RETIREMENT: Final = "retired = '', retired_at = 0, retired_on = '', retired_by = '', merged_into = 0"
 
 
 class Retirement(NamedTuple):
@@ -26,7 +36,7 @@ class Retirement(NamedTuple):
     into: int  # id of the tip that it became one with; 0 = none
 
 
-class Alike(NamedTuple):
+class MergeCandidate(NamedTuple):
     """What is compared of a tip that may become one with another."""
 
     id: int
@@ -38,20 +48,20 @@ class Alike(NamedTuple):
     age: int
 
 
-class RetiredTips(OpenFile):
+class RetiredTips(MemoryFile):
     """Marks of retirement, on rows of tips. An enabled tip has none, whoever enabled it."""
 
-    def retirements(self, tip_id: int | None = None) -> dict[int, Retirement]:
+    def load_retirements(self, tip_id: int | None = None) -> dict[int, Retirement]:
         """All that are retired, or one if it is: by id."""
         where, values = ("id = ?", (tip_id,)) if tip_id is not None else ("retired_at > 0", ())
-        sql = f"SELECT id, {', '.join(MARK)} FROM tips WHERE {where}"  # noqa: S608 (constants)
-        return {tip: Retirement(*mark) for tip, *mark in self._rows(f"{sql} AND retired <> '' ORDER BY id", values)}
+        sql = f"SELECT id, {', '.join(RETIREMENT_COLUMNS)} FROM tips WHERE {where}"  # noqa: S608 (constants)
+        return {tip: Retirement(*mark) for tip, *mark in self._query(f"{sql} AND retired <> '' ORDER BY id", values)}
 
-    def merged_into(self, tip_id: int) -> list[int]:
+    def find_merged_tips(self, tip_id: int) -> list[int]:
         """The tips that became one with this, by id."""
-        return [tip for (tip,) in self._rows("SELECT id FROM tips WHERE merged_into = ? ORDER BY id", (tip_id,))]
+        return [tip for (tip,) in self._query("SELECT id FROM tips WHERE merged_into = ? ORDER BY id", (tip_id,))]
 
-    def stands_for(self, tip_id: int) -> int | None:
+    def find_merge_target(self, tip_id: int) -> int | None:
         """The tip that a retired one became one with, at the end of the way; None if there is none that is searched."""
         sql = """
             WITH RECURSIVE way (id) AS (
@@ -60,9 +70,9 @@ class RetiredTips(OpenFile):
             )
             SELECT id FROM tips JOIN way USING (id) WHERE merged_into = 0 AND retired = ''
         """
-        return next((int(kept) for (kept,) in self._rows(sql, (tip_id,))), None)
+        return next((int(kept) for (kept,) in self._query(sql, (tip_id,))), None)
 
-    def first_to_go(self, pool: Place, rule: str, count: int, *, spared: int = 0) -> list[int]:
+    def select_victims(self, pool: TipFilter, rule: str, count: int, *, spared: int = 0) -> list[int]:
         """Ids of `count` enabled tips, by a rule of `FIRST`; the `spared` newest are not among them."""
         enabled = f"{pool.condition} AND enabled"
         where, values = enabled, list[str | int](pool.values)
@@ -70,14 +80,14 @@ class RetiredTips(OpenFile):
             newest = f"SELECT age FROM tips WHERE {enabled} ORDER BY age DESC LIMIT ?"  # noqa: S608 (constants)
             where = f"{where} AND +age < (SELECT MIN(age) FROM ({newest}))"  # noqa: S608 (constants)
             values += [*pool.values, spared]
-        sql = f"SELECT id FROM tips WHERE {where} ORDER BY {FIRST[rule]} LIMIT ?"  # noqa: S608 (constants)
-        return [tip for (tip,) in self._rows(sql, [*values, count])]
+        sql = f"SELECT id FROM tips WHERE {where} ORDER BY {EVICTION_ORDERS[rule]} LIMIT ?"  # noqa: S608 (constants)
+        return [tip for (tip,) in self._query(sql, [*values, count])]
 
-    def oldest(self, pool: Place, count: int) -> list[Alike]:
+    def load_oldest(self, pool: TipFilter, count: int) -> list[MergeCandidate]:
         """The `count` oldest enabled tips, as they are compared with each other."""
-        sql = f"SELECT id, text, vector, {WORTH}, score, support, age FROM tips"  # noqa: S608 (constants)
+        sql = f"SELECT id, text, vector, {WORTH_SQL}, score, support, age FROM tips"  # noqa: S608 (constants)
         where = f"WHERE {pool.condition} AND enabled ORDER BY age LIMIT ?"
-        return [Alike(*row) for row in self._rows(f"{sql} {where}", [*pool.values, count])]
+        return [MergeCandidate(*row) for row in self._query(f"{sql} {where}", [*pool.values, count])]
 
     # writing, inside `with store.transaction():`
 
@@ -90,23 +100,23 @@ class RetiredTips(OpenFile):
             "UPDATE tips SET enabled = 0, retired = ?, retired_at = ?, retired_on = ?, retired_by = ?, merged_into = ? "
             "WHERE id = ? AND enabled RETURNING namespace"
         )
-        number, gone = self._next_number(), []
+        number, gone = self._peek_sequence(), []
         for tip_id in ids:
-            gone += [name for (name,) in self._rows(sql, (rule, number, on, by, into, tip_id))]
+            gone += [name for (name,) in self._query(sql, (rule, number, on, by, into, tip_id))]
         if gone:
-            self._next_age()
+            self._advance_sequence()
         self._touched.update(gone)
         return len(gone)
 
-    def switch_all(self, *, enabled: bool) -> int:
+    def set_all_enabled(self, *, enabled: bool) -> int:
         """Let all tips that are not retired be searched, or not, as their owner's change; returns how many changed."""
         where, fields = "WHERE enabled <> ? AND retired_at = 0", json.dumps({"enabled": enabled})
-        self._rows(f"INSERT INTO owner_changes (tip, fields) SELECT id, ? FROM tips {where}", (fields, enabled))  # noqa: S608
-        changed = self._rows(f"UPDATE tips SET enabled = 1 - enabled {where} RETURNING namespace", (enabled,))  # noqa: S608
+        self._query(f"INSERT INTO owner_changes (tip, fields) SELECT id, ? FROM tips {where}", (fields, enabled))  # noqa: S608
+        changed = self._query(f"UPDATE tips SET enabled = 1 - enabled {where} RETURNING namespace", (enabled,))  # noqa: S608
         self._touched.update(name for (name,) in changed)
         return len(changed)
 
-    def join(self, kept: int, gone: int) -> None:
+    def merge_stats(self, kept: int, gone: int) -> None:
         """Add what is counted of `gone` to `kept`, whose words stay; the higher score is that of both.
 
         An episode that read both counts twice.
@@ -126,4 +136,4 @@ class RetiredTips(OpenFile):
                     / MAX(1, kept.measured + gone.measured)
             FROM (SELECT * FROM tips WHERE id = ?) AS gone WHERE kept.id = ? RETURNING namespace
         """
-        self._touched.update(name for (name,) in self._rows(sql, (gone, kept)))
+        self._touched.update(name for (name,) in self._query(sql, (gone, kept)))

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trailnotes.config.model_schema import OPENAI
-from trailnotes.errors import ConfigError, MissingExtraError, how_to_install
-from trailnotes.memory.remote import EndpointEmbedder, identity_of
+from trailnotes.config.model_schema import OPENAI_PREFIX
+from trailnotes.errors import ConfigError, MissingExtraError, format_install_command
+from trailnotes.memory.remote import EndpointEmbedder, normalize_embedder_name
 
 if TYPE_CHECKING:
     from trailnotes.config.model_schema import EndpointConfig
@@ -32,16 +32,16 @@ Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.intp]
 
 CACHED_TEXTS = 2048
-BUILT_IN = ("hashing", "minilm")  # names of this package's: whoever writes them, they mean the same
+BUILT_IN_EMBEDDERS = ("hashing", "minilm")  # names of this package's: whoever writes them, they mean the same
 BATCH_SIZE = 64  # texts in one forward pass of a model
 WORD = re.compile(r"\w+")
 # Scripts without blanks between words (Chinese, Japanese, Thai, Lao, Burmese, Khmer), of which each letter is taken for
 # one, as it is alike of emoji. Pairs of them are hashed as pairs of words are.
-ALONE = re.compile(
+UNSPACED_SCRIPTS = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2600-\u27bf\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
     "\U0001f000-\U0001faff\U00020000-\U0003ffff]"
 )
-MIX = np.uint32(0x9E3779B1)  # 2^32 / golden ratio: spreads the low bits of a CRC over the whole word
+HASH_MULTIPLIER = np.uint32(0x9E3779B1)  # 2^32 / golden ratio: spreads the low bits of a CRC over the whole word
 DECIMALS = 6  # equal vectors must tie, whatever the matrix product does to the last bits
 
 
@@ -72,13 +72,13 @@ class HashingEmbedder:
 
     def embed(self, texts: Sequence[str]) -> Floats:
         """See `Embedder.embed`. A text without words gets the first axis, so that empty texts equal each other."""
-        return np.stack([self._vector(text) for text in texts]) if texts else np.empty((0, self.dim), np.float32)
+        return np.stack([self._embed_text(text) for text in texts]) if texts else np.empty((0, self.dim), np.float32)
 
-    def _vector(self, text: str) -> Floats:
-        words = [word.encode("utf-8", "replace") for word in words_of(text)]
+    def _embed_text(self, text: str) -> Floats:
+        words = [word.encode("utf-8", "replace") for word in split_words(text)]
         hashes = [zlib.crc32(word) for word in words]
         hashes += [zlib.crc32(b" " + after, crc) for crc, after in zip(hashes, words[1:], strict=False)]
-        mixed = np.array(hashes, dtype=np.uint32) * MIX
+        mixed = np.array(hashes, dtype=np.uint32) * HASH_MULTIPLIER
         signs = 1.0 - 2.0 * (mixed & np.uint32(1))
         vector = np.bincount(mixed >> self._shift, weights=signs, minlength=self.dim)
         norm = float(np.sqrt(vector @ vector))
@@ -87,17 +87,17 @@ class HashingEmbedder:
         return (vector / norm).astype(np.float32)
 
 
-def words_of(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Words in lower case, in any script: with the marks that are written above and below their letters."""
     text = text.lower()
     if text.isascii():
         return WORD.findall(text)
-    return "".join(map(_spaced, unicodedata.normalize("NFC", text))).split()
+    return "".join(map(_space_char, unicodedata.normalize("NFC", text))).split()
 
 
-def _spaced(char: str) -> str:
+def _space_char(char: str) -> str:
     """A character as part of a word, as a word, as what is between words, or as nothing."""
-    if ALONE.match(char):
+    if UNSPACED_SCRIPTS.match(char):
         return f" {char} "
     kind = unicodedata.category(char)
     if kind == "Cf" or "\ufe00" <= char <= "\ufe0f":  # joins, directs or varies what is beside it
@@ -158,10 +158,10 @@ class QueuedEmbedder:
         promise: Future[Floats] = Future()
         with self._lock:
             self._waiting.append((list(texts), promise))
-        self._worker.submit(self._answer)  # finds nothing left where an earlier call took these texts, too
+        self._worker.submit(self._process_queue)  # finds nothing left where an earlier call took these texts, too
         return promise
 
-    def _answer(self) -> None:
+    def _process_queue(self) -> None:
         with self._lock:
             waiting, self._waiting = self._waiting, []
         waiting = [(texts, promise) for texts, promise in waiting if promise.set_running_or_notify_cancel()]
@@ -192,9 +192,9 @@ class CachedEmbedder:
     def embed(self, texts: Sequence[str]) -> Floats:
         """See `Embedder.embed`. Texts not seen lately are embedded in one call."""
         found, missing = self._look_up(texts)
-        return self._rows(texts, found, missing, self._embedder.embed(missing) if missing else ())
+        return self._collect_vectors(texts, found, missing, self._embedder.embed(missing) if missing else ())
 
-    async def embed_soon(self, texts: Sequence[str]) -> Floats:
+    async def embed_async(self, texts: Sequence[str]) -> Floats:
         """`embed` for an event loop, which goes on meanwhile if the embedder has a queue."""
         if not isinstance(self._embedder, QueuedEmbedder):
             return self.embed(texts)
@@ -202,16 +202,16 @@ class CachedEmbedder:
 
         found, missing = self._look_up(texts)
         if not missing:
-            return self._rows(texts, found, missing, ())
+            return self._collect_vectors(texts, found, missing, ())
         vectors: Floats = await asyncio.wrap_future(self._embedder.submit(missing))
-        return self._rows(texts, found, missing, vectors)
+        return self._collect_vectors(texts, found, missing, vectors)
 
     def _look_up(self, texts: Sequence[str]) -> tuple[dict[str, Floats], list[str]]:
         with self._lock:
             found = {text: self._vectors[text] for text in texts if text in self._vectors}
         return found, list(dict.fromkeys(text for text in texts if text not in found))
 
-    def _rows(
+    def _collect_vectors(
         self, texts: Sequence[str], found: dict[str, Floats], missing: Sequence[str], vectors: Iterable[Floats]
     ) -> Floats:
         """The vectors of `texts`, which were `found` or embedded just now; all are remembered."""
@@ -225,9 +225,9 @@ class CachedEmbedder:
         return _stack([found[text] for text in texts], self.dim)
 
 
-async def embed_soon(embedder: Embedder, texts: Sequence[str]) -> Floats:
+async def embed_async(embedder: Embedder, texts: Sequence[str]) -> Floats:
     """`embedder.embed(texts)`, off the event loop where the embedder knows how."""
-    return await embedder.embed_soon(texts) if isinstance(embedder, CachedEmbedder) else embedder.embed(texts)
+    return await embedder.embed_async(texts) if isinstance(embedder, CachedEmbedder) else embedder.embed(texts)
 
 
 def _stack(vectors: Sequence[Floats], dim: int) -> Floats:
@@ -252,7 +252,7 @@ def make_embedder(
     """
     if name == "hashing":
         return CachedEmbedder(HashingEmbedder())
-    if name.startswith(OPENAI):
+    if name.startswith(OPENAI_PREFIX):
         return CachedEmbedder(QueuedEmbedder(EndpointEmbedder(name, endpoint)))
     return CachedEmbedder(QueuedEmbedder(SentenceTransformerEmbedder(name, device, batch_size)))
 
@@ -270,7 +270,7 @@ def embedder_of(config: Config) -> Embedder:
     )
 
 
-def embedder_for(held: str, named: str = "") -> Embedder:
+def load_file_embedder(held: str, named: str = "") -> Embedder:
     """Load the embedder of a memory file for somebody who looks at it or adds to it, on the CPU.
 
     The file, and the run directory that it lies in, may be a stranger's: neither says which model is loaded, which
@@ -285,10 +285,10 @@ def embedder_for(held: str, named: str = "") -> Embedder:
         MissingExtraError: as `make_embedder`.
         MemoryStoreError: as `make_embedder`.
     """
-    held = identity_of(held)
-    if identity_of(named) == held:
+    held = normalize_embedder_name(held)
+    if normalize_embedder_name(named) == held:
         return make_embedder(named)
-    if held not in BUILT_IN and not held.startswith(OPENAI):
+    if held not in BUILT_IN_EMBEDDERS and not held.startswith(OPENAI_PREFIX):
         raise ConfigError(
             f"the vectors are of {held!r}, a model that the file alone names, so it is not loaded: where you trust it, "
             f"name it yourself (--embedder {shlex.quote(held)}, or memory.embedder)"
@@ -310,7 +310,7 @@ def _load_sentence_transformer(name: str, source: str, device: str) -> Any:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
         raise MissingExtraError(
-            f"memory.embedder = {name!r} needs sentence-transformers: {how_to_install('embed')}, "
+            f"memory.embedder = {name!r} needs sentence-transformers: {format_install_command('embed')}, "
             'or set memory.embedder = "hashing"'
         ) from error
     try:
@@ -323,10 +323,10 @@ def _load_sentence_transformer(name: str, source: str, device: str) -> Any:
         ) from error
 
 
-class Index(Protocol):
+class VectorIndex(Protocol):
     """Finds rows by cosine similarity."""
 
-    def within(self, query: Floats, threshold: float) -> tuple[Ints, Floats]:
+    def find_within(self, query: Floats, threshold: float) -> tuple[Ints, Floats]:
         """Row numbers (n,), ascending, whose similarity is at least `threshold`, and these similarities (n,)."""
         ...
 
@@ -341,7 +341,7 @@ class ExactIndex:
     def __init__(self, vectors: Floats) -> None:
         self.vectors = vectors
 
-    def within(self, query: Floats, threshold: float) -> tuple[Ints, Floats]:
+    def find_within(self, query: Floats, threshold: float) -> tuple[Ints, Floats]:
         """See `Index.within`. `query` is a unit vector (dim,)."""
         similarities = np.round(self.vectors @ query, DECIMALS)
         rows = np.flatnonzero(similarities >= np.float32(threshold))

@@ -14,11 +14,11 @@ import numpy.typing as npt
 from trailnotes.types import Sample, Trajectory, TrajectoryGroup
 
 Numbers = npt.NDArray[Any]
-WELL: Final = 0.5  # of what an episode can earn: what others do is no word on what a tip teaches
-PRIOR = 4  # readers who gained nothing, that every tip is taken to have had before it is retired for its worth
+SUCCESS_THRESHOLD: Final = 0.5  # of what an episode can earn: what others do is no word on what a tip teaches
+PRIOR_COUNT = 4  # readers who gained nothing, that every tip is taken to have had before it is retired for its worth
 
 
-class Reading(NamedTuple):
+class TipExposure(NamedTuple):
     """One episode that was shown one tip."""
 
     tip: int
@@ -26,14 +26,14 @@ class Reading(NamedTuple):
     gained: float | None  # that, less the mean of those of its group that were not shown the tip; None for nobody
 
 
-class Lead(NamedTuple):
+class TipEffect(NamedTuple):
     """What a tip changed in one episode that was shown it."""
 
     tip: int
     nats: float  # log p(what was done | with tips) - log p(the same | without any)
 
 
-class Readers(NamedTuple):
+class ReaderStats(NamedTuple):
     """All episodes that were shown a tip."""
 
     shown: int  # how many
@@ -50,12 +50,12 @@ class Readers(NamedTuple):
         return float(mean_gain(np.array(self.compared), np.array(self.gained)))
 
     @property
-    def anyway(self) -> float:
+    def tip_free_ratio(self) -> float:
         """exp(-lead), 0 to 1: how often the policy does without tips what these readers did; 1: as often as with."""
         return exp(-max(0.0, self.lead))
 
 
-def readings_of(episodes: Iterable[Trajectory]) -> Iterator[Reading]:
+def compute_exposures(episodes: Iterable[Trajectory]) -> Iterator[TipExposure]:
     """Who read what. A tip counts once in an episode, however often it was shown there.
 
     Args:
@@ -64,24 +64,24 @@ def readings_of(episodes: Iterable[Trajectory]) -> Iterator[Reading]:
     groups: dict[str, list[tuple[set[int], float]]] = {}
     for episode in episodes:
         ids = {tip.id for step in episode.steps for tip in step.tips if tip.id is not None}
-        groups.setdefault(episode.task.id, []).append((ids, earned_by(episode)))
+        groups.setdefault(episode.task.id, []).append((ids, normalize_score(episode)))
     for group in groups.values():
         for ids, earned in group:
             for tip in sorted(ids):
                 others = [value for shown, value in group if tip not in shown]
-                yield Reading(tip, earned, earned - fmean(others) if others else None)
+                yield TipExposure(tip, earned, earned - fmean(others) if others else None)
 
 
-def earned_by(episode: Trajectory) -> float:
+def normalize_score(episode: Trajectory) -> float:
     """What a reader's episode is worth to its tips: 1 if it reached the goal, else its share of the highest score."""
     if episode.success:
         return 1.0
     return min(1.0, max(0.0, episode.score / episode.max_score)) if episode.max_score > 0 else 0.0
 
 
-def leads_of(
+def estimate_tip_effects(
     groups: Sequence[TrajectoryGroup], off_policy: Sequence[Sample], tip_free: Sequence[Sequence[float]]
-) -> list[Lead]:
+) -> list[TipEffect]:
     """A tip's lead in each episode that read it and did well, in the order of the episodes.
 
     log p(what was done since the tip was shown | with all tips) - log p(the same | without any), in nats. Where its
@@ -102,12 +102,12 @@ def leads_of(
     return [
         lead
         for index, differences in sorted(nats.items())
-        if earned_by(trajectories[index]) >= WELL
-        for lead in _leads(trajectories[index], differences)
+        if normalize_score(trajectories[index]) >= SUCCESS_THRESHOLD
+        for lead in _iter_tip_effects(trajectories[index], differences)
     ]
 
 
-def reliance_of(off_policy: Sequence[Sample], tip_free: Sequence[Sequence[float]]) -> float:
+def estimate_reliance(off_policy: Sequence[Sample], tip_free: Sequence[Sequence[float]]) -> float:
     """How far the policy with tips is from itself without, over the tokens of these rows; arguments as of `leads_of`.
 
     Returns:
@@ -122,7 +122,7 @@ def reliance_of(off_policy: Sequence[Sample], tip_free: Sequence[Sequence[float]
     return fsum(expm1(nats) - nats for nats in further) / max(1, len(further))
 
 
-def _leads(trajectory: Trajectory, nats: Sequence[float]) -> Iterator[Lead]:
+def _iter_tip_effects(trajectory: Trajectory, nats: Sequence[float]) -> Iterator[TipEffect]:
     """Of each tip of an episode; `nats` (n,) of all its sampled tokens."""
     sizes = [len(step.completion.token_ids) for step in trajectory.steps]
     starts = [0, *accumulate(sizes)]
@@ -132,7 +132,7 @@ def _leads(trajectory: Trajectory, nats: Sequence[float]) -> Iterator[Lead]:
         for tip in step.tips:
             if tip.id is not None and tip.id not in seen:
                 seen.add(tip.id)
-                yield Lead(tip.id, sum(nats[start:]))
+                yield TipEffect(tip.id, sum(nats[start:]))
 
 
 def mean_gain(compared: Numbers, gained: Numbers) -> Numbers:
@@ -151,18 +151,18 @@ def mean_gain(compared: Numbers, gained: Numbers) -> Numbers:
     return gains
 
 
-def cautious_gain(compared: Numbers, gained: Numbers) -> Numbers:
+def shrunk_gain(compared: Numbers, gained: Numbers) -> Numbers:
     """gained_i / (PRIOR + compared_i): the worth that a tip is retired by; arguments as of `mean_gain`.
 
     A reader's gain varies by about one half, what tips are worth by about a quarter, so that a mean over readers is
     best drawn towards 0 as if (1/2)^2 / (1/4)^2 = 4 more had gained nothing (a normal mean with a normal prior).
     One unlucky reader costs a tip a fifth at most, and one that nobody read outlasts all that mislead.
     """
-    gains: Numbers = gained / (float(PRIOR) + compared)
+    gains: Numbers = gained / (float(PRIOR_COUNT) + compared)
     return gains
 
 
-def upper_bounds(shown: Numbers, earned: Numbers, exploration: float) -> Numbers:
+def compute_ucb_scores(shown: Numbers, earned: Numbers, exploration: float) -> Numbers:
     """U_i = (1/2 + earned_i) / n_i + exploration * sqrt(ln N / n_i), with n_i = 1 + shown_i and N the sum of all n_i.
 
     What a tip may be worth to whoever reads it: the mean of what its readers earned, and a bonus that falls with their

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Final, get_type_hints
 
 from trailnotes import __version__
 from trailnotes.errors import MemoryStoreError
-from trailnotes.memory.schema import opened_snapshot
+from trailnotes.memory.schema import open_snapshot
 from trailnotes.memory.store import COLUMNS
 from trailnotes.memory.tips import clean_tip
 from trailnotes.storage.files import open_regular, write_text_atomic
@@ -23,16 +23,16 @@ from trailnotes.types import StrPath, Tip
 
 FORMAT: Final = "trailnotes-tips"
 VERSION: Final = 1
-HEADER: Final = {"format": str, "version": int, "tips": int, "program": str, "memory": str}
-LONGEST_LINE: Final = 512 * 1024  # bytes: more than twice what the longest key and text can take
+HEADER_FIELDS: Final = {"format": str, "version": int, "tips": int, "program": str, "memory": str}
+MAX_LINE_BYTES: Final = 512 * 1024  # bytes: more than twice what the longest key and text can take
 FILE_NAME: Final = "memory.db"
-TYPES = {name: kind for name, kind in get_type_hints(Tip).items() if name != "id"}
-REQUIRED = [field.name for field in fields(Tip) if field.default is MISSING]
-NAMED_LINES = 10  # malformed lines that an error spells out
-SQLITE = b"SQLite format 3\0"  # how every memory file begins
+FIELD_TYPES = {name: kind for name, kind in get_type_hints(Tip).items() if name != "id"}
+REQUIRED_FIELDS = [field.name for field in fields(Tip) if field.default is MISSING]
+MAX_REPORTED_LINES = 10  # malformed lines that an error spells out
+SQLITE_MAGIC = b"SQLite format 3\0"  # how every memory file begins
 
 
-def file_of(path: StrPath) -> Path:
+def resolve_memory_file(path: StrPath) -> Path:
     """The memory file of the run directory `path`, or `path` itself."""
     path = Path(path)
     return path / FILE_NAME if path.is_dir() else path
@@ -64,31 +64,31 @@ def read_tips(path: StrPath) -> list[Tip]:
     Raises:
         MemoryStoreError: it cannot be read, was cut, is of a newer version, or has malformed lines, named by number.
     """
-    return list(each_tip(path))
+    return list(iter_tips(path))
 
 
-def each_tip(path: StrPath) -> Iterator[Tip]:
+def iter_tips(path: StrPath) -> Iterator[Tip]:
     """As `read_tips`, one after the other; what is wrong with a file is told at its end, so read on until there."""
-    path = file_of(path)
+    path = resolve_memory_file(path)
     try:
         with open_regular(path) as file:
-            if is_database(file):
-                yield from _tips_of_database(path)
+            if is_memory_file(file):
+                yield from _iter_database_tips(path)
                 return
-            reader = _Reader()
-            for number, line in _lines(file):
-                if tip := reader.take(number, line):
+            reader = _TipLineParser()
+            for number, line in _iter_lines(file):
+                if tip := reader.parse_line(number, line):
                     yield tip
     except OSError as error:
         raise MemoryStoreError(f"cannot read {path} ({error.strerror})") from error
-    reader.refuse_faults(path)
+    reader.require_no_faults(path)
 
 
-def is_database(file: BinaryIO) -> bool:
+def is_memory_file(file: BinaryIO) -> bool:
     """Whether a file, which is at its beginning and stays there, is a memory file."""
-    start = file.read(len(SQLITE))
+    start = file.read(len(SQLITE_MAGIC))
     file.seek(0)
-    return start == SQLITE
+    return start == SQLITE_MAGIC
 
 
 def is_tip_file(path: Path) -> bool:
@@ -100,7 +100,7 @@ def is_tip_file(path: Path) -> bool:
         return False
 
 
-class _Reader:
+class _TipLineParser:
     """Takes the lines of one file, and then says what was wrong with them."""
 
     def __init__(self) -> None:
@@ -110,21 +110,21 @@ class _Reader:
         self.announced: int | None = None
         self._lines: dict[int, int] = {}  # id -> the line that has it
 
-    def take(self, number: int, line: bytes | None) -> Tip | None:
+    def parse_line(self, number: int, line: bytes | None) -> Tip | None:
         """The tip of one line that is not blank, if it holds one; None for a line that is too long."""
         before, self.last = self.last, number
         try:
-            record = _record_of(line)
+            record = _parse_json_line(line)
             if not before and isinstance(record, dict) and "format" in record:
-                self.announced = _announced(record)
+                self.announced = _parse_header(record)
                 return None
             self.count += 1
-            return self._tip(number, record)
+            return self._parse_record(number, record)
         except ValueError as error:
             self.faults.append(f"line {number}: {error}")
             return None
 
-    def _tip(self, number: int, record: Any) -> Tip:
+    def _parse_record(self, number: int, record: Any) -> Tip:
         if isinstance(record, dict) and "format" in record:
             raise ValueError("a second header: `trailnotes memory merge` joins files")
         if isinstance(record, dict) and (tip_id := record.get("id")) is not None:
@@ -132,15 +132,17 @@ class _Reader:
                 raise ValueError(f"id must be int, got {type(tip_id).__name__}")
             if (before := self._lines.setdefault(tip_id, number)) != number:
                 raise ValueError(f"id {tip_id} again, which line {before} has")
-        return tip_of(record)
+        return parse_tip(record)
 
-    def refuse_faults(self, path: Path) -> None:
+    def require_no_faults(self, path: Path) -> None:
         """Raise `MemoryStoreError` where a line was no tip, or some are missing."""
         if self.faults:
-            more = f"; and {len(self.faults) - NAMED_LINES} more" if len(self.faults) > NAMED_LINES else ""
+            more = (
+                f"; and {len(self.faults) - MAX_REPORTED_LINES} more" if len(self.faults) > MAX_REPORTED_LINES else ""
+            )
             raise MemoryStoreError(
                 f"{path} has {len(self.faults)} malformed lines, nothing was imported: fix or remove "
-                f"{'; '.join(self.faults[:NAMED_LINES])}{more}"
+                f"{'; '.join(self.faults[:MAX_REPORTED_LINES])}{more}"
             )
         if self.announced not in {None, self.count}:
             raise MemoryStoreError(
@@ -150,26 +152,26 @@ class _Reader:
             )
 
 
-def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
+def _iter_lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
     """Number and content of each line that is not blank; None for one of more than `LONGEST_LINE` bytes."""
     number = 0
-    while line := file.readline(LONGEST_LINE + 1):
+    while line := file.readline(MAX_LINE_BYTES + 1):
         number += 1
-        too_long = len(line) > LONGEST_LINE and not line.endswith(b"\n")
+        too_long = len(line) > MAX_LINE_BYTES and not line.endswith(b"\n")
         if too_long:
-            while (rest := file.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
+            while (rest := file.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
                 pass
         if too_long or line.strip():
             yield number, None if too_long else line.rstrip(b"\n")
 
 
-def _record_of(line: bytes | None) -> Any:
+def _parse_json_line(line: bytes | None) -> Any:
     if line is None:
-        raise ValueError(f"longer than {LONGEST_LINE:,} bytes, and no tip is")
+        raise ValueError(f"longer than {MAX_LINE_BYTES:,} bytes, and no tip is")
     return parse_json(line)
 
 
-def _announced(header: dict[str, Any]) -> int | None:
+def _parse_header(header: dict[str, Any]) -> int | None:
     """The number of tips that a header promises, if it does; ValueError says what is wrong with it."""
     if header["format"] != FORMAT:
         raise ValueError(f"format must be {FORMAT!r}, got {header['format']!r}")
@@ -179,43 +181,43 @@ def _announced(header: dict[str, Any]) -> int | None:
     if version > VERSION:
         raise ValueError(f"version {version}, and this Trailnotes reads up to {VERSION}: upgrade Trailnotes")
     for name, value in header.items():
-        if name not in HEADER:
+        if name not in HEADER_FIELDS:
             raise ValueError(f"unknown field {name!r} of a header")
-        if type(value) is not HEADER[name]:
-            raise ValueError(f"{name} must be {HEADER[name].__name__}, got {type(value).__name__}")
+        if type(value) is not HEADER_FIELDS[name]:
+            raise ValueError(f"{name} must be {HEADER_FIELDS[name].__name__}, got {type(value).__name__}")
     return header.get("tips")
 
 
-def _tips_of_database(path: Path) -> Iterator[Tip]:
+def _iter_database_tips(path: Path) -> Iterator[Tip]:
     """All tips of a memory file but those retired, the oldest first; it is only read."""
-    with opened_snapshot(path) as source:
+    with open_snapshot(path) as source:
         columns = {name for _, name, *_ in source.execute("PRAGMA table_info(tips)")}
         kept = "WHERE retired = ''" if "retired" in columns else ""  # an earlier version retired none
         for row in source.execute(f"SELECT {', '.join(COLUMNS)} FROM tips {kept} ORDER BY age"):  # noqa: S608 (constants)
             record = dict(zip(COLUMNS, row, strict=True))
             try:
-                yield tip_of(record | {name: bool(record[name]) for name in ("imported", "enabled")})
+                yield parse_tip(record | {name: bool(record[name]) for name in ("imported", "enabled")})
             except ValueError as error:  # a program of its own may have written it
                 raise MemoryStoreError(f"{path} holds a damaged tip ({error}): export it, and mend the line") from error
 
 
-def tip_of(record: Any) -> Tip:
+def parse_tip(record: Any) -> Tip:
     """The tip of a JSON object, without its id; ValueError says what is wrong with it."""
     if not isinstance(record, dict):
         raise ValueError("not a JSON object")  # noqa: TRY004 (its reader names the line)
     record.pop("id", None)
-    if unknown := sorted(set(record) - set(TYPES)):
+    if unknown := sorted(set(record) - set(FIELD_TYPES)):
         raise ValueError(f"unknown field {unknown[0]!r}")
-    if missing := [name for name in REQUIRED if name not in record]:
+    if missing := [name for name in REQUIRED_FIELDS if name not in record]:
         raise ValueError(f"no field {missing[0]!r}")
-    values = {name: _value(name, value) for name, value in record.items()}
+    values = {name: _parse_value(name, value) for name, value in record.items()}
     if not clean_tip(values["text"]):
         raise ValueError("its text has no letter or digit")
     return Tip(**values)
 
 
-def _value(name: str, value: Any) -> Any:
-    kind = TYPES[name]
+def _parse_value(name: str, value: Any) -> Any:
+    kind = FIELD_TYPES[name]
     if kind is float and type(value) is int:
         value = float(value) if abs(value) < 2**1000 else math.inf
     if type(value) is not kind:

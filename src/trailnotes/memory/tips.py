@@ -18,35 +18,35 @@ import numpy as np
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import ConfigError, MemoryStoreError
-from trailnotes.memory.eviction import make_room
-from trailnotes.memory.index import is_installed
+from trailnotes.memory.eviction import evict
+from trailnotes.memory.index import is_faiss_installed
 from trailnotes.memory.retired import DISTILLED
-from trailnotes.memory.retrieval import Embedder, Floats, Ints, embed_soon, make_embedder
-from trailnotes.memory.schema import Identity, encodable
-from trailnotes.memory.scope import Place
-from trailnotes.memory.store import Kept, Page, TipStore, added
-from trailnotes.memory.tip_stats import Lead, Numbers, mean_gain, readings_of, upper_bounds
-from trailnotes.memory.words import reciprocal_ranks
-from trailnotes.types import StrPath, Task, Tip, Trajectory, answer_of
+from trailnotes.memory.retrieval import Embedder, Floats, Ints, embed_async, make_embedder
+from trailnotes.memory.schema import EmbedderIdentity, replace_surrogates
+from trailnotes.memory.scope import TipFilter
+from trailnotes.memory.store import StoreBackedMemory, TipPage, TipStore, build_addition
+from trailnotes.memory.tip_stats import Numbers, TipEffect, compute_exposures, compute_ucb_scores, mean_gain
+from trailnotes.memory.words import fuse_reciprocal_ranks
+from trailnotes.types import StrPath, Task, Tip, Trajectory, strip_thinking
 
 MAX_TIP_WORDS = 100
 MAX_ACTION_WORDS = 32
 MAX_CHARS = 2000  # of a tip or action: words may be endless
 MAX_KEY_CHARS = 32_768  # several times what the longest context holds
 MARKUP = re.compile(r"<\|[^<>]{0,64}\|>|</?[A-Za-z][^<>]{0,64}>")  # special tokens of chat templates, tags
-COMPUTED = {"similarity", "ucb", "worth"}  # orders of a search, which no page can be sorted by
+COMPUTED_KEYS = {"similarity", "ucb", "worth"}  # orders of a search, which no page can be sorted by
 LEADING_MARKS = re.compile(r"^(?:[-*#>]+ |[-*#>]+$)+")  # bullets, headings, quotations
 QUOTES = str.maketrans(dict.fromkeys('"`\u201c\u201d', "'"))
 
 
-class Searched(NamedTuple):
+class SearchTarget(NamedTuple):
     """Where a task searches."""
 
-    place: str | Place
+    place: str | TipFilter
     by_index: bool  # it holds so many tips that the index is asked
 
 
-class TipMemory(Kept):
+class TipMemory(StoreBackedMemory):
     """Tips by namespace, in one store, found through one embedder.
 
     Args:
@@ -62,7 +62,7 @@ class TipMemory(Kept):
     def __init__(
         self, store: TipStore, embedder: Embedder, config: MemoryConfig, *, clock: Callable[[], str] | None = None
     ) -> None:
-        held, wanted = store.identity, Identity(embedder.name, embedder.dim)
+        held, wanted = store.identity, EmbedderIdentity(embedder.name, embedder.dim)
         if held != wanted:
             raise MemoryStoreError(
                 f"{store.path} holds vectors of {held.name} ({held.dim} dimensions), not of {wanted.name} "
@@ -81,44 +81,44 @@ class TipMemory(Kept):
         (`config.scope`) these are the tips of all tasks that this one, which `meet` told of, may read;
         where a task has so many that the index is asked, the `config.candidates` nearest.
         """
-        place = self._place(namespace)
-        if self._takes_all(place, top_k):
-            return self._first(place, top_k)
+        place = self._resolve_target(namespace)
+        if self._is_query_independent(place, top_k):
+            return self._select_top(place, top_k)
         vector = None if self.config.retrieval == "sparse" else self._embed([query])[0]
-        return self._similar(self._page(place, vector, top_k), query, vector, top_k)
+        return self._select_similar(self._load_page(place, vector, top_k), query, vector, top_k)
 
-    async def find(self, namespace: str, query: str, top_k: int) -> list[Tip]:
+    async def search_async(self, namespace: str, query: str, top_k: int) -> list[Tip]:
         """`search` for an event loop: it waits for a slow embedder, or for words, without holding it up."""
-        place = self._place(namespace)
-        if self._takes_all(place, top_k):
-            return self._first(place, top_k)
+        place = self._resolve_target(namespace)
+        if self._is_query_independent(place, top_k):
+            return self._select_top(place, top_k)
         vector = None
         if self.config.retrieval != "sparse":
-            (vector,) = await embed_soon(self.embedder, [_embeddable(query)])
-        page = self._page(place, vector, top_k)
+            (vector,) = await embed_async(self.embedder, [_truncate_for_embedding(query)])
+        page = self._load_page(place, vector, top_k)
         if self.config.retrieval == "dense":
-            return self._similar(page, query, vector, top_k)
+            return self._select_similar(page, query, vector, top_k)
         import asyncio
 
-        return await asyncio.to_thread(self._similar, page, query, vector, top_k)
+        return await asyncio.to_thread(self._select_similar, page, query, vector, top_k)
 
-    def nearest(self, namespace: str, query: str, top_k: int) -> list[tuple[Tip, float]]:
+    def search_nearest(self, namespace: str, query: str, top_k: int) -> list[tuple[Tip, float]]:
         """The same candidates with their cosine similarity, the most similar first, whatever `config.order` says."""
         vector = self._embed([query])[0]
-        page = self._page(self._place(namespace), vector, top_k)
-        rows, similarities = page.index.within(vector, self.config.threshold)
-        chosen = _ranked(page, rows, {"similarity": similarities}, ("similarity",))[:top_k].tolist()
+        page = self._load_page(self._resolve_target(namespace), vector, top_k)
+        rows, similarities = page.index.find_within(vector, self.config.threshold)
+        chosen = _sort_rows(page, rows, {"similarity": similarities}, ("similarity",))[:top_k].tolist()
         by_row = dict(zip(rows.tolist(), similarities.tolist(), strict=True))
         return [(tip, by_row[row]) for row in chosen for tip in self.store.fetch(page, [row])]
 
-    def meet(self, tasks: Sequence[Task]) -> bool:
+    def register_tasks(self, tasks: Sequence[Task]) -> bool:
         """See `ScopedMemory.meet`."""
         if self.config.scope == "family" and (nameless := next((task for task in tasks if not task.family), None)):
             raise ConfigError(
                 f"memory.scope = family, and {nameless.id} says no family: set Task.family where {nameless.env} lists "
                 "its tasks, or memory.scope = env"
             )
-        return self.config.scope != "task" and self.store.meet(tasks)
+        return self.config.scope != "task" and self.store.register_tasks(tasks)
 
     def add(self, tips: Sequence[Tip], *, once: str = "", by_owner: bool = False) -> int:
         """Store `tips` in the order given, in one transaction; returns how many rows are new or changed.
@@ -132,56 +132,56 @@ class TipMemory(Kept):
         author. Beyond `config.capacity` enabled tips some are retired (`room.make_room`). One that had to make room
         comes back when it is written again, with its readers; one that is distilled does not.
         """
-        usable = [clean for tip in tips if (clean := storable(tip, self._clock))]
-        vectors = self.vectors(usable)
+        usable = [clean for tip in tips if (clean := normalize_tip(tip, self._clock))]
+        vectors = self.embed_keys(usable)
         with self.store.transaction():
-            if once and not self.store.once(once):
+            if once and not self.store.mark_first_time(once):
                 return 0
             before = self.store.sequence
-            changed = sum(self._add(tip, vector, by_owner) for tip, vector in zip(usable, vectors, strict=True))
-            for tip in self.store.tips(after=before) if by_owner else ():
-                self.store.record(added(tip))
-            self.make_room(tip.namespace for tip in usable)
+            changed = sum(self._store_tip(tip, vector, by_owner) for tip, vector in zip(usable, vectors, strict=True))
+            for tip in self.store.load_tips(after=before) if by_owner else ():
+                self.store.record_owner_change(build_addition(tip))
+            self.evict(tip.namespace for tip in usable)
         return changed
 
-    def make_room(self, namespaces: Iterable[str]) -> None:
+    def evict(self, namespaces: Iterable[str]) -> None:
         """Retire tips of these tasks beyond the capacity; within a transaction."""
-        make_room(self.store, dict.fromkeys(namespaces), self.config, self._clock())
+        evict(self.store, dict.fromkeys(namespaces), self.config, self._clock())
 
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
         """See `AttentiveMemory.report`: count the readers of each tip, and what they gained over those without it."""
-        if not (readings := list(readings_of(episodes))):
+        if not (readings := list(compute_exposures(episodes))):
             return
         with self.store.transaction():
-            if not once or self.store.once(f"read/{once}"):
-                self.store.read(readings)
+            if not once or self.store.mark_first_time(f"read/{once}"):
+                self.store.record_exposures(readings)
 
-    def measure(self, readings: Sequence[Lead], *, once: str = "") -> None:
+    def record_effects(self, readings: Sequence[TipEffect], *, once: str = "") -> None:
         """See `MeasuringMemory.measure`; with `config.distilled` those that change nothing any more are retired."""
         config = self.config
         if not readings:
             return
         with self.store.transaction():
-            if once and not self.store.once(f"lead/{once}"):
+            if once and not self.store.mark_first_time(f"lead/{once}"):
                 return
-            self.store.measure(readings, config.distilled_readers)
+            self.store.record_effects(readings, config.distilled_readers)
             for tip_id in dict.fromkeys(reading.tip for reading in readings) if config.distilled else ():
-                found = self.store.readers(tip_id).get(tip_id)
-                if found and found.measured >= config.distilled_readers and found.anyway >= config.distilled:
-                    by = f"{found.anyway:.2f} as often without it, by {found.measured} readers who did well"
+                found = self.store.load_reader_stats(tip_id).get(tip_id)
+                if found and found.measured >= config.distilled_readers and found.tip_free_ratio >= config.distilled:
+                    by = f"{found.tip_free_ratio:.2f} as often without it, by {found.measured} readers who did well"
                     self.store.retire([tip_id], DISTILLED, by, on=self._clock())
 
-    def _add(self, tip: Tip, vector: Floats, by_owner: bool) -> int:
-        tip_id = self.store.find(tip, same_key=self.config.entries == "step", among_own=by_owner)
+    def _store_tip(self, tip: Tip, vector: Floats, by_owner: bool) -> int:
+        tip_id = self.store.find_duplicate(tip, same_key=self.config.entries == "step", among_own=by_owner)
         if tip_id is None:
             self.store.insert(tip, vector)
             return 1
-        mark = self.store.retirements(tip_id).get(tip_id)
-        kept = self.store.stands_for(tip_id) if mark and mark.into else None
+        mark = self.store.load_retirements(tip_id).get(tip_id)
+        kept = self.store.find_merge_target(tip_id) if mark and mark.into else None
         comes_back = mark is not None and kept is None and mark.rule != DISTILLED and tip.enabled
         if self.config.duplicates == "reject" and not comes_back:
             return 0
-        old = self.store.tip(kept or tip_id)
+        old = self.store.get_tip(kept or tip_id)
         assert old is not None, "rows do not vanish within a transaction"
         moved: Floats | None = vector
         if kept is not None:  # what finds the other stays
@@ -194,32 +194,36 @@ class TipMemory(Kept):
         self.store.update(merged, moved, refresh=True)
         return 1
 
-    def vectors(self, tips: Sequence[Tip]) -> Floats:
+    def embed_keys(self, tips: Sequence[Tip]) -> Floats:
         """What finds each of `tips`: float32 (len(tips), dim)."""
         return self._embed([tip.key for tip in tips])
 
-    def _place(self, namespace: str) -> Searched:
+    def _resolve_target(self, namespace: str) -> SearchTarget:
         """What a task searches."""
-        namespace, config = encodable(namespace), self.config
-        wider = None if config.scope == "task" else self.store.place(namespace, config.scope, config.open_split)
+        namespace, config = replace_surrogates(namespace), self.config
+        wider = (
+            None if config.scope == "task" else self.store.get_search_filter(namespace, config.scope, config.open_split)
+        )
         place = wider or namespace
-        asks_index = config.index != "exact" and config.retrieval == "dense" and is_installed()
-        return Searched(place, asks_index and self.store.size(place) >= config.exact_below)
+        asks_index = config.index != "exact" and config.retrieval == "dense" and is_faiss_installed()
+        return SearchTarget(place, asks_index and self.store.size(place) >= config.exact_below)
 
-    def _page(self, searched: Searched, vector: Floats | None, top_k: int) -> Page:
+    def _load_page(self, searched: SearchTarget, vector: Floats | None, top_k: int) -> TipPage:
         """The tips of a place; of one with many those nearest to `vector`, if there is one."""
         if vector is None or not searched.by_index:
-            return self._sorted_page(searched.place)
-        return self.store.near(searched.place, self._sorted_by, vector, max(8 * top_k, self.config.candidates))
+            return self._load_sorted_page(searched.place)
+        return self.store.load_nearest_page(
+            searched.place, self._stored_sort_keys, vector, max(8 * top_k, self.config.candidates)
+        )
 
-    def _sorted_page(self, place: str | Place) -> Page:
-        return self.store.page(place, self._sorted_by)
+    def _load_sorted_page(self, place: str | TipFilter) -> TipPage:
+        return self.store.load_page(place, self._stored_sort_keys)
 
     @property
-    def _sorted_by(self) -> list[str]:
-        return [name for name in self.config.ranking if name not in COMPUTED]
+    def _stored_sort_keys(self) -> list[str]:
+        return [name for name in self.config.ranking if name not in COMPUTED_KEYS]
 
-    def _takes_all(self, searched: Searched, top_k: int) -> bool:
+    def _is_query_independent(self, searched: SearchTarget, top_k: int) -> bool:
         """Whether the answer does not depend on the query, so that nothing need be embedded."""
         if top_k <= 0:
             return True
@@ -227,59 +231,59 @@ class TipMemory(Kept):
             return False
         config = self.config
         ranks_all = config.threshold <= -1 and config.retrieval != "sparse" and not config.rerank
-        return not self._sorted_page(searched.place).ids or (ranks_all and "similarity" not in config.ranking)
+        return not self._load_sorted_page(searched.place).ids or (ranks_all and "similarity" not in config.ranking)
 
-    def _first(self, searched: Searched, top_k: int) -> list[Tip]:
+    def _select_top(self, searched: SearchTarget, top_k: int) -> list[Tip]:
         """The best tips of a place, whatever the query."""
         if top_k <= 0:
             return []
-        page = self._sorted_page(searched.place)
-        return self._best(page, np.arange(len(page.ids)), None, top_k)
+        page = self._load_sorted_page(searched.place)
+        return self._rank_candidates(page, np.arange(len(page.ids)), None, top_k)
 
-    def _similar(self, page: Page, query: str, vector: Floats | None, top_k: int) -> list[Tip]:
-        rows, similarities = self._candidates(page, query, vector)
+    def _select_similar(self, page: TipPage, query: str, vector: Floats | None, top_k: int) -> list[Tip]:
+        rows, similarities = self._find_candidates(page, query, vector)
         if self.config.rerank:
-            nearest = _ranked(page, rows, {"similarity": similarities}, ("similarity",))[: self.config.rerank]
+            nearest = _sort_rows(page, rows, {"similarity": similarities}, ("similarity",))[: self.config.rerank]
             chosen = np.isin(rows, nearest)
             rows, similarities = rows[chosen], similarities[chosen]
-        return self._best(page, rows, similarities, top_k)
+        return self._rank_candidates(page, rows, similarities, top_k)
 
-    def _candidates(self, page: Page, query: str, vector: Floats | None) -> tuple[Ints, Numbers]:
+    def _find_candidates(self, page: TipPage, query: str, vector: Floats | None) -> tuple[Ints, Numbers]:
         """Rows (n,), ascending, and how like the query they are (n,): cosine, BM25, or the reciprocal ranks by both."""
-        dense = None if vector is None else page.index.within(vector, self.config.threshold)
+        dense = None if vector is None else page.index.find_within(vector, self.config.threshold)
         if dense is not None and self.config.retrieval == "dense":
             return dense
-        scores = self.store.words(page).scores(_embeddable(query))
+        scores = self.store.get_word_index(page).score(_truncate_for_embedding(query))
         rows = np.flatnonzero(scores)
         if dense is None:
             return rows, scores[rows]
-        fused = reciprocal_ranks(len(page.ids), dense, (rows, scores[rows]))
+        fused = fuse_reciprocal_ranks(len(page.ids), dense, (rows, scores[rows]))
         rows = np.flatnonzero(fused)
         return rows, fused[rows]
 
-    def _best(self, page: Page, rows: Ints, similarities: Numbers | None, top_k: int) -> list[Tip]:
+    def _rank_candidates(self, page: TipPage, rows: Ints, similarities: Numbers | None, top_k: int) -> list[Tip]:
         """The first `top_k` of the candidates `rows`, which come in the order of the page."""
         if top_k <= 0 or not rows.size:
             return []
         order, columns = self.config.ranking, page.columns
         computed: dict[str, Numbers] = {} if similarities is None else {"similarity": similarities}
         if "ucb" in order:
-            computed["ucb"] = upper_bounds(columns["shown"], columns["earned"], self.config.ucb)[rows]
+            computed["ucb"] = compute_ucb_scores(columns["shown"], columns["earned"], self.config.ucb)[rows]
         if "worth" in order:
             computed["worth"] = mean_gain(columns["compared"], columns["gained"])[rows]
-        if COMPUTED & set(order):  # else the store has sorted the page
-            rows = _ranked(page, rows, computed, order)
+        if COMPUTED_KEYS & set(order):  # else the store has sorted the page
+            rows = _sort_rows(page, rows, computed, order)
         return self.store.fetch(page, rows[:top_k].tolist())
 
     def _embed(self, texts: Sequence[str]) -> Floats:
-        return self.embedder.embed([_embeddable(text) for text in texts])
+        return self.embedder.embed([_truncate_for_embedding(text) for text in texts])
 
 
-def _embeddable(text: str) -> str:
-    return encodable(text[:MAX_KEY_CHARS])
+def _truncate_for_embedding(text: str) -> str:
+    return replace_surrogates(text[:MAX_KEY_CHARS])
 
 
-def _ranked(page: Page, rows: Ints, computed: Mapping[str, Numbers], order: Sequence[str]) -> Ints:
+def _sort_rows(page: TipPage, rows: Ints, computed: Mapping[str, Numbers], order: Sequence[str]) -> Ints:
     """`rows` by `order`, all keys descending, the newest first among equals; `computed` are of `rows` alone."""
     keys = [computed[name] if name in computed else page.columns[name][rows] for name in (*order, "recency")]
     return rows[np.lexsort([-key for key in reversed(keys)])]
@@ -302,7 +306,7 @@ def open_memory(
     """
     config = config or MemoryConfig()
     embedder = embedder or make_embedder(config.embedder)
-    store = TipStore(path, Identity(embedder.name, embedder.dim))
+    store = TipStore(path, EmbedderIdentity(embedder.name, embedder.dim))
     try:
         return TipMemory(store, embedder, config, clock=clock)
     except MemoryStoreError:
@@ -350,20 +354,20 @@ def tips_of(  # noqa: PLR0913 (an author is four words)
     ]  # fmt: skip
 
 
-def storable(tip: Tip, clock: Callable[[], str], max_words: int = MAX_TIP_WORDS) -> Tip | None:
+def normalize_tip(tip: Tip, clock: Callable[[], str], max_words: int = MAX_TIP_WORDS) -> Tip | None:
     """`tip` as it may be stored, its text and action cleaned, or None if its text has nothing usable."""
     text = clean_tip(tip.text, max_words)
     if not text:
         return None
     return replace(
         tip,
-        namespace=encodable(tip.namespace),
+        namespace=replace_surrogates(tip.namespace),
         text=text,
-        key=encodable(tip.key[:MAX_KEY_CHARS]),
+        key=replace_surrogates(tip.key[:MAX_KEY_CHARS]),
         action=clean_tip(tip.action, MAX_ACTION_WORDS),
-        model=encodable(tip.model),
-        run=encodable(tip.run),
-        created=encodable(tip.created) or clock(),
+        model=replace_surrogates(tip.model),
+        run=replace_surrogates(tip.run),
+        created=replace_surrogates(tip.created) or clock(),
     )
 
 
@@ -374,15 +378,15 @@ def clean_tip(text: str, max_words: int = MAX_TIP_WORDS) -> str:
     tokens, bullets and enclosing quotes go; double quotes become single ones, so that a tip shown between double quotes
     cannot close them. Cleaning twice changes nothing.
     """
-    text, passes = answer_of(text)[: 8 * MAX_CHARS], 0
-    while (cleaned := _cleaned_once(text, max_words)) != text:  # removing markup may bring new markup together
+    text, passes = strip_thinking(text)[: 8 * MAX_CHARS], 0
+    while (cleaned := _clean_once(text, max_words)) != text:  # removing markup may bring new markup together
         text, passes = cleaned, passes + 1
         if passes >= 10:  # nested without end: what could become markup goes at once
             text = text.replace("<", " ")
     return text if any(map(str.isalnum, text)) else ""
 
 
-def _cleaned_once(text: str, max_words: int) -> str:
+def _clean_once(text: str, max_words: int) -> str:
     text = MARKUP.sub(" ", unicodedata.normalize("NFC", text))  # or one text could be stored twice
     text = "".join(" " if char.isspace() else char for char in text if char.isspace() or not _is_control(char))
     text = LEADING_MARKS.sub("", " ".join(text.split()).translate(QUOTES))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trailnotes.memory.retrieval import Ints, words_of
+from trailnotes.memory.retrieval import Ints, split_words
 
 Doubles = npt.NDArray[np.float64]
 
@@ -17,7 +17,7 @@ K1, B = 1.2, 0.75  # saturation of repeated words, and weight of a text's length
 RANK_OFFSET = 60  # reciprocal ranks: how little the very first places count more than the next
 
 
-class WordIndex:
+class BM25Index:
     """BM25 over some thousand texts, made whole whenever they change.
 
     score(t) = sum over the query's distinct words w of idf(w) * f / (f + K1 * (1 - B + B * |t| / mean |t|)), f the
@@ -29,7 +29,7 @@ class WordIndex:
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
-        counted = [Counter(words_of(text)) for text in texts]
+        counted = [Counter(split_words(text)) for text in texts]
         lengths = np.array([count.total() for count in counted], float)
         self._damping = K1 * (1 - B + B * lengths / (lengths.mean() or 1.0)) if texts else lengths
         found: dict[str, list[tuple[int, int]]] = {}
@@ -38,17 +38,17 @@ class WordIndex:
                 found.setdefault(word, []).append((row, number))
         self._holders = {word: np.array(places) for word, places in found.items()}
 
-    def scores(self, query: str) -> Doubles:
+    def score(self, query: str) -> Doubles:
         """Float64 (N,); 0 where no word is shared."""
         total = np.zeros(len(self._damping))
-        for word in sorted(set(words_of(query)) & self._holders.keys()):
+        for word in sorted(set(split_words(query)) & self._holders.keys()):
             rows, counts = self._holders[word].T
             idf = np.log1p((len(total) - len(rows) + 0.5) / (len(rows) + 0.5))
             total[rows] += idf * counts / (counts + self._damping[rows])
         return total
 
 
-def reciprocal_ranks(num_rows: int, *lists: tuple[Ints, npt.NDArray[Any]]) -> Doubles:
+def fuse_reciprocal_ranks(num_rows: int, *lists: tuple[Ints, npt.NDArray[Any]]) -> Doubles:
     """Reciprocal rank fusion: sum of 1 / (60 + rank) over the lists that hold a row; equal scores share a rank.
 
     Source: Cormack et al. 2009, doi 10.1145/1571941.1572114.

@@ -8,7 +8,7 @@ from typing import Final
 from trailnotes.errors import PolicyError
 from trailnotes.types import Completion, Message, Role, Sampling, TokenIds
 
-END: Final = 256  # ends every turn; ids below are the bytes of the text in UTF-8
+END_ID: Final = 256  # ends every turn; ids below are the bytes of the text in UTF-8
 ROLE_IDS: Final[dict[Role, int]] = {"system": 257, "user": 258, "assistant": 259}  # begin a turn
 
 Script = Callable[[Sequence[Message]], str]
@@ -39,19 +39,19 @@ class ScriptedPolicy:
         ids: list[int] = []
         for message in messages:
             ids.append(ROLE_IDS[message.role])
-            spoken = _tokens(message.content) if message.token_ids is None else message.token_ids
+            spoken = _encode_text(message.content) if message.token_ids is None else message.token_ids
             ids += spoken
-            if message.token_ids is None or spoken[-1:] != (END,):
-                ids.append(END)
+            if message.token_ids is None or spoken[-1:] != (END_ID,):
+                ids.append(END_ID)
         return (*ids, ROLE_IDS["assistant"])
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of the bytes; markers are left out."""
-        return bytes(i for i in token_ids if i < END).decode("utf-8", "replace")
+        return bytes(i for i in token_ids if i < END_ID).decode("utf-8", "replace")
 
     def count_tokens(self, text: str) -> int:
         """Bytes of `text`."""
-        return len(_tokens(text))
+        return len(_encode_text(text))
 
     def open_episode(self, episode: str) -> None:
         """Remember a live episode."""
@@ -65,8 +65,8 @@ class ScriptedPolicy:
                 f"a prompt of {len(prompt_ids)} tokens leaves no room for {sampling.max_tokens} more "
                 f"in a context of {self.context_length}"
             )
-        text, _ = sampling.cut(self._script(messages))
-        ids = (*_tokens(text), END)
+        text, _ = sampling.cut_at_stop(self._script(messages))
+        ids = (*_encode_text(text), END_ID)
         if len(ids) <= sampling.max_tokens:
             return Completion(prompt_ids, ids, (0.0,) * len(ids), text)
         ids = ids[: sampling.max_tokens]
@@ -80,5 +80,5 @@ class ScriptedPolicy:
         self.open_episodes.discard(episode)
 
 
-def _tokens(text: str) -> TokenIds:
+def _encode_text(text: str) -> TokenIds:
     return tuple(text.encode("utf-8", "surrogatepass"))

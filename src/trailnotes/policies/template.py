@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 from trailnotes.errors import PolicyError
-from trailnotes.policies.marks import Layout, cut, mark
+from trailnotes.policies.marks import TemplateLayout, make_mark, split_at_marks
 from trailnotes.types import THINK, Role
 
 PLAIN_TEMPLATE = (
@@ -22,16 +22,16 @@ PLAIN_TEMPLATE = (
     "{% if add_generation_prompt %}Assistant:\n{% endif %}"
 )
 
-Roles = tuple[Role, ...]
-Pair = tuple[Role | None, Role | None]
-Rules = dict[Pair, str]  # text between two neighbouring roles (None: the ends)
+RoleSequence = tuple[Role, ...]
+RolePair = tuple[Role | None, Role | None]
+LayoutRules = dict[RolePair, str]  # text between two neighbouring roles (None: the ends)
 
-TURN: Roles = ("user", "assistant")
-NO_HEAD: Roles = ()
-SYSTEM_HEAD: Roles = ("system",)
+TURN: RoleSequence = ("user", "assistant")
+NO_HEAD: RoleSequence = ()
+SYSTEM_HEAD: RoleSequence = ("system",)
 HEADS = (NO_HEAD, SYSTEM_HEAD)
 PROBED_TURNS = (1, 2, 3, 4, 20)  # of the user, in the conversations that a template is tried on
-REASON_SHOWN = 300  # characters of what a template fails with
+MAX_REASON_CHARS = 300  # characters of what a template fails with
 
 
 class Template:
@@ -58,53 +58,53 @@ class Template:
         self._folds = False
         self._folds = self._has_no_system()
         self.blanks = self._find_blanks()
-        self.trims = {role: self._trimming(role) for role in SYSTEM_HEAD + TURN}
+        self.trims = {role: self._find_trimming(role) for role in SYSTEM_HEAD + TURN}
         self.rules = self.learn_rules(HEADS)
         self.reads_thinking = self._find_thinking()
-        self.prompt = self.layout(TURN[:1]).pieces[-1]
+        self.prompt = self.render_layout(TURN[:1]).pieces[-1]
 
-    def render(self, roles: Roles, contents: Sequence[str]) -> str:
+    def render(self, roles: RoleSequence, contents: Sequence[str]) -> str:
         """The conversation as the template gives it; raises `PolicyError` where it refuses these roles."""
         text = self._try_render(roles, contents)
         if text is None:
             raise PolicyError(f"the model's chat template refuses a conversation of {', '.join(roles)}: {self._reason}")
         return text
 
-    def parted(self, text: str, roles: Sequence[Role]) -> Layout:
+    def split_rendered(self, text: str, roles: Sequence[Role]) -> TemplateLayout:
         """`text` cut at its marks, whose roles are given; the `blanks` of an answer are no part of the template."""
-        pieces, order = cut(text)
+        pieces, order = split_at_marks(text)
         parts, (left, right) = list(pieces), self.blanks
         for place, index in enumerate(order):
             if roles[index] == "assistant":
                 parts[place] = parts[place].removesuffix(left)
                 parts[place + 1] = parts[place + 1].removeprefix(right)
-        return Layout(tuple(parts), order)
+        return TemplateLayout(tuple(parts), order)
 
-    def layout(self, roles: Roles) -> Layout:
+    def render_layout(self, roles: RoleSequence) -> TemplateLayout:
         """Layout of a conversation as the template itself renders it; raises `PolicyError` as `render`."""
-        return self.parted(self.render(roles, [mark(index) for index in range(len(roles))]), roles)
+        return self.split_rendered(self.render(roles, [make_mark(index) for index in range(len(roles))]), roles)
 
-    def learn_rules(self, heads: Sequence[Roles]) -> Rules | None:
+    def learn_rules(self, heads: Sequence[RoleSequence]) -> LayoutRules | None:
         """The rules for conversations that begin with any of `heads`, or None if there are none."""
-        rules: Rules = {}
+        rules: LayoutRules = {}
         for turns, head in product(PROBED_TURNS, heads):
-            roles: Roles = (*head, *alternating(2 * turns - 1))
-            text = self._try_render(roles, [mark(index) for index in range(len(roles))])
+            roles: RoleSequence = (*head, *alternate_roles(2 * turns - 1))
+            text = self._try_render(roles, [make_mark(index) for index in range(len(roles))])
             if text is None and head:
                 continue
-            pieces, order = self.parted(text or "", roles)
+            pieces, order = self.split_rendered(text or "", roles)
             if order != tuple(range(len(roles))):
                 return None
-            for pair, piece in zip(pairs(roles), pieces, strict=True):
+            for pair, piece in zip(pair_roles(roles), pieces, strict=True):
                 if rules.setdefault(pair, piece) != piece:
                     return None
         if rules["user", "assistant"] != rules["user", None]:  # what prompts the assistant is not what stays
             return None
-        closed = self._try_render(TURN, [mark(0), mark(1)])
-        rules["assistant", None] = self.parted(closed or "", TURN).pieces[-1]
+        closed = self._try_render(TURN, [make_mark(0), make_mark(1)])
+        rules["assistant", None] = self.split_rendered(closed or "", TURN).pieces[-1]
         return rules
 
-    def _try_render(self, roles: Roles, contents: Sequence[str]) -> str | None:
+    def _try_render(self, roles: RoleSequence, contents: Sequence[str]) -> str | None:
         """The rendered text, or None where the template refuses these roles."""
         if self._folds and roles[0] == "system":
             roles, contents = roles[1:], ["\n\n".join(contents[:2]), *contents[2:]]
@@ -114,19 +114,22 @@ class Template:
                 messages, tokenize=False, add_generation_prompt=roles[-1] != "assistant", **self._options
             )
         except Exception as error:  # noqa: BLE001 (the boundary: a template is a program that may fail in any way)
-            self._reason = " ".join(f"{type(error).__name__}: {error}".split())[:REASON_SHOWN]
+            self._reason = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON_CHARS]
             return None
         return text
 
     def _has_no_system(self) -> bool:
         """Whether a system message is refused, or left out without a word."""
-        text = self._try_render(SYSTEM_HEAD + TURN[:1], [mark(0), mark(1)])
-        return (text is None or mark(0) not in text) and self._try_render(TURN[:1], [mark(0)]) is not None
+        text = self._try_render(SYSTEM_HEAD + TURN[:1], [make_mark(0), make_mark(1)])
+        return (text is None or make_mark(0) not in text) and self._try_render(TURN[:1], [make_mark(0)]) is not None
 
     def _find_blanks(self) -> tuple[str, str]:
         """Blanks before and after an answer in the history that the prompt for it, and the end of it, do not have."""
-        asked, told = (self._try_render(alternating(num), [mark(i) for i in range(num)]) for num in (1, 3))
-        before, (_, given, after, *_) = cut(asked or "").pieces[-1], (*cut(told or "").pieces, "", "", "")
+        asked, told = (self._try_render(alternate_roles(num), [make_mark(i) for i in range(num)]) for num in (1, 3))
+        before, (_, given, after, *_) = (
+            split_at_marks(asked or "").pieces[-1],
+            (*split_at_marks(told or "").pieces, "", "", ""),
+        )
         left = given.removeprefix(before) if given.startswith(before) else ""
         right = after[: len(after) - len(after.lstrip(" "))]
         closes = after[len(right) :].startswith(tuple(self._tokenizer.all_special_tokens) or ("\0",))
@@ -135,7 +138,7 @@ class Template:
     def _find_thinking(self) -> bool:
         """Whether the template does anything to the thinking of a turn, be it the newest or an earlier one."""
         opened, closed = THINK
-        thought, answer = mark(0), mark(1)
+        thought, answer = make_mark(0), make_mark(1)
         for content in (
             f"{opened}\n{thought}\n{closed}\n\n{answer}",
             f"{opened}{thought}{closed}{answer}",
@@ -143,27 +146,27 @@ class Template:
             f"{thought}\n{closed}\n\n{answer}",
         ):
             for head, num in product(HEADS, (2, 3, 5)):
-                roles: Roles = (*head, *alternating(num))
+                roles: RoleSequence = (*head, *alternate_roles(num))
                 text = self._try_render(roles, [content if role == "assistant" else "x" for role in roles])
                 if text is not None and text.count(content) != roles.count("assistant"):
                     return True
         return False
 
-    def _trimming(self, role: Role) -> tuple[bool, bool]:
+    def _find_trimming(self, role: Role) -> tuple[bool, bool]:
         """Whether the template strips the left and the right end of such a content."""
-        roles = (SYSTEM_HEAD if role == "system" else NO_HEAD) + alternating(3)
-        text = self._try_render(roles, [f" {mark(0)} " if each == role else "x" for each in roles])
-        if text is None or mark(0) not in text:
+        roles = (SYSTEM_HEAD if role == "system" else NO_HEAD) + alternate_roles(3)
+        text = self._try_render(roles, [f" {make_mark(0)} " if each == role else "x" for each in roles])
+        if text is None or make_mark(0) not in text:
             return False, False
-        return f" {mark(0)}" not in text, f"{mark(0)} " not in text
+        return f" {make_mark(0)}" not in text, f"{make_mark(0)} " not in text
 
 
-def alternating(num: int) -> Roles:
+def alternate_roles(num: int) -> RoleSequence:
     """`num` roles: user, assistant, user, ..."""
     return (TURN * num)[:num]
 
 
-def pairs(roles: Roles) -> Iterator[Pair]:
+def pair_roles(roles: RoleSequence) -> Iterator[RolePair]:
     """Each two neighbours, the ends of the conversation included."""
     return zip((None, *roles), (*roles, None), strict=True)
 

@@ -7,10 +7,10 @@ from typing import Any, Final, Literal
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.schema import RolloutConfig
-from trailnotes.prompts.text import CUT, CountTokens, quoted, truncate
-from trailnotes.types import Message, Observation, Tip, TokenIds, Trajectory, answer_of
+from trailnotes.prompts.text import CUT_MARK, CountTokens, quoted, truncate
+from trailnotes.types import Message, Observation, Tip, TokenIds, Trajectory, strip_thinking
 
-Introduce = Callable[[Sequence[Tip]], list[str]]  # from tips to the lines of the turn that shows them
+FormatTips = Callable[[Sequence[Tip]], list[str]]  # from tips to the lines of the turn that shows them
 
 NOTES_HEADER: Final = "Notes from earlier attempts at this task (quoted; they may be wrong)"
 _ROLE: Final = (
@@ -48,14 +48,14 @@ _EXAMPLE: Final = {  # first line, task, turn, last line
     ),
     "terse": ("example {} :", '- " {} "', '- " {} " > " {} "', "end of example {} ."),
 }
-_REQUEST: Final = (
+_REFLECTION_REQUEST: Final = (
     "The episode has ended with a score of {score:g} of {max_score:g}. Do not act any more. Write one note for the "
     "next attempt at this task: what was tried, what was learned, and how far from completing the task it ended. "
     "One line, under {words} words; name places, objects and actions, so that the note can be used from a fresh start."
 )
 
 
-def fresh_tips(tips: Iterable[Tip], shown: Iterable[Tip]) -> tuple[Tip, ...]:
+def select_unseen_tips(tips: Iterable[Tip], shown: Iterable[Tip]) -> tuple[Tip, ...]:
     """Those of `tips` whose text the context does not hold yet, each text once, in the order given."""
     texts = {tip.text for tip in shown}
     fresh = []
@@ -66,16 +66,16 @@ def fresh_tips(tips: Iterable[Tip], shown: Iterable[Tip]) -> tuple[Tip, ...]:
     return tuple(fresh)
 
 
-def system_prompt(rollout: RolloutConfig) -> str:
+def build_system_prompt(rollout: RolloutConfig) -> str:
     """The system message's text; '' for none."""
     if rollout.system_prompt is not None:
         return rollout.system_prompt
     return "" if rollout.style == "terse" else f"{_ROLE} {_FORMAT[rollout.action_format]}"
 
 
-def opening_messages(rollout: RolloutConfig) -> list[Message]:
+def build_opening_messages(rollout: RolloutConfig) -> list[Message]:
     """What every conversation begins with: the system message, if there is one, and `rollout.example_turns`."""
-    prompt = system_prompt(rollout)
+    prompt = build_system_prompt(rollout)
     opening = [Message("system", prompt)] if prompt else []
     for seen, answer in rollout.example_turns:
         opening += [Message("user", seen), Message("assistant", answer)]
@@ -98,7 +98,7 @@ class Conversation:
         rollout: RolloutConfig,
         memory: MemoryConfig,
         count_tokens: CountTokens,
-        introduce: Introduce | None = None,
+        introduce: FormatTips | None = None,
     ) -> None:
         self.acting: list[Message] = []
         self.plain: list[Message] = []
@@ -107,12 +107,12 @@ class Conversation:
         self.shown: tuple[Tip, ...] = ()  # every tip that `acting` holds
         self.opening = 0  # messages before the first turn: system prompt and example
         self._rollout, self._memory, self._count_tokens = rollout, memory, count_tokens
-        self._introduce = introduce or self.tip_lines
+        self._introduce = introduce or self.format_tips
 
     def start(self, instruction: str) -> None:
         """Open as `opening_messages` does; the first turn will begin with `instruction` ('' for none)."""
-        self.instruction = self.capped(instruction)
-        said = opening_messages(self._rollout)
+        self.instruction = self.cap_text(instruction)
+        said = build_opening_messages(self._rollout)
         self.acting += said
         self.plain += said
         self.opening = len(said)
@@ -123,24 +123,24 @@ class Conversation:
         Left out are tips without a letter or digit, and tips that the context holds already
         (unless `memory.repeat_shown`).
         """
-        fresh = self._fresh(tips)
-        turns = self.turn(observation, fresh), self.turn(observation)
+        fresh = self._select_unseen(tips)
+        turns = self.format_turn(observation, fresh), self.format_turn(observation)
         self.acting.append(Message("user", turns[0]))
         self.plain.append(Message("user", turns[1]))
-        self.observation = self.capped(observation.text)
+        self.observation = self.cap_text(observation.text)
         self.shown += fresh
         return fresh
 
-    def fitting(self, tips: Sequence[Tip], room: int) -> tuple[Tip, ...]:
+    def fit_tips(self, tips: Sequence[Tip], room: int) -> tuple[Tip, ...]:
         """The first of `tips`, those left out that would not be shown, whose lines take at most `room` tokens."""
-        fitting = self._fresh(tips)
+        fitting = self._select_unseen(tips)
         while fitting and self._count_tokens("\n".join(self._introduce(fitting))) > room:
             fitting = fitting[:-1]
         return fitting
 
-    def _fresh(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
+    def _select_unseen(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
         readable = tuple(tip for tip in tips if any(map(str.isalnum, tip.text)))
-        return readable if self._memory.repeat_shown else fresh_tips(readable, self.shown)
+        return readable if self._memory.repeat_shown else select_unseen_tips(readable, self.shown)
 
     def drop_tips(self, tips: Sequence[Tip]) -> None:
         """Take back `tips`, those that the newest turn has just shown and no policy has read yet."""
@@ -154,7 +154,7 @@ class Conversation:
         self.acting.append(message)
         self.plain.append(message)
 
-    def turn(self, observation: Observation, tips: Sequence[Tip] = ()) -> str:
+    def format_turn(self, observation: Observation, tips: Sequence[Tip] = ()) -> str:
         """The text of the user turn that would come next."""
         terse = self._rollout.style == "terse"
         first = len(self.plain) == self.opening
@@ -162,17 +162,17 @@ class Conversation:
         if first and self.instruction:
             parts.append(self.instruction if terse else f"Task: {self.instruction}\n")
         if first and observation.briefing:
-            parts += self.briefing(observation.briefing)
+            parts += self.format_briefing(observation.briefing)
         if tips:
             parts += self._introduce(tips)
-        text = self.capped(observation.text)
+        text = self.cap_text(observation.text)
         parts.append(text if terse else f"Observation: {text}")
         if self._rollout.show_actions and observation.actions and not observation.done:
-            actions = self.capped(_SEPARATOR[self._rollout.style].join(observation.actions))
+            actions = self.cap_text(_SEPARATOR[self._rollout.style].join(observation.actions))
             parts.append(_ACTIONS[self._rollout.style] + actions)
         return "\n".join(parts)
 
-    def briefing(self, facts: Mapping[str, Any]) -> list[str]:
+    def format_briefing(self, facts: Mapping[str, Any]) -> list[str]:
         """What of a briefing is shown, worded; each fact, and each example as a whole, cut as an observation is.
 
         Examples are quoted line by line and framed, so that none can pass for a turn of this conversation.
@@ -183,22 +183,22 @@ class Conversation:
         for name in shown:
             if value := facts.get(name):
                 text = value if isinstance(value, str) else _SEPARATOR[style].join(value)
-                lines.append(_FACTS[style][name].format(self.capped(" ".join(text.split()))))
+                lines.append(_FACTS[style][name].format(self.cap_text(" ".join(text.split()))))
         if lines and style == "full":
             lines.append("")
         first, task, turn, last = _EXAMPLE[style]
         for number, example in enumerate(facts.get("examples", ())[: self._rollout.num_examples], 1):
             quotes = [task.format(quoted(example["instruction"]))]
             quotes += [turn.format(quoted(seen), quoted(done)) for seen, done in example["turns"]]
-            lines += [first.format(number), self.capped("\n".join(quotes)), last.format(number)]
+            lines += [first.format(number), self.cap_text("\n".join(quotes)), last.format(number)]
         return lines
 
-    def tip_lines(self, tips: Sequence[Tip]) -> list[str]:
+    def format_tips(self, tips: Sequence[Tip]) -> list[str]:
         """The lines that show `tips` in a turn, where nobody else says how."""
-        lines = [self.tip_line(tip) for tip in tips]
+        lines = [self.format_tip(tip) for tip in tips]
         return ["notes :", *lines] if self._rollout.style == "terse" else [f"{NOTES_HEADER}:", *lines, ""]
 
-    def tip_line(self, tip: Tip) -> str:
+    def format_tip(self, tip: Tip) -> str:
         """One tip as quoted data, cut to its cap: whatever the memory holds, nothing of it leaves its line."""
         cap = self._memory.max_tip_tokens
         text = truncate(quoted(tip.text), cap, self._count_tokens)
@@ -211,22 +211,22 @@ class Conversation:
             facts.append(f"score {tip.score:g} of {tip.max_score:g}")
         return f'- "{text}"' + (f" ({'; '.join(facts)})" if facts else "")
 
-    def capped(self, text: str) -> str:
+    def cap_text(self, text: str) -> str:
         """Text of the environment, cut to its cap."""
         return truncate(text, self._rollout.max_observation_tokens, self._count_tokens)
 
 
-def listed_actions(turn: str, style: Literal["full", "terse"]) -> list[str]:
+def parse_listed_actions(turn: str, style: Literal["full", "terse"]) -> list[str]:
     """The admissible actions that a turn lists, without one that was cut: the inverse of what `turn` appends."""
     last = turn.rpartition("\n")[2]
     header = _ACTIONS[style]
     if not last.startswith(header):
         return []
     listed = last.removeprefix(header).split(_SEPARATOR[style])
-    return [action for action in listed if not action.endswith(CUT.strip())]
+    return [action for action in listed if not action.endswith(CUT_MARK.strip())]
 
 
-def memory_query(
+def build_memory_query(
     conversation: Conversation, kind: Literal["state", "conversation"], observation: Observation | None = None
 ) -> str:
     """The text whose embedding finds tips; it never holds one.
@@ -238,24 +238,24 @@ def memory_query(
         observation: the newest one, where its turn is still to come; None if it is in the conversation.
     """
     if kind == "state":
-        newest = conversation.observation if observation is None else conversation.capped(observation.text)
+        newest = conversation.observation if observation is None else conversation.cap_text(observation.text)
         return f"{conversation.instruction}\n{newest}".strip()
     said = [
-        answer_of(message.content) if message.role == "assistant" else message.content
+        strip_thinking(message.content) if message.role == "assistant" else message.content
         for message in conversation.plain[conversation.opening :]
     ]
     if observation is not None:
-        said.append(conversation.turn(observation))
+        said.append(conversation.format_turn(observation))
     return "\n".join(said)
 
 
-def instruction_of(trajectory: Trajectory) -> str:
+def get_instruction(trajectory: Trajectory) -> str:
     """The instruction given at reset, '' if there was none."""
     first = trajectory.steps[0].observation if trajectory.steps else trajectory.final_observation
     return first.instruction or ""
 
 
-def replay(
+def replay_conversation(
     trajectory: Trajectory, rollout: RolloutConfig, memory: MemoryConfig, count_tokens: CountTokens
 ) -> Iterator[Conversation]:
     """Rebuild an episode: one growing conversation, yielded before each observation, the final one too (T + 1 times).
@@ -263,7 +263,7 @@ def replay(
     It is the same object every time, so read what is needed before the next.
     """
     conversation = Conversation(rollout, memory, count_tokens)
-    conversation.start(instruction_of(trajectory))
+    conversation.start(get_instruction(trajectory))
     for step in trajectory.steps:
         yield conversation
         conversation.observe(step.observation, step.tips)
@@ -271,32 +271,35 @@ def replay(
     yield conversation
 
 
-def memory_keys(
+def build_memory_keys(
     trajectory: Trajectory, rollout: RolloutConfig, memory: MemoryConfig, count_tokens: CountTokens
 ) -> list[str]:
     """`memory_query` of every state of the episode: one before each action, then that of the final observation."""
     observations = [*(step.observation for step in trajectory.steps), trajectory.final_observation]
-    stages = replay(trajectory, rollout, memory, count_tokens)
+    stages = replay_conversation(trajectory, rollout, memory, count_tokens)
     return [
-        memory_query(stage, memory.query, observation) for stage, observation in zip(stages, observations, strict=True)
+        build_memory_query(stage, memory.query, observation)
+        for stage, observation in zip(stages, observations, strict=True)
     ]
 
 
-def reflection_messages(
+def build_reflection_messages(
     trajectory: Trajectory, rollout: RolloutConfig, memory: MemoryConfig, count_tokens: CountTokens
 ) -> list[Message]:
     """The tip-free conversation of an episode, its last observation and outcome, and the request for one note."""
-    (*_, conversation) = replay(trajectory, rollout, memory, count_tokens)
-    final = conversation.turn(trajectory.final_observation)
+    (*_, conversation) = replay_conversation(trajectory, rollout, memory, count_tokens)
+    final = conversation.format_turn(trajectory.final_observation)
     score, max_score = trajectory.score, trajectory.max_score
     if rollout.style == "terse":
         request = f"{final}\nscore {score:g} / {max_score:g} . note ?"
     else:
-        request = f"{final}\n\n{_REQUEST.format(score=score, max_score=max_score, words=memory.asked_words)}"
+        request = (
+            f"{final}\n\n{_REFLECTION_REQUEST.format(score=score, max_score=max_score, words=memory.requested_words)}"
+        )
     return [*conversation.plain, Message("user", request)]
 
 
-def forget_turn(messages: Sequence[Message], opening: int = 0) -> list[Message]:
+def drop_oldest_turn(messages: Sequence[Message], opening: int = 0) -> list[Message]:
     """The conversation without its oldest answer and the observation after the first one, marked where.
 
     The first `opening` messages stay as they are.
@@ -308,6 +311,6 @@ def forget_turn(messages: Sequence[Message], opening: int = 0) -> list[Message]:
     first = next(turns, len(messages))
     if len(messages) - first < 3:
         return list(messages)
-    mark, later = CUT.strip(), messages[first + 2].content
+    mark, later = CUT_MARK.strip(), messages[first + 2].content
     task = messages[first].content.partition(f"\n{mark}\n")[0]
     return [*messages[:first], Message("user", f"{task}\n{mark}\n{later}"), *messages[first + 3 :]]

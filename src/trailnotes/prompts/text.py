@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from trailnotes.types import NO_OP, answer_of
+from trailnotes.types import NO_OP, strip_thinking
 
 CountTokens = Callable[[str], int]
 
 MAX_ACTION_CHARS: Final = 500  # a longer action cannot be read
-CUT: Final = " [...]"  # marks where text was cut; tips cannot hold it, their brackets are replaced
+CUT_MARK: Final = " [...]"  # marks where text was cut; tips cannot hold it, their brackets are replaced
 _JOINER: Final = "\u200d"
-_ONTO: Final = frozenset({_JOINER, *map(chr, range(0x1F3FB, 0x1F400))})  # joiner and skin tones
+_COMBINING: Final = frozenset({_JOINER, *map(chr, range(0x1F3FB, 0x1F400))})  # joiner and skin tones
 _PREFIX: Final = re.compile(r"^(?:(?:>|action\s*:)\s*)+", re.IGNORECASE)
 _TAGS: Final = re.compile(r"<action>((?:(?!</?action>).)*)", re.IGNORECASE | re.DOTALL)
 # How a model of language dresses an action up: as a list, a heading, a label, in bold, in quotes, as a sentence.
@@ -27,7 +27,7 @@ _LABEL: Final = re.compile(
 _QUOTES: Final = ('""', "''", "\u201c\u201d", "\u2018\u2019", "\u00ab\u00bb", "\u300c\u300d", "()", "[]")
 _STOPS: Final = re.compile(r"(?:(?<=[^\W\d_])|(?<=[\"'\u201d\u2019\u00bb]))[.!\u3002]$")
 # One-to-one replacements: nothing is left that closes a quote, opens a tag or imitates a chat template's brackets.
-_HARMLESS: Final = str.maketrans(
+_ESCAPES: Final = str.maketrans(
     {**dict.fromkeys('"“”„‟«»`', "'"), "<": "\u2039", ">": "\u203a", "[": "(", "]": ")", "|": "/", "#": " "}
 )
 _SPEAKERS: Final = re.compile(
@@ -61,27 +61,27 @@ def parse_action(
     nothing is left, or which announce the next with a colon. What is empty then, or longer than `MAX_ACTION_CHARS`,
     becomes `NO_OP`, with ok = False.
     """
-    answer = answer_of(text)
+    answer = strip_thinking(text)
     if action_format == "tags":
         found = [inner for inner in _TAGS.findall(answer) if inner.strip()]
         lines = found[-1:]
     else:
         lines = [line for line in answer.splitlines() if line.strip()]
     if style == "terse":
-        action = _PREFIX.sub("", _visible(lines[0])).strip() if lines else ""
+        action = _PREFIX.sub("", _remove_controls(lines[0])).strip() if lines else ""
     else:
-        said = [bare for line in lines if (bare := _undressed(_visible(line)))]
+        said = [bare for line in lines if (bare := _strip_decoration(_remove_controls(line)))]
         action = next((bare for bare in said if bare[-1] != ":"), said[0] if said else "")
     ok = 0 < len(action) <= MAX_ACTION_CHARS
     return ParsedAction(action if ok else NO_OP, ok)
 
 
-def _visible(line: str) -> str:
+def _remove_controls(line: str) -> str:
     """Without control characters, blanks joined."""
     return " ".join("".join(c for c in line if c.isspace() or unicodedata.category(c) not in {"Cc", "Cs"}).split())
 
 
-def _undressed(line: str) -> str:
+def _strip_decoration(line: str) -> str:
     """The bare action; a line without a letter or digit, such as a fence of code, is none."""
     line = line[: 4 * MAX_ACTION_CHARS]
     if line.startswith("```") or not any(map(str.isalnum, line)):
@@ -106,19 +106,19 @@ def truncate(text: str, max_tokens: int, count_tokens: CountTokens) -> str:
     low, high = 0, len(text) - 1  # characters kept: `low` is known to fit, or is 0
     while low < high:
         middle = (low + high + 1) // 2
-        if count_tokens(text[:middle].rstrip() + CUT) <= max_tokens:
+        if count_tokens(text[:middle].rstrip() + CUT_MARK) <= max_tokens:
             low = middle
         else:
             high = middle - 1
-    while low and _joins(text[low - 1 : low + 1]):
+    while low and _is_combining(text[low - 1 : low + 1]):
         low -= 1
     kept = text[:low].rstrip()
-    return kept + CUT if kept else CUT.strip()
+    return kept + CUT_MARK if kept else CUT_MARK.strip()
 
 
-def _joins(pair: str) -> bool:
+def _is_combining(pair: str) -> bool:
     """Whether the second of two characters is written onto the first: a mark, a skin tone, or what a joiner joins."""
-    return pair[0] == _JOINER or unicodedata.category(pair[-1])[0] == "M" or pair[-1] in _ONTO
+    return pair[0] == _JOINER or unicodedata.category(pair[-1])[0] == "M" or pair[-1] in _COMBINING
 
 
 def quoted(text: str) -> str:
@@ -129,6 +129,6 @@ def quoted(text: str) -> str:
     result can neither end its quotation nor start a line, a turn or a segment.
     """
     visible = "".join(" " if c.isspace() else c for c in text if c.isspace() or unicodedata.category(c)[0] != "C")
-    plain = unicodedata.normalize("NFKC", visible).translate(_HARMLESS)
+    plain = unicodedata.normalize("NFKC", visible).translate(_ESCAPES)
     line = " ".join(plain.split())
     return _SPEAKERS.sub(r"\1 -", _HEADER.sub("(notes)", line))

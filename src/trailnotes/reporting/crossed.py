@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trailnotes.reporting.intervals import RATE, ROUNDING, Bounds, Estimate, Interval, t_quantile, wilson
+from trailnotes.reporting.intervals import (
+    RATE_BOUNDS,
+    ROUNDING_TOLERANCE,
+    Bounds,
+    Estimate,
+    Interval,
+    compute_wilson_limits,
+    t_quantile,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,43 +39,43 @@ if TYPE_CHECKING:
 
 MIN_FAMILIES = 10  # fewer carry no interval beyond the panel: docs/comparing.md has the simulation
 CONFIDENCE = 0.95
-ONE_SEED, ALIKE, APART, CONSTANT = "one seed", "all seeds alike", "no common game", "nothing varied"
+ONE_SEED, SEEDS_ALIKE, NO_COMMON_GAME, NO_VARIATION = "one seed", "all seeds alike", "no common game", "nothing varied"
 
 Values = Mapping[Any, Mapping[str, float]]  # seed -> game -> value, the mean of its episodes
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class VarianceComponent:
     """What drawing one kind of sample adds to the variance of a mean; both fields (...,)."""
 
     variance: Floats
     df: Floats
 
-    def __add__(self, other: Part) -> Part:
+    def __add__(self, other: VarianceComponent) -> VarianceComponent:
         """Independent parts together; Satterthwaite's degrees of freedom."""
         total = self.variance + other.variance
         with np.errstate(divide="ignore", invalid="ignore"):
             df = total**2 / (self.variance**2 / self.df + other.variance**2 / other.df)
-        return Part(total, np.where(total > 0, df, other.df))
+        return VarianceComponent(total, np.where(total > 0, df, other.df))
 
     def squared_margin(self, confidence: float) -> Floats:
         """Square the half-width of Student's interval."""
         squared: Floats = t_quantile(self.df, confidence) ** 2 * self.variance
         return squared
 
-    def times(self, weight: float) -> Part:
+    def scale(self, weight: float) -> VarianceComponent:
         """Of the mean times `weight`."""
-        return Part(self.variance * weight**2, self.df)
+        return VarianceComponent(self.variance * weight**2, self.df)
 
 
 @dataclass(frozen=True, slots=True)
-class Crossed:
+class CrossedMoments:
     """Moments of seeds times games; fields (...,) but the last."""
 
     mean: Floats
     num_seeds: NDArray[np.intp]  # that are unlike each other in some game
-    seeds: Part  # without variance where there are fewer than two of them
-    families: Part
+    seeds: VarianceComponent  # without variance where there are fewer than two of them
+    families: VarianceComponent
     num_families: int
 
     @property
@@ -80,7 +88,7 @@ class Crossed:
         return self.seeds.squared_margin(confidence) + self.families.squared_margin(confidence)
 
 
-def crossed(values: Floats, shares: Floats) -> Crossed:
+def compute_moments(values: Floats, shares: Floats) -> CrossedMoments:
     """The moments that both intervals are made of.
 
     Args:
@@ -93,28 +101,30 @@ def crossed(values: Floats, shares: Floats) -> Crossed:
     """
     by_family = values @ shares.T  # (..., seeds, families)
     num_families = len(shares)
-    new = unlike(values)
+    new = find_distinct_seeds(values)
     num_seeds = new.sum(axis=-1)
     of_means = _variance(by_family.mean(axis=-1), new)
     of_games = (_variance(values, new) * shares.mean(axis=0) ** 2).sum(axis=-1)
     seeds = np.where(num_seeds > 1, np.maximum(of_means, of_games) / num_seeds, 0.0)
     spread = by_family.mean(axis=-2).var(axis=-1, ddof=1) if num_families > 1 else np.zeros(values.shape[:-2])
     df = np.full(values.shape[:-2], max(num_families - 1, 1), dtype=np.float64)
-    return Crossed(
+    return CrossedMoments(
         mean=by_family.mean(axis=(-2, -1)),
         num_seeds=num_seeds,
-        seeds=Part(seeds, np.maximum(num_seeds - 1.0, 1.0)),
-        families=Part(spread / num_families, df),
+        seeds=VarianceComponent(seeds, np.maximum(num_seeds - 1.0, 1.0)),
+        families=VarianceComponent(spread / num_families, df),
         num_families=num_families,
     )
 
 
-def unlike(values: Floats) -> NDArray[np.bool_]:
+def find_distinct_seeds(values: Floats) -> NDArray[np.bool_]:
     """(..., seeds): whether no earlier seed has the same value in every game."""
     new = np.ones(values.shape[:-1], dtype=bool)
     for later in range(1, values.shape[-2]):
         for earlier in range(later):
-            new[..., later] &= (np.abs(values[..., later, :] - values[..., earlier, :]) > ROUNDING).any(axis=-1)
+            new[..., later] &= (np.abs(values[..., later, :] - values[..., earlier, :]) > ROUNDING_TOLERANCE).any(
+                axis=-1
+            )
     return new
 
 
@@ -132,34 +142,38 @@ def _variance(values: Floats, new: NDArray[np.bool_]) -> Floats:
 # -- limits
 
 
-def panel_limits(mean: Floats, part: Part, bounds: Bounds, confidence: float = CONFIDENCE) -> Limits:
+def compute_panel_limits(
+    mean: Floats, part: VarianceComponent, bounds: Bounds, confidence: float = CONFIDENCE
+) -> Limits:
     """Student's t about the mean, cut where the metric ends; on this panel `part` is of the seeds alone."""
-    return _cut(mean, part.squared_margin(confidence), bounds)
+    return _clip_limits(mean, part.squared_margin(confidence), bounds)
 
 
-def _cut(mean: Floats, square: Floats, bounds: Bounds) -> Limits:
+def _clip_limits(mean: Floats, square: Floats, bounds: Bounds) -> Limits:
     low, high = bounds or (-np.inf, np.inf)
     return np.maximum(mean - np.sqrt(square), low), np.minimum(mean + np.sqrt(square), high)
 
 
-def beyond_limits(found: Crossed, bounds: Bounds, confidence: float = CONFIDENCE) -> Limits:
+def compute_population_limits(found: CrossedMoments, bounds: Bounds, confidence: float = CONFIDENCE) -> Limits:
     """Wilson's limits of a rate, with the number of trials that would give the margin; else the margin itself, cut.
 
     That number is at most two a family: families that came out alike may hide some that would not. Where all is won or
     lost it is that which families give of which each is won or lost as a whole, one less than there are.
     """
     square = found.squared_margin(confidence)
-    if bounds != RATE:
-        return _cut(found.mean, square, bounds)
+    if bounds != RATE_BOUNDS:
+        return _clip_limits(found.mean, square, bounds)
     rate = np.clip(found.mean, 0.0, 1.0)
     quantile = t_quantile(found.families.df, confidence)
     with np.errstate(divide="ignore", invalid="ignore"):
         number = np.minimum(quantile**2 * rate * (1 - rate) / square, 2.0 * found.num_families)
-    inside = np.abs(rate - 0.5) < 0.5 - ROUNDING
-    return wilson(rate, np.where(inside, number, max(found.num_families - 1.0, 1.0)), quantile)
+    inside = np.abs(rate - 0.5) < 0.5 - ROUNDING_TOLERANCE
+    return compute_wilson_limits(rate, np.where(inside, number, max(found.num_families - 1.0, 1.0)), quantile)
 
 
-def beyond_limits_of_difference(one: Crossed, other: Crossed, difference: Crossed, confidence: float) -> Limits:
+def compute_difference_limits(
+    one: CrossedMoments, other: CrossedMoments, difference: CrossedMoments, confidence: float
+) -> Limits:
     """Limits of a difference of two rates, each from its own Wilson limits: MOVER of Zou and Donner.
 
     Where one wins every game and the other none, nothing varies in the difference, but much may in either.
@@ -172,8 +186,8 @@ def beyond_limits_of_difference(one: Crossed, other: Crossed, difference: Crosse
 
     Source: Zou and Donner (2008), Statistics in Medicine 27, equation 5, with the correlation of the two means.
     """
-    low, high = beyond_limits(one, RATE, confidence)
-    other_low, other_high = beyond_limits(other, RATE, confidence)
+    low, high = compute_population_limits(one, RATE_BOUNDS, confidence)
+    other_low, other_high = compute_population_limits(other, RATE_BOUNDS, confidence)
     a, b = one.variance, other.variance
     with np.errstate(divide="ignore", invalid="ignore"):
         found = (a + b - difference.variance) / (2 * np.sqrt(a * b))
@@ -209,14 +223,14 @@ def estimate(
         confidence: of both intervals.
         unit: what the families are called where there are too few of them.
     """
-    games = common_games(values)
+    games = find_common_games(values)
     if not games:
-        return Estimate(_mean_of_all(values, families), None, None, APART, APART)
-    found = crossed(matrix_of(values, games), _shares(games, families))
-    on_panel = panel_limits(found.mean, found.seeds, bounds, confidence)
-    beyond = beyond_limits(found, bounds, confidence)
-    not_beyond = too_few(found.num_families, unit) or why_constant(found, bounds)
-    return estimate_of(found.mean, on_panel, beyond, why_not_on_panel(found, len(values)), not_beyond)
+        return Estimate(_compute_grand_mean(values, families), None, None, NO_COMMON_GAME, NO_COMMON_GAME)
+    found = compute_moments(build_matrix(values, games), _compute_game_weights(games, families))
+    on_panel = compute_panel_limits(found.mean, found.seeds, bounds, confidence)
+    beyond = compute_population_limits(found, bounds, confidence)
+    not_beyond = explain_too_few(found.num_families, unit) or explain_no_variation(found, bounds)
+    return build_estimate(found.mean, on_panel, beyond, explain_no_panel_interval(found, len(values)), not_beyond)
 
 
 def estimate_difference(
@@ -234,23 +248,23 @@ def estimate_difference(
     Returns:
         None where no seed is in both, or no game is in all seeds of both.
     """
-    seeds, games = pairs_of(values, baseline)
+    seeds, games = find_pairs(values, baseline)
     if not games:
         return None
-    shares = _shares(games, families)
-    first, second = (matrix_of({seed: own[seed] for seed in seeds}, games) for own in (values, baseline))
-    one, other = crossed(first, shares), crossed(second, shares)
-    found = crossed(first - second, shares)
-    on_panel = panel_limits(found.mean, found.seeds, (-1.0, 1.0) if rates else None, confidence)
+    shares = _compute_game_weights(games, families)
+    first, second = (build_matrix({seed: own[seed] for seed in seeds}, games) for own in (values, baseline))
+    one, other = compute_moments(first, shares), compute_moments(second, shares)
+    found = compute_moments(first - second, shares)
+    on_panel = compute_panel_limits(found.mean, found.seeds, (-1.0, 1.0) if rates else None, confidence)
     if rates:
-        beyond = beyond_limits_of_difference(one, other, found, confidence)
+        beyond = compute_difference_limits(one, other, found, confidence)
     else:
-        beyond = beyond_limits(found, None, confidence)
-    not_beyond = too_few(found.num_families) or why_constant(found, RATE if rates else None)
-    return estimate_of(found.mean, on_panel, beyond, why_not_on_panel(found, len(seeds)), not_beyond)
+        beyond = compute_population_limits(found, None, confidence)
+    not_beyond = explain_too_few(found.num_families) or explain_no_variation(found, RATE_BOUNDS if rates else None)
+    return build_estimate(found.mean, on_panel, beyond, explain_no_panel_interval(found, len(seeds)), not_beyond)
 
 
-def estimate_of(mean: Floats, on_panel: Limits, beyond: Limits, not_on_panel: str, not_beyond: str) -> Estimate:
+def build_estimate(mean: Floats, on_panel: Limits, beyond: Limits, not_on_panel: str, not_beyond: str) -> Estimate:
     """Of one panel: the limits stand but where there is a reason against them."""
     value = float(mean)
     return Estimate(
@@ -262,31 +276,31 @@ def estimate_of(mean: Floats, on_panel: Limits, beyond: Limits, not_on_panel: st
     )
 
 
-def why_not_on_panel(found: Crossed, num_played: int) -> str:
+def explain_no_panel_interval(found: CrossedMoments, num_played: int) -> str:
     """Nothing where two seeds differ."""
     if found.num_seeds > 1:
         return ""
-    return ONE_SEED if num_played == 1 else ALIKE
+    return ONE_SEED if num_played == 1 else SEEDS_ALIKE
 
 
-def why_constant(found: Crossed, bounds: Bounds) -> str:
+def explain_no_variation(found: CrossedMoments, bounds: Bounds) -> str:
     """Nothing where something varied, and of rates, which leave room all the same."""
-    return CONSTANT if bounds != RATE and not (found.variance > ROUNDING**2).any() else ""
+    return NO_VARIATION if bounds != RATE_BOUNDS and not (found.variance > ROUNDING_TOLERANCE**2).any() else ""
 
 
-def too_few(number: int, unit: str = "families") -> str:
+def explain_too_few(number: int, unit: str = "families") -> str:
     """Why there is no interval beyond the panel; nothing where there are families enough."""
     return "" if number >= MIN_FAMILIES else f"{number} of {MIN_FAMILIES} {unit}"
 
 
-def pairs_of(values: Values, baseline: Values) -> tuple[list[Any], list[str]]:
+def find_pairs(values: Values, baseline: Values) -> tuple[list[Any], list[str]]:
     """Seeds that both have, and the games that all of these have played in both."""
     seeds = [seed for seed in values if seed in baseline]
     both = [own[seed] for own in (values, baseline) for seed in seeds]
-    return seeds, common_games(dict(enumerate(both)))
+    return seeds, find_common_games(dict(enumerate(both)))
 
 
-def common_games(values: Values) -> list[str]:
+def find_common_games(values: Values) -> list[str]:
     """Games that every seed has played, in the order of the first."""
     if not values:
         return []
@@ -294,12 +308,12 @@ def common_games(values: Values) -> list[str]:
     return [game for game in first if all(game in games for games in others)]
 
 
-def matrix_of(values: Values, games: Sequence[str]) -> Floats:
+def build_matrix(values: Values, games: Sequence[str]) -> Floats:
     """(seeds, games)."""
     return np.array([[own[game] for game in games] for own in values.values()], dtype=np.float64)
 
 
-def _shares(games: Sequence[str], families: Mapping[str, str]) -> Floats:
+def _compute_game_weights(games: Sequence[str], families: Mapping[str, str]) -> Floats:
     """(families, games): what each game is of the mean of its family."""
     names = list(dict.fromkeys(families[game] for game in games))
     member = np.array([[families[game] == name for game in games] for name in names], dtype=np.float64)
@@ -307,6 +321,10 @@ def _shares(games: Sequence[str], families: Mapping[str, str]) -> Floats:
     return shares
 
 
-def _mean_of_all(values: Values, families: Mapping[str, str]) -> float:
-    means = [float((_shares([*games], families) @ [*games.values()]).mean()) for games in values.values() if games]
+def _compute_grand_mean(values: Values, families: Mapping[str, str]) -> float:
+    means = [
+        float((_compute_game_weights([*games], families) @ [*games.values()]).mean())
+        for games in values.values()
+        if games
+    ]
     return float(np.mean(means))

@@ -15,20 +15,20 @@ def render_episode(trajectory: Trajectory) -> str:
     result = "success" if trajectory.success else "no success"
     lines = [f"== {trajectory.task.id}  [{trajectory.mode}]"]
     if trajectory.steps and trajectory.steps[0].observation.instruction:
-        lines.append(_block("   goal: ", trajectory.steps[0].observation.instruction))
+        lines.append(_format_block("   goal: ", trajectory.steps[0].observation.instruction))
     for number, step in enumerate(trajectory.steps, 1):
-        lines.append(_block(f"{number:>3} sees: ", step.observation.text))
-        lines += [_block("    tip: ", f"{tip.text}  ({tip.score:g}/{tip.max_score:g})") for tip in step.tips]
+        lines.append(_format_block(f"{number:>3} sees: ", step.observation.text))
+        lines += [_format_block("    tip: ", f"{tip.text}  ({tip.score:g}/{tip.max_score:g})") for tip in step.tips]
         earned = [f"reward {step.reward:+g}"] if step.reward else []
         earned += [f"novelty {step.reward_intrinsic:+g}"] if step.reward_intrinsic else []
-        lines.append(_block("   does: ", step.action + (f"   [{', '.join(earned)}]" if earned else "")))
-    lines.append(_block("    end: ", trajectory.final_observation.text))
+        lines.append(_format_block("   does: ", step.action + (f"   [{', '.join(earned)}]" if earned else "")))
+    lines.append(_format_block("    end: ", trajectory.final_observation.text))
     score = f"{trajectory.score:g}/{trajectory.max_score:g}"
     lines.append(f"== {result}, score {score}, return {trajectory.episode_return:g}, {ending}")
     return "\n".join(lines) + "\n"
 
 
-def _block(label: str, text: str) -> str:
+def _format_block(label: str, text: str) -> str:
     """`text` behind a label, wrapped, its own line breaks kept."""
     indent = " " * len(label)
     wrapped = [

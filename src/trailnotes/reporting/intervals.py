@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 Bounds = tuple[float, float] | None  # least and greatest value of a metric, where it has them
-RATE: Bounds = (0.0, 1.0)
-ROUNDING = 1e-9  # what the mean of equal values may miss them by
+RATE_BOUNDS: Bounds = (0.0, 1.0)
+ROUNDING_TOLERANCE = 1e-9  # what the mean of equal values may miss them by
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,9 @@ def t_quantile(df: Floats | float, confidence: float) -> Floats:
     return quantile
 
 
-def wilson(mean: Floats | float, number: Floats | float, quantile: Floats | float) -> tuple[Floats, Floats]:
+def compute_wilson_limits(
+    mean: Floats | float, number: Floats | float, quantile: Floats | float
+) -> tuple[Floats, Floats]:
     """Wilson's score limits of a rate, which leave room at 0 and 1 where a symmetric interval has none.
 
     Args:
@@ -65,7 +67,7 @@ def wilson(mean: Floats | float, number: Floats | float, quantile: Floats | floa
     return np.clip(centre - half, 0.0, mean), np.clip(centre + half, mean, 1.0)
 
 
-def of_one_sample(values: Floats, weights: Floats, bounds: Bounds, confidence: float) -> Interval | None:
+def compute_sample_interval(values: Floats, weights: Floats, bounds: Bounds, confidence: float) -> Interval | None:
     """The weighted mean of episodes, were each played once more: the games are given, what was drawn in them is not.
 
     Args:
@@ -80,18 +82,18 @@ def of_one_sample(values: Floats, weights: Floats, bounds: Bounds, confidence: f
         None where nothing varied and the metric has no bounds to say how much it could.
     """
     mean, concentration = float(weights @ values), float(weights @ weights)
-    if bounds == RATE:
-        low, high = wilson(min(max(mean, 0.0), 1.0), 1 / concentration, t_quantile(np.inf, confidence))
+    if bounds == RATE_BOUNDS:
+        low, high = compute_wilson_limits(min(max(mean, 0.0), 1.0), 1 / concentration, t_quantile(np.inf, confidence))
         return Interval(mean, float(low), float(high))
     variance = float(weights @ (values - mean) ** 2)
-    if variance <= ROUNDING**2:
+    if variance <= ROUNDING_TOLERANCE**2:
         return None
     error = np.sqrt(variance * concentration / (1 - concentration))
     half = float(t_quantile(len(values) - 1, confidence) * error)
     return Interval(mean, mean - half, mean + half)
 
 
-def percentile_interval(mean: float, means: Floats, confidence: float = 0.95) -> Interval:
+def compute_percentile_interval(mean: float, means: Floats, confidence: float = 0.95) -> Interval:
     """`mean` with the middle share `confidence` of its bootstrap replications `means` (n,)."""
     tail = (1 - confidence) / 2
     low, high = np.quantile(means, [tail, 1 - tail])

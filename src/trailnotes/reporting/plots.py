@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trailnotes.config.methods import colours
-from trailnotes.errors import MissingExtraError, how_to_install
+from trailnotes.config.methods import get_colours
+from trailnotes.errors import MissingExtraError, format_install_command
 from trailnotes.reporting.intervals import Interval
 
 if TYPE_CHECKING:
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Curve = list[tuple[float, float]]  # (x, y) of one run, x ascending
-START = {"start model": "#777777"}  # as `config.methods.colours` has those of the methods
-INK = "#444444"  # where a method has no colour
-SPARE = ("#4a6fa5", "#8a3b6b", "#c2a033", "#3a9bb0", "#444444")  # for labels that name no method of ours
+INITIAL_MODEL_COLOUR = {"start model": "#777777"}  # as `config.methods.colours` has those of the methods
+TEXT_COLOUR = "#444444"  # where a method has no colour
+SPARE_COLOURS = ("#4a6fa5", "#8a3b6b", "#c2a033", "#3a9bb0", "#444444")  # for labels that name no method of ours
 
 
-def trial_curve(
+def plot_trials(
     means: Sequence[float],
     intervals: Sequence[Interval | None],
     path: Path,
@@ -42,7 +42,7 @@ def trial_curve(
         ylabel: name of the metric.
         title: over all.
     """
-    plt = pyplot()
+    plt = load_pyplot()
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained", facecolor="white")
     xs = np.arange(len(means))
     known = [interval or Interval(mean, mean, mean) for mean, interval in zip(means, intervals, strict=True)]
@@ -59,7 +59,7 @@ def trial_curve(
     plt.close(figure)
 
 
-def panel_dots(
+def plot_panel(
     rows: Sequence[str],
     ours: Mapping[str, Mapping[str, Interval]],
     published: Mapping[str, Mapping[str, tuple[float, float]]],
@@ -76,7 +76,7 @@ def panel_dots(
         path: the PNG.
         titles: over the two pictures.
     """
-    plt = pyplot()
+    plt = load_pyplot()
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(13, 1.6 + 0.36 * len(rows)), sharey=True, layout="constrained", facecolor="white"
     )
@@ -103,7 +103,7 @@ def panel_dots(
 
 def _draw_dots(axes: Any, rows: Sequence[str], series: Mapping[str, Mapping[str, Interval]]) -> None:
     """One colour a series, each a little below the one before, so that no two intervals cover each other."""
-    for index, ((label, cells), colour) in enumerate(zip(series.items(), _colours(series), strict=True)):
+    for index, ((label, cells), colour) in enumerate(zip(series.items(), _assign_colours(series), strict=True)):
         shift = 0.7 * ((index + 0.5) / len(series) - 0.5)
         present = [(y + shift, cells[row]) for y, row in enumerate(rows) if row in cells]
         ys, intervals = [y for y, _ in present], [interval for _, interval in present]
@@ -113,18 +113,18 @@ def _draw_dots(axes: Any, rows: Sequence[str], series: Mapping[str, Mapping[str,
         axes.errorbar(means, ys, xerr=error, label=label, **look)
 
 
-def _colours(labels: Iterable[str]) -> list[str]:
+def _assign_colours(labels: Iterable[str]) -> list[str]:
     """A method has its colour wherever it appears; a second label of the same method gets a spare one."""
-    known = colours() | START
+    known = get_colours() | INITIAL_MODEL_COLOUR
     taken: list[str] = []
     for label in labels:
         own = [colour for name, colour in known.items() if name in label]
-        free = [colour for colour in (*own, *SPARE) if colour not in taken]
-        taken.append(free[0] if free else SPARE[-1])
+        free = [colour for colour in (*own, *SPARE_COLOURS) if colour not in taken]
+        taken.append(free[0] if free else SPARE_COLOURS[-1])
     return taken
 
 
-def band(runs: Sequence[Curve], num_points: int = 240) -> tuple[Any, Any, Any, Any]:
+def compute_seed_band(runs: Sequence[Curve], num_points: int = 240) -> tuple[Any, Any, Any, Any]:
     """Mean and range (least and greatest seed) on a common axis, up to where the shortest run ends."""
     first, last = max(run[0][0] for run in runs), min(run[-1][0] for run in runs)
     xs = np.linspace(first, max(first, last), num_points)
@@ -132,7 +132,7 @@ def band(runs: Sequence[Curve], num_points: int = 240) -> tuple[Any, Any, Any, A
     return xs, ys.min(axis=0), ys.mean(axis=0), ys.max(axis=0)
 
 
-def pyplot() -> Any:
+def load_pyplot() -> Any:
     """The pyplot of matplotlib, drawing to files only; one that shows pictures already, as in a notebook, goes on so.
 
     Raises:
@@ -141,7 +141,7 @@ def pyplot() -> Any:
     try:
         import matplotlib as mpl
     except ImportError as error:
-        raise MissingExtraError(f"pictures need matplotlib: {how_to_install('plot')}") from error
+        raise MissingExtraError(f"pictures need matplotlib: {format_install_command('plot')}") from error
     if "matplotlib.pyplot" not in sys.modules and "inline" not in os.environ.get("MPLBACKEND", ""):
         mpl.use("Agg")
     import matplotlib.pyplot as plt

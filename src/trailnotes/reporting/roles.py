@@ -12,14 +12,14 @@ import numpy as np
 
 from trailnotes.errors import ConfigError
 from trailnotes.reporting.crossed import MIN_FAMILIES, estimate, estimate_difference
-from trailnotes.reporting.intervals import RATE, Estimate, Interval
-from trailnotes.reporting.plots import INK, START, pyplot
-from trailnotes.reporting.tables import DASH, Table, table_lines
+from trailnotes.reporting.intervals import RATE_BOUNDS, Estimate, Interval
+from trailnotes.reporting.plots import INITIAL_MODEL_COLOUR, TEXT_COLOUR, load_pyplot
+from trailnotes.reporting.tables import MISSING_CELL, Table, format_table
 
-LINKS = ("author", "explorer", "reader")
-ROWS: dict[str, tuple[str, ...]] = {"none": (), **{role: (role,) for role in LINKS}, "all": LINKS}
+ROLE_NAMES = ("author", "explorer", "reader")
+ROLES_BY_ROW: dict[str, tuple[str, ...]] = {"none": (), **{role: (role,) for role in ROLE_NAMES}, "all": ROLE_NAMES}
 """Row -> the roles that the trained model plays in it; the start model plays the others."""
-MENDS = {
+REMEDIES = {
     "author": "algorithm.anchor_tips holds the tips that it writes to the start model; rehearsal.split adds those on "
     "other games",
     "explorer": "rehearsal.split, on games outside all panels, adds first trials in families that it does not know",
@@ -27,12 +27,12 @@ MENDS = {
     "trained ones",
 }
 """What usually mends a role, the surest first."""
-COLOURS = {"author": "#d55e00", "explorer": "#0072b2", "reader": "#cc79a7", "all": INK}
+COLOURS = {"author": "#d55e00", "explorer": "#0072b2", "reader": "#cc79a7", "all": TEXT_COLOUR}
 Games = Mapping[str, float]  # game -> mean of its episodes
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class RoleCost:
     """What is lost, over the trials with tips, where the trained model plays the roles of a row."""
 
     row: str
@@ -46,58 +46,58 @@ class Cost:
         return self.interval is not None and self.interval.low > 0
 
     def __str__(self) -> str:
-        return f"{self.mean:.2f} {_bracket(self.interval)}"
+        return f"{self.mean:.2f} {_format_interval(self.interval)}"
 
 
-def _bracket(interval: Interval | None) -> str:
+def _format_interval(interval: Interval | None) -> str:
     return f"[{interval.low:.2f}, {interval.high:.2f}]" if interval else "(no interval)"
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class RoleAnalysis:
     """An exchange of roles in figures."""
 
     metric: str
     means: Mapping[str, Sequence[float]]  # row -> of trial 0, 1, ...
     intervals: Mapping[str, Sequence[Interval | None]]
-    costs: Mapping[str, Cost]  # row -> what it costs; none of "none"
+    costs: Mapping[str, RoleCost]  # row -> what it costs; none of "none"
     num_games: int  # that every row has played in every trial
     num_families: int
     confidence: float  # of each interval of a cost, so that those of the links together have that of eval.confidence
 
     @property
-    def weak(self) -> list[Cost]:
+    def weak_roles(self) -> list[RoleCost]:
         """The links that are weak, the weakest first."""
-        links = sorted((self.costs[role] for role in LINKS), key=lambda cost: -cost.mean)
+        links = sorted((self.costs[role] for role in ROLE_NAMES), key=lambda cost: -cost.mean)
         return [cost for cost in links if cost.is_sure]
 
     def verdict(self) -> list[str]:
         """Sentences that name the weak link, and what usually mends it."""
         last = len(self.means["none"]) - 1
         over = "trial 1" if last == 1 else f"trials 1 to {last}"
-        if not self.weak:
-            worst = max((self.costs[role] for role in LINKS), key=lambda cost: cost.mean)
+        if not self.weak_roles:
+            worst = max((self.costs[role] for role in ROLE_NAMES), key=lambda cost: cost.mean)
             said = f"no weak link: the largest cost in {over}, {worst} of the {worst.row}, could be chance"
             if self.costs["all"].is_sure:
                 said += f"; but all three together cost {self.costs['all']}"
             return [said]
-        first, *others = self.weak
+        first, *others = self.weak_roles
         lines = [f"weak link: the {first.row}. Its exchange costs {first} of {self.metric} in {over}"]
         lines += [f"also weak: the {cost.row}, {cost}" for cost in others]
-        lines += [f"beyond this panel, {told}" for told in [self._beyond()] if told]
-        return lines + [f"what usually mends the {cost.row}: {MENDS[cost.row]}" for cost in self.weak]
+        lines += [f"beyond this panel, {told}" for told in [self._describe_population_costs()] if told]
+        return lines + [f"what usually mends the {cost.row}: {REMEDIES[cost.row]}" for cost in self.weak_roles]
 
-    def _beyond(self) -> str:
+    def _describe_population_costs(self) -> str:
         """What the costs of the weak links are on families that were not played; '' where these are too few."""
-        known = [cost for cost in self.weak if cost.beyond]
-        return "; ".join(f"the {cost.row} costs {cost.mean:.2f} {_bracket(cost.beyond)}" for cost in known)
+        known = [cost for cost in self.weak_roles if cost.beyond]
+        return "; ".join(f"the {cost.row} costs {cost.mean:.2f} {_format_interval(cost.beyond)}" for cost in known)
 
-    def record(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """For roles.json."""
         rows = [
             {
                 "row": row,
-                "trained": list(ROWS[row]),
+                "trained": list(ROLES_BY_ROW[row]),
                 "means": list(means),
                 "intervals": [interval and asdict(interval) for interval in self.intervals[row]],
                 "cost": asdict(self.costs[row]) if row in self.costs else None,
@@ -106,7 +106,7 @@ class Findings:
         ]
         return {
             "metric": self.metric, "num_games": self.num_games, "num_families": self.num_families,
-            "confidence": self.confidence, "rows": rows, "weak": [cost.row for cost in self.weak],
+            "confidence": self.confidence, "rows": rows, "weak": [cost.row for cost in self.weak_roles],
             "verdict": self.verdict(),
         }  # fmt: skip
 
@@ -120,9 +120,9 @@ class Findings:
         )
 
 
-def findings_of(
+def analyse_roles(
     values: Mapping[str, Sequence[Games]], families: Mapping[str, str], metric: str, confidence: float
-) -> Findings:
+) -> RoleAnalysis:
     """Compare the rows on the games that all of them have played in all trials.
 
     The sample are the games, each of the same weight: how sure a cost is on families like these. Where there are
@@ -142,8 +142,8 @@ def findings_of(
     if not games:
         raise ConfigError("no game could be played in every trial of every row; see the log for the reason")
     single = {game: game for game in games}
-    bounds = RATE if metric == "success" else None
-    of_each = 1 - (1 - confidence) / len(LINKS)
+    bounds = RATE_BOUNDS if metric == "success" else None
+    of_each = 1 - (1 - confidence) / len(ROLE_NAMES)
     means, intervals = {}, {}
     for row, trials in values.items():
         found = [estimate({0: {g: played[g] for g in games}}, single, bounds, confidence) for played in trials]
@@ -159,37 +159,37 @@ def findings_of(
     costs = {}
     for row in (row for row in values if row != "none"):
         of_games = difference(row, single)
-        costs[row] = Cost(row, of_games.mean, of_games.beyond, difference(row, families).beyond)
+        costs[row] = RoleCost(row, of_games.mean, of_games.beyond, difference(row, families).beyond)
     num_families = len({families[game] for game in games})
-    return Findings(metric, means, intervals, costs, len(games), num_families, of_each)
+    return RoleAnalysis(metric, means, intervals, costs, len(games), num_families, of_each)
 
 
-def table_of(found: Findings) -> Table:
+def build_table(found: RoleAnalysis) -> Table:
     """Rows and trials, with the cost of each exchange."""
     trials = len(found.means["none"])
     head = ["by the trained model", *(f"trial {trial}" for trial in range(trials)), "cost"]
     rows = [
-        [row, *(f"{mean:.2f}" for mean in means), str(found.costs[row]) if row in found.costs else DASH]
+        [row, *(f"{mean:.2f}" for mean in means), str(found.costs[row]) if row in found.costs else MISSING_CELL]
         for row, means in found.means.items()
     ]
     return head, rows
 
 
-def markdown(found: Findings) -> str:
+def render_markdown(found: RoleAnalysis) -> str:
     """The table, the verdict, and what the numbers are of."""
-    return "\n".join([*table_lines(*table_of(found)), "", *(f"{line}." for line in found.verdict()), "",
+    return "\n".join([*format_table(*build_table(found)), "", *(f"{line}." for line in found.verdict()), "",
                       f"{found.explanation()}.", ""])  # fmt: skip
 
 
-def draw(found: Findings, path: Path) -> None:
+def plot_roles(found: RoleAnalysis, path: Path) -> None:
     """A curve over the trials for each row, with intervals; side by side, so that none covers another.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    plt = pyplot()
+    plt = load_pyplot()
     figure, axes = plt.subplots(figsize=(7.2, 4.4), layout="constrained", facecolor="white")
-    colours = {"none": START["start model"], **COLOURS}
+    colours = {"none": INITIAL_MODEL_COLOUR["start model"], **COLOURS}
     labels = {"none": "start model in all roles", "all": "trained model in all roles"}
     for index, (row, means) in enumerate(found.means.items()):
         xs = np.arange(len(means)) + 0.05 * (index - 2)

@@ -10,18 +10,18 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trailnotes.reporting.terminal import LINES, open_console
+from trailnotes.reporting.terminal import CONSOLE_HEIGHT, open_console
 
 if TYPE_CHECKING:
     from rich.table import Column
     from rich.table import Table as RichTable
 
-DASH = "-"  # in a cell of which nothing is known
+MISSING_CELL = "-"  # in a cell of which nothing is known
 TEXT_WIDTH = 118  # of the text below a table on the console, where that is as wide
 Table = tuple[list[str], list[list[str]]]  # head and rows
 
 
-def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """A Markdown table whose columns but the first are numbers."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
@@ -29,47 +29,47 @@ def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]
 
 def print_table(title: str, table: Table) -> None:
     """Print a table on the console; its heads are stacked where it is too wide. Text is never markup."""
-    shown = _drawn(title, table)
-    if width_of(shown) > _columns():
+    shown = _build_rich_table(title, table)
+    if measure_width(shown) > _get_console_width():
         head, rows = table
-        shown = _drawn(title, ([name.replace(" ", "\n") for name in head], rows))
-    print_whole(shown)
+        shown = _build_rich_table(title, ([name.replace(" ", "\n") for name in head], rows))
+    print_untruncated(shown)
 
 
-def print_whole(table: RichTable) -> None:
+def print_untruncated(table: RichTable) -> None:
     """Print a table without cutting a cell: as wide as it is, but on a terminal that is narrower in parts.
 
     Each part is a table of its own, with the first column and as many of the others as fit beside it.
     """
-    width = _columns()
+    width = _get_console_width()
     if not sys.stdout.isatty():
-        width = max(width, width_of(table))
+        width = max(width, measure_width(table))
     console = open_console(sys.stdout, width)
-    for part in _parts(table, width):
+    for part in _split_table(table, width):
         console.print(part)
 
 
-def _parts(table: RichTable, width: int) -> Iterator[RichTable]:
+def _split_table(table: RichTable, width: int) -> Iterator[RichTable]:
     left = table.columns[1:]
     while True:
-        part, left = _part(table, left[:1]), left[1:]
-        while left and width_of(wider := _part(table, [*part.columns[1:], left[0]])) <= width:
+        part, left = _select_columns(table, left[:1]), left[1:]
+        while left and measure_width(wider := _select_columns(table, [*part.columns[1:], left[0]])) <= width:
             part, left = wider, left[1:]
-        if width_of(part) > width:  # nothing else is left to give way
+        if measure_width(part) > width:  # nothing else is left to give way
             part.columns[0].no_wrap, part.columns[0].overflow = False, "fold"
         yield part
         if not left:
             return
 
 
-def _part(table: RichTable, columns: Sequence[Column]) -> RichTable:
+def _select_columns(table: RichTable, columns: Sequence[Column]) -> RichTable:
     """A table of the first column and these."""
     part = copy(table)
     part.columns = [replace(column, _index=index) for index, column in enumerate([table.columns[0], *columns])]
     return part
 
 
-def _drawn(title: str, table: Table) -> RichTable:
+def _build_rich_table(title: str, table: Table) -> RichTable:
     from rich.table import Table as RichTable
     from rich.text import Text
 
@@ -82,19 +82,19 @@ def _drawn(title: str, table: Table) -> RichTable:
     return shown
 
 
-def _columns() -> int:
+def _get_console_width() -> int:
     """Of the terminal; of a pipe as many as text takes."""
-    return shutil.get_terminal_size((TEXT_WIDTH, LINES)).columns
+    return shutil.get_terminal_size((TEXT_WIDTH, CONSOLE_HEIGHT)).columns
 
 
 def print_text(lines: Iterable[str]) -> None:
     """What is said below a table, each line wrapped by itself."""
     for line in lines:
-        print(textwrap.fill(line, min(TEXT_WIDTH, _columns()), subsequent_indent="  "))
+        print(textwrap.fill(line, min(TEXT_WIDTH, _get_console_width()), subsequent_indent="  "))
 
 
-def width_of(table: RichTable) -> int:
+def measure_width(table: RichTable) -> int:
     """Columns that a table takes if nothing of it is cut."""
     from rich.console import Console
 
-    return Console(width=10_000, height=LINES).measure(table).maximum
+    return Console(width=10_000, height=CONSOLE_HEIGHT).measure(table).maximum

@@ -10,25 +10,25 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
-LINES = 24  # whatever a terminal has: rich takes no width without a height from one that can do little
+CONSOLE_HEIGHT = 24  # whatever a terminal has: rich takes no width without a height from one that can do little
 
 
-def printable(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """`text` on one line, with escapes for all that is no letter there: controls, bidi marks, what is invisible.
 
     In a line of JSON they are those of JSON, so that it stays one.
     """
     if text.isprintable():
         return text
-    return "".join(char if char.isprintable() else _escaped(char) for char in text)
+    return "".join(char if char.isprintable() else _escape_char(char) for char in text)
 
 
-def printable_lines(text: str) -> str:
+def escape_unprintable_lines(text: str) -> str:
     """As `printable`, of text that may have several lines."""
-    return "\n".join(map(printable, text.split("\n")))
+    return "\n".join(map(escape_unprintable, text.split("\n")))
 
 
-def _escaped(char: str) -> str:
+def _escape_char(char: str) -> str:
     if char < " ":
         return ascii(char)[1:-1]
     return "\\u" + char.encode("utf-16-be", "surrogatepass").hex("-", 2).replace("-", "\\u")
@@ -45,7 +45,7 @@ class PrintableStream:
 
     def write(self, text: str) -> int:
         """Write `text`; returns its length, as streams do."""
-        self.stream.write(printable_lines(text))
+        self.stream.write(escape_unprintable_lines(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -61,8 +61,8 @@ def open_console(stream: IO[str], width: int | None = None) -> Console:
     class PrintableConsole(Console):
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
             for segment in super().render(renderable, options):
-                yield segment if segment.control else Segment(printable_lines(segment.text), segment.style)
+                yield segment if segment.control else Segment(escape_unprintable_lines(segment.text), segment.style)
 
-    height = None if width is None else LINES  # without it rich asks the terminal for both
+    height = None if width is None else CONSOLE_HEIGHT  # without it rich asks the terminal for both
     file = stream.stream if isinstance(stream, PrintableStream) else stream
     return PrintableConsole(file=file, width=width, height=height)

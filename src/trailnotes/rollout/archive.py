@@ -17,15 +17,15 @@ from typing import Any
 
 from trailnotes.config.methods_schema import ArchiveConfig
 from trailnotes.rollout import AsyncEnv, Pool
-from trailnotes.rollout.groups import replayed
-from trailnotes.types import Mode, Observation, Task, Trajectory, TrajectoryGroup, state_hash
+from trailnotes.rollout.groups import count_replayed
+from trailnotes.types import Mode, Observation, Task, Trajectory, TrajectoryGroup, hash_state
 
-RETURN_TO = "return_to"  # option of a task that is played from a kept state: the actions that lead there
-LEAST = 2  # members that return together: one alone has nothing to be compared with
+RETURN_OPTION = "return_to"  # option of a task that is played from a kept state: the actions that lead there
+MIN_RETURNING = 2  # members that return together: one alone has nothing to be compared with
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class ArchiveCell:
     """A state, and how it was reached."""
 
     states: tuple[int, ...]  # hashes of the observations on the way, its own at the end; () is the start of the game
@@ -44,8 +44,8 @@ class Archive:
 
     def __init__(self, config: ArchiveConfig) -> None:
         self.config = config
-        self._cells: dict[str, dict[int, Cell]] = {}  # by task and state
-        self._targets: dict[str, Cell] = {}  # by task: where its returning members go, in this iteration
+        self._cells: dict[str, dict[int, ArchiveCell]] = {}  # by task and state
+        self._targets: dict[str, ArchiveCell] = {}  # by task: where its returning members go, in this iteration
         self._lost: set[str] = set()  # tasks whose target was not found again
         self.replayed_steps = 0  # in this iteration
 
@@ -63,18 +63,18 @@ class Archive:
         planned: list[tuple[Task, list[Mode]]] = []
         for task, row in zip(tasks, modes, strict=True):
             returning = round(self.config.share * row.count("plain"))
-            if returning < LEAST or not (cell := self._target(task.id, rng)):
+            if returning < MIN_RETURNING or not (cell := self._choose_target(task.id, rng)):
                 planned.append((task, list(row)))
                 continue
             plain = [i for i, mode in enumerate(row) if mode == "plain"]
             gone = set(plain[-returning:])
             stay: list[Mode] = [mode for i, mode in enumerate(row) if i not in gone]
             planned += [(task, stay)] if stay else []
-            marked = replace(task, options={**task.options, RETURN_TO: list(cell.actions)})
+            marked = replace(task, options={**task.options, RETURN_OPTION: list(cell.actions)})
             planned.append((marked, ["plain"] * returning))
         return [task for task, _ in planned], [row for _, row in planned]
 
-    def _target(self, task: str, rng: random.Random) -> Cell | None:
+    def _choose_target(self, task: str, rng: random.Random) -> ArchiveCell | None:
         """The highest score first; among those, rarely visited ones by 1/sqrt(visits + 1). One a task and iteration."""
         cells = [cell for cell in self._cells.get(task, {}).values() if cell.depth]
         if not cells or task in self._targets:
@@ -85,7 +85,7 @@ class Archive:
         self._targets[task] = chosen
         return chosen
 
-    def pool(self, pool: Pool) -> Pool:
+    def wrap_pool(self, pool: Pool) -> Pool:
         """`pool`, whose environments go to the target of a task that is marked."""
         return _ReturningPool(pool, self)
 
@@ -100,14 +100,14 @@ class Archive:
         Raises:
             EnvError: as the environment does.
         """
-        if RETURN_TO not in task.options:
+        if RETURN_OPTION not in task.options:
             return await env.reset(task)
-        cell, plain = self._targets[task.id], _unmarked(task)
+        cell, plain = self._targets[task.id], _remove_mark(task)
         first = seen = await env.reset(plain)
         for action, state in zip(cell.actions, cell.states, strict=True):
             self.replayed_steps += 1
             seen = await env.step(action)
-            if seen.done or state_hash(seen.text) != state:
+            if seen.done or hash_state(seen.text) != state:
                 self._lost.add(task.id)
                 return await env.reset(plain)
         if seen.score != cell.score:
@@ -120,11 +120,13 @@ class Archive:
         """The groups as played, but returning members that had to start afresh in groups of their own."""
         result = []
         for group in groups:
-            parts = [tuple(t for t in group.trajectories if bool(replayed(t)) == there) for there in (True, False)]
+            parts = [
+                tuple(t for t in group.trajectories if bool(count_replayed(t)) == there) for there in (True, False)
+            ]
             result += [replace(group, trajectories=part) for part in parts if part]
         return result
 
-    def learn(self, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    def update(self, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         """Drop what was not found again, keep what the episodes met, and end the iteration.
 
         ===============  ==========================================================================
@@ -139,8 +141,8 @@ class Archive:
             self._cells[task].pop(self._targets[task].states[-1], None)
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         for trajectory in trajectories:
-            self._keep(trajectory)
-        returned = [trajectory for trajectory in trajectories if replayed(trajectory)]
+            self._record_states(trajectory)
+        returned = [trajectory for trajectory in trajectories if count_replayed(trajectory)]
         metrics = {
             "cells": float(sum(cell.depth > 0 for cells in self._cells.values() for cell in cells.values())),
             "dropped": float(len(self._lost)),
@@ -152,14 +154,14 @@ class Archive:
         self._targets, self._lost, self.replayed_steps = {}, set(), 0
         return metrics
 
-    def _keep(self, trajectory: Trajectory) -> None:
+    def _record_states(self, trajectory: Trajectory) -> None:
         """Record every state of the episode: reached with a higher score, or by fewer actions at the same score."""
         cells = self._cells.setdefault(trajectory.task.id, {})
-        start = self._targets[trajectory.task.id] if replayed(trajectory) else Cell((), (), 0.0, 0)
+        start = self._targets[trajectory.task.id] if count_replayed(trajectory) else ArchiveCell((), (), 0.0, 0)
         states, actions = start.states, start.actions
         met: set[int] = set()
-        for number, (action, observation) in enumerate(_seen(trajectory)):
-            state = state_hash(observation.text)
+        for number, (action, observation) in enumerate(_iter_observations(trajectory)):
+            state = hash_state(observation.text)
             if number:
                 states, actions = (*states, state), (*actions, action)
             if observation.done or (self.config.max_depth and len(actions) > self.config.max_depth):
@@ -170,10 +172,10 @@ class Archive:
             if old and (old.score, -old.depth) >= (observation.score, -len(actions)):
                 cells[state] = replace(old, visits=visits)
             else:
-                cells[state] = Cell(states, actions, observation.score, visits)
+                cells[state] = ArchiveCell(states, actions, observation.score, visits)
         self._trim(cells)
 
-    def _trim(self, cells: dict[int, Cell]) -> None:
+    def _trim(self, cells: dict[int, ArchiveCell]) -> None:
         """Forget the lowest scores, and of these the most visited, until the rest fits."""
         kept = [(state, cell) for state, cell in cells.items() if cell.depth]
         kept.sort(key=lambda pair: (pair[1].score, -pair[1].visits))
@@ -186,26 +188,26 @@ class Archive:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave."""
-        self._cells = {task: {key: _cell(**cell) for key, cell in cells} for task, cells in state.items()}
+        self._cells = {task: {key: _make_cell(**cell) for key, cell in cells} for task, cells in state.items()}
 
 
-def from_start(groups: Iterable[TrajectoryGroup]) -> list[TrajectoryGroup]:
+def select_from_start(groups: Iterable[TrajectoryGroup]) -> list[TrajectoryGroup]:
     """The groups that began as the game does."""
-    return [group for group in groups if not any(replayed(trajectory) for trajectory in group.trajectories)]
+    return [group for group in groups if not any(count_replayed(trajectory) for trajectory in group.trajectories)]
 
 
-def _cell(states: Sequence[int], actions: Sequence[str], score: float, visits: int) -> Cell:
-    return Cell(tuple(states), tuple(actions), score, visits)
+def _make_cell(states: Sequence[int], actions: Sequence[str], score: float, visits: int) -> ArchiveCell:
+    return ArchiveCell(tuple(states), tuple(actions), score, visits)
 
 
-def _seen(trajectory: Trajectory) -> Iterable[tuple[str, Observation]]:
+def _iter_observations(trajectory: Trajectory) -> Iterable[tuple[str, Observation]]:
     """Each observation, with the action that led to it ('' for the first)."""
     actions = ["", *(step.action for step in trajectory.steps)]
     return zip(actions, [*(step.observation for step in trajectory.steps), trajectory.final_observation], strict=True)
 
 
-def _unmarked(task: Task) -> Task:
-    return replace(task, options={name: value for name, value in task.options.items() if name != RETURN_TO})
+def _remove_mark(task: Task) -> Task:
+    return replace(task, options={name: value for name, value in task.options.items() if name != RETURN_OPTION})
 
 
 class _ReturningPool:

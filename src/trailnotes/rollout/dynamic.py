@@ -14,12 +14,12 @@ from trailnotes.types import Task, TrajectoryGroup
 PlayRound = Callable[[int, int], Awaitable[list[TrajectoryGroup]]]
 
 
-def all_equal(group: TrajectoryGroup) -> bool:
+def has_equal_returns(group: TrajectoryGroup) -> bool:
     """Whether all members have the same return, novelty and penalties aside."""
     return len({trajectory.episode_return for trajectory in group.trajectories}) == 1
 
 
-async def replace_equal(
+async def replace_equal_groups(
     groups: Sequence[TrajectoryGroup], num_rounds: int, play: PlayRound
 ) -> tuple[list[TrajectoryGroup], int]:
     """Put freshly played groups in the place of those with equal returns, until none is left or the rounds are over.
@@ -32,20 +32,20 @@ async def replace_equal(
     Returns:
         The groups to train on, kept ones first, and how many were replaced.
     """
-    kept = [group for group in groups if not all_equal(group)]
-    fresh = [group for group in groups if all_equal(group)]
+    kept = [group for group in groups if not has_equal_returns(group)]
+    fresh = [group for group in groups if has_equal_returns(group)]
     replaced = 0
     for number in range(1, num_rounds + 1):
-        num_equal = sum(map(all_equal, fresh))
+        num_equal = sum(map(has_equal_returns, fresh))
         if not num_equal:
             break
-        kept += [group for group in fresh if not all_equal(group)]
+        kept += [group for group in fresh if not has_equal_returns(group)]
         fresh = await play(number, num_equal)
         replaced += num_equal
     return kept + fresh, replaced
 
 
-def further_tasks(tasks: Sequence[Task], played: Iterable[str], num: int, rng: random.Random) -> list[Task]:
+def sample_further_tasks(tasks: Sequence[Task], played: Iterable[str], num: int, rng: random.Random) -> list[Task]:
     """`num` tasks in random order, those first whose ids stand least often in `played`."""
     often = Counter(played)
     order = sorted(rng.sample(tasks, len(tasks)), key=lambda task: often[task.id])

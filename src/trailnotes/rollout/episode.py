@@ -14,9 +14,9 @@ from typing import Protocol
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import EnvError
-from trailnotes.memory.base import Memory, PatientMemory
+from trailnotes.memory.base import AsyncMemory, Memory
 from trailnotes.policies.base import Policy
-from trailnotes.prompts import Conversation, memory_query, parse_action
+from trailnotes.prompts import Conversation, build_memory_query, parse_action
 from trailnotes.seeds import derive_seed
 from trailnotes.types import (
     Completion,
@@ -32,7 +32,7 @@ from trailnotes.types import (
     Trajectory,
 )
 
-ACTION_SHOWN = 200  # characters of the action that an error names
+MAX_ACTION_SHOWN = 200  # characters of the action that an error names
 
 
 class AsyncEnv(Protocol):
@@ -56,7 +56,7 @@ class Pool(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Seating:
+class EpisodeContext:
     """All that an actor may know of its episode before it begins."""
 
     policy: Policy
@@ -67,9 +67,9 @@ class Seating:
     episode: str  # its name for the policy, which is open there
     config: Config
 
-    def sampling(self, step: int) -> Sampling:
+    def build_sampling(self, step: int) -> Sampling:
         """How the action of `step` is drawn."""
-        return action_sampling(self.config, derive_seed(self.seed, self.task.id, self.member, step))
+        return build_action_sampling(self.config, derive_seed(self.seed, self.task.id, self.member, step))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Actor(Protocol):
         ...
 
 
-MakeActor = Callable[[Seating], Actor]
+MakeActor = Callable[[EpisodeContext], Actor]
 
 
 async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is made of)
@@ -128,7 +128,7 @@ async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is m
     Raises:
         PolicyError: the policy cannot answer.
     """
-    seating = Seating(policy, task, mode, member, seed, episode or f"{task.id}/{member}", config)
+    seating = EpisodeContext(policy, task, mode, member, seed, episode or f"{task.id}/{member}", config)
     actor: Actor = make_actor(seating) if make_actor else TipsActor(seating, memory)
     steps: list[Step] = []
     observation, context_full, error = Observation(""), False, ""
@@ -151,20 +151,20 @@ async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is m
             )  # fmt: skip
             observation, attempted = after, None
     except EnvError as failure:
-        error = _error_text(failure, attempted)
+        error = _format_error(failure, attempted)
     return Trajectory(
-        task, tuple(steps), observation, _outcome(observation, error), observation.success, observation.score,
+        task, tuple(steps), observation, _determine_outcome(observation, error), observation.success, observation.score,
         observation.max_score, mode, member, error, context_full,
     )  # fmt: skip
 
 
-def _error_text(failure: EnvError, action: str | None) -> str:
+def _format_error(failure: EnvError, action: str | None) -> str:
     """One line: what failed, and at which action, which no step of the record holds; None where there was none."""
     text = " ".join(str(failure).split()) or type(failure).__name__
-    return text if action is None else f"{text} (at the action {action[:ACTION_SHOWN]!r})"
+    return text if action is None else f"{text} (at the action {action[:MAX_ACTION_SHOWN]!r})"
 
 
-def _outcome(final: Observation, error: str) -> Outcome:
+def _determine_outcome(final: Observation, error: str) -> Outcome:
     if error:
         return "error"
     return "terminated" if final.terminated else "truncated"
@@ -176,7 +176,9 @@ class TipsActor:
     A method that words its tips otherwise brings the `conversation`.
     """
 
-    def __init__(self, seating: Seating, memory: Memory | None, conversation: Conversation | None = None) -> None:
+    def __init__(
+        self, seating: EpisodeContext, memory: Memory | None, conversation: Conversation | None = None
+    ) -> None:
         self.seating, self.memory = seating, memory
         config = seating.config
         self.conversation = conversation or Conversation(config.rollout, config.memory, seating.policy.count_tokens)
@@ -186,7 +188,7 @@ class TipsActor:
     def start(self, observation: Observation) -> None:
         """Open the conversation."""
         self.conversation.start(observation.instruction or "")
-        self.first_seen = self.seating.policy.count_tokens(self.conversation.capped(observation.text))
+        self.first_seen = self.seating.policy.count_tokens(self.conversation.cap_text(observation.text))
 
     async def find(self, observation: Observation) -> list[Tip]:
         """The tips for this turn."""
@@ -204,26 +206,26 @@ class TipsActor:
         policy, conversation = self.seating.policy, self.conversation
         if not found or not self.seating.config.memory.leave_room:
             return found
-        turn = Message("user", conversation.turn(observation))
-        used = num_tokens(policy, [*conversation.acting, turn])
+        turn = Message("user", conversation.format_turn(observation))
+        used = count_prompt_tokens(policy, [*conversation.acting, turn])
         grown = 0
         if self.num_turns:
             start = conversation.plain[: conversation.opening + 1]
-            grown = num_tokens(policy, [*conversation.plain, turn]) - num_tokens(policy, start)
+            grown = count_prompt_tokens(policy, [*conversation.plain, turn]) - count_prompt_tokens(policy, start)
         turns_left = self.seating.config.rollout.max_steps - self.num_turns - 1
         reserved = math.ceil(turns_left * (self.first_seen + grown) / (self.num_turns + 1))
-        return conversation.fitting(found, limit - used - reserved)
+        return conversation.fit_tips(found, limit - used - reserved)
 
     async def act(self, observation: Observation) -> Decision | None:
         """Find tips, show them, sample, read the action."""
         seating, conversation = self.seating, self.conversation
         policy, config = seating.policy, seating.config
-        limit = context_limit(policy, config)
+        limit = compute_prompt_limit(policy, config)
         found = self.affordable(limit, observation, await self.find(observation))
-        tips = observe_within(limit, policy, conversation, observation, found)
+        tips = observe_within_limit(limit, policy, conversation, observation, found)
         if tips is None:
             return None
-        sampling = seating.sampling(self.num_turns)
+        sampling = seating.build_sampling(self.num_turns)
         self.num_turns += 1
         completion = await policy.generate(tuple(conversation.acting), sampling, seating.episode)
         plain_ids = policy.encode(conversation.plain) if conversation.shown else completion.prompt_ids
@@ -238,34 +240,34 @@ async def find_tips(
     """Tips of the task for the state that `observation` makes, by the tip-free conversation."""
     if memory is None or not config.memory.top_k:
         return []
-    query = memory_query(conversation, config.memory.query, observation)
-    if isinstance(memory, PatientMemory):
-        return await memory.find(task.id, query, config.memory.top_k)
+    query = build_memory_query(conversation, config.memory.query, observation)
+    if isinstance(memory, AsyncMemory):
+        return await memory.search_async(task.id, query, config.memory.top_k)
     return memory.search(task.id, query, config.memory.top_k)
 
 
-def observe_within(
+def observe_within_limit(
     limit: int, policy: Policy, conversation: Conversation, observation: Observation, found: Sequence[Tip]
 ) -> tuple[Tip, ...] | None:
     """Add the turn and return the tips it shows: none if they do not fit `limit` tokens; None if the turn does not."""
     tips = conversation.observe(observation, found)
-    if tips and num_tokens(policy, conversation.acting) > limit:
+    if tips and count_prompt_tokens(policy, conversation.acting) > limit:
         conversation.drop_tips(tips)
         tips = ()
-    return tips if tips or num_tokens(policy, conversation.acting) <= limit else None
+    return tips if tips or count_prompt_tokens(policy, conversation.acting) <= limit else None
 
 
-def context_limit(policy: Policy, config: Config) -> int:
+def compute_prompt_limit(policy: Policy, config: Config) -> int:
     """Tokens that a prompt may have, so that a whole action still fits behind it."""
     return min(config.rollout.max_context_tokens, policy.context_length) - config.rollout.max_action_tokens
 
 
-def num_tokens(policy: Policy, messages: Sequence[Message]) -> int:
+def count_prompt_tokens(policy: Policy, messages: Sequence[Message]) -> int:
     """Length of the prompt; the sum over its contents where an engine gives no ids."""
     return len(policy.encode(messages)) or sum(policy.count_tokens(message.content) for message in messages)
 
 
-def action_sampling(config: Config, seed: int) -> Sampling:
+def build_action_sampling(config: Config, seed: int) -> Sampling:
     """How actions are drawn."""
     rollout = config.rollout
     return Sampling(

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from trailnotes.config.schema import Config
-from trailnotes.memory.base import AttentiveMemory, Memory, ScopedMemory
+from trailnotes.memory.base import FeedbackMemory, Memory, ScopedMemory
 from trailnotes.policies.base import Policy
 from trailnotes.rollout.episode import AsyncEnv, MakeActor, Pool, run_episode
 from trailnotes.seeds import derive_seed
@@ -24,12 +24,12 @@ from trailnotes.types import MODES, NO_OP, Mode, Task, Trajectory, TrajectoryGro
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 OnTrajectory = Callable[[Trajectory], None]
-MemoryOf = Callable[[int, int], Memory]
+SelectMemory = Callable[[int, int], Memory]
 """From the index of a group in the batch and a member of it to the memory of that member alone."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class EpisodeSlot:
     """A member's place in a batch: what one episode is to play, whatever fails in between."""
 
     task: Task
@@ -40,7 +40,7 @@ class Seat:
     memory: Memory | None
 
     @property
-    def place(self) -> tuple[str, int]:
+    def episode_key(self) -> tuple[str, int]:
         """Task and member, by which an episode is known again."""
         return self.task.id, self.member
 
@@ -57,7 +57,7 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
     progress: OnTrajectory | None = None,
     on_error: OnTrajectory | None = None,
     make_actor: MakeActor | None = None,
-    memory_of: MemoryOf | None = None,
+    memory_of: SelectMemory | None = None,
     done: Iterable[Trajectory] = (),
     once: str = "",
 ) -> list[TrajectoryGroup]:
@@ -88,8 +88,8 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
             they are, and failed ones count as attempts. No task may then stand in `tasks` twice.
         once: names the batch for the memory, so that it hears of it once only, whatever was played before a restart.
     """
-    rows = _seats(tasks, modes, memory_of or (lambda _, __: memory), seed)
-    _introduce(tasks, rows)
+    rows = _make_slots(tasks, modes, memory_of or (lambda _, __: memory), seed)
+    _register_tasks(tasks, rows)
     attempts = 1 + config.env.max_replacements
     failed: Counter[tuple[str, int]] = Counter()
     reasons: dict[tuple[str, int], str] = {}  # of each seat the last one
@@ -101,41 +101,41 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
         if trajectory.outcome != "error" or failed[place] >= attempts:
             before[place] = None if trajectory.outcome == "error" else trajectory
     assert not failed or len({task.id for task in tasks}) == len(tasks), "which of the two was played is not known"
-    played = {seat.episode: before[seat.place] for row in rows for seat in row if seat.place in before}
+    played = {seat.episode: before[seat.episode_key] for row in rows for seat in row if seat.episode_key in before}
     seats = [seat for row in rows for seat in row if seat.episode not in played]
 
-    async def play(live: Live, env: AsyncEnv, seat: Seat) -> Trajectory:
+    async def play(live: LiveEpisode, env: AsyncEnv, seat: EpisodeSlot) -> Trajectory:
         return await run_episode(
             policy, env, seat.task, seat.mode, seat.memory, config,
             member=seat.member, seed=seat.seed, episode=live.episode, make_actor=make_actor,
         )  # fmt: skip
 
-    async def play_seat(live: Live, index: int) -> Trajectory | None:
+    async def play_seat(live: LiveEpisode, index: int) -> Trajectory | None:
         seat = seats[index]
 
         def fail(trajectory: Trajectory) -> None:
-            reasons[seat.place] = trajectory.error
+            reasons[seat.episode_key] = trajectory.error
             if on_error is not None:
                 on_error(trajectory)
 
-        return await _play_seat(live, pool, seat, range(failed[seat.place], attempts), play, fail)
+        return await _play_slot(live, pool, seat, range(failed[seat.episode_key], attempts), play, fail)
 
     def keep(index: int, trajectory: Trajectory | None) -> None:
         played[seats[index].episode] = trajectory
         if trajectory is not None and progress is not None:
             progress(trajectory)
 
-    await take_turns(policy, [seat.episode for seat in seats], play_seat, keep, limit=config.env.max_envs)
+    await run_with_limit(policy, [seat.episode for seat in seats], play_seat, keep, limit=config.env.max_envs)
     # Ahead of the update, what is counted here and what is stored there would stand in the order that timing gives.
-    if not config.rollout.ahead or config.memory.goes_by_readers:
-        _report([(seat.memory, played[seat.episode]) for row in rows for seat in row], once)
-    groups = (_group(task, row, played, reasons) for task, row in zip(tasks, rows, strict=True))
+    if not config.rollout.ahead or config.memory.is_ranked_by_feedback:
+        _report_results([(seat.memory, played[seat.episode]) for row in rows for seat in row], once)
+    groups = (_build_group(task, row, played, reasons) for task, row in zip(tasks, rows, strict=True))
     return [group for group in groups if group is not None]
 
 
-def _seats(
+def _make_slots(
     tasks: Sequence[Task], modes: Sequence[Sequence[Mode]], memory_of: Callable[[int, int], Memory | None], seed: int
-) -> list[list[Seat]]:
+) -> list[list[EpisodeSlot]]:
     """A row of seats for each task."""
     seen: Counter[str] = Counter()
     rows = []
@@ -145,48 +145,48 @@ def _seats(
         base = derive_seed(seed, task.id, again, "again") if again else seed
         rows.append(
             [
-                Seat(task, mode, member, base, f"{index}/{task.id}/{member}", memory_of(index, member))
+                EpisodeSlot(task, mode, member, base, f"{index}/{task.id}/{member}", memory_of(index, member))
                 for member, mode in enumerate(row)
             ]
         )
     return rows
 
 
-def _introduce(tasks: Sequence[Task], rows: Sequence[Sequence[Seat]]) -> None:
+def _register_tasks(tasks: Sequence[Task], rows: Sequence[Sequence[EpisodeSlot]]) -> None:
     """Tell each memory that asks for it which tasks are about to be played."""
     memories = {id(seat.memory): seat.memory for row in rows for seat in row}
     for memory in memories.values():
         if isinstance(memory, ScopedMemory):
-            memory.meet(tasks)
+            memory.register_tasks(tasks)
 
 
-def _report(played: Iterable[tuple[Memory | None, Trajectory | None]], once: str) -> None:
+def _report_results(played: Iterable[tuple[Memory | None, Trajectory | None]], once: str) -> None:
     """Tell each memory that asks for it how those fared who could read in it.
 
     Who returned to a kept state had part of the way behind it: readers are not compared with that.
     """
-    readers: dict[int, tuple[AttentiveMemory, list[Trajectory]]] = {}
+    readers: dict[int, tuple[FeedbackMemory, list[Trajectory]]] = {}
     for memory, trajectory in played:
-        if trajectory is not None and isinstance(memory, AttentiveMemory) and not replayed(trajectory):
+        if trajectory is not None and isinstance(memory, FeedbackMemory) and not count_replayed(trajectory):
             readers.setdefault(id(memory), (memory, []))[1].append(trajectory)
     for memory, episodes in readers.values():
         memory.report(episodes, once=once)
 
 
-def replayed(trajectory: Trajectory) -> int:
+def count_replayed(trajectory: Trajectory) -> int:
     """Actions that were replayed before the episode (`archive.py`); 0 for one that began as the game does."""
     first = trajectory.steps[0].observation if trajectory.steps else trajectory.final_observation
     return int(first.info.get("returned", 0))
 
 
-class Live:
+class LiveEpisode:
     """One of the episodes that are open with the policy at the same time, and those that follow it one by one."""
 
     def __init__(self, policy: Policy, episode: str) -> None:
         self.policy, self.episode = policy, episode
         policy.open_episode(episode)
 
-    def give_way(self, episode: str) -> None:
+    def switch_to(self, episode: str) -> None:
         """Close the episode; `episode` ("" = none) is announced before, so that the number of live ones never dips."""
         if episode:
             self.policy.open_episode(episode)
@@ -194,10 +194,10 @@ class Live:
         self.episode = episode or self.episode
 
 
-async def take_turns(
+async def run_with_limit(
     policy: Policy,
     episodes: Sequence[str],
-    work: Callable[[Live, int], Awaitable[T]],
+    work: Callable[[LiveEpisode, int], Awaitable[T]],
     on_done: Callable[[int, T], None],
     *,
     limit: int,
@@ -209,37 +209,37 @@ async def take_turns(
     """
     waiting = iter(range(len(episodes)))
 
-    async def work_on(live: Live, index: int | None) -> None:
+    async def work_on(live: LiveEpisode, index: int | None) -> None:
         try:
             while index is not None:
                 result, ended = await work(live, index), index
                 index = next(waiting, None)
-                live.give_way("" if index is None else episodes[index])
+                live.switch_to("" if index is None else episodes[index])
                 on_done(ended, result)
         finally:
-            live.give_way("")
+            live.switch_to("")
 
     first = list(islice(waiting, limit or len(episodes)))
-    lives = [Live(policy, episodes[index]) for index in first]
+    lives = [LiveEpisode(policy, episodes[index]) for index in first]
     try:
-        await gather([work_on(live, index) for live, index in zip(lives, first, strict=True)])
+        await gather_or_cancel([work_on(live, index) for live, index in zip(lives, first, strict=True)])
     finally:
         for live in lives:
-            live.give_way("")
+            live.switch_to("")
 
 
-async def _play_seat(
-    live: Live,
+async def _play_slot(
+    live: LiveEpisode,
     pool: Pool,
-    seat: Seat,
+    seat: EpisodeSlot,
     attempts: Iterable[int],
-    play: Callable[[Live, AsyncEnv, Seat], Awaitable[Trajectory]],
+    play: Callable[[LiveEpisode, AsyncEnv, EpisodeSlot], Awaitable[Trajectory]],
     on_error: OnTrajectory,
 ) -> Trajectory | None:
     """The first attempt that does not fail, or None. The policy sees each attempt as an episode of its own."""
     for attempt in attempts:
         if attempt:
-            live.give_way(f"{seat.episode}+{attempt}")
+            live.switch_to(f"{seat.episode}+{attempt}")
         async with pool.lease() as env:
             trajectory = await play(live, env, seat)
         if trajectory.outcome != "error":
@@ -248,9 +248,9 @@ async def _play_seat(
     return None
 
 
-def _group(
+def _build_group(
     task: Task,
-    row: Sequence[Seat],
+    row: Sequence[EpisodeSlot],
     played: Mapping[str, Trajectory | None],
     reasons: Mapping[tuple[str, int], str],
 ) -> TrajectoryGroup | None:
@@ -258,13 +258,13 @@ def _group(
     members = [played[seat.episode] for seat in row]
     left = tuple(member for member in members if member is not None)
     if not left or len(left) < min(2, len(members)):
-        num, why = len(members), [reasons[seat.place] for seat in row if played[seat.episode] is None][-1]
+        num, why = len(members), [reasons[seat.episode_key] for seat in row if played[seat.episode] is None][-1]
         logger.warning("task %s is left out: %d of %d episodes failed: %s", task.id, num - len(left), num, why)
         return None
     return TrajectoryGroup(task, left)
 
 
-async def gather(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """All results in order. The first failure is raised once all other coroutines are cancelled and have ended."""
     running = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
@@ -275,7 +275,7 @@ async def gather(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         await asyncio.gather(*running, return_exceptions=True)
 
 
-def rollout_metrics(groups: Sequence[TrajectoryGroup], errors: Sequence[Trajectory] = ()) -> dict[str, float]:
+def compute_rollout_metrics(groups: Sequence[TrajectoryGroup], errors: Sequence[Trajectory] = ()) -> dict[str, float]:
     """What a batch of episodes says about itself; {} but for `errors` if there is none.
 
     ====================  ==================================================================================
@@ -297,10 +297,10 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup], errors: Sequence[Trajecto
     if not episodes:
         return metrics
     steps = [step for episode in episodes for step in episode.steps]
-    metrics |= _returns(episodes)
+    metrics |= _compute_return_metrics(episodes)
     for mode in MODES:
         played = [episode for episode in episodes if episode.mode == mode]
-        metrics |= {f"{name}/{mode}": value for name, value in _returns(played).items() if played}
+        metrics |= {f"{name}/{mode}": value for name, value in _compute_return_metrics(played).items() if played}
     seen = [[step.observation for step in episode.steps] + [episode.final_observation] for episode in episodes]
     tips = [len(step.tips) for episode in episodes if episode.mode != "plain" for step in episode.steps]
     return metrics | {
@@ -317,7 +317,7 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup], errors: Sequence[Trajecto
     }
 
 
-def _returns(episodes: Sequence[Trajectory]) -> dict[str, float]:
+def _compute_return_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
     return {
         "return": _mean([episode.episode_return for episode in episodes]),
         "success": _mean([episode.success for episode in episodes]),

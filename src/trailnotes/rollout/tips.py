@@ -10,15 +10,15 @@ from typing import NamedTuple
 from trailnotes.config.schema import Config
 from trailnotes.memory.tips import tips_of
 from trailnotes.policies.base import Policy
-from trailnotes.prompts import forget_turn, memory_keys, opening_messages, reflection_messages
-from trailnotes.rollout.episode import num_tokens
-from trailnotes.rollout.groups import Live, take_turns
+from trailnotes.prompts import build_memory_keys, build_opening_messages, build_reflection_messages, drop_oldest_turn
+from trailnotes.rollout.episode import count_prompt_tokens
+from trailnotes.rollout.groups import LiveEpisode, run_with_limit
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Completion, Message, Sampling, Tip, Trajectory, TrajectoryGroup
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CompletionRequest:
     """A conversation that the policy is to answer once, apart from any episode."""
 
     messages: Sequence[Message]
@@ -26,9 +26,9 @@ class Request:
     opening: int = 0  # messages at the beginning that stay when the others are too long
 
 
-async def write_all(
+async def complete_requests(
     policy: Policy,
-    requests: Sequence[Request],
+    requests: Sequence[CompletionRequest],
     *,
     limit: int,
     on_done: Callable[[int, Completion], None] | None = None,
@@ -48,22 +48,22 @@ async def write_all(
     names = [f"note/{index}" for index in range(len(requests))]
     answers: dict[int, Completion] = {}
 
-    async def write(_: Live, index: int) -> Completion:
-        return await _write(policy, requests[index], names[index])
+    async def write(_: LiveEpisode, index: int) -> Completion:
+        return await _complete_request(policy, requests[index], names[index])
 
     def keep(index: int, completion: Completion) -> None:
         answers[index] = completion
         if on_done is not None:
             on_done(index, completion)
 
-    await take_turns(policy, names, write, keep, limit=limit)
+    await run_with_limit(policy, names, write, keep, limit=limit)
     return [answers[index] for index in range(len(requests))]
 
 
-async def _write(policy: Policy, request: Request, name: str) -> Completion:
+async def _complete_request(policy: Policy, request: CompletionRequest, name: str) -> Completion:
     messages, limit = list(request.messages), request.sampling.max_tokens
-    while (room := policy.context_length - num_tokens(policy, messages)) < limit:
-        if len(shorter := forget_turn(messages, request.opening)) == len(messages):
+    while (room := policy.context_length - count_prompt_tokens(policy, messages)) < limit:
+        if len(shorter := drop_oldest_turn(messages, request.opening)) == len(messages):
             break
         messages = shorter
     if room < 1:
@@ -80,7 +80,7 @@ class WrittenTip:
     tips: tuple[Tip, ...]
 
 
-class Written(NamedTuple):
+class TipBatch(NamedTuple):
     """The tips of a batch in task order, and what they cost."""
 
     tips: list[Tip]
@@ -95,7 +95,7 @@ async def write_tips(
     seed: int,
     step: int,
     on_tip: Callable[[WrittenTip], None] | None = None,
-) -> Written:
+) -> TipBatch:
     """Have the policy write one tip about each episode, from the conversation without tips, `env.max_envs` at a time.
 
     Nothing is stored here. Episodes without a step are passed over. What `clean_tip` leaves nothing of gives no entry,
@@ -109,17 +109,17 @@ async def write_tips(
         step: training iteration or adaptation trial, kept with each tip.
         on_tip: called with each of them in task order; `tip_metrics` counts them.
     """
-    trajectories = written_about([t for group in groups for t in group.trajectories])
-    requests = tip_requests(policy, trajectories, config, seed=seed)
-    completions = await write_all(policy, requests, limit=config.env.max_envs)
-    written = written_tips(policy, trajectories, completions, config, step=step)
+    trajectories = select_usable([t for group in groups for t in group.trajectories])
+    requests = build_tip_requests(policy, trajectories, config, seed=seed)
+    completions = await complete_requests(policy, requests, limit=config.env.max_envs)
+    written = parse_tips(policy, trajectories, completions, config, step=step)
     if on_tip is not None:
         for each in written:
             on_tip(each)
-    return Written([tip for each in written for tip in each.tips], sum(each.completion.num_tokens for each in written))
+    return TipBatch([tip for each in written for tip in each.tips], sum(each.completion.num_tokens for each in written))
 
 
-def tip_metrics(written: Sequence[WrittenTip]) -> dict[str, float]:
+def compute_tip_metrics(written: Sequence[WrittenTip]) -> dict[str, float]:
     """What writing tips cost: how many, those without anything usable, tokens read and generated."""
     return {
         "written": float(len(written)),
@@ -129,18 +129,20 @@ def tip_metrics(written: Sequence[WrittenTip]) -> dict[str, float]:
     }
 
 
-def written_about(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+def select_usable(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     """Those that there is something to say about."""
     return [t for t in trajectories if t.steps and t.outcome != "error"]
 
 
-def tip_requests(policy: Policy, trajectories: Sequence[Trajectory], config: Config, *, seed: int) -> list[Request]:
+def build_tip_requests(
+    policy: Policy, trajectories: Sequence[Trajectory], config: Config, *, seed: int
+) -> list[CompletionRequest]:
     """A request for one tip about each episode, from its conversation without tips.
 
     A task that was played twice, in groups of its own, has members of the same number: theirs get other seeds, or
     equal failures would be written about in equal words, which the memory counts as support.
     """
-    memory, opening = config.memory, len(opening_messages(config.rollout))
+    memory, opening = config.memory, len(build_opening_messages(config.rollout))
     seen: Counter[tuple[str, int]] = Counter()
 
     def seed_of(trajectory: Trajectory) -> int:
@@ -150,8 +152,8 @@ def tip_requests(policy: Policy, trajectories: Sequence[Trajectory], config: Con
         return derive_seed(seed, *place, "note", *([again] if again else []))
 
     return [
-        Request(
-            reflection_messages(t, config.rollout, memory, policy.count_tokens),
+        CompletionRequest(
+            build_reflection_messages(t, config.rollout, memory, policy.count_tokens),
             Sampling(
                 memory.write_temperature,
                 max_tokens=memory.max_write_tokens,
@@ -163,16 +165,16 @@ def tip_requests(policy: Policy, trajectories: Sequence[Trajectory], config: Con
     ]
 
 
-def written_tips(
+def parse_tips(
     policy: Policy, trajectories: Sequence[Trajectory], completions: Sequence[Completion], config: Config, *, step: int
 ) -> list[WrittenTip]:
     """What was answered to `tip_requests`, as memory entries."""
-    return [_written(policy, t, done, config, step) for t, done in zip(trajectories, completions, strict=True)]
+    return [_parse_tip(policy, t, done, config, step) for t, done in zip(trajectories, completions, strict=True)]
 
 
-def _written(policy: Policy, trajectory: Trajectory, completion: Completion, config: Config, step: int) -> WrittenTip:
+def _parse_tip(policy: Policy, trajectory: Trajectory, completion: Completion, config: Config, step: int) -> WrittenTip:
     """The tip with its entries, found by the final state or, with entries = "step", by each step's."""
-    keys = memory_keys(trajectory, config.rollout, config.memory, policy.count_tokens)
+    keys = build_memory_keys(trajectory, config.rollout, config.memory, policy.count_tokens)
     text = completion.text
     if completion.finish_reason == "length" and config.rollout.style == "full":
         text = text.rstrip("\ufffd")  # the first bytes of a character that the limit has cut in two

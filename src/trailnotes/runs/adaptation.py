@@ -17,14 +17,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from trailnotes.envs.tasks import panel_of
+from trailnotes.envs.tasks import load_panel
 from trailnotes.errors import ConfigError
-from trailnotes.rollout import rollout_metrics, run_groups, write_all
-from trailnotes.runs.evaluation import PLAYED
-from trailnotes.runs.panels import PanelResult, acting_config, panel_result, write_evaluation
-from trailnotes.runs.usage import ENDPOINT_COST, SPENT, Spent
+from trailnotes.rollout import complete_requests, compute_rollout_metrics, run_groups
+from trailnotes.runs.evaluation import EPISODE_KEYS
+from trailnotes.runs.panels import PanelResult, build_eval_config, build_panel_result, write_evaluation
+from trailnotes.runs.usage import ENDPOINT_COST, USAGE_FIELDS, Usage
 from trailnotes.seeds import derive_seed
-from trailnotes.storage.files import append_jsonl, free_name, read_jsonl, set_aside
+from trailnotes.storage.files import append_jsonl, find_free_path, read_jsonl, split_after
 from trailnotes.storage.records import (
     completion_from_json,
     completion_to_json,
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
     from trailnotes.memory.base import Memory
     from trailnotes.policies.base import Policy
-    from trailnotes.rollout import MakeActor, Pool, Request
-    from trailnotes.runs.console import Bar
+    from trailnotes.rollout import CompletionRequest, MakeActor, Pool
+    from trailnotes.runs.console import ProgressBar
     from trailnotes.runs.directory import RunDir
-    from trailnotes.runs.load_policy import Subject
+    from trailnotes.runs.load_policy import EvaluatedModel
     from trailnotes.types import Completion, Mode, Task, Trajectory
 
-PHASE = re.compile(r"[a-z0-9][a-z0-9-]*")
-FIXED = (
-    *(name for name in PLAYED if name != "model"),
+PHASE_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]*")
+FIXED_ADAPTATION_KEYS = (
+    *(name for name in EPISODE_KEYS if name != "model"),
     *("model.path", "model.base", "model.dtype", "model.template_options", "algorithm"),
     *("reflexion", "rememberer", "retrospex", "eval.meet_split", "eval.meet_tasks", "train.split", "train.num_tasks"),
 )
@@ -55,7 +55,7 @@ FIXED = (
 has ended and would report it under the new ones. The device and the engine may change where that is allowed."""
 
 
-def adapting(config: Config, method: str, subject: Subject, trials: int) -> Config:
+def build_adaptation_config(config: Config, method: str, subject: EvaluatedModel, trials: int) -> Config:
     """The settings with which `subject` adapts: method, model and number of trials are in its config.toml, too."""
     sections = {
         "algorithm": config.algorithm.model_copy(update={"name": method}),
@@ -66,7 +66,7 @@ def adapting(config: Config, method: str, subject: Subject, trials: int) -> Conf
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class ResultRow:
     """One row of the table; those with a trial are points of the curve."""
 
     name: str
@@ -75,7 +75,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
+class Roles:
     """Who plays which role in an adaptation by tips: three policies, or one three times."""
 
     explorer: Policy  # plays trial 0, without tips
@@ -84,10 +84,10 @@ class Cast:
 
 
 @dataclass(slots=True)
-class _Pending:
+class _UnloggedRecords:
     """Since the last `log`."""
 
-    spent: Spent = field(default_factory=Spent)
+    spent: Usage = field(default_factory=Usage)
     episodes: list[dict[str, Any]] = field(default_factory=list)  # records, failed attempts too
 
 
@@ -102,24 +102,24 @@ class AdaptationRun:
         self,
         config: Config,
         directory: RunDir,
-        policy: Policy | Cast,
+        policy: Policy | Roles,
         pool: Pool,
-        subject: Subject,
-        progress: Bar | None,
+        subject: EvaluatedModel,
+        progress: ProgressBar | None,
     ) -> None:
-        self.cast = policy if isinstance(policy, Cast) else Cast(policy, policy, policy)
-        self.config, self.directory, self.policy, self.pool = config, directory, self.cast.reader, pool
-        self.tasks: list[Task] = panel_of(config)
-        self.figures: list[Figure] = []
-        self.spent = Spent()  # up to the last `log`
+        self.roles = policy if isinstance(policy, Roles) else Roles(policy, policy, policy)
+        self.config, self.directory, self.policy, self.pool = config, directory, self.roles.reader, pool
+        self.tasks: list[Task] = load_panel(config)
+        self.figures: list[ResultRow] = []
+        self.spent = Usage()  # up to the last `log`
         self._subject, self._progress = subject, progress
-        self._pending = _Pending()
+        self._pending = _UnloggedRecords()
         self._phases = directory.path / "phases"
         self._phases.mkdir(exist_ok=True)
         for journal in [*self._phases.glob("*.episodes.jsonl"), *self._phases.glob("*.notes.jsonl")]:
-            set_aside(journal)
-        self._lines = directory.metrics()  # of earlier starts; `log` comes by them again
-        for torn in directory.set_aside_after(len(self._lines)):
+            split_after(journal)
+        self._lines = directory.read_metrics()  # of earlier starts; `log` comes by them again
+        for torn in directory.move_lines_after(len(self._lines)):
             torn.unlink()  # episodes of a phase whose line was not written: `log` writes them again
         self._logged = 0
         self._started = time.monotonic()
@@ -160,30 +160,32 @@ class AdaptationRun:
         """
         assert len({task.id for task in tasks}) == len(tasks), "a task stands in a phase once"
         mode = mode or ("plain" if memory is None and make_actor is None else "on_policy_tips")
-        journal = self._journal(phase, "episodes")
-        done = [trajectory_from_json(record) for record in _played(journal, tasks)]
+        journal = self._get_journal_path(phase, "episodes")
+        done = [trajectory_from_json(record) for record in _read_episodes(journal, tasks)]
         ended = sum(trajectory.outcome != "error" for trajectory in done)
 
         def keep(trajectory: Trajectory) -> None:
             nonlocal ended
             append_jsonl(journal, [trajectory_to_json(trajectory)], sync=True)
             ended += trajectory.outcome != "error"
-            self._show(phase, ended, len(tasks) * num_samples, "episodes")
+            self._update_progress(phase, ended, len(tasks) * num_samples, "episodes")
 
         groups = await run_groups(
             policy or self.policy, self.pool, tasks, [[mode] * num_samples for _ in tasks], memory,
-            acting_config(self.config), seed=self.seed(phase), progress=keep, on_error=keep, make_actor=make_actor,
+            build_eval_config(self.config), seed=self.seed(phase), progress=keep, on_error=keep, make_actor=make_actor,
             done=done, once=phase,
         )  # fmt: skip
-        records = _played(journal, tasks)
+        records = _read_episodes(journal, tasks)
         if tasks and not groups and not self.spent.episodes + self._pending.spent.episodes:
-            journal.replace(free_name(journal))
+            journal.replace(find_free_path(journal))
             raise ConfigError(f"no episode of {phase} could be played; the last error was: {records[-1]['error']}")
         self._pending.episodes += records
-        self._pending.spent += _spent_on(records)
-        return _as_read(groups, records)
+        self._pending.spent += _count_usage(records)
+        return _rebuild_groups(groups, records)
 
-    async def write(self, phase: str, requests: Sequence[Request], *, policy: Policy | None = None) -> list[Completion]:
+    async def write(
+        self, phase: str, requests: Sequence[CompletionRequest], *, policy: Policy | None = None
+    ) -> list[Completion]:
         """Have the policy answer all requests, each once; results in their order, without prompt ids.
 
         Args:
@@ -191,21 +193,21 @@ class AdaptationRun:
             requests: the same ones at every start, as far as they are not answered.
             policy: answers, by default that of the run.
         """
-        journal = self._journal(phase, "notes")
+        journal = self._get_journal_path(phase, "notes")
         done = {record["index"] for record in read_jsonl(journal)}
         missing = [index for index in range(len(requests)) if index not in done]
 
         def keep(index: int, completion: Completion) -> None:
             append_jsonl(journal, [{"index": missing[index], **completion_to_json(completion)}], sync=True)
             done.add(missing[index])
-            self._show(phase, len(done), len(requests), "tips")
+            self._update_progress(phase, len(done), len(requests), "tips")
 
         limit = self.config.env.max_envs
         asked = [requests[index] for index in missing]
-        await write_all(policy or self.policy, asked, limit=limit, on_done=keep)
+        await complete_requests(policy or self.policy, asked, limit=limit, on_done=keep)
         records = {record["index"]: record for record in read_jsonl(journal)}
         written = [completion_from_json(records[index]) for index in range(len(requests))]
-        self._pending.spent += Spent(
+        self._pending.spent += Usage(
             tokens_read=sum(completion.num_prompt_tokens for completion in written),
             tokens_generated=sum(completion.num_tokens for completion in written),
         )
@@ -220,25 +222,25 @@ class AdaptationRun:
             metrics: the method's own; a mapping gives names below its own, as "memory/tips".
         """
         iteration, pending = self._logged, self._pending
-        self._logged, self._pending = iteration + 1, _Pending()
+        self._logged, self._pending = iteration + 1, _UnloggedRecords()
         if iteration < len(self._lines):
             line = self._lines[iteration]
             assert line["phase"] == phase, f"line {iteration} of metrics.jsonl is of {line['phase']}, not of {phase}"
-            self.spent = Spent(**{name: line[name] for name in SPENT})
+            self.spent = Usage(**{name: line[name] for name in USAGE_FIELDS})
             return
         now = time.monotonic()
         self.spent += replace(pending.spent, seconds=now - self._started)
         self._started = now
         errors = [trajectory_from_json(record) for record in pending.episodes if record["outcome"] == "error"]
-        rollout = {f"rollout/{name}": value for name, value in rollout_metrics(groups, errors).items()}
-        own = _flat(metrics)
+        rollout = {f"rollout/{name}": value for name, value in compute_rollout_metrics(groups, errors).items()}
+        own = _flatten_metrics(metrics)
         modes = "+".join(sorted({t.mode for group in groups for t in group.trajectories}))
         append_jsonl(self.directory.trajectories_path, [{"iteration": iteration, **r} for r in pending.episodes])
         self.directory.append_metrics(
             {"iteration": iteration, "phase": phase, "mode": modes, **asdict(self.spent), **rollout, **own,
-             **self._served()}
+             **self._get_endpoint_metrics()}
         )  # fmt: skip
-        self._say(phase, rollout, own)
+        self._print_phase(phase, rollout, own)
 
     def report(
         self, name: str, groups: Sequence[TrajectoryGroup], *, memory: bool, trial: int | None = None
@@ -247,8 +249,8 @@ class AdaptationRun:
         episodes = [trajectory for group in groups for trajectory in group.trajectories]
         if not episodes:
             return None
-        result = panel_result(episodes, self.config, self._examined(episodes), memory=memory)
-        self.figures.append(Figure(name, result, trial))
+        result = build_panel_result(episodes, self.config, self._build_evaluated_model(episodes), memory=memory)
+        self.figures.append(ResultRow(name, result, trial))
         return result
 
     def examine(self, groups: Sequence[TrajectoryGroup], *, memory: bool, name: str = "eval") -> PanelResult:
@@ -258,14 +260,14 @@ class AdaptationRun:
         evaluation counts.
         """
         episodes = [trajectory for group in groups for trajectory in group.trajectories]
-        subject = self._examined(episodes)
-        result = panel_result(episodes, self.config, subject, memory=memory)
+        subject = self._build_evaluated_model(episodes)
+        result = build_panel_result(episodes, self.config, subject, memory=memory)
         write_evaluation(self.directory.path / name, self.config, subject, episodes, result)
         return result
 
     # -- details
 
-    def _examined(self, episodes: Sequence[Trajectory]) -> Subject:
+    def _build_evaluated_model(self, episodes: Sequence[Trajectory]) -> EvaluatedModel:
         spent = asdict(self.spent)
         spent["env_steps"] -= sum(len(t.steps) for t in episodes)
         spent["tokens_generated"] -= sum(t.num_tokens for t in episodes)
@@ -273,53 +275,57 @@ class AdaptationRun:
         total = {name: value + before.get(name, 0) for name, value in spent.items()}
         return replace(self._subject, name=self.config.algorithm.name, spent=total)
 
-    def _journal(self, phase: str, kind: str) -> Path:
-        assert PHASE.fullmatch(phase), f"{phase!r} would be part of a file's name"
+    def _get_journal_path(self, phase: str, kind: str) -> Path:
+        assert PHASE_PATTERN.fullmatch(phase), f"{phase!r} would be part of a file's name"
         return self._phases / f"{phase}.{kind}.jsonl"
 
-    def _served(self) -> dict[str, float]:
+    def _get_endpoint_metrics(self) -> dict[str, float]:
         """What an endpoint says of itself, its cost among it, over all starts; {} for a policy of our own."""
         metrics = getattr(self.policy, "metrics", None)
         return metrics() if metrics else {}
 
-    def _show(self, phase: str, done: int, total: int, unit: str) -> None:
+    def _update_progress(self, phase: str, done: int, total: int, unit: str) -> None:
         if self._progress is not None:
             self._progress.update(done / max(1, total), label=f"{phase}  {done}/{total} {unit}")
 
-    def _say(self, phase: str, rollout: Mapping[str, float], metrics: Mapping[str, float]) -> None:
+    def _print_phase(self, phase: str, rollout: Mapping[str, float], metrics: Mapping[str, float]) -> None:
         if self._progress is None:
             return
-        facts = {"success": rollout.get("rollout/success"), **metrics, "cost": self._served().get(ENDPOINT_COST)}
+        facts = {
+            "success": rollout.get("rollout/success"),
+            **metrics,
+            "cost": self._get_endpoint_metrics().get(ENDPOINT_COST),
+        }
         shown = [f"{k} {v:.3g}" for k, v in facts.items() if v is not None and "/" not in k]
         counts = f"{self.spent.episodes:,} episodes  {self.spent.env_steps:,} steps"
         tokens = f"{self.spent.tokens_read:,} tokens read  {self.spent.tokens_generated:,} written"
         self._progress.note("  ".join([phase, *shown, counts, tokens]))
 
 
-def _flat(metrics: Mapping[str, float | Mapping[str, float]]) -> dict[str, float]:
+def _flatten_metrics(metrics: Mapping[str, float | Mapping[str, float]]) -> dict[str, float]:
     flat: dict[str, float] = {}
     for name, value in metrics.items():
         flat |= {f"{name}/{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
     return flat
 
 
-def _played(journal: Path, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+def _read_episodes(journal: Path, tasks: Sequence[Task]) -> list[dict[str, Any]]:
     """The episodes of `tasks` that a journal holds: by task and member, attempts in their order."""
     places = {task.id: index for index, task in enumerate(tasks)}
     records = [record for record in read_jsonl(journal) if record["task"]["id"] in places]
     return sorted(records, key=lambda record: (places[record["task"]["id"]], record["member"]))
 
 
-def _as_read(groups: Sequence[TrajectoryGroup], records: Sequence[Mapping[str, Any]]) -> list[TrajectoryGroup]:
+def _rebuild_groups(groups: Sequence[TrajectoryGroup], records: Sequence[Mapping[str, Any]]) -> list[TrajectoryGroup]:
     """The groups with each episode as its record has it."""
     kept = {(t.task.id, t.member): t for t in map(trajectory_from_json, records) if t.outcome != "error"}
     return [TrajectoryGroup(g.task, tuple(kept[g.task.id, t.member] for t in g.trajectories)) for g in groups]
 
 
-def _spent_on(records: Sequence[Mapping[str, Any]]) -> Spent:
+def _count_usage(records: Sequence[Mapping[str, Any]]) -> Usage:
     """What the episodes of `records` took, failed attempts too: they have been paid for as well."""
     steps = [step for record in records for step in record["steps"]]
-    return Spent(
+    return Usage(
         env_steps=len(steps),
         episodes=sum(record["outcome"] != "error" for record in records),
         tokens_read=sum(step["prompt_tokens"] for step in steps),

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, Self, cast
 
-from trailnotes.reporting.terminal import open_console, printable_lines
+from trailnotes.reporting.terminal import escape_unprintable_lines, open_console
 from trailnotes.types import MODES
 
 if TYPE_CHECKING:
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
 
 
-WATCHED = {"tips": "validation_tips", "new": "validation_new"}  # as shown -> as `training/periodic_eval.py` calls it
+TIP_CURVES = {"tips": "validation_tips", "new": "validation_new"}  # as shown -> as `training/periodic_eval.py` calls it
 
 
-class Bar:
+class ProgressBar:
     """Progress of anything that has an end: warm start, evaluation, compilation, training. A context manager.
 
     Off a terminal it prints a line at the first update, then at most one every `interval` seconds, and one at the end.
@@ -30,7 +30,7 @@ class Bar:
 
     def __init__(self, total: float, title: str, *, stream: IO[str] | None = None, interval: float = 10.0) -> None:
         self.total, self.title, self.interval = total, title, interval
-        self.stream = forgiving(sys.stderr if stream is None else stream)
+        self.stream = ignore_write_errors(sys.stderr if stream is None else stream)
         self._first: tuple[float, float] | None = None  # (time, completed) at the first update, for the time left
         self._printed = float("-inf")
         self._pending = ""
@@ -39,7 +39,7 @@ class Bar:
     def __enter__(self) -> Self:
         self._entered = time.monotonic()
         if self.stream.isatty():
-            self._rich = _rich_bar(self.stream)
+            self._rich = _build_rich_bar(self.stream)
             self._rich.start()
             self._rich.add_task(self.title, total=self.total, facts="", left="")
         return self
@@ -53,8 +53,8 @@ class Bar:
     def update(self, completed: float, facts: Mapping[str, float | str] | None = None, label: str = "") -> None:
         """Show how far it is, in the unit of `total`, with `facts` and a `label` in place of the plain count."""
         now = time.monotonic()
-        left = self._time_left(now, completed)
-        text = "  ".join(f"{name} {_number(value)}" for name, value in (facts or {}).items())
+        left = self._estimate_time_left(now, completed)
+        text = "  ".join(f"{name} {_format_number(value)}" for name, value in (facts or {}).items())
         count = label or f"{completed:g}/{self.total:g}"
         if self._rich is not None:
             self._rich.update(self._rich.task_ids[0], completed=completed, facts=f"{count}  {text}", left=left)
@@ -70,33 +70,33 @@ class Bar:
         if self._rich is not None:
             self._rich.console.print(text, markup=False, highlight=False)
         else:
-            print(printable_lines(text), file=self.stream, flush=True)
+            print(escape_unprintable_lines(text), file=self.stream, flush=True)
 
     def _print(self, line: str) -> None:
         self._printed, self._pending = time.monotonic(), ""
-        print(printable_lines(line), file=self.stream, flush=True)
+        print(escape_unprintable_lines(line), file=self.stream, flush=True)
 
-    def _time_left(self, now: float, completed: float) -> str:
+    def _estimate_time_left(self, now: float, completed: float) -> str:
         """From the pace since the first update, which may come late in a resumed run."""
         if self._first is None:
             self._first = (now, completed)
             return ""
         done = completed - self._first[1]
-        return f"{clock((self.total - completed) * (now - self._first[0]) / done)} left" if done > 0 else ""
+        return f"{format_duration((self.total - completed) * (now - self._first[0]) / done)} left" if done > 0 else ""
 
 
-class _Place(Protocol):
+class _HasPath(Protocol):
     path: Path
 
 
-class Progress:
+class TrainingProgress:
     """The bar of a training run, fed with the lines of metrics.jsonl. A context manager."""
 
-    def __init__(self, config: Config, directory: _Place, *, stream: IO[str] | None = None) -> None:
+    def __init__(self, config: Config, directory: _HasPath, *, stream: IO[str] | None = None) -> None:
         self._train, self._metric = config.train, config.eval.metric
-        self._bar = Bar(1.0, f"{config.algorithm.name} {directory.path.name}", stream=stream)
+        self._bar = ProgressBar(1.0, f"{config.algorithm.name} {directory.path.name}", stream=stream)
         self._previous: tuple[float, Mapping[str, Any]] | None = None
-        self._watched: dict[str, str] = {}  # the newest point of each curve with tips
+        self._tip_curves: dict[str, str] = {}  # the newest point of each curve with tips
 
     def __enter__(self) -> Self:
         self._bar.__enter__()
@@ -117,16 +117,18 @@ class Progress:
         if plain in line and modes != ["plain"]:  # the mean mixes those that read tips with those that do not
             names = {f"{self._metric} without tips": plain, self._metric: names[self._metric]} | names
         facts: dict[str, float | str] = {name: line[key] for name, key in names.items() if key in line}
-        self._watched |= {shown: trials for shown, name in WATCHED.items() if (trials := _trials(line, name))}
-        facts |= self._watched
-        facts |= self._rates(line) | ({"mode": "+".join(modes)} if modes else {})
+        self._tip_curves |= {
+            shown: trials for shown, name in TIP_CURVES.items() if (trials := _format_trials(line, name))
+        }
+        facts |= self._tip_curves
+        facts |= self._compute_rates(line) | ({"mode": "+".join(modes)} if modes else {})
         self._bar.update(min(share, 1.0), facts, f"iteration {done}/{iterations}")
 
     def note(self, text: str) -> None:
         """Print one line above the bar."""
         self._bar.note(text)
 
-    def _rates(self, line: Mapping[str, Any]) -> dict[str, float]:
+    def _compute_rates(self, line: Mapping[str, Any]) -> dict[str, float]:
         """Environment steps and tokens a second since the previous line of this process."""
         now, previous = time.monotonic(), self._previous
         self._previous = (now, line)
@@ -140,7 +142,7 @@ class Progress:
         }
 
 
-class _Forgiving:
+class _BestEffortStream:
     """A stream that may go away, as a terminal that is closed does: what is said then is lost, and nothing else."""
 
     def __init__(self, stream: IO[str]) -> None:
@@ -159,35 +161,35 @@ class _Forgiving:
             self._stream.flush()
 
 
-def forgiving(stream: IO[str]) -> IO[str]:
+def ignore_write_errors(stream: IO[str]) -> IO[str]:
     """`stream`, but a write that fails is lost in silence."""
-    return cast("IO[str]", _Forgiving(stream))
+    return cast("IO[str]", _BestEffortStream(stream))
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """``75`` -> ``1:15``; ``3700`` -> ``1:01:40``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def megabytes(size: float, decimals: int = 0) -> str:
+def format_megabytes(size: float, decimals: int = 0) -> str:
     """Bytes in units of 2^20, without the unit: ``2097152`` -> ``2``."""
     return f"{size / (1 << 20):,.{decimals}f}"
 
 
-def _number(value: float | str) -> str:
+def _format_number(value: float | str) -> str:
     if isinstance(value, str):
         return value
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _trials(line: Mapping[str, Any], name: str) -> str:
+def _format_trials(line: Mapping[str, Any], name: str) -> str:
     """The trials of one curve, as ``0.00 0.91 0.93``; '' where it was not played."""
     return " ".join(f"{value:.2f}" for key, value in line.items() if key.startswith(f"{name}/trial_"))
 
 
-def _rich_bar(stream: IO[str]) -> RichProgress:
+def _build_rich_bar(stream: IO[str]) -> RichProgress:
     from rich.progress import BarColumn, Progress, TextColumn
     from rich.table import Column
 

@@ -35,12 +35,27 @@ from pathlib import Path
 from typing import Any, Self
 
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import SURROUNDINGS, diff, flatten, load_config, to_toml, toml_value, within
-from trailnotes.envs.base import one_line
-from trailnotes.envs.tasks import identity_of
+from trailnotes.config.toml import (
+    RUNTIME_KEYS,
+    diff_configs,
+    flatten_config,
+    format_toml_value,
+    is_within,
+    load_config,
+    to_toml,
+)
+from trailnotes.envs.base import format_error
+from trailnotes.envs.tasks import load_identity
 from trailnotes.errors import ConfigError, MissingExtraError, RunError, TrailnotesError
 from trailnotes.storage import checkpoint
-from trailnotes.storage.files import append_jsonl, open_no_follow, read_jsonl, read_small, set_aside, write_text_atomic
+from trailnotes.storage.files import (
+    append_jsonl,
+    open_no_follow,
+    read_jsonl,
+    read_small,
+    split_after,
+    write_text_atomic,
+)
 from trailnotes.storage.parsing import parse_json
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import StrPath, Trajectory
@@ -59,7 +74,7 @@ class RunDir:
         self.trajectories_path = path / TRAJECTORIES
         self.memory_path = path / "memory.db"
         self.checkpoints = path / "checkpoints"
-        self._tracked = config.run.tracked
+        self._tracked = config.run.all_trackers
         self._trackers: Any = None  # once no line is set aside any more
 
     @classmethod
@@ -94,10 +109,10 @@ class RunDir:
         lock = RunLock(path / "lock")
         try:
             run = cls(path, config, lock)
-            changed = run._settle_config(allow_change, fixed)
-            run._note_start(changed, list(command or sys.argv))
+            changed = run._reconcile_config(allow_change, fixed)
+            run._record_start(changed, list(command or sys.argv))
             for file in (run.metrics_path, run.trajectories_path):
-                set_aside(file)
+                split_after(file)
             (path / "checkpoints").mkdir(exist_ok=True)
         except BaseException:
             lock.release()
@@ -113,21 +128,21 @@ class RunDir:
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """Add the line of one iteration; it has "iteration" (from 0), which is written first."""
         append_jsonl(self.metrics_path, [{"iteration": line["iteration"], **line}])
-        self._tell_trackers()
+        self._notify_trackers()
 
     def append_trajectories(self, iteration: int, trajectories: Iterable[Trajectory]) -> None:
         """Add whole episodes, the failed ones too."""
         records = [{"iteration": iteration, **trajectory_to_json(t)} for t in trajectories]
         append_jsonl(self.trajectories_path, [*records])
 
-    def metrics(self) -> list[dict[str, Any]]:
+    def read_metrics(self) -> list[dict[str, Any]]:
         """All lines of metrics.jsonl."""
         return list(read_jsonl(self.metrics_path))
 
-    def set_aside_after(self, iterations: int) -> list[Path]:
+    def move_lines_after(self, iterations: int) -> list[Path]:
         """Move the lines that follow the first `iterations` iterations to files of their own, and name these."""
-        moved = [set_aside(file, iterations) for file in (self.metrics_path, self.trajectories_path)]
-        self._tell_trackers()
+        moved = [split_after(file, iterations) for file in (self.metrics_path, self.trajectories_path)]
+        self._notify_trackers()
         return [file for file in moved if file is not None]
 
     def close(self, *, finished: bool = True) -> None:
@@ -137,42 +152,42 @@ class RunDir:
         """
         try:
             if finished and self.metrics_path.exists():
-                self._tell_trackers()  # an earlier start may have left something to show
+                self._notify_trackers()  # an earlier start may have left something to show
             if self._trackers is not None:
                 self._trackers.close(finished=finished)
         finally:
             self._lock.release()
 
-    def _tell_trackers(self) -> None:
+    def _notify_trackers(self) -> None:
         if self._tracked and self._trackers is None:
             self._trackers = load_trackers()(self._tracked, self.path)
         if self._trackers is not None:
             self._trackers.tell()
 
-    def _settle_config(self, allow_change: Sequence[str], fixed: Sequence[str]) -> dict[str, Any]:
+    def _reconcile_config(self, allow_change: Sequence[str], fixed: Sequence[str]) -> dict[str, Any]:
         """Write config.toml, or refuse a changed one. Returns what changed since the run began, name -> [old, new]."""
         file = self.path / "config.toml"
         changed: dict[str, Any] = {}
         begun = has_begun(self.path)
         if begun and file.exists():
-            old = run_config(self.path)
-            names = diff(old, self.config)
-            if bound := [name for name in names if within(name, fixed) and not within(name, SURROUNDINGS)]:
-                kept = " ".join(f"--{name} {toml_value(flatten(old)[name])}" for name in bound)
+            old = load_run_config(self.path)
+            names = diff_configs(old, self.config)
+            if bound := [name for name in names if is_within(name, fixed) and not is_within(name, RUNTIME_KEYS)]:
+                kept = " ".join(f"--{name} {format_toml_value(flatten_config(old)[name])}" for name in bound)
                 raise RunError(f"{self.path} holds a run with another {', '.join(bound)}, which no run can change once "
                                f"it has begun: add {kept} to continue it, or choose another directory")  # fmt: skip
-            refused = [name for name in names if not within(name, allow_change)]
+            refused = [name for name in names if not is_within(name, allow_change)]
             if refused:
                 flags = " ".join(f"--allow-change {name}" for name in refused)
                 raise RunError(f"{self.path} holds a run with another {', '.join(refused)}: resume it by {flags}, "
                                "or choose another directory")  # fmt: skip
-            before, after = flatten(old), flatten(self.config)
+            before, after = flatten_config(old), flatten_config(self.config)
             changed = {name: [before[name], after[name]] for name in names}
         if changed or not begun or not file.exists():
             _write(file, to_toml(self.config))
         return changed
 
-    def _note_start(self, changed: Mapping[str, Any], command: list[str]) -> None:
+    def _record_start(self, changed: Mapping[str, Any], command: list[str]) -> None:
         file = self.path / "run.json"
         starts, before = [], {}
         if file.exists():
@@ -181,16 +196,16 @@ class RunDir:
                 starts, before = about["starts"], dict(about.get("environment", {}))
             except (OSError, ValueError, KeyError, TypeError):
                 raise RunError(f"{file} is damaged: move it away, and run the same command again") from None
-        starts.append({"time": _now(), "command": command, **_surroundings(), "changed": dict(changed)})
-        identity = identity_of(self.config)
-        if not any(within(name, ("env.name", "env.options")) for name in changed):
-            self._refuse_other_data(before, identity)
+        starts.append({"time": _now(), "command": command, **_collect_environment(), "changed": dict(changed)})
+        identity = load_identity(self.config)
+        if not any(is_within(name, ("env.name", "env.options")) for name in changed):
+            self._validate_env_identity(before, identity)
         about = {"name": self.config.run.name, "seed": self.config.run.seed, "starts": starts}
         if known := identity or before:  # where the environment is not here, what was known stays
             about["environment"] = known
         _write(file, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
 
-    def _refuse_other_data(self, before: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    def _validate_env_identity(self, before: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
         """Settings may stay the same while the data that they name does not."""
         others = [key for key in before if before[key] != identity.get(key)]
         if others and identity and has_begun(self.path):
@@ -236,7 +251,7 @@ class RunLock:
             self._descriptor = None
 
 
-def run_config(path: Path) -> Config:
+def load_run_config(path: Path) -> Config:
     """The settings of the run in directory `path`.
 
     Raises:
@@ -252,7 +267,7 @@ def run_config(path: Path) -> Config:
 
 
 @contextlib.contextmanager
-def named_damage(path: Path) -> Iterator[None]:
+def report_damaged_run(path: Path) -> Iterator[None]:
     """Say of the run in directory `path` that it is damaged where a value in its files is not of the kind expected.
 
     Raises:
@@ -263,7 +278,7 @@ def named_damage(path: Path) -> Iterator[None]:
     except TrailnotesError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise RunError(f"{path} holds a line that Trailnotes does not write ({one_line(error)}): restore its "
+        raise RunError(f"{path} holds a line that Trailnotes does not write ({format_error(error)}): restore its "
                        "metrics.jsonl and trajectories.jsonl") from error  # fmt: skip
 
 
@@ -279,8 +294,8 @@ def is_trained(path: Path, config: Config) -> bool:
     Raises:
         RunError: that checkpoint is damaged.
     """
-    saved = checkpoint.latest(path / "checkpoints")
-    return saved is not None and config.train.share(checkpoint.load_meta(saved)) >= 1.0
+    saved = checkpoint.find_latest(path / "checkpoints")
+    return saved is not None and config.train.compute_progress(checkpoint.load_meta(saved)) >= 1.0
 
 
 def _write(path: Path, text: str) -> None:
@@ -295,7 +310,7 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _surroundings() -> dict[str, Any]:
+def _collect_environment() -> dict[str, Any]:
     packages = {}
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -305,11 +320,11 @@ def _surroundings() -> dict[str, Any]:
         "platform": platform.platform(),
         "host": socket.gethostname(),
         "packages": packages,
-        "git": _git_revision(),
+        "git": _read_git_revision(),
     }
 
 
-def _git_revision() -> str | None:
+def _read_git_revision() -> str | None:
     """Revision of the working directory, with "-dirty" where it differs; None outside of a repository."""
     git = shutil.which("git")
     if git is None:

@@ -14,25 +14,25 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import SURROUNDINGS, flatten, within
+from trailnotes.config.toml import RUNTIME_KEYS, flatten_config, is_within
 from trailnotes.config.unused import warn_unused
-from trailnotes.envs.tasks import panel_of, seen_by_authors, tasks_of
+from trailnotes.envs.tasks import describe_tip_overlap, load_panel, tasks_of
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.memory import TipMemory, embedder_of, open_memory
-from trailnotes.memory.controls import shown
-from trailnotes.runs.console import Bar
-from trailnotes.runs.load_policy import Subject, loaded
+from trailnotes.memory.controls import make_prompt_memory
+from trailnotes.runs.console import ProgressBar
+from trailnotes.runs.load_policy import EvaluatedModel, open_policy
 from trailnotes.runs.loop import run_to_end
-from trailnotes.runs.needs import refuse_missing
-from trailnotes.runs.panels import PART, play_panel
+from trailnotes.runs.needs import require_dependencies
+from trailnotes.runs.panels import JOURNAL_FILE, play_panel
 from trailnotes.storage import checkpoint
-from trailnotes.storage.files import append_jsonl, encode_line, free_name, read_jsonl, set_aside
+from trailnotes.storage.files import append_jsonl, encode_line, find_free_path, read_jsonl, split_after
 from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
 from trailnotes.types import Task, Trajectory
 
 logger = logging.getLogger(__name__)
-PLAYED = (
+EPISODE_KEYS = (
     *("run.seed", "run.deterministic", "model", "env", "rollout", "memory"),
     *("eval.split", "eval.num_tasks", "eval.num_samples", "eval.temperature", "eval.show_tips"),
 )
@@ -40,21 +40,21 @@ PLAYED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class PanelEpisodes:
     """What became of a panel."""
 
     episodes: list[Trajectory]  # in the order of the tasks
     remark: str = ""  # how many were shown tips, or why none was; '' without memory
 
 
-def play_subject(
+def evaluate_model(
     config: Config,
-    subject: Subject,
+    subject: EvaluatedModel,
     *,
     use_memory: bool = False,
     directory: Path | None = None,
-    progress: Bar | None = None,
-) -> Played:
+    progress: ProgressBar | None = None,
+) -> PanelEpisodes:
     """Let `subject` play the panel of `config.eval`.
 
     Args:
@@ -73,36 +73,39 @@ def play_subject(
         raise ConfigError(
             f"{subject.model} has no memory to act with: give the run of a method with a memory, or drop --memory"
         )
-    refuse_missing(config, subject.model, plays_only=True, memory=use_memory)
+    require_dependencies(config, subject.model, plays_only=True, memory=use_memory)
     warn_unused(config, subject.trained, subject.model)
-    tasks = panel_of(config)
+    tasks = load_panel(config)
 
     async def play(memory: TipMemory | None) -> list[Trajectory]:
         with EnvPool(config.env) as pool:
             return await play_panel(
                 policy, pool, tasks, config, memory=memory, seed=config.run.seed,
-                done=tuple(journal.episodes), progress=journal.keep,
+                done=tuple(journal.episodes), progress=journal.append_episode,
             )  # fmt: skip
 
-    journal = Journal(directory, len(tasks) * config.eval.num_samples, progress)
-    with journal.opened(_played_with(config, subject, use_memory)), loaded(config, subject, directory) as policy:
+    journal = EpisodeJournal(directory, len(tasks) * config.eval.num_samples, progress)
+    with (
+        journal.resume(_build_fingerprint(config, subject, use_memory)),
+        open_policy(config, subject, directory) as policy,
+    ):
         if not use_memory or subject.memory is None:
-            return Played(run_to_end(play(None)))
+            return PanelEpisodes(run_to_end(play(None)))
         with closing(open_memory(None, config.memory, embedder=embedder_of(config))) as memory:
             memory.restore(subject.memory)
-            view = shown(memory, config.eval.show_tips)
+            view = make_prompt_memory(memory, config.eval.show_tips)
             if subject.trained is not None:  # a training with scope = task has kept nothing of its games
-                view.meet(tasks_of(subject.trained, subject.trained.train.split))
-            if said := seen_by_authors({tip.namespace for tip in memory.store.tips()}, config):
+                view.register_tasks(tasks_of(subject.trained, subject.trained.train.split))
+            if said := describe_tip_overlap({tip.namespace for tip in memory.store.load_tips()}, config):
                 logger.warning("%s", said)
             episodes = run_to_end(play(view))
-            return Played(episodes, tips_remark(episodes, tasks, memory, config))
+            return PanelEpisodes(episodes, describe_tip_use(episodes, tasks, memory, config))
 
 
 # -- stopped and resumed
 
 
-class Journal:
+class EpisodeJournal:
     """The episodes of one panel as they end, and their file `PART`: a line for what they depend on, then one for each.
 
     Args:
@@ -111,18 +114,18 @@ class Journal:
         progress: shows how many have ended.
     """
 
-    def __init__(self, directory: Path | None, total: int, progress: Bar | None) -> None:
+    def __init__(self, directory: Path | None, total: int, progress: ProgressBar | None) -> None:
         self.episodes: list[Trajectory] = []  # in the order in which they ended
-        self.path = directory and directory / PART
+        self.path = directory and directory / JOURNAL_FILE
         self._total, self._progress = total, progress
 
     @contextmanager
-    def opened(self, about: dict[str, Any]) -> Iterator[None]:
+    def resume(self, about: dict[str, Any]) -> Iterator[None]:
         """Read what an earlier start left, if it depends on the same; say what is kept if this one is stopped."""
-        with _locked(self.path.parent) if self.path else nullcontext():
+        with _lock_directory(self.path.parent) if self.path else nullcontext():
             if self.path:
                 self._read(self.path, json.loads(encode_line(about)))
-            self._show()
+            self._update_progress()
             try:
                 yield
             except BaseException as stop:
@@ -130,52 +133,54 @@ class Journal:
                 if isinstance(stop, Exception) and not begun:
                     raise  # there is nothing to keep
                 kept = f"{len(self.episodes)} of {self._total} episodes are kept in {self.path}, and the same command "
-                self._say(f"stopped: {kept}plays the rest" if self.path else "stopped: without --out nothing is kept")
+                self._notify(
+                    f"stopped: {kept}plays the rest" if self.path else "stopped: without --out nothing is kept"
+                )
                 raise
 
-    def keep(self, episode: Trajectory) -> None:
+    def append_episode(self, episode: Trajectory) -> None:
         """One has ended well. It is on the disk when this returns."""
         if self.path:
             append_jsonl(self.path, [trajectory_to_json(episode)], sync=True)
         self.episodes.append(episode)
-        self._show()
+        self._update_progress()
 
     def _read(self, path: Path, about: dict[str, Any]) -> None:
-        torn = set_aside(path)
+        torn = split_after(path)
         if torn is not None:
             torn.unlink()  # a part of an episode, which is played again
         before, *records = [*read_jsonl(path)] or [about]
         if others := [name for name in before | about if before.get(name) != about.get(name)]:
-            aside = path.replace(free_name(path))
-            self._say(f"set aside {aside}: its {len(records)} episodes were played with another {', '.join(others)}")
+            aside = path.replace(find_free_path(path))
+            self._notify(f"set aside {aside}: its {len(records)} episodes were played with another {', '.join(others)}")
             records = []
         if not path.exists():
             append_jsonl(path, [about], sync=True)
         self.episodes = [trajectory_from_json(record) for record in records]
         if self.episodes:
-            self._say(f"playing on: {len(self.episodes)} of {self._total} episodes have ended before")
+            self._notify(f"playing on: {len(self.episodes)} of {self._total} episodes have ended before")
 
-    def _show(self) -> None:
+    def _update_progress(self) -> None:
         if self._progress is not None:
             ended = len(self.episodes)
             facts = {"success": sum(t.success for t in self.episodes) / ended} if ended else {}
             self._progress.update(ended / max(1, self._total), facts, f"{ended}/{self._total} episodes")
 
-    def _say(self, text: str) -> None:
+    def _notify(self, text: str) -> None:
         if self._progress is not None:
             self._progress.note(text)
         else:
             logger.warning(text)
 
 
-def _played_with(config: Config, subject: Subject, use_memory: bool) -> dict[str, Any]:
+def _build_fingerprint(config: Config, subject: EvaluatedModel, use_memory: bool) -> dict[str, Any]:
     """All that an episode of the panel depends on: settings by their keys, and who plays."""
-    settings = {name: value for name, value in flatten(config).items() if within(name, PLAYED)}
-    own = {name: value for name, value in settings.items() if not within(name, (*SURROUNDINGS, "model.path"))}
-    return own | {"eval.memory": use_memory, "model": _identity(subject.model)}
+    settings = {name: value for name, value in flatten_config(config).items() if is_within(name, EPISODE_KEYS)}
+    own = {name: value for name, value in settings.items() if not is_within(name, (*RUNTIME_KEYS, "model.path"))}
+    return own | {"eval.memory": use_memory, "model": _fingerprint_model(subject.model)}
 
 
-def _identity(model: str) -> str:
+def _fingerprint_model(model: str) -> str:
     """What tells the weights of a directory from others of its name; any other name as it is."""
     path = Path(model)
     if not path.is_dir():
@@ -188,7 +193,7 @@ def _identity(model: str) -> str:
 
 
 @contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def _lock_directory(directory: Path) -> Iterator[None]:
     """One evaluation at a time writes here. The lock leaves no file behind, and ends with its process."""
     directory.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(directory, os.O_RDONLY)
@@ -207,14 +212,14 @@ def _locked(directory: Path) -> Iterator[None]:
 # -- tips
 
 
-def tips_remark(episodes: Sequence[Trajectory], tasks: Sequence[Task], memory: TipMemory, config: Config) -> str:
+def describe_tip_use(episodes: Sequence[Trajectory], tasks: Sequence[Task], memory: TipMemory, config: Config) -> str:
     """How many of the episodes were shown a tip; where none was, the reason and the fix."""
     shown = sum(any(step.tips for step in episode.steps) for episode in episodes)
     if shown:
         return f"Tips were shown in {shown} of {len(episodes)} episodes"
     none = f"No tip was shown in any of {len(episodes)} episodes"
     wanted = sorted({task.id for task in tasks})
-    held = sorted({tip.namespace for tip in memory.store.tips()})
+    held = sorted({tip.namespace for tip in memory.store.load_tips()})
     if not held:
         return f"{none}, since the memory holds no tip"
     if known := len({*held} & {*wanted}):

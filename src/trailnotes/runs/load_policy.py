@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailnotes.config.model_schema import OPENAI, LoraConfig, refuse_nameless
+from trailnotes.config.model_schema import OPENAI_PREFIX, LoraConfig, require_model_name
 from trailnotes.config.schema import Config
 from trailnotes.errors import PolicyError, RunError
 from trailnotes.policies.scripted import ScriptedPolicy
-from trailnotes.prompts import listed_actions
-from trailnotes.runs.directory import run_config
+from trailnotes.prompts import parse_listed_actions
+from trailnotes.runs.directory import load_run_config
 from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
 from trailnotes.types import Message, StrPath
@@ -31,7 +31,7 @@ RANDOM = "random"  # as `model.path`: draws from the actions that the turn lists
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class EvaluatedModel:
     """Who is examined: a model directory, and where it comes from a run, that run's memory and what it spent."""
 
     model: str
@@ -42,7 +42,7 @@ class Subject:
 
 
 @contextmanager
-def examined(model_or_run: StrPath) -> Iterator[Subject]:
+def open_evaluated_model(model_or_run: StrPath) -> Iterator[EvaluatedModel]:
     """A run directory (its last whole checkpoint), a checkpoint of one, or whatever `model.path` may be.
 
     A checkpoint stays where it is inside the block, even if the run trains on and keeps fewer.
@@ -51,54 +51,56 @@ def examined(model_or_run: StrPath) -> Iterator[Subject]:
         ConfigError: "openai:" without a name.
         RunError: the run has no checkpoint yet, or a damaged one.
     """
-    refuse_nameless(str(model_or_run))
+    require_model_name(str(model_or_run))
     path = Path(model_or_run)
     root = path / "checkpoints"
     if root.is_dir():
-        with checkpoint.latest_held(root) as found:
+        with checkpoint.hold_latest(root) as found:
             if found is None:
                 raise RunError(f"{path} holds no finished checkpoint yet; train it first, or wait for the first save")
-            yield _checkpointed(found)
+            yield _read_checkpoint(found)
     elif (path / "model").is_dir() and (path / checkpoint.META).is_file():
-        with checkpoint.held(path):
+        with checkpoint.hold_checkpoint(path):
             if problems := checkpoint.verify(path):
                 raise RunError(f"{path} is damaged ({problems[0]}); name another checkpoint, or the run directory")
-            yield _checkpointed(path)
+            yield _read_checkpoint(path)
     else:
         name = os.fspath(model_or_run)
-        with checkpoint.held(path.parent):  # the model of a checkpoint; nothing is held where there is none
-            yield Subject(name, RANDOM if name == RANDOM else "start")
+        with checkpoint.hold_checkpoint(path.parent):  # the model of a checkpoint; nothing is held where there is none
+            yield EvaluatedModel(name, RANDOM if name == RANDOM else "start")
 
 
-def _checkpointed(path: Path) -> Subject:
+def _read_checkpoint(path: Path) -> EvaluatedModel:
     run_dir, memory = path.parent.parent, path / "memory.db"
     has_memory = memory.is_file()
-    trained = run_config(run_dir) if (run_dir / "config.toml").is_file() else None
+    trained = load_run_config(run_dir) if (run_dir / "config.toml").is_file() else None
     name = trained.algorithm.name if trained else "trained model"
-    return Subject(str(path / "model"), name, memory if has_memory else None, checkpoint.load_meta(path), trained)
+    return EvaluatedModel(
+        str(path / "model"), name, memory if has_memory else None, checkpoint.load_meta(path), trained
+    )
 
 
 @contextmanager
-def loaded(config: Config, subject: Subject, directory: Path | None = None) -> Iterator[Policy]:
+def open_policy(config: Config, subject: EvaluatedModel, directory: Path | None = None) -> Iterator[Policy]:
     """The policy of `load_policy` inside the block; engines that are processes end with it."""
     with closing(load_policy(config, subject, directory)) as policy:
         yield policy
 
 
-def load_policy(config: Config, subject: Subject, directory: Path | None = None) -> OwnedPolicy:
+def load_policy(config: Config, subject: EvaluatedModel, directory: Path | None = None) -> OwnedPolicy:
     """The policy of `subject` under this config's device and limits; an endpoint's answers are kept in `directory`."""
     if subject.model == RANDOM:
-        return random_player(config)
-    if subject.model.startswith(OPENAI):
+        return build_random_policy(config)
+    if subject.model.startswith(OPENAI_PREFIX):
         from trailnotes.policies.openai.policy import OpenAIPolicy
 
         answers = directory / "answers.jsonl" if directory else None
-        return OpenAIPolicy(config, subject.model.removeprefix(OPENAI), answers=answers)
+        return OpenAIPolicy(config, subject.model.removeprefix(OPENAI_PREFIX), answers=answers)
     whole = {"path": subject.model, "lora": LoraConfig()}  # nothing is trained; adapters are found by their files
-    return model_policy(config.model_copy(update={"model": config.model.model_copy(update=whole)}))
+    return build_model_policy(config.model_copy(update={"model": config.model.model_copy(update=whole)}))
 
 
-def model_policy(
+def build_model_policy(
     config: Config, model: Any = None, *, trains: bool = False, connects: Sequence[Connect] = ()
 ) -> TrainedPolicy:
     """The model at `model.path`, as it acts by the engine that the config names.
@@ -112,11 +114,11 @@ def model_policy(
     if config.engine.name == "vllm" and model is None:
         from trailnotes.policies import vllm
 
-        return vllm.vllm_policy(config, trains=trains, connects=connects)
-    return _embedded(config, model)
+        return vllm.make_vllm_policy(config, trains=trains, connects=connects)
+    return _build_hf_policy(config, model)
 
 
-def _embedded(config: Config, loaded: Any) -> HFPolicy:
+def _build_hf_policy(config: Config, loaded: Any) -> HFPolicy:
     import torch
 
     from trailnotes.policies.hf.policy import HFPolicy, load_model, load_tokenizer
@@ -136,20 +138,20 @@ def _embedded(config: Config, loaded: Any) -> HFPolicy:
 
 
 @contextmanager
-def set_back(policy: HFPolicy, learner: Learner | ShardedLearner) -> Iterator[HFPolicy]:
+def use_initial_weights(policy: HFPolicy, learner: Learner | ShardedLearner) -> Iterator[HFPolicy]:
     """The policy that training began with, inside the block: its adapters as they were, which voids its caches."""
     version = policy.version
-    with learner.at_start():
-        policy.forget()
+    with learner.use_initial_adapters():
+        policy.reset_cache()
         policy.version = 0
         try:
             yield policy
         finally:
-            policy.forget()
+            policy.reset_cache()
             policy.version = version
 
 
-def random_player(config: Config) -> ScriptedPolicy:
+def build_random_policy(config: Config) -> ScriptedPolicy:
     """Draws uniformly from the admissible actions of each turn; a pure function of `run.seed` and the conversation.
 
     It reads them where a model would: `rollout.show_actions` must be on, and the environment must offer some. Its
@@ -157,7 +159,7 @@ def random_player(config: Config) -> ScriptedPolicy:
     """
 
     def script(messages: Sequence[Message]) -> str:
-        actions = listed_actions(messages[-1].content, config.rollout.style)
+        actions = parse_listed_actions(messages[-1].content, config.rollout.style)
         if not actions:
             raise PolicyError(
                 'model.path = "random" draws from the admissible actions, and this turn lists none: set '

@@ -19,19 +19,19 @@ def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
     stands still meanwhile, as for any call that takes its time. The new loop runs in this very thread, since only the
     main thread may handle signals, and Ctrl-C must reach the coroutine.
     """
-    with _outer_loop_set_aside(), asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-        runner.get_loop().set_exception_handler(_unless_interrupted)
+    with _suspend_outer_loop(), asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        runner.get_loop().set_exception_handler(_handle_loop_exception)
         return runner.run(coroutine)
 
 
-def _unless_interrupted(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _handle_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """A signal that ended the loop is told by whoever called it, not once more by each task that it met."""
     if not isinstance(context.get("exception"), KeyboardInterrupt):
         loop.default_exception_handler(context)
 
 
 @contextmanager
-def _outer_loop_set_aside() -> Iterator[None]:
+def _suspend_outer_loop() -> Iterator[None]:
     """Inside the block this thread runs no event loop, and no task of one.
 
     The four calls are those by which any event loop and its tasks say that they run or rest.
@@ -46,7 +46,7 @@ def _outer_loop_set_aside() -> Iterator[None]:
         asyncio.tasks._leave_task(outer, task)  # noqa: SLF001
     asyncio.events._set_running_loop(None)  # noqa: SLF001
     try:
-        with _ctrl_c_for_the_inner():
+        with _reset_sigint_handler():
             yield
     finally:
         asyncio.events._set_running_loop(outer)  # noqa: SLF001
@@ -55,7 +55,7 @@ def _outer_loop_set_aside() -> Iterator[None]:
 
 
 @contextmanager
-def _ctrl_c_for_the_inner() -> Iterator[None]:
+def _reset_sigint_handler() -> Iterator[None]:
     """The outer loop's handler would cancel a task of that loop, which stands still; the new loop sets its own."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):  # or it is ignored

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from trailnotes.config.methods import TIPS_ONLY, method_of
-from trailnotes.config.model_schema import OPENAI
+from trailnotes.config.methods import TIPS_ONLY_METHOD, resolve_method
+from trailnotes.config.model_schema import OPENAI_PREFIX
 from trailnotes.config.schema import Config
 from trailnotes.envs import extra_for
-from trailnotes.errors import MissingExtraError, how_to_install, missing_package
+from trailnotes.errors import MissingExtraError, find_missing_module, format_install_command
 from trailnotes.runs.directory import load_trackers
 from trailnotes.runs.load_policy import RANDOM
 
 
-def refuse_missing(config: Config, model: str | None = None, *, plays_only: bool = False, memory: bool = True) -> None:
+def require_dependencies(
+    config: Config, model: str | None = None, *, plays_only: bool = False, memory: bool = True
+) -> None:
     """Refuse settings whose optional packages are not all installed, and engines that are nowhere.
 
     Args:
@@ -24,44 +26,46 @@ def refuse_missing(config: Config, model: str | None = None, *, plays_only: bool
         ConfigError: `engine.python` or `engine.urls` cannot be used.
         MissingExtraError: one line that names each package, the setting that needs it, and the command that brings all.
     """
-    if config.run.tracked:
+    if config.run.all_trackers:
         load_trackers()
     absent = {
-        extra: (missing_package(extra), why)
-        for extra, why in _wanted(config, model).items()
+        extra: (find_missing_module(extra), why)
+        for extra, why in _collect_extras(config, model).items()
         if not (extra == "embed" and not memory)
     }
     lacking = {extra: f"{why} needs the package {package}" for extra, (package, why) in absent.items() if package}
     if lacking:
-        raise MissingExtraError(f"{'; '.join(lacking.values())}: {how_to_install(*lacking)}")
+        raise MissingExtraError(f"{'; '.join(lacking.values())}: {format_install_command(*lacking)}")
     path = config.model.path if model is None else model
     elsewhere = config.cluster.address and not config.engine.urls and not plays_only  # what is there is told from there
-    if config.engine.name == "vllm" and path != RANDOM and not path.startswith(OPENAI) and not elsewhere:
-        from trailnotes.policies.vllm.building import refuse_unreachable
+    if config.engine.name == "vllm" and path != RANDOM and not path.startswith(OPENAI_PREFIX) and not elsewhere:
+        from trailnotes.policies.vllm.building import validate_engine_settings
 
-        refuse_unreachable(config.engine)
+        validate_engine_settings(config.engine)
 
 
-def _wanted(config: Config, model: str | None) -> dict[str, str]:
+def _collect_extras(config: Config, model: str | None) -> dict[str, str]:
     """Extra -> the setting that asks for it."""
     wanted = {}
     if extra := extra_for(config.env.name):
         wanted[extra] = f"env.name = {config.env.name!r}"
     path = config.model.path if model is None else model
-    if path.startswith(OPENAI):
+    if path.startswith(OPENAI_PREFIX):
         wanted["openai"] = f"model.path = {path!r}"
     elif path != RANDOM:
         wanted["train"] = f"model.path = {path!r}"
     if config.cluster.address:
         wanted["ray"] = f"cluster.address = {config.cluster.address!r}"
-    if config.memory.embedder != "hashing" and _embeds(config):
-        extra = "openai" if config.memory.embedder.startswith(OPENAI) else "embed"
+    if config.memory.embedder != "hashing" and _is_embedder_needed(config):
+        extra = "openai" if config.memory.embedder.startswith(OPENAI_PREFIX) else "embed"
         wanted[extra] = f"memory.embedder = {config.memory.embedder!r}"
     return wanted
 
 
-def _embeds(config: Config) -> bool:
+def _is_embedder_needed(config: Config) -> bool:
     """Whether texts are embedded from the first turn on; other methods look for an embedder when they come to it."""
     name = config.algorithm.name
     watched = config.train.eval_notes_every > 0
-    return method_of(name).writes_tips or name == TIPS_ONLY or config.algorithm.intrinsic != "none" or watched
+    return (
+        resolve_method(name).writes_tips or name == TIPS_ONLY_METHOD or config.algorithm.intrinsic != "none" or watched
+    )

@@ -14,19 +14,19 @@ import numpy as np
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
-from trailnotes.envs.tasks import identity_of, names_other_code, panel_of
+from trailnotes.envs.tasks import has_other_env_code, load_identity, load_panel
 from trailnotes.errors import ConfigError
 from trailnotes.reporting.crossed import MIN_FAMILIES, estimate
-from trailnotes.reporting.intervals import RATE, Interval, of_one_sample
+from trailnotes.reporting.intervals import RATE_BOUNDS, Interval, compute_sample_interval
 from trailnotes.rollout import OnTrajectory, Pool, run_groups
-from trailnotes.runs.load_policy import Subject
-from trailnotes.runs.usage import row_costs
+from trailnotes.runs.load_policy import EvaluatedModel
+from trailnotes.runs.usage import build_usage_columns
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import encode_line, write_bytes_atomic, write_text_atomic
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import Mode, Task, Trajectory
 
-PART = "episodes.part.jsonl"  # what an evaluation has played that has not ended yet
+JOURNAL_FILE = "episodes.part.jsonl"  # what an evaluation has played that has not ended yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +52,26 @@ class PanelResult:
     remark: str = ""  # what a reader of the numbers must know besides
 
     def __str__(self) -> str:
-        return f"{self.mean:.2f} {self.bracket(2)}"
+        return f"{self.mean:.2f} {self.format_interval(2)}"
 
-    def bracket(self, places: int) -> str:
+    def format_interval(self, places: int) -> str:
         """The interval as tables print it."""
         if self.ci_low is None or self.ci_high is None:
             return "no interval"
         return f"[{self.ci_low:.{places}f}, {self.ci_high:.{places}f}]"
 
 
-def family_of(task: Task) -> str:
+def get_family(task: Task) -> str:
     """The cluster in which successes move together: the task's family; its id up to its last part if it says none."""
     return task.family or task.id.rpartition("/")[0] or task.env
 
 
-def value_of(trajectory: Trajectory, metric: str) -> float:
+def get_metric_value(trajectory: Trajectory, metric: str) -> float:
     """What tables and curves show of an episode."""
     return float(trajectory.success) if metric == "success" else trajectory.episode_return
 
 
-def interval_of(episodes: Sequence[Trajectory], config: Config) -> tuple[float, Interval | None, str]:
+def estimate_interval(episodes: Sequence[Trajectory], config: Config) -> tuple[float, Interval | None, str]:
     """Mean of one policy on one panel, its interval, and what that is of.
 
     Every family weighs the same, as does every game within it. With families enough the interval is **beyond this
@@ -79,11 +79,11 @@ def interval_of(episodes: Sequence[Trajectory], config: Config) -> tuple[float, 
     these games, were they played once more. Neither says how another training run would do.
     """
     metric, confidence = config.eval.metric, config.eval.confidence
-    bounds = RATE if metric == "success" else None
-    families = {t.task.id: family_of(t.task) for t in episodes}
+    bounds = RATE_BOUNDS if metric == "success" else None
+    families = {t.task.id: get_family(t.task) for t in episodes}
     games: dict[str, list[float]] = {}
     for t in episodes:
-        games.setdefault(t.task.id, []).append(value_of(t, metric))
+        games.setdefault(t.task.id, []).append(get_metric_value(t, metric))
     found = estimate({0: {game: fmean(own) for game, own in games.items()}}, families, bounds, confidence)
     num_families = len(set(families.values()))
     kind = "Wilson's" if bounds else "Student's t"
@@ -93,16 +93,18 @@ def interval_of(episodes: Sequence[Trajectory], config: Config) -> tuple[float, 
     sizes = Counter(families.values())  # games of each family
     weights = [1 / (num_families * sizes[families[game]] * len(own)) for game, own in games.items() for _ in own]
     values = [value for own in games.values() for value in own]
-    once_more = of_one_sample(np.array(values), np.array(weights), bounds, confidence)
+    once_more = compute_sample_interval(np.array(values), np.array(weights), bounds, confidence)
     said = f"on this panel, of this one model: the same games played once more, {kind}, {confidence:.0%}"
     return found.mean, once_more, f"{said}; a claim beyond it takes {MIN_FAMILIES} families, here are {num_families}"
 
 
-def panel_result(episodes: Sequence[Trajectory], config: Config, subject: Subject, *, memory: bool) -> PanelResult:
+def build_panel_result(
+    episodes: Sequence[Trajectory], config: Config, subject: EvaluatedModel, *, memory: bool
+) -> PanelResult:
     """The row of a table for the `episodes` of `subject`."""
     if not episodes:
         raise ConfigError(f"no episode of split {config.eval.split!r} could be played; see the log for the reason")
-    mean, interval, method = interval_of(episodes, config)
+    mean, interval, method = estimate_interval(episodes, config)
     return PanelResult(
         algorithm=subject.name,
         memory=memory,
@@ -116,14 +118,14 @@ def panel_result(episodes: Sequence[Trajectory], config: Config, subject: Subjec
         num_episodes=len(episodes),
         interval=method,
         episodes_with_tips=sum(any(step.tips for step in t.steps) for t in episodes),
-        **row_costs(subject.spent),
+        **build_usage_columns(subject.spent),
     )
 
 
 # -- playing
 
 
-def acting_config(config: Config) -> Config:
+def build_eval_config(config: Config) -> Config:
     """The settings with which a panel is played: those of the rollouts, at the evaluation temperature."""
     rollout = config.rollout.model_copy(update={"temperature": config.eval.temperature})
     return config.model_copy(update={"rollout": rollout})
@@ -152,7 +154,7 @@ async def play_panel(  # noqa: PLR0913 (see `run_episode`)
         tasks,
         [[mode] * config.eval.num_samples for _ in tasks],
         memory,
-        acting_config(config),
+        build_eval_config(config),
         seed=derive_seed(seed, "panel"),
         progress=progress,
         done=done,
@@ -160,17 +162,17 @@ async def play_panel(  # noqa: PLR0913 (see `run_episode`)
     return [trajectory for group in groups for trajectory in group.trajectories]
 
 
-def panel_record(config: Config, model: str, trained: Config | None = None) -> dict[str, Any]:
+def build_panel_record(config: Config, model: str, trained: Config | None = None) -> dict[str, Any]:
     """What a panel's numbers depend on, for the record: who plays which tasks, how often, how drawn.
 
     An environment that has one gives its identity: that of the panel, and that of what `model` was trained on.
     """
     chosen = {name: getattr(config.eval, name) for name in ("split", "num_samples", "temperature")}
-    tasks = [task.id for task in panel_of(config)]
+    tasks = [task.id for task in load_panel(config)]
     record = {"model": model, "seed": config.run.seed, "env": config.env.name, **chosen, "tasks": tasks}
-    identities = {"environment": identity_of(config)}
-    if trained is not None and not names_other_code(trained, config):
-        identities["trained_environment"] = identity_of(trained)
+    identities = {"environment": load_identity(config)}
+    if trained is not None and not has_other_env_code(trained, config):
+        identities["trained_environment"] = load_identity(trained)
     return record | {name: identity for name, identity in identities.items() if identity}
 
 
@@ -178,7 +180,7 @@ def panel_record(config: Config, model: str, trained: Config | None = None) -> d
 
 
 def write_evaluation(
-    out: Path, config: Config, subject: Subject, episodes: Sequence[Trajectory], result: PanelResult
+    out: Path, config: Config, subject: EvaluatedModel, episodes: Sequence[Trajectory], result: PanelResult
 ) -> None:
     """One evaluation in a directory that explains itself.
 
@@ -197,11 +199,11 @@ def write_evaluation(
     (out / "trained.toml").unlink(missing_ok=True)
     if subject.trained is not None:
         write_text_atomic(out / "trained.toml", to_toml(subject.trained))
-    record = panel_record(config, subject.model, subject.trained)
+    record = build_panel_record(config, subject.model, subject.trained)
     write_text_atomic(out / "panel.json", json.dumps(record, indent=1) + "\n")
     write_episodes(episodes, out / "episodes.jsonl")
     write_table([result], out)
-    (out / PART).unlink(missing_ok=True)
+    (out / JOURNAL_FILE).unlink(missing_ok=True)
 
 
 def write_table(rows: Sequence[PanelResult], out: Path, figures: Sequence[str] | None = None) -> None:
@@ -217,28 +219,28 @@ def write_table(rows: Sequence[PanelResult], out: Path, figures: Sequence[str] |
         records = [{"figure": name, **record} for name, record in zip(figures, records, strict=True)]
     out.mkdir(parents=True, exist_ok=True)
     write_text_atomic(out / "table.json", json.dumps({"rows": records}, indent=1) + "\n")
-    write_text_atomic(out / "table.md", markdown_table(rows, figures))
+    write_text_atomic(out / "table.md", format_markdown_table(rows, figures))
 
 
-def markdown_table(rows: Sequence[PanelResult], figures: Sequence[str] | None = None) -> str:
+def format_markdown_table(rows: Sequence[PanelResult], figures: Sequence[str] | None = None) -> str:
     """The rows as a Markdown table, with the interval's method beneath; arguments as for `write_table`."""
     head = ["algorithm" if figures is None else "figure", "memory", "panel", "metric", "mean", "interval", "env steps"]
     head += ["seeds"] if figures is None else []  # a run has one
     names = [row.algorithm for row in rows] if figures is None else figures
-    table = [head, *([name, *_cells(row)][: len(head)] for name, row in zip(names, rows, strict=True))]
+    table = [head, *([name, *_format_cells(row)][: len(head)] for name, row in zip(names, rows, strict=True))]
     lines = [f"| {' | '.join(cells)} |" for cells in table]
     lines.insert(1, "|---" * len(head) + "|")
     remarks = dict.fromkeys(f"{row.remark}." for row in rows if row.remark)
     return "\n".join([*lines, "", *sorted({f"Intervals: {r.interval}." for r in rows}), *remarks, ""])
 
 
-def _cells(row: PanelResult) -> tuple[str, ...]:
+def _format_cells(row: PanelResult) -> tuple[str, ...]:
     return (
         "with" if row.memory else "without",
         f"{row.panel} ({row.num_tasks})",
         row.metric,
         f"{row.mean:.3f}",
-        row.bracket(3),
+        row.format_interval(3),
         f"{row.env_steps:,}",
         str(row.seeds),
     )

@@ -11,18 +11,18 @@ from trailnotes.errors import Interrupted
 
 
 @contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
+def interrupt_on_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP end this process as Ctrl-C does, so that locks, files and processes are left in order.
 
     Raises:
         Interrupted: one of them came.
     """
-    with _handled((signal.SIGTERM, signal.SIGHUP), _interrupt):
+    with _install_handlers((signal.SIGTERM, signal.SIGHUP), _raise_interrupted):
         yield
 
 
 @contextlib.contextmanager
-def kept_if_interrupted(kept: str) -> Iterator[None]:
+def explain_interrupt(kept: str) -> Iterator[None]:
     """Whoever is interrupted inside the block learns what is `kept`.
 
     Raises:
@@ -37,7 +37,7 @@ def kept_if_interrupted(kept: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def asked_by_signals(ask: Callable[[], None]) -> Iterator[list[int]]:
+def request_stop_on_signals(ask: Callable[[], None]) -> Iterator[list[int]]:
     """The first signal calls `ask`, and its number is in the list given; the second ends the process at once.
 
     Plain handlers, not those of the event loop, which does not come round while the learner computes.
@@ -49,16 +49,16 @@ def asked_by_signals(ask: Callable[[], None]) -> Iterator[list[int]]:
 
     def first(number: int, frame: object) -> None:
         if received:
-            _interrupt(number, frame)
+            _raise_interrupted(number, frame)
         received.append(number)
         ask()
 
-    with _handled((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), first):
+    with _install_handlers((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), first):
         yield received
 
 
 @contextlib.contextmanager
-def _handled(numbers: Sequence[signal.Signals], handler: Callable[[int, object], None]) -> Iterator[None]:
+def _install_handlers(numbers: Sequence[signal.Signals], handler: Callable[[int, object], None]) -> Iterator[None]:
     """Only the main thread may handle signals; and under nohup SIGHUP stays ignored."""
     wanted = [n for n in numbers if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
     if threading.current_thread() is not threading.main_thread():
@@ -71,5 +71,5 @@ def _handled(numbers: Sequence[signal.Signals], handler: Callable[[int, object],
             signal.signal(number, old)
 
 
-def _interrupt(number: int, _frame: object) -> None:
+def _raise_interrupted(number: int, _frame: object) -> None:
     raise Interrupted(number)

@@ -20,21 +20,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailnotes.errors import RunError
-from trailnotes.storage.files import read_small, sync, write_text_atomic
+from trailnotes.storage.files import fsync_path, read_small, write_text_atomic
 from trailnotes.storage.parsing import parse_json
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 Arrays = Mapping[str, "npt.NDArray[Any]"]  # for a safetensors file
-State = tuple[Arrays, dict[str, Any]]  # of one part of a run; what is no array is for a JSON file
+ComponentState = tuple[Arrays, dict[str, Any]]  # of one part of a run; what is no array is for a JSON file
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 META = "meta.json"
 BEST = "best.json"
-_NAME = re.compile(r"step-(\d{6,})")
-_ASIDE = ".aside-"  # prefix of directories being made or deleted; nothing reads them
+_DIRECTORY_NAME = re.compile(r"step-(\d{6,})")
+_TEMP_PREFIX = ".aside-"  # prefix of directories being made or deleted; nothing reads them
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,12 @@ def save(root: Path, step: int, writer: Callable[[Path], None], meta: Mapping[st
     if step < 0:
         raise ValueError(f"step must be 0 or more, got {step}")
     path = root / f"step-{step:06d}"
-    for leftover in root.glob(f"{_ASIDE}*"):  # of a process that was killed
+    for leftover in root.glob(f"{_TEMP_PREFIX}*"):  # of a process that was killed
         shutil.rmtree(leftover, ignore_errors=True)
     with atomic_directory(path) as aside:
         writer(aside)
         write_json(aside / META, dict(meta or {}))
-        files = {p.relative_to(aside).as_posix(): _fingerprint(p) for p in sorted(aside.rglob("*")) if p.is_file()}
+        files = {p.relative_to(aside).as_posix(): _describe_file(p) for p in sorted(aside.rglob("*")) if p.is_file()}
         write_json(aside / MANIFEST, {"format": FORMAT, "step": step, "files": files})
     return path
 
@@ -87,11 +87,11 @@ def scan(root: Path, contents: bool = True) -> list[Checkpoint]:
 
     One that is deleted while it is looked at is none.
     """
-    looked_at = [Checkpoint(path, step, tuple(verify(path, contents))) for step, path in _listed(root)]
+    looked_at = [Checkpoint(path, step, tuple(verify(path, contents))) for step, path in _list_directories(root)]
     return [checkpoint for checkpoint in looked_at if not checkpoint.problems or checkpoint.path.is_dir()]
 
 
-def latest(root: Path, skip_damaged: bool = False) -> Path | None:
+def find_latest(root: Path, skip_damaged: bool = False) -> Path | None:
     """The newest whole checkpoint, or None if there is none at all.
 
     Args:
@@ -114,30 +114,30 @@ def latest(root: Path, skip_damaged: bool = False) -> Path | None:
 
 
 @contextmanager
-def held(path: Path) -> Iterator[bool]:
+def hold_checkpoint(path: Path) -> Iterator[bool]:
     """Keep `prune` from deleting the checkpoint `path` inside the block, and say whether it is there to be kept.
 
     The hold is a lock of the system on the manifest: many may have it at a time, it writes nothing, and that of a
     process that died is gone with it.
     """
-    with _locked(path / MANIFEST, fcntl.LOCK_SH) as there:
+    with _try_lock(path / MANIFEST, fcntl.LOCK_SH) as there:
         yield there
 
 
 @contextmanager
-def latest_held(root: Path) -> Iterator[Path | None]:
+def hold_latest(root: Path) -> Iterator[Path | None]:
     """`latest`, held inside the block: where a run that trains here deletes the one chosen, the newest is chosen again.
 
     Raises:
         RunError: as `latest`.
     """
     while True:
-        path = latest(root)
-        if path is None and not _listed(root):
+        path = find_latest(root)
+        if path is None and not _list_directories(root):
             yield None
             return
         if path is not None:
-            with held(path) as there:
+            with hold_checkpoint(path) as there:
                 if there:
                     yield path
                     return
@@ -157,7 +157,7 @@ def verify(path: Path, contents: bool = True) -> list[str]:
         return [f"{MANIFEST} cannot be read: {type(error).__name__}: {error}"]
     if version != FORMAT:
         return [f"{MANIFEST} has format {version}, this version reads {FORMAT}"]
-    looked_at = (_problem(path, name, *parts, contents=contents) for name, parts in expected.items())
+    looked_at = (_find_problem(path, name, *parts, contents=contents) for name, parts in expected.items())
     problems = [problem for problem in looked_at if problem]
     if problems:
         with suppress(OSError):  # it is gone
@@ -171,7 +171,7 @@ def mark_best(root: Path, path: Path, score: float) -> None:
     write_json(root / BEST, {"checkpoint": path.name, "score": score})
 
 
-def best(root: Path) -> tuple[Path, float] | None:
+def load_best(root: Path) -> tuple[Path, float] | None:
     """The best checkpoint and its score, or None if none was marked or it is gone."""
     if not (root / BEST).is_file():
         return None
@@ -191,7 +191,7 @@ def prune(root: Path, keep_last: int) -> list[Path]:
     """
     if keep_last < 1:
         raise ValueError(f"keep_last must be at least 1, got {keep_last}")
-    marked = best(root)
+    marked = load_best(root)
     whole = [c.path for c in scan(root, contents=False) if not c.problems]
     old = [path for path in whole[:-keep_last] if not (marked and path == marked[0]) and not verify(path)]
     return [path for path in old if _remove_unless_held(path)]
@@ -208,7 +208,7 @@ def strip(path: Path, names: Sequence[str]) -> bool:
     Raises:
         OSError: it is not writable.
     """
-    with _locked(path / MANIFEST, fcntl.LOCK_EX) as free:
+    with _try_lock(path / MANIFEST, fcntl.LOCK_EX) as free:
         if free:
             manifest = read_json(path / MANIFEST)
             left = {name: about for name, about in manifest["files"].items() if Path(name).parts[0] not in names}
@@ -228,15 +228,15 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     All files are flushed to disk before the rename. On an error nothing changes.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in path.parent.glob(f"{_ASIDE}*-{path.name}"):
+    for leftover in path.parent.glob(f"{_TEMP_PREFIX}*-{path.name}"):
         shutil.rmtree(leftover, ignore_errors=True)
-    aside = path.parent / f"{_ASIDE}new-{path.name}"
+    aside = path.parent / f"{_TEMP_PREFIX}new-{path.name}"
     aside.mkdir()
     try:
         yield aside
         for child in sorted(aside.rglob("*"), reverse=True):
-            sync(child)
-        sync(aside)
+            fsync_path(child)
+        fsync_path(aside)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -244,7 +244,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         _remove(path, then=lambda: aside.rename(path))
     else:
         aside.rename(path)
-    sync(path.parent)
+    fsync_path(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -267,14 +267,16 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _listed(root: Path) -> list[tuple[int, Path]]:
+def _list_directories(root: Path) -> list[tuple[int, Path]]:
     """Steps and directories of all checkpoints below `root`, whole or not, oldest first."""
     if not root.is_dir():
         return []
-    return sorted((int(match[1]), p) for p in root.iterdir() if p.is_dir() and (match := _NAME.fullmatch(p.name)))
+    return sorted(
+        (int(match[1]), p) for p in root.iterdir() if p.is_dir() and (match := _DIRECTORY_NAME.fullmatch(p.name))
+    )
 
 
-def _problem(path: Path, name: str, size: int, sha256: str, *, contents: bool) -> str:
+def _find_problem(path: Path, name: str, size: int, sha256: str, *, contents: bool) -> str:
     """What is wrong with one file of a checkpoint; '' if nothing is."""
     file = path / name
     try:
@@ -282,13 +284,13 @@ def _problem(path: Path, name: str, size: int, sha256: str, *, contents: bool) -
             return f"{name} is missing"
         if file.stat().st_size != size:
             return f"{name} has {file.stat().st_size} bytes instead of {size}"
-        return f"{name} differs from what was saved" if contents and _sha256(file) != sha256 else ""
+        return f"{name} differs from what was saved" if contents and _hash_file(file) != sha256 else ""
     except FileNotFoundError:  # deleted this very moment
         return f"{name} is missing"
 
 
 @contextmanager
-def _locked(file: Path, operation: int) -> Iterator[bool]:
+def _try_lock(file: Path, operation: int) -> Iterator[bool]:
     """Whether the lock on `file` could be taken at once, and the file is still there; it is given back at the end."""
     try:
         writable = operation == fcntl.LOCK_EX and os.access(file, os.W_OK)  # some file systems ask for that
@@ -311,7 +313,7 @@ def _locked(file: Path, operation: int) -> Iterator[bool]:
 
 
 def _remove_unless_held(path: Path) -> bool:
-    with _locked(path / MANIFEST, fcntl.LOCK_EX) as free:
+    with _try_lock(path / MANIFEST, fcntl.LOCK_EX) as free:
         if free:
             _remove(path)
     return free
@@ -319,17 +321,17 @@ def _remove_unless_held(path: Path) -> bool:
 
 def _remove(path: Path, then: Callable[[], Any] = lambda: None) -> None:
     """Rename `path` out of sight, do `then`, and only now delete: half a directory is never seen under its name."""
-    hidden = path.parent / f"{_ASIDE}old-{path.name}"
+    hidden = path.parent / f"{_TEMP_PREFIX}old-{path.name}"
     shutil.rmtree(hidden, ignore_errors=True)
     path.rename(hidden)
     then()
     shutil.rmtree(hidden, ignore_errors=True)
 
 
-def _fingerprint(path: Path) -> dict[str, Any]:
-    return {"size": path.stat().st_size, "sha256": _sha256(path)}
+def _describe_file(path: Path) -> dict[str, Any]:
+    return {"size": path.stat().st_size, "sha256": _hash_file(path)}
 
 
-def _sha256(path: Path) -> str:
+def _hash_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -19,14 +19,16 @@ from types import NoneType
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-LOOK: Final = 1_000_000  # steps of SQLite's machine between two looks at their number
-MOST_LOOKS: Final = 2_000  # in a query: a change of a million tips takes a quarter of them
-LONGEST_VALUE: Final = 64 * 2**20  # bytes; the longest that we hand over are lists of ids
-JOURNAL: Final = "a rollback journal lies beside it, which Trailnotes never writes: delete it, if the file is yours"
-KINDS: Final[Mapping[str, set[type]]] = {"TEXT": {str}, "INTEGER": {int}, "REAL": {float, int}, "BLOB": {bytes}}
+STEPS_PER_CHECK: Final = 1_000_000  # steps of SQLite's machine between two looks at their number
+MAX_CHECKS: Final = 2_000  # in a query: a change of a million tips takes a quarter of them
+MAX_VALUE_BYTES: Final = 64 * 2**20  # bytes; the longest that we hand over are lists of ids
+JOURNAL_MESSAGE: Final = (
+    "a rollback journal lies beside it, which Trailnotes never writes: delete it, if the file is yours"
+)
+PYTHON_TYPES: Final[Mapping[str, set[type]]] = {"TEXT": {str}, "INTEGER": {int}, "REAL": {float, int}, "BLOB": {bytes}}
 
 Statements = tuple[str, ...]  # that make the tables of a file
-Types = Mapping[str, set[type]]  # column -> what its values may be
+ColumnTypes = Mapping[str, set[type]]  # column -> what its values may be
 
 
 class BoundedConnection(sqlite3.Connection):
@@ -39,19 +41,19 @@ class BoundedConnection(sqlite3.Connection):
     """
 
     def __init__(self, database: str, *args: Any, **kwargs: Any) -> None:
-        if os.path.lexists(journal_of(database)):
-            raise sqlite3.DatabaseError(JOURNAL)
+        if os.path.lexists(find_journal(database)):
+            raise sqlite3.DatabaseError(JOURNAL_MESSAGE)
         super().__init__(database, *args, **kwargs)
         looks = self._looks = [0]  # of the query under way
         super().execute("PRAGMA trusted_schema = OFF")
         super().execute("PRAGMA cell_size_check = ON")
-        self.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
+        self.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
 
         def is_too_long() -> bool:  # a method would hold the connection, which nobody could collect then
             looks[0] += 1
-            return looks[0] > MOST_LOOKS
+            return looks[0] > MAX_CHECKS
 
-        self.set_progress_handler(is_too_long, LOOK)
+        self.set_progress_handler(is_too_long, STEPS_PER_CHECK)
 
     def execute(self, *args: Any) -> sqlite3.Cursor:
         """Execute as usual; steps of earlier queries do not count."""
@@ -64,13 +66,13 @@ class BoundedConnection(sqlite3.Connection):
         return super().executemany(*args)
 
 
-def journal_of(database: str) -> str:
+def find_journal(database: str) -> str:
     """The rollback journal that SQLite would look for, of a path or an address (``file:...``)."""
     path = unquote(urlsplit(database).path) if database.startswith("file:") else database
     return f"{os.path.realpath(path)}-journal"
 
 
-def use_write_ahead_log(connection: sqlite3.Connection, busy_timeout: float) -> None:
+def enable_wal(connection: sqlite3.Connection, busy_timeout: float) -> None:
     """Switch a file to WAL; SQLite does not wait here for another process that is doing the same."""
     deadline = time.monotonic() + busy_timeout
     while True:
@@ -87,9 +89,9 @@ def use_write_ahead_log(connection: sqlite3.Connection, busy_timeout: float) -> 
             return
 
 
-def find_foreign(connection: sqlite3.Connection, statements: Statements) -> str:
+def find_unexpected(connection: sqlite3.Connection, statements: Statements) -> str:
     """Say which table, index, view or trigger of a database is not as `statements` make it; "" if all are."""
-    there, ours = _objects(connection), _made_by(statements)[0]
+    there, ours = _read_schema(connection), _build_expected_schema(statements)[0]
     for kind, name in sorted(there.keys() | ours.keys()):
         if there.get((kind, name)) != ours.get((kind, name)):
             why = "is made otherwise" if (kind, name) in there.keys() & ours.keys() else "is not one of ours"
@@ -97,19 +99,19 @@ def find_foreign(connection: sqlite3.Connection, statements: Statements) -> str:
     return ""
 
 
-def types_of(statements: Statements) -> Types:
+def parse_column_types(statements: Statements) -> ColumnTypes:
     """The types of all columns that `statements` declare."""
-    return _made_by(statements)[1]
+    return _build_expected_schema(statements)[1]
 
 
-def check_types(names: Sequence[str], rows: Sequence[Sequence[Any]], types: Types) -> None:
+def validate_types(names: Sequence[str], rows: Sequence[Sequence[Any]], types: ColumnTypes) -> None:
     """Raise `sqlite3.DataError` where a value of a known column has another type than was declared."""
     for place, name in enumerate(names):
         if (kinds := types.get(name)) and not kinds.issuperset(map(type, map(itemgetter(place), rows))):
             raise sqlite3.DataError(f"malformed value of {name}")
 
 
-def _objects(connection: sqlite3.Connection) -> dict[tuple[str, str], tuple[str, str]]:
+def _read_schema(connection: sqlite3.Connection) -> dict[tuple[str, str], tuple[str, str]]:
     """Kind and name of all that a database holds -> the table that it is of, and the statement that made it."""
     sql = r"SELECT type, name, tbl_name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite\_stat_' ESCAPE '\'"
     rows = connection.execute(sql)  # what ANALYZE leaves is SQLite's own
@@ -117,16 +119,16 @@ def _objects(connection: sqlite3.Connection) -> dict[tuple[str, str], tuple[str,
 
 
 @cache
-def _made_by(statements: Statements) -> tuple[dict[tuple[str, str], tuple[str, str]], Types]:
+def _build_expected_schema(statements: Statements) -> tuple[dict[tuple[str, str], tuple[str, str]], ColumnTypes]:
     types: dict[str, set[type]] = {}
     with closing(sqlite3.connect(":memory:")) as empty:
         for statement in statements:
             empty.execute(statement)
-        objects = _objects(empty)
+        objects = _read_schema(empty)
         for kind, table in objects:
             columns = empty.execute(f"PRAGMA table_info({table})") if kind == "table" else ()
             for _, name, declared, is_set, _, is_key in columns:
                 types.setdefault(name, set()).update(
-                    KINDS.get(declared, {object}), *([] if is_set or is_key else [{NoneType}])
+                    PYTHON_TYPES.get(declared, {object}), *([] if is_set or is_key else [{NoneType}])
                 )
     return objects, {name: kinds for name, kinds in types.items() if object not in kinds}

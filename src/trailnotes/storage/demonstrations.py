@@ -27,17 +27,19 @@ class Demonstration:
     helped: bool = True  # whether it won, or was followed by something better
 
 
-def spoken(messages: Iterable[Message]) -> frozenset[int]:
+def list_assistant_turns(messages: Iterable[Message]) -> frozenset[int]:
     """All turns of the assistant."""
     return frozenset(i for i, message in enumerate(messages) if message.role == "assistant")
 
 
-def to_jsonl(demonstrations: Iterable[Demonstration], path: Path) -> None:
+def write_demonstrations(demonstrations: Iterable[Demonstration], path: Path) -> None:
     """Write what `from_jsonl` reads: the whole file or none of it."""
-    write_bytes_atomic(path, b"".join(encode_line(record_of(demonstration)) for demonstration in demonstrations))
+    write_bytes_atomic(
+        path, b"".join(encode_line(demonstration_to_json(demonstration)) for demonstration in demonstrations)
+    )
 
 
-def from_jsonl(path: Path, setting: str) -> list[Demonstration]:
+def read_demonstrations(path: Path, setting: str) -> list[Demonstration]:
     """Conversations of a JSONL file, ``{"messages": [{"role", "content"}, ...]}`` a line.
 
     All assistant turns teach, unless ``"taught"`` lists those that do (0 is the first message). A line may also name
@@ -64,8 +66,8 @@ def from_jsonl(path: Path, setting: str) -> list[Demonstration]:
             continue
         try:
             record = parse_json(line)
-            messages, task = _conversation(record["messages"]), _task(record.get("task"))
-            taught = _taught(record.get("taught"), spoken(messages))
+            messages, task = _parse_messages(record["messages"]), _parse_task(record.get("task"))
+            taught = _parse_imitated(record.get("taught"), list_assistant_turns(messages))
             kind, helped = str(record.get("kind", "")), bool(record.get("helped", True))
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
@@ -80,10 +82,10 @@ def from_jsonl(path: Path, setting: str) -> list[Demonstration]:
     return demonstrations
 
 
-def record_of(demonstration: Demonstration) -> Mapping[str, Any]:
+def demonstration_to_json(demonstration: Demonstration) -> Mapping[str, Any]:
     """One line of what `from_jsonl` reads."""
-    record: dict[str, Any] = {"messages": [_turn(message) for message in demonstration.messages]}
-    if demonstration.taught != spoken(demonstration.messages):
+    record: dict[str, Any] = {"messages": [_message_to_json(message) for message in demonstration.messages]}
+    if demonstration.taught != list_assistant_turns(demonstration.messages):
         record["taught"] = sorted(demonstration.taught)
     if demonstration.kind:
         record["kind"] = demonstration.kind
@@ -92,12 +94,12 @@ def record_of(demonstration: Demonstration) -> Mapping[str, Any]:
     return record | ({"task": task_to_json(demonstration.task)} if demonstration.task else {})
 
 
-def _turn(message: Message) -> Mapping[str, Any]:
+def _message_to_json(message: Message) -> Mapping[str, Any]:
     turn = {"role": message.role, "content": message.content}
     return turn | ({"token_ids": message.token_ids} if message.token_ids else {})
 
 
-def _taught(named: Any, turns: frozenset[int]) -> frozenset[int]:
+def _parse_imitated(named: Any, turns: frozenset[int]) -> frozenset[int]:
     if named is None:
         return turns
     if not frozenset(named) <= turns:
@@ -105,13 +107,13 @@ def _taught(named: Any, turns: frozenset[int]) -> frozenset[int]:
     return frozenset(named)
 
 
-def _task(named: Any) -> Task | None:
+def _parse_task(named: Any) -> Task | None:
     if named is None:
         return None
     return Task(**named) if isinstance(named, dict) else Task(str(named), "unknown")  # an id tells games apart alone
 
 
-def _conversation(rows: Any) -> tuple[Message, ...]:
+def _parse_messages(rows: Any) -> tuple[Message, ...]:
     """The messages, checked: an optional system prompt, then user and assistant in turn."""
     for row in rows:
         if not isinstance(row["content"], str):

@@ -24,33 +24,33 @@ from trailnotes.errors import ConfigError, RunError
 from trailnotes.storage.parsing import parse_json
 
 T = TypeVar("T")
-MOST_SMALL: Final = 16 << 20  # bytes of a file that is read whole
+MAX_SMALL_BYTES: Final = 16 << 20  # bytes of a file that is read whole
 
 KEY_BYTES = 32
 
-_FIX = "free space or fix the permissions, then run the same command again"
-_ITERATION = re.compile(rb'\{"iteration": (\d+)[,}]')
+_FIX_HINT = "free space or fix the permissions, then run the same command again"
+_ITERATION_PATTERN = re.compile(rb'\{"iteration": (\d+)[,}]')
 
 
-def user_cache(name: str) -> Path:
+def get_cache_dir(name: str) -> Path:
     """Where what can be made again is kept: ``$TRAILNOTES_CACHE/<name>``, or ``~/.cache/trailnotes/<name>``."""
     root = os.environ.get("TRAILNOTES_CACHE")
     return (Path(root) if root else Path.home() / ".cache" / "trailnotes") / name
 
 
-def user_key() -> bytes:
+def load_user_key() -> bytes:
     """32 random bytes that this user alone knows, made once: they sign what only we may have written.
 
     Raises:
         OSError: the user's cache cannot be written, or the key there is damaged.
     """
-    path = user_cache("key")
+    path = get_cache_dir("key")
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        with opened_aside(path) as aside:
+        with open_aside(path) as aside:
             aside.chmod(0o600)
             aside.write_bytes(secrets.token_bytes(KEY_BYTES))
-            sync(aside)
+            fsync_path(aside)
             with suppress(FileExistsError):  # another process was faster: the first key is everybody's
                 os.link(aside, path)
     key = path.read_bytes()
@@ -59,7 +59,7 @@ def user_key() -> bytes:
     return key
 
 
-def made_once(folder: Path, make: Callable[[], T], open_made: Callable[[], T]) -> T:
+def open_or_make(folder: Path, make: Callable[[], T], open_made: Callable[[], T]) -> T:
     """What lies in a folder of the user's cache: opened, or made now where it is not there.
 
     Several processes may make it at once: each does so aside, and the first to be done gives its own.
@@ -84,7 +84,7 @@ def made_once(folder: Path, make: Callable[[], T], open_made: Callable[[], T]) -
 def write_bytes_atomic(path: Path, data: bytes) -> None:
     """Write aside, flush to disk, rename: `path` holds the old content or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with opened_aside(path) as aside:
+    with open_aside(path) as aside:
         with aside.open("wb") as file:
             file.write(data)
             file.flush()
@@ -93,13 +93,13 @@ def write_bytes_atomic(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def opened_aside(path: Path) -> Iterator[Path]:
+def open_aside(path: Path) -> Iterator[Path]:
     """Yield an empty file beside `path`, to be written and renamed; what is not renamed is gone at the end.
 
     Its name is the same each time, so that a process that is killed leaves one file at most, which the next one takes.
     Where another process writes the same `path`, it is a name of its own.
     """
-    aside, descriptor = _claim_aside(path)
+    aside, descriptor = _claim_temp_file(path)
     try:
         yield aside
     finally:
@@ -109,7 +109,7 @@ def opened_aside(path: Path) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def _claim_aside(path: Path) -> tuple[Path, int]:
+def _claim_temp_file(path: Path) -> tuple[Path, int]:
     aside = path.with_name(f".{path.name}.tmp")
     descriptor = -1
     with suppress(OSError):  # somebody writes it, it is no file, or this file system has no locks
@@ -153,13 +153,13 @@ def read_small(path: Path) -> bytes:
         OSError: as `open_regular`, or it is longer than `MOST_SMALL` bytes; `strerror` says so.
     """
     with open_regular(path) as file:
-        data = file.read(MOST_SMALL + 1)
-        if len(data) > MOST_SMALL:
-            raise OSError(errno.EFBIG, f"it is longer than {MOST_SMALL:,} bytes", str(path))
+        data = file.read(MAX_SMALL_BYTES + 1)
+        if len(data) > MAX_SMALL_BYTES:
+            raise OSError(errno.EFBIG, f"it is longer than {MAX_SMALL_BYTES:,} bytes", str(path))
     return data
 
 
-def sync(path: Path) -> None:
+def fsync_path(path: Path) -> None:
     """Flush a file or a directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -173,7 +173,7 @@ def write_text_atomic(path: Path, text: str) -> None:
     write_bytes_atomic(path, text.encode())
 
 
-def free_name(path: Path) -> Path:
+def find_free_path(path: Path) -> Path:
     """`path` with the first number from 1 before its suffix that no file has yet: ``a.jsonl`` -> ``a.1.jsonl``."""
     candidates = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
     return next(candidate for candidate in candidates if not candidate.exists())
@@ -198,7 +198,7 @@ def append_jsonl(path: Path, records: list[Mapping[str, Any]], *, sync: bool = F
                 os.truncate(path, start)
                 raise
     except OSError as error:
-        raise RunError(f"cannot write {path} ({error.strerror}): its earlier lines are whole; {_FIX}") from error
+        raise RunError(f"cannot write {path} ({error.strerror}): its earlier lines are whole; {_FIX_HINT}") from error
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
@@ -207,7 +207,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         RunError: a damaged line, by number.
     """
-    for number, line in enumerate(read_on(path), 1):
+    for number, line in enumerate(read_lines_from(path), 1):
         try:
             record = parse_json(line, "drop")
         except ValueError:
@@ -217,7 +217,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
         yield record
 
 
-def read_on(path: Path, offset: int = 0) -> Iterator[bytes]:
+def read_lines_from(path: Path, offset: int = 0) -> Iterator[bytes]:
     """The whole lines from `offset` on, in bytes, of a file that may grow; none if there is no such file."""
     if not path.is_file():
         return
@@ -228,13 +228,13 @@ def read_on(path: Path, offset: int = 0) -> Iterator[bytes]:
                 yield line
 
 
-def iteration_of(line: bytes) -> int | None:
+def parse_iteration(line: bytes) -> int | None:
     """Which iteration a line of a run says that it is of, without parsing it."""
-    found = _ITERATION.match(line)
+    found = _ITERATION_PATTERN.match(line)
     return int(found[1]) if found else None
 
 
-def set_aside(path: Path, iterations: int | None = None) -> Path | None:
+def split_after(path: Path, iterations: int | None = None) -> Path | None:
     """Move what follows the first `iterations` iterations out of `path`; None moves only a half-written last line.
 
     Lines are in the order of their "iteration", counted from 0; lines without one stay with what precedes them. The
@@ -246,11 +246,11 @@ def set_aside(path: Path, iterations: int | None = None) -> Path | None:
     """
     if not path.exists():
         return None
-    offset = _cut(path, iterations)
+    offset = _find_cut(path, iterations)
     if offset == path.stat().st_size:
         return None
     name = "half" if iterations is None else f"after-{iterations:06d}"
-    aside = free_name(path.with_name(f"{path.stem}.{name}.jsonl"))
+    aside = find_free_path(path.with_name(f"{path.stem}.{name}.jsonl"))
     temporary = aside.with_name(f".{aside.name}")
     try:
         with path.open("rb") as file, temporary.open("wb") as copy:
@@ -262,7 +262,7 @@ def set_aside(path: Path, iterations: int | None = None) -> Path | None:
         os.truncate(path, offset)
     except OSError as error:
         raise RunError(
-            f"cannot move lines from {path} to {aside} ({error.strerror}): all are still there; {_FIX}"
+            f"cannot move lines from {path} to {aside} ({error.strerror}): all are still there; {_FIX_HINT}"
         ) from error
     return aside
 
@@ -272,30 +272,30 @@ def encode_line(record: Mapping[str, Any]) -> bytes:
     try:
         text = json.dumps(record, ensure_ascii=False, allow_nan=False, default=repr)
     except ValueError:
-        text = json.dumps(_finite(record), ensure_ascii=False, default=repr)
+        text = json.dumps(_replace_nonfinite(record), ensure_ascii=False, default=repr)
     try:
         return text.encode() + b"\n"
     except UnicodeEncodeError:  # half a surrogate pair from an environment: escaped, so that it comes back the same
         return json.dumps(json.loads(text), ensure_ascii=True).encode() + b"\n"
 
 
-def _finite(value: Any) -> Any:
+def _replace_nonfinite(value: Any) -> Any:
     match value:
         case float():
             return value if math.isfinite(value) else None
         case Mapping():
-            return {name: _finite(item) for name, item in value.items()}
+            return {name: _replace_nonfinite(item) for name, item in value.items()}
         case list() | tuple():
-            return [_finite(item) for item in value]
+            return [_replace_nonfinite(item) for item in value]
         case _:
             return value
 
 
-def _cut(path: Path, iterations: int | None) -> int:
+def _find_cut(path: Path, iterations: int | None) -> int:
     """Byte offset of the first line to move, or the end of the whole lines."""
     offset = 0
-    for line in read_on(path):
-        iteration = iteration_of(line)
+    for line in read_lines_from(path):
+        iteration = parse_iteration(line)
         if iterations is not None and iteration is not None and iteration >= iterations:
             break
         offset += len(line)

@@ -15,16 +15,16 @@ from codecs import BOM_UTF8
 from collections.abc import Callable
 from typing import Any, Final, Literal, get_args
 
-MOST_NESTED: Final = 100  # lists and objects inside each other
-MOST_DIGITS: Final = 300  # of an integer: a float can hold it
-MOST_TOML: Final = 1 << 18  # characters: tomllib takes quadratic time
+MAX_NESTING: Final = 100  # lists and objects inside each other
+MAX_DIGITS: Final = 300  # of an integer: a float can hold it
+MAX_TOML_CHARS: Final = 1 << 18  # characters: tomllib takes quadratic time
 Nonfinite = Literal["keep", "drop", "refuse"]
 _CONTAINERS: Final = {dict, list}
 _AS_ZEROS: Final = bytes.maketrans(b"123456789", b"0" * 9)
-_LONG_INTEGER: Final = b"0" * MOST_DIGITS
-_TOO_DEEP: Final = f"it nests more than {MOST_NESTED} levels deep"
-_PART: Final = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
-_LONG_KEY: Final = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MOST_NESTED}}}")
+_LONG_INTEGER: Final = b"0" * MAX_DIGITS
+_TOO_DEEP_MESSAGE: Final = f"it nests more than {MAX_NESTING} levels deep"
+_KEY_PART: Final = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
+_LONG_KEY: Final = re.compile(rf"(?<![\w-]){_KEY_PART}(?:[ \t]*+\.[ \t]*+{_KEY_PART}){{{MAX_NESTING}}}")
 
 
 def parse_json(text: str | bytes, nonfinite: Nonfinite = "keep") -> Any:
@@ -44,7 +44,7 @@ def parse_json(text: str | bytes, nonfinite: Nonfinite = "keep") -> Any:
     try:
         value = _DECODERS[nonfinite, is_long].decode(text)
     except RecursionError:
-        raise ValueError(_TOO_DEEP) from None
+        raise ValueError(_TOO_DEEP_MESSAGE) from None
     _require_shallow(value, text.count("[") + text.count("{"))
     return value
 
@@ -54,7 +54,7 @@ def parse_json_at(text: str, place: int) -> tuple[Any, int]:
     try:
         value, end = _DECODERS["keep", True].raw_decode(text, place)
     except RecursionError:
-        raise ValueError(_TOO_DEEP) from None
+        raise ValueError(_TOO_DEEP_MESSAGE) from None
     _require_shallow(value, text.count("[", place, end) + text.count("{", place, end))
     return value, end
 
@@ -66,14 +66,14 @@ def parse_toml(text: str) -> dict[str, Any]:
         ValueError: it is not TOML, is longer than `MOST_TOML` characters, nests more than `MOST_NESTED` levels deep, or
             holds an integer of more than `MOST_DIGITS` digits.
     """
-    if len(text) > MOST_TOML:
-        raise ValueError(f"it is longer than {MOST_TOML:,} characters")
+    if len(text) > MAX_TOML_CHARS:
+        raise ValueError(f"it is longer than {MAX_TOML_CHARS:,} characters")
     if _LONG_KEY.search(text):
-        raise ValueError(_TOO_DEEP)
+        raise ValueError(_TOO_DEEP_MESSAGE)
     try:
         values = tomllib.loads(text)
     except RecursionError:
-        raise ValueError(_TOO_DEEP) from None
+        raise ValueError(_TOO_DEEP_MESSAGE) from None
     _require_shallow(values, len(text))
     _require_small(values)
     return values
@@ -81,15 +81,15 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 def _require_shallow(value: Any, opened: int) -> None:
     """Refuse a value that nests too deeply. `opened`: how many lists and objects it holds at most."""
-    if opened <= MOST_NESTED:  # most lines: there is no need to look
+    if opened <= MAX_NESTING:  # most lines: there is no need to look
         return
     level = [value]
-    for _ in range(MOST_NESTED):
+    for _ in range(MAX_NESTING):
         inside = (each.values() if isinstance(each, dict) else each for each in level)
         level = [item for items in inside for item in items if type(item) in _CONTAINERS]
         if not level:
             return
-    raise ValueError(_TOO_DEEP)
+    raise ValueError(_TOO_DEEP_MESSAGE)
 
 
 def _require_small(value: Any) -> None:
@@ -100,17 +100,17 @@ def _require_small(value: Any) -> None:
         case list():
             for item in value:
                 _require_small(item)
-        case int() if abs(value) >= 10**MOST_DIGITS:
-            raise ValueError(f"it holds an integer of more than {MOST_DIGITS} digits")
+        case int() if abs(value) >= 10**MAX_DIGITS:
+            raise ValueError(f"it holds an integer of more than {MAX_DIGITS} digits")
 
 
-def _refuse(digits: str) -> None:
+def _reject_nonfinite(digits: str) -> None:
     raise ValueError(f"{digits[:20]} is not a finite number of JSON")
 
 
-def _decoder(nonfinite: Nonfinite, *, counts_digits: bool) -> json.JSONDecoder:
+def _make_decoder(nonfinite: Nonfinite, *, counts_digits: bool) -> json.JSONDecoder:
     by_name: dict[Nonfinite, Callable[[str], float | None]] = {
-        "keep": float, "drop": lambda _: None, "refuse": _refuse
+        "keep": float, "drop": lambda _: None, "refuse": _reject_nonfinite
     }  # fmt: skip
     otherwise = by_name[nonfinite]
 
@@ -119,7 +119,7 @@ def _decoder(nonfinite: Nonfinite, *, counts_digits: bool) -> json.JSONDecoder:
         return value if math.isfinite(value) else otherwise(digits)
 
     def parse_int(digits: str) -> int | float | None:
-        return int(digits) if len(digits) <= MOST_DIGITS else parse_float(f"{digits}e{MOST_DIGITS}")
+        return int(digits) if len(digits) <= MAX_DIGITS else parse_float(f"{digits}e{MAX_DIGITS}")
 
     return json.JSONDecoder(
         parse_float=parse_float, parse_int=parse_int if counts_digits else None, parse_constant=otherwise
@@ -127,7 +127,7 @@ def _decoder(nonfinite: Nonfinite, *, counts_digits: bool) -> json.JSONDecoder:
 
 
 _DECODERS: Final = {  # (what of numbers, has long integers): to count the digits of each takes as long as parsing
-    (nonfinite, is_long): _decoder(nonfinite, counts_digits=is_long)
+    (nonfinite, is_long): _make_decoder(nonfinite, counts_digits=is_long)
     for nonfinite in get_args(Nonfinite)
     for is_long in (False, True)
 }

@@ -32,7 +32,7 @@ def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
         "error": trajectory.error,
         "context_full": trajectory.context_full,
         "steps": [_step_to_json(step) for step in trajectory.steps],
-        "final_observation": _set_fields(trajectory.final_observation),
+        "final_observation": _collect_non_defaults(trajectory.final_observation),
     }
 
 
@@ -43,11 +43,11 @@ def trajectory_from_json(record: Mapping[str, Any]) -> Trajectory:
         KeyError, TypeError, ValueError, AttributeError: the record is none of an episode.
     """
     plain = ("mode", "member", "outcome", "success", "score", "max_score", "error", "context_full")
-    return _checked(
+    return _validate_record(
         Trajectory(
-            task=_checked(Task(**record["task"])),
+            task=_validate_record(Task(**record["task"])),
             steps=tuple(_step_from_json(step) for step in record["steps"]),
-            final_observation=_observation(record["final_observation"]),
+            final_observation=_observation_from_json(record["final_observation"]),
             **{name: record[name] for name in plain},
         )
     )
@@ -55,13 +55,13 @@ def trajectory_from_json(record: Mapping[str, Any]) -> Trajectory:
 
 def task_to_json(task: Task) -> dict[str, Any]:
     """The task as ``Task(**record)`` takes it."""
-    return _set_fields(task)
+    return _collect_non_defaults(task)
 
 
 def completion_to_json(completion: Completion) -> dict[str, Any]:
     """What was sampled, and how many tokens were read and sampled for it."""
     return {
-        "completion": _set_fields(completion, leave_out=("prompt_ids", "usage")),
+        "completion": _collect_non_defaults(completion, leave_out=("prompt_ids", "usage")),
         "tokens": completion.num_tokens,
         "prompt_tokens": completion.num_prompt_tokens,
     }
@@ -74,13 +74,13 @@ def completion_from_json(record: Mapping[str, Any]) -> Completion:
     if not all(isinstance(value, int | float) for values in ids.values() for value in values):
         raise TypeError("token_ids and logprobs must be numbers")
     usage = (operator.index(record["prompt_tokens"]), operator.index(record["tokens"]))
-    return _checked(Completion(**{**said, **ids, "prompt_ids": (), "usage": usage}))
+    return _validate_record(Completion(**{**said, **ids, "prompt_ids": (), "usage": usage}))
 
 
 def _step_to_json(step: Step) -> dict[str, Any]:
     return {
-        "observation": _set_fields(step.observation),
-        "tips": [_set_fields(tip, leave_out=("key", "created")) for tip in step.tips],
+        "observation": _collect_non_defaults(step.observation),
+        "tips": [_collect_non_defaults(tip, leave_out=("key", "created")) for tip in step.tips],
         "action": step.action,
         "reward": step.reward,
         "reward_intrinsic": step.reward_intrinsic,
@@ -92,10 +92,10 @@ def _step_to_json(step: Step) -> dict[str, Any]:
 
 
 def _step_from_json(record: Mapping[str, Any]) -> Step:
-    return _checked(
+    return _validate_record(
         Step(
-            observation=_observation(record["observation"]),
-            tips=tuple(_checked(Tip(key="", **tip)) for tip in record["tips"]),
+            observation=_observation_from_json(record["observation"]),
+            tips=tuple(_validate_record(Tip(key="", **tip)) for tip in record["tips"]),
             completion=completion_from_json(record),
             plain_prompt_ids=(),
             other_tokens=record.get("other_tokens", 0),
@@ -105,22 +105,22 @@ def _step_from_json(record: Mapping[str, Any]) -> Step:
     )
 
 
-def _observation(record: Mapping[str, Any]) -> Observation:
+def _observation_from_json(record: Mapping[str, Any]) -> Observation:
     actions = record.get("actions")
-    return _checked(Observation(**{**record, "actions": None if actions is None else tuple(actions)}))
+    return _validate_record(Observation(**{**record, "actions": None if actions is None else tuple(actions)}))
 
 
-def _checked(value: T) -> T:
+def _validate_record(value: T) -> T:
     """`value`, unless one of its fields holds no text or no number where it should: a record may be somebody else's."""
     kind: type = type(value)
-    for name, kinds in _plain_fields(kind).items():
+    for name, kinds in _list_scalar_fields(kind).items():
         if not isinstance(item := getattr(value, name), kinds):
             raise TypeError(f"{name} must be {kinds[0].__name__}, got {type(item).__name__}")
     return value
 
 
 @functools.cache
-def _plain_fields(kind: type) -> dict[str, tuple[type, ...]]:
+def _list_scalar_fields(kind: type) -> dict[str, tuple[type, ...]]:
     """The fields of a dataclass that hold a text or a number, or perhaps None, and what is one."""
     hints = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(kind).items()
              if get_origin(hint) in {None, UnionType}}  # fmt: skip
@@ -131,7 +131,7 @@ def _plain_fields(kind: type) -> dict[str, tuple[type, ...]]:
     }
 
 
-def _set_fields(value: Any, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
+def _collect_non_defaults(value: Any, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
     """The fields of a dataclass that are not at their default; a Mapping becomes a dict."""
     result = {}
     for field in fields(value):

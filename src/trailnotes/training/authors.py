@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from trailnotes.credit.authors import Authored, Shares, equal_shares, shown_texts, tip_credits, used_shares
-from trailnotes.learner.samples import build_samples, held_row
+from trailnotes.credit.authors import Shares, TipKey, compute_tip_credits, list_shown_texts, split_by_use, split_equally
+from trailnotes.learner.samples import anchor_sample, build_samples
 from trailnotes.memory.tips import clean_tip
 from trailnotes.prompts import Conversation
-from trailnotes.prompts.conversation import instruction_of
+from trailnotes.prompts.conversation import get_instruction
 from trailnotes.types import Completion, Sample, Step, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trailnotes.rollout import WrittenTip
 
 
-class Authors:
+class AuthorRegistry:
     """Who wrote which tip in the last iterations, for as long as it may be credited.
 
     A text that several episodes of a task wrote has one author at a time: the first who is not too old. What is held is
@@ -30,9 +30,9 @@ class Authors:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self._written: dict[tuple[int, *Authored], Completion] = {}  # by iteration, task and text
+        self._written: dict[tuple[int, *TipKey], Completion] = {}  # by iteration, task and text
 
-    def keep(self, written: Sequence[WrittenTip], iteration: int) -> None:
+    def remember(self, written: Sequence[WrittenTip], iteration: int) -> None:
         """Remember the first author of each text that was written in `iteration`, and forget who is too old."""
         oldest = iteration - self.config.algorithm.author_age
         self._written = {name: kept for name, kept in self._written.items() if name[0] >= oldest}
@@ -41,7 +41,7 @@ class Authors:
                 name = iteration, each.trajectory.task.id, clean_tip(each.completion.text)
                 self._written.setdefault(name, each.completion)
 
-    def rows(self, credit: Mapping[Authored, float], iteration: int) -> list[Sample]:
+    def build_rows(self, credit: Mapping[TipKey, float], iteration: int) -> list[Sample]:
         """A row for each credited text whose author is known and wrote in an earlier iteration.
 
         Args:
@@ -50,12 +50,12 @@ class Authors:
         """
         weight = self.config.algorithm.author_credit
         return [
-            held_row(written, "tip", 0.0, weight * value)
+            anchor_sample(written, "tip", 0.0, weight * value)
             for name, value in credit.items()
-            if value and (written := self._author(name, iteration))
+            if value and (written := self._find_author(name, iteration))
         ]
 
-    def _author(self, name: Authored, iteration: int) -> Completion | None:
+    def _find_author(self, name: TipKey, iteration: int) -> Completion | None:
         ages = range(iteration - self.config.algorithm.author_age, iteration)
         return next((written for i in ages if (written := self._written.get((i, *name)))), None)
 
@@ -83,7 +83,7 @@ class Authors:
         }
 
 
-def too_young(config: Config, num_tasks: int) -> str:
+def check_author_age(config: Config, num_tasks: int) -> str:
     """What to say to a user whose authors are forgotten before their tasks come back; "" where none is.
 
     Args:
@@ -101,21 +101,21 @@ def too_young(config: Config, num_tasks: int) -> str:
     )
 
 
-def credit_of(
+def compute_author_credit(
     groups: Sequence[TrajectoryGroup], policy: Policy, learner: Learner | ShardedLearner, config: Config
-) -> dict[Authored, float]:
+) -> dict[TipKey, float]:
     """`tip_credits` of an iteration's episodes, shared as `algorithm.author_share` says."""
-    texts = [[shown_texts(t) for t in group.trajectories] for group in groups]
+    texts = [[list_shown_texts(t) for t in group.trajectories] for group in groups]
     if config.algorithm.author_share == "equal":
-        shares: list[list[Shares]] = [[equal_shares(shown) for shown in row] for row in texts]
+        shares: list[list[Shares]] = [[split_equally(shown) for shown in row] for row in texts]
     else:
-        readers = [t for group in groups for t in group.trajectories if shown_texts(t)]
-        used = iter(_used(readers, policy, learner, config))
+        readers = [t for group in groups for t in group.trajectories if list_shown_texts(t)]
+        used = iter(_compute_shares(readers, policy, learner, config))
         shares = [[next(used) if shown else {} for shown in row] for row in texts]
-    return tip_credits(groups, shares, config.algorithm.normalize_std)
+    return compute_tip_credits(groups, shares, config.algorithm.normalize_std)
 
 
-def _used(
+def _compute_shares(
     readers: Sequence[Trajectory], policy: Policy, learner: Learner | ShardedLearner, config: Config
 ) -> list[Shares]:
     """The share of each text in what each of `readers` did, by scoring its actions under other contexts.
@@ -126,7 +126,7 @@ def _used(
     views = []
     for reader in readers:
         views.append(replace(reader, mode="on_policy_tips"))
-        views += [_view(reader, text, policy, config) for text in (None, *shown_texts(reader))]
+        views += [_build_single_tip_view(reader, text, policy, config) for text in (None, *list_shown_texts(reader))]
     samples = build_samples([TrajectoryGroup(view.task, (view,)) for view in views], [[0.0]] * len(views))
     totals = [0.0] * len(views)
     for sample, row in zip(samples, learner.logprobs(samples), strict=True):
@@ -135,15 +135,15 @@ def _used(
     shares: list[Shares] = []
     for reader in readers:
         acted, none = next(scored), next(scored)
-        gains = {text: next(scored) - none for text in shown_texts(reader)}
-        shares.append(used_shares(gains, acted - none))
+        gains = {text: next(scored) - none for text in list_shown_texts(reader)}
+        shares.append(split_by_use(gains, acted - none))
     return shares
 
 
-def _view(trajectory: Trajectory, text: str | None, policy: Policy, config: Config) -> Trajectory:
+def _build_single_tip_view(trajectory: Trajectory, text: str | None, policy: Policy, config: Config) -> Trajectory:
     """The episode as if it had been shown the tips of this text alone; None: no tip."""
     conversation = Conversation(config.rollout, config.memory, policy.count_tokens)
-    conversation.start(instruction_of(trajectory))
+    conversation.start(get_instruction(trajectory))
     steps: list[Step] = []
     for step in trajectory.steps:
         tips = conversation.observe(step.observation, [tip for tip in step.tips if tip.text == text])
@@ -153,7 +153,7 @@ def _view(trajectory: Trajectory, text: str | None, policy: Policy, config: Conf
     return replace(trajectory, steps=tuple(steps), mode="on_policy_tips")
 
 
-def author_metrics(credit: Mapping[Authored, float], rows: Sequence[Sample]) -> dict[str, float]:
+def compute_author_metrics(credit: Mapping[TipKey, float], rows: Sequence[Sample]) -> dict[str, float]:
     """Mean credit of the texts that were read, the share of them with a positive one, and the tips credited."""
     values = list(credit.values())
     return {

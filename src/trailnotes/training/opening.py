@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.memory import TipMemory
-from trailnotes.memory.owner import forget_start, settle
-from trailnotes.runs.console import Progress
+from trailnotes.memory.owner import discard_empty_start, reconcile
+from trailnotes.runs.console import TrainingProgress
 from trailnotes.runs.directory import has_begun
 from trailnotes.storage import checkpoint
-from trailnotes.storage.files import free_name
-from trailnotes.training.authors import too_young
-from trailnotes.training.rehearsal import PLACE, spent_recording
-from trailnotes.training.saving import load
+from trailnotes.storage.files import find_free_path
+from trailnotes.training.authors import check_author_age
+from trailnotes.training.rehearsal import REHEARSAL_DIR, read_recording_usage
+from trailnotes.training.saving import load_checkpoint
 from trailnotes.training.training import TrainingRun
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def opened_run(
+def open_run_with_pool(
     config: Config, directory: RunDir, tips: Sequence[Tip] = (), cluster: Cluster | None = None
 ) -> Iterator[TrainingRun]:
     """A run where `directory` left it, with environments and a bar of its own. Needs the event loop that trains.
@@ -35,8 +35,8 @@ def opened_run(
     `tips` are those that a run begins with; one that has begun keeps its own. `cluster` is what `cluster.joined` gave.
     """
     with (
-        EnvPool(config.env, make_host=cluster.env_host if cluster else None) as pool,
-        Progress(config, directory) as progress,
+        EnvPool(config.env, make_host=cluster.make_env_host if cluster else None) as pool,
+        TrainingProgress(config, directory) as progress,
         contextlib.closing(open_run(config, directory, pool, progress, tips, cluster)) as run,
     ):
         yield run
@@ -46,7 +46,7 @@ def open_run(
     config: Config,
     directory: RunDir,
     pool: EnvPool,
-    progress: Progress,
+    progress: TrainingProgress,
     tips: Sequence[Tip] = (),
     cluster: Cluster | None = None,
 ) -> TrainingRun:
@@ -55,32 +55,34 @@ def open_run(
     Lines that came after it, and tips that the run wrote after it, are set aside in files of their own: not lost, and
     not counted. What the owner of the memory changed stays.
     """
-    saved = checkpoint.latest(directory.checkpoints)
+    saved = checkpoint.find_latest(directory.checkpoints)
     done = int(checkpoint.load_meta(saved)["iteration"]) if saved else 0
     start = directory.path / "memory.start.db"
     if not has_begun(directory.path):
-        forget_start(directory.memory_path, start)
+        discard_empty_start(directory.memory_path, start)
     run = TrainingRun(config, directory, pool, progress, cluster)
     with contextlib.ExitStack() as undone:
         undone.callback(run.close)
         if saved is not None:
-            load(run, saved)
+            load_checkpoint(run, saved)
         elif run.rehearsal:
-            run.count_before(spent_recording(directory.path / PLACE))
-        kept = directory.set_aside_after(done)
+            run.add_prior_usage(read_recording_usage(directory.path / REHEARSAL_DIR))
+        kept = directory.move_lines_after(done)
         begins = saved is None
         if run.memory is not None:
-            aside = free_name(directory.path / f"tips.after-{done:06d}.jsonl")
+            aside = find_free_path(directory.path / f"tips.after-{done:06d}.jsonl")
             held = saved / "memory.db" if saved else None
             if isinstance(run.memory, TipMemory):
-                begins = settle(run.memory, held, start, aside, tips)
+                begins = reconcile(run.memory, held, start, aside, tips)
             else:
-                begins = run.memory.settle(held, start, aside, tips)
+                begins = run.memory.reconcile(held, start, aside, tips)
             kept += [aside] if aside.exists() else []
-            run.memory.meet(run.tasks)  # once, or each iteration's new ones would make another version of the memory
+            run.memory.register_tasks(
+                run.tasks
+            )  # once, or each iteration's new ones would make another version of the memory
         if saved is not None or kept:
             progress.note(f"resuming after iteration {done}" + "".join(f"; set aside {path.name}" for path in kept))
-        if run.authors is not None and (said := too_young(config, len(run.tasks))):
+        if run.authors is not None and (said := check_author_age(config, len(run.tasks))):
             progress.note(said)
         if tips:
             progress.note(

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from trailnotes.envs.tasks import new_of, validation_of
+from trailnotes.envs.tasks import load_new_tasks, load_validation_tasks
 from trailnotes.memory import open_memory
-from trailnotes.memory.controls import shown
+from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.rollout import Pool, run_groups, write_tips
-from trailnotes.runs.panels import acting_config, value_of
+from trailnotes.runs.panels import build_eval_config, get_metric_value
 from trailnotes.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from trailnotes.policies.base import Policy
     from trailnotes.types import Mode, Task
 
-Author = Callable[[], "AbstractAsyncContextManager[Policy]"]
+AuthorFactory = Callable[[], "AbstractAsyncContextManager[Policy]"]
 
 
-async def watch(policy: Policy, pool: Pool, config: Config, embedder: Embedder, author: Author) -> dict[str, float]:
+async def evaluate_adaptation(
+    policy: Policy, pool: Pool, config: Config, embedder: Embedder, author: AuthorFactory
+) -> dict[str, float]:
     """Means of `eval.metric` as metrics of an iteration: ``validation_tips/trial_0`` and on, ``validation_new/...``.
 
     A pure function of weights and settings. A trial of which all episodes failed has no metric.
@@ -41,31 +43,31 @@ async def watch(policy: Policy, pool: Pool, config: Config, embedder: Embedder, 
         embedder: of the run.
         author: gives who writes the tips, for as long as it writes.
     """
-    panels = {"validation_tips": validation_of(config)}
+    panels = {"validation_tips": load_validation_tasks(config)}
     if config.train.new_split:
-        panels["validation_new"] = new_of(config)
+        panels["validation_new"] = load_new_tasks(config)
     return {
         f"{name}/trial_{trial}": value
         for name, tasks in panels.items()
-        for trial, value in (await _trials(policy, pool, tasks, config, embedder, author)).items()
+        for trial, value in (await _evaluate_trials(policy, pool, tasks, config, embedder, author)).items()
     }
 
 
-async def _trials(
-    policy: Policy, pool: Pool, tasks: Sequence[Task], config: Config, embedder: Embedder, author: Author
+async def _evaluate_trials(
+    policy: Policy, pool: Pool, tasks: Sequence[Task], config: Config, embedder: Embedder, author: AuthorFactory
 ) -> dict[int, float]:
     """Mean of each trial; the last one is not written about, since nobody would read it."""
     seed, last = config.run.seed, config.train.eval_notes_trials
     means: dict[int, float] = {}
     with open_memory(None, config.memory, embedder=embedder) as memory:
         for trial in range(last + 1):
-            phase, mode = f"trial-{trial}", _mode(trial)
+            phase, mode = f"trial-{trial}", _get_mode(trial)
             groups = await run_groups(
                 policy, pool, tasks, [[mode] * config.eval.num_samples for _ in tasks],
-                shown(memory, config.eval.show_tips) if trial else None,
-                acting_config(config), seed=derive_seed(seed, phase),
+                make_prompt_memory(memory, config.eval.show_tips) if trial else None,
+                build_eval_config(config), seed=derive_seed(seed, phase),
             )  # fmt: skip
-            if values := [value_of(t, config.eval.metric) for group in groups for t in group.trajectories]:
+            if values := [get_metric_value(t, config.eval.metric) for group in groups for t in group.trajectories]:
                 means[trial] = fmean(values)
             if trial < last:
                 tips_seed = derive_seed(seed, phase, "notes")
@@ -74,5 +76,5 @@ async def _trials(
     return means
 
 
-def _mode(trial: int) -> Mode:
+def _get_mode(trial: int) -> Mode:
     return "on_policy_tips" if trial else "plain"

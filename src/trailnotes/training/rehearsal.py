@@ -13,20 +13,25 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trailnotes.config.methods import TIPS_ONLY, method_of
+from trailnotes.config.methods import TIPS_ONLY_METHOD, resolve_method
 from trailnotes.config.methods_schema import AlgorithmConfig
 from trailnotes.config.model_schema import LoraConfig
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import SURROUNDINGS, diff, within
+from trailnotes.config.toml import RUNTIME_KEYS, diff_configs, is_within
 from trailnotes.config.train_schema import EvalConfig, TrainConfig
-from trailnotes.envs.tasks import panel_of, refuse_rehearsing, tasks_of
+from trailnotes.envs.tasks import load_panel, tasks_of, validate_rehearsal_tasks
 from trailnotes.errors import ConfigError
-from trailnotes.prompts import reflection_messages, replay
-from trailnotes.rollout import written_about
-from trailnotes.runs.directory import run_config
-from trailnotes.runs.signals import kept_if_interrupted
-from trailnotes.runs.usage import BY_ROW
-from trailnotes.storage.demonstrations import Demonstration, from_jsonl, spoken, to_jsonl
+from trailnotes.prompts import build_reflection_messages, replay_conversation
+from trailnotes.rollout import select_usable
+from trailnotes.runs.directory import load_run_config
+from trailnotes.runs.signals import explain_interrupt
+from trailnotes.runs.usage import TABLE_FIELDS
+from trailnotes.storage.demonstrations import (
+    Demonstration,
+    list_assistant_turns,
+    read_demonstrations,
+    write_demonstrations,
+)
 from trailnotes.storage.files import read_jsonl
 from trailnotes.storage.records import completion_from_json, trajectory_from_json
 from trailnotes.types import Message, Sample, Trajectory
@@ -34,10 +39,10 @@ from trailnotes.types import Message, Sample, Trajectory
 if TYPE_CHECKING:
     from trailnotes.policies.chat import ChatFormat
     from trailnotes.prompts import CountTokens
-    from trailnotes.runs.console import Bar
+    from trailnotes.runs.console import ProgressBar
 
-PLACE, FILE = "rehearsal", "rehearsal.jsonl"
-FREE = (*SURROUNDINGS, "run.name", "run.tensorboard", "run.trackers")
+REHEARSAL_DIR, REHEARSAL_FILE = "rehearsal", "rehearsal.jsonl"
+CHANGEABLE_KEYS = (*RUNTIME_KEYS, "run.name", "run.tensorboard", "run.trackers")
 """What may differ when a recording is continued, or used."""
 
 
@@ -58,37 +63,37 @@ class Rehearsal:
         found = read_rehearsal(config, path)
         self._kinds: dict[str, list[Sample]] = {}
         for each in found:
-            ids, mask = chat.taught(each.messages, each.taught)
+            ids, mask = chat.encode_with_mask(each.messages, each.taught)
             if any(mask) and len(ids) <= config.rollout.max_context_tokens:
-                self._kinds.setdefault(each.kind, []).append(self._row(ids, mask, each.helped))
+                self._kinds.setdefault(each.kind, []).append(self._build_row(ids, mask, each.helped))
         if not self._kinds:
             raise ConfigError(f"{path}: none fits rollout.max_context_tokens = {config.rollout.max_context_tokens}")
 
-    def draw(self, rng: random.Random) -> list[Sample]:
+    def sample_rows(self, rng: random.Random) -> list[Sample]:
         """The rows of one update: `rehearsal.rows` of them, of each kind as many, or all of it if there are fewer."""
         share, left = divmod(self.config.rows, len(self._kinds))
         more = set(rng.sample(sorted(self._kinds), left))
         wanted = {kind: share + (kind in more) for kind in self._kinds}
         return [row for kind, own in self._kinds.items() for row in rng.sample(own, min(wanted[kind], len(own)))]
 
-    def _row(self, ids: Sequence[int], mask: Sequence[int], helped: bool) -> Sample:
+    def _build_row(self, ids: Sequence[int], mask: Sequence[int], helped: bool) -> Sample:
         nothing, imitate = (0.0,) * len(ids), self.config.imitate if helped else 0.0
         return Sample(
             tuple(ids), tuple(mask), nothing, nothing, role="rehearsal", hold=self.config.hold, imitate=imitate
         )
 
 
-def rehearsal_path(config: Config, run_dir: Path) -> Path | None:
+def find_rehearsal(config: Config, run_dir: Path) -> Path | None:
     """The conversations of a run: its file, or what its start model recorded; None rehearses nothing.
 
     A method without tips has none to keep alive, and ignores these settings as it does those of the memory.
     """
     rehearsal = config.rehearsal
-    if not method_of(config.algorithm.name).writes_tips:
+    if not resolve_method(config.algorithm.name).writes_tips:
         return None
     if rehearsal.path:
         return Path(rehearsal.path)
-    return run_dir / PLACE / FILE if rehearsal.split else None
+    return run_dir / REHEARSAL_DIR / REHEARSAL_FILE if rehearsal.split else None
 
 
 def read_rehearsal(config: Config, path: Path) -> list[Demonstration]:
@@ -98,32 +103,32 @@ def read_rehearsal(config: Config, path: Path) -> list[Demonstration]:
         ConfigError: as `Rehearsal`.
     """
     if config.rehearsal.path:
-        found = from_jsonl(path, "rehearsal.path")
+        found = read_demonstrations(path, "rehearsal.path")
     else:
         try:
-            found = from_jsonl(path, "rehearsal")
+            found = read_demonstrations(path, "rehearsal")
         except ConfigError as error:
             raise ConfigError(
                 f"{error}: remove the file, and the same command makes it again, without playing"
             ) from error
     games = {demonstration.task.id: demonstration.task for demonstration in found if demonstration.task}
-    refuse_rehearsing([*games.values()], f"rehearsal.path = {str(path)!r}", config)
+    validate_rehearsal_tasks([*games.values()], f"rehearsal.path = {str(path)!r}", config)
     return found
 
 
-def refuse_rehearsal(config: Config) -> None:
+def validate_rehearsal(config: Config) -> None:
     """Refuse, before anything is built, games to rehearse that are trained on or examined, and files that are none."""
-    path = rehearsal_path(config, Path())
+    path = find_rehearsal(config, Path())
     if path is not None and config.rehearsal.path:
         read_rehearsal(config, path)
     elif path is not None:
-        recording_config(config)
+        build_recording_config(config)
 
 
 # -- recorded by the start model
 
 
-def recording_config(config: Config) -> Config:
+def build_recording_config(config: Config) -> Config:
     """The settings with which the start model plays the games to rehearse, as `trailnotes adapt` would.
 
     What nothing of it depends on is at its default, so that a recording is continued, and used, when that changes.
@@ -144,7 +149,7 @@ def recording_config(config: Config) -> Config:
             "env": env,
             "rollout": config.rollout,
             "memory": config.memory,
-            "algorithm": AlgorithmConfig(name=TIPS_ONLY),
+            "algorithm": AlgorithmConfig(name=TIPS_ONLY_METHOD),
             "eval": EvalConfig(
                 split=rehearsal.split,
                 num_tasks=rehearsal.num_tasks,
@@ -154,11 +159,11 @@ def recording_config(config: Config) -> Config:
             ),
         }
     )
-    refuse_rehearsing(tasks_of(played, rehearsal.split), f"rehearsal.split = {rehearsal.split!r}", config)
+    validate_rehearsal_tasks(tasks_of(played, rehearsal.split), f"rehearsal.split = {rehearsal.split!r}", config)
     return played
 
 
-def record(config: Config, out: Path, progress: Bar | None = None) -> Path:
+def record_rehearsal(config: Config, out: Path, progress: ProgressBar | None = None) -> Path:
     """Let the start model play `rehearsal.split`, trial after trial with its own tips, and keep what it did and wrote.
 
     `out` becomes the run directory of an adaptation, with the conversations in `rehearsal.jsonl`. The same call
@@ -173,49 +178,49 @@ def record(config: Config, out: Path, progress: Bar | None = None) -> Path:
         RunError: `out` is in use, or holds something else.
         Interrupted: a `KeyboardInterrupt`, which says that what has ended is kept.
     """
-    path, played = out / FILE, recording_config(config)
-    _refuse_other(out, played)
+    path, played = out / REHEARSAL_FILE, build_recording_config(config)
+    _validate_recording(out, played)
     if not path.is_file():
-        with kept_if_interrupted(f"stopped while recording; {out} keeps what has ended: the same command continues"):
-            _play(played, out, path, progress)
+        with explain_interrupt(f"stopped while recording; {out} keeps what has ended: the same command continues"):
+            _play_recording(played, out, path, progress)
         gc.collect()  # the model is in circles, and a training that follows needs its room at once
     return path
 
 
-def _play(config: Config, out: Path, path: Path, progress: Bar | None) -> None:
+def _play_recording(config: Config, out: Path, path: Path, progress: ProgressBar | None) -> None:
     from trailnotes.envs.workers.pool import EnvPool
     from trailnotes.runs.adaptation import AdaptationRun
     from trailnotes.runs.directory import RunDir
-    from trailnotes.runs.load_policy import examined, loaded
+    from trailnotes.runs.load_policy import open_evaluated_model, open_policy
     from trailnotes.runs.loop import run_to_end
 
     with (
-        examined(config.model.path) as subject,
-        RunDir.open(out, config, allow_change=FREE) as directory,
-        loaded(config, subject, out) as policy,
+        open_evaluated_model(config.model.path) as subject,
+        RunDir.open(out, config, allow_change=CHANGEABLE_KEYS) as directory,
+        open_policy(config, subject, out) as policy,
     ):
 
         async def play() -> None:
             with EnvPool(config.env) as pool:
                 run = AdaptationRun(config, directory, policy, pool, subject, progress)
-                await method_of(TIPS_ONLY).load()(run)
+                await resolve_method(TIPS_ONLY_METHOD).load()(run)
 
         run_to_end(play())
-        to_jsonl(conversations(config, out, policy.count_tokens), path)
+        write_demonstrations(iter_recorded_demonstrations(config, out, policy.count_tokens), path)
 
 
-def _refuse_other(out: Path, config: Config) -> None:
+def _validate_recording(out: Path, config: Config) -> None:
     """Refuse what was recorded with other settings, finished or not."""
     if not (out / "config.toml").is_file():
         return
-    if names := [name for name in diff(run_config(out), config) if not within(name, FREE)]:
+    if names := [name for name in diff_configs(load_run_config(out), config) if not is_within(name, CHANGEABLE_KEYS)]:
         raise ConfigError(
             f"{out} holds what was recorded with another {', '.join(names)}: set it back, or remove that directory, "
             "and the same command records anew"
         )
 
 
-def conversations(config: Config, run_dir: Path, count_tokens: CountTokens) -> Iterator[Demonstration]:
+def iter_recorded_demonstrations(config: Config, run_dir: Path, count_tokens: CountTokens) -> Iterator[Demonstration]:
     """What was done and written in an adaptation: each episode as it was acted, each tip as it was asked for.
 
     An episode helped if it was won, or if the next trial at its game earned more; a tip, if the next trial was won or
@@ -223,31 +228,32 @@ def conversations(config: Config, run_dir: Path, count_tokens: CountTokens) -> I
     """
     phases = run_dir / "phases"
     trials = [
-        _played(config, read_jsonl(phases / f"trial-{trial}.episodes.jsonl")) for trial in range(config.eval.trials + 1)
+        _parse_episodes(config, read_jsonl(phases / f"trial-{trial}.episodes.jsonl"))
+        for trial in range(config.eval.trials + 1)
     ]
     for trial, episodes in enumerate(trials):
         after: dict[str, list[Trajectory]] = {}
         for later in trials[trial + 1] if trial + 1 < len(trials) else ():
             after.setdefault(later.task.id, []).append(later)
         tips = {record["index"]: record for record in read_jsonl(phases / f"trial-{trial}.notes.jsonl")}
-        for index, episode in enumerate(written_about(episodes)):
-            (*_, conversation) = replay(episode, config.rollout, config.memory, count_tokens)
+        for index, episode in enumerate(select_usable(episodes)):
+            (*_, conversation) = replay_conversation(episode, config.rollout, config.memory, count_tokens)
             following = after.get(episode.task.id, [])
             better = any(later.episode_return > episode.episode_return for later in following)
             helped = episode.success or better
             acted = tuple(conversation.acting)
-            yield Demonstration(acted, spoken(acted), episode.task, f"trial-{trial}", helped)
+            yield Demonstration(acted, list_assistant_turns(acted), episode.task, f"trial-{trial}", helped)
             tip = completion_from_json(tips[index])
             if tip.token_ids:  # else there was no room for any
-                asked = reflection_messages(episode, config.rollout, config.memory, count_tokens)
+                asked = build_reflection_messages(episode, config.rollout, config.memory, count_tokens)
                 said = Message("assistant", tip.text, tip.token_ids)
                 used = better or any(later.success for later in following) if following else episode.success
                 yield Demonstration((*asked, said), frozenset({len(asked)}), episode.task, "tip", used)
 
 
-def _played(config: Config, records: Iterator[Mapping[str, object]]) -> list[Trajectory]:
+def _parse_episodes(config: Config, records: Iterator[Mapping[str, object]]) -> list[Trajectory]:
     """The episodes of a phase in the order in which tips were asked for, without those of groups that were dropped."""
-    order = {task.id: index for index, task in enumerate(panel_of(config))}
+    order = {task.id: index for index, task in enumerate(load_panel(config))}
     ended = [t for t in map(trajectory_from_json, records) if t.outcome != "error"]
     ended.sort(key=lambda t: (order[t.task.id], t.member))
     groups = [[*group] for _, group in groupby(ended, key=lambda t: t.task.id)]
@@ -256,22 +262,22 @@ def _played(config: Config, records: Iterator[Mapping[str, object]]) -> list[Tra
 
 def is_recording(run_dir: Path) -> bool:
     """Whether the start model of a run has begun to play what will be rehearsed, and has not ended."""
-    return (run_dir / PLACE).is_dir() and not (run_dir / PLACE / FILE).is_file()
+    return (run_dir / REHEARSAL_DIR).is_dir() and not (run_dir / REHEARSAL_DIR / REHEARSAL_FILE).is_file()
 
 
-def spent_recording(out: Path) -> dict[str, float]:
+def read_recording_usage(out: Path) -> dict[str, float]:
     """What `record` spent in the directory `out`: environment steps, tokens, seconds; {} where nothing was recorded."""
     lines = [*read_jsonl(out / "metrics.jsonl")]
-    return {name: lines[-1][name] for name in BY_ROW} if lines else {}
+    return {name: lines[-1][name] for name in TABLE_FIELDS} if lines else {}
 
 
-def refuse_all_spent(train: TrainConfig, spent: Mapping[str, float]) -> None:
+def require_remaining_budget(train: TrainConfig, spent: Mapping[str, float]) -> None:
     """Refuse a recording that leaves nothing to train.
 
     Raises:
         ConfigError: nothing is left of a limit of the run.
     """
-    if train.share(spent) >= 1.0:
+    if train.compute_progress(spent) >= 1.0:
         raise ConfigError(
             f"recording what is to be rehearsed takes {spent['env_steps']:,.0f} environment steps and "
             f"{spent['tokens_generated']:,.0f} tokens, and leaves nothing to train: raise train.max_env_steps and "

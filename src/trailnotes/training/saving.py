@@ -14,7 +14,7 @@ from safetensors.numpy import save_file as save_numpy
 
 from trailnotes.errors import RunError
 from trailnotes.learner.states import REST, STATE
-from trailnotes.runs.usage import BY_TRAINING
+from trailnotes.runs.usage import TRAINING_FIELDS
 from trailnotes.storage import checkpoint
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trailnotes.policies.base import TrainedPolicy
     from trailnotes.rollout.archive import Archive
     from trailnotes.runs.directory import RunDir
-    from trailnotes.training.authors import Authors
+    from trailnotes.training.authors import AuthorRegistry
 
 
 @dataclass
@@ -45,12 +45,12 @@ class Counters:
     best_iteration: int = 0
 
     @property
-    def spent(self) -> dict[str, float]:
+    def usage(self) -> dict[str, float]:
         """The totals that a line of metrics.jsonl has."""
-        return {name: getattr(self, name) for name in BY_TRAINING}
+        return {name: getattr(self, name) for name in TRAINING_FIELDS}
 
 
-class Saved(Protocol):
+class CheckpointedRun(Protocol):
     """What a checkpoint is made of: a `TrainingRun`."""
 
     config: Config
@@ -58,7 +58,7 @@ class Saved(Protocol):
     policy: TrainedPolicy
     novelty: Novelty
     archive: Archive | None
-    authors: Authors | None
+    authors: AuthorRegistry | None
     count: Counters
     saved: Path | None  # the newest checkpoint
 
@@ -77,7 +77,7 @@ class Saved(Protocol):
         ...
 
 
-def save(run: Saved) -> None:
+def save_checkpoint(run: CheckpointedRun) -> None:
     """Write a checkpoint, whole or not at all, and delete those that are no longer kept.
 
     Raises:
@@ -95,7 +95,7 @@ def save(run: Saved) -> None:
         ) from error
 
 
-def drop_state(root: Path) -> None:
+def delete_optimizer_state(root: Path) -> None:
     """Delete the optimiser's state from all checkpoints of a run that has ended; their models and tips stay.
 
     Raises:
@@ -112,7 +112,7 @@ def drop_state(root: Path) -> None:
         ) from error
 
 
-def ended_for_good(config: Config, run_dir: Path) -> Path | None:
+def find_final_model(config: Config, run_dir: Path) -> Path | None:
     """The last model of a run that has ended and has no optimiser's state any more; None where it can be opened.
 
     Raises:
@@ -122,9 +122,9 @@ def ended_for_good(config: Config, run_dir: Path) -> Path | None:
     found = checkpoint.scan(root, contents=False)
     if not found or (found[-1].path / REST).is_file():
         return None
-    saved = checkpoint.latest(root)
+    saved = checkpoint.find_latest(root)
     assert saved is not None, "there is one"
-    if config.train.share(checkpoint.load_meta(saved)) < 1.0:
+    if config.train.compute_progress(checkpoint.load_meta(saved)) < 1.0:
         raise RunError(
             f"{run_dir} has ended, and its optimiser's state was not kept (train.keep_optimizer = false), so it cannot "
             f"be trained further: begin another run with its model, --model.path {saved / 'model'}"
@@ -132,7 +132,7 @@ def ended_for_good(config: Config, run_dir: Path) -> Path | None:
     return saved / "model"
 
 
-def load(run: Saved, path: Path) -> None:
+def load_checkpoint(run: CheckpointedRun, path: Path) -> None:
     """Restore the state of a checkpoint directory, except for the memory, which `open_run` rewinds with care.
 
     Raises:
@@ -154,7 +154,7 @@ def load(run: Saved, path: Path) -> None:
     _mark_best(run, path)  # a kill may have come between the checkpoint and its mark
 
 
-def _write_state(run: Saved, path: Path) -> None:
+def _write_state(run: CheckpointedRun, path: Path) -> None:
     run.learner.export(path / "model", run.policy.tokenizer)
     run.learner.save(path)
     arrays, rest = run.novelty.state_dict()
@@ -168,7 +168,7 @@ def _write_state(run: Saved, path: Path) -> None:
         run.memory.snapshot(path / "memory.db")
 
 
-def _mark_best(run: Saved, saved: Path) -> None:
+def _mark_best(run: CheckpointedRun, saved: Path) -> None:
     count = run.count
     if count.best_validation is not None and count.best_iteration == count.iteration:
         checkpoint.mark_best(run.directory.checkpoints, saved, count.best_validation)

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from trailnotes.training.training import TrainingRun
 
     Method = Callable[[Iteration], Awaitable[None]]
-    UnderWay = deque[tuple[Iteration, asyncio.Task[None]]]  # the oldest first
+    PendingIterations = deque[tuple[Iteration, asyncio.Task[None]]]  # the oldest first
 
 
-async def train_by(method: Method, run: TrainingRun) -> None:
+async def run_method(method: Method, run: TrainingRun) -> None:
     """Carry out iterations until `run.finished`.
 
     With `rollout.ahead = k` iteration i is played as soon as i - 1 has been played and i - 1 - k has ended: at most k
@@ -31,35 +31,35 @@ async def train_by(method: Method, run: TrainingRun) -> None:
         RunError: a method that does not carry an iteration to its end.
     """
     if run.config.rollout.ahead:
-        await _side_by_side(method, run, run.config.rollout.ahead)
+        await _run_overlapped(method, run, run.config.rollout.ahead)
         return
-    while not run.finished:
+    while not run.is_finished:
         iteration = Iteration(run, run.count.iteration)
-        await _start(iteration)
+        await _start_iteration(iteration)
         await method(iteration)
-        _refuse_unended(iteration)
+        _require_ended(iteration)
 
 
-async def _side_by_side(method: Method, run: TrainingRun, ahead: int) -> None:
-    under_way: UnderWay = deque()
+async def _run_overlapped(method: Method, run: TrainingRun, ahead: int) -> None:
+    under_way: PendingIterations = deque()
     number, newest = run.count.iteration, None
     try:
         while True:
             if len(under_way) > ahead:
-                await _ended(*under_way[0])
+                await _await_iteration(*under_way[0])
                 if under_way.popleft()[0].is_last:
                     return
-            if run.finished:
+            if run.is_finished:
                 break
             iteration = Iteration(run, number, before=newest)
-            if not await _unless_over(_start(iteration), under_way):
+            if not await _wait_unless_finished(_start_iteration(iteration), under_way):
                 return
             under_way.append((iteration, asyncio.ensure_future(method(iteration))))
-            if not await _unless_over(iteration.played.wait(), under_way):
+            if not await _wait_unless_finished(iteration.played.wait(), under_way):
                 return
             number, newest = number + 1, iteration
         for each in under_way:  # whose turn it is changes the run already: it comes to its end
-            await _ended(*each)
+            await _await_iteration(*each)
             if each[0].is_last:
                 return
     finally:
@@ -68,13 +68,13 @@ async def _side_by_side(method: Method, run: TrainingRun, ahead: int) -> None:
         await asyncio.gather(*(task for _, task in under_way), return_exceptions=True)
 
 
-async def _start(iteration: Iteration) -> None:
+async def _start_iteration(iteration: Iteration) -> None:
     """Whoever plays has the policy for itself, until it learns."""
-    await iteration.run.start_playing()
-    iteration.starts()
+    await iteration.run.acquire_policy()
+    iteration.begin()
 
 
-async def _unless_over(awaited: Coroutine[Any, Any, object], under_way: UnderWay) -> bool:
+async def _wait_unless_finished(awaited: Coroutine[Any, Any, object], under_way: PendingIterations) -> bool:
     """Wait for it, or until the last iteration has ended: False. What an iteration raises meanwhile is raised."""
     waiting = asyncio.ensure_future(awaited)
     try:
@@ -82,7 +82,7 @@ async def _unless_over(awaited: Coroutine[Any, Any, object], under_way: UnderWay
             await asyncio.wait({waiting, *(t for _, t in under_way if not t.done())}, return_when=FIRST_COMPLETED)
             for iteration, task in under_way:
                 if task.done():
-                    await _ended(iteration, task)
+                    await _await_iteration(iteration, task)
             if waiting.done():
                 waiting.result()  # raises what it raised
                 return True
@@ -92,11 +92,11 @@ async def _unless_over(awaited: Coroutine[Any, Any, object], under_way: UnderWay
         waiting.cancel()
 
 
-async def _ended(iteration: Iteration, task: asyncio.Task[None]) -> None:
+async def _await_iteration(iteration: Iteration, task: asyncio.Task[None]) -> None:
     await task
-    _refuse_unended(iteration)
+    _require_ended(iteration)
 
 
-def _refuse_unended(iteration: Iteration) -> None:
+def _require_ended(iteration: Iteration) -> None:
     if not iteration.ended.is_set():
         raise RunError("the method returned before its iteration had ended: finish with `await iteration.end(...)`")

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from trailnotes.types import Sample
 
 
-class Token(NamedTuple):
+class TokenLogprobs(NamedTuple):
     """What is said of a sampled token under the prompt that was acted on: its log-probability then and now."""
 
     then: float
     now: float
 
 
-def brought_up_to_date(
+def correct_staleness(
     samples: Sequence[Sample],
     groups: Sequence[TrajectoryGroup],
     learner: Learner | ShardedLearner,
@@ -52,37 +52,39 @@ def brought_up_to_date(
         The rows in their order, and the mean weight, the share of tokens that were truncated, and the mean
         KL(then || now), estimated from the sampled tokens by k3.
     """
-    tokens = _tokens_of(groups, learner, rows)
+    tokens = _score_tokens(groups, learner, rows)
     weights = {index: [min(most, math.exp(t.now - t.then)) for t in found] for index, found in tokens.items()}
-    left: Mapping[int, Iterator[tuple[Token, float]]] = {
+    left: Mapping[int, Iterator[tuple[TokenLogprobs, float]]] = {
         index: iter(list(zip(found, weights[index], strict=True))) for index, found in tokens.items()
     }
     everything = [token for found in tokens.values() for token in found]
     size = max(1, len(everything))
-    return [_weighed(sample, left[sample.trajectory]) for sample in samples], {
+    return [_weigh_sample(sample, left[sample.trajectory]) for sample in samples], {
         "weight": sum(map(sum, weights.values())) / size,
         "truncated": sum(math.exp(t.now - t.then) > most for t in everything) / size,
         "kl": sum(math.expm1(t.now - t.then) - (t.now - t.then) for t in everything) / size,
     }
 
 
-def _tokens_of(
+def _score_tokens(
     groups: Sequence[TrajectoryGroup], learner: Learner | ShardedLearner, rows: Literal["auto", "step"]
-) -> dict[int, list[Token]]:
+) -> dict[int, list[TokenLogprobs]]:
     """The sampled tokens of each trajectory, in order, by its running index."""
     acted = [
         TrajectoryGroup(group.task, tuple(replace(t, mode="on_policy_tips") for t in group.trajectories))
         for group in groups
     ]
     as_acted = build_samples(acted, [[0.0] * len(group.trajectories) for group in acted], rows=rows)
-    tokens: dict[int, list[Token]] = {}
+    tokens: dict[int, list[TokenLogprobs]] = {}
     for sample, now in zip(as_acted, learner.logprobs(as_acted), strict=True):
         found = tokens.setdefault(sample.trajectory, [])
-        found += [Token(sample.behavior_logprobs[i], now[i]) for i, trained in enumerate(sample.loss_mask) if trained]
+        found += [
+            TokenLogprobs(sample.behavior_logprobs[i], now[i]) for i, trained in enumerate(sample.loss_mask) if trained
+        ]
     return tokens
 
 
-def _weighed(sample: Sample, tokens: Iterator[tuple[Token, float]]) -> Sample:
+def _weigh_sample(sample: Sample, tokens: Iterator[tuple[TokenLogprobs, float]]) -> Sample:
     """The row with its next sampled tokens' weights on its advantages."""
     behavior, advantages = list(sample.behavior_logprobs), list(sample.advantages)
     for place, trained in enumerate(sample.loss_mask):

@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from trailnotes.config.methods import method_of
+from trailnotes.config.methods import resolve_method
 from trailnotes.credit.novelty import Novelty
-from trailnotes.envs.tasks import trained_of, validation_of
+from trailnotes.envs.tasks import load_training_tasks, load_validation_tasks
 from trailnotes.envs.workers.pool import EnvPool
-from trailnotes.learner.samples import held_row
+from trailnotes.learner.samples import anchor_sample
 from trailnotes.learner.sharded import make_learner
 from trailnotes.memory import TipMemory, embedder_of, open_memory
-from trailnotes.memory.controls import shown
+from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.policies.hf.policy import HFPolicy, load_model
 from trailnotes.rollout.archive import Archive
-from trailnotes.runs.console import Progress
-from trailnotes.runs.load_policy import model_policy, set_back
+from trailnotes.runs.console import TrainingProgress
+from trailnotes.runs.load_policy import build_model_policy, use_initial_weights
 from trailnotes.runs.panels import play_panel
 from trailnotes.seeds import derive_seed
-from trailnotes.training.authors import Authors
-from trailnotes.training.rehearsal import Rehearsal, refuse_all_spent, rehearsal_path
+from trailnotes.training.authors import AuthorRegistry
+from trailnotes.training.rehearsal import Rehearsal, find_rehearsal, require_remaining_budget
 from trailnotes.training.saving import Counters
 
 if TYPE_CHECKING:
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Learned(NamedTuple):
+class LearnerSnapshot(NamedTuple):
     """What the learner hands to a policy that has weights of its own; see `TrainedPolicy.load`."""
 
     weights: Mapping[str, Tensor]
     version: int
-    said: Sequence[Sequence[float]]
+    probe_logprobs: Sequence[Sequence[float]]
 
 
 class TrainingRun:
@@ -62,30 +62,35 @@ class TrainingRun:
     """
 
     def __init__(
-        self, config: Config, directory: RunDir, pool: EnvPool, progress: Progress, cluster: Cluster | None = None
+        self,
+        config: Config,
+        directory: RunDir,
+        pool: EnvPool,
+        progress: TrainingProgress,
+        cluster: Cluster | None = None,
     ) -> None:
         self.config, self.directory, self.pool, self.progress = config, directory, pool, progress
         self.cluster = cluster  # places what runs elsewhere; None: everything runs here
         self.archive = Archive(config.archive) if config.archive.share else None
-        credits_authors = config.algorithm.author_credit and method_of(config.algorithm.name).shows_tips
-        self.authors = Authors(config) if credits_authors else None
+        credits_authors = config.algorithm.author_credit and resolve_method(config.algorithm.name).shows_tips
+        self.authors = AuthorRegistry(config) if credits_authors else None
         self.embedder = make_embedder = cache(partial(embedder_of, config))  # one model for novelty and memory
         novelty_seed = derive_seed(config.run.seed, "novelty")
         self.novelty = Novelty(config.algorithm, config.memory, novelty_seed, make=make_embedder)
-        self.tasks = trained_of(config)
-        self._plays = asyncio.Lock()
+        self.tasks = load_training_tasks(config)
+        self._policy_lock = asyncio.Lock()
         self.count = Counters()
         self.stop_requested = False
         self.saved: Path | None = None  # the newest checkpoint of this run
         self.empty = 0  # iterations in a row without any episode
         self.version = 0  # of the learner's weights: how often they were updated
         if cluster is not None:
-            cluster.take_gpu()
+            cluster.reserve_gpu()
         self._seed_adapters()
-        placed = cluster.engines() if cluster else ()
+        placed = cluster.start_engines() if cluster else ()
         if config.engine.name == "vllm":
             progress.note(f"the engines of vLLM start, within engine.start_timeout = {config.engine.start_timeout:g} s")
-        self.policy: TrainedPolicy = model_policy(config, trains=True, connects=placed)
+        self.policy: TrainedPolicy = build_model_policy(config, trains=True, connects=placed)
         with contextlib.ExitStack() as undone:
             undone.callback(self.policy.close)  # its engines are processes
             self._build(undone)
@@ -95,40 +100,40 @@ class TrainingRun:
     def _build(self, undone: contextlib.ExitStack) -> None:
         """What learns, and what remembers; `undone` closes what there is where the rest fails."""
         config, directory = self.config, self.directory
-        apart = config.author_apart
+        apart = config.has_separate_author
         alone = config.learner.world_size == 1  # more ranks load it each
-        held = config.holds and alone and not config.model.lora.enabled
+        held = config.has_reference_model and alone and not config.model.lora.enabled
         begun = load_model(config.model)[0] if held or apart else None
         start = self.cluster.start_ranks if self.cluster else None
         reference = begun if held else None
-        self.learner = make_learner(config, self._learning_model(), reference, directory.path / "dumps", start)
+        self.learner = make_learner(config, self._load_learner_model(), reference, directory.path / "dumps", start)
         undone.callback(self.learner.close)
-        self._start = model_policy(config, begun) if apart else None
-        rehearsed = rehearsal_path(config, directory.path)
+        self._start = build_model_policy(config, begun) if apart else None
+        rehearsed = find_rehearsal(config, directory.path)
         self.rehearsal = Rehearsal(config, rehearsed, self.policy.format) if rehearsed else None
-        self.memory = self._open_memory() if method_of(config.algorithm.name).memory else None
+        self.memory = self._open_memory() if resolve_method(config.algorithm.name).memory else None
         if self.memory is not None:
             undone.callback(self.memory.close)
-        self.shown: Memory | None = self.memory  # to prompts
+        self.prompt_memory: Memory | None = self.memory  # to prompts
         if isinstance(self.memory, TipMemory):  # a service looks to that itself
-            self.shown = shown(self.memory, config.algorithm.show_tips)
+            self.prompt_memory = make_prompt_memory(self.memory, config.algorithm.show_tips)
         # Where the policy has weights of its own: what was learned last, what plays, and what training began with.
-        self._newest = Learned({}, 0, ()) if self.is_shared else self._learned(0)
-        self._acting: Learned | None = self._newest if self.is_shared else None
-        self._distance = self._handing_over = 0.0
-        self._began_with = self._newest if config.start_writes and not apart else None
+        self._newest = LearnerSnapshot({}, 0, ()) if self.is_shared else self._snapshot_learner(0)
+        self._playing_weights: LearnerSnapshot | None = self._newest if self.is_shared else None
+        self._sync_mismatch = self._sync_seconds = 0.0
+        self.initial_weights = self._newest if config.has_frozen_author and not apart else None
 
     def _open_memory(self) -> TipMemory | ServedMemory:
         """In this process, or as a service."""
         path = self.directory.memory_path
         if self.cluster is not None:
-            return self.cluster.memory(path)
+            return self.cluster.make_memory(path)
         return open_memory(path, self.config.memory, embedder=self.embedder())
 
-    def _learning_model(self) -> Any:
+    def _load_learner_model(self) -> Any:
         """The model that the learner changes; None where its processes load one each, and what plays is apart."""
         if self.is_shared:
-            return self._embedded.model
+            return self._local_policy.model
         if self.config.learner.world_size > 1:
             return None
         self._seed_adapters()  # what is played while an update changes weights needs its own
@@ -138,7 +143,7 @@ class TrainingRun:
         """They start at random: the same in every model that is loaded after this."""
         torch.manual_seed(derive_seed(self.config.run.seed, "weights"))
 
-    def count_before(self, spent: Mapping[str, float]) -> None:
+    def add_prior_usage(self, spent: Mapping[str, float]) -> None:
         """Count what was spent on this run before its first iteration.
 
         Raises:
@@ -146,22 +151,22 @@ class TrainingRun:
         """
         for name, value in spent.items():
             setattr(self.count, name, getattr(self.count, name) + value)
-        refuse_all_spent(self.config.train, spent)
+        require_remaining_budget(self.config.train, spent)
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the last iteration has ended, or somebody asked to stop."""
-        return self.stop_requested or self._share >= 1.0
+        return self.stop_requested or self._budget_share >= 1.0
 
     @property
-    def _share(self) -> float:
-        return self.config.train.share(asdict(self.count))
+    def _budget_share(self) -> float:
+        return self.config.train.compute_progress(asdict(self.count))
 
     @property
     def lr_scale(self) -> float:
         """1, then linearly down to 0 over the last `optim.lr_decay` of the run, by whichever limit is nearer."""
         decay = self.config.optim.lr_decay
-        return min(1.0, (1.0 - self._share) / decay) if decay else 1.0
+        return min(1.0, (1.0 - self._budget_share) / decay) if decay else 1.0
 
     # -- playing and learning take turns, or run side by side (`rollout.ahead`)
 
@@ -171,105 +176,105 @@ class TrainingRun:
         return self.config.engine.name == "hf" and not self.config.rollout.ahead
 
     @property
-    def _embedded(self) -> HFPolicy:
+    def _local_policy(self) -> HFPolicy:
         """The policy, where it is no process of its own."""
         assert isinstance(self.policy, HFPolicy)
         return self.policy
 
-    def _learned(self, version: int) -> Learned:
+    def _snapshot_learner(self, version: int) -> LearnerSnapshot:
         """The learner's weights as they are, and what it says of the policy's probes with them."""
-        rows = [held_row(probe, "tip", 0.0) for probe in self.policy.probes]
+        rows = [anchor_sample(probe, "tip", 0.0) for probe in self.policy.probes]
         said = [
             [logprob for logprob, scored in zip(found, row.loss_mask, strict=True) if scored]
             for row, found in zip(rows, self.learner.logprobs(rows) if rows else (), strict=True)
         ]
-        return Learned(self.learner.weights(), version, said)
+        return LearnerSnapshot(self.learner.weights(), version, said)
 
-    async def start_playing(self) -> None:
+    async def acquire_policy(self) -> None:
         """Wait until nobody else plays, and play with the newest weights from here on."""
-        await self._plays.acquire()
+        await self._policy_lock.acquire()
         began, newest = time.monotonic(), self._newest
         try:
             await self.policy.wake()
-            if self._acting is not newest:
-                self._distance = await self.policy.load(*newest)
-                self._acting = newest
+            if self._playing_weights is not newest:
+                self._sync_mismatch = await self.policy.load(*newest)
+                self._playing_weights = newest
         except BaseException:  # others may wait for it, and the failure would wait for them
-            self.stop_playing()
+            self.release_policy()
             raise
-        self._handing_over += time.monotonic() - began
+        self._sync_seconds += time.monotonic() - began
 
-    def handed_over(self) -> dict[str, float]:
+    def pop_sync_metrics(self) -> dict[str, float]:
         """Of what plays with weights of its own: the seconds since the last call that handing them over took.
 
         Where it is asked what the learner says of its probes, also how far it was from that the last time, in nats.
         """
-        seconds, self._handing_over = self._handing_over, 0.0
+        seconds, self._sync_seconds = self._sync_seconds, 0.0
         if self.is_shared:
             return {}
-        return {"seconds/sync": seconds} | ({"engine/sync": self._distance} if self.policy.probes else {})
+        return {"seconds/sync": seconds} | ({"engine/sync": self._sync_mismatch} if self.policy.probes else {})
 
-    def stop_playing(self) -> None:
+    def release_policy(self) -> None:
         """Let others play."""
-        self._plays.release()
+        self._policy_lock.release()
 
     @contextlib.asynccontextmanager
-    async def playing(self) -> AsyncIterator[TrainedPolicy]:
+    async def use_policy(self) -> AsyncIterator[TrainedPolicy]:
         """The policy with the newest weights, for nobody else inside the block."""
-        await self.start_playing()
+        await self.acquire_policy()
         try:
             yield self.policy
         finally:
-            self.stop_playing()
+            self.release_policy()
 
     @contextlib.asynccontextmanager
-    async def author(self) -> AsyncIterator[TrainedPolicy]:
+    async def use_author(self) -> AsyncIterator[TrainedPolicy]:
         """Who writes the tips, by `algorithm.author`: a model of its own, or the policy with its weights set back."""
         if self.config.algorithm.author == "policy" or self._start is not None:
             yield self._start or self.policy
             return
         if self.is_shared:
-            with set_back(self._embedded, self.learner) as author:
+            with use_initial_weights(self._local_policy, self.learner) as author:
                 yield author
             return
-        assert self._began_with is not None
-        assert self._acting is not None
-        await self.policy.load(*self._began_with)
+        assert self.initial_weights is not None
+        assert self._playing_weights is not None
+        await self.policy.load(*self.initial_weights)
         try:
             yield self.policy
         finally:
-            await self.policy.load(*self._acting)
+            await self.policy.load(*self._playing_weights)
 
     async def learn(self, samples: Sequence[Sample], seed: int) -> dict[str, float]:
         """One update; beside the event loop where others play meanwhile."""
         version = self.version + 1
 
-        def update() -> tuple[dict[str, float], Learned | None]:
+        def update() -> tuple[dict[str, float], LearnerSnapshot | None]:
             if self.config.run.threads:
                 torch.set_num_threads(self.config.run.threads)  # a setting of each thread
             torch.manual_seed(seed)
             metrics = self.learner.update(samples, seed=seed, lr_scale=self.lr_scale)
-            return metrics, None if self.is_shared else self._learned(version)
+            return metrics, None if self.is_shared else self._snapshot_learner(version)
 
-        metrics, learned = await _in_thread(update) if self.config.rollout.ahead else update()
-        self._now(version, learned)
+        metrics, learned = await _run_in_thread(update) if self.config.rollout.ahead else update()
+        self._set_version(version, learned)
         return metrics
 
     def weights_changed(self, version: int) -> None:
         """The learner's weights are those of `version` now."""
-        self._now(version, None if self.is_shared else self._learned(version))
+        self._set_version(version, None if self.is_shared else self._snapshot_learner(version))
 
-    def _now(self, version: int, learned: Learned | None) -> None:
+    def _set_version(self, version: int, learned: LearnerSnapshot | None) -> None:
         self.version = version
         if learned is None:
-            self._embedded.weights_changed()
-            self._embedded.version = version
+            self._local_policy.bump_version()
+            self._local_policy.version = version
         else:
             self._newest = learned
 
     async def validate(self, policy: TrainedPolicy) -> dict[str, float]:
         """Act on held-out variations of the training families, without memory, and remember the best."""
-        tasks = validation_of(self.config)
+        tasks = load_validation_tasks(self.config)
         episodes = await play_panel(policy, self.pool, tasks, self.config, seed=self.config.run.seed)
         success = sum(t.success for t in episodes) / max(1, len(episodes))
         value = sum(t.episode_return for t in episodes) / max(1, len(episodes))
@@ -278,7 +283,7 @@ class TrainingRun:
             self.count.best_validation, self.count.best_iteration = score, self.count.iteration
         return {"validation/success": success, "validation/return": value}
 
-    def seconds_since_last(self) -> float:
+    def pop_iteration_seconds(self) -> float:
         """Seconds since the iteration before ended."""
         now = time.monotonic()
         passed, self._ended = now - self._ended, now
@@ -293,7 +298,7 @@ class TrainingRun:
                 each.callback(self.memory.close)
 
 
-async def _in_thread(call: Callable[[], T]) -> T:
+async def _run_in_thread(call: Callable[[], T]) -> T:
     """Its result. Who is cancelled meanwhile waits for the end all the same: a thread cannot be stopped."""
     task = asyncio.ensure_future(asyncio.to_thread(call))
     try:

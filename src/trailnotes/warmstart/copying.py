@@ -13,13 +13,13 @@ from typing import Any, Final
 
 import torch
 
-HEADS: Final = 2  # of the second layer that look for the token
-EMBEDDING: Final = 0.1  # standard deviation: small steps of Adam do not wipe out which token is which
-SLOW: Final = 0.009  # radians a token: pairs of numbers that turn no faster compare what is far apart
-_BIAS, _MATCH, _HANDED, _SAID = 6.4, 2.8, 0.2, 0.8  # strengths, tried on random tokens at a width of 96
+NUM_INDUCTION_HEADS: Final = 2  # of the second layer that look for the token
+EMBEDDING_STD: Final = 0.1  # standard deviation: small steps of Adam do not wipe out which token is which
+MAX_SLOW_ROTATION: Final = 0.009  # radians a token: pairs of numbers that turn no faster compare what is far apart
+_BIAS, _MATCH, _PREVIOUS_SCALE, _COPY_SCALE = 6.4, 2.8, 0.2, 0.8  # strengths, tried on random tokens at a width of 96
 
 
-def begin_copying(model: Any) -> None:
+def initialize_copy_heads(model: Any) -> None:
     """Put the two kinds of heads into the first two layers of a Qwen2 of random weights, drawn from torch's generator.
 
     Args:
@@ -30,24 +30,24 @@ def begin_copying(model: Any) -> None:
     turns = model.config.rope_parameters["rope_theta"] ** (-torch.arange(0, width, 2) / width)  # radians a token
     with torch.no_grad():
         embeddings = model.get_input_embeddings().weight
-        embeddings.normal_(0, EMBEDDING)
-        read, place = _projection(width, embeddings.shape[1]), _projection(width, embeddings.shape[1])
-        _look_back(first, turns)
+        embeddings.normal_(0, EMBEDDING_STD)
+        read, place = _draw_projection(width, embeddings.shape[1]), _draw_projection(width, embeddings.shape[1])
+        _initialize_previous_token_head(first, turns)
         first.v_proj.weight[:width] = read
-        first.o_proj.weight[:, :width] = _HANDED * place.T
-        slow = (turns <= max(SLOW, float(turns[-1]))).nonzero().flatten()
-        for head in range(min(HEADS, model.config.num_attention_heads)):
+        first.o_proj.weight[:, :width] = _PREVIOUS_SCALE * place.T
+        slow = (turns <= max(MAX_SLOW_ROTATION, float(turns[-1]))).nonzero().flatten()
+        for head in range(min(NUM_INDUCTION_HEADS, model.config.num_attention_heads)):
             rows = slice(head * width, (head + 1) * width)
             compared = torch.zeros(width, width)
-            compared[torch.cat([slow, slow + width // 2])] = _projection(2 * len(slow), width)
+            compared[torch.cat([slow, slow + width // 2])] = _draw_projection(2 * len(slow), width)
             second.q_proj.weight[rows] = _MATCH * compared @ read  # the token that was said
             second.k_proj.weight[rows] = _MATCH * compared @ place  # the one before each
-            said = _projection(width, embeddings.shape[1])
+            said = _draw_projection(width, embeddings.shape[1])
             second.v_proj.weight[rows] = said
-            second.o_proj.weight[:, rows] = _SAID * said.T
+            second.o_proj.weight[:, rows] = _COPY_SCALE * said.T
 
 
-def _look_back(attention: Any, turns: torch.Tensor) -> None:
+def _initialize_previous_token_head(attention: Any, turns: torch.Tensor) -> None:
     """Have the first head look at the token before, whatever it is: by biases that the rotation of positions aligns."""
     width = attention.head_dim
     attention.q_proj.weight[:width] = attention.k_proj.weight[:width] = 0
@@ -55,7 +55,7 @@ def _look_back(attention: Any, turns: torch.Tensor) -> None:
     attention.q_proj.bias[:width] = _BIAS * torch.cat([turns.cos(), -turns.sin()])
 
 
-def _projection(rows: int, columns: int) -> torch.Tensor:
+def _draw_projection(rows: int, columns: int) -> torch.Tensor:
     """Random orthonormal rows, (rows, columns)."""
     drawn: torch.Tensor = torch.nn.init.orthogonal_(torch.empty(rows, columns))
     return drawn

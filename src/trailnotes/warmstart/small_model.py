@@ -77,7 +77,7 @@ def build_model(tokenizer: Any, config: WarmstartConfig, max_tokens: int) -> Any
         )
     )
     if config.copying:
-        from trailnotes.warmstart.copying import begin_copying
+        from trailnotes.warmstart.copying import initialize_copy_heads
 
-        begin_copying(model)
+        initialize_copy_heads(model)
     return model

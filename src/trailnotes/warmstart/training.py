@@ -16,21 +16,21 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from trailnotes.config.toml import SURROUNDINGS
-from trailnotes.envs.tasks import refuse_learning
+from trailnotes.config.toml import RUNTIME_KEYS
+from trailnotes.envs.tasks import validate_learning_tasks
 from trailnotes.errors import ConfigError, Interrupted, NonFiniteError, RunError
 from trailnotes.learner.logprobs import TokenScorer
 from trailnotes.learner.optimizer import MasterAdamW
-from trailnotes.learner.samples import microbatches
+from trailnotes.learner.samples import make_microbatches
 from trailnotes.learner.states import export_model
 from trailnotes.policies.chat import ChatFormat
-from trailnotes.policies.hf.policy import device_of, load_model, refuse_frozen, refuse_longer
+from trailnotes.policies.hf.policy import load_model, require_context_length, require_trainable, resolve_device
 from trailnotes.runs.directory import RunDir, has_begun
-from trailnotes.runs.signals import asked_by_signals
+from trailnotes.runs.signals import request_stop_on_signals
 from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import write_text_atomic
-from trailnotes.warmstart.demonstrations import Demonstration, demonstrator_of, demonstrators, from_jsonl
+from trailnotes.warmstart.demonstrations import Demonstration, demonstrators, load_demonstrator, read_demonstrations
 from trailnotes.warmstart.small_model import build_model, train_tokenizer
 
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
 PATIENCE = 1000  # how many demonstrations in a row may be too long before the search for one that fits ends
 GRAD_CLIP = 1.0
-RECENT = 50  # steps whose mean is the final loss
+LOSS_WINDOW = 50  # steps whose mean is the final loss
 SETTING = "warmstart.demonstrations"
 UNFINISHED = "unfinished"  # in `out`, as long as the model is not
 
 
-class Row(NamedTuple):
+class EncodedDemonstration(NamedTuple):
     """A demonstration in tokens."""
 
     token_ids: list[int]
@@ -86,33 +86,35 @@ def warmstart(
         Interrupted: asked to stop before the end.
     """
     out = Path(out)
-    refuse_taken(out)
+    require_free_output(out)
     if config.rollout.example_turns:
         raise ConfigError("warmstart would teach the answers of rollout.example_turns: set it to []")
     if config.model.lora.enabled and not config.model.path:
         raise ConfigError("model.lora.enabled trains adapters of a model that exists: set model.path, or set it false")
-    next(_demonstrations(config, _count_words, config.run.seed))  # what is wrong with them shows before any work
+    next(_iter_demonstrations(config, _count_words, config.run.seed))  # what is wrong with them shows before any work
     if named := config.warmstart.demonstrations:  # scripted ones are of no panel, whatever it is
-        games = [demonstration.task for demonstration in from_jsonl(Path(named), SETTING) if demonstration.task]
-        refuse_learning(games, f"warmstart.demonstrations = {named!r}", config)
-    with _unfinished(config, out, allow_change) as directory:
+        games = [
+            demonstration.task for demonstration in read_demonstrations(Path(named), SETTING) if demonstration.task
+        ]
+        validate_learning_tasks(games, f"warmstart.demonstrations = {named!r}", config)
+    with _open_unfinished(config, out, allow_change) as directory:
         torch.manual_seed(config.run.seed)
         if config.run.threads:
             torch.set_num_threads(config.run.threads)
-        model, tokenizer = _start(config)
-        rows = _rows(config, ChatFormat(tokenizer, config.model.template_options), config.run.seed)
-        imitation = Imitation(model, config)
-        if saved := checkpoint.latest(directory.checkpoints):
+        model, tokenizer = _load_initial_model(config)
+        rows = _iter_rows(config, ChatFormat(tokenizer, config.model.template_options), config.run.seed)
+        imitation = SupervisedTrainer(model, config)
+        if saved := checkpoint.find_latest(directory.checkpoints):
             imitation.load(saved)
             note(f"resuming after step {imitation.step}; the demonstrations until there are drawn again")
-        _fit(imitation, rows, directory.checkpoints, progress, note)
+        _run_steps(imitation, rows, directory.checkpoints, progress, note)
         export_model(model, out, tokenizer)  # takes the place of all that is there
     record = {"steps": imitation.step, "final_loss": imitation.recent_loss, "seed": config.run.seed}
     write_text_atomic(out / "warmstart.json", json.dumps(record, indent=1) + "\n")
     return out
 
 
-def refuse_taken(out: Path) -> None:
+def require_free_output(out: Path) -> None:
     """Refuse to write a model over anything but an unfinished one.
 
     Raises:
@@ -123,9 +125,9 @@ def refuse_taken(out: Path) -> None:
 
 
 @contextlib.contextmanager
-def _unfinished(config: Config, out: Path, allow_change: Sequence[str]) -> Iterator[RunDir]:
+def _open_unfinished(config: Config, out: Path, allow_change: Sequence[str]) -> Iterator[RunDir]:
     """The place of the checkpoints, locked; nothing is left of it if none was saved."""
-    with RunDir.open(out / UNFINISHED, config, allow_change=[*SURROUNDINGS, *allow_change]) as directory:
+    with RunDir.open(out / UNFINISHED, config, allow_change=[*RUNTIME_KEYS, *allow_change]) as directory:
         try:
             yield directory
         except BaseException:
@@ -135,25 +137,25 @@ def _unfinished(config: Config, out: Path, allow_change: Sequence[str]) -> Itera
             raise
 
 
-def _start(config: Config) -> tuple[Any, Any]:
+def _load_initial_model(config: Config) -> tuple[Any, Any]:
     """Model and tokenizer before the first step."""
     if config.model.path:
-        refuse_frozen(config.model)
-        refuse_longer(config.model, config.rollout.max_context_tokens)
+        require_trainable(config.model)
+        require_context_length(config.model, config.rollout.max_context_tokens)
         return load_model(config.model)
-    tokenizer = train_tokenizer(_texts(config), config.warmstart.vocab_size, exact=config.warmstart.exact)
+    tokenizer = train_tokenizer(_iter_texts(config), config.warmstart.vocab_size, exact=config.warmstart.exact)
     model = build_model(tokenizer, config.warmstart, config.rollout.max_context_tokens)
-    return model.to(device_of(config.model.device), getattr(torch, config.model.dtype)), tokenizer
+    return model.to(resolve_device(config.model.device), getattr(torch, config.model.dtype)), tokenizer
 
 
-def _demonstrations(config: Config, count_tokens: Callable[[str], int], seed: int) -> Iterator[Demonstration]:
+def _iter_demonstrations(config: Config, count_tokens: Callable[[str], int], seed: int) -> Iterator[Demonstration]:
     """Endless: fresh ones from a script, or shuffled passes over a file."""
     if config.warmstart.demonstrations:
-        given = from_jsonl(Path(config.warmstart.demonstrations), SETTING)
+        given = read_demonstrations(Path(config.warmstart.demonstrations), SETTING)
         rng = random.Random(seed)
         while True:
             yield from rng.sample(given, len(given))
-    demonstrator = demonstrator_of(config.env.name, config.rollout.style)
+    demonstrator = load_demonstrator(config.env.name, config.rollout.style)
     if demonstrator is None:
         known = ", ".join(sorted(name for name in demonstrators() if not name.endswith(".full")))
         raise ConfigError(
@@ -168,30 +170,30 @@ def _count_words(text: str) -> int:
     return len(text.split())
 
 
-def _texts(config: Config, num: int = 4000) -> Iterator[str]:
+def _iter_texts(config: Config, num: int = 4000) -> Iterator[str]:
     """What a tokenizer is trained on: every turn of `num` demonstrations."""
-    for demonstration in itertools.islice(_demonstrations(config, _count_words, config.run.seed + 1), num):
+    for demonstration in itertools.islice(_iter_demonstrations(config, _count_words, config.run.seed + 1), num):
         yield from (message.content for message in demonstration.messages)
 
 
-def encode(demonstration: Demonstration, chat: ChatFormat) -> Row:
+def encode_demonstration(demonstration: Demonstration, chat: ChatFormat) -> EncodedDemonstration:
     """Token ids of the conversation and the mask of what is imitated: the taught turns with their end token."""
-    return Row(*chat.taught(demonstration.messages, demonstration.taught))
+    return EncodedDemonstration(*chat.encode_with_mask(demonstration.messages, demonstration.taught))
 
 
-def whole(row: Row) -> Row:
+def unmask_row(row: EncodedDemonstration) -> EncodedDemonstration:
     """The same conversation, of which all is learned but its first token, which nothing comes before."""
-    return Row(row.token_ids, [0, *[1] * (len(row.token_ids) - 1)])
+    return EncodedDemonstration(row.token_ids, [0, *[1] * (len(row.token_ids) - 1)])
 
 
-def _rows(config: Config, chat: ChatFormat, seed: int) -> Iterator[Row]:
+def _iter_rows(config: Config, chat: ChatFormat, seed: int) -> Iterator[EncodedDemonstration]:
     """The demonstrations that fit the context, as rows."""
     limit, too_long = config.rollout.max_context_tokens, 0
     drawing = random.Random(derive_seed(seed, "whole"))
-    for demonstration in _demonstrations(config, chat.count_tokens, seed):
-        row = encode(demonstration, chat)
+    for demonstration in _iter_demonstrations(config, chat.count_tokens, seed):
+        row = encode_demonstration(demonstration, chat)
         if drawing.random() < config.warmstart.whole:
-            row = whole(row)
+            row = unmask_row(row)
         too_long = too_long + 1 if len(row.token_ids) > limit else 0
         if too_long == PATIENCE:
             raise ConfigError(f"no demonstration fits rollout.max_context_tokens = {limit}: raise it, or shorten them")
@@ -199,7 +201,9 @@ def _rows(config: Config, chat: ChatFormat, seed: int) -> Iterator[Row]:
             yield row
 
 
-def batches(rows: Iterator[Row], size: int, rng: random.Random, window: int = 16) -> Iterator[list[Row]]:
+def iter_batches(
+    rows: Iterator[EncodedDemonstration], size: int, rng: random.Random, window: int = 16
+) -> Iterator[list[EncodedDemonstration]]:
     """Batches of rows of similar length, in random order: `window` batches are sorted by length, cut and shuffled."""
     while True:
         drawn = sorted(itertools.islice(rows, size * window), key=lambda row: len(row.token_ids))
@@ -208,7 +212,7 @@ def batches(rows: Iterator[Row], size: int, rng: random.Random, window: int = 16
         yield from cut
 
 
-def collate(rows: Sequence[Row], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def collate(rows: Sequence[EncodedDemonstration], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """(B, T) token ids, padded on the right, and the (B, T) mask of what is imitated."""
     ids = [torch.tensor(ids) for ids, _ in rows]
     masks = [torch.tensor(mask, dtype=torch.bool) for _, mask in rows]
@@ -216,7 +220,7 @@ def collate(rows: Sequence[Row], device: torch.device) -> tuple[torch.Tensor, to
     return padded[0], padded[1]
 
 
-def learning_rate(step: int, total: int, peak: float) -> float:
+def compute_learning_rate(step: int, total: int, peak: float) -> float:
     """Linear warm-up over 2 % of the steps, then a cosine to a tenth of the peak."""
     warmup = max(1, total // 50)
     if step < warmup:
@@ -224,7 +228,7 @@ def learning_rate(step: int, total: int, peak: float) -> float:
     return peak * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup))))
 
 
-class Imitation:
+class SupervisedTrainer:
     """Supervised steps: model, optimiser, and how far it is.
 
     The gradients of micro-batches of `optim.microbatch_tokens` are summed and divided once, so the cut does not
@@ -236,7 +240,7 @@ class Imitation:
         plain = {"lr": warm.lr, "weight_decay": 0.01, "betas": (0.9, 0.95)}
         self.model, self.config = model, config
         self.step = 0
-        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._recent: deque[float] = deque(maxlen=LOSS_WINDOW)
         self._optimizer = MasterAdamW(model, config.optim.model_copy(update=plain))
         self._score = TokenScorer(model, chunk=config.optim.logprob_chunk)
 
@@ -245,7 +249,7 @@ class Imitation:
         """Mean of the last steps."""
         return sum(self._recent) / len(self._recent)
 
-    def learn(self, batch: Sequence[Row]) -> dict[str, float]:
+    def train_step(self, batch: Sequence[EncodedDemonstration]) -> dict[str, float]:
         """One optimiser step.
 
         Raises:
@@ -256,17 +260,17 @@ class Imitation:
         self.model.train()
         self._optimizer.zero_grad()
         device, total = next(self.model.parameters()).device, 0.0
-        for indices in microbatches(batch, self.config.optim.microbatch_tokens):
+        for indices in make_microbatches(batch, self.config.optim.microbatch_tokens):
             ids, mask = collate([batch[i] for i in indices], device)
             loss = -self._score(ids, mask)[0].sum()
             loss.backward()  # type: ignore[no-untyped-call]
-            self._optimizer.gather()
+            self._optimizer.accumulate_grads()
             total += float(loss.detach())
         count = sum(sum(row.loss_mask) for row in batch)
         norm = float(self._optimizer.grad_norm()) / count
         if not math.isfinite(norm + total):
             raise NonFiniteError(f"loss or gradient is not finite at step {self.step + 1}: lower warmstart.lr")
-        lr = learning_rate(self.step, warm.steps, warm.lr)
+        lr = compute_learning_rate(self.step, warm.steps, warm.lr)
         self._optimizer.set_lr(lr)
         self._optimizer.step(min(1.0, GRAD_CLIP / (norm + 1e-6)) / count)
         self.step += 1
@@ -305,19 +309,19 @@ class Imitation:
         self._recent.extend(meta["recent"])
 
 
-def _fit(
-    imitation: Imitation,
-    rows: Iterator[Row],
+def _run_steps(
+    imitation: SupervisedTrainer,
+    rows: Iterator[EncodedDemonstration],
     checkpoints: Path,
     progress: Callable[[dict[str, float]], None] | None,
     note: Callable[[str], None],
 ) -> None:
     """The steps that are left, with checkpoints; a signal is heard after a step."""
     warm, done = imitation.config.warmstart, imitation.step
-    source = batches(rows, warm.batch_size, random.Random(imitation.config.run.seed))
-    with asked_by_signals(lambda: note("stopping after this step; once more to stop at once")) as received:
+    source = iter_batches(rows, warm.batch_size, random.Random(imitation.config.run.seed))
+    with request_stop_on_signals(lambda: note("stopping after this step; once more to stop at once")) as received:
         for batch in itertools.islice(source, done, warm.steps):
-            state = imitation.learn(batch)
+            state = imitation.train_step(batch)
             if progress is not None:
                 progress(state)
             left = warm.steps - imitation.step

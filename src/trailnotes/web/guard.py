@@ -16,18 +16,18 @@ from starlette.datastructures import Headers
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
-POLICY: Final = (
+LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 """Content security policy of a site without scripts."""
 
-ELSEWHERE: Final = "This form was sent by a page of another site, so nothing was done."
-OTHER_NAME: Final = "This site answers to the address that its command has printed."
-NO_TOKEN: Final = "Say the token of this site in the header Authorization: Bearer TOKEN."  # noqa: S105
+CROSS_SITE_MESSAGE: Final = "This form was sent by a page of another site, so nothing was done."
+WRONG_HOST_MESSAGE: Final = "This site answers to the address that its command has printed."
+NO_TOKEN_MESSAGE: Final = "Say the token of this site in the header Authorization: Bearer TOKEN."  # noqa: S105
 
 
-def headers_of(policy: str = POLICY) -> dict[str, str]:
+def build_security_headers(policy: str = CONTENT_SECURITY_POLICY) -> dict[str, str]:
     """What every answer carries. A referrer policy of "no-referrer" would have forms sent with the origin "null"."""
     return {
         "content-security-policy": policy,
@@ -39,13 +39,13 @@ def headers_of(policy: str = POLICY) -> dict[str, str]:
     }
 
 
-def name_of(host: str) -> str:
+def parse_host_name(host: str) -> str:
     """The name in a Host header, in lower case and without its port."""
     end = host.rfind("]") + 1  # colons before it are of an IPv6 address
     return (host[:end] + host[end:].partition(":")[0]).lower()
 
 
-def from_elsewhere(host: str, origin: str | None, site: str | None) -> bool:
+def is_cross_site(host: str, origin: str | None, site: str | None) -> bool:
     """Whether a form comes from a page that is not ours.
 
     Args:
@@ -58,7 +58,7 @@ def from_elsewhere(host: str, origin: str | None, site: str | None) -> bool:
     return site not in {None, "same-origin", "none"}
 
 
-class Guard:
+class SecurityMiddleware:
     """Wraps a site: adds headers to every answer, and answers itself where a request may not go on.
 
     Args:
@@ -73,10 +73,10 @@ class Guard:
         app: ASGIApp,
         names: frozenset[str] | None,
         refuse: Callable[[int, str], ASGIApp],
-        policy: str = POLICY,
+        policy: str = CONTENT_SECURITY_POLICY,
     ) -> None:
         self.app, self.names, self.refuse = app, names, refuse
-        self._headers = [(name.encode(), value.encode()) for name, value in headers_of(policy).items()]
+        self._headers = [(name.encode(), value.encode()) for name, value in build_security_headers(policy).items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request; anything but HTTP goes through as it is."""
@@ -89,20 +89,20 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), *self._headers]
             await send(message)
 
-        answer = self._refusal(scope) or self.app
+        answer = self._find_refusal(scope) or self.app
         await answer(scope, receive, sending)
 
-    def _refusal(self, scope: Scope) -> ASGIApp | None:
+    def _find_refusal(self, scope: Scope) -> ASGIApp | None:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        if self.names is not None and name_of(host) not in self.names:
-            return self.refuse(421, OTHER_NAME)
-        if scope["method"] == "POST" and from_elsewhere(host, headers.get("origin"), headers.get("sec-fetch-site")):
-            return self.refuse(403, ELSEWHERE)
+        if self.names is not None and parse_host_name(host) not in self.names:
+            return self.refuse(421, WRONG_HOST_MESSAGE)
+        if scope["method"] == "POST" and is_cross_site(host, headers.get("origin"), headers.get("sec-fetch-site")):
+            return self.refuse(403, CROSS_SITE_MESSAGE)
         return None
 
 
-class Bearer:
+class BearerMiddleware:
     """Wraps a site that is for those who know a token, and say it in the header Authorization.
 
     Args:
@@ -121,5 +121,5 @@ class Bearer:
         if scope["type"] == "http":
             given = Headers(scope=scope).get("authorization", "").encode()
             if not hmac.compare_digest(given, self._wanted):
-                answer = self.refuse(401, NO_TOKEN)
+                answer = self.refuse(401, NO_TOKEN_MESSAGE)
         await answer(scope, receive, send)

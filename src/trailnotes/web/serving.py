@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-CONNECTIONS = 2_000  # at once; one more is told to come back
-UNFINISHED = 256  # connections whose visitor has not sent a whole request; one more, and the oldest gives way
-REQUEST_S = 20.0  # in which a request must arrive, from its connection, or from the answer before it, to its last byte
-UNREAD_MS = 60_000  # in which a visitor takes something of what it is sent
+MAX_CONNECTIONS = 2_000  # at once; one more is told to come back
+MAX_UNFINISHED = 256  # connections whose visitor has not sent a whole request; one more, and the oldest gives way
+REQUEST_TIMEOUT_S = (
+    20.0  # in which a request must arrive, from its connection, or from the answer before it, to its last byte
+)
+UNREAD_TIMEOUT_MS = 60_000  # in which a visitor takes something of what it is sent
 
 
-def listening(host: str, port: int, *, refusal: str = "") -> socket.socket:
+def open_listener(host: str, port: int, *, refusal: str = "") -> socket.socket:
     """A socket that listens there.
 
     Args:
@@ -43,7 +45,7 @@ def listening(host: str, port: int, *, refusal: str = "") -> socket.socket:
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        door = socket.create_server((host, port), family=family, backlog=CONNECTIONS)
+        door = socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise ConfigError(
@@ -53,19 +55,19 @@ def listening(host: str, port: int, *, refusal: str = "") -> socket.socket:
     # for the visitor's word that the first has come: asyncio sees to it only for sockets that name their protocol.
     door.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # on Linux the kernel hangs up on a visitor that reads nothing
-        door.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
+        door.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_TIMEOUT_MS)
     return door
 
 
-def host_of(door: socket.socket) -> str:
+def format_host(door: socket.socket) -> str:
     """Where it listens, as addresses and Host headers write it: IPv6 in brackets."""
     host = str(door.getsockname()[0])
     return f"[{host}]" if ":" in host else host
 
 
-def address_of(door: socket.socket) -> str:
+def format_url(door: socket.socket) -> str:
     """What a person types into a browser."""
-    return f"http://{host_of(door)}:{door.getsockname()[1]}"
+    return f"http://{format_host(door)}:{door.getsockname()[1]}"
 
 
 def serve(
@@ -91,18 +93,18 @@ def serve(
         log_level="error",  # below it, a line for each request that is none
         lifespan="on" if lifespan else "off",
         proxy_headers=False,
-        http=_Connection,
+        http=_GuardedConnection,
         ws="websockets-sansio" if most_ws_bytes else "none",
         ws_max_size=max(1, most_ws_bytes),
         ws_per_message_deflate=False,
-        limit_concurrency=CONNECTIONS,
+        limit_concurrency=MAX_CONNECTIONS,
         timeout_graceful_shutdown=5,
         server_header=False,
     )
-    _Server(config, ready).run(sockets=[door])
+    _NotifyingServer(config, ready).run(sockets=[door])
 
 
-class _Server(uvicorn.Server):
+class _NotifyingServer(uvicorn.Server):
     """Says when it listens."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
@@ -114,7 +116,7 @@ class _Server(uvicorn.Server):
         self._ready()
 
 
-class _Connection(H11Protocol):
+class _GuardedConnection(H11Protocol):
     """Hangs up on a visitor that does not finish a request in time, or holds the place of others meanwhile.
 
     uvicorn itself waits for the rest of a request for as long as the visitor likes.
@@ -124,35 +126,35 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._watch()
-        unfinished = [each for each in self.connections if isinstance(each, _Connection) and each.limit]
-        if len(unfinished) > UNFINISHED:
+        self._start_timer()
+        unfinished = [each for each in self.connections if isinstance(each, _GuardedConnection) and each.limit]
+        if len(unfinished) > MAX_UNFINISHED:
             min(unfinished, key=lambda each: each.limit.when() if each.limit else 0.0).hang_up()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._watch()
+        self._start_timer()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._watch()
+        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._unwatch()
+        self._cancel_timer()
         super().connection_lost(exc)
 
-    def _watch(self) -> None:
+    def _start_timer(self) -> None:
         if self.conn.their_state not in {h11.IDLE, h11.SEND_BODY} or self.transport.get_protocol() is not self:
-            self._unwatch()  # all of it is here, or it is a WebSocket now
+            self._cancel_timer()  # all of it is here, or it is a WebSocket now
         elif self.limit is None:
-            self.limit = self.loop.call_later(REQUEST_S, self.hang_up)
+            self.limit = self.loop.call_later(REQUEST_TIMEOUT_S, self.hang_up)
 
-    def _unwatch(self) -> None:
+    def _cancel_timer(self) -> None:
         if self.limit:
             self.limit.cancel()
             self.limit = None
 
     def hang_up(self) -> None:
         """End the connection, and what is left to be said with it."""
-        self._unwatch()
+        self._cancel_timer()
         self.transport.abort()

@@ -38,18 +38,25 @@ def test_plans_of_another_task_or_none_in_words_stand_in_for_own_ones() -> None:
     with ReflectionMemory(None, 2) as memory:
         tasks = [("maze/1", 3), ("maze/2", 1), ("vault/1", 3), ("gate/1", 1)]
         memory.add([plan(f"{task} {i}", task, step=i) for task, count in tasks for i in range(count)])
-        assert texts(memory.shown("maze/1")) == ["maze/1 1", "maze/1 2"]
-        assert [(tip.text, tip.step) for tip in memory.shown("maze/1", "empty")] == [("none", 1), ("none", 2)]
-        assert {tip.namespace for tip in memory.shown("maze/1", "other")} < {"vault/1", "gate/1"}, "another family"
-        assert texts(memory.shown("gate/1", "other")) in (["maze/1 2"], ["maze/2 0"], ["vault/1 2"]), "as many, newest"
-        assert memory.shown("maze/3", "other") == memory.shown("maze/3", "empty") == []
+        assert texts(memory.get_prompt_plans("maze/1")) == ["maze/1 1", "maze/1 2"]
+        assert [(tip.text, tip.step) for tip in memory.get_prompt_plans("maze/1", "empty")] == [
+            ("none", 1),
+            ("none", 2),
+        ]
+        assert {tip.namespace for tip in memory.get_prompt_plans("maze/1", "other")} < {"vault/1", "gate/1"}, (
+            "another family"
+        )
+        assert texts(memory.get_prompt_plans("gate/1", "other")) in (["maze/1 2"], ["maze/2 0"], ["vault/1 2"]), (
+            "as many, newest"
+        )
+        assert memory.get_prompt_plans("maze/3", "other") == memory.get_prompt_plans("maze/3", "empty") == []
         assert memory.stats()["tips"] == 8, "nothing is written by looking"
 
 
 def test_an_only_task_has_no_other_plans() -> None:
     with ReflectionMemory(None, 2) as memory:
         memory.add([plan("go left")])
-        assert memory.shown("maze/1", "other") == []
+        assert memory.get_prompt_plans("maze/1", "other") == []
 
 
 def test_the_same_words_after_another_failure_are_another_plan() -> None:
@@ -80,12 +87,12 @@ def test_marks_travel_with_snapshots_and_go_with_what_they_mark(tmp_path: Path) 
 def test_a_mark_is_undone_with_its_transaction(tmp_path: Path) -> None:
     with ReflectionMemory(tmp_path / "memory.db", 3) as memory:
         with contextlib.suppress(ZeroDivisionError), memory.store.transaction():
-            assert memory.store.once("trial-0")
-            assert not memory.store.once("trial-0")
+            assert memory.store.mark_first_time("trial-0")
+            assert not memory.store.mark_first_time("trial-0")
             raise ZeroDivisionError
         assert memory.add([plan("go left")], once="trial-0") == 1
         with pytest.raises(AssertionError):
-            memory.store.once("outside")
+            memory.store.mark_first_time("outside")
 
 
 def test_plans_are_cleaned_and_empty_ones_left_out() -> None:
@@ -102,7 +109,7 @@ def test_the_file_is_a_memory_file_like_any_other(tmp_path: Path) -> None:
     assert isinstance(store, TipStore)
     assert search_tips(store, "maze/1", "the dragon", 1)[0].tip.text == "feed the dragon"
     with store.transaction():
-        (first, _) = store.tips()
+        (first, _) = store.load_tips()
         store.update(replace(first, enabled=False))
     store.close()
     with ReflectionMemory(tmp_path / "memory.db", 3) as memory:

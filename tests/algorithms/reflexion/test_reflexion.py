@@ -20,7 +20,7 @@ HEADER = "Your plans for this task, each made after a failed trial, oldest first
 
 def plans_in(directory: Path) -> list[tuple[str, str, int]]:
     with ReflectionMemory(directory / "memory.db", 3) as memory:
-        return [(tip.namespace[-1], tip.text, tip.step) for tip in memory.store.tips()]
+        return [(tip.namespace[-1], tip.text, tip.step) for tip in memory.store.load_tips()]
 
 
 def of_gate(gate: int, prompts: list[list[Message]]) -> list[list[Message]]:

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trailnotes.algorithms.rememberer.experience import ExperienceTable, open_experience
-from trailnotes.algorithms.rememberer.similarity import LinesPart, WordsPart
-from trailnotes.algorithms.rememberer.situations import Situations
-from trailnotes.algorithms.rememberer.values import Experience, Record
+from trailnotes.algorithms.rememberer.similarity import JaccardSimilarity, LcsSimilarity
+from trailnotes.algorithms.rememberer.situations import SituationIndex
+from trailnotes.algorithms.rememberer.values import Experience, ExperienceRecord
 from trailnotes.config.methods_schema import RemembererConfig
 from trailnotes.config.schema import Config
 from trailnotes.errors import MemoryStoreError
@@ -56,8 +56,8 @@ def value(taught: ExperienceTable, observation: str, action: str, goal: str = "g
     return record.values[action].value
 
 
-def all_records(taught: ExperienceTable) -> list[Record]:
-    return list(taught.nearest("g", "s0"))
+def all_records(taught: ExperienceTable) -> list[ExperienceRecord]:
+    return list(taught.iter_nearest("g", "s0"))
 
 
 # -- the vectors of the specification, section 8
@@ -125,8 +125,10 @@ def test_defect_3_no_setting_of_the_table_is_without_effect(changed) -> None:
             teach(taught, episode(0, 1.0, 0.0, goal=goal, states="see a{}\nand b"))
             teach(taught, episode(1, 0.0, 0.5, goal=goal, states="see a{}\nand b", actions="b{}"))
         texts = ("find a cup", "see b\nand a1 and more of a1")
-        known = {(r.task, r.observation): {a: v.value for a, v in r.values.items()} for r in taught.nearest(*texts)}
-        return [known, taught._current().similarity.to_all(texts, taught._embed(texts)).tolist()]
+        known = {
+            (r.task, r.observation): {a: v.value for a, v in r.values.items()} for r in taught.iter_nearest(*texts)
+        }
+        return [known, taught._load_situations().similarity.compare_to_all(texts, taught._embed(texts)).tolist()]
 
     *others, _ = changed.items()  # the last one is examined
     assert outcome(dict(others)) != outcome(changed)
@@ -149,8 +151,8 @@ def test_defect_5_reading_averages_both_tables() -> None:
 
 def test_defect_5_similarity_compares_the_query_with_each_record() -> None:
     taught = teach(table(), episode(1.0, states="a red door"), episode(1.0, states="a blue lake"))
-    assert next(taught.nearest("g", "the red door")).observation == "a red door"
-    assert next(taught.nearest("g", "the blue lake")).observation == "a blue lake"
+    assert next(taught.iter_nearest("g", "the red door")).observation == "a red door"
+    assert next(taught.iter_nearest("g", "the blue lake")).observation == "a blue lake"
 
 
 def test_defect_8_an_unknown_state_is_not_valued_by_the_record_that_is_updated() -> None:
@@ -201,14 +203,14 @@ def test_goals_do_not_share_records() -> None:
 
 def test_equally_similar_records_rank_by_visits_then_by_the_latest_update() -> None:
     taught = teach(table(), *[episode(1.0, states=s) for s in ("see b", "see b", "see a", "see c")])
-    assert [record.observation for record in taught.nearest("g", "see x")] == ["see b", "see c", "see a"]
+    assert [record.observation for record in taught.iter_nearest("g", "see x")] == ["see b", "see c", "see a"]
 
 
 def test_the_weight_decides_between_goal_and_observation() -> None:
     for weight, expected in ((1.0, "find the cup"), (0.0, "paint")):
         taught = table(task_weight=weight)
         teach(taught, episode(1.0, goal="find the cup", states="a lake"), episode(1.0, goal="paint", states="a door"))
-        assert next(taught.nearest("find the cup", "a door")).task == expected
+        assert next(taught.iter_nearest("find the cup", "a door")).task == expected
 
 
 def test_each_text_is_embedded_once_and_a_query_embeds_only_what_is_compared() -> None:
@@ -216,7 +218,7 @@ def test_each_text_is_embedded_once_and_a_query_embeds_only_what_is_compared() -
     taught = ExperienceTable(None, CachedEmbedder(counting), RemembererConfig())
     teach(taught, *[episode(1.0, states=f"room {i}") for i in range(30)])
     assert len(counting.texts) == 31  # one goal, thirty observations
-    list(taught.nearest("another goal", "another room"))
+    list(taught.iter_nearest("another goal", "another room"))
     assert counting.texts[31:] == ["another goal"]  # observations are compared by words
 
 
@@ -225,13 +227,13 @@ words = st.text(alphabet="ab \n", max_size=12)
 
 @given(st.lists(words, max_size=6), words)
 def test_words_are_compared_by_jaccard(texts: list[str], query: str) -> None:
-    part = WordsPart()
+    part = JaccardSimilarity()
     for row, text in enumerate(["to be replaced"] * len(texts) + texts):
         part.put(row % max(1, len(texts)), text, VECTOR)
     sets = [set(text.split()) for text in texts]
     mine = set(query.split())
     expected = [len(mine & s) / len(mine | s) if mine | s else 1.0 for s in sets]
-    assert part.to_all(query, VECTOR, len(texts)) == pytest.approx(expected)
+    assert part.compare_to_all(query, VECTOR, len(texts)) == pytest.approx(expected)
 
 
 def longest_common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
@@ -247,7 +249,7 @@ def test_lines_are_compared_by_their_longest_common_subsequence(texts: list[str]
     def lines(text: str) -> list[str]:
         return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 
-    part = LinesPart()
+    part = LcsSimilarity()
     for row, text in enumerate(["to be\nreplaced"] * len(texts) + texts):
         part.put(row % max(1, len(texts)), text, VECTOR)
     mine = lines(query)
@@ -255,16 +257,16 @@ def test_lines_are_compared_by_their_longest_common_subsequence(texts: list[str]
         longest_common_subsequence(mine, lines(text)) / n if (n := max(len(mine), len(lines(text)))) else 1.0
         for text in texts
     ]
-    assert part.to_all(query, VECTOR, len(texts)) == pytest.approx(expected)
+    assert part.compare_to_all(query, VECTOR, len(texts)) == pytest.approx(expected)
 
 
 # -- capacity
 
 
-def situations(capacity: int, *observations: str, samples: Sequence[int] = ()) -> Situations:
+def situations(capacity: int, *observations: str, samples: Sequence[int] = ()) -> SituationIndex:
     """Records compared by the words of their observations alone, updated in the order given."""
     config = RemembererConfig(record_capacity=capacity, task_weight=0.0)
-    made = Situations(config, 4)
+    made = SituationIndex(config, 4)
     for row, text in enumerate(observations):
         (record,) = all_records(teach(table(), *[episode(1.0, states=text)] * (samples[row] if samples else 1)))
         made.put(row, replace(record, age=row + 1), VECTOR)
@@ -273,30 +275,30 @@ def situations(capacity: int, *observations: str, samples: Sequence[int] = ()) -
 
 def test_of_the_most_similar_pair_the_one_with_more_updates_goes() -> None:
     kept = situations(3, "a b c", "a b d", "x y z", samples=(1, 2, 3))
-    assert kept.row_for(("g", "q r s"), VECTOR) == 1
+    assert kept.choose_row(("g", "q r s"), VECTOR) == 1
     kept = situations(3, "a b c", "a b d", "x y z", samples=(2, 1, 3))
-    assert kept.row_for(("g", "q r s"), VECTOR) == 0
+    assert kept.choose_row(("g", "q r s"), VECTOR) == 0
 
 
 def test_a_newcomer_that_is_more_like_a_record_than_any_two_are_alike_is_refused() -> None:
     kept = situations(3, "a b c", "a b d", "x y z")
-    assert kept.row_for(("g", "x y z z z"), VECTOR) is None  # 1.0 beside 0.5
-    assert kept.row_for(("g", "x y w"), VECTOR) is not None  # 0.5, a tie
+    assert kept.choose_row(("g", "x y z z z"), VECTOR) is None  # 1.0 beside 0.5
+    assert kept.choose_row(("g", "x y w"), VECTOR) is not None  # 0.5, a tie
 
 
 def test_a_table_in_which_all_are_equally_alike_forgets_what_was_updated_longest_ago() -> None:
     kept = situations(3, "place 1", "place 2", "place 3")
-    row = kept.row_for(("g", "place 4"), VECTOR)
+    row = kept.choose_row(("g", "place 4"), VECTOR)
     assert row == 0
 
 
 def test_similarities_of_pairs_follow_each_replacement() -> None:
     kept = situations(3, "a b c", "a b d", "x y z")
     (record,) = all_records(teach(table(), episode(1.0, states="x y w")))
-    row = kept.row_for((record.task, record.observation), VECTOR)
+    row = kept.choose_row((record.task, record.observation), VECTOR)
     kept.put(row, replace(record, age=9), VECTOR)
     fresh = situations(3, *(record.observation for record in kept.records))
-    assert np.array_equal(kept._pairwise(), fresh._pairwise())
+    assert np.array_equal(kept._get_pairwise(), fresh._get_pairwise())
     assert kept.find(("g", "a b c")) is None
 
 
@@ -338,16 +340,16 @@ def test_a_file_that_is_read_again_holds_what_was_learned(tmp_path_factory, epis
         teach(taught, *episodes[:half])
         with table(path, **chosen) as other:
             teach(other, *episodes[half:])  # a table that was read from the file goes on as this one would
-        kept = [replace(record, id=0) for record in taught.nearest("find", "room 1")]  # it sees the other's writes
+        kept = [replace(record, id=0) for record in taught.iter_nearest("find", "room 1")]  # it sees the other's writes
     with table(None, **chosen) as alone:
         teach(alone, *episodes)
-        assert kept == [replace(record, id=0) for record in alone.nearest("find", "room 1")]
+        assert kept == [replace(record, id=0) for record in alone.iter_nearest("find", "room 1")]
 
 
 def test_a_batch_is_learned_once_or_not_at_all(path: Path) -> None:
     def batch(taught: ExperienceTable, *, fails: bool) -> None:
         with taught.transaction():
-            if taught.once("epoch-0"):
+            if taught.mark_first_time("epoch-0"):
                 taught.learn(episode(0, 1.0))
             if fails:
                 raise RuntimeError
@@ -371,17 +373,17 @@ def test_a_snapshot_brings_back_table_and_marks(path: Path, tmp_path: Path) -> N
     copy = tmp_path / "copy.db"
     with table(path) as taught:
         with taught.transaction():
-            assert taught.once("first")
+            assert taught.mark_first_time("first")
             taught.learn(episode(1.0))
         taught.snapshot(copy)
         with taught.transaction():
-            assert taught.once("second")
+            assert taught.mark_first_time("second")
             taught.learn(episode(5.0, states="new"))
         taught.restore(copy)
         assert [record.observation for record in all_records(taught)] == ["new", "s0"][1:]
         with taught.transaction():
-            assert not taught.once("first")
-            assert taught.once("second")
+            assert not taught.mark_first_time("first")
+            assert taught.mark_first_time("second")
         with pytest.raises(MemoryStoreError, match="over the file itself"):
             taught.snapshot(path)
 
@@ -408,7 +410,7 @@ def test_half_surrogates_do_not_stop_it(path: Path) -> None:
 
 def test_an_empty_table_has_nothing_to_say() -> None:
     empty = table()
-    assert list(empty.nearest("g", "s")) == []
+    assert list(empty.iter_nearest("g", "s")) == []
     assert empty.find("g", "s") is None
     assert empty.stats() == {"records": 0, "actions": 0, "updates": 0, "q_max": 0, "q_min": 0}
 
@@ -417,7 +419,7 @@ def test_what_is_prepared_is_not_embedded_again() -> None:
     counting = CountingEmbedder()
     config = Config(rememberer=RemembererConfig())
     with ExperienceTable(None, CachedEmbedder(counting), config.rememberer) as experience:
-        asyncio.run(experience.prepare("goal", "a hall"))
+        asyncio.run(experience.prefetch_embeddings("goal", "a hall"))
         prepared = list(counting.texts)
-        list(experience.nearest("goal", "a hall"))
+        list(experience.iter_nearest("goal", "a hall"))
         assert counting.texts == prepared != []

@@ -18,21 +18,21 @@ import pytest
 
 import caves
 from small import small_config
-from trailnotes.algorithms.rememberer.advice import Valued
+from trailnotes.algorithms.rememberer.advice import ValuedAction
 from trailnotes.algorithms.rememberer.experience import ExperienceTable, open_experience
-from trailnotes.algorithms.rememberer.method import AdvisedActor, advice_of, experiences_of
-from trailnotes.algorithms.rememberer.situations import Situations
-from trailnotes.algorithms.rememberer.values import ActionValue, Estimate, Experience, Record
+from trailnotes.algorithms.rememberer.method import AdvisedActor, choose_advice, extract_experiences
+from trailnotes.algorithms.rememberer.situations import SituationIndex
+from trailnotes.algorithms.rememberer.values import ActionValue, Experience, ExperienceRecord, QEstimate
 from trailnotes.commands.adapt import adapt
 from trailnotes.config.methods_schema import RemembererConfig
 from trailnotes.config.schema import Config
 from trailnotes.errors import BudgetError
 from trailnotes.policies.scripted import ScriptedPolicy
-from trailnotes.rollout import Seating
+from trailnotes.rollout import EpisodeContext
 from trailnotes.types import NO_OP, Completion, Message, Observation, Sampling, Step, Task, TokenIds, Trajectory
 
 TASK = Task("t", "caves:Caves")
-NONE: tuple[Valued, ...] = ()
+NONE: tuple[ValuedAction, ...] = ()
 
 
 def cave_config(**keys: Any) -> Config:
@@ -74,10 +74,10 @@ def test_defect_4_success_keeps_rising_when_the_table_is_full(tmp_path: Path, mo
 
 
 def test_with_an_eviction_that_refuses_new_keys_it_does_not(tmp_path: Path, monkeypatch) -> None:
-    def first_come(self: Situations, situation: Any, vectors: Any) -> int | None:
+    def first_come(self: SituationIndex, situation: Any, vectors: Any) -> int | None:
         return len(self.records) if len(self.records) < self._capacity else None
 
-    monkeypatch.setattr(Situations, "row_for", first_come)
+    monkeypatch.setattr(SituationIndex, "choose_row", first_come)
     curve = successes(run(tmp_path, monkeypatch, epochs=8, record_capacity=40), 40)
     assert len(curve) == 8
     assert max(curve) < 0.2
@@ -97,13 +97,13 @@ def episode(*steps: tuple[str, str, float], actions: tuple[str, ...] = ()) -> Tr
 
 
 def test_a_transition_knows_what_led_to_it() -> None:
-    first, second = experiences_of(episode(("hall", "go", 0.5), ("room", "take", 1.0), actions=("go", "take")))
+    first, second = extract_experiences(episode(("hall", "go", 0.5), ("room", "take", 1.0), actions=("go", "take")))
     assert first == Experience("the goal", "hall", "go", 0.5, (), ("go", "take"), 0.0, 0.0)
     assert second == Experience("the goal", "room", "take", 1.0, ("go",), ("go", "take"), 0.5, 0.5)
 
 
 def test_defect_6_an_unreadable_answer_is_no_transition_and_no_reward_counts_twice() -> None:
-    read = experiences_of(
+    read = extract_experiences(
         episode(("hall", NO_OP, 0.0), ("hall", "go", 0.5), ("room", NO_OP, 0.25), ("room", "go", 1.0))
     )
     assert [(t.observation, t.action, t.reward) for t in read] == [("hall", "go", 0.75), ("room", "go", 1.0)]
@@ -111,30 +111,32 @@ def test_defect_6_an_unreadable_answer_is_no_transition_and_no_reward_counts_twi
     with open_experience(None, cave_config()) as table, table.transaction():
         table.learn(read)
         assert table.find("the goal", "hall").values["go"].value == 1.75
-    assert experiences_of(episode(("hall", NO_OP, -1.0))) == []
+    assert extract_experiences(episode(("hall", NO_OP, -1.0))) == []
 
 
 # -- advice
 
 
-def record(admissible: tuple[str, ...] = (), **values: float) -> Record:
-    known = {a: ActionValue(a, 0.0, (Estimate(q, 1), Estimate())) for a, q in values.items()}
-    return Record(1, "goal", "seen", admissible=admissible, values=known)
+def record(admissible: tuple[str, ...] = (), **values: float) -> ExperienceRecord:
+    known = {a: ActionValue(a, 0.0, (QEstimate(q, 1), QEstimate())) for a, q in values.items()}
+    return ExperienceRecord(1, "goal", "seen", admissible=admissible, values=known)
 
 
-def advice(of: Record, seed: int = 0, **keys: Any) -> tuple[tuple[Valued, ...], tuple[Valued, ...]]:
-    return advice_of(of, RemembererConfig(**keys), random.Random(seed))
+def advice(
+    of: ExperienceRecord, seed: int = 0, **keys: Any
+) -> tuple[tuple[ValuedAction, ...], tuple[ValuedAction, ...]]:
+    return choose_advice(of, RemembererConfig(**keys), random.Random(seed))
 
 
 def test_the_best_action_is_encouraged_and_worthless_ones_are_discouraged() -> None:
-    assert advice(record(a=0.5, b=1.0, c=0.0)) == ((Valued("b", 1.0),), (Valued("c", 0.0),))
+    assert advice(record(a=0.5, b=1.0, c=0.0)) == ((ValuedAction("b", 1.0),), (ValuedAction("c", 0.0),))
 
 
 def test_defect_7_negative_values_are_seen_the_worst_first() -> None:
     of = record(a=-1.0, b=-100.0, c=0.0, d=-5.0)
-    bad = (Valued("b", -100.0), Valued("d", -5.0), Valued("a", -1.0), Valued("c", 0.0))
+    bad = (ValuedAction("b", -100.0), ValuedAction("d", -5.0), ValuedAction("a", -1.0), ValuedAction("c", 0.0))
     assert advice(of, random_advice=False) == (NONE, bad)
-    assert advice(of, good=-2.0, bad=-2.0, random_advice=False) == ((Valued("c", 0.0),), bad[:2])
+    assert advice(of, good=-2.0, bad=-2.0, random_advice=False) == ((ValuedAction("c", 0.0),), bad[:2])
 
 
 def test_where_nothing_is_good_an_untried_action_is_encouraged_never_a_discouraged_one() -> None:
@@ -175,7 +177,7 @@ class Listener(ScriptedPolicy):
 
 def decide(policy: Listener, taught: ExperienceTable, config: Config, *seen: Observation) -> list[Any]:
     async def episode() -> list[Any]:
-        actor = AdvisedActor(Seating(policy, TASK, "on_policy_tips", 0, 5, "e", config), taught)
+        actor = AdvisedActor(EpisodeContext(policy, TASK, "on_policy_tips", 0, 5, "e", config), taught)
         actor.start(seen[0])
         return [await actor.act(observation) for observation in seen]
 

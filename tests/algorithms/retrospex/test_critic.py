@@ -16,19 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trailnotes.algorithms.retrospex.critic import Critic, load_critic, train_critic
-from trailnotes.algorithms.retrospex.measure import ranking
-from trailnotes.algorithms.retrospex.network import CriticNetworks, GruReader, VectorReader
-from trailnotes.algorithms.retrospex.training import IQL, expectile_loss, follow, td_target
+from trailnotes.algorithms.retrospex.measure import estimate_auc
+from trailnotes.algorithms.retrospex.network import CriticNetworks, EmbeddingEncoder, GruEncoder
+from trailnotes.algorithms.retrospex.training import IQL, expectile_loss, soft_update, td_target
 from trailnotes.algorithms.retrospex.transitions import (
     Transition,
-    episode_files,
-    held_out_tasks,
+    build_transitions,
+    find_episode_files,
     read_episodes,
     read_transitions,
-    shaped_rewards,
-    transitions_of,
+    select_held_out_tasks,
+    shape_rewards,
 )
-from trailnotes.algorithms.retrospex.vocabulary import EMPTY, MAX_WORDS, Vocabulary
+from trailnotes.algorithms.retrospex.vocabulary import EMPTY_ID, MAX_TEXT_WORDS, Vocabulary
 from trailnotes.commands import main
 from trailnotes.config.methods_schema import RetrospexConfig
 from trailnotes.config.schema import Config
@@ -67,13 +67,13 @@ def write(path: Path, *episodes: Trajectory, name: str = "trajectories.jsonl") -
 
 
 def test_each_step_becomes_a_transition_and_only_a_terminated_end_is_terminal() -> None:
-    first, second = transitions_of(episode([0.0, 1.0]), 7, "raw", "raw")
+    first, second = build_transitions(episode([0.0, 1.0]), 7, "raw", "raw")
     assert first == Transition("walk", "place 0", "a0", 0.0, "place 1", False, True, "t", 7)
     assert second == Transition("walk", "place 1", "a1", 1.0, "place 2", True, True, "t", 7)
 
 
 def test_a_cut_off_episode_bootstraps_from_what_was_really_seen_last() -> None:
-    last = transitions_of(episode([0.0, 0.5], "truncated"), 0, "raw", "raw")[-1]
+    last = build_transitions(episode([0.0, 0.5], "truncated"), 0, "raw", "raw")[-1]
     assert not last.terminated
     assert last.next_observation == "place 2"
 
@@ -91,7 +91,7 @@ def test_a_cut_off_episode_bootstraps_from_what_was_really_seen_last() -> None:
     ],
 )
 def test_rewards_follow_the_named_rules(reward: Any, failure: Any, rewards: list[float], shaped: list[float]) -> None:
-    assert shaped_rewards(rewards, reward, failure) == pytest.approx(shaped)
+    assert shape_rewards(rewards, reward, failure) == pytest.approx(shaped)
 
 
 def test_runs_evaluations_adaptations_and_files_are_read_and_failed_episodes_are_not(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_cut_last_line_is_skipped(tmp_path: Path) -> None:
 
 def test_a_place_without_episodes_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds no episodes \(trajectories.jsonl"):
-        episode_files(tmp_path)
+        find_episode_files(tmp_path)
     write(tmp_path, episode([1.0], "error", success=False))
     with pytest.raises(ConfigError, match="no step of a good episode"):
         read_transitions([tmp_path], "raw", "raw")
@@ -123,8 +123,8 @@ def test_a_place_without_episodes_is_refused_by_name(tmp_path: Path) -> None:
 def test_held_out_tasks_never_are_all_and_depend_on_nothing_but_names_and_seed(
     names: set[str], share: float, seed: int
 ) -> None:
-    kept = held_out_tasks(sorted(names), share, seed)
-    assert kept == held_out_tasks(sorted(names, reverse=True), share, seed)
+    kept = select_held_out_tasks(sorted(names), share, seed)
+    assert kept == select_held_out_tasks(sorted(names, reverse=True), share, seed)
     assert kept <= names
     assert len(kept) < max(1, len(names)) or not names
     assert bool(kept) == (share > 0 and len(names) > 1)
@@ -134,12 +134,12 @@ def test_held_out_tasks_never_are_all_and_depend_on_nothing_but_names_and_seed(
 
 
 def test_words_have_ids_of_their_own_and_unknown_words_share_a_few() -> None:
-    vocabulary = Vocabulary.of(["go north", "go EAST."])
+    vocabulary = Vocabulary.from_texts(["go north", "go EAST."])
     assert vocabulary.known == ("go", ".", "east", "north")
     assert vocabulary.encode("North, go") == [4, vocabulary.encode(",")[0], 1]
     assert 5 <= vocabulary.encode("xyzzy")[0] < vocabulary.size
-    assert vocabulary.encode("") == [EMPTY]
-    assert len(vocabulary.encode("go " * 1000)) == MAX_WORDS
+    assert vocabulary.encode("") == [EMPTY_ID]
+    assert len(vocabulary.encode("go " * 1000)) == MAX_TEXT_WORDS
 
 
 def test_a_text_is_read_the_same_alone_and_beside_longer_ones() -> None:
@@ -170,9 +170,9 @@ def test_the_target_follows_by_its_rate() -> None:
     slow, fast = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
     torch.nn.init.constant_(slow.weight, 1.0)
     torch.nn.init.constant_(fast.weight, 3.0)
-    follow(slow, fast, 0.005)
+    soft_update(slow, fast, 0.005)
     assert slow.weight.item() == pytest.approx(1.01)
-    follow(slow, fast, 1.0)
+    soft_update(slow, fast, 1.0)
     assert slow.weight.item() == 3.0
 
 
@@ -183,17 +183,19 @@ def test_the_lesser_head_counts_and_both_are_trained() -> None:
     assert networks.target_q(*columns).item() == heads.min().item() != heads.max().item()
     before = [head[2].bias.item() for head in networks.q.heads]  # type: ignore[index]
     settings = RetrospexConfig(lr=0.01)
-    IQL(networks, settings, 0).run_epoch(transitions_of(episode([5.0]), 0, "raw", "raw"), 0, lambda *_: None)
+    IQL(networks, settings, 0).run_epoch(build_transitions(episode([5.0]), 0, "raw", "raw"), 0, lambda *_: None)
     after = [head[2].bias.item() for head in networks.q.heads]  # type: ignore[index]
     assert [b - a for a, b in zip(before, after, strict=True)] == pytest.approx([0.01, 0.01], rel=1e-3)  # Adam's step
 
 
 def small_networks(encoder: str, hidden: int = 16) -> CriticNetworks:
     torch.manual_seed(0)
-    vocabulary = Vocabulary.of(["walk place 0 1 2 a0 a1 on quit"])
+    vocabulary = Vocabulary.from_texts(["walk place 0 1 2 a0 a1 on quit"])
     embedder = HashingEmbedder(64)
     return CriticNetworks(
-        lambda num: GruReader(vocabulary, num, 8, hidden) if encoder == "gru" else VectorReader(embedder, num, hidden),
+        lambda num: (
+            GruEncoder(vocabulary, num, 8, hidden) if encoder == "gru" else EmbeddingEncoder(embedder, num, hidden)
+        ),
         hidden,
     )
 
@@ -206,7 +208,7 @@ def chain(end_of_first: str) -> list[Transition]:
     blank = Transition("walk", "place 0", "on", 0.0, "place 1", False, True, "t", 0)
     won = replace(blank, observation="place 1", reward=1.0, next_observation="won", terminated=True)
     lost = [replace(step, action="quit", reward=0.0, next_observation="lost", terminated=True) for step in (blank, won)]
-    cut = transitions_of(episode([0.0], "truncated"), 0, "raw", "raw")[0]
+    cut = build_transitions(episode([0.0], "truncated"), 0, "raw", "raw")[0]
     assert not cut.terminated
     first = blank if end_of_first == "walked on" else replace(cut, action="on")
     return [first, won, *lost]
@@ -222,11 +224,13 @@ def test_values_of_a_chain_are_those_computed_by_hand(encoder: str, end_of_first
     for epoch in range(120):
         iql.run_epoch(chain(end_of_first), epoch, lambda *_: None)
     critic = Critic(networks, {}, {})
-    q, v = critic.judge(["walk"] * 4, ["place 0", "place 0", "place 1", "place 1"], ["on", "quit", "on", "quit"])
+    q, v = critic.predict_values(
+        ["walk"] * 4, ["place 0", "place 0", "place 1", "place 1"], ["on", "quit", "on", "quit"]
+    )
     assert q == pytest.approx([0.63, 0.0, 1.0, 0.0], abs=0.03)
     assert v == pytest.approx([0.441, 0.441, 0.7, 0.7], abs=0.03)
-    assert critic.advantages("walk", "place 1", ["on", "quit"]) == pytest.approx([0.3, -0.7], abs=0.05)
-    assert critic.advantages("walk", "place 1", ["on", "quit"], clip=0.1) == pytest.approx([0.1, -0.1])
+    assert critic.compute_advantages("walk", "place 1", ["on", "quit"]) == pytest.approx([0.3, -0.7], abs=0.05)
+    assert critic.compute_advantages("walk", "place 1", ["on", "quit"], clip=0.1) == pytest.approx([0.1, -0.1])
 
 
 # -- ranking
@@ -234,7 +238,7 @@ def test_values_of_a_chain_are_those_computed_by_hand(encoder: str, end_of_first
 
 def test_the_area_counts_pairs_and_a_tie_counts_half() -> None:
     # won: 3, 1; lost: 2, 1. Pairs: 3>2, 3>1, 1<2, 1=1: 2.5 of 4.
-    found = ranking([3, 1, 2, 1], [True, True, False, False], [0, 1, 2, 3])
+    found = estimate_auc([3, 1, 2, 1], [True, True, False, False], [0, 1, 2, 3])
     assert found is not None
     assert found.mean == 0.625
     assert found.low <= found.mean <= found.high
@@ -242,20 +246,20 @@ def test_the_area_counts_pairs_and_a_tie_counts_half() -> None:
 
 def test_within_a_task_only_its_own_pairs_count() -> None:
     scores, won = [9, 8, 1, 2], [True, False, True, False]
-    whole = ranking(scores, won, [0, 1, 2, 3])
-    inside = ranking(scores, won, [0, 1, 2, 3], ["a", "a", "b", "b"])
+    whole = estimate_auc(scores, won, [0, 1, 2, 3])
+    inside = estimate_auc(scores, won, [0, 1, 2, 3], ["a", "a", "b", "b"])
     assert whole is not None
     assert inside is not None
     assert (whole.mean, inside.mean) == (0.5, 0.5)
-    easy = ranking([9, 9, 1, 1], won, [0, 1, 2, 3], ["a", "a", "b", "b"])
+    easy = estimate_auc([9, 9, 1, 1], won, [0, 1, 2, 3], ["a", "a", "b", "b"])
     assert easy is not None
     assert easy.mean == 0.5
 
 
 def test_without_won_or_lost_steps_there_is_no_area() -> None:
-    assert ranking([1.0, 2.0], [True, True], [0, 1]) is None
-    assert ranking([], [], []) is None
-    assert ranking([1.0, 2.0], [True, False], [0, 1], ["a", "b"]) is None
+    assert estimate_auc([1.0, 2.0], [True, True], [0, 1]) is None
+    assert estimate_auc([], [], []) is None
+    assert estimate_auc([1.0, 2.0], [True, False], [0, 1], ["a", "b"]) is None
 
 
 @given(
@@ -266,7 +270,7 @@ def test_without_won_or_lost_steps_there_is_no_area() -> None:
 def test_the_area_is_that_of_counting_all_pairs(rows: list[tuple[int, bool]]) -> None:
     up, down = [s for s, won in rows if won], [s for s, won in rows if not won]
     pairs = [1.0 if a > b else 0.5 if a == b else 0.0 for a, b in itertools.product(up, down)]
-    found = ranking([s for s, _ in rows], [won for _, won in rows], range(len(rows)), num_resamples=2)
+    found = estimate_auc([s for s, _ in rows], [won for _, won in rows], range(len(rows)), num_resamples=2)
     assert found is not None
     assert found.mean == pytest.approx(np.mean(pairs))
 
@@ -274,8 +278,8 @@ def test_the_area_is_that_of_counting_all_pairs(rows: list[tuple[int, bool]]) ->
 def test_steps_of_an_episode_are_resampled_together() -> None:
     rng = np.random.default_rng(0)
     won, scores = rng.random(40) < 0.5, rng.random(40)
-    few = ranking(scores.repeat(9), won.repeat(9), np.arange(40).repeat(9))
-    many = ranking(scores.repeat(9), won.repeat(9), np.arange(360))
+    few = estimate_auc(scores.repeat(9), won.repeat(9), np.arange(40).repeat(9))
+    many = estimate_auc(scores.repeat(9), won.repeat(9), np.arange(360))
     assert few is not None
     assert many is not None
     assert few.high - few.low > 2 * (many.high - many.low)
@@ -306,7 +310,7 @@ def test_a_critic_comes_back_from_disk_as_it_was(run: Path, tmp_path: Path, enco
     made = train_critic(config, [run], tmp_path / "critic")
     loaded = load_critic(tmp_path / "critic")
     actions = ["a0", "a1", "never seen"]
-    assert loaded.advantages("walk", "place 0", actions) == made.advantages("walk", "place 0", actions)
+    assert loaded.compute_advantages("walk", "place 0", actions) == made.compute_advantages("walk", "place 0", actions)
     assert (loaded.about, loaded.figures) == (made.about, made.figures)
     assert weights(train_critic(config, [run], tmp_path / "critic")) == weights(made)  # finished: loaded, not trained
     assert weights(train_critic(config, [run], tmp_path / "again")) == weights(made)

@@ -18,19 +18,19 @@ from hypothesis import strategies as st
 
 from small import FAMILIES, small_config
 from trailnotes.algorithms.retrospex.critic import train_critic
-from trailnotes.algorithms.retrospex.method import Rescorer, decision_metrics, proposing
+from trailnotes.algorithms.retrospex.method import RescoringActor, decision_metrics, override_sampling
 from trailnotes.algorithms.retrospex.rescoring import (
-    best_candidate,
-    by_heuristics,
-    min_max,
+    apply_heuristics,
+    map_to_admissible,
+    min_max_normalize,
     policy_weight,
-    to_admissible,
+    select_candidate,
 )
 from trailnotes.commands.adapt import adapt
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
 from trailnotes.memory.retrieval import Floats, HashingEmbedder
-from trailnotes.policies.scripted import END, ScriptedPolicy
+from trailnotes.policies.scripted import END_ID, ScriptedPolicy
 from trailnotes.rollout import run_groups
 from trailnotes.storage.files import read_jsonl
 from trailnotes.storage.records import trajectory_from_json
@@ -58,18 +58,18 @@ def test_the_weight_of_the_policy_is_that_of_the_specification(
 
 
 def test_min_max_is_guarded() -> None:
-    assert min_max([3.0, 1.0, 2.0]) == [1.0, 0.0, 0.5]
-    assert min_max([7.0, 7.0]) == [0.5, 0.5]
-    assert min_max([-3.0]) == [0.5]
+    assert min_max_normalize([3.0, 1.0, 2.0]) == [1.0, 0.0, 0.5]
+    assert min_max_normalize([7.0, 7.0]) == [0.5, 0.5]
+    assert min_max_normalize([-3.0]) == [0.5]
 
 
 def test_the_largest_mixture_wins() -> None:
     # p^ = (1, 0.5, 0), q^ = (0, 0.8, 1): lambda 0.6 gives (0.6, 0.62, 0.4), 0.9 gives (0.9, 0.53, 0.1),
     # 0.1 gives (0.1, 0.77, 0.9)
     likelihoods, advantages = [0.5, 0.3, 0.1], [-1.0, 3.0, 4.0]
-    assert [best_candidate(likelihoods, advantages, weight) for weight in (0.9, 0.6, 0.1)] == [0, 1, 2]
-    assert best_candidate([0.2, 0.2], [1.0, 1.0], 0.5) == 0
-    assert best_candidate([0.2], [1.0], 0.5) == 0
+    assert [select_candidate(likelihoods, advantages, weight) for weight in (0.9, 0.6, 0.1)] == [0, 1, 2]
+    assert select_candidate([0.2, 0.2], [1.0, 1.0], 0.5) == 0
+    assert select_candidate([0.2], [1.0], 0.5) == 0
 
 
 numbers = st.lists(st.floats(-5, 5), min_size=1, max_size=6)
@@ -78,8 +78,8 @@ numbers = st.lists(st.floats(-5, 5), min_size=1, max_size=6)
 @given(numbers, numbers)
 def test_at_either_end_of_the_weight_one_side_decides_alone(p: list[float], q: list[float]) -> None:
     p, q = p[: len(q)], q[: len(p)]
-    assert p[best_candidate(p, q, 1.0)] == pytest.approx(max(p))
-    assert q[best_candidate(p, q, 0.0)] == pytest.approx(max(q))
+    assert p[select_candidate(p, q, 1.0)] == pytest.approx(max(p))
+    assert q[select_candidate(p, q, 0.0)] == pytest.approx(max(q))
 
 
 EMBEDDER = HashingEmbedder(64)
@@ -100,11 +100,11 @@ def test_predictions_that_are_admissible_come_first_and_likeness_to_all_fills_up
     admissible = ["look", "take key", "open red door", "open door", "wait"]
     predicted = ["open the door", "take key", "door", "take key"]
     # Likeness of "open door": 2 / sqrt(6) + 1 / sqrt(2) = 1.52; of "open red door": 2 / sqrt(9) + 1 / sqrt(3) = 1.24
-    assert to_admissible(predicted, admissible, 1, Words()) == ["take key"]
-    assert to_admissible(predicted, admissible, 2, Words()) == ["take key", "open door"]
-    assert to_admissible(predicted, admissible, 3, Words()) == ["take key", "open door", "open red door"]
-    assert set(to_admissible(predicted, admissible, 9, Words())) == set(admissible)
-    assert to_admissible([], admissible, 2, EMBEDDER) == ["look", "take key"]
+    assert map_to_admissible(predicted, admissible, 1, Words()) == ["take key"]
+    assert map_to_admissible(predicted, admissible, 2, Words()) == ["take key", "open door"]
+    assert map_to_admissible(predicted, admissible, 3, Words()) == ["take key", "open door", "open red door"]
+    assert set(map_to_admissible(predicted, admissible, 9, Words())) == set(admissible)
+    assert map_to_admissible([], admissible, 2, EMBEDDER) == ["look", "take key"]
 
 
 actions = st.lists(st.sampled_from(["look", "go north", "go south", "take key", "xyzzy"]), max_size=6)
@@ -112,7 +112,7 @@ actions = st.lists(st.sampled_from(["look", "go north", "go south", "take key", 
 
 @given(actions, actions, st.integers(1, 5))
 def test_what_is_mapped_is_admissible_and_complete(predicted: list[str], admissible: list[str], num: int) -> None:
-    found = to_admissible(predicted, admissible, num, EMBEDDER)
+    found = map_to_admissible(predicted, admissible, num, EMBEDDER)
     assert len(found) == len(set(found)) == min(num, len(set(admissible)))
     assert set(found) <= set(admissible)
     exact = [action for action in dict.fromkeys(predicted) if action in admissible]
@@ -121,11 +121,11 @@ def test_what_is_mapped_is_admissible_and_complete(predicted: list[str], admissi
 
 def test_heuristics_do_what_their_names_say_and_never_leave_nothing() -> None:
     offered = ["look", "wait", "focus on Apple", "focus on pear"]
-    assert by_heuristics(offered, (), "Focus on the apple.", ["look"]) == offered
-    assert by_heuristics(offered, ("focus_named",), "Focus on an apple.", []) == ["look", "wait", "focus on Apple"]
+    assert apply_heuristics(offered, (), "Focus on the apple.", ["look"]) == offered
+    assert apply_heuristics(offered, ("focus_named",), "Focus on an apple.", []) == ["look", "wait", "focus on Apple"]
     history = ["wait", "look", "go", "go"]
-    assert by_heuristics(offered, ("recent_actions",), "", history) == ["wait", *offered[2:]]
-    assert by_heuristics(["look"], ("recent_actions",), "", history) == ["look"]
+    assert apply_heuristics(offered, ("recent_actions",), "", history) == ["wait", *offered[2:]]
+    assert apply_heuristics(["look"], ("recent_actions",), "", history) == ["look"]
 
 
 # -- the actor
@@ -194,7 +194,7 @@ def play(
     groups = asyncio.run(
         run_groups(
             policy, OneDoor(), [Task("t", "door")], [["plain"]], None, config, seed=3,
-            make_actor=lambda seat: Rescorer(proposing(seat), taste, EMBEDDER, journal.append),  # type: ignore[arg-type]
+            make_actor=lambda seat: RescoringActor(override_sampling(seat), taste, EMBEDDER, journal.append),  # type: ignore[arg-type]
         )
     )  # fmt: skip
     return groups[0].trajectories[0], journal
@@ -241,7 +241,7 @@ def test_an_admissible_action_that_nobody_said_has_no_ids_and_is_said_in_the_nex
 def test_sampled_answers_are_scored_by_their_ids_and_others_as_texts() -> None:
     policy = Talker("open door", "Action: kick door", "door")
     play(policy, Taste({}), ("kick door", "open door", "wait"))
-    assert policy.scored[0] == ((*b"open door", END), "kick door", "wait")
+    assert policy.scored[0] == ((*b"open door", END_ID), "kick door", "wait")
 
 
 def test_repeats_are_one_candidate_and_a_single_one_is_taken_unasked() -> None:

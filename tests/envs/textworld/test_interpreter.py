@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trailnotes.envs.textworld import interpreter as story
-from trailnotes.envs.textworld.interpreter import Answer, cached_game, clean_answer, one_line
+from trailnotes.envs.textworld.interpreter import GameAnswer, build_cached_game, clean_answer, sanitize_action
 from trailnotes.errors import EnvError, MissingExtraError
 
 BANNER = "\n\n  ____\n | $$$$$$$|\n\nfind the way\n\n-= Cellar =-\nexits east.\n\n>          -= Cellar =-0/1"
@@ -37,16 +37,19 @@ SCORED = "\nYou take it.\n\nYour score has just gone up by two points.\n\n>  -= 
 @pytest.mark.parametrize(
     ("raw", "expected"),
     [
-        (BANNER, Answer("Cellar. exits east.", False, False, 0)),
-        ("\nYou can't go that way.\n\n>    -= Cellar =-0/7", Answer("You can't go that way.", False, False, 0)),
-        ("\n-= Den =-\nA den.\n  It is\ndark.\n>  -= Den =--1/7", Answer("Den. A den. It is dark.", False, False, -1)),
-        (WON, Answer("You take it.", True, False, 1)),
-        (LOST, Answer("Nook. End.", False, True, 0)),
-        (SCORED, Answer("You take it.", False, False, 2)),
-        ("\nHi.\n>", Answer("Hi.", False, False, None)),
+        (BANNER, GameAnswer("Cellar. exits east.", False, False, 0)),
+        ("\nYou can't go that way.\n\n>    -= Cellar =-0/7", GameAnswer("You can't go that way.", False, False, 0)),
+        (
+            "\n-= Den =-\nA den.\n  It is\ndark.\n>  -= Den =--1/7",
+            GameAnswer("Den. A den. It is dark.", False, False, -1),
+        ),
+        (WON, GameAnswer("You take it.", True, False, 1)),
+        (LOST, GameAnswer("Nook. End.", False, True, 0)),
+        (SCORED, GameAnswer("You take it.", False, False, 2)),
+        ("\nHi.\n>", GameAnswer("Hi.", False, False, None)),
     ],
 )
-def test_answers_are_cleaned(raw: str, expected: Answer) -> None:
+def test_answers_are_cleaned(raw: str, expected: GameAnswer) -> None:
     assert clean_answer(raw) == expected
 
 
@@ -64,16 +67,16 @@ def test_answers_are_cleaned(raw: str, expected: Answer) -> None:
     ],
 )
 def test_actions_become_one_line(action: str, line: tuple[str, bool]) -> None:
-    assert one_line(action) == line
+    assert sanitize_action(action) == line
 
 
 @given(st.text(max_size=700))
 def test_one_line_is_printable_short_and_stable(action: str) -> None:
-    line, _ = one_line(action)
+    line, _ = sanitize_action(action)
     assert len(line) <= story.MAX_ACTION_CHARS
     assert not line or line.isprintable()
     assert line.isascii()
-    assert one_line(line) == (line, False)
+    assert sanitize_action(line) == (line, False)
 
 
 # ---------------------------------------------------------------------------------------------- cache
@@ -87,22 +90,22 @@ def build_both(path: Path) -> None:
 
 
 def test_a_game_is_built_once_quietly_and_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = cached_game({"level": 1}, build_both, tmp_path / "deep" / "games")
+    path = build_cached_game({"level": 1}, build_both, tmp_path / "deep" / "games")
     assert (path.read_bytes(), path.suffix) == (b"game", ".z8")
     assert sorted(p.name for p in path.parent.iterdir()) == [path.stem + ".json", path.name]
 
     def never(_: Path) -> None:
         raise AssertionError("built again")
 
-    assert cached_game({"level": 1}, never, path.parent) == path
-    assert cached_game({"level": 2}, build_both, path.parent) != path
+    assert build_cached_game({"level": 1}, never, path.parent) == path
+    assert build_cached_game({"level": 2}, build_both, path.parent) != path
     assert capsys.readouterr().out == ""
 
 
 def test_a_half_written_game_is_built_again(tmp_path: Path) -> None:
-    path = cached_game({}, build_both, tmp_path)
+    path = build_cached_game({}, build_both, tmp_path)
     path.with_suffix(".json").unlink()
-    assert cached_game({}, build_both, tmp_path).with_suffix(".json").is_file()
+    assert build_cached_game({}, build_both, tmp_path).with_suffix(".json").is_file()
 
 
 def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
@@ -111,19 +114,19 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
         raise RuntimeError("\n ni: problem 7\nmore")
 
     with pytest.raises(EnvError, match="does not compile: ni: problem 7"):
-        cached_game({}, refuse, tmp_path)
+        build_cached_game({}, refuse, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EnvError, match="TRAILNOTES_CACHE"):
-        cached_game({}, build_both, tmp_path / "file" / "games")
+        build_cached_game({}, build_both, tmp_path / "file" / "games")
 
 
 def _build_many(folder: str) -> None:
     for level in range(30):
-        cached_game({"level": level}, build_both, Path(folder))
+        build_cached_game({"level": level}, build_both, Path(folder))
 
 
 def test_two_processes_may_build_the_same_games(tmp_path: Path) -> None:
@@ -140,20 +143,20 @@ def test_two_processes_may_build_the_same_games(tmp_path: Path) -> None:
 
 def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRAILNOTES_CACHE", str(tmp_path))
-    assert story.cache_dir() == tmp_path / "games"
+    assert story.get_games_dir() == tmp_path / "games"
     monkeypatch.delenv("TRAILNOTES_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert story.cache_dir() == tmp_path / ".cache" / "trailnotes" / "games"
+    assert story.get_games_dir() == tmp_path / ".cache" / "trailnotes" / "games"
 
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "jericho", None)
     with pytest.raises(MissingExtraError, match=r"\[textworld\]"):
-        story.open_story(tmp_path / "a.z8")
+        story.open_interpreter(tmp_path / "a.z8")
     with pytest.raises(MissingExtraError, match=r"\[textworld\]"):
-        cached_game({}, build_both, tmp_path)
+        build_cached_game({}, build_both, tmp_path)
 
 
 def test_a_missing_game_is_named(tmp_path: Path) -> None:
     with pytest.raises(EnvError, match=r"no game at .*absent\.z8"):
-        story.open_story(tmp_path / "absent.z8")
+        story.open_interpreter(tmp_path / "absent.z8")

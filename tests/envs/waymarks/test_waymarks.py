@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from small import small_config
 from trailnotes.envs import check_env
 from trailnotes.envs.base import Env
-from trailnotes.envs.textworld.interpreter import open_story
+from trailnotes.envs.textworld.interpreter import open_interpreter
 from trailnotes.envs.waymarks import env as wm
 from trailnotes.envs.waymarks import simulator as sim
 from trailnotes.envs.waymarks import spec as ws
@@ -44,7 +44,7 @@ def tiny_tasks() -> list[Task]:
     """One route and one keys game: all that this module compiles, besides one twin of each."""
     route = ws.make_spec("route", "amber", ("north", "east", "north", "west", "south", "south", "west"), ROUTE_SEED)
     keys = ws.make_spec("keys", "hazel", ("jade", "onyx", "ruby", "pearl"), KEYS_SEED)
-    return [wm.task_of(route, "route/amber/tiny"), wm.task_of(keys, "keys/hazel/tiny")]
+    return [wm.make_task(route, "route/amber/tiny"), wm.make_task(keys, "keys/hazel/tiny")]
 
 
 def play(env: Env, task: Task, actions: list[str] | tuple[str, ...]) -> list[Observation]:
@@ -65,13 +65,13 @@ def test_splits_have_their_sizes_and_share_no_game() -> None:
     assert {split: len(found) for split, found in tasks.items()} == {"train": 240, "validation": 240, "test": 960}
     everything = [task for found in tasks.values() for task in found]
     assert len({task.id for task in everything}) == len({task.seed for task in everything}) == 1440
-    specs = [wm.spec_of(task) for task in everything]
+    specs = [wm.parse_spec(task) for task in everything]
     assert len({(s.kind, s.family, s.rooms, s.furniture, s.listing) for s in specs}) == 1440
 
 
 def test_variations_share_the_rule_of_their_family_and_nothing_tells_families_apart_but_rule_and_name() -> None:
     for name in ALL_FAMILIES:
-        specs = [wm.spec_of(t) for split in SPLITS for t in wm.make_tasks(split, [name])]
+        specs = [wm.parse_spec(t) for split in SPLITS for t in wm.make_tasks(split, [name])]
         assert len({spec.rule for spec in specs}) == 1
         assert len({spec.listing for spec in specs}) > 5
 
@@ -111,7 +111,7 @@ def test_spare_games_share_no_rule_with_a_panel_nor_with_their_own_family() -> N
     spare = rules.pop("spare")
     assert (len(games), len(spare) > 380) == (400, True)  # of 2187 and 3024 rules, 200 of either
     assert not spare & set.union(*rules.values())
-    own = set(wm.panel_rules(ALL_FAMILIES))
+    own = set(wm.list_panel_rules(ALL_FAMILIES))
     assert not {(t.options["kind"], t.options["family"], tuple(t.options["rule"])) for t in games} & own
     assert games == wm.make_tasks("spare", 12, new_families=12, new_validation=4)
 
@@ -123,11 +123,11 @@ def test_spare_games_of_a_size_whose_rules_are_all_examined_are_refused() -> Non
 
 
 def test_named_new_families_leave_the_numbered_ones_to_the_others() -> None:
-    sides = wm.families_of(4, ["route/amber", "keys/kelp"], 2)
+    sides = wm.select_families(4, ["route/amber", "keys/kelp"], 2)
     assert sides["train"] == ["route/birch", "route/cobalt", "keys/granite", "keys/hazel"]
     assert sides["new-validation"] == ["route/dusk", "keys/ivory"]
     with pytest.raises(ConfigError, match="route/amber is to be trained and new"):
-        wm.families_of(["route/amber"], ["route/amber"])
+        wm.select_families(["route/amber"], ["route/amber"])
     with pytest.raises(ConfigError, match=r"split 'new' has no family: set env\.options\.new_families = 12"):
         wm.make_tasks("new")
 
@@ -136,25 +136,25 @@ def test_another_dataset_seed_is_another_panel() -> None:
     here, there = wm.make_tasks("test"), wm.make_tasks("test", dataset_seed=3)
     assert not {t.id for t in here} & {t.id for t in there}
     assert not {t.seed for t in here} & {t.seed for t in there}
-    assert wm.panel_rules() != wm.panel_rules(dataset_seed=3)
+    assert wm.list_panel_rules() != wm.list_panel_rules(dataset_seed=3)
 
 
 @pytest.mark.parametrize("dataset_seed", range(20))
 def test_families_of_a_kind_have_different_rules(dataset_seed: int) -> None:
-    rules = wm.panel_rules(ALL_FAMILIES, dataset_seed)
+    rules = wm.list_panel_rules(ALL_FAMILIES, dataset_seed)
     assert len(rules) == len({(kind, rule) for kind, _, rule in rules}) == len(ALL_FAMILIES)
 
 
 def test_panel_rules_are_those_of_the_tasks() -> None:
-    specs = [wm.spec_of(task) for split in SPLITS for task in wm.make_tasks(split)]
-    assert wm.panel_rules() == {(spec.kind, spec.family, spec.rule) for spec in specs}
+    specs = [wm.parse_spec(task) for split in SPLITS for task in wm.make_tasks(split)]
+    assert wm.list_panel_rules() == {(spec.kind, spec.family, spec.rule) for spec in specs}
 
 
 @given(st.sampled_from(EVERY_SIZE), st.integers(0, 10**9))
 def test_random_rules_are_rules(sized: tuple[ws.Kind, int], seed: int) -> None:
     kind, size = sized
-    rule = ws.random_rule(kind, random.Random(seed), size)
-    assert ws.check_rule(kind, rule) == rule
+    rule = ws.draw_rule(kind, random.Random(seed), size)
+    assert ws.validate_rule(kind, rule) == rule
     assert len(rule) == size
 
 
@@ -162,7 +162,7 @@ def test_random_rules_reach_every_rule_about_equally() -> None:
     rng = random.Random(1)
     counts = dict.fromkeys(all_rules("keys"), 0)
     for _ in range(50 * len(counts)):
-        counts[ws.random_rule("keys", rng)] += 1
+        counts[ws.draw_rule("keys", rng)] += 1
     assert 15 < min(counts.values()) <= max(counts.values()) < 100  # mean 50, sd 7
 
 
@@ -194,7 +194,7 @@ def test_unknown_names_are_refused() -> None:
     with pytest.raises(ConfigError, match="unknown kind"):
         ws.make_spec("maze", "amber", ("north",), 0)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="not a Waymarks task"):
-        wm.spec_of(Task("x", "waymarks"))
+        wm.parse_spec(Task("x", "waymarks"))
     with pytest.raises(ConfigError, match="max_steps"):
         wm.WaymarksSimulator(max_steps=0)
 
@@ -206,12 +206,12 @@ SMALL = {"route/birch": 3, "keys/hazel": 2}
 
 def test_the_default_sizes_are_the_games_there_were_before_sizes() -> None:
     """Rules, seeds and ids are held by the hash of the tasks; here the rest of what makes a game, and its cache key."""
-    specs = [wm.spec_of(task) for task in wm.make_tasks("validation", OLD_FAMILIES)]
+    specs = [wm.parse_spec(task) for task in wm.make_tasks("validation", OLD_FAMILIES)]
     words = json.dumps([asdict(spec) for spec in specs])
     assert hashlib.sha256(words.encode()).hexdigest()[:16] == "3be0144937c25f16"
-    texts = [sim.first_scene(spec).text for spec in specs]
+    texts = [sim.make_first_scene(spec).text for spec in specs]
     assert hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16] == "fecf21e5073c372c"
-    sizes = {name: ws.DEFAULT_SIZE[ws.split_family(name)[0]] for name in ALL_FAMILIES}
+    sizes = {name: ws.DEFAULT_SIZE[ws.parse_family(name)[0]] for name in ALL_FAMILIES}
     assert wm.make_tasks("test", ALL_FAMILIES, sizes=sizes) == wm.make_tasks("test", ALL_FAMILIES)
 
 
@@ -222,7 +222,7 @@ def test_a_size_changes_its_family_alone() -> None:
         assert (old == new) is (name not in SMALL)
         if name in SMALL:
             assert new.id == f"{old.id}:{SMALL[name]}"
-            assert len(new.options["rule"]) == wm.spec_of(new).size == SMALL[name]
+            assert len(new.options["rule"]) == wm.parse_spec(new).size == SMALL[name]
     assert {task.id for task in wm.make_tasks("test", SMALL, 3, SMALL)}.isdisjoint(task.id for task in sized)
 
 
@@ -230,25 +230,25 @@ def test_a_size_may_be_given_to_a_kind_and_a_family_goes_first() -> None:
     named = {name: 4 if name.startswith("route") else 2 for name in wm.FEW_FAMILIES} | {"keys/hazel": 3}
     assert wm.make_tasks("test", sizes={"route": 4, "keys": 2, "keys/hazel": 3}) == wm.make_tasks("test", sizes=named)
     new = wm.make_tasks("new", 2, sizes={"route": 4}, new_families=2)
-    assert {(spec.kind, spec.size) for spec in map(wm.spec_of, new)} == {("route", 4), ("keys", 4)}
+    assert {(spec.kind, spec.size) for spec in map(wm.parse_spec, new)} == {("route", 4), ("keys", 4)}
 
 
 def test_rules_of_a_size_are_pure_functions_of_seed_family_and_size() -> None:
     rules = {
-        (kind, size): [ws.family_rule.__wrapped__(kind, name, 0, size) for name in ws.FAMILY_NAMES[kind]]
+        (kind, size): [ws.draw_family_rule.__wrapped__(kind, name, 0, size) for name in ws.FAMILY_NAMES[kind]]
         for kind, size in EVERY_SIZE
     }
     for (kind, size), found in rules.items():  # different wherever there are enough of them, else each as often
-        assert len(set(found)) == min(len(found), ws.num_rules(kind, size))
+        assert len(set(found)) == min(len(found), ws.count_rules(kind, size))
     assert Counter(Counter(rules["route", 2]).values()) == {3: 6, 2: 3}  # 24 families, 9 routes
     assert all(len(rule) == size for (_, size), found in rules.items() for rule in found)
-    assert rules["route", 3][1] == ws.family_rule("route", "birch", 0, 3) == ("east", "south", "west")
-    assert rules["keys", 2][1] == ws.family_rule("keys", "hazel", 0, 2) == ("opal", "beryl")
+    assert rules["route", 3][1] == ws.draw_family_rule("route", "birch", 0, 3) == ("east", "south", "west")
+    assert rules["keys", 2][1] == ws.draw_family_rule("keys", "hazel", 0, 2) == ("opal", "beryl")
 
 
 def test_panel_rules_respect_sizes() -> None:
-    specs = [wm.spec_of(task) for task in wm.make_tasks("test", sizes=SMALL)]
-    assert wm.panel_rules(sizes=SMALL) == {(spec.kind, spec.family, spec.rule) for spec in specs}
+    specs = [wm.parse_spec(task) for task in wm.make_tasks("test", sizes=SMALL)]
+    assert wm.list_panel_rules(sizes=SMALL) == {(spec.kind, spec.family, spec.rule) for spec in specs}
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_games_of_every_size_are_won_with_the_rule_within_their_budget(kind: ws.
     family = {"route": "birch", "keys": "hazel"}[kind]
     env = wm.WaymarksSimulator()
     for task in wm.make_tasks("train", [f"{kind}/{family}"], sizes={f"{kind}/{family}": size}):
-        spec = wm.spec_of(task)
+        spec = wm.parse_spec(task)
         check_players(env, task, spec)
         seen = play(env, task, ["look"] * 20)
         assert len(seen) == 1 + spec.max_steps == 1 + size + {"route": 2, "keys": 0}[kind]
@@ -281,8 +281,8 @@ def test_games_of_every_size_are_won_with_the_rule_within_their_budget(kind: ws.
 
 
 def sized_task(kind: ws.Kind, size: int) -> Task:
-    rule = ws.random_rule(kind, random.Random(size), size)
-    return wm.task_of(ws.make_spec(kind, ws.FAMILY_NAMES[kind][0], rule, size), f"{kind}/sized-{size}")
+    rule = ws.draw_rule(kind, random.Random(size), size)
+    return wm.make_task(ws.make_spec(kind, ws.FAMILY_NAMES[kind][0], rule, size), f"{kind}/sized-{size}")
 
 
 @pytest.mark.parametrize(("kind", "size"), [sized for sized in EVERY_SIZE if sized[1] != ws.DEFAULT_SIZE[sized[0]]])
@@ -290,7 +290,7 @@ def sized_task(kind: ws.Kind, size: int) -> Task:
 @given(data=st.data())
 def test_simulated_equals_compiled_at_every_size(kind: ws.Kind, size: int, games: Path, data: st.DataObject) -> None:
     task = sized_task(kind, size)
-    gold = list(ws.gold_actions(wm.spec_of(task)))
+    gold = list(ws.gold_actions(wm.parse_spec(task)))
     lines = st.one_of(any_action(gold), st.sampled_from(HARD_LINES))
     side_by_side(task, [*gold[: data.draw(st.integers(0, size))], *data.draw(st.lists(lines, max_size=12))], games)
 
@@ -323,13 +323,13 @@ def test_of_small_games_luck_finds_many() -> None:
 
 def random_success(spec: ws.GameSpec) -> float:
     """Chance that uniformly drawn admissible actions win, exact: probabilities pushed through the scenes."""
-    chances, won = {sim.first_scene(spec): 1.0}, 0.0
+    chances, won = {sim.make_first_scene(spec): 1.0}, 0.0
     for _ in range(spec.max_steps):
         following: dict[sim.Scene, float] = {}
         for scene, chance in chances.items():
-            actions = sim.admissible(scene)
+            actions = sim.list_admissible(scene)
             for action in actions:
-                after = sim.next_scene(scene, action)
+                after = sim.advance_scene(scene, action)
                 share = chance / len(actions)
                 won += share if after.won else 0.0
                 if not (after.won or after.lost):
@@ -340,7 +340,7 @@ def random_success(spec: ws.GameSpec) -> float:
 
 @pytest.mark.parametrize("task", tiny_tasks(), ids=lambda task: task.options["kind"])
 def test_chances_of_a_random_explorer(task: Task) -> None:
-    spec = wm.spec_of(task)
+    spec = wm.parse_spec(task)
     by_hand = {
         # 1 right action of 4 at each of 7 junctions; 2 spare steps allow one detour: back (1/4) to the junction before
         # and onward again (1/4), from each junction but the first, behind which lies the archive
@@ -359,13 +359,13 @@ def test_chances_of_a_random_explorer(task: Task) -> None:
 def test_gold_wins_and_the_archive_tells_and_loses_in_every_simulated_game(split: str) -> None:
     env = wm.WaymarksSimulator()
     for task in wm.make_tasks(split, ALL_FAMILIES):
-        spec = wm.spec_of(task)
+        spec = wm.parse_spec(task)
         check_players(env, task, spec)
 
 
 @pytest.mark.parametrize("task", tiny_tasks(), ids=lambda task: task.options["kind"])
 def test_gold_wins_and_the_archive_tells_and_loses_in_compiled_games(task: Task, games: Path) -> None:
-    check_players(wm.WaymarksEnv(cache_dir=games), task, wm.spec_of(task))
+    check_players(wm.WaymarksEnv(cache_dir=games), task, wm.parse_spec(task))
 
 
 def check_players(env: Env, task: Task, spec: ws.GameSpec) -> None:
@@ -422,7 +422,7 @@ def test_words_are_few() -> None:
     words: set[str] = set()
     env = wm.WaymarksSimulator(actions=True)
     for task in [t for split in SPLITS for t in wm.make_tasks(split, ALL_FAMILIES)]:
-        spec = wm.spec_of(task)
+        spec = wm.parse_spec(task)
         walk = [rng.choice(["look", "inventory", "examine door", *(env.reset(task).actions or ())]) for _ in range(8)]
         for actions in (ws.gold_actions(spec), ws.archive_actions(spec), walk):
             seen = play(env, task, actions)
@@ -446,10 +446,10 @@ NOSY = """
 def test_only_the_archive_depends_on_the_rule(games: Path) -> None:
     """Two games that differ in the rule alone answer every nosy line alike; lines go raw to the interpreter."""
     for task in tiny_tasks():
-        spec = wm.spec_of(task)
+        spec = wm.parse_spec(task)
         other = tuple(reversed(spec.rule)) if spec.kind == "keys" else ("north", "west", *spec.rule[2:3], *["east"] * 4)
         twin = ws.make_spec(spec.kind, spec.family, other, spec.seed)
-        stories = [open_story(wm.compiled_game(s, games)) for s in (spec, twin)]
+        stories = [open_interpreter(wm.compile_game(s, games)) for s in (spec, twin)]
         for line in map(str.strip, NOSY.split("|")):
             first, second = (story.play(story.start.state, line).answer for story in stories)
             assert first == second, line
@@ -460,12 +460,12 @@ def test_only_the_archive_depends_on_the_rule(games: Path) -> None:
 
 def test_the_games_file_names_its_own_instruction_and_no_walkthrough(games: Path) -> None:
     for task in tiny_tasks():
-        spec = wm.spec_of(task)
-        path = wm.compiled_game(spec, games)
+        spec = wm.parse_spec(task)
+        path = wm.compile_game(spec, games)
         data = json.loads(path.with_suffix(".json").read_text())
         assert data["objective"] == ws.instruction_text(spec)
         assert not path.with_suffix(".ni").exists()
-        assert ws.instruction_text(spec) in " ".join(open_story(path).start.raw.split())
+        assert ws.instruction_text(spec) in " ".join(open_interpreter(path).start.raw.split())
 
 
 # ---------------------------------------------------------------------------------------------- equality
@@ -502,7 +502,7 @@ def side_by_side(task: Task, actions: list[str], games: Path) -> None:
 
 @pytest.mark.parametrize("task", tiny_tasks(), ids=lambda task: task.options["kind"])
 def test_simulated_equals_compiled_on_hard_lines(task: Task, games: Path) -> None:
-    gold = list(ws.gold_actions(wm.spec_of(task)))
+    gold = list(ws.gold_actions(wm.parse_spec(task)))
     for first in ([], gold[:1], gold[:2]):
         for line in HARD_LINES:
             side_by_side(task, [*first, line, line], games)
@@ -512,13 +512,13 @@ def test_simulated_equals_compiled_on_hard_lines(task: Task, games: Path) -> Non
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_simulated_equals_compiled_on_random_walks(task: Task, games: Path, data: st.DataObject) -> None:
-    side_by_side(task, data.draw(st.lists(any_action(ws.gold_actions(wm.spec_of(task))), max_size=12)), games)
+    side_by_side(task, data.draw(st.lists(any_action(ws.gold_actions(wm.parse_spec(task))), max_size=12)), games)
 
 
 def any_action(gold_actions: Sequence[str]) -> st.SearchStrategy[str]:
     """Right ones, legal ones, nearly legal ones, and any text."""
     gold = st.sampled_from(gold_actions)
-    unlocking = st.builds(ws.unlock, st.sampled_from(ws.BOXES), st.sampled_from(ws.GEMS))
+    unlocking = st.builds(ws.format_unlock, st.sampled_from(ws.BOXES), st.sampled_from(ws.GEMS))
     babble = st.lists(st.sampled_from(VOCABULARY), max_size=5).map(" ".join)
     attempts = st.tuples(babble, babble).map(lambda pair: f"unlock {pair[0]} with {pair[1]}")
     looks = babble.map("examine {}".format)
@@ -546,7 +546,7 @@ def test_the_budget_ends_an_episode_and_no_step_follows(kind: ws.Kind) -> None:
     assert (seen[-1].truncated, seen[-1].terminated, seen[-1].success) == (True, False, False)
     with pytest.raises(EnvError, match="call reset"):
         env.step("look")
-    play(env, task, ws.archive_actions(wm.spec_of(task)))
+    play(env, task, ws.archive_actions(wm.parse_spec(task)))
     with pytest.raises(EnvError, match="call reset"):
         env.step("look")
     env.reset(task)
@@ -558,13 +558,13 @@ def test_the_budget_ends_an_episode_and_no_step_follows(kind: ws.Kind) -> None:
 
 def test_winning_with_the_last_step_of_the_budget_is_no_truncation() -> None:
     task = tiny_tasks()[1]
-    last = play(wm.WaymarksSimulator(max_steps=len(ws.BOXES)), task, ws.gold_actions(wm.spec_of(task)))[-1]
+    last = play(wm.WaymarksSimulator(max_steps=len(ws.BOXES)), task, ws.gold_actions(wm.parse_spec(task)))[-1]
     assert (last.terminated, last.truncated, last.actions) == (True, False, None)
 
 
 def test_one_wrong_attempt_cannot_be_made_good() -> None:
     task = tiny_tasks()[1]
-    gold = ws.gold_actions(wm.spec_of(task))
+    gold = ws.gold_actions(wm.parse_spec(task))
     assert not play(wm.WaymarksSimulator(), task, ["unlock chest with beryl", *gold])[-1].success
 
 
@@ -577,11 +577,11 @@ def test_refused_actions_are_marked() -> None:
 
 
 def test_admissible_actions_do_something() -> None:
-    route, keys = (wm.spec_of(task) for task in tiny_tasks())
-    assert sim.admissible(sim.first_scene(route)) == ("east", "north", "south", "west")
-    scene = sim.next_scene(sim.first_scene(keys), ws.gold_actions(keys)[0])
-    assert len(sim.admissible(scene)) == 1 + 3 * 9
-    assert not any("chest" in action for action in sim.admissible(scene))
+    route, keys = (wm.parse_spec(task) for task in tiny_tasks())
+    assert sim.list_admissible(sim.make_first_scene(route)) == ("east", "north", "south", "west")
+    scene = sim.advance_scene(sim.make_first_scene(keys), ws.gold_actions(keys)[0])
+    assert len(sim.list_admissible(scene)) == 1 + 3 * 9
+    assert not any("chest" in action for action in sim.list_admissible(scene))
 
 
 def test_compile_all_compiles_once_and_reports(games: Path) -> None:
@@ -589,22 +589,22 @@ def test_compile_all_compiles_once_and_reports(games: Path) -> None:
     reported: list[tuple[int, int]] = []
     paths = wm.compile_all([*tasks, tasks[0]], 2, lambda done, total: reported.append((done, total)), games)
     assert reported == [(1, 3), (2, 3), (3, 3)]
-    assert paths == [wm.compiled_game(wm.spec_of(task), games) for task in [*tasks, tasks[0]]]
+    assert paths == [wm.compile_game(wm.parse_spec(task), games) for task in [*tasks, tasks[0]]]
     assert all(path.is_file() and path.with_suffix(".json").is_file() for path in paths)
 
 
 def test_games_to_compile_are_named_once_for_all_settings_that_play_them(tmp_path: Path) -> None:
     env = {"name": "waymarks", "options": {"families": ["keys/granite"], "cache_dir": str(tmp_path)}}
     own = small_config(env=env, train={"split": "validation", "eval_every": 0}, eval={"split": "validation"})
-    games = wm.games_of([own, own, small_config()])
+    games = wm.collect_games([own, own, small_config()])
     assert games == {tmp_path: wm.make_tasks("validation", ["keys/granite"])}
     validated = own.model_copy(update={"train": own.train.model_copy(update={"eval_every": 1, "split": "train"})})
-    assert {task.split for task in wm.games_of([validated])[tmp_path]} == {"train", "validation"}
+    assert {task.split for task in wm.collect_games([validated])[tmp_path]} == {"train", "validation"}
     few = validated.model_copy(update={"eval": validated.eval.model_copy(update={"num_tasks": 2, "split": "test"})})
-    splits = Counter(task.split for task in wm.games_of([few])[tmp_path])
+    splits = Counter(task.split for task in wm.collect_games([few])[tmp_path])
     assert splits == {"train": 5, "validation": 2, "test": 2}  # a panel's games, not all of its split
     rehearsal = few.rehearsal.model_copy(update={"split": "spare", "num_tasks": 3})
     rehearsing = few.model_copy(update={"rehearsal": rehearsal})
-    assert Counter(task.split for task in wm.games_of([rehearsing])[tmp_path]) == {**splits, "spare": 3}
+    assert Counter(task.split for task in wm.collect_games([rehearsing])[tmp_path]) == {**splits, "spare": 3}
     adapting = rehearsing.model_copy(update={"algorithm": few.algorithm.model_copy(update={"name": "empo2-tips"})})
-    assert Counter(task.split for task in wm.games_of([adapting])[tmp_path]) == splits, "it trains nothing"
+    assert Counter(task.split for task in wm.collect_games([adapting])[tmp_path]) == splits, "it trains nothing"

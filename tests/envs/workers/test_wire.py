@@ -15,7 +15,7 @@ from odd_envs import Puppet
 from trailnotes.envs.workers.main import serve
 from trailnotes.envs.workers.wire import (
     HEARTBEAT,
-    Frames,
+    FrameDecoder,
     encode,
     pack,
     pack_error,
@@ -33,7 +33,7 @@ infos = st.dictionaries(texts, scalars | st.lists(scalars, max_size=3), max_size
 
 
 def across(value: object) -> Any:
-    [message] = Frames().feed(encode(value))
+    [message] = FrameDecoder().feed(encode(value))
     return message
 
 
@@ -52,7 +52,7 @@ def test_tasks_survive(name: str, seed: int, options: dict[str, Any]) -> None:
 @given(st.lists(st.none() | texts.map(lambda text: [text])), st.lists(st.integers(1, 7), min_size=1))
 def test_frames_may_arrive_in_any_pieces(messages: list[Any], sizes: list[int]) -> None:
     stream = b"".join(HEARTBEAT if message is None else encode(message) for message in messages)
-    frames, got, turn = Frames(), [], 0
+    frames, got, turn = FrameDecoder(), [], 0
     while stream:
         size = sizes[turn % len(sizes)]
         got += list(frames.feed(stream[:size]))
@@ -79,7 +79,7 @@ class Connection:
         self.lost = threading.Event()
         self.thread = threading.Thread(target=self._serve, args=(theirs, beat))
         self.thread.start()
-        self.frames = Frames()
+        self.frames = FrameDecoder()
 
     def _serve(self, connection: socket.socket, beat: float) -> None:
         with connection:

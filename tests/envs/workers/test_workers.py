@@ -388,7 +388,7 @@ def test_close_ends_a_worker_in_mid_call_and_its_children() -> None:
             return pids
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trailnotes.envs.workers.worker.STOP_LIMIT", 0.2)
+        patch.setattr("trailnotes.envs.workers.worker.STOP_TIMEOUT", 0.2)
         pids = asyncio.run(leave_in_mid_call(puppets(1)))
     assert wait_until(lambda: not any(alive(pid) for pid in pids))
 

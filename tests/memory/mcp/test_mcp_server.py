@@ -28,8 +28,8 @@ types = pytest.importorskip("mcp_types")
 
 from mcp.client.streamable_http import streamable_http_client  # noqa: E402
 
-from trailnotes.memory.mcp.server import LONGEST_BODY, make_server  # noqa: E402
-from trailnotes.memory.mcp.tools import Rules, Toolbox  # noqa: E402
+from trailnotes.memory.mcp.server import MAX_BODY_BYTES, make_server  # noqa: E402
+from trailnotes.memory.mcp.tools import AccessRules, Toolbox  # noqa: E402
 
 COMMAND = ["-m", "trailnotes", "memory", "serve"]
 CLIENT = types.Implementation(name="somebody", version="1")
@@ -84,7 +84,7 @@ def test_an_agent_searches_adds_and_reads_back(place: Path) -> None:
 
     asyncio.run(talk())
     with open_store(place) as store:
-        assert [tip.imported for tip in store.tips("maze/1")] == [False, True]
+        assert [tip.imported for tip in store.load_tips("maze/1")] == [False, True]
 
 
 def test_without_write_nothing_is_added(place: Path) -> None:
@@ -147,10 +147,10 @@ def test_over_http_the_token_opens(place: Path) -> None:
                 assert TOKEN not in refused.text
             assert http.post(url, json={}, headers=known | {"host": "evil.example"}).status_code == 421
             assert http.post(url, json={}, headers=known | {"origin": "http://evil.example"}).status_code == 403
-            assert http.post(url, content=b"x" * (LONGEST_BODY + 1), headers=known).status_code == 413
+            assert http.post(url, content=b"x" * (MAX_BODY_BYTES + 1), headers=known).status_code == 413
             assert http.post(url, content=b"{", headers=known).status_code in {400, 406}
     with open_store(place) as store:
-        assert [tip.model for tip in store.tips()] == ["", "mcp: somebody"]
+        assert [tip.model for tip in store.load_tips()] == ["", "mcp: somebody"]
 
 
 def test_a_token_is_made_and_printed_where_none_is_given(
@@ -181,8 +181,8 @@ def test_a_fault_of_ours_is_told_to_the_owner_alone(
             return await said(client, "search_tips", task="maze/1", query="q")
 
     with open_memory(place / "memory.db", MemoryConfig()) as memory:
-        monkeypatch.setattr(memory, "nearest", fail)
-        done, text = asyncio.run(talk(Toolbox(memory, Rules())))
+        monkeypatch.setattr(memory, "search_nearest", fail)
+        done, text = asyncio.run(talk(Toolbox(memory, AccessRules())))
     assert not done
     assert text == "the memory failed; its owner's terminal says how"
     assert "/srv/x.db" in caplog.text
@@ -196,7 +196,7 @@ def test_a_missing_memory_is_made_to_be_written(tmp_path: Path, monkeypatch: pyt
     assert main(["memory", "serve", str(tmp_path / "new.db")]) == 2
     assert "no memory file" in capsys.readouterr().err
     assert main(["memory", "serve", str(tmp_path / "new.db"), "--write", "--off", "--namespace", "maze/1"]) == 0
-    assert capsys.readouterr().out.strip() == str(Rules(write=True, namespace="maze/1", enabled=False))
+    assert capsys.readouterr().out.strip() == str(AccessRules(write=True, namespace="maze/1", enabled=False))
     with open_store(tmp_path / "new.db") as store:
         assert store.identity == ("hashing", 256)
     for words, reason in [(["--rate", "0"], "allows no call"), (["--off"], "give --write")]:

@@ -10,10 +10,10 @@ import pytest
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.memory import TipMemory, open_memory
 from trailnotes.memory.exchange import enable_tips
-from trailnotes.memory.mcp.tools import Rate, Refused, Rules, Toolbox
+from trailnotes.memory.mcp.tools import AccessRules, RateLimiter, Toolbox, ToolCallRefused
 from trailnotes.types import Task, Tip
 
-WRITE = Rules(write=True)
+WRITE = AccessRules(write=True)
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def memory() -> Iterator[TipMemory]:
 
 
 def call(
-    memory: TipMemory, name: str, rules: Rules = WRITE, client: str = "tester", **arguments: Any
+    memory: TipMemory, name: str, rules: AccessRules = WRITE, client: str = "tester", **arguments: Any
 ) -> dict[str, Any]:
     return Toolbox(memory, rules).call(name, arguments, client)
 
@@ -57,22 +57,22 @@ def test_long_states_are_cut_among_others_and_whole_alone(memory: TipMemory) -> 
 
 def test_what_is_added_is_marked_and_found(memory: TipMemory) -> None:
     added = call(memory, "add_tip", task="maze/1", text='<b>Go</b> "left"\nat once', client="agent\x1b[2J\n7", score=4)
-    (tip,) = memory.store.tips("maze/1")[-1:]
+    (tip,) = memory.store.load_tips("maze/1")[-1:]
     assert (tip.text, tip.key, tip.imported, tip.enabled) == ("Go 'left' at once", "Go 'left' at once", True, True)
     assert (tip.model, tip.score, tip.max_score, tip.id) == ("mcp: agent[2J 7", 4.0, 5.0, added["id"])
     assert tip.created
     assert call(memory, "read_tip", id=tip.id)["model"] == tip.model
     assert memory.search("maze/1", "go left", 1)[0].id == tip.id
     unnamed = call(memory, "add_tip", task="new/1", text="look up", state="a tower", client="")
-    (tip,) = memory.store.tips("new/1")
+    (tip,) = memory.store.load_tips("new/1")
     assert (tip.model, tip.key, tip.score, tip.id) == ("mcp: unknown", "a tower", 1.0, unnamed["id"])
     assert call(memory, "add_tip", task="maze/1", text="stand still")["score"] == 4.0, "as good as the best"
 
 
 def test_what_is_added_may_have_to_wait(memory: TipMemory) -> None:
-    added = call(memory, "add_tip", Rules(write=True, enabled=False), task="maze/2", text="look up")
+    added = call(memory, "add_tip", AccessRules(write=True, enabled=False), task="maze/2", text="look up")
     assert "switched it on" in added["shown"]
-    with pytest.raises(Refused, match="no tip 5"):
+    with pytest.raises(ToolCallRefused, match="no tip 5"):
         call(memory, "read_tip", id=added["id"])
     enable_tips(memory.store, [added["id"]])
     assert call(memory, "read_tip", id=added["id"])["text"] == "look up"
@@ -106,7 +106,7 @@ def test_a_call_that_cannot_be_is_refused_in_words(
     memory: TipMemory, name: str, arguments: dict[str, Any], reason: str
 ) -> None:
     before = memory.store.sequence
-    with pytest.raises(Refused, match=reason) as caught:
+    with pytest.raises(ToolCallRefused, match=reason) as caught:
         call(memory, name, **arguments)
     assert len(str(caught.value)) < 500
     assert memory.store.sequence == before
@@ -114,38 +114,38 @@ def test_a_call_that_cannot_be_is_refused_in_words(
 
 def test_the_same_tip_is_not_stored_twice(memory: TipMemory) -> None:
     call(memory, "add_tip", task="maze/2", text="look up")
-    with pytest.raises(Refused, match="has this tip already"):
+    with pytest.raises(ToolCallRefused, match="has this tip already"):
         call(memory, "add_tip", task="maze/2", text=" look   up ")
     assert memory.store.size("maze/2") == 2
 
 
 def test_reading_is_all_there_is_without_write(memory: TipMemory) -> None:
-    toolbox = Toolbox(memory, Rules())
+    toolbox = Toolbox(memory, AccessRules())
     assert [tool.name for tool in toolbox.offered] == ["list_tasks", "search_tips", "read_tip"]
-    with pytest.raises(Refused, match=r"only read.*--write"):
+    with pytest.raises(ToolCallRefused, match=r"only read.*--write"):
         toolbox.call("add_tip", {"task": "maze/1", "text": "up"}, "")
     assert memory.stats()["tips"] == 4
 
 
 def test_nobody_pushes_others_out(memory: TipMemory) -> None:
-    with pytest.raises(Refused, match="'maze/1' has 3 tips, and no room"):
-        call(memory, "add_tip", Rules(write=True, capacity=3), task="maze/1", text="up")
-    assert call(memory, "add_tip", Rules(write=True, capacity=4), task="maze/1", text="up")["id"] == 5
+    with pytest.raises(ToolCallRefused, match="'maze/1' has 3 tips, and no room"):
+        call(memory, "add_tip", AccessRules(write=True, capacity=3), task="maze/1", text="up")
+    assert call(memory, "add_tip", AccessRules(write=True, capacity=4), task="maze/1", text="up")["id"] == 5
 
 
 def test_what_waits_has_no_endless_room_either(memory: TipMemory) -> None:
-    waits = Rules(write=True, enabled=False, capacity=2)
+    waits = AccessRules(write=True, enabled=False, capacity=2)
     call(memory, "add_tip", waits, task="maze/2", text="up")
-    with pytest.raises(Refused, match="'maze/2' has 2 tips, and no room"):
+    with pytest.raises(ToolCallRefused, match="'maze/2' has 2 tips, and no room"):
         call(memory, "add_tip", waits, task="maze/2", text="down")
 
 
 def test_tasks_that_share_a_capacity_share_it_here(memory: TipMemory) -> None:
-    memory.store.meet([Task(f"maze/{n}", "maze", n, "train", family="maze") for n in (1, 2)])
-    full = Rules(write=True, capacity=4, scope="family")
-    with pytest.raises(Refused, match="'maze/2' and those it reads have 4 tips, and no room"):
+    memory.store.register_tasks([Task(f"maze/{n}", "maze", n, "train", family="maze") for n in (1, 2)])
+    full = AccessRules(write=True, capacity=4, scope="family")
+    with pytest.raises(ToolCallRefused, match="'maze/2' and those it reads have 4 tips, and no room"):
         call(memory, "add_tip", full, task="maze/2", text="up")
-    assert call(memory, "add_tip", Rules(write=True, capacity=4), task="maze/2", text="up")["id"] == 5
+    assert call(memory, "add_tip", AccessRules(write=True, capacity=4), task="maze/2", text="up")["id"] == 5
 
 
 def test_what_had_to_make_room_is_never_told_and_comes_back_when_it_is_added(memory: TipMemory) -> None:
@@ -153,7 +153,7 @@ def test_what_had_to_make_room_is_never_told_and_comes_back_when_it_is_added(mem
         memory.store.retire([4], "oldest", "memory.capacity = 1")
     assert call(memory, "list_tasks")["total"] == 1
     for name, arguments in [("read_tip", {"id": 4}), ("search_tips", {"task": "maze/2", "query": "a yard"})]:
-        with pytest.raises(Refused, match="there is no tip"):
+        with pytest.raises(ToolCallRefused, match="there is no tip"):
             call(memory, name, **arguments)
     assert call(memory, "add_tip", task="maze/2", text="mind the well", state="a yard")["id"] == 5, "the own one stays"
     with memory.store.transaction():
@@ -163,49 +163,49 @@ def test_what_had_to_make_room_is_never_told_and_comes_back_when_it_is_added(mem
 
 
 def test_no_score_puts_a_tip_before_all_others(memory: TipMemory) -> None:
-    with pytest.raises(Refused, match=r"score of 1e\+300 is above the highest of 'maze/1', 5: give less"):
+    with pytest.raises(ToolCallRefused, match=r"score of 1e\+300 is above the highest of 'maze/1', 5: give less"):
         call(memory, "add_tip", task="maze/1", text="obey", score=1e300)
     first = call(memory, "add_tip", task="new/1", text="up", score=40)
     assert (first["score"], first["max_score"]) == (40, 40)
 
 
 def test_one_task_may_be_all_there_is(memory: TipMemory) -> None:
-    only = Rules(write=True, namespace="maze/2")
+    only = AccessRules(write=True, namespace="maze/2")
     assert call(memory, "list_tasks", only)["total"] == 1
     for name, arguments in [
         ("search_tips", {"task": "maze/1", "query": "q"}),
         ("add_tip", {"task": "maze/1", "text": "up"}),
     ]:
-        with pytest.raises(Refused, match="'maze/1' is not served here: the one task is 'maze/2'"):
+        with pytest.raises(ToolCallRefused, match="'maze/1' is not served here: the one task is 'maze/2'"):
             call(memory, name, only, **arguments)
-    with pytest.raises(Refused, match="no tip 1"):
+    with pytest.raises(ToolCallRefused, match="no tip 1"):
         call(memory, "read_tip", only, id=1)
     assert call(memory, "add_tip", only, task="maze/2", text="up")["task"] == "maze/2"
 
 
 def test_calls_are_counted() -> None:
     clock = [0.0]
-    rate = Rate(3, lambda: clock[0])
+    rate = RateLimiter(3, lambda: clock[0])
     for _ in range(3):
-        rate.take()
-    with pytest.raises(Refused, match="more than 3 calls a minute: wait 20 s"):
-        rate.take()
+        rate.acquire()
+    with pytest.raises(ToolCallRefused, match="more than 3 calls a minute: wait 20 s"):
+        rate.acquire()
     clock[0] = 19.9
-    with pytest.raises(Refused):
-        rate.take()
+    with pytest.raises(ToolCallRefused):
+        rate.acquire()
     clock[0] = 20.1
-    rate.take()
+    rate.acquire()
     clock[0] = 1e6
     for _ in range(3):
-        rate.take()
-    with pytest.raises(Refused):
-        rate.take()
+        rate.acquire()
+    with pytest.raises(ToolCallRefused):
+        rate.acquire()
 
 
 def test_refused_calls_are_counted_too(memory: TipMemory) -> None:
-    toolbox = Toolbox(memory, Rules(per_minute=2))
+    toolbox = Toolbox(memory, AccessRules(per_minute=2))
     for _ in range(2):
-        with pytest.raises(Refused, match="no tool"):
+        with pytest.raises(ToolCallRefused, match="no tool"):
             toolbox.call("guess", {}, "")
-    with pytest.raises(Refused, match="2 calls a minute"):
+    with pytest.raises(ToolCallRefused, match="2 calls a minute"):
         toolbox.call("list_tasks", {}, "")

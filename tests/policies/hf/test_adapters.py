@@ -15,8 +15,8 @@ from tiny import tiny_model
 from trailnotes.config.model_schema import LoraConfig, ModelConfig
 from trailnotes.errors import ConfigError, PolicyError
 from trailnotes.learner.learner import export_model
-from trailnotes.policies.hf.adapters import merged, new_adapters
-from trailnotes.policies.hf.policy import context_length_of, load_model, refuse_frozen
+from trailnotes.policies.hf.adapters import add_adapters, merge_adapters
+from trailnotes.policies.hf.policy import get_context_length, load_model, require_trainable
 
 IDS = torch.tensor([[5, 6, 7, 8]])
 
@@ -61,13 +61,13 @@ def test_a_base_that_has_moved_is_asked_for_and_found(saved: Path, start_model: 
     with pytest.raises(ConfigError, match=r"belong to the model '.*gone', which is not there: set model\.base"):
         load_model(settings(saved))
     with pytest.raises(ConfigError, match=r"set model\.base"):
-        context_length_of(settings(saved))
+        get_context_length(settings(saved))
     model, _ = load_model(settings(saved, base=str(tmp_path / "moved")))
     assert torch.equal(model(IDS).logits, with_adapters(start_model)[0](IDS).logits)
 
 
 def test_their_context_is_that_of_their_base_and_so_is_a_missing_tokenizer(saved: Path, start_model: Path) -> None:
-    assert context_length_of(settings(saved)) == context_length_of(settings(start_model)) == 256
+    assert get_context_length(settings(saved)) == get_context_length(settings(start_model)) == 256
     for file in saved.glob("*token*"):
         file.unlink()
     assert load_model(settings(saved))[1].get_vocab() == load_model(settings(start_model))[1].get_vocab()
@@ -84,7 +84,7 @@ def test_they_are_trained_further_only_as_they_are(saved: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.lora\.target_modules = \['q_proj'\]"):
         load_model(settings(saved, lora=LoraConfig(enabled=True, rank=4, target_modules=("q_proj",))))
     with pytest.raises(ConfigError, match=r"model\.lora\.enabled = true"):
-        refuse_frozen(settings(saved))
+        require_trainable(settings(saved))
 
 
 def test_adapters_that_lack_a_part_do_not_load(saved: Path) -> None:
@@ -112,7 +112,7 @@ def test_merging_in_float32_loses_nothing_and_bfloat16_most(start_model: Path) -
                 if "lora_" not in name:
                     parameter.copy_(parameter.bfloat16().float())  # the base as it is on disk
             applied = model(IDS).logits
-            whole, lost = merged(model, dtype)
+            whole, lost = merge_adapters(model, dtype)
         assert low <= lost <= high
         assert whole.dtype == dtype
         assert not any("lora" in name for name, _ in whole.named_parameters())
@@ -126,12 +126,12 @@ def test_the_share_that_is_lost_by_hand() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(1.0)
-    adapted = new_adapters(model, LoraConfig(rank=1, alpha=1.0, target_modules=("q_proj",)), base="")
+    adapted = add_adapters(model, LoraConfig(rank=1, alpha=1.0, target_modules=("q_proj",)), base="")
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_" in name:
                 parameter.fill_(2**-4 if "lora_A" in name else 2**-5)
-    assert merged(adapted, torch.bfloat16)[1] == 1.0
+    assert merge_adapters(adapted, torch.bfloat16)[1] == 1.0
 
 
 def test_a_base_named_by_a_relative_path_is_found_from_anywhere(

@@ -17,8 +17,8 @@ from trailnotes.config.model_schema import LoraConfig, ModelConfig
 from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import build_samples
-from trailnotes.policies.hf.adapters import merged, new_adapters
-from trailnotes.policies.hf.attention import NAME, attend
+from trailnotes.policies.hf.adapters import add_adapters, merge_adapters
+from trailnotes.policies.hf.attention import ATTENTION_NAME, attend
 from trailnotes.policies.hf.decoder import SlotDecoder, make_decoder
 from trailnotes.policies.hf.policy import HFPolicy, load_model
 from trailnotes.types import Message, Observation, Sample, Sampling, Step, Trajectory, TrajectoryGroup
@@ -29,7 +29,7 @@ NATS = 0.01  # by which a log-probability may differ on average, and the mean ra
 
 def adapted(dtype: torch.dtype = HALF, size: float = 0.1) -> Any:
     """A tiny model with adapters that change something."""
-    model = new_adapters(tiny_model(dtype=dtype), LoraConfig(rank=4), base="")
+    model = add_adapters(tiny_model(dtype=dtype), LoraConfig(rank=4), base="")
     torch.manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -71,7 +71,7 @@ def test_one_visible_column_is_its_value() -> None:
 
 
 def test_only_bfloat16_is_attended_so() -> None:
-    for dtype, name in [(torch.float32, "sdpa"), (HALF, NAME)]:
+    for dtype, name in [(torch.float32, "sdpa"), (HALF, ATTENTION_NAME)]:
         model = tiny_model(dtype=dtype)
         decoder = make_decoder(model, 64)
         assert isinstance(decoder, SlotDecoder)
@@ -88,7 +88,7 @@ def test_the_learner_computes_what_it_did() -> None:
     ids, model = torch.tensor([[5, 6, 7, 8]]), tiny_model(dtype=HALF)
     before = model(ids).logits
     make_decoder(model, 64)
-    assert model.config._attn_implementation == NAME
+    assert model.config._attn_implementation == ATTENTION_NAME
     assert model(ids).logits.equal(before)
 
 
@@ -210,6 +210,6 @@ def test_adapters_merged_in_float32_say_the_same() -> None:
         for name, parameter in exact.named_parameters():
             if "lora_" not in name:
                 parameter.copy_(parameter.to(HALF).float())  # the base as it was
-        whole = merged(exact)[0](ids).logits
+        whole = merge_adapters(exact)[0](ids).logits
     assert (apart - whole).norm() < 0.02 * whole.norm()
     assert (base - whole).norm() > 0.1 * whole.norm(), "the adapters change something"

@@ -15,7 +15,7 @@ import torch
 from trailnotes.config.model_schema import LoraConfig, ModelConfig
 from trailnotes.errors import ConfigError, PolicyError
 from trailnotes.policies.hf.decoder import RecomputeDecoder, SlotDecoder
-from trailnotes.policies.hf.policy import HFPolicy, load_model, refuse_longer
+from trailnotes.policies.hf.policy import HFPolicy, load_model, require_context_length
 from trailnotes.types import Completion, Message, Sampling
 
 WORDS = ["key", "door", "north", "hall", "dark", "\n", "note", "é"]
@@ -225,7 +225,7 @@ def test_new_weights_forget_the_cache_and_count_a_version(model_of, tokenizer):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.2)
-        policy.weights_changed()
+        policy.bump_version()
         talk += [Message("assistant", before.text, before.token_ids), Message("user", "Dark.")]
         return await policy.generate(talk, Sampling(max_tokens=3), "e")
 
@@ -243,11 +243,11 @@ def test_weights_may_not_change_under_a_completion(model, tokenizer):
         asking = asyncio.create_task(policy.generate([Message("user", "x")], Sampling(), "a"))
         await asyncio.sleep(0)
         with pytest.raises(PolicyError, match="1 completions were under way"):
-            policy.weights_changed()
+            policy.bump_version()
         asking.cancel()
 
     asyncio.run(run())
-    policy.weights_changed()
+    policy.bump_version()
 
 
 def test_a_slot_used_again_leaks_nothing(model, tokenizer):
@@ -422,11 +422,11 @@ def test_positions_turn_by_one_set_of_factors_up_to_the_end_of_the_context(
 def test_a_context_beyond_the_first_factors_of_longrope_is_refused_at_the_start(model_of, tmp_path):
     model_of("phi3", **LONGROPE).config.save_pretrained(tmp_path)
     config = ModelConfig(path=str(tmp_path), device="cpu")
-    refuse_longer(config, 64)
+    require_context_length(config, 64)
     with pytest.raises(
         ConfigError, match=r"holds 64 tokens before longrope .* set rollout\.max_context_tokens to 64 or"
     ):
-        refuse_longer(config, 65)
+        require_context_length(config, 65)
 
 
 def test_a_cache_that_the_model_ignores_is_found_out(model_of, tokenizer, caplog):
@@ -512,7 +512,7 @@ def test_load_model_with_adapters(saved):
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 parameter.fill_(0.05)
-    policy.weights_changed()
+    policy.bump_version()
     completion = one(policy, max_tokens=5)
     assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
 

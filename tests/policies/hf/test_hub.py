@@ -13,17 +13,17 @@ from huggingface_hub.errors import RepositoryNotFoundError
 
 from trailnotes.config.model_schema import ModelConfig
 from trailnotes.errors import PolicyError
-from trailnotes.policies.hf.hub import only_in_cache
-from trailnotes.policies.hf.policy import context_length_of
+from trailnotes.policies.hf.hub import is_cache_only
+from trailnotes.policies.hf.policy import get_context_length
 
 NAME = "some/model"
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    only_in_cache.cache_clear()
+    is_cache_only.cache_clear()
     yield
-    only_in_cache.cache_clear()
+    is_cache_only.cache_clear()
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_a_hub_out_of_reach_is_asked_once_and_named_in_one_line(
     with pytest.raises(
         PolicyError, match=r"model\.path = 'some/model' is no directory here and not in the cache"
     ) as caught:
-        context_length_of(ModelConfig(path=NAME))
+        get_context_length(ModelConfig(path=NAME))
     assert "\n" not in str(caught.value)
     assert asked == [NAME]
 
@@ -60,7 +60,7 @@ def test_what_is_in_the_cache_needs_no_hub(
     monkeypatch: pytest.MonkeyPatch, asked: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cached(monkeypatch, tmp_path / "config.json")
-    assert [only_in_cache(NAME) for _ in range(3)] == [True] * 3
+    assert [is_cache_only(NAME) for _ in range(3)] == [True] * 3
     assert asked == [NAME]
     assert [record.getMessage() for record in caplog.records] == [
         "the hub cannot be reached: some/model is read from the cache"
@@ -75,7 +75,7 @@ def test_a_model_that_the_hub_does_not_have_is_named(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(HfApi, "model_info", unknown)
     cached(monkeypatch, None)
     with pytest.raises(PolicyError, match=r"a model of that name \(status 404\)"):
-        only_in_cache(NAME)
+        is_cache_only(NAME)
 
 
 def test_a_first_download_is_announced(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -83,5 +83,5 @@ def test_a_first_download_is_announced(monkeypatch: pytest.MonkeyPatch, caplog: 
     monkeypatch.setattr(HfApi, "model_info", lambda *_, **__: None)
     cached(monkeypatch, None)
     with caplog.at_level(logging.WARNING):
-        assert only_in_cache(NAME) is False
+        assert is_cache_only(NAME) is False
     assert "some/model is not in the cache yet: fetching it" in caplog.text

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trailnotes.learner.logprobs import TokenScorer
-from trailnotes.policies.hf.network import parts_of
+from trailnotes.policies.hf.network import split_model
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.types import Completion, Message, Sampling
 
@@ -44,12 +44,12 @@ def test_policy_and_learner_agree_on_a_fresh_model_and_on_what_becomes_of_it(
     for growth in (1.0, 500.0):
         with torch.no_grad():
             model.get_output_embeddings().weight.mul_(growth)
-        policy.weights_changed()
+        policy.bump_version()
         completion = asyncio.run(answer(policy))
         assert list(completion.logprobs) == pytest.approx(scored(score, completion), abs=1e-4)
 
 
 def test_the_probe_leaves_the_models_mode_alone(model_of: Any) -> None:
     model = model_of("gemma2").train()
-    assert parts_of(model) is None
+    assert split_model(model) is None
     assert model.training

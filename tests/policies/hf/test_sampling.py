@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trailnotes.errors import PolicyError
-from trailnotes.policies.hf.engine import draw_uniforms, keep_top, sample
+from trailnotes.policies.hf.engine import draw_uniforms, filter_top_k_top_p, sample_tokens
 from trailnotes.types import Sampling
 
 PROBS = torch.tensor([[0.1, 0.4, 0.2, 0.3]])
 
 
 def draw(probs: torch.Tensor, uniform: float, **options: float) -> tuple[int, float]:
-    tokens, logprobs = sample(probs.log(), [Sampling(**options)], np.array([uniform], dtype=np.float32))
+    tokens, logprobs = sample_tokens(probs.log(), [Sampling(**options)], np.array([uniform], dtype=np.float32))
     return tokens[0], logprobs[0]
 
 
@@ -49,7 +49,7 @@ def test_temperature_zero_is_greedy_with_the_logprob_of_temperature_one():
     ],
 )
 def test_truncated_distributions_are_normalised(options, kept):
-    probs = keep_top(PROBS.log(), [Sampling(**options)])[0].exp().tolist()
+    probs = filter_top_k_top_p(PROBS.log(), [Sampling(**options)])[0].exp().tolist()
     assert probs == pytest.approx([kept.get(token, 0.0) for token in range(4)], abs=1e-6)
     for uniform in (0.0, 0.3, 0.6, 0.9999999):
         token, logprob = draw(PROBS, uniform, **options)
@@ -59,7 +59,7 @@ def test_truncated_distributions_are_normalised(options, kept):
 def test_rows_keep_their_own_settings():
     settings = [Sampling(), Sampling(top_k=1), Sampling(temperature=0), Sampling(temperature=2.0, top_p=0.3)]
     logits = PROBS.log().expand(4, -1)
-    tokens, logprobs = sample(logits, settings, np.full(4, 0.05, dtype=np.float32))
+    tokens, logprobs = sample_tokens(logits, settings, np.full(4, 0.05, dtype=np.float32))
     assert tokens == [0, 1, 1, 1]
     assert logprobs == pytest.approx([math.log(0.1), 0.0, math.log(0.4), 0.0], abs=1e-6)
 
@@ -80,7 +80,7 @@ def test_an_impossible_token_is_never_drawn(step, seed):
 def test_logits_that_are_not_finite_are_an_error(bad, temperature):
     logits = torch.tensor([[0.0, bad, 1.0]])
     with pytest.raises(PolicyError, match="not finite"):
-        sample(logits, [Sampling(temperature=temperature)], np.array([0.5], dtype=np.float32))
+        sample_tokens(logits, [Sampling(temperature=temperature)], np.array([0.5], dtype=np.float32))
 
 
 def test_uniforms_belong_to_the_seed_and_the_position():
@@ -94,5 +94,5 @@ def test_uniforms_belong_to_the_seed_and_the_position():
 
 def test_frequencies_follow_the_distribution():
     rows = 20000
-    tokens, _ = sample(PROBS.log().expand(rows, -1), [Sampling()] * rows, draw_uniforms(1, rows))
+    tokens, _ = sample_tokens(PROBS.log().expand(rows, -1), [Sampling()] * rows, draw_uniforms(1, rows))
     assert np.bincount(tokens, minlength=4) / rows == pytest.approx(PROBS[0].numpy(), abs=0.015)

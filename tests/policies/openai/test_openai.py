@@ -28,9 +28,9 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config, to_toml
 from trailnotes.endpoint import faults, wire
 from trailnotes.errors import BudgetError, ConfigError, PolicyError, RunError
-from trailnotes.policies.openai.answers import Amount, Answers, PaidAnswer, Query, request_key
+from trailnotes.policies.openai.answers import AnswerCache, ChatRequest, PaidAnswer, TokenUsage, hash_request
 from trailnotes.policies.openai.policy import OpenAIPolicy
-from trailnotes.rollout import gather
+from trailnotes.rollout import gather_or_cancel
 from trailnotes.types import Completion, Message, Sampling
 
 PROMPT = (Message("user", "find the way through the cobalt maze\nward. exits north east south, archive west."),)
@@ -42,7 +42,7 @@ def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     """No key, no proxy of the machine's, and no long waits."""
     for name in ("OPENAI_API_KEY", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(faults, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(faults, "MIN_WAIT", 0.01)
 
 
 def policy(url: str, answers: Path | None = None, name: str = MODEL, **endpoint: Any) -> OpenAIPolicy:
@@ -141,7 +141,7 @@ def test_options_of_the_chat_template_are_sent_and_ask_for_another_answer(proxy:
     (done,) = ask(endpoint, sampling())
     assert proxy.asked[0].body["chat_template_kwargs"] == {"enable_thinking": False}
     assert done.text == "<think>\n\n</think>\n\neast"  # stops end the answer, thinking may hold them
-    keys = {request_key("u", "m", PROMPT, sampling(), given) for given in ({"a": 1}, {"a": 2}, {}, None)}
+    keys = {hash_request("u", "m", PROMPT, sampling(), given) for given in ({"a": 1}, {"a": 2}, {}, None)}
     assert len(keys) == 3
 
 
@@ -267,7 +267,7 @@ def test_retry_after_is_honoured(proxy: Proxy) -> None:
 def test_a_retry_after_of_hours_is_capped_and_said(
     proxy: Proxy, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(faults, "LONGEST_RETRY_AFTER", 0.05)
+    monkeypatch.setattr(faults, "MAX_RETRY_AFTER", 0.05)
     proxy.faults = [refusal(503, headers={"Retry-After": "7200"}), None]
     ask(policy(proxy.url), sampling())
     assert any("asks for 7200 s of rest: waiting 0 s" in record.message for record in caplog.records)
@@ -362,7 +362,7 @@ def test_a_key_that_a_message_is_cut_within_is_taken_out_whole(
 ) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
     told = KEY.lower() if lower else KEY.upper()
-    proxy.faults = [refusal(400, "x" * (faults.TEXT_SHOWN - len(KEY) + 1) + told)]
+    proxy.faults = [refusal(400, "x" * (faults.MAX_ERROR_CHARS - len(KEY) + 1) + told)]
     with pytest.raises(PolicyError) as caught:
         ask(policy(proxy.url, api_key_env="MY_KEY"), sampling())
     assert "sk-secret" not in str(caught.value).lower()
@@ -384,7 +384,7 @@ def test_a_key_that_an_answer_repeats_is_not_kept(
 
 
 def test_an_answer_beyond_bounds_or_packed_ends_in_one_line(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "MAX_BODY", 5000)
+    monkeypatch.setattr(wire, "MAX_BODY_BYTES", 5000)
     proxy.faults = [changed(lambda answer: {**answer, "more": "x" * 5000})]
     with pytest.raises(PolicyError, match="an answer of more than 5,000 bytes") as caught:
         ask(policy(proxy.url, max_retries=0), sampling())
@@ -523,7 +523,7 @@ def test_what_fails_beside_a_failure_is_said_once_and_leaves_no_traceback() -> N
         endpoint = policy(url, name="nosuch")
         for number in range(4):
             endpoint.open_episode(f"{number}")
-        await gather([endpoint.generate(PROMPT, sampling(number), f"{number}") for number in range(4)])
+        await gather_or_cancel([endpoint.generate(PROMPT, sampling(number), f"{number}") for number in range(4)])
 
     with proxying("http://127.0.0.1:9/v1") as proxy:
         proxy.always = refuse_one_by_one
@@ -581,17 +581,17 @@ def test_a_request_that_could_pass_the_token_limit_is_not_sent(proxy: Proxy, tmp
 
 
 def test_max_cost_counts_what_is_under_way() -> None:
-    answers = Answers(None, EndpointConfig(price_input=2.0, price_output=10.0, max_cost=0.001))
-    amount = Amount(100, 20)  # 0.0002 + 0.0002
-    assert answers.price(amount) == pytest.approx(0.0004)
-    assert not answers.refusal(amount)
+    answers = AnswerCache(None, EndpointConfig(price_input=2.0, price_output=10.0, max_cost=0.001))
+    amount = TokenUsage(100, 20)  # 0.0002 + 0.0002
+    assert answers.compute_cost(amount) == pytest.approx(0.0004)
+    assert not answers.explain_limit(amount)
     answers.reserved.append(amount)
-    assert not answers.refusal(amount)
+    assert not answers.explain_limit(amount)
     answers.reserved.append(amount)
-    assert "endpoint.max_cost = 0.001" in answers.refusal(amount)
+    assert "endpoint.max_cost = 0.001" in answers.explain_limit(amount)
     answers.reserved.clear()
-    answers.keep(PaidAnswer("k", "x", "stop", 300, 40, 0.00096), Query("k", (), sampling(), amount))
-    assert "0.00096 is spent, and it may cost 0.0004" in answers.refusal(amount)
+    answers.store(PaidAnswer("k", "x", "stop", 300, 40, 0.00096), ChatRequest("k", (), sampling(), amount))
+    assert "0.00096 is spent, and it may cost 0.0004" in answers.explain_limit(amount)
 
 
 # -- the file
@@ -647,9 +647,9 @@ def test_prompts_are_written_only_where_that_is_asked_for(proxy: Proxy, tmp_path
     ],
 )
 def test_requests_that_differ_in_anything_have_different_keys(other: tuple[Any, ...]) -> None:
-    own = request_key("http://h/v1", MODEL, PROMPT, sampling())
-    assert own == request_key("http://h/v1/", MODEL, list(PROMPT), sampling())
-    assert own != request_key(*other)
+    own = hash_request("http://h/v1", MODEL, PROMPT, sampling())
+    assert own == hash_request("http://h/v1/", MODEL, list(PROMPT), sampling())
+    assert own != hash_request(*other)
 
 
 # -- the page
@@ -660,7 +660,7 @@ def test_the_page_explains_every_key_and_metric_and_its_config_can_be_read(tmp_p
     rows = "".join(line.partition("| ")[2].partition(" |")[0] for line in page.splitlines() if line.startswith("| `"))
     named = set(re.findall(r"`(endpoint[./]\w+)`", rows))
     settings = {f"endpoint.{name}" for name in EndpointConfig.model_fields}
-    assert named == settings | set(Answers(None, EndpointConfig()).metrics())
+    assert named == settings | set(AnswerCache(None, EndpointConfig()).metrics())
     (example,) = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     (tmp_path / "config.toml").write_text(example)
     assert load_config(tmp_path / "config.toml").endpoint.max_cost == 2.0

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from trailnotes.config.schema import Config
-from trailnotes.policies.vllm import VLLMPolicy, vllm_policy
+from trailnotes.policies.vllm import VLLMPolicy, make_vllm_policy
 from trailnotes.types import Completion
 
 CORE = Path(__file__).with_name("markov.py")
@@ -75,7 +75,7 @@ def policy_of(config_of: Callable[..., Config], faults: Path) -> Iterator[Callab
     made: list[VLLMPolicy] = []
 
     def make(**options: Any) -> VLLMPolicy:
-        made.append(vllm_policy(config_of(**options), trains=True, core=CORE))
+        made.append(make_vllm_policy(config_of(**options), trains=True, core=CORE))
         return made[-1]
 
     yield make

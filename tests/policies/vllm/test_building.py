@@ -13,9 +13,9 @@ import torch
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
 from trailnotes.policies.vllm import building, process
-from trailnotes.policies.vllm.building import cache_bytes, fingerprint_of, settings_of
-from trailnotes.policies.vllm.process import environment
-from trailnotes.policies.vllm.replica import Record
+from trailnotes.policies.vllm.building import build_engine_settings, compute_cache_bytes, fingerprint_model
+from trailnotes.policies.vllm.process import build_environment
+from trailnotes.policies.vllm.replica import ProbeRecord
 
 SHAPE = SimpleNamespace(num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, hidden_size=64)
 
@@ -23,32 +23,32 @@ SHAPE = SimpleNamespace(num_hidden_layers=3, num_attention_heads=4, num_key_valu
 def test_the_cache_has_room_for_all_contexts_and_no_more_than_its_share() -> None:
     config = Config(engine={"max_concurrent": 5})
     token = 2 * 3 * 2 * 16 * 4  # a key and a value, layers, heads, channels, bytes
-    assert cache_bytes(SHAPE, config, 100) == 5 * 128 * token  # blocks of 32 tokens
+    assert compute_cache_bytes(SHAPE, config, 100) == 5 * 128 * token  # blocks of 32 tokens
     halved = Config(engine={"max_concurrent": 5}, model={"dtype": "bfloat16"})
-    assert cache_bytes(SHAPE, halved, 100) == 5 * 128 * token // 2
+    assert compute_cache_bytes(SHAPE, halved, 100) == 5 * 128 * token // 2
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     greedy = Config(engine={"max_concurrent": 10**9, "device_memory": 0.01, "replicas": 2})
-    assert cache_bytes(SHAPE, greedy, 100) == int(memory * 0.01 / 2)
-    assert cache_bytes(SHAPE, Config(engine={"max_concurrent": 1}), 33) == 2 * 64 * token
+    assert compute_cache_bytes(SHAPE, greedy, 100) == int(memory * 0.01 / 2)
+    assert compute_cache_bytes(SHAPE, Config(engine={"max_concurrent": 1}), 33) == 2 * 64 * token
 
 
 def test_settings_are_those_of_the_base_and_of_the_rollout(config_of, model_path: Path, tmp_path: Path) -> None:
-    settings = settings_of(config_of(model={"lora": {"enabled": True, "rank": 5}}), tmp_path)
+    settings = build_engine_settings(config_of(model={"lora": {"enabled": True, "rank": 5}}), tmp_path)
     assert settings["model"] == str(model_path)
     assert (settings["context"], settings["lora_rank"], settings["spool"]) == (200, 5, str(tmp_path))
-    assert settings["fingerprint"] == fingerprint_of(str(model_path))
+    assert settings["fingerprint"] == fingerprint_model(str(model_path))
 
 
 @pytest.mark.parametrize(
     ("extra", "share", "sleeps"),
     [
-        ({}, building.SHARED, True),
-        ({"engine": {"replicas": 3}}, building.SHARED / 3, True),
+        ({}, building.SHARED_GPU_FRACTION, True),
+        ({"engine": {"replicas": 3}}, building.SHARED_GPU_FRACTION / 3, True),
         ({"engine": {"device_memory": 0.3}}, 0.3, True),
-        ({"rollout": {"ahead": 1}}, building.SHARED, False),
-        ({"engine": {"devices": ["1"]}}, building.ALONE, False),
-        ({"engine": {"urls": ["tcp://127.0.0.1:7465"]}}, building.ALONE, False),
-        ({"cluster": {"address": "auto"}}, building.ALONE, False),
+        ({"rollout": {"ahead": 1}}, building.SHARED_GPU_FRACTION, False),
+        ({"engine": {"devices": ["1"]}}, building.DEDICATED_GPU_FRACTION, False),
+        ({"engine": {"urls": ["tcp://127.0.0.1:7465"]}}, building.DEDICATED_GPU_FRACTION, False),
+        ({"cluster": {"address": "auto"}}, building.DEDICATED_GPU_FRACTION, False),
     ],
 )
 def test_engines_leave_room_and_sleep_where_the_learner_has_the_same_gpu(
@@ -57,19 +57,19 @@ def test_engines_leave_room_and_sleep_where_the_learner_has_the_same_gpu(
     monkeypatch.setattr(building, "device_of", lambda _: torch.device("cuda"))
     base = config_of().model_dump(include={"run", "model", "engine", "rollout", "cluster"})
     config = Config(**{name: section | extra.get(name, {}) for name, section in base.items()})
-    settings = settings_of(config, tmp_path)
+    settings = build_engine_settings(config, tmp_path)
     assert (settings["device_memory"], settings["sleeps"]) == (pytest.approx(share), sleeps)
-    assert not settings_of(config, tmp_path, alone=True)["sleeps"]
+    assert not build_engine_settings(config, tmp_path, alone=True)["sleeps"]
 
 
 def test_an_engine_does_not_find_our_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/ours")
     monkeypatch.setenv("HTTPS_PROXY", "kept")
-    variables = environment(on_cpu=True, threads=2, offline=True, devices="2,3")
+    variables = build_environment(on_cpu=True, threads=2, offline=True, devices="2,3")
     assert "PYTHONPATH" not in variables
     assert variables["HTTPS_PROXY"] == "kept"
     assert (variables["OMP_NUM_THREADS"], variables["CUDA_VISIBLE_DEVICES"]) == ("2", "2,3")
-    assert "VLLM_CPU_OMP_THREADS_BIND" not in environment(on_cpu=False, threads=0, offline=False)
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in build_environment(on_cpu=False, threads=0, offline=False)
 
 
 def test_an_engine_is_no_rank_of_torchrun_s(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_an_engine_is_no_rank_of_torchrun_s(monkeypatch: pytest.MonkeyPatch) -> 
     given += "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"
     for name in (*given, "RANKING"):
         monkeypatch.setenv(name, "1")
-    variables = environment(on_cpu=True, threads=0, offline=True)
+    variables = build_environment(on_cpu=True, threads=0, offline=True)
     assert not variables.keys() & set(given)
     assert "RANKING" in variables
 
@@ -85,16 +85,16 @@ def test_an_engine_is_no_rank_of_torchrun_s(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_workplace_is_cleared_away_once_nobody_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nobody = 999_999_999
     monkeypatch.setattr(process.tempfile, "tempdir", str(tmp_path))
-    left = tmp_path / f"{process.PREFIX}{nobody}-killed"
+    left = tmp_path / f"{process.WORK_DIR_PREFIX}{nobody}-killed"
     left.mkdir()
     (left / "engine.log").touch()
     monkeypatch.setattr(process.os, "getpid", lambda: nobody)  # as it looks from another container
-    first = process.workplace()
+    first = process.make_work_dir()
     assert first.parent == tmp_path
     assert not left.exists()
-    process.workplace()
+    process.make_work_dir()
     assert first.exists()  # in use
-    process._clear(tmp_path / f"{process.PREFIX}{nobody}-gone")  # by another start, meanwhile
+    process._remove_stale_dir(tmp_path / f"{process.WORK_DIR_PREFIX}{nobody}-gone")  # by another start, meanwhile
 
 
 def test_devices_are_for_as_many_engines() -> None:
@@ -105,6 +105,6 @@ def test_devices_are_for_as_many_engines() -> None:
 
 
 def test_the_distance_of_an_engine_is_a_mean_over_tokens() -> None:
-    record = Record([((1, 2, 3), 1), ((4, 5), 1)], [[-1.0, -2.0], [-3.0]], 1.0)
+    record = ProbeRecord([((1, 2, 3), 1), ((4, 5), 1)], [[-1.0, -2.0], [-3.0]], 1.0)
     assert record.distance([[-1.0, -2.3], [-2.4]]) == pytest.approx((0.0 + 0.3 + 0.6) / 3)
     assert not record.distance([[-1.0, float("nan")], [-3.0]]) <= 1e9

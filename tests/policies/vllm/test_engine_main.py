@@ -38,7 +38,7 @@ class Engine:
     def connect(self) -> socket.socket:
         """A connection to it, after the handshake."""
         connection = socket.create_connection(self.address, 30)
-        wire.introduce(connection, SECRET)
+        wire.handshake_as_policy(connection, SECRET)
         connection.settimeout(30)
         return connection
 
@@ -57,7 +57,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
         environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(MAIN.parent)}
         with subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno(), door.fileno()]) as process:
             theirs.close()
-            ours.sendall(wire.frame(["start", {**settings, "listen": door.fileno()}]))
+            ours.sendall(wire.encode_frame(["start", {**settings, "listen": door.fileno()}]))
             try:
                 yield Engine(door.getsockname(), tmp_path)
             finally:
@@ -77,7 +77,7 @@ def answers(connection: socket.socket) -> Iterator[list[Any]]:
 
 def test_an_upload_that_is_dropped_is_removed(engine: Engine) -> None:
     connection = engine.connect()
-    connection.sendall(wire.frame(["load", 1, {}], MOST) + b"half of it")
+    connection.sendall(wire.encode_frame(["load", 1, {}], MOST) + b"half of it")
     wait_for(engine.kept)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()  # with a reset, as of a process that is killed
@@ -86,15 +86,15 @@ def test_an_upload_that_is_dropped_is_removed(engine: Engine) -> None:
 
 def test_what_comes_with_another_message_is_removed(engine: Engine) -> None:
     with engine.connect() as connection:
-        connection.sendall(wire.frame(["abort", 7], 5) + b"bytes")
-        connection.sendall(wire.frame(["score", 1, {"rows": [], "temperature": 1.0}]))
+        connection.sendall(wire.encode_frame(["abort", 7], 5) + b"bytes")
+        connection.sendall(wire.encode_frame(["score", 1, {"rows": [], "temperature": 1.0}]))
         assert next(answers(connection)) == ["done", 1, []]
         assert engine.kept() == []
 
 
 def test_more_than_weights_may_have_is_refused_before_it_comes(engine: Engine) -> None:
     with engine.connect() as connection:
-        connection.sendall(wire.frame(["load", 1, {}], 1 << 40))
+        connection.sendall(wire.encode_frame(["load", 1, {}], 1 << 40))
         ((name, number, text),) = answers(connection)
     assert (name, number) == ("failed", 1)
     assert text == f"{1 << 40} bytes are more than its model may have: start it with this run's config"

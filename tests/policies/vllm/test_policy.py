@@ -358,7 +358,7 @@ def test_engines_end_with_a_parent_that_is_killed(config_of, model_path: Path, t
         assert Path(folder).exists()
         parent.kill()
     wait_for(lambda: not alive(int(pid)))
-    process.workplace()  # the next one clears away what was left, here or in any process of this machine
+    process.make_work_dir()  # the next one clears away what was left, here or in any process of this machine
     assert not Path(folder).exists()
 
 
@@ -384,26 +384,26 @@ def test_an_engine_that_takes_too_long(policy_of, faults: Path) -> None:
 
 
 def test_a_python_that_is_none_and_one_without_vllm(config_of, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from trailnotes.policies.vllm import vllm_policy
+    from trailnotes.policies.vllm import make_vllm_policy
 
     with pytest.raises(ConfigError, match=r"engine.python = '/no/python' is no program"):
-        vllm_policy(config_of(python="/no/python"))
+        make_vllm_policy(config_of(python="/no/python"))
     with pytest.raises(PolicyError, match=r"vLLM is not installed for .*: run make vllm in a clone"):
-        vllm_policy(config_of())
+        make_vllm_policy(config_of())
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(process, "OWN", Path("not-there") / "python")
+    monkeypatch.setattr(process, "CLONE_PYTHON", Path("not-there") / "python")
     with pytest.raises(MissingExtraError, match=r"run make vllm in a clone .* as engine\.python"):
-        process.engine_python("")
+        process.find_engine_python("")
     own = tmp_path / "not-there" / "python"
     own.parent.mkdir()
     own.touch()
-    assert process.engine_python("") == str(own)
+    assert process.find_engine_python("") == str(own)
 
 
 def test_a_run_that_wants_to_be_deterministic_is_told_that_it_is_not(config_of, caplog, faults: Path) -> None:
-    from trailnotes.policies.vllm import vllm_policy
+    from trailnotes.policies.vllm import make_vllm_policy
 
     config = config_of()
     config = config.model_copy(update={"run": config.run.model_copy(update={"deterministic": True})})
-    vllm_policy(config, core=Path(__file__).with_name("markov.py")).close()
+    make_vllm_policy(config, core=Path(__file__).with_name("markov.py")).close()
     assert "run.deterministic is not kept" in caplog.text

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from children import wait_for
-from trailnotes.policies.hf.engine import Endings
+from trailnotes.policies.hf.engine import StopCondition
 from trailnotes.policies.vllm import link as linking
-from trailnotes.policies.vllm.link import EngineLostError, Link
-from trailnotes.policies.vllm.replica import Record, Replica
-from trailnotes.policies.vllm.weights import Parcel
+from trailnotes.policies.vllm.link import EngineConnection, EngineLostError
+from trailnotes.policies.vllm.replica import ProbeRecord, Replica
+from trailnotes.policies.vllm.weights import WeightFile
 from trailnotes.policies.vllm.worker import wire
 
 ROW = ((1, 2), 1)
@@ -48,8 +48,8 @@ class Engine:
         return [[-float(self.version or 0)] for _ in argument["rows"]]
 
 
-def record_of(version: int) -> Record:
-    return Record([ROW], [[-float(version)]], 1.0)
+def record_of(version: int) -> ProbeRecord:
+    return ProbeRecord([ROW], [[-float(version)]], 1.0)
 
 
 def test_weights_that_come_while_another_thread_builds_the_engine_anew_arrive() -> None:
@@ -61,10 +61,10 @@ def test_weights_that_come_while_another_thread_builds_the_engine_anew_arrive() 
         made.append(Engine(opened, reached))
         return made[-1]
 
-    replica = Replica(connect, Endings(lambda ids: "", frozenset()), tolerance=2.0)  # old weights are within it
-    replica.begin()
-    assert replica.load(Parcel(Path("1"), 1, None), record_of(1)) == 0.0
-    assert replica.load(Parcel(Path("2"), 2, None), record_of(2)) == 0.0
+    replica = Replica(connect, StopCondition(lambda ids: "", frozenset()), tolerance=2.0)  # old weights are within it
+    replica.start_engine()
+    assert replica.load(WeightFile(Path("1"), 1, None), record_of(1)) == 0.0
+    assert replica.load(WeightFile(Path("2"), 2, None), record_of(2)) == 0.0
     made[0].failure = "engine 0 is gone"
     opened.clear()
     reached.clear()
@@ -72,7 +72,7 @@ def test_weights_that_come_while_another_thread_builds_the_engine_anew_arrive() 
     rebuilding.start()
     assert reached.wait(60)  # the second engine is being sent version 2
     found: list[float] = []
-    loading = threading.Thread(target=lambda: found.append(replica.load(Parcel(Path("3"), 3, None), record_of(3))))
+    loading = threading.Thread(target=lambda: found.append(replica.load(WeightFile(Path("3"), 3, None), record_of(3))))
     loading.start()
     opened.set()
     rebuilding.join()
@@ -90,10 +90,10 @@ def test_weights_are_sent_once_to_an_engine_that_is_built_for_them() -> None:
         made.append(Engine(opened, threading.Event()))
         return made[-1]
 
-    replica = Replica(connect, Endings(lambda ids: "", frozenset()), tolerance=0.1)
-    replica.begin()
+    replica = Replica(connect, StopCondition(lambda ids: "", frozenset()), tolerance=0.1)
+    replica.start_engine()
     made[0].failure = "engine 0 is gone"
-    replica.load(Parcel(Path("1"), 1, None), record_of(1))
+    replica.load(WeightFile(Path("1"), 1, None), record_of(1))
     assert (made[1].version, made[1].loads) == (1, 1)
 
 
@@ -103,9 +103,9 @@ def test_an_engine_that_only_says_that_it_lives_hangs(monkeypatch: pytest.Monkey
     monkeypatch.setattr(linking, "TICK", 3600.0)
     monkeypatch.setattr(linking, "time", SimpleNamespace(monotonic=lambda: now[0]))
     ours, theirs = socket.socketpair()
-    link = Link(ours, "engine 0", start_timeout=60, timeout=5, buried=lambda why: why)
+    link = EngineConnection(ours, "engine 0", start_timeout=60, timeout=5, buried=lambda why: why)
     with theirs:
-        theirs.sendall(wire.frame(["ready", {}]))
+        theirs.sendall(wire.encode_frame(["ready", {}]))
         link.wait_until_ready()
         failure: list[str] = []
 
@@ -119,10 +119,10 @@ def test_an_engine_that_only_says_that_it_lives_hangs(monkeypatch: pytest.Monkey
         asking.start()
         assert b'"score"' in theirs.recv(1000)
         now[0] += 6
-        theirs.sendall(wire.frame(["alive", 1, True]))  # a step further
+        theirs.sendall(wire.encode_frame(["alive", 1, True]))  # a step further
         wait_for(lambda: link._steps == 1)
         assert not link.failure
         now[0] += 6
-        theirs.sendall(wire.frame(["alive", 1, True]))
+        theirs.sendall(wire.encode_frame(["alive", 1, True]))
         asking.join()
     assert failure == ["engine 0 hangs: no token for engine.timeout = 5 s"]

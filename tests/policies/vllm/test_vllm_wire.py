@@ -25,10 +25,10 @@ from children import alive, children_of, wait_for
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import ConfigError, PolicyError
 from trailnotes.policies.hf.policy import HFPolicy
-from trailnotes.policies.vllm import remote, serving, vllm_policy
-from trailnotes.policies.vllm.building import size_of
-from trailnotes.policies.vllm.process import PREFIX
-from trailnotes.policies.vllm.weights import write_adapters, write_whole
+from trailnotes.policies.vllm import make_vllm_policy, remote, serving
+from trailnotes.policies.vllm.building import count_weight_bytes
+from trailnotes.policies.vllm.process import WORK_DIR_PREFIX
+from trailnotes.policies.vllm.weights import write_adapters, write_full_model
 from trailnotes.policies.vllm.worker import wire
 from trailnotes.types import Completion, Message, Sampling
 
@@ -49,7 +49,7 @@ serve(load_config(Path(sys.argv[1])), "127.0.0.1", 0, say=lambda text: print(tex
 
 @given(st.lists(st.tuples(st.lists(st.integers() | st.text() | st.none(), min_size=1), st.binary(max_size=20))))
 def test_messages_and_what_is_behind_them_survive(messages: list[tuple[list[Any], bytes]]) -> None:
-    stream = io.BytesIO(b"".join(wire.frame(message, len(payload)) + payload for message, payload in messages))
+    stream = io.BytesIO(b"".join(wire.encode_frame(message, len(payload)) + payload for message, payload in messages))
     for message, payload in messages:
         assert wire.read_frame(stream.read) == (message, len(payload))
         assert stream.read(len(payload)) == payload
@@ -57,7 +57,7 @@ def test_messages_and_what_is_behind_them_survive(messages: list[tuple[list[Any]
 
 
 def test_a_torn_frame_ends_the_stream() -> None:
-    whole = wire.frame(["look"])
+    whole = wire.encode_frame(["look"])
     assert all(wire.read_frame(io.BytesIO(whole[:cut]).read) is None for cut in range(len(whole)))
 
 
@@ -84,12 +84,12 @@ def test_the_file_is_what_the_library_reads(tmp_path: Path) -> None:
 
     embedding = torch.randn(5, 3)
     weights = {"embed": embedding, "norm": torch.randn(4).to(torch.bfloat16), "lm_head": embedding, "t": embedding.T}
-    write_whole(weights, tmp_path / "w", torch.float32)
+    write_full_model(weights, tmp_path / "w", torch.float32)
     read = load_file(tmp_path / "w")
     assert set(read) == {"embed", "norm", "t"}  # what is tied is written once; a transposed view is another tensor
     for name, tensor in read.items():
         torch.testing.assert_close(tensor, weights[name].float(), rtol=0, atol=0)
-    write_whole({"w": embedding}, tmp_path / "b", torch.bfloat16)
+    write_full_model({"w": embedding}, tmp_path / "b", torch.bfloat16)
     assert load_file(tmp_path / "b")["w"].equal(embedding.to(torch.bfloat16))
 
 
@@ -112,13 +112,13 @@ def handshake(ours: str, theirs: str, busy: bool = False) -> bool:
 
     def welcome() -> None:
         with engine:
-            served.append(wire.welcome(engine, theirs, lambda: busy))
+            served.append(wire.handshake_as_engine(engine, theirs, lambda: busy))
 
     thread = threading.Thread(target=welcome)
     thread.start()
     try:
         with policy:
-            wire.introduce(policy, ours)
+            wire.handshake_as_policy(policy, ours)
     finally:
         thread.join(10)
     return served == [True]
@@ -149,7 +149,7 @@ def test_what_else_may_answer(says: bytes, error: str) -> None:
         other.sendall(says)
         other.shutdown(socket.SHUT_WR)
         with pytest.raises(wire.WireError, match=error):
-            wire.introduce(policy, SECRET)
+            wire.handshake_as_policy(policy, SECRET)
 
 
 def test_an_engine_serves_nobody_who_says_something_else() -> None:
@@ -158,7 +158,7 @@ def test_an_engine_serves_nobody_who_says_something_else() -> None:
         with engine, other:
             other.sendall(says)
             other.shutdown(socket.SHUT_WR)
-            assert not wire.welcome(engine, SECRET, lambda: False)
+            assert not wire.handshake_as_engine(engine, SECRET, lambda: False)
 
 
 class Drip:
@@ -182,37 +182,37 @@ class Drip:
 def test_a_handshake_has_one_limit_however_slowly_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     drip: Any = Drip(monkeypatch)
     with pytest.raises(TimeoutError):
-        wire.welcome(drip, SECRET, lambda: False)
-    assert drip.now < wire.PATIENCE + 9
+        wire.handshake_as_engine(drip, SECRET, lambda: False)
+    assert drip.now < wire.HANDSHAKE_TIMEOUT + 9
     with pytest.raises(TimeoutError):
-        wire.introduce(drip, SECRET)
+        wire.handshake_as_policy(drip, SECRET)
 
 
 # -- addresses
 
 
 def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert remote.address_of("tcp://10.0.0.7:99") == ("10.0.0.7", 99)
-    assert remote.address_of("gpu-3") == ("gpu-3", remote.PORT)
+    assert remote.parse_address("tcp://10.0.0.7:99") == ("10.0.0.7", 99)
+    assert remote.parse_address("gpu-3") == ("gpu-3", remote.PORT)
     for url in ("http://host:1", "tcp://host:port", "tcp://", "tcp://host:1/v1"):
         with pytest.raises(ConfigError, match="is no address of an engine"):
-            remote.address_of(url)
-    monkeypatch.delenv(remote.TOKEN, raising=False)
-    assert remote.token_of("127.0.0.1") == ""
+            remote.parse_address(url)
+    monkeypatch.delenv(remote.ENGINE_TOKEN_VARIABLE, raising=False)
+    assert remote.get_token("127.0.0.1") == ""
     for name in ("127.evil.example", "localhost.evil.example"):  # names, which may lead anywhere
         with pytest.raises(ConfigError, match="between machines an engine needs a token"):
-            remote.token_of(name)
+            remote.get_token(name)
     for value in ("", "short"):
-        monkeypatch.setenv(remote.TOKEN, value)
-        with pytest.raises(ConfigError, match=f"set {remote.TOKEN} to the same 16 characters"):
-            remote.token_of("0.0.0.0")
+        monkeypatch.setenv(remote.ENGINE_TOKEN_VARIABLE, value)
+        with pytest.raises(ConfigError, match=f"set {remote.ENGINE_TOKEN_VARIABLE} to the same 16 characters"):
+            remote.get_token("0.0.0.0")
 
 
 def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"cannot listen at 127.0.0.1:{port} \(Address already in use\)"):
-            serving.listening("127.0.0.1", port)
+            serving.open_listener("127.0.0.1", port)
 
 
 def test_an_address_where_nobody_is_or_something_else(config_of) -> None:
@@ -228,10 +228,10 @@ def test_an_address_where_nobody_is_or_something_else(config_of) -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(PolicyError, match=r"is no engine of Trailnotes \(it says 'HTTP/1.1 400 Bad Request'\)"):
-            vllm_policy(config_of(urls=[url]), trains=True)
+            make_vllm_policy(config_of(urls=[url]), trains=True)
         thread.join()
     with pytest.raises(PolicyError, match=r"does not answer \(Connection refused\): start an engine there with"):
-        vllm_policy(config_of(urls=[url]), trains=True)
+        make_vllm_policy(config_of(urls=[url]), trains=True)
 
 
 # -- engines that are served
@@ -252,9 +252,9 @@ def served(config: Any, folder: Path, core: Path = CORE) -> Iterator[tuple[str, 
 
 
 def test_a_served_engine(config_of, learner, faults: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(remote.TOKEN, SECRET)
+    monkeypatch.setenv(remote.ENGINE_TOKEN_VARIABLE, SECRET)
     with served(config_of(timeout=3.0), tmp_path) as (address, server):
-        policy = vllm_policy(config_of(urls=[f"tcp://{address}"], timeout=60.0), trains=True)
+        policy = make_vllm_policy(config_of(urls=[f"tcp://{address}"], timeout=60.0), trains=True)
 
         def ask() -> Any:
             async def run() -> Any:
@@ -269,13 +269,15 @@ def test_a_served_engine(config_of, learner, faults: Path, tmp_path: Path, monke
         assert asyncio.run(policy.load(learner.update(1), 1, learner.score(policy.probes))) < 1e-5
         before = ask()
         with pytest.raises(PolicyError, match="serves another run"):
-            vllm_policy(config_of(urls=[f"tcp://{address}"]), trains=True)
+            make_vllm_policy(config_of(urls=[f"tcp://{address}"]), trains=True)
         with monkeypatch.context() as patch:
-            patch.setenv(remote.TOKEN, "another secret of length")
-            with pytest.raises(PolicyError, match=f"knows another token: set {remote.TOKEN} to the same on both"):
-                vllm_policy(config_of(urls=[f"tcp://{address}"]), trains=True)
-        (spool,) = (path for root in ROOTS for path in root.glob(f"{PREFIX}{server}-*"))
-        upload = spool / f"upload{wire.WEIGHTS}"
+            patch.setenv(remote.ENGINE_TOKEN_VARIABLE, "another secret of length")
+            with pytest.raises(
+                PolicyError, match=f"knows another token: set {remote.ENGINE_TOKEN_VARIABLE} to the same on both"
+            ):
+                make_vllm_policy(config_of(urls=[f"tcp://{address}"]), trains=True)
+        (spool,) = (path for root in ROOTS for path in root.glob(f"{WORK_DIR_PREFIX}{server}-*"))
+        upload = spool / f"upload{wire.WEIGHTS_SUFFIX}"
         upload.touch()  # as an engine that is killed leaves one
         for fault in ("die-once", "hang-once"):
             (faults / fault).touch()
@@ -286,8 +288,8 @@ def test_a_served_engine(config_of, learner, faults: Path, tmp_path: Path, monke
         policy.close()
         assert alive(worker)
         with pytest.raises(PolicyError, match="was started for adapters of rank 0"):
-            vllm_policy(config_of(urls=[f"tcp://{address}"], model={"lora": {"enabled": True}}), trains=True)
-        again = vllm_policy(config_of(urls=[f"tcp://{address}"]), trains=True)
+            make_vllm_policy(config_of(urls=[f"tcp://{address}"], model={"lora": {"enabled": True}}), trains=True)
+        again = make_vllm_policy(config_of(urls=[f"tcp://{address}"]), trains=True)
         with pytest.raises(PolicyError, match="weights come with the message"):  # no file of that machine is read
             again.replicas[0]._link.call("load", {"version": 1, "adapters": None, "path": "/etc/hostname"})
         again.close()
@@ -304,7 +306,7 @@ def test_nobody_plays_with_the_weights_that_an_engine_was_started_with(
     tokenizer_of().save_pretrained(tmp_path / "other")
     config = config_of(model={"path": str(tmp_path / "other")})
     with served(config, tmp_path, Path(__file__).parents[2] / "causal.py") as (address, _):
-        policy = vllm_policy(config_of(urls=[f"tcp://{address}"]))
+        policy = make_vllm_policy(config_of(urls=[f"tcp://{address}"]))
 
         async def ask(policy: Any) -> Completion:
             policy.open_episode("e")
@@ -317,9 +319,9 @@ def test_nobody_plays_with_the_weights_that_an_engine_was_started_with(
 
 
 def test_weights_may_have_four_times_the_bytes_of_the_model(config_of, tmp_path: Path) -> None:
-    size = size_of(config_of())
+    size = count_weight_bytes(config_of())
     assert size
-    assert serving.most_bytes(config_of(), tmp_path) == serving.SPARE + 4 * size
+    assert serving.max_weight_bytes(config_of(), tmp_path) == serving.WEIGHT_BYTES_ALLOWANCE + 4 * size
 
 
 def test_a_server_that_is_killed_takes_its_engine_with_it(config_of, tmp_path: Path) -> None:

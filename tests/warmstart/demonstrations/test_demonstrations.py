@@ -15,12 +15,19 @@ import pytest
 from transformers import AutoTokenizer
 
 from small import small_config
-from trailnotes.algorithms.reflexion.plans import plan_messages
-from trailnotes.algorithms.rememberer.advice import Example, Situation, Valued, parse_advice
+from trailnotes.algorithms.reflexion.plans import build_plan_messages
+from trailnotes.algorithms.rememberer.advice import Example, Situation, ValuedAction, parse_advice
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.envs.waymarks import spec as ws
-from trailnotes.envs.waymarks.env import COMPARE_SIZES, WaymarksSimulator, as_command, families_of, panel_rules, task_of
+from trailnotes.envs.waymarks.env import (
+    COMPARE_SIZES,
+    WaymarksSimulator,
+    list_panel_rules,
+    make_task,
+    parse_command,
+    select_families,
+)
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError
 from trailnotes.policies.chat import ChatFormat
@@ -29,25 +36,25 @@ from trailnotes.rollout import run_episode, write_tips
 from trailnotes.types import Message, Tip, Trajectory, TrajectoryGroup
 from trailnotes.warmstart.demonstrations import (
     Demonstration,
-    demonstrator_of,
     demonstrators,
-    from_jsonl,
-    scripted_apart,
+    iter_held_out_demonstrations,
+    load_demonstrator,
+    read_demonstrations,
 )
 from trailnotes.warmstart.demonstrations.waymarks import (
     NOTHING_FOUND,
     WaymarksDemonstrator,
-    demonstrated,
-    note_after,
-    rule_note,
+    build_demonstration_task,
+    format_outcome_note,
+    format_rule_note,
 )
-from trailnotes.warmstart.training import SETTING, encode
+from trailnotes.warmstart.training import SETTING, encode_demonstration
 
 Played = tuple[ws.GameSpec, tuple[Tip, ...], tuple[str, ...], Trajectory, list[Demonstration]]
 ALL_FAMILIES = [f"{kind}/{family}" for kind in ws.KINDS for family in ws.FAMILY_NAMES[kind]]
 
 EVERY_RULE = {
-    rule for seed in (0, 7) for sizes in ({}, COMPARE_SIZES) for rule in panel_rules(ALL_FAMILIES, seed, sizes)
+    rule for seed in (0, 7) for sizes in ({}, COMPARE_SIZES) for rule in list_panel_rules(ALL_FAMILIES, seed, sizes)
 }
 
 
@@ -73,7 +80,7 @@ def a_config(style: str = "terse", **warmstart: Any) -> Config:
 
 def episodes(config: Config, num: int, count: Callable[[str], int] = words, seed: int = 0) -> Iterator[Played]:
     """Each episode's game, tips, intended actions and trajectory beside its demonstrations."""
-    demonstrator = demonstrator_of(config.env.name, config.rollout.style)(config, count, seed)
+    demonstrator = load_demonstrator(config.env.name, config.rollout.style)(config, count, seed)
     seen: list[Any] = []
     play = demonstrator.play
 
@@ -98,10 +105,10 @@ def test_no_rule_of_any_panel_is_ever_shown_played_or_told(shares: dict[str, flo
         said = "\n".join(message.content for demo in demos for message in demo.messages)
         for rule in forbidden:
             assert spec.rule != rule
-            assert all(tip.text != rule_note(spec.family, rule) for tip in tips)
+            assert all(tip.text != format_rule_note(spec.family, rule) for tip in tips)
             assert actions != ws.gold_actions(ws.make_spec(spec.kind, spec.family, rule, 0))
             # whole: a longer rule may begin like a short one, and is another game's
-            assert not re.search(rf"{rule_note(spec.family, rule)}( \"|$)", said, re.MULTILINE)
+            assert not re.search(rf"{format_rule_note(spec.family, rule)}( \"|$)", said, re.MULTILINE)
         drawn.add((spec.kind, spec.family, spec.size))
     sizes = ws.SIZES if shares else {kind: [size] for kind, size in ws.DEFAULT_SIZE.items()}
     assert drawn == {
@@ -124,24 +131,24 @@ def test_a_rule_of_a_panel_is_drawn_again(warmstart: dict[str, float], monkeypat
         answers = [rule for rule in rest[kind] if len(rule) == size]
         return fresh[kind][:size] if draws % 30 == 0 or not answers else rng.choice(answers)
 
-    monkeypatch.setattr(ws, "random_rule", loaded)
+    monkeypatch.setattr(ws, "draw_rule", loaded)
     for spec, tips, actions, _, _ in episodes(a_config(num_tips=4, **warmstart), 200):
         assert (spec.kind, spec.family, spec.rule) not in EVERY_RULE
         told = {tip.text for tip in tips}
         own = [rule for kind, family, rule in EVERY_RULE if (kind, family) == (spec.kind, spec.family)]
-        assert not told & {rule_note(spec.family, rule) for rule in own}
+        assert not told & {format_rule_note(spec.family, rule) for rule in own}
         assert actions not in {ws.gold_actions(ws.make_spec(spec.kind, spec.family, rule, 0)) for rule in own}
 
 
 def test_the_view_without_tips_of_an_obedient_episode_teaches_the_note_alone() -> None:
     for spec, tips, actions, trajectory, demos in episodes(a_config(obey=1.0), 200):
         acted, written = demos
-        assert next(tip.text for tip in tips if tip.text != NOTHING_FOUND) == rule_note(spec.family, spec.rule)
+        assert next(tip.text for tip in tips if tip.text != NOTHING_FOUND) == format_rule_note(spec.family, spec.rule)
         assert trajectory.success
         spoken = [i for i, message in enumerate(acted.messages) if message.role == "assistant"]
         assert acted.taught == frozenset(spoken)
         assert tuple(acted.messages[i].content for i in spoken) == actions
-        assert f'- " {rule_note(spec.family, spec.rule)} "' in acted.messages[0].content
+        assert f'- " {format_rule_note(spec.family, spec.rule)} "' in acted.messages[0].content
         assert written.taught == {len(written.messages) - 1}
         assert "notes" not in written.messages[0].content
 
@@ -152,7 +159,7 @@ def test_the_right_tip_leads_the_rules_and_is_never_cut(num_tips: int) -> None:
     for spec, tips, *_ in episodes(a_config(obey=1.0, num_tips=num_tips), 200):
         rules = [tip for tip in tips if tip.text != NOTHING_FOUND]
         assert 1 <= len(tips) <= num_tips
-        assert rules[0].text == rule_note(spec.family, spec.rule)
+        assert rules[0].text == format_rule_note(spec.family, spec.rule)
         assert [tip.score for tip in tips] == sorted((tip.score for tip in tips), reverse=True)
         firsts.add(tips[0] is rules[0])
     assert firsts == ({True} if num_tips == 1 else {True, False})
@@ -183,7 +190,7 @@ def test_every_taught_action_is_legal(style: str) -> None:
         taught = [demos[0].messages[i].content for i in sorted(demos[0].taught)][: len(trajectory.steps)]
         for action in taught:
             assert action in (observation.actions or ())
-            assert as_command(action) == (action, False)
+            assert parse_command(action) == (action, False)
             observation = env.step(action)
         assert observation.done
 
@@ -193,7 +200,7 @@ def test_notes_are_right_exactly_when_the_episode_showed_the_rule() -> None:
     for spec, _, _, trajectory, demos in episodes(a_config(), 500):
         note = demos[-1].messages[-1].content
         showed = trajectory.success or ws.note_text(spec.rule) in trajectory.final_observation.text
-        assert note == (rule_note(spec.family, spec.rule) if showed else NOTHING_FOUND)
+        assert note == (format_rule_note(spec.family, spec.rule) if showed else NOTHING_FOUND)
         right, wrong = right + showed, wrong + (not showed)
     assert right > 100
     assert wrong > 100
@@ -203,7 +210,7 @@ def test_a_bad_writer_writes_the_tips_of_other_rules_in_the_share_asked_for() ->
     wrong = 0
     for spec, _, _, trajectory, demos in episodes(a_config(wrong_notes=0.5), 600):
         note = demos[-1].messages[-1].content
-        if note != note_after(spec, trajectory):
+        if note != format_outcome_note(spec, trajectory):
             family, _, told = note.partition(" : ")
             kept = [word for word in told.split() if word not in ws.BOXES]
             assert (family, len(kept)) == (spec.family, spec.size), "as a right one looks"
@@ -223,7 +230,7 @@ def test_readers_and_guessers_come_in_the_shares_asked_for() -> None:
 @pytest.mark.parametrize("style", ["terse", "full"])
 def test_demonstrations_repeat_with_the_seed(style: str) -> None:
     config = a_config(style, **EVERYTHING | ({"plans": 0.0} if style == "full" else {}))
-    demonstrator = demonstrator_of(config.env.name, style)
+    demonstrator = load_demonstrator(config.env.name, style)
     first, again, other = (list(islice(demonstrator(config, words, seed), 50)) for seed in (1, 1, 2))
     assert first == again
     assert first != other
@@ -255,7 +262,7 @@ def test_plans_are_asked_for_after_failures_alone_and_answered_like_notes() -> N
     for spec, _, _, trajectory, demos in episodes(a_config(plans=1.0, sizes=0.5), 400):
         *_, request, answer = demos[-1].messages
         assert request.content.endswith("note ?" if trajectory.success else "plan ?")
-        assert answer.content == note_after(spec, trajectory)
+        assert answer.content == format_outcome_note(spec, trajectory)
         if not trajectory.success:
             quoted.add(request.content.partition("notes :")[2].count('- "'))
     assert quoted == {0, 1, 2, 3}
@@ -265,7 +272,7 @@ def test_a_request_for_a_plan_is_that_of_a_real_trial() -> None:
     config = a_config(plans=1.0, obey=0.0)
     for _, _, _, trajectory, demos in episodes(config, 60):
         if not trajectory.success:
-            asked = plan_messages(trajectory, (), config.rollout, config.memory, words, 24)
+            asked = build_plan_messages(trajectory, (), config.rollout, config.memory, words, 24)
             said = [message.content for message in demos[-1].messages[:-1]]
             assert said[:-1] == [message.content for message in asked[:-1]]
             assert said[-1].partition("notes :")[0].startswith(asked[-1].content.rpartition("score")[0])
@@ -275,7 +282,7 @@ def test_shown_plans_may_repeat_and_the_right_one_stands_anywhere() -> None:
     places = set()
     for spec, tips, _, trajectory, demos in episodes(a_config(plans=1.0, obey=1.0), 200):
         texts = [tip.text for tip in tips]
-        places.add((texts.index(rule_note(spec.family, spec.rule)), len(texts)))
+        places.add((texts.index(format_rule_note(spec.family, spec.rule)), len(texts)))
         assert texts.count(NOTHING_FOUND) == len(texts) - 1
         turns = [message.content for message in demos[0].messages if message.role == "user"]
         assert [turn.count('- "') for turn in turns] == [len(tips)] + [0] * (len(turns) - 1)
@@ -285,23 +292,23 @@ def test_shown_plans_may_repeat_and_the_right_one_stands_anywhere() -> None:
 
 # -- advice
 
-Advised = tuple[tuple[Example, ...], Situation, Valued, ws.GameSpec, tuple[str, ...]]
+Advised = tuple[tuple[Example, ...], Situation, ValuedAction, ws.GameSpec, tuple[str, ...]]
 
 
 def advised(num: int, **shares: float) -> Iterator[Advised]:
     """Examples, the situation and the answer of each demonstration, with the game and all that was done in it."""
     demonstrator = WaymarksDemonstrator(a_config(advice=1.0, sizes=0.5, **shares), words, 3)
     seen: list[Any] = []
-    decide = demonstrator.advice
+    decide = demonstrator.choose_advice
 
-    def watched(spec: ws.GameSpec, done: tuple[str, ...], fitting: list[Example]) -> Valued:
+    def watched(spec: ws.GameSpec, done: tuple[str, ...], fitting: list[Example]) -> ValuedAction:
         answer = decide(spec, done, fitting)
-        seen[:] = [(fitting, demonstrator.situation(spec, done), answer, spec, done)]
+        seen[:] = [(fitting, demonstrator.build_situation(spec, done), answer, spec, done)]
         return answer
 
-    demonstrator.advice = watched  # type: ignore[method-assign]
+    demonstrator.choose_advice = watched  # type: ignore[method-assign]
     for _ in range(num):
-        (demo,) = demonstrator.episode()
+        (demo,) = demonstrator.demonstrate_episode()
         assert demo.taught == {len(demo.messages) - 1}
         assert parse_advice(demo.messages[-1].content) == [seen[0][2]]
         assert demo.messages[-2].content.endswith(f"{seen[0][1].observation}\ndo :")
@@ -356,7 +363,10 @@ def test_no_advice_completes_a_rule_of_a_panel(monkeypatch: pytest.MonkeyPatch) 
 def test_every_demonstration_fits_the_context_of_the_small_model() -> None:
     config = load_config(Path("configs/demo-warmstart.toml"))
     chat = ChatFormat(AutoTokenizer.from_pretrained("models/waymarks-start"))
-    lengths = [len(encode(demo, chat)[0]) for demo in islice(WaymarksDemonstrator(config, chat.count_tokens, 0), 1500)]
+    lengths = [
+        len(encode_demonstration(demo, chat)[0])
+        for demo in islice(WaymarksDemonstrator(config, chat.count_tokens, 0), 1500)
+    ]
     assert max(lengths) + config.rollout.max_action_tokens <= config.rollout.max_context_tokens
 
 
@@ -387,10 +397,12 @@ async def _compare(config: Config, num: int) -> None:
             policy = ScriptedPolicy(script)
             async with pool.lease() as env:
                 trajectory = await run_episode(
-                    policy, env, task_of(spec, "x"), "on_policy_tips" if tips else "plain", Shelf(tips), config,
+                    policy, env, make_task(spec, "x"), "on_policy_tips" if tips else "plain", Shelf(tips), config,
                     member=0, seed=0,
                 )  # fmt: skip
-            assert [demo.task for demo in demos] == [demonstrated(spec)] * len(demos), "known where it is rehearsed"
+            assert [demo.task for demo in demos] == [build_demonstration_task(spec)] * len(demos), (
+                "known where it is rehearsed"
+            )
             said = [(message.role, message.content) for message in demos[0].messages]
             if tips:
                 assert said == [*heard[-1], ("assistant", trajectory.steps[-1].completion.text)]
@@ -406,12 +418,12 @@ def test_apart_draws_spare_families_alone_and_rules_that_no_panel_has() -> None:
     options = {"families": 4, "new_families": 12, "new_validation": 4}
     config = a_config(**EVERYTHING | {"plans": 0.0})
     config.env.options.update(options)
-    spare = families_of(4, 12, 4)["spare"]
+    spare = select_families(4, 12, 4)["spare"]
     names = {name.partition("/")[2] for name in ALL_FAMILIES} - {name.partition("/")[2] for name in spare}
     assert len(spare) == 28
     told = Counter(
         word
-        for demo in islice(WaymarksDemonstrator.apart(config, words, 0), 400)
+        for demo in islice(WaymarksDemonstrator.build_held_out(config, words, 0), 400)
         for message in demo.messages
         for word in message.content.split()
     )
@@ -423,10 +435,10 @@ def test_apart_is_refused_where_every_family_is_used() -> None:
     config = a_config()
     config.env.options["families"] = 48
     with pytest.raises(ConfigError, match="every family is trained or examined"):
-        WaymarksDemonstrator.apart(config, words, 0)
+        WaymarksDemonstrator.build_held_out(config, words, 0)
     other = config.model_copy(update={"env": config.env.model_copy(update={"name": "textworld"})})
     with pytest.raises(ConfigError, match=r"'textworld' has no scripted episodes.*trailnotes rehearsal record"):
-        scripted_apart(other, words, 0)
+        iter_held_out_demonstrations(other, words, 0)
 
 
 def test_all_families_are_drawn_as_before() -> None:
@@ -462,7 +474,7 @@ GOOD = {"messages": [turn("system", "s"), turn("user", "u"), turn("assistant", "
 
 def test_all_assistant_turns_of_a_file_teach(tmp_path: Path) -> None:
     more = {"messages": [turn("user", "u"), turn("assistant", "a"), turn("user", "v"), turn("assistant", "b")], "x": 1}
-    first, second = from_jsonl(jsonl(tmp_path / "d.jsonl", GOOD, "", more), SETTING)
+    first, second = read_demonstrations(jsonl(tmp_path / "d.jsonl", GOOD, "", more), SETTING)
     assert first.messages[2] == Message("assistant", "a")
     assert (first.taught, second.taught) == ({2}, {1, 3})
 
@@ -485,14 +497,14 @@ def test_all_assistant_turns_of_a_file_teach(tmp_path: Path) -> None:
 )
 def test_a_bad_line_is_named(line: Any, fault: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=fault):
-        from_jsonl(jsonl(tmp_path / "d.jsonl", GOOD, line), SETTING)
+        read_demonstrations(jsonl(tmp_path / "d.jsonl", GOOD, line), SETTING)
 
 
 def test_a_file_that_is_empty_missing_or_no_text_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no demonstrations"):
-        from_jsonl(jsonl(tmp_path / "empty.jsonl"), SETTING)
+        read_demonstrations(jsonl(tmp_path / "empty.jsonl"), SETTING)
     with pytest.raises(ConfigError, match=r"warmstart\.demonstrations.*gone\.jsonl"):
-        from_jsonl(tmp_path / "gone.jsonl", SETTING)
+        read_demonstrations(tmp_path / "gone.jsonl", SETTING)
     (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=r"bytes\.jsonl.*UTF-8"):
-        from_jsonl(tmp_path / "bytes.jsonl", SETTING)
+        read_demonstrations(tmp_path / "bytes.jsonl", SETTING)

@@ -14,19 +14,19 @@ import pytest
 from small import small_config
 from trailnotes.config.schema import Config
 from trailnotes.envs.waymarks import spec as ws
-from trailnotes.envs.waymarks.env import COMPARE_SIZES, panel_rules, spec_of
+from trailnotes.envs.waymarks.env import COMPARE_SIZES, list_panel_rules, parse_spec
 from trailnotes.errors import ConfigError
 from trailnotes.storage.demonstrations import Demonstration
 from trailnotes.types import Tip, Trajectory
 from trailnotes.warmstart.demonstrations import waymarks_words as words
-from trailnotes.warmstart.demonstrations.waymarks_english import EnglishWaymarks, outcome, played
+from trailnotes.warmstart.demonstrations.waymarks_english import EnglishWaymarks, compare_with_rule, truncate_guess
 
 Played = tuple[ws.GameSpec, tuple[Tip, ...], tuple[str, ...], Trajectory, list[Demonstration]]
 SIZES = {"route": 4, "keys": 3}
 KIND_OF = {family: kind for kind in ws.KINDS for family in ws.FAMILY_NAMES[kind]}
 PANELS = frozenset().union(
     *(
-        panel_rules([f"{k}/{f}" for f, k in KIND_OF.items()], seed, s)
+        list_panel_rules([f"{k}/{f}" for f, k in KIND_OF.items()], seed, s)
         for seed in (0, 7)
         for s in ({}, COMPARE_SIZES, SIZES)
     )
@@ -53,7 +53,7 @@ def episodes(num: int, seed: int = 0, **warmstart: Any) -> Iterator[Played]:
 
     script.play = watched  # type: ignore[method-assign]
     for _ in range(num):
-        demos = script.episode()
+        demos = script.demonstrate_episode()
         yield (*seen.pop(), demos)
 
 
@@ -65,14 +65,14 @@ def family_of(text: str) -> str:
 
 def told(text: str) -> ws.Rule:
     """What a tip tells about its own family."""
-    return words.told_rule(KIND_OF[family_of(text)], text)
+    return words.parse_rule(KIND_OF[family_of(text)], text)
 
 
 def failed(text: str) -> bool:
     """Whether a tip says so."""
     return not any(
         re.fullmatch(re.escape(wording).replace(r"\{family\}", r"\w+").replace(r"\{way\}", ".*"), text, re.IGNORECASE)
-        for wordings in (*words.READ.values(), *words.WON.values())
+        for wordings in (*words.READ_TEMPLATES.values(), *words.WON_TEMPLATES.values())
         for wording in wordings
     )
 
@@ -89,9 +89,9 @@ def tells_a_panel(family: str, rule: ws.Rule) -> bool:
 def test_a_rule_is_read_back_out_of_every_wording(kind: ws.Kind, won: bool) -> None:
     rng, texts = random.Random(0), set()
     for _ in range(600):
-        rule = ws.random_rule(kind, rng, rng.choice(ws.SIZES[kind]))
+        rule = ws.draw_rule(kind, rng, rng.choice(ws.SIZES[kind]))
         family = rng.choice(ws.FAMILY_NAMES[kind])
-        text = words.rule_words(kind, family, rule, rng, won=won)
+        text = words.format_rule_tip(kind, family, rule, rng, won=won)
         assert (family_of(text), told(text), failed(text)) == (family, rule, False), text
         texts.add(re.sub(r"\b(?:ruby|north|east)\b", "x", text.lower().replace(family, "")))
     assert len(texts) > 100
@@ -102,17 +102,17 @@ def test_an_attempt_is_read_back_out_of_every_wording(kind: ws.Kind) -> None:
     rng = random.Random(0)
     for _ in range(600):
         size = rng.choice(ws.SIZES[kind])
-        rule, guess = ws.random_rule(kind, rng, size), ws.random_rule(kind, rng, size)
+        rule, guess = ws.draw_rule(kind, rng, size), ws.draw_rule(kind, rng, size)
         if rule != guess:
             spec = ws.make_spec(kind, "amber" if kind == "route" else "granite", rule, 0)
-            tried = played(spec, guess)
-            text = words.failure_words(spec, tried, rng)
+            tried = truncate_guess(spec, guess)
+            text = words.format_failure_tip(spec, tried, rng)
             assert (told(text), failed(text)) == (tried, True), text
 
 
 def test_what_fitted_is_told_and_what_did_not() -> None:
     spec = ws.make_spec("keys", "hazel", ("ruby", "opal", "jade"), 0)
-    said = {gems: words.failure_words(spec, gems, random.Random(0)) for gems in (
+    said = {gems: words.format_failure_tip(spec, gems, random.Random(0)) for gems in (
         ("onyx", "pearl", "topaz"), ("ruby", "pearl", "topaz"), ("ruby", "opal", "topaz"))}  # fmt: skip
     ends = ["nothing opened", "only the chest opened", "only the chest and the trunk opened"]
     for text, end in zip(said.values(), ends, strict=True):
@@ -133,7 +133,7 @@ def test_what_fitted_is_told_and_what_did_not() -> None:
     ],
 )
 def test_a_models_own_words_are_understood(kind: ws.Kind, text: str, rule: ws.Rule) -> None:
-    assert words.told_rule(kind, text) == rule
+    assert words.parse_rule(kind, text) == rule
 
 
 # -- no answers
@@ -142,14 +142,14 @@ def test_a_models_own_words_are_understood(kind: ws.Kind, text: str, rule: ws.Ru
 def all_that_is_said(demo: Demonstration) -> Iterator[tuple[str, ws.Rule]]:
     """Family and rule of each line that tells one, be it quoted, read in the archive, or written."""
     assert demo.task
-    own = spec_of(demo.task).family
+    own = parse_spec(demo.task).family
     for message in demo.messages:
         for line in message.content.splitlines():
             if line.startswith("Observation: ") and "carved here: " not in line:
                 continue  # the ways out of a room tell nothing
             named = {name.lower() for name in BEGINNINGS.findall(line)}
             family = named.pop() if named else own
-            yield family, words.told_rule(KIND_OF[family], line.partition("carved here: ")[2] or line)
+            yield family, words.parse_rule(KIND_OF[family], line.partition("carved here: ")[2] or line)
 
 
 @pytest.mark.parametrize("shares", [{}, {"sizes": 1.0, "wrong_notes": 0.5}])
@@ -166,7 +166,7 @@ def test_no_rule_of_any_panel_is_told_or_played_not_even_as_a_beginning(shares: 
 
 def test_a_rule_of_a_panel_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every other draw is the answer of some panel; with luck alone a test of many draws might miss it."""
-    draw, draws = ws.random_rule, 0
+    draw, draws = ws.draw_rule, 0
 
     def loaded(kind: ws.Kind, rng: random.Random, size: int) -> ws.Rule:
         nonlocal draws
@@ -174,7 +174,7 @@ def test_a_rule_of_a_panel_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> No
         answers = sorted(rule for k, _, rule in PANELS if k == kind and len(rule) == size)
         return draw(kind, rng, size) if draws % 2 or not answers else rng.choice(answers)
 
-    monkeypatch.setattr(ws, "random_rule", loaded)
+    monkeypatch.setattr(ws, "draw_rule", loaded)
     for spec, _, _, _, demos in episodes(300):
         assert not tells_a_panel(spec.family, spec.rule)
         for demo in demos:
@@ -222,7 +222,7 @@ def test_without_a_right_tip_failures_are_heeded_and_strangers_ignored() -> None
             seen["misled"] += 1
             continue
         other = ws.make_spec(spec.kind, spec.family, guess, 0)
-        assert all(outcome(other, attempt) == outcome(spec, attempt) for attempt in tried)
+        assert all(compare_with_rule(other, attempt) == compare_with_rule(spec, attempt) for attempt in tried)
         seen["after a failure"] += bool(tried)
         seen["beside a stranger"] += bool(strange)
         seen["free"] += not tips
@@ -240,7 +240,7 @@ def test_tips_say_what_happened() -> None:
         assert family_of(text) == spec.family
         assert failed(text) is not showed
         guess = tuple(action.split()[-1] for action in actions)
-        assert told(text) == (spec.rule if showed else played(spec, guess)), text
+        assert told(text) == (spec.rule if showed else truncate_guess(spec, guess)), text
     assert min(kinds.values()) > 80
 
 

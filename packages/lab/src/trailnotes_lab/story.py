@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 Record = dict[str, Any]  # an episode as JSON (storage/records.py)
-SEEN, DONE = 62, 30  # columns of an observation and of an action
+OBSERVATION_WIDTH, ACTION_WIDTH = 62, 30  # columns of an observation and of an action
 
 
-class Played(NamedTuple):
+class RunEpisodes(NamedTuple):
     """One training run: unseen games by name, as the start model and as the trained one play them."""
 
     before: Mapping[str, Record]
@@ -22,7 +22,7 @@ class Played(NamedTuple):
     training: Callable[[], Iterable[Record]]  # its episodes, read once for each question
 
 
-class Lesson(NamedTuple):
+class DecisiveTip(NamedTuple):
     """A tip that mattered: the episode that it was written after, its text, an episode that won with it."""
 
     author: Record | None  # None: not to be found in this run, e.g. an imported tip
@@ -30,7 +30,7 @@ class Lesson(NamedTuple):
     reader: Record
 
 
-def before_and_after(runs: Iterable[Played]) -> str:
+def render_before_and_after(runs: Iterable[RunEpisodes]) -> str:
     """An unseen game as the start model and as the trained agent play it, and between them how it came to know.
 
     The game is one that is won without tips after training, and was lost before; what lies between is taken from the
@@ -40,22 +40,22 @@ def before_and_after(runs: Iterable[Played]) -> str:
     for before, after, training in runs:
         lost = {name for name, record in before.items() if not record["success"]}
         won = [name for name, record in after.items() if record["success"] and name in lost]
-        for game in {_family(name): name for name in reversed(won)}.values():  # the first of each family
-            lesson = tip_that_mattered(training, _family(game))
+        for game in {_parse_family(name): name for name in reversed(won)}.values():  # the first of each family
+            lesson = find_decisive_tip(training, _parse_family(game))
             if lesson is not None:
-                return story(before[game], lesson, after[game])
-            untold = untold or story(before[game], None, after[game])
+                return render_story(before[game], lesson, after[game])
+            untold = untold or render_story(before[game], None, after[game])
     return untold or "No unseen game was won without tips that the start model had lost.\n"
 
 
-def tip_that_mattered(training: Callable[[], Iterable[Record]], family: str) -> Lesson | None:
+def find_decisive_tip(training: Callable[[], Iterable[Record]], family: str) -> DecisiveTip | None:
     """The first episode in training games of `family` that won with a tip, and where this tip came from."""
-    for record in _of_family(training(), family):
-        tip = followed_tip(record) if record["success"] else None
+    for record in _iter_family_episodes(training(), family):
+        tip = find_followed_tip(record) if record["success"] else None
         if tip is not None:
             authors = [
                 other
-                for other in _of_family(training(), family)
+                for other in _iter_family_episodes(training(), family)
                 if other["iteration"] == tip.get("step", 0)
                 and other["task"]["id"] == tip["namespace"]
                 and other["steps"]
@@ -64,11 +64,11 @@ def tip_that_mattered(training: Callable[[], Iterable[Record]], family: str) -> 
             words = tip["text"].split()
             seen = [sum(word in other["final_observation"]["text"] for word in words) for other in authors]
             author = authors[seen.index(max(seen))] if authors else None  # the attempt that saw what the tip says
-            return Lesson(author, tip["text"], record)
+            return DecisiveTip(author, tip["text"], record)
     return None
 
 
-def followed_tip(record: Record) -> Record | None:
+def find_followed_tip(record: Record) -> Record | None:
     """The shown tip that says most of what was then done; None if none says any of it."""
     tips = [tip for step in record["steps"] for tip in step["tips"]]
     done = " ".join(step["action"] for step in record["steps"]).split()
@@ -77,42 +77,45 @@ def followed_tip(record: Record) -> Record | None:
     return tips[best] if best is not None and agreeing[best] else None
 
 
-def story(before: Record, lesson: Lesson | None, after: Record) -> str:
+def render_story(before: Record, lesson: DecisiveTip | None, after: Record) -> str:
     """The parts in order, in at most `WIDTH` columns."""
-    parts = [episode_lines("BEFORE. The start model meets an unseen game.", before)]
+    parts = [format_episode_lines("BEFORE. The start model meets an unseen game.", before)]
     if lesson is not None:
         if lesson.author is not None:
             title = f"IN TRAINING, iteration {lesson.author['iteration']}. An attempt on another game of this family."
-            parts.append([*episode_lines(title, lesson.author), *_wrapped("tip it leaves: ", lesson.text)])
+            parts.append([*format_episode_lines(title, lesson.author), *_wrap_labelled("tip it leaves: ", lesson.text)])
         title = f"IN TRAINING, iteration {lesson.reader['iteration']}. A later attempt reads that tip."
-        parts.append(episode_lines(title, lesson.reader, lesson.text))
-    parts.append(episode_lines("AFTER. The trained agent meets the same unseen game, without any tips.", after))
+        parts.append(format_episode_lines(title, lesson.reader, lesson.text))
+    parts.append(format_episode_lines("AFTER. The trained agent meets the same unseen game, without any tips.", after))
     return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
 
 
-def episode_lines(title: str, record: Mapping[str, Any], tip: str = "") -> list[str]:
+def format_episode_lines(title: str, record: Mapping[str, Any], tip: str = "") -> list[str]:
     """An episode in one line a step: what was seen, what was done."""
     steps = record["steps"]
     goal = steps[0]["observation"].get("instruction") if steps else None
     lines = [title, f"  {record['task']['id']}" + (f": {goal}" if goal else "")]
     if tip:
-        lines += _wrapped("tip it is shown: ", tip)
-    lines += [f"  {_cut(s['observation']['text'], SEEN):<{SEEN}}  > {_cut(s['action'], DONE)}" for s in steps]
+        lines += _wrap_labelled("tip it is shown: ", tip)
+    lines += [
+        f"  {_truncate(s['observation']['text'], OBSERVATION_WIDTH):<{OBSERVATION_WIDTH}}  > {_truncate(s['action'], ACTION_WIDTH)}"
+        for s in steps
+    ]
     ending = "won" if record["success"] else "not won"
-    return [*lines, f"  {_cut(record['final_observation']['text'], WIDTH - 16)}  ({ending})"]
+    return [*lines, f"  {_truncate(record['final_observation']['text'], WIDTH - 16)}  ({ending})"]
 
 
-def _family(game: str) -> str:
+def _parse_family(game: str) -> str:
     return game.rpartition("/")[0]
 
 
-def _of_family(episodes: Iterable[Record], family: str) -> Iterator[Record]:
+def _iter_family_episodes(episodes: Iterable[Record], family: str) -> Iterator[Record]:
     return (record for record in episodes if record["task"]["id"].startswith(f"{family}/"))
 
 
-def _cut(text: str, width: int) -> str:
+def _truncate(text: str, width: int) -> str:
     return textwrap.shorten(text, width, placeholder=" ...") or "(nothing)"
 
 
-def _wrapped(label: str, text: str) -> list[str]:
+def _wrap_labelled(label: str, text: str) -> list[str]:
     return textwrap.wrap(f'{label}"{text}"', WIDTH - 2, initial_indent="  ", subsequent_indent=" " * (2 + len(label)))

@@ -14,13 +14,13 @@ from small import SETTINGS as SMALL
 from small import small_config
 from trailnotes.commands import main
 from trailnotes.config.toml import load_config, to_toml
-from trailnotes.envs.tasks import panel_of, tasks_of
+from trailnotes.envs.tasks import load_panel, tasks_of
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.runs.panels import family_of
+from trailnotes.runs.panels import get_family
 from trailnotes.storage.files import read_jsonl
-from trailnotes_lab.commands.demo import SEEDS, demo, demo_plan, in_clone
+from trailnotes_lab.commands.demo import SEEDS, build_demo_spec, find_demo_config, run_demo
 from trailnotes_lab.compare import recompute
-from trailnotes_lab.compare.spec import parse_plan
+from trailnotes_lab.compare.spec import parse_spec
 from trailnotes_lab.compare.summary import Summary
 
 SETTINGS = ["--eval.num_tasks", "2"]
@@ -28,7 +28,7 @@ SETTINGS = ["--eval.num_tasks", "2"]
 
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trailnotes_lab.compare.processes.POLL", 0.02)
+    monkeypatch.setattr("trailnotes_lab.compare.processes.POLL_SECONDS", 0.02)
 
 
 def config_file(start: Path, path: Path) -> Path:
@@ -49,7 +49,7 @@ def finished_demo(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 def play(path: Path, out: Path) -> Summary:
     """A demo of one seed, and of one trial where the whole one has more."""
-    return demo(out, config_path=path, seeds=[0], trials=1, new_trials=1, settings=SETTINGS)
+    return run_demo(out, config_path=path, seeds=[0], trials=1, new_trials=1, settings=SETTINGS)
 
 
 # -- from end to end
@@ -118,7 +118,7 @@ def test_once_more_runs_nothing_and_says_the_same(
     finished_demo: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, out, summary = finished_demo
-    monkeypatch.setattr("trailnotes_lab.compare.processes.Process", None)
+    monkeypatch.setattr("trailnotes_lab.compare.processes.JobProcess", None)
     before = (out / "table.json").read_bytes()
     assert play(path, out) == summary
     assert (out / "table.json").read_bytes() == before
@@ -152,14 +152,14 @@ def test_a_demo_of_other_settings_is_refused(finished_demo: Any) -> None:
     with pytest.raises(
         RunError, match=r"holds runs with other settings \(start-0: optim\.lr; grpo-0: optim\.lr; .*another --out"
     ):
-        demo(out, config_path=path, seeds=[0], trials=1, new_trials=1, settings=[*SETTINGS, "--optim.lr", "0.5"])
+        run_demo(out, config_path=path, seeds=[0], trials=1, new_trials=1, settings=[*SETTINGS, "--optim.lr", "0.5"])
     assert (out / "table.json").read_bytes() == before
 
 
 def test_without_a_number_of_environment_steps_there_is_nothing_to_compare(start_model: Path, tmp_path: Path) -> None:
     path = config_file(start_model, tmp_path / "demo.toml")
     with pytest.raises(ConfigError, match=r"set train\.max_env_steps"):
-        demo(tmp_path / "out", config_path=path, settings=["--train.max_env_steps", "0"])
+        run_demo(tmp_path / "out", config_path=path, settings=["--train.max_env_steps", "0"])
     assert not (tmp_path / "out").exists()
 
 
@@ -199,9 +199,9 @@ def test_interrupted_with_two_seeds_it_ends_as_if_left_alone(start_model: Path, 
 def test_outside_of_the_clone_it_plays_what_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clone = Path(__file__).parents[4]
     monkeypatch.chdir(clone)
-    assert in_clone() == (Path("configs/demo.toml"), [])
+    assert find_demo_config() == (Path("configs/demo.toml"), [])
     monkeypatch.chdir(tmp_path)
-    config, settings = in_clone()
+    config, settings = find_demo_config()
     assert config == clone / "configs/demo.toml"
     assert load_config(config, settings).model.path == str(clone / "models/waymarks-start")
 
@@ -218,10 +218,10 @@ def test_without_a_clone_it_says_where_to_run_it(
 
 def test_the_plan_is_that_of_the_repository() -> None:
     path = Path(__file__).parents[4] / "configs/demo.toml"
-    plan = parse_plan(demo_plan(path, SEEDS, (3, 4), ["--optim.lr", "0.5"]), path)
+    plan = parse_spec(build_demo_spec(path, SEEDS, (3, 4), ["--optim.lr", "0.5"]), path)
     assert plan.labels() == {"start": "start model", "grpo": "GRPO", "empo2": "EMPO²"}
     assert (plan.compare.seeds, plan.budget.env_steps, plan.settings) == ((3, 4, 5), 32000, {"optim": {"lr": 0.5}})
-    assert {name: (panel.trials, plan.players(name)) for name, panel in plan.panels.items()} == {
+    assert {name: (panel.trials, plan.list_panel_methods(name)) for name, panel in plan.panels.items()} == {
         "with tips": (3, ["start", "empo2"]), "new": (4, ["start", "grpo", "empo2"]),
     }  # fmt: skip
 
@@ -229,7 +229,7 @@ def test_the_plan_is_that_of_the_repository() -> None:
 def test_the_new_families_of_the_demo_are_as_many_and_none_of_them_is_trained() -> None:
     config = load_config(Path(__file__).parents[4] / "configs/demo.toml")
     examined = config.model_copy(update={"eval": config.eval.model_copy(update={"split": "new"})})
-    new, trained = ({family_of(task) for task in tasks} for tasks in (panel_of(examined), tasks_of(config, "train")))
+    new, trained = ({get_family(task) for task in tasks} for tasks in (load_panel(examined), tasks_of(config, "train")))
     assert len(new) == len(trained) == 12
     assert not new & trained
-    assert len({family_of(task) for task in tasks_of(config, "new-validation")}) == 4
+    assert len({get_family(task) for task in tasks_of(config, "new-validation")}) == 4

@@ -13,10 +13,10 @@ import pytest
 
 from paying import Paid
 from tinyrun import episodes, equal_weights, metrics, tiny_config, train_in_process
-from trailnotes.rollout import Written
+from trailnotes.rollout import TipBatch
 from trailnotes.training import iteration as run_module
 from trailnotes.types import Observation
-from trailnotes_lab.compare.spec import load_plan
+from trailnotes_lab.compare.spec import load_spec
 
 CONFIGS = Path(__file__).parents[4] / "configs" / "compare"
 
@@ -121,9 +121,9 @@ def _notes_repeat() -> Iterator[None]:
     """A model of random weights never says the same twice."""
     write_tips = run_module.write_tips
 
-    async def repeated(*args: Any, **options: Any) -> Written:
+    async def repeated(*args: Any, **options: Any) -> TipBatch:
         written = await write_tips(*args, **options)
-        return Written(
+        return TipBatch(
             [replace(tip, text=f"note {min(i % 3, 1)}") for i, tip in enumerate(written.tips)], written.num_tokens
         )
 
@@ -158,6 +158,6 @@ def test_an_ablation_does_what_it_says_and_reaches_the_weights(
 )
 def test_comparisons_name_the_denominator_that_they_were_measured_with(path: Path) -> None:
     """Published figures come out to the digit whatever the default is."""
-    plan = load_plan(path)
+    plan = load_spec(path)
     shared = tomllib.loads((path.parent / plan.compare.config).read_text(encoding="utf-8"))
     assert "old_logprobs" in shared["algorithm"]

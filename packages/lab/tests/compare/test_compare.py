@@ -17,10 +17,10 @@ from trailnotes.config.toml import to_toml
 from trailnotes.errors import ConfigError, MissingExtraError, RunError
 from trailnotes.reporting import plots
 from trailnotes.reporting.intervals import Interval
-from trailnotes.runs.panels import Subject, panel_result, write_evaluation
+from trailnotes.runs.panels import EvaluatedModel, build_panel_result, write_evaluation
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory
 from trailnotes_lab.compare import Comparison, compare_table
-from trailnotes_lab.compare.evaluations import find, split_label
+from trailnotes_lab.compare.evaluations import find_evaluations, split_label
 from trailnotes_lab.compare.published.figures import SCIENCEWORLD_18
 from trailnotes_lab.compare.published.page import Footnotes, print_comparison, to_json, to_markdown
 from trailnotes_worlds.scienceworld.tasks import PAPER_PANEL, resolve_tasks, scienceworld_tasks
@@ -58,10 +58,10 @@ def evaluated(
     chosen = [task for name in names for task in scienceworld_tasks("test", name)[:num]]
     returns = values if callable(values) else lambda _: [values]
     episodes = [episode(task, value) for task in chosen for value in returns(task)]
-    subject = Subject(f"models/{player}", player) if untrained else Subject(
+    subject = EvaluatedModel(f"models/{player}", player) if untrained else EvaluatedModel(
         f"{out}/checkpoints/step-1/model", "grpo", None, {"env_steps": 1000, "seconds": 60.0}, trained or config
     )  # fmt: skip
-    write_evaluation(out, config, subject, episodes, panel_result(episodes, config, subject, memory=memory))
+    write_evaluation(out, config, subject, episodes, build_panel_result(episodes, config, subject, memory=memory))
     return out
 
 
@@ -251,7 +251,7 @@ def test_a_directory_with_an_equals_sign_in_its_name_is_one(tmp_path: Path) -> N
 def test_a_run_stands_for_the_evaluations_at_and_below_its_eval(tmp_path: Path) -> None:
     evaluated(tmp_path / "run" / "eval" / "plant", 10.0, config=grpo(task="find-plant"))
     evaluated(tmp_path / "run" / "eval", 20.0, config=grpo(task="find-animal"))
-    assert find(tmp_path / "run") == [tmp_path / "run" / "eval", tmp_path / "run" / "eval" / "plant"]
+    assert find_evaluations(tmp_path / "run") == [tmp_path / "run" / "eval", tmp_path / "run" / "eval" / "plant"]
     (only,) = table(tmp_path / "run").columns
     assert {task: cell.estimate.mean for task, cell in only.cells.items()} == {"find-animal": 20.0, "find-plant": 10.0}
 
@@ -536,7 +536,7 @@ def test_without_matplotlib_there_is_still_a_table(
     def missing() -> None:
         raise MissingExtraError("pictures need matplotlib")
 
-    monkeypatch.setattr(plots, "pyplot", missing)
+    monkeypatch.setattr(plots, "load_pyplot", missing)
     evaluated(tmp_path / "a", 30.0)
     compare_table([str(tmp_path / "a")], out=tmp_path / "out")
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["table.json", "table.md"]

@@ -13,20 +13,25 @@ from adaptrun import Guesser, gate_config
 from small import small_config
 from trailnotes.commands import main
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import diff, to_toml
-from trailnotes.envs.tasks import panel_of
+from trailnotes.config.toml import diff_configs, to_toml
+from trailnotes.envs.tasks import load_panel
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.reporting.plots import START
-from trailnotes.runs.directory import run_config
-from trailnotes.runs.usage import BY_ROW
+from trailnotes.reporting.plots import INITIAL_MODEL_COLOUR
+from trailnotes.runs.directory import load_run_config
+from trailnotes.runs.usage import TABLE_FIELDS
 from trailnotes.storage.files import append_jsonl
-from trailnotes_lab.compare.comparison import _conclude, compare_run
-from trailnotes_lab.compare.cost import cost_of, note_process
-from trailnotes_lab.compare.expand import PlannedRun, runs_of
-from trailnotes_lab.compare.page import draw_summary, panel_sentence, print_brief, summary_markdown
-from trailnotes_lab.compare.processes import Ended, Job
-from trailnotes_lab.compare.running import compile_games, left_of, refuse_changed, stages_of
-from trailnotes_lab.compare.spec import load_plan
+from trailnotes_lab.compare.comparison import _summarise_runs, run_comparison
+from trailnotes_lab.compare.cost import load_costs, record_process
+from trailnotes_lab.compare.expand import PlannedRun, expand_runs
+from trailnotes_lab.compare.page import draw_summary, format_panel_sentence, print_brief, render_summary_markdown
+from trailnotes_lab.compare.processes import Job, ProcessResult
+from trailnotes_lab.compare.running import (
+    compile_games,
+    list_stages,
+    list_unfinished_stages,
+    validate_unchanged_settings,
+)
+from trailnotes_lab.compare.spec import load_spec
 from trailnotes_lab.compare.summary import Summary
 
 PLAN = """
@@ -76,7 +81,7 @@ def write_plan(path: Path, text: str = PLAN, base: Config | None = None) -> Path
 
 
 def planned(path: Path, out: Path) -> dict[str, PlannedRun]:
-    return {run.name: run for run in runs_of(load_plan(path), path, out)}
+    return {run.name: run for run in expand_runs(load_spec(path), path, out)}
 
 
 # -- who plays which
@@ -87,7 +92,7 @@ def test_each_model_plays_its_panels_after_the_training_with_an_empty_memory(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     runs = planned(write_plan(tmp_path / "plan.toml"), Path("out"))
-    stages = {name: {stage.name: stage for stage in stages_of(runs[name])} for name in runs}
+    stages = {name: {stage.name: stage for stage in list_stages(runs[name])} for name in runs}
     assert [*stages["empo2-1"]] == ["train", "eval", "eval with tips", "eval new"]
     assert [*stages["grpo-1"]] == ["train", "eval", "eval new"], "it was not named among those with tips"
     assert [*stages["start-1"]] == ["adapt", "eval with tips", "eval new"]
@@ -108,8 +113,8 @@ def test_a_panel_has_the_settings_of_the_run_and_over_them_its_own(tmp_path: Pat
     assert (panel.config.eval.trials, panel.config.run.seed) == (2, 1)
     trains = ["train.max_env_steps", "train.keep_optimizer"]  # a panel does not
     ours = ["run.name", "algorithm.name", "eval.split", "eval.trials", *trains]
-    assert [name for name in diff(panel.config, runs["empo2-1"].config) if name not in ours] == []
-    assert [task.id.rsplit("/", 1)[0] for task in panel_of(panel.config)] == [
+    assert [name for name in diff_configs(panel.config, runs["empo2-1"].config) if name not in ours] == []
+    assert [task.id.rsplit("/", 1)[0] for task in load_panel(panel.config)] == [
         "waymarks/route/birch", "waymarks/keys/hazel",
     ]  # fmt: skip
 
@@ -137,7 +142,7 @@ def test_what_cannot_be_examined_is_refused_before_anything_starts(text: str, me
     text = text if "[methods.grpo]" in text else text.replace('baseline = "grpo"', "")
     path = write_plan(tmp_path / "plan.toml", text)
     with pytest.raises(ConfigError, match=message):
-        compare_run(path, out=tmp_path / "out")
+        run_comparison(path, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -198,9 +203,9 @@ def test_the_games_of_panels_are_compiled_before_anybody_waits_for_them(
 
 
 def test_what_a_panel_took_is_no_cost_of_the_method(tmp_path: Path) -> None:
-    note_process(tmp_path, "train", Ended(0, 2.0, 1.0, 50))
-    note_process(tmp_path, "eval with tips", Ended(0, 9.0, 9.0, 90))
-    assert cost_of(tmp_path) == {"seconds": 2.0, "cpu_seconds": 1.0, "peak_memory": 50}
+    record_process(tmp_path, "train", ProcessResult(0, 2.0, 1.0, 50))
+    record_process(tmp_path, "eval with tips", ProcessResult(0, 9.0, 9.0, 90))
+    assert load_costs(tmp_path) == {"seconds": 2.0, "cpu_seconds": 1.0, "peak_memory": 50}
 
 
 # -- what is said of them, by hand
@@ -220,7 +225,7 @@ def hand_made(directory: Path, config: Config, games: Sequence[str], trials: Seq
     append_jsonl(directory / "trajectories.jsonl", records)
     append_jsonl(directory / "eval" / "episodes.jsonl", records[-len(games) :])
     row = {"algorithm": "x", "metric": "success", "memory": False, "num_episodes": len(games)}
-    (directory / "eval/table.json").write_text(json.dumps({"rows": [row | dict.fromkeys(BY_ROW, 0)]}))
+    (directory / "eval/table.json").write_text(json.dumps({"rows": [row | dict.fromkeys(TABLE_FIELDS, 0)]}))
     (directory / "eval/panel.json").write_text(json.dumps({"model": "m", "tasks": list(games)}))
     (directory / "eval/eval.toml").write_text(to_toml(config))
     (directory / "config.toml").write_text(to_toml(config))
@@ -246,7 +251,7 @@ def concluded(tmp_path: Path) -> Callable[..., Summary]:
     def conclude(leave_out: Sequence[tuple[str, str]] = (), plan_text: str = "") -> Summary:
         text = plan_text or PLAN.replace("[methods.reflexion]", "")
         path, out = write_plan(tmp_path / "plan.toml", text), tmp_path / "out"
-        for run in runs_of(load_plan(path), path, out):
+        for run in expand_runs(load_spec(path), path, out):
             own = PLAYED[run.name]
             hand_made(run.directory, run.config, GAMES, own[""])
             if run.trains:
@@ -255,7 +260,7 @@ def concluded(tmp_path: Path) -> Callable[..., Summary]:
                 games = GAMES if panel.name == "with tips" else [f"n{game}" for game in GAMES]
                 if (run.name, panel.name) not in leave_out:
                     hand_made(panel.directory, panel.config, games, own[panel.name])
-        return _conclude(load_plan(path), {}, out, out)
+        return _summarise_runs(load_spec(path), {}, out, out)
 
     return conclude
 
@@ -270,7 +275,7 @@ def test_each_panel_has_a_column_for_each_trial_and_the_intervals_of_the_last(
     means = {line.label: [trial.mean for trial in line.trials] for line in new.lines}
     assert means == {"start model": [0, 0.625, 0.875], "GRPO": [0, 0.125, 0.375], "EMPO²": [0, 0.25, 0.375]}
     assert new.lines[2].by_seed == ((0, 0.25, 0.5), (0, 0.25, 0.25))
-    text = summary_markdown(summary)
+    text = render_summary_markdown(summary)
     assert "## new families: success on 4 games (waymarks-simulator, new), trial by trial" in text
     assert "| success | trial 0 | trial 1 | trial 2 | on this panel | beyond this panel | seeds · games |" in text
     assert "| EMPO² | 0.000 | 0.250 | 0.375 | [0.000, 1.000] | 2 of 10 families | 2 · 4 |" in text
@@ -303,7 +308,7 @@ def test_every_trial_has_its_intervals_in_the_record(concluded: Callable[..., Su
 
 
 def test_the_legend_says_what_intervals_and_differences_are_of(concluded: Callable[..., Summary]) -> None:
-    text = summary_markdown(concluded())
+    text = render_summary_markdown(concluded())
     assert "both intervals are of the last trial alone" in text
     assert "with tips: the games of the first table; differences are of the last trial less the same run" in text
     assert "new families: other games; differences are of the last trial less the last trial of start model." in text
@@ -314,7 +319,7 @@ def test_in_brief_each_panel_is_a_sentence(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     summary = concluded()
-    tips, new = (panel_sentence(panel, summary) for panel in summary.panels)
+    tips, new = (format_panel_sentence(panel, summary) for panel in summary.panels)
     assert tips.startswith("with tips, after 1 trial: start model .88 with its tips, .12 without")
     assert "; EMPO² .38 with its tips, .88 without" in tips
     assert new.startswith("new families, trial by trial: start model .00 .62 .88; GRPO .00 .12 .38")
@@ -332,9 +337,9 @@ def test_a_model_that_has_not_played_a_panel_is_named_and_the_others_stay(conclu
     assert empo2.difference is not None
     assert empo2.difference.num_seeds == 1
     assert summary.lines[1].missing == {}, "the main panel has been played"
-    assert "| GRPO | - | - | - | - | - | 0 · 0, 2 missing |" in summary_markdown(summary)
+    assert "| GRPO | - | - | - | - | - | 0 · 0, 2 missing |" in render_summary_markdown(summary)
     with pytest.raises(RunError, match="3 runs without a result; GRPO with seed 0 on panel new families: "):
-        summary.refuse_missing()
+        summary.require_all_results()
 
 
 def test_without_the_start_model_a_panel_of_other_games_has_no_difference(concluded: Callable[..., Summary]) -> None:
@@ -342,7 +347,7 @@ def test_without_the_start_model_a_panel_of_other_games_has_no_difference(conclu
     summary = concluded(plan_text=text)
     new = summary.panels[1]
     assert [line.difference for line in new.lines] == [None, None]
-    said = summary_markdown(summary)
+    said = render_summary_markdown(summary)
     assert "new families: differences" not in said
     assert "no start model plays them, so there are no differences" in said
 
@@ -360,10 +365,10 @@ def test_a_changed_panel_is_refused_by_its_name(concluded: Callable[..., Summary
     path = tmp_path / "plan.toml"
     path.write_text(path.read_text().replace("trials = 2", "trials = 3"))
     with pytest.raises(RunError, match=r"\(start-0 on panel new: eval\.trials; grpo-0 on panel new: eval\.trials; "):
-        refuse_changed(runs_of(load_plan(path), path, tmp_path / "out"))
+        validate_unchanged_settings(expand_runs(load_spec(path), path, tmp_path / "out"))
     path.write_text(path.read_text().replace("trials = 3", "trials = 2") + '[settings]\n"optim.lr" = 0.5\n')
     with pytest.raises(RunError, match=r"\(start-0: optim\.lr; grpo-0: optim\.lr; "):  # said once of a run
-        refuse_changed(runs_of(load_plan(path), path, tmp_path / "out"))
+        validate_unchanged_settings(expand_runs(load_spec(path), path, tmp_path / "out"))
 
 
 # -- the picture
@@ -389,8 +394,11 @@ def test_other_games_are_drawn_against_the_trials_and_the_same_games_beside_the_
     curves = {line.get_label(): line for line in trials.lines if not line.get_label().startswith("_")}
     assert [*curves["EMPO²"].get_ydata()] == [0, 0.25, 0.375]
     assert [*curves["EMPO²"].get_xdata()] == [0, 1, 2]
-    assert (curves["start model"].get_color(), curves["start model"].get_linestyle()) == (START["start model"], "--")
-    assert curves["EMPO²"].get_color() != curves["GRPO"].get_color() != START["start model"]
+    assert (curves["start model"].get_color(), curves["start model"].get_linestyle()) == (
+        INITIAL_MODEL_COLOUR["start model"],
+        "--",
+    )
+    assert curves["EMPO²"].get_color() != curves["GRPO"].get_color() != INITIAL_MODEL_COLOUR["start model"]
     assert {text.get_text() for text in trials.texts} == {"start model", "GRPO", "EMPO²"}
     assert trials.get_xlabel() == "trial (0 is without tips)"
     hollow = [line for line in finals.lines if line.get_marker() == "o" and line.get_markerfacecolor() == "white"]
@@ -409,7 +417,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[Guesser]:
     """Stages run in this process, as their commands say; the last of the policies is who plays."""
     policies = [Guesser()]
     monkeypatch.setattr("trailnotes.runs.load_policy.load_policy", lambda *_: policies[-1])
-    monkeypatch.setattr("trailnotes.reporting.plots.trial_curve", lambda *_, **__: None)
+    monkeypatch.setattr("trailnotes.reporting.plots.plot_trials", lambda *_, **__: None)
 
     def run_jobs(
         jobs: Sequence[Job], _: int, *, watch: Callable[..., None], on_end: Callable[..., str]
@@ -418,7 +426,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[Guesser]:
         for job in jobs:
             watch([job])
             job.directory.mkdir(parents=True, exist_ok=True)
-            if why := on_end(job, Ended(main(list(job.command[3:])), 1.0, 1.0, 1)):
+            if why := on_end(job, ProcessResult(main(list(job.command[3:])), 1.0, 1.0, 1)):
                 failures[job.name] = why
         watch([])
         return failures
@@ -450,7 +458,7 @@ def test_a_comparison_with_panels_is_played_and_resumed_where_it_was_cut_off(
     """Cut off by a spending limit in the middle of a panel, it ends as if left alone, and plays nothing twice."""
     path = write_plan(tmp_path / "plan.toml", GATES, gate_config(model={"path": "guesser"}))
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    summary = compare_run(path, out=whole)
+    summary = run_comparison(path, out=whole)
     tips, new = summary.panels
     (line,) = tips.lines
     assert summary.lines[0].one is not None
@@ -460,16 +468,16 @@ def test_a_comparison_with_panels_is_played_and_resumed_where_it_was_cut_off(
     asked = len(in_process[-1].prompts)
     in_process.append(Guesser(allowed=asked - 4))
     with pytest.raises(RunError, match="on panel new"):
-        compare_run(path, out=cut).refuse_missing()
-    left = left_of(runs_of(load_plan(path), path, cut))
+        run_comparison(path, out=cut).require_all_results()
+    left = list_unfinished_stages(expand_runs(load_spec(path), path, cut))
     assert [stage.job.name for stage in left] == ["naive-0 eval new"]
     in_process.append(Guesser())
-    assert compare_run(path, out=cut).panels == summary.panels
+    assert run_comparison(path, out=cut).panels == summary.panels
     assert len(in_process[-1].prompts) == 4, "what had ended was not asked again"
     tables = [json.loads((out / "table.json").read_text()) for out in (whole, cut)]
     assert tables[0]["panels"] == tables[1]["panels"]
     in_process.append(Guesser())
-    compare_run(path, out=cut)
+    run_comparison(path, out=cut)
     assert not in_process[-1].prompts
-    assert run_config(whole / "runs/naive-0/panels/new").eval.split == "other"
+    assert load_run_config(whole / "runs/naive-0/panels/new").eval.split == "other"
     assert "naive-0  panel with tips" in capsys.readouterr().err

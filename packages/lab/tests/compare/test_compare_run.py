@@ -30,38 +30,38 @@ from trailnotes.commands.adapt import adapt
 from trailnotes.commands.eval import evaluate
 from trailnotes.config.methods import METHODS
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import diff, flatten, load_config, to_toml
+from trailnotes.config.toml import diff_configs, flatten_config, load_config, to_toml
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.estimate.forecast import Disk
+from trailnotes.estimate.forecast import DiskUsage
 from trailnotes.reporting.crossed import MIN_FAMILIES, Values
 from trailnotes.reporting.intervals import Estimate, Interval
-from trailnotes.runs.directory import run_config
+from trailnotes.runs.directory import load_run_config
 from trailnotes.storage.files import read_jsonl
-from trailnotes_lab.compare import compare_own, compare_run, recompute
-from trailnotes_lab.compare.comparison import _conclude, beside_published, describe
-from trailnotes_lab.compare.cost import cost_of, last_line, note_process
-from trailnotes_lab.compare.estimate import disk_for, disk_line, estimate, small_copy
-from trailnotes_lab.compare.evaluations import read
-from trailnotes_lab.compare.expand import PlannedRun, runs_of
-from trailnotes_lab.compare.live import Board
-from trailnotes_lab.compare.page import draw_summary, print_brief, summary_json, summary_markdown
-from trailnotes_lab.compare.picture import Marks, Words, colours_of, draw_methods, spread
-from trailnotes_lab.compare.processes import Ended
-from trailnotes_lab.compare.published.comparability import comparability
-from trailnotes_lab.compare.results import Result, attempts_at, read_result
-from trailnotes_lab.compare.running import Stage, left_of, refuse_changed, stages_of
-from trailnotes_lab.compare.spec import load_plan, slug
+from trailnotes_lab.compare import compare_evaluations, recompute, run_comparison
+from trailnotes_lab.compare.comparison import _summarise_runs, compare_with_published, describe_comparison
+from trailnotes_lab.compare.cost import load_costs, read_last_metrics, record_process
+from trailnotes_lab.compare.estimate import estimate_comparison, estimate_peak_disk, format_disk_line, shrink_run
+from trailnotes_lab.compare.evaluations import load_evaluation
+from trailnotes_lab.compare.expand import PlannedRun, expand_runs
+from trailnotes_lab.compare.live import ProgressBoard
+from trailnotes_lab.compare.page import draw_summary, print_brief, render_summary_json, render_summary_markdown
+from trailnotes_lab.compare.picture import MethodMarks, PlotText, assign_colours, draw_methods, spread_labels
+from trailnotes_lab.compare.processes import ProcessResult
+from trailnotes_lab.compare.published.comparability import render_comparability
+from trailnotes_lab.compare.results import RunResult, read_attempts, read_result
+from trailnotes_lab.compare.running import RunStage, list_stages, list_unfinished_stages, validate_unchanged_settings
+from trailnotes_lab.compare.spec import load_spec, slugify
 from trailnotes_lab.compare.statistics import (
     BEYOND,
     ON_PANEL,
     Difference,
+    compute_iqm,
+    estimate_paired_difference,
+    estimate_pooled_mean,
+    find_steps_to_threshold,
     interquartile_mean,
-    iqm,
-    paired,
-    pooled,
-    steps_to,
 )
-from trailnotes_lab.compare.summary import Line, Question, Summary, summarise
+from trailnotes_lab.compare.summary import MethodSummary, Summary, SummaryOptions, summarise
 
 ROOT = Path(__file__).parents[4]
 PLAN = """
@@ -94,7 +94,7 @@ def write_plan(path: Path, text: str = PLAN, base: Config | None = None) -> Path
 
 
 def planned(path: Path, out: Path = Path("out")) -> dict[str, Config]:
-    return {run.name: run.config for run in runs_of(load_plan(path), path, out)}
+    return {run.name: run.config for run in expand_runs(load_spec(path), path, out)}
 
 
 # -- the plan
@@ -103,8 +103,8 @@ def planned(path: Path, out: Path = Path("out")) -> dict[str, Config]:
 def test_runs_are_methods_times_seeds_that_differ_in_what_is_said(tmp_path: Path) -> None:
     runs = planned(write_plan(tmp_path / "plan.toml"))
     assert list(runs) == ["naive-0", "grpo-0", "half-of-them-0", "naive-1", "grpo-1", "half-of-them-1"]
-    assert diff(runs["grpo-0"], runs["grpo-1"]) == ["run.name", "run.seed"]
-    assert diff(runs["grpo-0"], runs["half-of-them-0"]) == ["run.name", "algorithm.name", "algorithm.p_memory"]
+    assert diff_configs(runs["grpo-0"], runs["grpo-1"]) == ["run.name", "run.seed"]
+    assert diff_configs(runs["grpo-0"], runs["half-of-them-0"]) == ["run.name", "algorithm.name", "algorithm.p_memory"]
     assert runs["half-of-them-0"].algorithm.name == "empo2"
     assert runs["grpo-0"].train.max_env_steps == 24
     assert (runs["naive-0"].eval.trials, runs["naive-0"].train.max_env_steps) == (1, 0)
@@ -114,11 +114,11 @@ def test_no_plan_is_of_more_runs_than_anybody_could_play(tmp_path: Path) -> None
     """Whoever looks at a record lists its runs, and the record may be somebody else's."""
     seeds = PLAN.replace("[0, 1]", str([*range(3_400)]))
     with pytest.raises(ConfigError, match="methods x seeds x panels are more than 10,000: name fewer"):
-        load_plan(write_plan(tmp_path / "plan.toml", seeds))
+        load_spec(write_plan(tmp_path / "plan.toml", seeds))
     path = tmp_path / "compare.toml"
     os.mkfifo(path)
     with pytest.raises(ConfigError, match=r"compare.toml: it is no regular file: give the path"):
-        load_plan(path)
+        load_spec(path)
 
 
 def test_tables_and_dotted_keys_say_the_same(tmp_path: Path) -> None:
@@ -158,8 +158,8 @@ def test_retrospex_learns_from_the_run_of_the_same_seed_wherever_out_is_said_to_
     path = write_plan(tmp_path / "plan.toml", PLAN + '[methods.retrospex]\nafter = "grpo"\n')
     assert planned(path)["retrospex-1"].retrospex.data == ("out/runs/grpo-1",)
     assert planned(path, tmp_path / "out") == planned(path)
-    (run,) = [run for run in runs_of(load_plan(path), path, Path("out")) if run.name == "retrospex-1"]
-    (stage,) = stages_of(run)
+    (run,) = [run for run in expand_runs(load_spec(path), path, Path("out")) if run.name == "retrospex-1"]
+    (stage,) = list_stages(run)
     assert stage.job.needs == ("grpo-1 train",)
     assert stage.job.command[4] == "model", "it plays with the model of the settings"
 
@@ -186,8 +186,8 @@ def test_other_methods_without_training_play_the_last_model_of_the_run_they_foll
         tmp_path / "plan.toml", PLAN + '[methods."with tips"]\nalgorithm = "empo2-tips"\nafter = "grpo"\n'
     )
     assert planned(path, tmp_path / "out") == planned(path), "the same settings however --out is written"
-    (run,) = [run for run in runs_of(load_plan(path), path, tmp_path / "out") if run.name == "with-tips-1"]
-    (stage,) = stages_of(run)
+    (run,) = [run for run in expand_runs(load_spec(path), path, tmp_path / "out") if run.name == "with-tips-1"]
+    (stage,) = list_stages(run)
     assert stage.job.needs == ("grpo-1 train",)
     words = ("adapt", "out/runs/grpo-1", "--method", "empo2-tips", "--out", str(tmp_path / "out/runs/with-tips-1"))
     assert stage.job.command[3:9] == words
@@ -195,7 +195,7 @@ def test_other_methods_without_training_play_the_last_model_of_the_run_they_foll
     played = run.config.model_copy(update={"model": run.config.model.model_copy(update={"path": "its checkpoint"})})
     run.directory.mkdir(parents=True)
     (run.directory / "config.toml").write_text(to_toml(played))
-    refuse_changed([run])
+    validate_unchanged_settings([run])
 
 
 @pytest.mark.parametrize(
@@ -226,14 +226,14 @@ def test_other_methods_without_training_play_the_last_model_of_the_run_they_foll
 def test_what_cannot_work_is_refused_before_anything_starts(text: str, message: str, tmp_path: Path) -> None:
     path = write_plan(tmp_path / "plan.toml", text)
     with pytest.raises(ConfigError, match=message):
-        compare_run(path, out=tmp_path / "out")
+        run_comparison(path, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_without_a_model_there_is_nothing_to_compare(tmp_path: Path) -> None:
     path = write_plan(tmp_path / "plan.toml", "[methods.naive]\n")
     with pytest.raises(ConfigError, match=r"model\.path is empty: name the model that all methods start from"):
-        compare_run(path, out=tmp_path / "out")
+        run_comparison(path, out=tmp_path / "out")
 
 
 @pytest.mark.parametrize("dry", [["--dry-run"], []])
@@ -241,7 +241,7 @@ def test_a_start_that_nobody_has_made_is_refused_before_any_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dry: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("trailnotes_lab.compare.processes.Process", None)
+    monkeypatch.setattr("trailnotes_lab.compare.processes.JobProcess", None)
     write_plan(Path("plan.toml"), base=tiny_config(Path("runs/start")))
     assert main(["compare", "run", "plan.toml", "--out", "out", *dry]) == 2
     said = capsys.readouterr()
@@ -251,7 +251,7 @@ def test_a_start_that_nobody_has_made_is_refused_before_any_process(
 
 def runs_of_the_repository(name: str) -> list[PlannedRun]:
     path = ROOT / "configs/compare" / f"{name}.toml"
-    return runs_of(load_plan(path), path, Path("out"))
+    return expand_runs(load_spec(path), path, Path("out"))
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_every_method_is_compared_with_three_seeds() -> None:
 def test_each_ablation_of_the_repository_changes_something_else() -> None:
     settings = {run.method: run.config for run in runs_of_the_repository("textworld-ablations") if run.seed == 0}
     whole = settings.pop("empo2")
-    changes = {method: {key: flatten(config)[key] for key in diff(whole, config) if key != "run.name"}
+    changes = {method: {key: flatten_config(config)[key] for key in diff_configs(whole, config) if key != "run.name"}
                for method, config in settings.items()}  # fmt: skip
     assert all(changes.values()), changes
     assert len({str(change) for change in changes.values()}) == len(changes)
@@ -283,10 +283,10 @@ def test_each_ablation_of_the_repository_changes_something_else() -> None:
 
 
 def test_names_of_directories() -> None:
-    assert slug("q = 1") == "q-1"
-    assert slug("p = 1/8") == "p-1-8"
-    assert slug("EMPO²+") == "EMPO²+"
-    assert slug("../..") not in {"..", "../.."}
+    assert slugify("q = 1") == "q-1"
+    assert slugify("p = 1/8") == "p-1-8"
+    assert slugify("EMPO²+") == "EMPO²+"
+    assert slugify("../..") not in {"..", "../.."}
 
 
 # -- ready-made runs, by the code that makes them
@@ -298,15 +298,15 @@ def finished(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
     folder = tmp_path_factory.mktemp("compare")
     base = tiny_config(start_model, train={"eval_every": 1}, eval={"metric": "return", "num_tasks": 4})
     path, out = write_plan(folder / "plan.toml", base=base), folder / "out"
-    for run in runs_of(load_plan(path), path, out):
+    for run in expand_runs(load_spec(path), path, out):
         if run.trains:
             train_in_process(run.config, run.directory)
             evaluate(run.config, run.directory, out=run.directory / "eval")
-            note_process(run.directory, "train", Ended(0, 2e3, 1.5, 300 << 20))
+            record_process(run.directory, "train", ProcessResult(0, 2e3, 1.5, 300 << 20))
         else:
             adapt(run.config, run.config.model.path, out=run.directory, method="naive")
-            note_process(run.directory, "adapt", Ended(0, 1.0, 0.5, 200 << 20))
-    compare_run(path, out=out)
+            record_process(run.directory, "adapt", ProcessResult(0, 1.0, 0.5, 200 << 20))
+    run_comparison(path, out=out)
     return path, out
 
 
@@ -323,7 +323,7 @@ def test_finished_runs_are_not_run_again(
     finished: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, out = finished
-    monkeypatch.setattr("trailnotes_lab.compare.processes.Process", None)
+    monkeypatch.setattr("trailnotes_lab.compare.processes.JobProcess", None)
     before = {file: file.stat().st_mtime_ns for file in (out / "runs").rglob("*")}
     table = (out / "table.json").read_bytes()
     assert main(["compare", "run", str(path), "--out", str(out)]) == 0
@@ -395,32 +395,32 @@ def test_other_settings_are_refused_by_name_and_more_runs_are_welcome(finished: 
     changed = path.with_name("changed.toml")
     changed.write_text(text.replace('p_memory" = 0.5', 'p_memory" = 0.75'))
     with pytest.raises(RunError, match=r"\(half-of-them-0: algorithm\.p_memory; half-of-them-1: algorithm\.p_memory\)"):
-        compare_run(changed, out=out)
+        run_comparison(changed, out=out)
     settings = '[settings]\n"endpoint.max_cost" = 3.0\n"train.keep_optimizer" = true\n'
     changed.write_text(text.replace("[0, 1]", "[0, 1, 2]") + settings)
-    runs = runs_of(load_plan(changed), changed, out)
-    refuse_changed(runs)
-    assert {stage.run.name for stage in left_of(runs)} == {"naive-2", "grpo-2", "half-of-them-2"}
-    train = next(stage for stage in stages_of(runs[1]) if stage.name == "train")
+    runs = expand_runs(load_spec(changed), changed, out)
+    validate_unchanged_settings(runs)
+    assert {stage.run.name for stage in list_unfinished_stages(runs)} == {"naive-2", "grpo-2", "half-of-them-2"}
+    train = next(stage for stage in list_stages(runs[1]) if stage.name == "train")
     allowed = "--allow-change endpoint.max_cost --allow-change train.keep_optimizer"
     assert " ".join(train.job.command).endswith(allowed), "or the run itself would refuse"
 
 
 def test_what_was_cut_off_is_what_is_left(finished: tuple[Path, Path], tmp_path: Path) -> None:
     path, out = finished
-    runs = runs_of(load_plan(path), path, out)
+    runs = expand_runs(load_spec(path), path, out)
     table = out / "runs/grpo-0/eval/table.json"
     kept = table.read_bytes()
     table.unlink()
     try:
-        assert [stage.job.name for stage in left_of(runs)] == ["grpo-0 eval"]
-        said = describe(path, out)
+        assert [stage.job.name for stage in list_unfinished_stages(runs)] == ["grpo-0 eval"]
+        said = describe_comparison(path, out)
     finally:
         table.write_bytes(kept)
     assert f"trailnotes eval {out}/runs/grpo-0 --out {out}/runs/grpo-0/eval" in said
     assert "naive-0: done" in said
     assert "half of them: algorithm.p_memory = 0.5" in said
-    assert [stage.job.name for stage in left_of(runs_of(load_plan(path), path, tmp_path))][1:3] == [
+    assert [stage.job.name for stage in list_unfinished_stages(expand_runs(load_spec(path), path, tmp_path))][1:3] == [
         "grpo-0 train", "grpo-0 eval",
     ]  # fmt: skip
 
@@ -432,7 +432,7 @@ def test_two_comparisons_do_not_share_a_directory(finished: tuple[Path, Path]) -
     lock = RunLock(out / "lock")
     try:
         with pytest.raises(RunError, match="is in use by process"):
-            compare_run(path, out=out)
+            run_comparison(path, out=out)
     finally:
         lock.release()
 
@@ -449,9 +449,9 @@ def test_compare_table_takes_the_runs_of_a_panel_without_published_rows(
     assert lines_of(tmp_path)["as it is"]["seeds"] == [0]
     assert "less GRPO" in capsys.readouterr().out
     with pytest.raises(RunError, match="are both 'GRPO' with seed 0"):
-        compare_own([runs[0], f"{out}/runs/naive-0=GRPO"])
+        compare_evaluations([runs[0], f"{out}/runs/naive-0=GRPO"])
     with pytest.raises(ConfigError, match="no line is called 'RLOO'"):
-        compare_own(runs, baseline="RLOO")
+        compare_evaluations(runs, baseline="RLOO")
     assert main(["compare", "table", "--panel", "scienceworld-18", *runs]) == 2
 
 
@@ -478,17 +478,17 @@ def test_a_record_of_somebody_else_imports_nothing(
         recompute(tmp_path)
     assert not Path("ran").exists()
     with pytest.raises(ConfigError, match="hostile:METHOD"):
-        load_plan(Path("compare.toml"))
+        load_spec(Path("compare.toml"))
     assert Path("ran").exists()
 
 
 def test_evaluations_of_another_panel_are_refused(finished: tuple[Path, Path], tmp_path: Path) -> None:
     run = finished[1] / "runs/grpo-0"
-    config = run_config(run)
+    config = load_run_config(run)
     other = config.model_copy(update={"eval": config.eval.model_copy(update={"num_tasks": 3})})
     evaluate(other, run, out=tmp_path / "other")
     with pytest.raises(RunError, match="are of different panels or metrics"):
-        compare_own([str(run), str(tmp_path / "other")])
+        compare_evaluations([str(run), str(tmp_path / "other")])
 
 
 # -- several attempts
@@ -497,7 +497,7 @@ def test_evaluations_of_another_panel_are_refused(finished: tuple[Path, Path], t
 def test_attempts_by_hand(tmp_path: Path) -> None:
     """Gate i opens in trial i, and the last one never; solved gates are played again in trial 2, the last."""
     adapt_by(Guesser(), "reflexion", tmp_path / "r", eval={"trials": 2}, reflexion={"replay_last": True})
-    attempts = attempts_at(tmp_path / "r", read(tmp_path / "r/eval"))
+    attempts = read_attempts(tmp_path / "r", load_evaluation(tmp_path / "r/eval"))
     assert attempts is not None
     assert attempts.number == 3
     assert list(attempts.first.values()) == [1.0, 0.0, 0.0, 0.0]
@@ -512,24 +512,24 @@ def test_phases_that_are_no_trials_are_no_attempts(tmp_path: Path) -> None:
     """Retrospex plays the panel without its critic, too, and REMEMBERER other games: neither is told of the other."""
     run = tmp_path / "r"
     adapt_by(Guesser(), "reflexion", run, eval={"trials": 1})
-    assert attempts_at(run, read(run / "eval")) is not None
+    assert read_attempts(run, load_evaluation(run / "eval")) is not None
     lines = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(lines.replace('"trial-0"', '"plain"').replace('"trial-1"', '"rescored"'))
-    assert attempts_at(run, read(run / "eval")) is None
+    assert read_attempts(run, load_evaluation(run / "eval")) is None
 
 
 def test_several_attempts_never_stand_in_the_column_of_one(tmp_path: Path) -> None:
     adapt_by(Guesser(), "naive", tmp_path / "n")
     adapt_by(Guesser(), "reflexion", tmp_path / "r", eval={"trials": 2}, reflexion={"replay_last": True})
     results = [read_result(tmp_path / name, label) for name, label in (("n", "naive"), ("r", "Reflexion"))]
-    summary = summarise(results, Question(baseline="naive"))
+    summary = summarise(results, SummaryOptions(baseline="naive"))
     naive, reflexion = summary.lines
     assert (naive.one and naive.one.mean, naive.last, naive.num_attempts) == (0.25, None, 1)
     assert (reflexion.one and reflexion.one.mean, reflexion.num_attempts) == (0.25, 3)
     assert reflexion.final == reflexion.last
     assert reflexion.difference is not None
     assert reflexion.difference.estimate.mean == (reflexion.last.mean if reflexion.last else 0) - 0.25
-    text = summary_markdown(summary)
+    text = render_summary_markdown(summary)
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| Reflexion, ")]
     assert [row[:2] for row in rows] == [
         ["| Reflexion, first of 3", "0.250"], ["| Reflexion, last", "0.750"], ["| Reflexion, best", "0.750"],
@@ -542,38 +542,42 @@ def test_the_return_stands_beside_success_where_it_says_more(tmp_path: Path) -> 
     adapt_by(Guesser(), "naive", tmp_path / "n")
     adapt_by(Guesser(), "reflexion", tmp_path / "r", eval={"trials": 2}, reflexion={"replay_last": True})
     results = [read_result(tmp_path / name, label) for name, label in (("n", "naive"), ("r", "Reflexion"))]
-    assert "| return |" not in summary_markdown(summarise(results, Question()))
+    assert "| return |" not in render_summary_markdown(summarise(results, SummaryOptions()))
     for path in tmp_path.glob("*/**/*.jsonl"):
         path.write_text(
             path.read_text().replace('"return":1.0', '"return":0.5').replace('"return": 1.0', '"return":0.5')
         )
     results = [read_result(tmp_path / name, label) for name, label in (("n", "naive"), ("r", "Reflexion"))]
-    rows = [line.split(" | ") for line in summary_markdown(summarise(results, Question())).splitlines()[4:8]]
+    rows = [
+        line.split(" | ") for line in render_summary_markdown(summarise(results, SummaryOptions())).splitlines()[4:8]
+    ]
     assert [row[5].split()[0] for row in rows] == ["0.125", "0.125", "0.375", "-"]
 
 
 def test_a_comparison_that_is_too_short_to_rank_says_so_first(tmp_path: Path) -> None:
     """The first one that anybody runs showed GRPO at .88 above EMPO2 at .69."""
-    plan = load_plan(ROOT / "configs/compare/small.toml")
+    plan = load_spec(ROOT / "configs/compare/small.toml")
     assert plan.compare.remark == "Too short to rank methods"
     assert plan.compare.baseline == "", "no difference, so nothing is called higher"
     path, out = tmp_path / "plan.toml", tmp_path / "out"
     path.write_text(
         RANDOM.partition("[methods.broken]")[0].replace('baseline = "naive"', f'remark = "{plan.compare.remark}"')
     )
-    (run,) = runs_of(load_plan(path), path, out)
+    (run,) = expand_runs(load_spec(path), path, out)
     adapt_by(Guesser(), "naive", run.directory)  # as if it had been played
     (out / "table.md").write_text("")
-    summary = _conclude(load_plan(path), {}, out, out)
+    summary = _summarise_runs(load_spec(path), {}, out, out)
     assert summary.title.startswith("Too short to rank methods: success on 4 games")
     assert (out / "table.md").read_text().startswith("# Too short to rank methods: success on")
-    assert "- Too short to rank methods: read no order of the methods from this table." in summary_markdown(summary)
+    assert "- Too short to rank methods: read no order of the methods from this table." in render_summary_markdown(
+        summary
+    )
     assert json.loads((out / "table.json").read_text())["title"] == summary.title
 
 
 def test_where_solved_games_are_left_out_there_is_no_last_attempt(tmp_path: Path) -> None:
     adapt_by(Guesser(), "reflexion", tmp_path / "r", eval={"trials": 2})
-    summary = summarise([read_result(tmp_path / "r", "Reflexion")], Question())
+    summary = summarise([read_result(tmp_path / "r", "Reflexion")], SummaryOptions())
     (line,) = summary.lines
     assert line.last is None
     assert line.final == line.best
@@ -606,7 +610,7 @@ algorithm = "naive"
 def test_a_run_that_fails_leaves_the_others_and_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trailnotes_lab.compare.processes.POLL", 0.02)
+    monkeypatch.setattr("trailnotes_lab.compare.processes.POLL_SECONDS", 0.02)
     path, out = tmp_path / "plan.toml", tmp_path / "out"
     path.write_text(RANDOM)
     assert main(["compare", "run", str(path), "--out", str(out)]) == 2
@@ -625,13 +629,13 @@ def test_a_run_that_fails_leaves_the_others_and_is_named(
     assert cost["total"]["peak_memory"] > 20 << 20
     assert cost["total"]["seconds"] > cost["total"]["cpu_seconds"] * 0.5 > 0
     assert (out / "compare.toml").read_text() == RANDOM
-    assert load_config(out / "settings/naive-0.toml") == run_config(out / "runs/naive-0")
+    assert load_config(out / "settings/naive-0.toml") == load_run_config(out / "runs/naive-0")
 
 
 def test_the_time_is_estimated_from_a_part_of_each_method(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     path.write_text(RANDOM)
-    found = estimate(path, out=tmp_path / "out")
+    found = estimate_comparison(path, out=tmp_path / "out")
     naive, broken, whole, disk = found.text.splitlines()
     assert naive.startswith("naive")
     assert naive.endswith("a run, 1 left to run")
@@ -645,19 +649,19 @@ def test_the_time_is_estimated_from_a_part_of_each_method(tmp_path: Path) -> Non
 
 
 def test_trainings_that_have_ended_take_less_than_those_under_way() -> None:
-    runs = [(Disk(90, 20), 0.0), (Disk(50, 30), 0.0), (Disk(70, 20), 25.0)]
-    assert disk_for(runs, jobs=1) == 20 + 30 + 0 + 70
-    assert disk_for(runs, jobs=2) == 20 + 30 + 0 + 70 + 50
-    assert disk_for([], jobs=2) == 0
+    runs = [(DiskUsage(90, 20), 0.0), (DiskUsage(50, 30), 0.0), (DiskUsage(70, 20), 25.0)]
+    assert estimate_peak_disk(runs, jobs=1) == 20 + 30 + 0 + 70
+    assert estimate_peak_disk(runs, jobs=2) == 20 + 30 + 0 + 70 + 50
+    assert estimate_peak_disk([], jobs=2) == 0
 
 
 def test_a_disk_that_is_too_small_is_said_before_the_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     usage = type("Usage", (), {"free": 3 << 20})()
     monkeypatch.setattr("shutil.disk_usage", lambda path: asked.append(path) or usage)
-    assert "about 3 MB (3 MB are free there)" in disk_line(3 << 20, tmp_path / "runs" / "a")
-    assert "lower train.keep_last" not in disk_line(3 << 20, tmp_path / "runs" / "a")
-    assert disk_line(4 << 20, tmp_path / "runs" / "a").endswith(
+    assert "about 3 MB (3 MB are free there)" in format_disk_line(3 << 20, tmp_path / "runs" / "a")
+    assert "lower train.keep_last" not in format_disk_line(3 << 20, tmp_path / "runs" / "a")
+    assert format_disk_line(4 << 20, tmp_path / "runs" / "a").endswith(
         "\nthe disk is too small: lower train.keep_last in [settings], or choose another --out"
     )
     assert {*asked} == {tmp_path}, "of the nearest folder that is there"
@@ -666,7 +670,7 @@ def test_a_disk_that_is_too_small_is_said_before_the_first_run(tmp_path: Path, m
 def test_a_dry_run_in_which_no_method_can_be_run_fails_and_says_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trailnotes_lab.compare.processes.POLL", 0.02)
+    monkeypatch.setattr("trailnotes_lab.compare.processes.POLL_SECONDS", 0.02)
     path = tmp_path / "plan.toml"
     path.write_text(RANDOM.replace("show_actions = true", "show_actions = false"))
     assert main(["compare", "run", str(path), "--out", str(tmp_path / "out"), "--dry-run"]) == 2
@@ -678,35 +682,35 @@ def test_a_dry_run_in_which_no_method_can_be_run_fails_and_says_why(
 
 def test_without_any_result_there_is_no_table() -> None:
     with pytest.raises(RunError, match="no run of the comparison has a result: GRPO with seed 0 was ended by signal 9"):
-        summarise([], Question(labels=["GRPO"], missing={("GRPO", 0): "was ended by signal 9"}))
+        summarise([], SummaryOptions(labels=["GRPO"], missing={("GRPO", 0): "was ended by signal 9"}))
 
 
 def test_costs_are_summed_over_starts_but_for_the_peak(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(
         '{"iteration": 0, "env_steps": 7, "tokens_read": 9, "endpoint/cost": 0.25, "seconds": 4.5}\n{'
     )
-    for stage, ended in (("train", Ended(-15, 2.0, 1.0, 50)), ("train", Ended(0, 3.0, 2.5, 40)),
-                         ("eval", Ended(0, 9.0, 9.0, 90))):  # fmt: skip
-        note_process(tmp_path, stage, ended)
-    assert cost_of(tmp_path) == {
+    for stage, ended in (("train", ProcessResult(-15, 2.0, 1.0, 50)), ("train", ProcessResult(0, 3.0, 2.5, 40)),
+                         ("eval", ProcessResult(0, 9.0, 9.0, 90))):  # fmt: skip
+        record_process(tmp_path, stage, ended)
+    assert load_costs(tmp_path) == {
         "env_steps": 7, "tokens_read": 9, "spending": 0.25, "seconds": 5.0, "cpu_seconds": 3.5, "peak_memory": 50,
     }  # fmt: skip
     (tmp_path / "cost.json").write_text("{")
-    assert cost_of(tmp_path) == {"env_steps": 7, "tokens_read": 9, "spending": 0.25, "seconds": 4.5}
+    assert load_costs(tmp_path) == {"env_steps": 7, "tokens_read": 9, "spending": 0.25, "seconds": 4.5}
 
 
 def test_processor_seconds_of_a_process_that_nobody_saw_end_are_not_known(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"starts": [{}, {}]}))
-    note_process(tmp_path, "train", Ended(0, 2.0, 1.5, 300))
-    assert cost_of(tmp_path) == {"seconds": 2.0, "peak_memory": 300}, "one start of two"
-    note_process(tmp_path, "train", Ended(0, 1.0, 0.5, 200))
-    assert cost_of(tmp_path) == {"seconds": 3.0, "cpu_seconds": 2.0, "peak_memory": 300}
+    record_process(tmp_path, "train", ProcessResult(0, 2.0, 1.5, 300))
+    assert load_costs(tmp_path) == {"seconds": 2.0, "peak_memory": 300}, "one start of two"
+    record_process(tmp_path, "train", ProcessResult(0, 1.0, 0.5, 200))
+    assert load_costs(tmp_path) == {"seconds": 3.0, "cpu_seconds": 2.0, "peak_memory": 300}
 
 
 def test_the_last_whole_line_is_the_newest(tmp_path: Path) -> None:
-    assert last_line(tmp_path) == {}
+    assert read_last_metrics(tmp_path) == {}
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 0}\n{"iteration": 1}\n{"iterat')
-    assert last_line(tmp_path) == {"iteration": 1}
+    assert read_last_metrics(tmp_path) == {"iteration": 1}
 
 
 # -- what may be said
@@ -744,21 +748,24 @@ def test_the_interquartile_mean_moves_with_the_scores_and_lies_among_them(scores
 
 def test_the_interquartile_mean_is_over_seeds_and_families() -> None:
     """Family a is 0, 1/3 and b 1, 2/3: of four means the middle two."""
-    assert iqm(values(s0=(0, 0, 0, 1, 1, 1), s1=(0, 0, 1, 1, 1, 0)), FAMILIES) == pytest.approx(0.5)
+    assert compute_iqm(values(s0=(0, 0, 0, 1, 1, 1), s1=(0, 0, 1, 1, 1, 0)), FAMILIES) == pytest.approx(0.5)
 
 
 def test_the_interquartile_mean_is_of_the_games_that_every_seed_has_played() -> None:
     lost = {0: {"a0": 1.0, "a1": 0.0, "b0": 1.0}, 1: {"a0": 1.0, "b0": 1.0}}
-    assert iqm(lost, FAMILIES) == 1.0
+    assert compute_iqm(lost, FAMILIES) == 1.0
 
 
 def test_without_a_game_that_every_seed_has_played_there_is_no_interquartile_mean() -> None:
-    assert iqm({0: {"a0": 1.0}, 1: {"b0": 1.0}}, FAMILIES) is None
+    assert compute_iqm({0: {"a0": 1.0}, 1: {"b0": 1.0}}, FAMILIES) is None
 
 
 def test_success_has_bounds_and_a_return_has_none() -> None:
     played = values(s0=(0, 0, 0, 0, 0, 1), s1=(0, 0, 0, 0, 0, 0))
-    success, returns = pooled(played, FAMILIES, "success"), pooled(played, FAMILIES, "return")
+    success, returns = (
+        estimate_pooled_mean(played, FAMILIES, "success"),
+        estimate_pooled_mean(played, FAMILIES, "return"),
+    )
     assert success.on_panel is not None
     assert returns.on_panel is not None
     assert success.on_panel.low == 0.0
@@ -802,12 +809,12 @@ def test_two_runs_make_no_bold_call(seeds: int) -> None:
     families = {f"{family}{game}": str(family) for family in range(20) for game in range(2)}
     grpo = {seed: dict.fromkeys(families, 0.0) for seed in range(seeds)}
     empo2 = {seed: {game: float(game != f"{seed}0") for game in families} for seed in range(seeds)}
-    difference = paired(empo2, grpo, families, "success")
+    difference = estimate_paired_difference(empo2, grpo, families, "success")
     assert difference is not None
     assert difference.num_unlike == seeds
     assert difference.call == {2: "higher in these runs", 3: "higher"}[seeds]
     summary = replace(a_summary(a_line("A", difference=difference)), baseline="B")
-    (row,) = [line for line in summary_markdown(summary).splitlines() if line.startswith("| A | +")]
+    (row,) = [line for line in render_summary_markdown(summary).splitlines() if line.startswith("| A | +")]
     assert ("**" in row) == (seeds == 3)
 
 
@@ -821,7 +828,7 @@ def test_copies_of_a_seed_make_no_call(seeds: int) -> None:
     families = {f"{family}{game}": family for family in "abcd" for game in range(5)}
     grpo = {seed: {game: float(family in "ab") for game, family in families.items()} for seed in range(seeds)}
     empo2 = {seed: dict.fromkeys(families, 1.0) for seed in range(seeds)}
-    difference = paired(empo2, grpo, families, "success")
+    difference = estimate_paired_difference(empo2, grpo, families, "success")
     assert difference is not None
     assert (difference.estimate.mean, difference.call) == (0.5, "")
 
@@ -830,31 +837,35 @@ def test_differences_are_paired_by_seed_and_game() -> None:
     """Each seed is 0.5 above its own baseline, whatever lies between the seeds: as differences they are alike."""
     base = values(s0=(0,) * 6, s1=(10,) * 6)
     better = {seed: {game: value + 0.5 for game, value in games.items()} for seed, games in base.items()}
-    difference = paired(better, base, FAMILIES, "return")
+    difference = estimate_paired_difference(better, base, FAMILIES, "return")
     assert difference is not None
     assert (difference.estimate.mean, difference.estimate.not_on_panel) == (0.5, "all seeds alike")
     assert (difference.num_seeds, difference.num_pairs) == (2, 12)
-    assert paired({7: base[0]}, base, FAMILIES, "return") is None, "no seed in common"
+    assert estimate_paired_difference({7: base[0]}, base, FAMILIES, "return") is None, "no seed in common"
 
 
 def test_steps_to_a_threshold() -> None:
     curve = [(10.0, 0.1), (20.0, 0.5), (30.0, 0.4), (40.0, 0.9)]
-    assert (steps_to(curve, 0.5), steps_to(curve, 0.6), steps_to(curve, 1.0)) == (20.0, 40.0, None)
+    assert (
+        find_steps_to_threshold(curve, 0.5),
+        find_steps_to_threshold(curve, 0.6),
+        find_steps_to_threshold(curve, 1.0),
+    ) == (20.0, 40.0, None)
 
 
 # -- how it is shown
 
 
-def a_line(label: str, **changes: Any) -> Line:
+def a_line(label: str, **changes: Any) -> MethodSummary:
     own = Estimate(0.25, Interval(0.25, 0.2, 0.4), Interval(0.25, 0.1, 0.5))
     settings: dict[str, Any] = {
         "trains": True, "seeds": (0, 1), "num_games": 8, "num_attempts": 1, "one": own, "last": None, "best": None,
         "iqm": 0.25, "difference": None, "reached": (), "costs": {"env_steps": 1234.0},
     }  # fmt: skip
-    return Line(label, **settings | changes)
+    return MethodSummary(label, **settings | changes)
 
 
-def a_summary(*lines: Line) -> Summary:
+def a_summary(*lines: MethodSummary) -> Summary:
     return Summary("title", "success", "waymarks", 0.5, "", lines, {}, ("A note.",))
 
 
@@ -864,7 +875,7 @@ def test_both_intervals_stand_under_their_names_or_the_reason_that_there_is_none
     alone = Estimate(0.5, None, None, "one seed", "4 of 10 families")
     gap = Difference(Estimate(0.25, Interval(0.25, 0.125, 0.375), Interval(0.25, -0.125, 0.5)), 3, 24, 3)
     summary = replace(a_summary(a_line("A", difference=gap), a_line("B", one=alone, iqm=None)), baseline="B")
-    rows = summary_markdown(summary).splitlines()
+    rows = render_summary_markdown(summary).splitlines()
     assert "| A | 0.250 | [0.200, 0.400] | [0.100, 0.500] | 0.250 | 2 · 8 |" in rows
     assert "| B | 0.500 | one seed | 4 of 10 families | - | 2 · 8 |" in rows
     assert "| A | +0.250 | [+0.125, +0.375] | [-0.125, +0.500] | **higher on this panel** |" in rows
@@ -890,44 +901,46 @@ def test_the_picture_has_intervals_of_one_kind_and_names_it(tmp_path: Path, figu
 
 
 def test_what_was_not_reached_is_said_to_be_so() -> None:
-    text = summary_markdown(a_summary(a_line("A", reached=(12800.0, None)), a_line("B", reached=(None, None))))
+    text = render_summary_markdown(a_summary(a_line("A", reached=(12800.0, None)), a_line("B", reached=(None, None))))
     assert "| A | 12,800 | 1 of 2 |" in text
     assert "| B | not reached in 1,234 | 0 of 2 |" in text
 
 
 def test_spending_is_a_column_only_where_something_was_charged() -> None:
-    assert "spending" not in summary_markdown(a_summary(a_line("A"))).replace("- ", "")
-    text = summary_markdown(a_summary(a_line("A", costs={"spending": 0.5}), a_line("B")))
+    assert "spending" not in render_summary_markdown(a_summary(a_line("A"))).replace("- ", "")
+    text = render_summary_markdown(a_summary(a_line("A", costs={"spending": 0.5}), a_line("B")))
     assert "| spending |" in text
     assert "| 0.5000 |" in text
 
 
 def test_unequal_budgets_are_said(finished: tuple[Path, Path]) -> None:
     results = [read_result(finished[1] / "runs" / name, name) for name in ("grpo-0", "half-of-them-0")]
-    even = summarise(results, Question())
+    even = summarise(results, SummaryOptions())
     assert not any("differ by more than" in note for note in even.notes)
-    more = Result(**{f: getattr(results[0], f) for f in Result.__dataclass_fields__} | {"costs": {"env_steps": 30.0}})
+    more = RunResult(
+        **{f: getattr(results[0], f) for f in RunResult.__dataclass_fields__} | {"costs": {"env_steps": 30.0}}
+    )
     assert any("environment steps of training differ by more than 2%" in note
-               for note in summarise([more, results[1]], Question()).notes)  # fmt: skip
+               for note in summarise([more, results[1]], SummaryOptions()).notes)  # fmt: skip
 
 
 def test_json_holds_what_was_shown() -> None:
-    record = json.loads(summary_json(a_summary(a_line("A", reached=(None, 5.0), missing={3: "lost"})), more=1))
+    record = json.loads(render_summary_json(a_summary(a_line("A", reached=(None, 5.0), missing={3: "lost"})), more=1))
     (line,) = record["lines"]
     assert (line["reached"], line["missing"], record["more"]) == ([None, 5.0], {"3": "lost"}, 1)
 
 
 def test_published_figures_stand_beside_the_panel_they_are_of(finished: tuple[Path, Path]) -> None:
     result = read_result(finished[1] / "runs/grpo-0", "GRPO")
-    assert beside_published("waymarks-simulator", [result]) is None
-    text = "\n".join(comparability())
+    assert compare_with_published("waymarks-simulator", [result]) is None
+    text = "\n".join(render_comparability())
     for words in ("1, without memory", "many, cumulative", "18 tasks x 20 test variations", "davinci-003"):
         assert words in text
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_labels_are_apart_in_order_and_inside(places: list[float]) -> None:
-    moved = spread(places, 0.05, 0.0, 1.0)
+    moved = spread_labels(places, 0.05, 0.0, 1.0)
     ordered = sorted(moved)
     assert all(b - a >= 0.05 - 1e-9 for a, b in pairwise(ordered))
     assert ordered[0] >= -1e-9
@@ -937,13 +950,13 @@ def test_labels_are_apart_in_order_and_inside(places: list[float]) -> None:
 
 
 def test_labels_far_apart_stay_where_they_are() -> None:
-    assert spread([0.9, 0.1, 0.5], 0.05, 0.0, 1.0) == [0.9, 0.1, 0.5]
+    assert spread_labels([0.9, 0.1, 0.5], 0.05, 0.0, 1.0) == [0.9, 0.1, 0.5]
 
 
 def test_every_method_has_a_colour_of_its_own() -> None:
     assert len({method.colour for method in METHODS.values()}) == len(METHODS)
     assert len({method.label for method in METHODS.values()}) == len(METHODS)
-    colours = colours_of(["EMPO²", "p = 1/8", "p = 1/2"])
+    colours = assign_colours(["EMPO²", "p = 1/8", "p = 1/2"])
     assert colours["EMPO²"] == METHODS["empo2"].colour
     assert len(set(colours.values())) == 3
 
@@ -961,13 +974,13 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return drawn
 
 
-def draw(path: Path, *methods: Marks) -> None:
-    draw_methods(methods, path, Words("title", "success", ON_PANEL), threshold=0.5)
+def draw(path: Path, *methods: MethodMarks) -> None:
+    draw_methods(methods, path, PlotText("title", "success", ON_PANEL), threshold=0.5)
 
 
 def test_the_picture_shows_the_numbers_given(tmp_path: Path, figures: list[Any]) -> None:
-    draw(tmp_path / "a.png", Marks("GRPO", CURVE, 0.3, Interval(0.3, 0.2, 0.5), 0.25, is_baseline=True),
-         Marks("naive", (), 0.1, None, 0.05, "last of 3"), Marks("RLOO", (), None))  # fmt: skip
+    draw(tmp_path / "a.png", MethodMarks("GRPO", CURVE, 0.3, Interval(0.3, 0.2, 0.5), 0.25, is_baseline=True),
+         MethodMarks("naive", (), 0.1, None, 0.05, "last of 3"), MethodMarks("RLOO", (), None))  # fmt: skip
     left, right = figures[0].axes
     (curve,) = [line for line in left.lines if line.get_label() == "GRPO"]
     assert (curve.get_ydata()[0], curve.get_ydata()[-1]) == pytest.approx((0.1, 0.5))
@@ -979,7 +992,7 @@ def test_the_picture_shows_the_numbers_given(tmp_path: Path, figures: list[Any])
 
 
 def test_a_curve_of_one_point_is_a_dot_with_its_range(tmp_path: Path, figures: list[Any]) -> None:
-    draw(tmp_path / "a.png", Marks("GRPO", [[(90.0, 0.2)], [(100.0, 0.6)]], 0.3))
+    draw(tmp_path / "a.png", MethodMarks("GRPO", [[(90.0, 0.2)], [(100.0, 0.6)]], 0.3))
     (dot,) = [line for line in figures[0].axes[0].lines if line.get_label() == "GRPO"]
     (across,) = [line for line in figures[0].axes[0].lines if tuple(line.get_ydata()) == (0.2, 0.6)]
     assert (dot.get_marker(), dot.get_ydata()[0]) == ("o", pytest.approx(0.4))
@@ -990,7 +1003,7 @@ def test_many_curves_get_axes_of_their_own_beside_the_baseline(tmp_path: Path, f
     names = ["EMPO²", *"abcdef"]
     draw(
         tmp_path / "a.png",
-        *(Marks(name, CURVE, 0.3, Interval(0.3, 0.2, 0.5), is_baseline=name == "EMPO²") for name in names),
+        *(MethodMarks(name, CURVE, 0.3, Interval(0.3, 0.2, 0.5), is_baseline=name == "EMPO²") for name in names),
     )
     *small, last = figures[0].axes
     shown = [axes for axes in small if axes.get_visible()]
@@ -1000,7 +1013,7 @@ def test_many_curves_get_axes_of_their_own_beside_the_baseline(tmp_path: Path, f
 
 
 def test_where_nothing_was_trained_there_is_no_curve(tmp_path: Path, figures: list[Any]) -> None:
-    draw(tmp_path / "a.png", Marks("naive", (), 0.1))
+    draw(tmp_path / "a.png", MethodMarks("naive", (), 0.1))
     assert len(figures[0].axes) == 1
 
 
@@ -1015,9 +1028,9 @@ def test_the_board_has_a_line_for_each_run(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     path, _ = finished
-    runs = runs_of(load_plan(path), path, tmp_path)
-    left = left_of(runs)
-    with Board(runs, left, stream=(stream := Terminal())) as board:
+    runs = expand_runs(load_spec(path), path, tmp_path)
+    left = list_unfinished_stages(runs)
+    with ProgressBoard(runs, left, stream=(stream := Terminal())) as board:
         board.update([stage for stage in left if stage.job.name in {"grpo-0 train", "naive-0 adapt"}])
         (tmp_path / "runs/naive-0").mkdir(parents=True)
         (tmp_path / "runs/naive-0/console.log").write_text("no [disk]\n")
@@ -1034,9 +1047,9 @@ def test_the_board_has_a_line_for_each_run(
 
 def test_off_a_terminal_the_board_tells_what_happens(finished: tuple[Path, Path]) -> None:
     path, out = finished
-    runs = runs_of(load_plan(path), path, out)
-    left: list[Stage] = stages_of(runs[1])
-    with Board(runs, left, stream=(stream := io.StringIO()), interval=0.0) as board:
+    runs = expand_runs(load_spec(path), path, out)
+    left: list[RunStage] = list_stages(runs[1])
+    with ProgressBoard(runs, left, stream=(stream := io.StringIO()), interval=0.0) as board:
         board.update([left[0]])
         board.update([left[1]])
         board.update([])
@@ -1113,6 +1126,6 @@ def test_interrupted_and_killed_it_ends_as_if_left_alone(start_model: Path, tmp_
 
 def test_a_small_copy_learns_from_the_small_copy_of_the_run_before(tmp_path: Path) -> None:
     config = load_config(None, ["--algorithm.name", "retrospex", "--retrospex.data", '["far/runs/grpo-0"]'])
-    copy = small_copy(PlannedRun("retrospex", 0, tmp_path / "far/runs/retrospex-0", config, "grpo-0"), tmp_path)
+    copy = shrink_run(PlannedRun("retrospex", 0, tmp_path / "far/runs/retrospex-0", config, "grpo-0"), tmp_path)
     assert copy.config.retrospex.data == (str(tmp_path / "runs" / "grpo-0"),)
     assert copy.directory == tmp_path / "runs" / "retrospex-0"

@@ -15,14 +15,14 @@ import pytest
 from children import alive, wait_for
 from trailnotes_lab.compare import processes as module
 from trailnotes_lab.compare.processes import (
-    LOG,
-    Ended,
+    LOG_FILE,
     Job,
-    Process,
-    failure,
+    JobProcess,
+    ProcessResult,
+    describe_failure,
+    read_tail,
     run_jobs,
-    stop,
-    tail,
+    stop_processes,
 )
 
 GOOD_SLEEPER = """
@@ -44,7 +44,7 @@ DEAF_SLEEPER = GOOD_SLEEPER.replace(
 
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "POLL", 0.02)
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.02)
 
 
 def a_job(out: Path, name: str, code: str, needs: Sequence[str] = ()) -> Job:
@@ -78,7 +78,7 @@ def test_a_failure_leaves_the_others_running_but_not_what_needs_it(tmp_path: Pat
         a_job(tmp_path, "fails", "import sys; sys.exit('no disk')"),
         a_job(tmp_path, "other", "print('fine')", ["done long ago"]),
     ]
-    failures = run_jobs(jobs, 2, watch=ignore, on_end=failure)
+    failures = run_jobs(jobs, 2, watch=ignore, on_end=describe_failure)
     assert failures == {
         "fails": "ended with status 1: no disk",
         "middle": "needs fails, which failed",
@@ -90,14 +90,14 @@ def test_a_failure_leaves_the_others_running_but_not_what_needs_it(tmp_path: Pat
 
 def test_the_signal_that_ended_a_process_is_named(tmp_path: Path) -> None:
     job = a_job(tmp_path, "killed", "import os; os.kill(os.getpid(), 9)")
-    assert run_jobs([job], 1, watch=ignore, on_end=failure) == {"killed": "was ended by signal 9: no output"}
+    assert run_jobs([job], 1, watch=ignore, on_end=describe_failure) == {"killed": "was ended by signal 9: no output"}
 
 
 def test_who_looks_at_the_end_says_what_a_failure_is(tmp_path: Path) -> None:
     jobs = [a_job(tmp_path, name, f"raise SystemExit({status})") for name, status in (("zero", 0), ("three", 3))]
-    seen: dict[str, Ended] = {}
+    seen: dict[str, ProcessResult] = {}
 
-    def on_end(job: Job, ended: Ended) -> str:
+    def on_end(job: Job, ended: ProcessResult) -> str:
         seen[job.name] = ended
         return "" if ended.status else "left nothing"
 
@@ -112,20 +112,22 @@ def test_no_more_than_so_many_at_once_and_none_before_what_it_needs(tmp_path: Pa
     code = "import pathlib, sys, time; time.sleep(.1); pathlib.Path(sys.argv[1], 'ended').touch()"
     jobs = [a_job(tmp_path, "a", code, ["c"]), *(a_job(tmp_path, name, code) for name in "bcd")]
     most: list[int] = []
-    run_jobs(jobs, 2, watch=lambda running: most.append(len(running)), on_end=failure)
+    run_jobs(jobs, 2, watch=lambda running: most.append(len(running)), on_end=describe_failure)
     assert max(most) == 2
 
     def time_of(name: str, file: str) -> int:
         return (tmp_path / name / file).stat().st_mtime_ns
 
-    begun = {name: time_of(name, LOG) for name in "abcd"}  # opened by the starter, whenever the process gets its turn
+    begun = {
+        name: time_of(name, LOG_FILE) for name in "abcd"
+    }  # opened by the starter, whenever the process gets its turn
     assert begun["a"] >= time_of("c", "ended")
     assert max(begun["b"], begun["c"]) < begun["d"], "otherwise in the order given"
 
 
 def test_what_a_process_took_is_measured(tmp_path: Path) -> None:
     code = "import time; t = time.process_time(); b = bytearray(300 << 20)\nwhile time.process_time() - t < .3: pass"
-    process = Process(a_job(tmp_path, "busy", code))
+    process = JobProcess(a_job(tmp_path, "busy", code))
     wait_for(process.poll)
     ended = process.ended
     assert ended is not None
@@ -144,7 +146,7 @@ def test_whoever_interrupts_has_each_process_asked_once_to_save(
     jobs = [a_job(tmp_path, name, GOOD_SLEEPER) for name in ("one", "two")]
     ends: dict[str, int] = {}
 
-    def on_end(job: Job, ended: Ended) -> str:
+    def on_end(job: Job, ended: ProcessResult) -> str:
         ends[job.name] = ended.status
         return ""
 
@@ -164,15 +166,15 @@ def test_a_closed_terminal_keeps_nobody_from_being_asked(tmp_path: Path, monkeyp
 
     monkeypatch.setattr("builtins.print", gone)
     with pytest.raises(KeyboardInterrupt):
-        run_jobs([job], 1, watch=interrupt_when_begun(job), on_end=failure)
+        run_jobs([job], 1, watch=interrupt_when_begun(job), on_end=describe_failure)
     assert (job.directory / "saved").exists()
 
 
 def test_a_process_that_will_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = a_job(tmp_path, "deaf", DEAF_SLEEPER)
-    monkeypatch.setattr(module, "PATIENCE", 0.1)
+    monkeypatch.setattr(module, "STOP_TIMEOUT", 0.1)
     with pytest.raises(KeyboardInterrupt):
-        run_jobs([job], 1, watch=interrupt_when_begun(job), on_end=failure)
+        run_jobs([job], 1, watch=interrupt_when_begun(job), on_end=describe_failure)
     assert not alive(pid_of(job))
     assert not (job.directory / "saved").exists()
 
@@ -180,18 +182,18 @@ def test_a_process_that_will_not_stop_is_killed(tmp_path: Path, monkeypatch: pyt
 def test_ctrl_c_of_the_terminal_does_not_reach_the_processes(tmp_path: Path) -> None:
     """It goes to the group in the foreground; a second signal would stop a run in mid-iteration."""
     job = a_job(tmp_path, "one", GOOD_SLEEPER)
-    process = Process(job)
+    process = JobProcess(job)
     try:
         wait_for((job.directory / "pid").exists)
         assert os.getpgid(process.pid) == process.pid != os.getpgrp()
     finally:
-        stop([process])
+        stop_processes([process])
     assert process.ended is not None
     assert process.ended.status == 0
 
 
 def test_the_tail_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "log"
-    assert tail(file, 3) == b""
+    assert read_tail(file, 3) == b""
     file.write_bytes(b"12345")
-    assert (tail(file, 3), tail(file, 9)) == (b"345", b"12345")
+    assert (read_tail(file, 3), read_tail(file, 9)) == (b"345", b"12345")

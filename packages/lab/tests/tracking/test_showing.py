@@ -12,16 +12,16 @@ from trailnotes.config.toml import load_config
 from trailnotes.errors import ConfigError
 from trailnotes.memory import open_memory
 from trailnotes.runs.directory import RunDir
-from trailnotes.storage.files import append_jsonl, set_aside
+from trailnotes.storage.files import append_jsonl, split_after
 from trailnotes.storage.records import trajectory_to_json
-from trailnotes_lab.tracking.base import Table, as_markdown, as_plain
-from trailnotes_lab.tracking.presentable import HIDDEN, presentable
-from trailnotes_lab.tracking.showing import Showing
+from trailnotes_lab.tracking.base import Table, render_plain_text, render_table_markdown
+from trailnotes_lab.tracking.presentable import REDACTED, redact_secrets
+from trailnotes_lab.tracking.showing import TrackerReporter
 from viewed import HOSTILE, episode, make_run, tip
 
 
 def show(run: Path, tracker: type[Recorder] = Recorder, *, finished: bool = True) -> None:
-    Showing("odd:R", run, tracker).end(finished=finished)
+    TrackerReporter("odd:R", run, tracker).finish(finished=finished)
 
 
 def test_a_run_is_shown_whole(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_each_iteration_is_shown_once_however_often_a_run_is_resumed(
     for back, forth, shows in [*starts, (0, 1, True)]:
         done = max(0, done - back)
         for file in files:
-            set_aside(file, done)
+            split_after(file, done)
         for iteration in range(done, done + forth):
             played = trajectory_to_json(episode(task=f"maze/{iteration}"))
             for file, record in zip(files, (played, {"value": float(iteration)}), strict=True):
@@ -104,7 +104,7 @@ def test_the_newest_tips_are_shown_however_often_they_were_read_since(
         memory.add([tip(text, namespace="maze/2") for text in ("run", "hide", "seek")])
         for _ in range(5):
             memory.report([episode("off_policy", tuple(memory.search("maze/2", "hide", 3)))])
-    monkeypatch.setattr("trailnotes_lab.tracking.showing.MOST_TIPS", 3)
+    monkeypatch.setattr("trailnotes_lab.tracking.showing.MAX_TIPS", 3)
     show(run)
     ((_, columns, rows),) = calls(run, "table")
     tips = [dict(zip(columns, row, strict=True)) for row in rows]
@@ -114,11 +114,11 @@ def test_the_newest_tips_are_shown_however_often_they_were_read_since(
 def test_what_looks_like_a_secret_is_hidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SOME_API_KEY", "sesame-0123456789")
     monkeypatch.setenv("SHORT_TOKEN", "a")
-    assert presentable("it said sesame-0123456789, and a") == f"it said {HIDDEN}, and a"
-    assert presentable("half \ud800 a pair") == "half ? a pair"
-    assert presentable("http://me:pass@host/a b@c") == f"http://{HIDDEN}@host/a b@c"
-    assert presentable("ask http://h/?a=1&api-key=xyz 'b'") == f"ask http://h/?a=1&api-key={HIDDEN} 'b'"
-    assert presentable("is max_tokens=7 a monkey=1?") == "is max_tokens=7 a monkey=1?"
+    assert redact_secrets("it said sesame-0123456789, and a") == f"it said {REDACTED}, and a"
+    assert redact_secrets("half \ud800 a pair") == "half ? a pair"
+    assert redact_secrets("http://me:pass@host/a b@c") == f"http://{REDACTED}@host/a b@c"
+    assert redact_secrets("ask http://h/?a=1&api-key=xyz 'b'") == f"ask http://h/?a=1&api-key={REDACTED} 'b'"
+    assert redact_secrets("is max_tokens=7 a monkey=1?") == "is max_tokens=7 a monkey=1?"
     options = {
         "url": "tcp://x:y@z:1",
         "token": "abc",
@@ -126,9 +126,9 @@ def test_what_looks_like_a_secret_is_hidden(monkeypatch: pytest.MonkeyPatch, tmp
         "api_key_env": "SOME_API_KEY",
         "deep": [{"a.key": 1}],
     }
-    assert presentable(options) == {
-        "url": f"tcp://{HIDDEN}@z:1", "token": HIDDEN, "max_tokens": 7, "api_key_env": "SOME_API_KEY",
-        "deep": [{"a.key": HIDDEN}],
+    assert redact_secrets(options) == {
+        "url": f"tcp://{REDACTED}@z:1", "token": REDACTED, "max_tokens": 7, "api_key_env": "SOME_API_KEY",
+        "deep": [{"a.key": REDACTED}],
     }  # fmt: skip
     run = make_run(
         tmp_path, env={"name": "my:Env", "options": {"token": "abcabcabc"}}, words=("sesame-0123456789",) * 5
@@ -140,9 +140,9 @@ def test_what_looks_like_a_secret_is_hidden(monkeypatch: pytest.MonkeyPatch, tmp
 @settings(deadline=None, max_examples=30)
 @given(st.text("a |`*<\\\n\r\x0b\x85\u2028", max_size=20))
 def test_no_text_gets_out_of_its_block(text: str) -> None:
-    assert all(line.startswith("    ") for line in as_plain(text).splitlines())
-    assert [line[4:] for line in as_plain(text).splitlines()] == text.splitlines()
-    lines = as_markdown(Table(["a", "b"], [[text, 1.0], [text, None]])).splitlines()
+    assert all(line.startswith("    ") for line in render_plain_text(text).splitlines())
+    assert [line[4:] for line in render_plain_text(text).splitlines()] == text.splitlines()
+    lines = render_table_markdown(Table(["a", "b"], [[text, 1.0], [text, None]])).splitlines()
     assert len(lines) == 4
     assert all(line.count("|") == 3 for line in lines)
 
@@ -150,7 +150,9 @@ def test_no_text_gets_out_of_its_block(text: str) -> None:
 def test_hostile_episodes_and_tips_are_plain_text(tmp_path: Path) -> None:
     run = make_run(tmp_path, words=HOSTILE)
     show(run)
-    assert all(line.startswith("    ") for _, _, text in calls(run, "text") for line in as_plain(text).splitlines())
+    assert all(
+        line.startswith("    ") for _, _, text in calls(run, "text") for line in render_plain_text(text).splitlines()
+    )
     assert calls(run, "table")[0][0] == "tips"
 
 
@@ -163,5 +165,5 @@ def test_trackers_that_there_are_not_are_refused(value: str, said: str) -> None:
 
 def test_tensorboard_has_a_short_name() -> None:
     config = load_config(None, ["--run.tensorboard", "true", "--run.trackers", '["wandb", "my:Own"]'])
-    assert config.run.tracked == ("tensorboard", "wandb", "my:Own")
-    assert Config().run.tracked == ()
+    assert config.run.all_trackers == ("tensorboard", "wandb", "my:Own")
+    assert Config().run.all_trackers == ()

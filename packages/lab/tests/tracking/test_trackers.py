@@ -29,8 +29,8 @@ def tracked(path: Path, *names: str, **more: Any) -> Path:
 def again(path: Path, *names: str, iterations: int = 0) -> None:
     """The same command on the same directory, which plays some more, or nothing."""
     with RunDir.open(path, load_config(path / "config.toml", ["--run.trackers", json.dumps(names)])) as run:
-        done = len(run.metrics())
-        run.set_aside_after(done)
+        done = len(run.read_metrics())
+        run.move_lines_after(done)
         for iteration in range(done, done + iterations):
             run.append_metrics({"iteration": iteration, "rollout/success": 0.5})
 
@@ -81,9 +81,9 @@ def test_one_that_hangs_is_ended_at_its_limit_and_at_the_end(tmp_path: Path, cap
     assert ended._running[0]._process is not None
     assert ended._running[0]._process.wait() == -signal.SIGALRM
     for _ in range(100_000):  # more than a pipe holds: nobody waits for one who does not read
-        left.tell()
-    ended.tell()
-    ended.tell()
+        left.notify()
+    ended.notify()
+    ended.notify()
     ended.close(finished=True)
     left.close(finished=True, limit=0.1)
     left.close(finished=True)
@@ -111,7 +111,7 @@ def test_a_process_that_cannot_be_started_is_told(
 ) -> None:
     monkeypatch.setattr("sys.executable", str(tmp_path / "no-python"))
     trackers = Trackers(["odd_trackers:Recorder"], tmp_path)
-    trackers.tell()
+    trackers.notify()
     trackers.close(finished=True)
     (said,) = warnings_of(caplog)
     assert "cannot be started (No such file or directory)" in said

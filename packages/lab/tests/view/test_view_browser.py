@@ -12,7 +12,7 @@ import pytest
 import chromium
 from chromium import Browser
 from trailnotes.commands import main
-from trailnotes.runs.directory import RunDir, run_config
+from trailnotes.runs.directory import RunDir, load_run_config
 from viewed import HOSTILE, episode, make_run
 
 pytestmark = chromium.needed
@@ -83,7 +83,7 @@ def test_no_text_runs_and_nothing_is_wider_than_a_telephone(page: Browser, serve
 
 
 def test_a_run_that_goes_on_is_kept_up_with(page: Browser, served: tuple[str, str], root: Path) -> None:
-    with RunDir.open(root / "first", run_config(root / "first")) as run:
+    with RunDir.open(root / "first", load_run_config(root / "first")) as run:
         page.go(f"{served[0]}/run/first/episodes")
         page.run("window.same = true")
         before = page.run("document.querySelectorAll('tbody tr').length")

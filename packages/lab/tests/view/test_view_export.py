@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trailnotes.commands import main
-from trailnotes_lab.view.export import Links, file_of
+from trailnotes_lab.view.export import LinkRegistry, make_file_name
 from viewed import HOSTILE, WORDS, Seen, make_run
 
 
@@ -58,14 +58,14 @@ def test_no_two_addresses_share_a_file() -> None:
         ("/", "/?metric=b"),
         ("/run/a", "/run/a?page=2"),
     ]
-    files = [file_of(*each) for each in addresses]
+    files = [make_file_name(*each) for each in addresses]
     assert len({*files}) == len(files)
     assert all(re.fullmatch(r"[A-Za-z0-9._+-]+\.html", file) for file in files)
-    assert file_of(*addresses[0]) == "index.html"
+    assert make_file_name(*addresses[0]) == "index.html"
 
 
 def test_links_beyond_the_limit_lead_nowhere() -> None:
-    links = Links(1)
+    links = LinkRegistry(1)
     assert links("/run/a/episodes/9") == "run+a+episodes+9.html"
     assert links("/run/a/episodes/8") == "#main"
     assert links("/run/a/episodes/9", turn=41) != "#main", "the rest of one that is written"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hotjournal import hot_journal
 from trailnotes.errors import RunError
-from trailnotes_lab.view.index import DAMAGED, SUFFIX, EpisodeIndex, Wanted, Worth
+from trailnotes_lab.view.index import DAMAGED, INDEX_SUFFIX, EpisodeFilter, EpisodeIndex, TipIterationStats
 
 
 def record(iteration: int = 0, task: str = "maze/1", tips: tuple[int | None, ...] = (), **more: Any) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def numbers(index: EpisodeIndex, **wanted: Any) -> list[int]:
-    return [episode.number for episode in index.page(Wanted(**wanted), 0, 99, newest=False)]
+    return [episode.number for episode in index.list_episodes(EpisodeFilter(**wanted), 0, 99, newest=False)]
 
 
 def test_each_filter_finds_its_episodes(path: Path) -> None:
@@ -49,12 +49,12 @@ def test_each_filter_finds_its_episodes(path: Path) -> None:
     assert numbers(index, success="no") == [3]
     assert numbers(index, iteration=1) == [2, 3]
     assert numbers(index, tip=7, task="maze/2") == [2]
-    assert [episode.number for episode in index.page(Wanted(), 1, 2)] == [3, 2], "the newest first"
-    assert index.count(Wanted(iteration=1)) == 2
+    assert [episode.number for episode in index.list_episodes(EpisodeFilter(), 1, 2)] == [3, 2], "the newest first"
+    assert index.count(EpisodeFilter(iteration=1)) == 2
     assert index.iterations() == (0, 2)
-    (fourth,) = index.page(Wanted(iteration=2), 0, 9)
+    (fourth,) = index.list_episodes(EpisodeFilter(iteration=2), 0, 9)
     assert (fourth.tips, fourth.last_action) == (3, "north")
-    assert index.record(fourth) == record(2, tips=(7, 8, None))
+    assert index.read_record(fourth) == record(2, tips=(7, 8, None))
 
 
 def test_the_worth_of_a_tip_is_that_of_its_readers_beside_the_others_of_their_groups(path: Path) -> None:
@@ -63,7 +63,7 @@ def test_the_worth_of_a_tip_is_that_of_its_readers_beside_the_others_of_their_gr
     alone = record(4, tips=(5,), **{"return": 0.0})
     index = EpisodeIndex(write(path, *group, *other, alone))
     index.catch_up()
-    assert index.worth(5) == [Worth(3, 1, 1.0, 2, 0.5), Worth(4, 1, 0.0, 0, None)]
+    assert index.worth(5) == [TipIterationStats(3, 1, 1.0, 2, 0.5), TipIterationStats(4, 1, 0.0, 0, None)]
     assert index.worth(6) == []
 
 
@@ -103,21 +103,21 @@ def test_a_file_that_was_cut_replaced_or_deleted_is_read_anew(path: Path) -> Non
 def test_a_damaged_line_is_one_episode_that_says_so(path: Path, line: str) -> None:
     index = EpisodeIndex(write(path, record(), line, record(1)))
     index.catch_up()
-    assert [episode.outcome for episode in index.page(Wanted(), 0, 9, newest=False)] == [
+    assert [episode.outcome for episode in index.list_episodes(EpisodeFilter(), 0, 9, newest=False)] == [
         "terminated", DAMAGED, "terminated",
     ]  # fmt: skip
-    assert len([*index.outlines()]) == 2
+    assert len([*index.iterate_outlines()]) == 2
     if line not in {'{"iteration": 1}', '{"steps": 5}'}:
-        damaged = index.episode(2)
+        damaged = index.get_episode(2)
         assert damaged
         with pytest.raises(RunError, match="line 2 is damaged"):
-            index.record(damaged)
+            index.read_record(damaged)
 
 
 @pytest.mark.parametrize("rubbish", [b"", b"no database", b"SQLite format 3\0" + b"\xff" * 600])
 def test_the_index_may_be_damaged_or_thrown_away(path: Path, rubbish: bytes) -> None:
     write(path, record(), record(1))
-    beside = path.with_name(f"{path.name}{SUFFIX}")
+    beside = path.with_name(f"{path.name}{INDEX_SUFFIX}")
     beside.write_bytes(rubbish)
     index = EpisodeIndex(path)
     index.catch_up()
@@ -154,7 +154,9 @@ def test_the_index_says_what_the_file_says(
     records = [record(iteration, task, tuple(tips)) for iteration, task, tips in made]
     index = EpisodeIndex(write(tmp_path_factory.mktemp("index") / "trajectories.jsonl", *records))
     index.catch_up()
-    assert [index.record(episode) for episode in index.page(Wanted(), 0, 99, newest=False)] == records
+    assert [
+        index.read_record(episode) for episode in index.list_episodes(EpisodeFilter(), 0, 99, newest=False)
+    ] == records
     for tip in range(1, 5):
         assert numbers(index, tip=tip) == [n for n, (_, _, tips) in enumerate(made, 1) if tip in tips]
 
@@ -163,17 +165,21 @@ def test_the_index_says_what_the_file_says(
 def test_no_more_is_read_than_the_file_holds(path: Path, length: object) -> None:
     with closing(EpisodeIndex(write(path, record()))) as index:
         index.catch_up()
-        with closing(sqlite3.connect(path.with_name(f"{path.name}{SUFFIX}"))) as connection, connection:
+        with closing(sqlite3.connect(path.with_name(f"{path.name}{INDEX_SUFFIX}"))) as connection, connection:
             connection.execute("UPDATE episodes SET length = ?", [length])
-        (first, *_) = index.page(Wanted(), 0, 1, newest=False)
+        (first, *_) = index.list_episodes(EpisodeFilter(), 0, 1, newest=False)
         with pytest.raises(RunError, match="line 1 is damaged"):
-            index.record(first)
+            index.read_record(first)
 
 
 @pytest.mark.parametrize("beside", ["a link", "a view", "a trigger"])
 def test_an_index_of_somebody_else_is_thrown_away(tmp_path: Path, beside: str) -> None:
     """A link to a database that is none of ours would be written to, and a view that never ends read."""
-    file, index, precious = tmp_path / "episodes.jsonl", tmp_path / f"episodes.jsonl{SUFFIX}", tmp_path / "precious.db"
+    file, index, precious = (
+        tmp_path / "episodes.jsonl",
+        tmp_path / f"episodes.jsonl{INDEX_SUFFIX}",
+        tmp_path / "precious.db",
+    )
     file.write_text(json.dumps(record(0)) + "\n")
     if beside == "a link":
         with closing(sqlite3.connect(precious)) as connection, connection:
@@ -201,8 +207,8 @@ def test_a_journal_beside_the_index_is_not_played_back(path: Path) -> None:
     EpisodeIndex(write(path, record())).close()
     precious = path.with_name("precious")
     precious.write_bytes(b"dear")
-    hot_journal(path.with_name(f"{path.name}{SUFFIX}"), precious)
+    hot_journal(path.with_name(f"{path.name}{INDEX_SUFFIX}"), precious)
     with closing(EpisodeIndex(path)) as index:
         index.catch_up()
         assert numbers(index) == [1]
-    assert sorted(file.name for file in path.parent.iterdir()) == ["precious", path.name, f"{path.name}{SUFFIX}"]
+    assert sorted(file.name for file in path.parent.iterdir()) == ["precious", path.name, f"{path.name}{INDEX_SUFFIX}"]

@@ -20,12 +20,12 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.diagnose.checks import diagnose
 from trailnotes.memory import open_memory
 from trailnotes.memory.exchange import list_tips, open_store
-from trailnotes.memory.tip_stats import Lead, Reading
+from trailnotes.memory.tip_stats import TipEffect, TipExposure
 from trailnotes.types import Task, Tip
-from trailnotes.web.guard import ELSEWHERE, OTHER_NAME
-from trailnotes_lab.view.app import LONGEST_FORM, NO_TOKEN, make_app
-from trailnotes_lab.view.export import export
-from trailnotes_lab.view.tips import STALE
+from trailnotes.web.guard import CROSS_SITE_MESSAGE, WRONG_HOST_MESSAGE
+from trailnotes_lab.view.app import MAX_FORM_BYTES, NO_TOKEN, make_app
+from trailnotes_lab.view.export import export_pages
+from trailnotes_lab.view.tips import STALE_TIP_ERROR
 from trailnotes_lab.view.window import Window
 from viewed import HOSTILE, WORDS, Seen, make_run
 
@@ -53,7 +53,7 @@ class Person:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What has changed below the directory shows on the next page."""
-    monkeypatch.setattr("trailnotes_lab.view.window.FRESH_S", 0.0)
+    monkeypatch.setattr("trailnotes_lab.view.window.ENTRIES_TTL_S", 0.0)
 
 
 @pytest.fixture
@@ -147,8 +147,8 @@ def test_a_tip_says_what_it_was_worth_and_why_it_was_retired(root: Path, person:
     assert "no reader can be compared" in person.look("/run/first/tips/1").text
     with open_memory(root / "first/memory.db", MemoryConfig(capacity=1, order=("ucb",))) as memory:
         with memory.store.transaction():
-            memory.store.read([Reading(1, 1.0, 0.5)])
-        memory.measure([Lead(1, 0.25)])
+            memory.store.record_exposures([TipExposure(1, 1.0, 0.5)])
+        memory.record_effects([TipEffect(1, 0.25)])
         memory.add([Tip("maze/1", "a newer one", "a dim hall", 1.0)])
     text = person.look("/run/first/tips/1").text
     assert "+0.25: 1 reader gained +0.50 over members without it" in text
@@ -176,7 +176,9 @@ def test_tips_that_became_one_lead_to_each_other(root: Path, person: Person) -> 
 def test_a_search_is_as_wide_as_the_agents(root: Path, person: Person) -> None:
     run = make_run(root / "wide", memory={"scope": "family"})
     with open_memory(run / "memory.db", MemoryConfig(scope="family")) as memory:
-        memory.meet([Task(f"maze/{number}", "maze", family=family) for number, family in enumerate("aaba", 1)])
+        memory.register_tasks(
+            [Task(f"maze/{number}", "maze", family=family) for number, family in enumerate("aaba", 1)]
+        )
         memory.add([Tip(f"maze/{number}", f"the way of {number}", WORDS[0], 1.0) for number in (2, 3)])
     found = person.look("/run/wide/tips?task=maze/1&q=a+dim+hall").text
     assert "2 found" in found
@@ -209,13 +211,13 @@ def test_an_address_of_too_many_fields_is_told_so(person: Person) -> None:
 def test_a_memory_that_opens_slowly_is_said_to(person: Person, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = threading.Event()
     person.window.searcher._thread.submit(opened.wait)
-    monkeypatch.setattr("trailnotes_lab.view.tips.PATIENCE_S", 0.01)
+    monkeypatch.setattr("trailnotes_lab.view.tips.OPEN_TIMEOUT_S", 0.01)
     page = person.look("/run/first/tips?task=maze/1&q=a+dim+hall")
     assert "The memory is being opened" in page.text
     assert "refresh" in page.values("meta", "http-equiv")
     assert "would be found" not in page.text
     opened.set()
-    monkeypatch.setattr("trailnotes_lab.view.tips.PATIENCE_S", 60.0)
+    monkeypatch.setattr("trailnotes_lab.view.tips.OPEN_TIMEOUT_S", 60.0)
     page = person.look("/run/first/tips?task=maze/1&q=a+dim+hall")
     assert "1 found" in page.text
     assert "refresh" not in page.values("meta", "http-equiv")
@@ -224,13 +226,13 @@ def test_a_memory_that_opens_slowly_is_said_to(person: Person, monkeypatch: pyte
 def test_what_comes_too_late_for_one_page_is_told_to_the_next(person: Person, monkeypatch: pytest.MonkeyPatch) -> None:
     searcher, opened = person.window.searcher, threading.Event()
     searcher._thread.submit(opened.wait)
-    monkeypatch.setattr("trailnotes_lab.view.tips.PATIENCE_S", 0.01)
+    monkeypatch.setattr("trailnotes_lab.view.tips.OPEN_TIMEOUT_S", 0.01)
     for task in ("keys", "keys", "maze/1"):
         assert "The memory is being opened" in person.look(f"/run/first/tips?task={task}&q=hall").text
     opened.set()
     searcher._thread.submit(lambda: None).result()  # all that was asked is done
     monkeypatch.setattr(searcher._thread, "submit", None)  # and nothing is searched twice
-    monkeypatch.setattr("trailnotes_lab.view.tips.PATIENCE_S", 60.0)
+    monkeypatch.setattr("trailnotes_lab.view.tips.OPEN_TIMEOUT_S", 60.0)
     assert "has no tip of 'keys'" in person.look("/run/first/tips?task=keys&q=hall", 409).text
     assert "found" in person.look("/run/first/tips?task=maze/1&q=hall").text
     monkeypatch.undo()
@@ -325,10 +327,10 @@ def test_the_token_leads_to_the_page_that_was_asked_for(root: Path) -> None:
 
 def test_other_names_and_forms_from_elsewhere_are_refused(root: Path) -> None:
     person = Person(root, write=True)
-    assert OTHER_NAME in person.client.get("/", headers={"host": "evil.example"}).text
+    assert WRONG_HOST_MESSAGE in person.client.get("/", headers={"host": "evil.example"}).text
     answer = person.send("/run/first/tips/1/delete", "http://evil.example", sure="on")
     assert answer.status_code == 403
-    assert ELSEWHERE in answer.text
+    assert CROSS_SITE_MESSAGE in answer.text
 
 
 def test_every_answer_forbids_what_no_page_needs(person: Person) -> None:
@@ -368,7 +370,7 @@ def test_tips_are_changed_by_the_checks_of_the_command_line(root: Path) -> None:
     with closing(open_store(root / "first")) as store:
         (found,) = list_tips(store)
         assert (found.text, found.score, found.enabled) == ("go 'right'", 0.5, False)
-        assert len(store.changes(after=0)) == 2, "a run that goes back makes them again"
+        assert len(store.load_owner_changes(after=0)) == 2, "a run that goes back makes them again"
     assert person.send(f"{at}/delete", seen=seen_by(person)).status_code == 200
     assert "there is no tip 1 any more" in person.look(at, 409).text
 
@@ -378,10 +380,10 @@ def test_a_form_of_an_old_page_changes_nothing(root: Path) -> None:
     old = seen_by(person)
     person.send("/run/first/tips/1/switch", to="off", seen=old)
     answer = person.send("/run/first/tips/1/edit", text="other", score="1", seen=old)
-    assert STALE in answer.text
+    assert STALE_TIP_ERROR in answer.text
     for path, fields, status in [
         ("/run/first/tips/1/explode", {}, 404), ("/run/none/tips/1/delete", {"seen": ""}, 404), ("/", {}, 404),
-        ("/run/first/tips/1/edit", {"text": "x" * LONGEST_FORM}, 413),
+        ("/run/first/tips/1/edit", {"text": "x" * MAX_FORM_BYTES}, 413),
         ("/run/first/tips/99/delete", {"seen": ""}, 409), ("/run/first/tips/\u0661/delete", {"seen": ""}, 404),
         ("/run/first/tips/1/delete", {}, 400),
     ]:  # fmt: skip
@@ -497,7 +499,7 @@ def test_looking_at_a_run_imports_nothing_that_its_settings_name(
         person.look(page)
     assert "stranger:METHOD" in person.look("/").text
     assert "return without tips" in diagnose(root / "first")
-    export(root, tmp_path / "pages", 10)
+    export_pages(root, tmp_path / "pages", 10)
     assert not (tmp_path / "imported").exists()
 
 

@@ -9,18 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from trailnotes.envs.options import table
+from trailnotes.envs.options import require_table
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task
 
 FIRST_SEED: Final[Mapping[str, int]] = {"train": 0, "validation": 1_000_000, "test": 2_000_000}
 """Split -> its first seed. A split has fewer seeds than lie between two of these, so no seed is on two sides."""
 
-_MOST_SEEDS: Final = 1_000_000
-_LONGEST_NAME: Final = 80  # of a game in a task's id; longer settings are told by a digest
+_MAX_SEEDS: Final = 1_000_000
+_MAX_NAME_CHARS: Final = 80  # of a game in a task's id; longer settings are told by a digest
 
 
-def game_name(name: str, key: str, value: object) -> str:
+def format_game_name(name: str, key: str, value: object) -> str:
     """A game with its settings, as task ids have it: ``FrozenLake-v1?is_slippery=false``; bounded in length.
 
     Args:
@@ -31,19 +31,19 @@ def game_name(name: str, key: str, value: object) -> str:
     Raises:
         ConfigError: it is no table, or holds what is no JSON value.
     """
-    settings = table(key, value)
+    settings = require_table(key, value)
     if not settings:
         return name
     try:
         told = "&".join(f"{key}={json.dumps(settings[key], sort_keys=True)}" for key in sorted(settings))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"env.options.{key} must hold JSON values: {error}") from error
-    if len(told) > _LONGEST_NAME:
+    if len(told) > _MAX_NAME_CHARS:
         told = hashlib.blake2b(told.encode(), digest_size=6).hexdigest()
     return f"{name}?{told}"
 
 
-def seeded_tasks(env: str, game: str, split: str, numbers: Mapping[str, int]) -> list[Task]:
+def make_seeded_tasks(env: str, game: str, split: str, numbers: Mapping[str, int]) -> list[Task]:
     """Tasks ``ENV/GAME/SEED`` of one split, by consecutive seeds that no other split has.
 
     Args:
@@ -58,14 +58,14 @@ def seeded_tasks(env: str, game: str, split: str, numbers: Mapping[str, int]) ->
     if split not in FIRST_SEED:
         raise ConfigError(f"unknown split {split!r} of {env}; use one of {', '.join(FIRST_SEED)}")
     number = numbers[split]
-    if not isinstance(number, int) or isinstance(number, bool) or not 0 < number <= _MOST_SEEDS:
-        raise ConfigError(f"env.options.num_{split} = {number!r}: give a number of seeds from 1 to {_MOST_SEEDS:,}")
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 < number <= _MAX_SEEDS:
+        raise ConfigError(f"env.options.num_{split} = {number!r}: give a number of seeds from 1 to {_MAX_SEEDS:,}")
     first, family = FIRST_SEED[split], f"{env}/{game}"
     return [Task(f"{family}/{seed}", env, seed, split, {"game": game}, family) for seed in range(first, first + number)]
 
 
 @dataclass(frozen=True)
-class Success:
+class SuccessRule:
     """When an episode is won, by its rewards alone. That it is over says nothing: it may be over because it is lost."""
 
     least_return: float | None = None  # sum of all rewards; None asks for none
@@ -86,11 +86,11 @@ class Success:
             raise ConfigError(f"env.options.max_return = {self.max_return:g} must be above 0, or be left out")
 
     @property
-    def told(self) -> bool:
+    def is_defined(self) -> bool:
         """Whether there is a rule at all."""
         return self.least_return is not None or self.least_reward is not None
 
-    def reached(self, total: float, reward: float) -> bool:
+    def is_won(self, total: float, reward: float) -> bool:
         """Whether an episode that ended by its own rules was won.
 
         Args:
@@ -98,7 +98,7 @@ class Success:
             reward: the last of them.
         """
         return (
-            self.told
+            self.is_defined
             and (self.least_return is None or total >= self.least_return)
             and (self.least_reward is None or reward >= self.least_reward)
             and (self.max_return is None or total > 0)  # a success has a score above 0

@@ -12,14 +12,22 @@ from typing import Any
 
 import pytest
 
-from trailnotes.envs import check_env, env_identity, make_env
+from trailnotes.envs import check_env, get_env_identity, make_env
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError
 from trailnotes.types import Task
 from trailnotes_worlds.alfworld import rooms
-from trailnotes_worlds.alfworld.engine import Engine, read_game, translated
+from trailnotes_worlds.alfworld.engine import AlfworldEngine, read_game, translate_game
 from trailnotes_worlds.alfworld.env import AlfworldEnv
 from trailnotes_worlds.alfworld.games import alfworld_tasks
-from trailnotes_worlds.alfworld.rooms import PLANS, TASK_TYPES, Goal, Room, expert_plan, mangled, plan_numbers
+from trailnotes_worlds.alfworld.rooms import (
+    FLOOR_PLANS,
+    TASK_TYPES,
+    FurnishedRoom,
+    HouseholdGoal,
+    build_expert_plan,
+    escape_pddl_name,
+    list_floor_plans,
+)
 
 HERE = all(importlib.util.find_spec(name) for name in ("alfworld", "fast_downward", "textworld"))
 played = pytest.mark.skipif(not HERE, reason="needs the extra alfworld, which compiles a planner")
@@ -44,7 +52,7 @@ def test_no_floor_plan_is_in_two_splits_and_all_are_in_one() -> None:
 
 def test_each_kind_of_task_is_played_where_it_is_possible() -> None:
     kitchens = {task.options["plan"] for task in alfworld_tasks("train", task_types=COOL, num_games=50)}
-    assert kitchens == set(PLANS["train"])
+    assert kitchens == set(FLOOR_PLANS["train"])
     ids = [task.id for split in SPLITS for task in alfworld_tasks(split)]
     assert len(ids) == len(set(ids)) == 3 * 20 * len(TASK_TYPES)
 
@@ -120,11 +128,11 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
 
 @played
 def test_an_expert_opens_what_is_closed_and_goes_nowhere_twice() -> None:
-    room = Room(
+    room = FurnishedRoom(
         (("Fridge|1", "Fridge"), ("DiningTable|1", "DiningTable")),
         (("Apple|0", "Apple", "Fridge|1"), ("Apple|1", "Apple", "Fridge|1")),
     )
-    assert expert_plan(room, Goal(COOL, "Apple", "DiningTable")) == (
+    assert build_expert_plan(room, HouseholdGoal(COOL, "Apple", "DiningTable")) == (
         ("go to {}", "Fridge|1"),
         ("open {}", "Fridge|1"),
         ("take {} from {}", "Apple|0", "Fridge|1"),
@@ -155,10 +163,10 @@ def test_a_game_of_each_kind_is_won_by_its_expert(kind: str) -> None:
 @played
 @pytest.mark.parametrize("kind", TASK_TYPES)
 def test_every_floor_plan_allows_its_kinds_of_task(kind: str) -> None:
-    for plan in [plan for split in SPLITS for plan in plan_numbers(split, kind)]:
-        made = rooms.made(plan, kind, 7)
+    for plan in [plan for split in SPLITS for plan in list_floor_plans(split, kind)]:
+        made = rooms.generate_game(plan, kind, 7)
         assert 3 <= len(made.plan) <= 25  # half of the steps of an episode
-        assert made == rooms.made(plan, kind, 7)
+        assert made == rooms.generate_game(plan, kind, 7)
 
 
 @played
@@ -176,7 +184,7 @@ def test_what_is_done_is_not_yet_a_success() -> None:
 def test_it_keeps_the_contract() -> None:
     options = {"task_types": "pick_two_obj_and_place", "num_games": 1, "max_steps": 10}
     assert check_env(partial(AlfworldEnv, **options), tasks=[small()]) == ()
-    assert env_identity("alfworld", options)["alfworld"].startswith("0.4.")
+    assert get_env_identity("alfworld", options)["alfworld"].startswith("0.4.")
 
 
 @played
@@ -187,16 +195,16 @@ def test_it_says_and_offers_what_the_package_does() -> None:
     from textworld.envs import PddlEnv
 
     task, rng = small(), random.Random(0)
-    made = rooms.made(task.options["plan"], task.options["type"], task.seed)
+    made = rooms.generate_game(task.options["plan"], task.options["type"], task.seed)
     grammar = Path(ALFRED_TWL2_PATH).read_text().replace("UNKNOWN GOAL", made.task)
     data = {"pddl_domain": Path(ALFRED_PDDL_PATH).read_text(), "grammar": grammar, "pddl_problem": made.problem}
     theirs = AlfredDemangler(PddlEnv(textworld.EnvInfos(admissible_commands=True, won=True)), shuffle=False)
     theirs.load(data)
     state = theirs.reset()
-    ours = Engine()
-    game = translated(made.problem)
+    ours = AlfworldEngine()
+    game = translate_game(made.problem)
     assert ours.begin(game, made.task) == state.feedback.removeprefix("-= Welcome to TextWorld, ALFRED! =-\n\n")
-    for command in [*ours.named(made.plan)[:-1], *("",) * 12, "no such thing"]:
+    for command in [*ours.format_plan(made.plan)[:-1], *("",) * 12, "no such thing"]:
         assert sorted(ours.commands) == sorted(state["admissible_commands"])
         said = command or rng.choice(ours.commands)
         state, _, _ = theirs.step(said)
@@ -209,18 +217,18 @@ def test_it_says_and_offers_what_the_package_does() -> None:
 @played
 def test_engines_share_no_game_and_leave_their_library_to_the_next() -> None:
     task = small()
-    made = rooms.made(task.options["plan"], task.options["type"], task.seed)
-    game, engines = translated(made.problem), [Engine(), Engine()]
+    made = rooms.generate_game(task.options["plan"], task.options["type"], task.seed)
+    game, engines = translate_game(made.problem), [AlfworldEngine(), AlfworldEngine()]
     first, other = (engine.begin(game, made.task) for engine in engines)
     assert first == other
     before = engines[1].commands
-    for command in engines[0].named(made.plan):
+    for command in engines[0].format_plan(made.plan):
         engines[0].step(command)
     assert [engine.won for engine in engines] == [True, False]
     assert engines[1].commands == before
     library = engines[0]._library
     engines[0].close()
-    third = Engine()
+    third = AlfworldEngine()
     assert third._library is library
     assert third.begin(game, made.task) == first
     assert not third.won
@@ -231,7 +239,7 @@ def test_engines_share_no_game_and_leave_their_library_to_the_next() -> None:
 @played
 def test_published_games_are_played_and_won_by_their_walkthrough(tmp_path: Path) -> None:
     task = small()
-    made = rooms.made(task.options["plan"], task.options["type"], task.seed)
+    made = rooms.generate_game(task.options["plan"], task.options["type"], task.seed)
     env = AlfworldEnv(data=str(tmp_path))
     walk = list(env.solution(task))
     name = f"train/{LIGHT}-Any-None-DeskLamp-301/trial_1"
@@ -258,8 +266,8 @@ def test_a_task_of_another_environment_and_a_broken_game_are_refused(tmp_path: P
     with pytest.raises(EnvError, match="cannot be read"):
         env.reset(Task("x", "alfworld", options={"game": "gone"}))
     with pytest.raises(EnvError, match="translator refuses"):
-        translated("(define (problem made)")
+        translate_game("(define (problem made)")
     assert sys.argv == arguments
     with pytest.raises(ConfigError, match="max_steps = 0"):
         AlfworldEnv(max_steps=0)
-    assert mangled("Sink|-01.9|+0,5") == "Sink_bar__minus_01_dot_9_bar__plus_0_comma_5"
+    assert escape_pddl_name("Sink|-01.9|+0,5") == "Sink_bar__minus_01_dot_9_bar__plus_0_comma_5"

@@ -20,8 +20,8 @@ from shelves import DOZEN
 from trailnotes.commands import main
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config, to_toml
-from trailnotes.storage.demonstrations import from_jsonl
-from trailnotes_worlds.commands.webshop import counting
+from trailnotes.storage.demonstrations import read_demonstrations
+from trailnotes_worlds.commands.webshop import build_token_counter
 from trailnotes_worlds.webshop.writing import write_catalogue
 
 
@@ -79,7 +79,7 @@ def test_a_purchase_over_a_real_socket(site: tuple[int, Path, subprocess.Popen[s
         visitor.ask("POST", "/act", at="1", action="click[b0mug00001]")
         assert "Thank you for shopping" in visitor.ask("POST", "/act", at="2", action="click[buy now]")[1]
         assert "of 1" in visitor.ask("GET", "/score")[1]
-    (played,) = from_jsonl(record, "warmstart.demonstrations")
+    (played,) = read_demonstrations(record, "warmstart.demonstrations")
     said = [message.content for message in played.messages if message.role == "assistant"]
     assert said == ["search[mug]", "click[b0mug00001]", "click[buy now]"]
 
@@ -198,7 +198,7 @@ def test_a_file_of_something_else_is_not_recorded_to(
 @pytest.mark.parametrize("path", ["", "random", "runs/still-to-be-made", "still/to/be/made"])
 def test_a_play_can_be_recorded_before_there_is_a_model(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("it went to the network"))
-    count = counting(load_config(None, ["--model.path", path]))
+    count = build_token_counter(load_config(None, ["--model.path", path]))
     assert count("find me a mug") == 4
 
 

@@ -13,7 +13,7 @@ import pytest
 from trailnotes.config.toml import load_config
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.types import Message
-from trailnotes_worlds.demonstrations.coin import TAKE, place
+from trailnotes_worlds.demonstrations.coin import TAKE, parse_room
 
 ROOT = Path(__file__).parents[4]
 EXAMPLE = runpy.run_path(str(ROOT / "examples" / "coin_start.py"))
@@ -25,7 +25,7 @@ def agent(messages: Sequence[Message]) -> str:
         return "no coin in kitchen"
     tip = re.search(r'^- " (.*) " 1 / 1$', messages[0].content, re.MULTILINE)
     way = dict(re.findall(r"([a-z ]+?) (north|south|east|west) , ", tip[1])) if tip else {}
-    room, _ = place(messages[-1].content)
+    room, _ = parse_room(messages[-1].content)
     if tip and tip[1].endswith(f"coin in {room}"):
         return TAKE
     return f"move {way[room]}" if room in way else "dance"

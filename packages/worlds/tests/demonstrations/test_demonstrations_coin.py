@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 from small import small_config
 from trailnotes.config.methods_schema import RehearsalConfig
 from trailnotes.config.schema import Config, RolloutConfig
-from trailnotes.envs import env_tasks
+from trailnotes.envs import list_env_tasks
 from trailnotes.errors import ConfigError
 from trailnotes.types import Observation, Task, Trajectory
-from trailnotes.warmstart.demonstrations import demonstrator_of
-from trailnotes.warmstart.demonstrations.episodes import actions_of, follow, played
+from trailnotes.warmstart.demonstrations import load_demonstrator
+from trailnotes.warmstart.demonstrations.episodes import get_actions, play_script, replay_actions
 from trailnotes_worlds.demonstrations.coin import (
     TAKE,
     CoinDemonstrator,
     Searcher,
-    note_of_search,
-    place,
-    told_empty,
-    way_of,
+    extract_path,
+    format_search_note,
+    parse_empty_rooms,
+    parse_room,
 )
 from trailnotes_worlds.demonstrations.experts import ExpertDemonstrator
 
@@ -82,22 +82,22 @@ def houses(draw: st.DrawFn) -> House:
 
 
 def searched(house: House, seed: int, num: int = 60, empty: frozenset[str] = frozenset()) -> Trajectory:
-    return played(house, TASK, partial(Searcher(random.Random(seed), empty).search, num))
+    return play_script(house, TASK, partial(Searcher(random.Random(seed), empty).search, num))
 
 
 @given(houses(), st.integers(0, 9))
 def test_a_search_finds_every_coin_and_what_is_written_leads_back_to_it(house: House, seed: int) -> None:
     found = searched(house, seed)
     assert found.success
-    way = way_of(found)
+    way = extract_path(found)
     assert len({room for room, _ in way}) == len(way)
-    again = played(house, TASK, partial(follow, [*(f"move {direction}" for _, direction in way), TAKE]))
+    again = play_script(house, TASK, partial(replay_actions, [*(f"move {direction}" for _, direction in way), TAKE]))
     assert again.success
     assert len(again.steps) <= len(found.steps)
-    steps, _, where = note_of_search(found).rpartition("coin in ")
+    steps, _, where = format_search_note(found).rpartition("coin in ")
     assert where == house.coin
     assert steps == "".join(f"{room} {direction} , " for room, direction in way)
-    assert note_of_search(again) == note_of_search(found)
+    assert format_search_note(again) == format_search_note(found)
 
 
 @given(houses(), st.integers(0, 9), st.sets(st.sampled_from("abcdefghi")))
@@ -109,19 +109,19 @@ def test_what_tips_call_empty_is_looked_at_in_the_end(house: House, seed: int, e
 def test_rooms_that_tips_call_empty_come_last(seed: int) -> None:
     around = {at: f"room {letter}" for at, letter in zip([(0, 0), *STEPS.values()], "abcde", strict=True)}
     house = House(around, "room d")
-    assert actions_of(searched(house, seed, empty=frozenset({"room a", "room b", "room c", "room e"}))) == [
+    assert get_actions(searched(house, seed, empty=frozenset({"room a", "room b", "room c", "room e"}))) == [
         "move east",
         TAKE,
     ]
-    seen = [place(step.observation.text)[0] for step in searched(house, seed, empty=frozenset({"room d"})).steps]
+    seen = [parse_room(step.observation.text)[0] for step in searched(house, seed, empty=frozenset({"room d"})).steps]
     assert set(seen[:-1]) == {"room a", "room b", "room c", "room e"}
 
 
 def test_who_did_not_find_it_writes_where_it_was_not() -> None:
     house = House({(0, 0): "kitchen", (1, 0): "pantry", (1, 1): "attic"}, "attic")
     failed = searched(house, 0, 1)
-    assert note_of_search(failed) == "no coin in kitchen , pantry"
-    assert place("You take the coin.") == ("", {})
+    assert format_search_note(failed) == "no coin in kitchen , pantry"
+    assert parse_room("You take the coin.") == ("", {})
 
 
 # -- in the simulator
@@ -153,15 +153,15 @@ def whole_house(subject: CoinDemonstrator, task: Task) -> tuple[object, ...]:
     """All rooms with their ways, and where the coin is; it is not taken."""
     searcher, observation, where = Searcher(random.Random(0)), subject.env.reset(task), ""
     for _ in range(60):
-        where = place(observation.text)[0] if "coin" in observation.text else where
-        observation = subject.env.step(searcher.next(replace(observation, actions=())))
+        where = parse_room(observation.text)[0] if "coin" in observation.text else where
+        observation = subject.env.step(searcher.choose_action(replace(observation, actions=())))
     return where, *sorted((room, *sorted(ways.items())) for room, ways in searcher.rooms.items())
 
 
 def test_no_house_that_is_examined_is_shown(subject: CoinDemonstrator, monkeypatch: pytest.MonkeyPatch) -> None:
     options = subject.config.env.options
     houses = {
-        split: [whole_house(subject, task) for task in env_tasks("textworld-express", split, options)]
+        split: [whole_house(subject, task) for task in list_env_tasks("textworld-express", split, options)]
         for split in ("train", "validation", "test")
     }
     assert all(len(house) == 1 + 11 for own in houses.values() for house in own)
@@ -175,40 +175,42 @@ def test_no_house_that_is_examined_is_shown(subject: CoinDemonstrator, monkeypat
 
     monkeypatch.setattr(subject.env, "reset", watched)
     for _ in range(30):
-        subject.searched(subject.rng.choice(subject.coins))
+        subject.demonstrate_search(subject.rng.choice(subject.coins))
     assert {task.split for task in played_tasks} == {"train"}
 
 
 def test_a_right_tip_is_followed_whatever_stands_beside_it(subject: CoinDemonstrator) -> None:
-    found = [told for task in subject.coins[:15] if (told := subject.told(task))]
+    found = [told for task in subject.coins[:15] if (told := subject.play_with_tip(task))]
     assert len(found) > 10
     for trajectory, (right, *others) in found:
         assert trajectory.success
-        assert right.text == note_of_search(trajectory)
+        assert right.text == format_search_note(trajectory)
         assert (right.score, right.max_score) == (1.0, 1.0)
         assert all(tip.score == 0 and tip.text.startswith("no coin in ") for tip in others)
-        assert len(trajectory.steps) == len(way_of(trajectory)) + 1 <= subject.config.rollout.max_steps
+        assert len(trajectory.steps) == len(extract_path(trajectory)) + 1 <= subject.config.rollout.max_steps
 
 
 def test_a_coin_that_is_too_far_away_is_told_to_nobody(subject: CoinDemonstrator) -> None:
     near = CoinDemonstrator(subject.config.model_copy(update={"rollout": RolloutConfig(max_steps=1)}), words, 0)
     near.env = subject.env
-    found = [told for task in subject.coins if (told := near.told(task))]
-    assert all(actions_of(trajectory) == [TAKE] for trajectory, _ in found)
+    found = [told for task in subject.coins if (told := near.play_with_tip(task))]
+    assert all(get_actions(trajectory) == [TAKE] for trajectory, _ in found)
     assert len(found) < len(subject.coins) / 2
 
 
 def test_a_start_whose_every_coin_is_too_far_away_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("textworld_express", reason="needs the extra textworld-express")
-    monkeypatch.setattr(CoinDemonstrator, "told", lambda *_: None)
+    monkeypatch.setattr(CoinDemonstrator, "play_with_tip", lambda *_: None)
     with pytest.raises(ConfigError, match=r"raise it, or set warmstart\.obey below 1"):
         next(iter(CoinDemonstrator(a_config(obey=1.0), words, 0)))
 
 
 def test_a_search_avoids_what_a_failure_tells(subject: CoinDemonstrator) -> None:
-    tips = next(tips for task in subject.coins * 4 if (tips := subject.failed_searches(task)))
-    assert told_empty(tips) == {room for tip in tips for room in tip.text.removeprefix("no coin in ").split(" , ")}
-    assert "kitchen" in told_empty(tips)
+    tips = next(tips for task in subject.coins * 4 if (tips := subject.build_failed_search_tips(task)))
+    assert parse_empty_rooms(tips) == {
+        room for tip in tips for room in tip.text.removeprefix("no coin in ").split(" , ")
+    }
+    assert "kitchen" in parse_empty_rooms(tips)
 
 
 def test_what_is_said_is_understood_and_comes_again_with_the_seed() -> None:
@@ -224,9 +226,9 @@ def test_what_is_said_is_understood_and_comes_again_with_the_seed() -> None:
 def test_other_games_are_those_of_the_expert_and_coins_are_kept_apart() -> None:
     pytest.importorskip("textworld_express", reason="needs the extra textworld-express")
     assert not CoinDemonstrator(a_config(doors=1), words, 0).coins
-    assert demonstrator_of("textworld-express", "full") is CoinDemonstrator
+    assert load_demonstrator("textworld-express", "full") is CoinDemonstrator
     assert issubclass(CoinDemonstrator, ExpertDemonstrator)
     with pytest.raises(ConfigError, match=r"name others in rehearsal\.options"):
-        CoinDemonstrator.apart(a_config(), words, 0)
+        CoinDemonstrator.build_held_out(a_config(), words, 0)
     more = a_config().model_copy(update={"rehearsal": RehearsalConfig(options={"num_games": 40})})
-    assert [task.seed for task in CoinDemonstrator.apart(more, words, 0).coins] == [*range(30, 40)]
+    assert [task.seed for task in CoinDemonstrator.build_held_out(more, words, 0).coins] == [*range(30, 40)]

@@ -12,9 +12,9 @@ from trailnotes.config.methods_schema import RehearsalConfig
 from trailnotes.config.schema import Config, EnvConfig, EvalConfig, RolloutConfig
 from trailnotes.config.warmstart_schema import WarmstartConfig
 from trailnotes.errors import ConfigError
-from trailnotes.warmstart.demonstrations import demonstrator_of, scripted_apart
-from trailnotes.warmstart.demonstrations.episodes import actions_of
-from trailnotes.warmstart.demonstrations.recorded import note_of
+from trailnotes.warmstart.demonstrations import iter_held_out_demonstrations, load_demonstrator
+from trailnotes.warmstart.demonstrations.episodes import get_actions
+from trailnotes.warmstart.demonstrations.recorded import format_action_note
 from trailnotes_worlds.demonstrations.experts import ExpertDemonstrator
 
 NAMES = ["sokoban", "minesweeper"]
@@ -54,7 +54,9 @@ def test_recordings_are_won_by_the_expert_and_repeat(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_without_tips_the_expert_is_imitated_and_written_about(name: str) -> None:
     made = ExpertDemonstrator(config_of(name, obey=0.0, read=0.0), words, 0)
-    golds = {note_of(recorded.gold): actions_of(recorded.gold) for recorded in made.recordings if recorded.gold}
+    golds = {
+        format_action_note(recorded.gold): get_actions(recorded.gold) for recorded in made.recordings if recorded.gold
+    }
     seen = [demonstration for demonstration in islice(made, 40) if demonstration.messages[-1].content in golds]
     assert seen
     for demonstration in seen:
@@ -65,7 +67,7 @@ def test_without_tips_the_expert_is_imitated_and_written_about(name: str) -> Non
 @pytest.mark.parametrize("name", NAMES)
 def test_with_a_tip_it_does_what_the_best_one_says(name: str) -> None:
     made = ExpertDemonstrator(config_of(name, obey=1.0), words, 0)
-    episodes = {note_of(each) for recorded in made.recordings for each in recorded.everything}
+    episodes = {format_action_note(each) for recorded in made.recordings for each in recorded.all_episodes}
     acting = [demonstration for demonstration in islice(made, 30) if len(demonstration.taught) > 1]
     assert acting
     for demonstration in acting:
@@ -77,9 +79,9 @@ def test_with_a_tip_it_does_what_the_best_one_says(name: str) -> None:
 def test_apart_leaves_out_what_is_trained_or_examined() -> None:
     config = config_of("sokoban").model_copy(update={"eval": EvalConfig(split="test")})
     with pytest.raises(ConfigError, match=r"name others in rehearsal\.options"):
-        scripted_apart(config, words, 0)
+        iter_held_out_demonstrations(config, words, 0)
     other = config.model_copy(update={"rehearsal": RehearsalConfig(options={"dataset_seed": 7})})
-    made = scripted_apart(other, words, 0)
+    made = iter_held_out_demonstrations(other, words, 0)
     assert isinstance(made, ExpertDemonstrator)
     assert len(made.recordings) == 3
     assert next(iter(made)).messages
@@ -87,4 +89,4 @@ def test_apart_leaves_out_what_is_trained_or_examined() -> None:
 
 def test_the_games_with_an_expert_have_demonstrations_in_both_wordings() -> None:
     for name in NAMES:
-        assert demonstrator_of(name, "full") is demonstrator_of(name, "terse") is ExpertDemonstrator
+        assert load_demonstrator(name, "full") is load_demonstrator(name, "terse") is ExpertDemonstrator

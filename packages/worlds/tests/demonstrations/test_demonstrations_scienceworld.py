@@ -13,19 +13,19 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.methods_schema import RehearsalConfig
 from trailnotes.config.schema import Config, EnvConfig, RolloutConfig
 from trailnotes.config.warmstart_schema import WarmstartConfig
-from trailnotes.envs.tasks import panel_of, tasks_of
+from trailnotes.envs.tasks import load_panel, tasks_of
 from trailnotes.errors import ConfigError
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory
-from trailnotes.warmstart.demonstrations.episodes import Script, actions_of, follow
-from trailnotes.warmstart.demonstrations.recorded import note_of
+from trailnotes.warmstart.demonstrations.episodes import Script, get_actions, replay_actions
+from trailnotes.warmstart.demonstrations.recorded import format_action_note
 from trailnotes_worlds.demonstrations.scienceworld import (
-    WANDERINGS,
-    Recorded,
+    NUM_WANDERINGS,
+    RecordedGame,
     ScienceWorldDemonstrator,
-    recordings,
+    load_recordings,
 )
-from trailnotes_worlds.demonstrations.scienceworld_scripts import ROOMS, shortened, things, wandering
-from trailnotes_worlds.scienceworld.tasks import scienceworld_tasks, split_of
+from trailnotes_worlds.demonstrations.scienceworld_scripts import ROOMS, parse_things, shorten_path, wander
+from trailnotes_worlds.scienceworld.tasks import get_split, scienceworld_tasks
 
 KITCHEN = """This room is called the kitchen. In it, you see: 
 \tthe agent
@@ -40,8 +40,8 @@ You also see:
 
 
 def test_things_are_what_a_look_shows_without_doors_air_and_agent() -> None:
-    assert things(KITCHEN) == ["chair", "counter", "bowl", "banana", "drawer", "sink", "soap"]
-    assert things("") == []
+    assert parse_things(KITCHEN) == ["chair", "counter", "bowl", "banana", "drawer", "sink", "soap"]
+    assert parse_things("") == []
 
 
 def test_a_path_is_shortened_to_teleportations_with_one_look() -> None:
@@ -50,7 +50,7 @@ def test_a_path_is_shortened_to_teleportations_with_one_look() -> None:
         "focus on baby baby mouse", "pick up mouse", "go to hallway", "look around",
         "move egg mouse egg in inventory to red box", "wait1",
     ]  # fmt: skip
-    shortest, with_waiting, with_names, whole = shortened(path)
+    shortest, with_waiting, with_names, whole = shorten_path(path)
     assert shortest == [
         "teleport to kitchen", "look around", "focus on baby mouse", "pick up mouse", "teleport to hallway",
         "move mouse egg to red box",
@@ -61,8 +61,8 @@ def test_a_path_is_shortened_to_teleportations_with_one_look() -> None:
 
 
 def test_a_path_that_stays_looks_before_its_first_deed() -> None:
-    assert next(shortened(["look around", "focus on lamp"])) == ["look around", "focus on lamp"]
-    assert next(shortened(["focus on lamp"])) == ["look around", "focus on lamp"]
+    assert next(shorten_path(["look around", "focus on lamp"])) == ["look around", "focus on lamp"]
+    assert next(shorten_path(["focus on lamp"])) == ["look around", "focus on lamp"]
 
 
 def driven(script: Script, answer: str) -> list[str]:
@@ -81,11 +81,11 @@ def driven(script: Script, answer: str) -> list[str]:
 @pytest.mark.parametrize("seed", range(20))
 def test_wanderings_look_and_then_deal_with_what_they_saw(seed: int) -> None:
     task = "Your task is to find a(n) animal. First, focus on the thing. Then, move it to the red box in the kitchen."
-    room, look, focus, *rest = driven(wandering(random.Random(seed), Observation("", instruction=task)), KITCHEN)
+    room, look, focus, *rest = driven(wander(random.Random(seed), Observation("", instruction=task)), KITCHEN)
     thing = focus.removeprefix("focus on ")
     assert room.removeprefix("teleport to ") in ROOMS
     assert look == "look around"
-    assert thing in things(KITCHEN)
+    assert thing in parse_things(KITCHEN)
     assert rest in (
         [f"move {thing} to red box"],
         [f"pick up {thing}", "teleport to kitchen", f"move {thing} to red box"],
@@ -98,7 +98,7 @@ def test_wanderings_of_circuits_connect_ends_of_parts() -> None:
     connections = [
         action
         for seed in range(30)
-        for action in driven(wandering(random.Random(seed), Observation("", instruction=task)), seen)
+        for action in driven(wander(random.Random(seed), Observation("", instruction=task)), seen)
         if action.startswith("connect")
     ]
     parts = {"battery anode", "battery cathode", *(f"{c} wire terminal {n}" for c in ("black", "blue") for n in (1, 2))}
@@ -110,7 +110,7 @@ def test_wanderings_of_circuits_connect_ends_of_parts() -> None:
 
 
 def test_a_followed_path_takes_no_notice() -> None:
-    assert driven(follow(["a", "b"], Observation("")), "whatever") == ["a", "b"]
+    assert driven(replay_actions(["a", "b"], Observation("")), "whatever") == ["a", "b"]
 
 
 def episode(*actions: str, score: float, member: int = 1) -> Trajectory:
@@ -133,7 +133,7 @@ def demonstrator(**warm: float) -> ScienceWorldDemonstrator:
         warmstart=WarmstartConfig(**warm),
     )
     made = ScienceWorldDemonstrator(config, lambda text: len(text.split()), 0)
-    vars(made)["recordings"] = [Recorded(GOLD, WANDERED)]  # instead of what the simulator would record
+    vars(made)["recordings"] = [RecordedGame(GOLD, WANDERED)]  # instead of what the simulator would record
     return made
 
 
@@ -141,19 +141,19 @@ def test_apart_leaves_out_what_is_trained_or_examined(monkeypatch: pytest.Monkey
     """Whatever the protocol calls its variations; and it is refused before the simulator records anything."""
     asked: list[Config] = []
 
-    def recorded(config: Config) -> list[Recorded]:
+    def recorded(config: Config) -> list[RecordedGame]:
         asked.append(config)
         return [
-            Recorded(None, (replace(WANDERED[0], task=task),))
+            RecordedGame(None, (replace(WANDERED[0], task=task),))
             for task in scienceworld_tasks("train", config.env.options["task"], protocol="simulator")
         ]
 
-    monkeypatch.setattr("trailnotes_worlds.demonstrations.scienceworld.recordings", recorded)
+    monkeypatch.setattr("trailnotes_worlds.demonstrations.scienceworld.load_recordings", recorded)
     env = EnvConfig(name="scienceworld", options={"task": "find-animal"})
     both = RehearsalConfig(options={"task": ["find-animal", "find-plant"]})
     config = Config(env=env, rehearsal=both, rollout=RolloutConfig(style="terse"))
-    made = ScienceWorldDemonstrator.apart(config, lambda text: len(text.split()), 0)
-    trained = {(t.options["task"], t.options["variation"]) for t in tasks_of(config, "train") + panel_of(config)}
+    made = ScienceWorldDemonstrator.build_held_out(config, lambda text: len(text.split()), 0)
+    trained = {(t.options["task"], t.options["variation"]) for t in tasks_of(config, "train") + load_panel(config)}
     left = {(r.wandered[0].task.options["task"], r.wandered[0].task.options["variation"]) for r in made.recordings}
     assert left
     assert not left & trained
@@ -161,12 +161,12 @@ def test_apart_leaves_out_what_is_trained_or_examined(monkeypatch: pytest.Monkey
     asked.clear()
     alone = config.model_copy(update={"rehearsal": RehearsalConfig(), "warmstart": WarmstartConfig(variations=3)})
     monkeypatch.setattr(
-        "trailnotes_worlds.demonstrations.scienceworld._chosen", lambda *_: tasks_of(config, "train")[:3]
+        "trailnotes_worlds.demonstrations.scienceworld._choose_tasks", lambda *_: tasks_of(config, "train")[:3]
     )
     with pytest.raises(
         ConfigError, match=r"every training variation of task = 'find-animal'.*rehearsal\.options\.task"
     ):
-        ScienceWorldDemonstrator.apart(alone, lambda text: len(text.split()), 0)
+        ScienceWorldDemonstrator.build_held_out(alone, lambda text: len(text.split()), 0)
     assert not asked
 
 
@@ -177,7 +177,7 @@ def test_obedient_rows_repeat_the_note_with_the_full_score_whatever_it_was_worth
             said = [m.content for i, m in enumerate(demo.messages) if i in demo.taught]
             acted.add(" ; ".join(said))
             assert f'notes :\n- " {" ; ".join(said)} " 100 / 100' in demo.messages[0].content
-    assert acted == {note_of(t) for t in (GOLD, *WANDERED)}
+    assert acted == {format_action_note(t) for t in (GOLD, *WANDERED)}
 
 
 def test_rows_without_notes_act_and_write_what_was_done() -> None:
@@ -187,7 +187,7 @@ def test_rows_without_notes_act_and_write_what_was_done() -> None:
             assert '" -100 / 100' in contents[0] or '" 0 / 100' in contents[0]
         assert all(not m.content.startswith("focus on door") for i, m in enumerate(demo.messages) if i in demo.taught)
         if max(demo.taught) == len(contents) - 1 and contents[-2].endswith("note ?"):
-            assert contents[-1] == note_of(GOLD)
+            assert contents[-1] == format_action_note(GOLD)
 
 
 def test_recordings_are_training_variations_and_repeat(tmp_path: Path) -> None:
@@ -196,18 +196,18 @@ def test_recordings_are_training_variations_and_repeat(tmp_path: Path) -> None:
         rollout=RolloutConfig(max_steps=8),
         warmstart=WarmstartConfig(variations=1),
     )
-    recorded = recordings(config, tmp_path)
+    recorded = load_recordings(config, tmp_path)
     (one,) = recorded
     task = one.wandered[0].task
-    assert split_of(task.options["task"], task.options["variation"]) == "train"
+    assert get_split(task.options["task"], task.options["variation"]) == "train"
     assert one.gold is not None
     assert (one.gold.success, one.gold.score) == (True, 100.0)
-    assert actions_of(one.gold) == ["teleport to outside", "look around", "focus on baby mouse"]
-    assert len(one.wandered) == WANDERINGS
-    assert len(one.everything) == WANDERINGS + 1
+    assert get_actions(one.gold) == ["teleport to outside", "look around", "focus on baby mouse"]
+    assert len(one.wandered) == NUM_WANDERINGS
+    assert len(one.all_episodes) == NUM_WANDERINGS + 1
     (file,) = tmp_path.glob("scienceworld-*.jsonl")
     before = file.read_bytes()
-    assert recordings(config, tmp_path) == recorded  # from the file
+    assert load_recordings(config, tmp_path) == recorded  # from the file
     file.unlink()
-    recordings(config, tmp_path)
+    load_recordings(config, tmp_path)
     assert file.read_bytes() == before

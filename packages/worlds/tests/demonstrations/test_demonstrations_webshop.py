@@ -12,36 +12,42 @@ from pathlib import Path
 
 import pytest
 
-from trailnotes.algorithms.rememberer.advice import Example, Situation, Valued, advice_messages, parse_advice
+from trailnotes.algorithms.rememberer.advice import (
+    Example,
+    Situation,
+    ValuedAction,
+    build_advice_messages,
+    parse_advice,
+)
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.methods_schema import RehearsalConfig
 from trailnotes.config.schema import Config, EnvConfig, RolloutConfig
 from trailnotes.config.warmstart_schema import WarmstartConfig
-from trailnotes.envs import env_tasks
+from trailnotes.envs import list_env_tasks
 from trailnotes.errors import ConfigError
 from trailnotes.storage.demonstrations import Demonstration
 from trailnotes.types import Message
-from trailnotes.warmstart.demonstrations import demonstrator_of
-from trailnotes.warmstart.demonstrations.episodes import actions_of, follow
-from trailnotes_worlds.demonstrations.webshop import EnglishWebShop, Visit, WebShopDemonstrator, examined_asins
+from trailnotes.warmstart.demonstrations import load_demonstrator
+from trailnotes.warmstart.demonstrations.episodes import get_actions, replay_actions
+from trailnotes_worlds.demonstrations.webshop import EnglishWebShop, TrackedShop, WebShopDemonstrator, iter_eval_asins
 from trailnotes_worlds.demonstrations.webshop_buyers import (
     Listing,
-    Page,
-    Wish,
-    dollars,
-    faults_of,
-    way_of,
+    ShopPage,
+    ShoppingGoal,
+    extract_purchase_path,
+    find_faults,
+    parse_price,
 )
-from trailnotes_worlds.demonstrations.webshop_words import OPENINGS, Fault, plain, told_way
+from trailnotes_worlds.demonstrations.webshop_words import OPENINGS, Fault, parse_tip_actions, unspace_brackets
 from trailnotes_worlds.webshop.goals import NO_LIMIT
-from trailnotes_worlds.webshop.products import Instruction, Product, price_tag
-from trailnotes_worlds.webshop.shop import Part
+from trailnotes_worlds.webshop.products import Instruction, Product, format_price
+from trailnotes_worlds.webshop.shop import PageElement
 from trailnotes_worlds.webshop.writing import write_catalogue
 
 INSTRUCTION = "Find me a washable wool rug with color: red, and size: big, and price lower than 40.00 dollars"
 WOOLS = ("wool", "felt", "linen", "jute", "silk", "hemp")
 THINGS = ("rug", "cap", "bag", "scarf", "cushion")
-ITEM = Page((), "wool rug", (("color", ("blue", "red")), ("size", ("big", "small"))), 25.0)
+ITEM = ShopPage((), "wool rug", (("color", ("blue", "red")), ("size", ("big", "small"))), 25.0)
 
 
 def product(number: int, title: str) -> Product:
@@ -54,7 +60,7 @@ def product(number: int, title: str) -> Product:
         attributes=("washable",),
         options=(("color", ("blue", "red")), ("size", ("big", "small"))),
         prices=(15.0 + number,),
-        tag=price_tag((15.0 + number,)),
+        tag=format_price((15.0 + number,)),
         category="garden",
         categories=("Home", title.split()[1]),
         query=title.split()[1],
@@ -94,7 +100,7 @@ def make(catalogue: Path) -> Make:
             warmstart=WarmstartConfig(**warm),
             rehearsal=RehearsalConfig(options={"dataset_seed": 1}),
         )
-        cls = demonstrator_of("webshop", config.rollout.style)
+        cls = load_demonstrator("webshop", config.rollout.style)
         made = (cls.apart if apart else cls)(config, lambda text: len(text.split()), 0)
         assert isinstance(made, WebShopDemonstrator)
         return made
@@ -106,51 +112,62 @@ def make(catalogue: Path) -> Make:
 
 
 def test_a_wish_is_read_out_of_an_instruction() -> None:
-    wish = Wish.of(INSTRUCTION)
+    wish = ShoppingGoal.parse(INSTRUCTION)
     assert wish.limit == 40.0
     assert wish.words == ["washable", "wool", "rug", "color", "red", "size", "big"]
-    assert (wish.asked("color", ("blue", "red", "dark red")), wish.asked("shape", ("round",))) == ("red", "")
-    assert Wish.of("I want a rug.").limit == NO_LIMIT
-    assert not wish.lacks(ITEM.options)
-    assert wish.lacks((("color", ("red", "blue")), ("size", ("small",))))
-    assert not Wish.of("I want a red rug.").lacks(())
+    assert (
+        wish.find_requested_value("color", ("blue", "red", "dark red")),
+        wish.find_requested_value("shape", ("round",)),
+    ) == ("red", "")
+    assert ShoppingGoal.parse("I want a rug.").limit == NO_LIMIT
+    assert not wish.is_option_missing(ITEM.options)
+    assert wish.is_option_missing((("color", ("red", "blue")), ("size", ("small",))))
+    assert not ShoppingGoal.parse("I want a red rug.").is_option_missing(())
 
 
 def test_a_value_with_a_comma_is_asked_for_as_a_whole() -> None:
-    wish = Wish.of("Find me a rug with color: red, dark, and size: 2 x 3, and price lower than 40.00 dollars")
+    wish = ShoppingGoal.parse(
+        "Find me a rug with color: red, dark, and size: 2 x 3, and price lower than 40.00 dollars"
+    )
     sizes = ("size", ("2 x 3",))
-    assert not wish.lacks((("color", ("red", "red, dark")), sizes))
-    assert wish.lacks((("color", ("red", "dark")), sizes))
-    assert not wish.lacks((("color", ("color: red, dark", "blue")), sizes))  # as a page tells apart two of one text
+    assert not wish.is_option_missing((("color", ("red", "red, dark")), sizes))
+    assert wish.is_option_missing((("color", ("red", "dark")), sizes))
+    assert not wish.is_option_missing(
+        (("color", ("color: red, dark", "blue")), sizes)
+    )  # as a page tells apart two of one text
 
 
 def test_the_value_beside_its_name_is_asked_for() -> None:
-    wish = Wish.of("find me a red cap with color: navy, and fit: red")
-    assert wish.asked("color", ("red", "navy")) == "navy"
-    assert wish.asked("band", ("red", "navy blue")) == "red"
+    wish = ShoppingGoal.parse("find me a red cap with color: navy, and fit: red")
+    assert wish.find_requested_value("color", ("red", "navy")) == "navy"
+    assert wish.find_requested_value("band", ("red", "navy blue")) == "red"
 
 
 def test_pages_are_read_as_they_are_shown() -> None:
     results = (
-        Part("button", "Back to Search", "back to search"),
-        Part("text", "Page 1 (Total results: 5)"),
-        Part("button", "Next >", "next >"),
-        Part("product", "B00X", "b00x", asin="B00X"),
-        Part("text", "Wool Rug"),
-        Part("text", "$10.0 to $20.0"),
+        PageElement("button", "Back to Search", "back to search"),
+        PageElement("text", "Page 1 (Total results: 5)"),
+        PageElement("button", "Next >", "next >"),
+        PageElement("product", "B00X", "b00x", asin="B00X"),
+        PageElement("text", "Wool Rug"),
+        PageElement("text", "$10.0 to $20.0"),
     )
-    assert Page.of(results) == Page((Listing("b00x", "Wool Rug", 10.0),), more=True)
+    assert ShopPage.from_parts(results) == ShopPage((Listing("b00x", "Wool Rug", 10.0),), more=True)
     item = (
-        Part("text", "color"),
-        Part("option", "Red", "red", option=("color", "red")),
-        Part("text", "Wool Rug"),
-        Part("text", "Price: $10.5"),
-        Part("button", "Buy Now", "buy now"),
+        PageElement("text", "color"),
+        PageElement("option", "Red", "red", option=("color", "red")),
+        PageElement("text", "Wool Rug"),
+        PageElement("text", "Price: $10.5"),
+        PageElement("button", "Buy Now", "buy now"),
     )
-    assert Page.of(item) == Page((), "Wool Rug", (("color", ("red",)),), 10.5)
-    assert dollars("free") == 0.0
-    description = (Part("button", "< Prev", "< prev"), Part("text", "About it."), Part("text", "Price: $1 a metre"))
-    assert Page.of(description) == Page()
+    assert ShopPage.from_parts(item) == ShopPage((), "Wool Rug", (("color", ("red",)),), 10.5)
+    assert parse_price("free") == 0.0
+    description = (
+        PageElement("button", "< Prev", "< prev"),
+        PageElement("text", "About it."),
+        PageElement("text", "Price: $1 a metre"),
+    )
+    assert ShopPage.from_parts(description) == ShopPage()
 
 
 @pytest.mark.parametrize(
@@ -168,7 +185,7 @@ def test_dead_ends_are_no_part_of_the_way(actions: str, way: str) -> None:
     def parts(text: str) -> tuple[str, ...]:
         return tuple(re.findall(r"\w+\[.*?\]", text))
 
-    assert way_of(parts(actions)) == parts(way)
+    assert extract_purchase_path(parts(actions)) == parts(way)
 
 
 @pytest.mark.parametrize(
@@ -177,16 +194,20 @@ def test_dead_ends_are_no_part_of_the_way(actions: str, way: str) -> None:
         ("red big buy", ITEM, [Fault("other")]),
         ("big buy", ITEM, [Fault("value", "red")]),
         ("buy", ITEM, [Fault("value", "red"), Fault("value", "big")]),
-        ("red big buy", Page((), "wool rug", ITEM.options, 45.0), [Fault("price", "40")]),
-        ("red big buy", Page((), "oak desk", ITEM.options, 25.0), [Fault("other")]),
-        ("red big buy", Page((), "wool rug", (*ITEM.options, ("edge", ("plain",))), 25.0), [Fault("option", "edge")]),
+        ("red big buy", ShopPage((), "wool rug", ITEM.options, 45.0), [Fault("price", "40")]),
+        ("red big buy", ShopPage((), "oak desk", ITEM.options, 25.0), [Fault("other")]),
+        (
+            "red big buy",
+            ShopPage((), "wool rug", (*ITEM.options, ("edge", ("plain",))), 25.0),
+            [Fault("option", "edge")],
+        ),
         ("red big", ITEM, [Fault("unbought")]),
     ],
 )
-def test_faults_are_what_a_buyer_can_see(clicks: str, page: Page, faults: list[Fault]) -> None:
+def test_faults_are_what_a_buyer_can_see(clicks: str, page: ShopPage, faults: list[Fault]) -> None:
     way = [f"click[{'buy now' if click == 'buy' else click}]" for click in clicks.split()]
-    listed = Page((Listing("b00x", "wool rug", 20.0), Listing("b00y", "oak desk", 20.0)))
-    assert list(faults_of(way, page, listed, Wish.of(INSTRUCTION))) == faults
+    listed = ShopPage((Listing("b00x", "wool rug", 20.0), Listing("b00y", "oak desk", 20.0)))
+    assert list(find_faults(way, page, listed, ShoppingGoal.parse(INSTRUCTION))) == faults
 
 
 # -- what they do
@@ -195,7 +216,7 @@ def test_faults_are_what_a_buyer_can_see(clicks: str, page: Page, faults: list[F
 def test_the_good_buyer_beats_the_others(make: Make) -> None:
     made = make()
     scores = {
-        manner: [attempt.worth for task in made.tasks if (attempt := made.attempt(task, manner))]
+        manner: [attempt.worth for task in made.tasks if (attempt := made.play_buyer(task, manner))]
         for manner in ("good", "hasty", "wandering")
     }
     means = {manner: sum(own) / len(own) for manner, own in scores.items()}
@@ -205,20 +226,20 @@ def test_the_good_buyer_beats_the_others(make: Make) -> None:
 
 def test_every_action_of_a_script_is_one_that_the_page_offers(make: Make) -> None:
     made = make()
-    made.visit = Visit(**made.config.env.options, actions=True)
+    made.visit = TrackedShop(**made.config.env.options, actions=True)
     for manner, task in itertools.product(("good", "hasty", "wandering"), made.tasks[:8]):
-        if attempt := made.attempt(task, manner):
+        if attempt := made.play_buyer(task, manner):
             for step in attempt.trajectory.steps[1:]:
-                assert step.action in (step.observation.actions or ()), (manner, actions_of(attempt.trajectory))
+                assert step.action in (step.observation.actions or ()), (manner, get_actions(attempt.trajectory))
 
 
 @pytest.mark.parametrize("style", ["terse", "full"])
 def test_what_is_said_does_what_the_script_did(make: Make, style: str) -> None:
     made = make(style)
     for task in made.tasks[:6]:
-        if attempt := made.attempt(task, "good"):
-            said = [made.say(action) for action in actions_of(attempt.trajectory)]
-            again = made.play(task, partial(follow, said))
+        if attempt := made.play_buyer(task, "good"):
+            said = [made.format_action(action) for action in get_actions(attempt.trajectory)]
+            again = made.play(task, partial(replay_actions, said))
             assert again
             assert again.trajectory.final_observation == attempt.trajectory.final_observation
 
@@ -243,7 +264,7 @@ def shown_asins(demonstrations: Iterator[Demonstration], num: int) -> set[str]:
 def test_no_product_of_an_examined_goal_is_shown_bought_or_told(make: Make, catalogue: Path, style: str) -> None:
     options = {"catalogue": str(catalogue)}
     sides = {
-        split: {task.options["asin"].lower() for task in env_tasks("webshop", split, options)}
+        split: {task.options["asin"].lower() for task in list_env_tasks("webshop", split, options)}
         for split in ("train", "validation", "test")
     }
     shown = shown_asins(iter(make(style, advice=0.2, write=0.1)), 400)
@@ -257,24 +278,24 @@ def test_a_split_without_goals_or_that_may_not_be_examined_forbids_nothing(make:
     """Of 120 goals REMEMBERER tests a hundred and has no validation; verl-agent, where it may, tests them all."""
     made = make()
     env, given = made.visit.env, made.config.env.options
-    assert not {*examined_asins(env, {**given, "protocol": "verl-agent-small"})}
-    tested = {*examined_asins(env, {**given, "protocol": "rememberer", "goals": "synthetic"})}
+    assert not {*iter_eval_asins(env, {**given, "protocol": "verl-agent-small"})}
+    tested = {*iter_eval_asins(env, {**given, "protocol": "rememberer", "goals": "synthetic"})}
     assert tested
     assert {*map(twin_of, tested)} <= tested
     leaking = {**given, "protocol": "verl-agent-small", "allow_leak": True}
-    assert len({*examined_asins(env, leaking)}) == 60
+    assert len({*iter_eval_asins(env, leaking)}) == 60
 
 
 def test_rehearsals_leave_out_what_is_trained_or_examined(make: Make, catalogue: Path) -> None:
     """They have other prices of the training products, and none of those that are examined."""
-    sides = {split: env_tasks("webshop", split, {"catalogue": str(catalogue)}) for split in ("train", "test")}
+    sides = {split: list_env_tasks("webshop", split, {"catalogue": str(catalogue)}) for split in ("train", "test")}
     made = make(apart=True)
     assert made.tasks
     assert not {task.id for task in made.tasks} & {task.id for task in sides["train"]}
     assert {task.options["asin"] for task in made.tasks} <= {task.options["asin"] for task in sides["train"]}
     assert not {task.options["asin"] for task in made.tasks} & {task.options["asin"] for task in sides["test"]}
     with pytest.raises(ConfigError, match=r"every training goal .* rehearsal\.options"):
-        made.apart(made.config.model_copy(update={"rehearsal": RehearsalConfig()}), made.count_tokens, 0)
+        made.build_held_out(made.config.model_copy(update={"rehearsal": RehearsalConfig()}), made.count_tokens, 0)
 
 
 def test_where_every_page_shows_what_is_examined_the_search_ends(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,8 +312,8 @@ def told_and_done(made: WebShopDemonstrator, num: int) -> Iterator[tuple[list[tu
         first = next(m.content for m in demo.messages if m.role == "user")
         lines = re.findall(r'^- "(.*)"(?: \(score 1 of 1\)| 1 / 1)$', first, re.MULTILINE)
         if lines and len(demo.taught) > 1:
-            done = tuple(plain(m.content) for i, m in enumerate(demo.messages) if i in demo.taught)
-            yield [told_way(line.strip()) for line in lines], done
+            done = tuple(unspace_brackets(m.content) for i, m in enumerate(demo.messages) if i in demo.taught)
+            yield [parse_tip_actions(line.strip()) for line in lines], done
 
 
 @pytest.mark.parametrize("style", ["terse", "full"])
@@ -310,8 +331,8 @@ def test_what_is_written_tells_the_way_and_what_was_missed(make: Make, style: st
     for demo in itertools.islice(made, 80):
         *_, request, note = demo.messages
         if score := re.search(r"score (?:of )?(\S+) (?:/|of) 1", request.content):
-            done = tuple(plain(m.content) for m in demo.messages[:-1] if m.role == "assistant")
-            assert told_way(note.content) == way_of(done)
+            done = tuple(unspace_brackets(m.content) for m in demo.messages[:-1] if m.role == "assistant")
+            assert parse_tip_actions(note.content) == extract_purchase_path(done)
             right = " . " not in note.content if style == "terse" else note.content.startswith(openings)
             assert right == (score[1] == "1"), note.content
             endings.add(right)
@@ -322,12 +343,12 @@ def test_what_is_written_tells_the_way_and_what_was_missed(make: Make, style: st
 def test_of_careless_episodes_what_is_written_alone_is_taught(make: Make, style: str) -> None:
     rows = list(itertools.islice(make(style, write=1.0), 20))
     for *before, note in (demo.messages for demo in rows):
-        done = tuple(plain(message.content) for message in before if message.role == "assistant")
-        assert told_way(note.content) == way_of(done)
+        done = tuple(unspace_brackets(message.content) for message in before if message.role == "assistant")
+        assert parse_tip_actions(note.content) == extract_purchase_path(done)
     assert all(demo.taught == {len(demo.messages) - 1} for demo in rows)
 
 
-Advised = tuple[Situation, list[Example], Valued]
+Advised = tuple[Situation, list[Example], ValuedAction]
 
 
 @pytest.fixture
@@ -339,7 +360,7 @@ def advised(make: Make, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Iterat
 
         def watched(present: Situation, examples: list[Example], style: str) -> list[Message]:
             asked.append((present, examples))
-            return advice_messages(present, examples, style)  # type: ignore[arg-type]
+            return build_advice_messages(present, examples, style)  # type: ignore[arg-type]
 
         monkeypatch.setattr("trailnotes_worlds.demonstrations.webshop.advice_messages", watched)
         for demo in itertools.islice(make(style, advice=1.0, **warm), num):
@@ -377,11 +398,11 @@ def test_where_no_example_is_of_the_page_a_good_buyer_answers(advised: Callable[
 
 def test_what_is_remembered_at_nothing_is_discouraged(make: Make) -> None:
     made = make()
-    attempt = next(attempt for task in made.tasks if (attempt := made.attempt(task, "hasty")))
+    attempt = next(attempt for task in made.tasks if (attempt := made.play_buyer(task, "hasty")))
     nothing = replace(attempt, trajectory=replace(attempt.trajectory, score=0.0))
-    (action,) = (valued.action for valued in made.example(nothing, 0).discouraged)
+    (action,) = (valued.action for valued in made.build_example(nothing, 0).discouraged)
     assert action.startswith("search[ ")
-    assert made.example(attempt, 0, 0.7).encouraged == (Valued(action, 0.7),)
+    assert made.build_example(attempt, 0, 0.7).encouraged == (ValuedAction(action, 0.7),)
 
 
 def test_the_wording_follows_the_style(make: Make) -> None:

@@ -10,17 +10,17 @@ import pytest
 
 import howto
 from small import small_config
-from trailnotes.algorithms.rememberer.advice import advice_text, parse_advice
+from trailnotes.algorithms.rememberer.advice import format_advice, parse_advice
 from trailnotes.config.methods_schema import RehearsalConfig
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task
-from trailnotes.warmstart.demonstrations import demonstrator_of
-from trailnotes_worlds.demonstrations.wikihow import WikiHowDemonstrator, examined_titles, titles_of
-from trailnotes_worlds.wikihow.actions import read_action
-from trailnotes_worlds.wikihow.goals import goal_of
+from trailnotes.warmstart.demonstrations import load_demonstrator
+from trailnotes_worlds.demonstrations.wikihow import WikiHowDemonstrator, collect_eval_titles, extract_titles
+from trailnotes_worlds.wikihow.actions import parse_action
+from trailnotes_worlds.wikihow.goals import make_goal
 from trailnotes_worlds.wikihow.library import write_library
-from trailnotes_worlds.wikihow.protocols import Choice, _task
+from trailnotes_worlds.wikihow.protocols import TaskSelection, _make_task
 
 
 def words(text: str) -> int:
@@ -47,13 +47,13 @@ def a_config(library: str, **warmstart: float) -> Config:
 
 
 TASKS = [
-    _task(goal, "train", Choice())
+    _make_task(goal, "train", TaskSelection())
     for goal in (
-        goal_of("article", "Peel an Egg", ""),
-        goal_of("about", "Peel an Egg", ""),
-        goal_of("references", "Peel an Egg", ""),
-        goal_of("author", "Peel an Egg", "", "Ann Lee, PhD", ("Fry an Egg", "Fry-an-Egg")),
-        goal_of("category", "Peel an Egg", "", "Eggs", ("Fry an Egg Twice", "Fry-an-Egg-Twice")),
+        make_goal("article", "Peel an Egg", ""),
+        make_goal("about", "Peel an Egg", ""),
+        make_goal("references", "Peel an Egg", ""),
+        make_goal("author", "Peel an Egg", "", "Ann Lee, PhD", ("Fry an Egg", "Fry-an-Egg")),
+        make_goal("category", "Peel an Egg", "", "Eggs", ("Fry an Egg Twice", "Fry-an-Egg-Twice")),
     )
 ]
 
@@ -64,14 +64,14 @@ def test_the_straight_way_reaches_everything(library: str, task: Task) -> None:
     trajectory = subject.play(task, "straight")
     assert (trajectory.success, trajectory.score) == (True, trajectory.max_score)
     assert not any(step.observation.info.get("refused") for step in trajectory.steps)
-    assert subject.note(trajectory) == subject.way(trajectory)
+    assert subject.write_note(trajectory) == subject.format_actions(trajectory)
 
 
 def test_what_a_tip_tells_is_what_is_done(library: str) -> None:
     subject = WikiHowDemonstrator(a_config(library), words, 1)
     for _ in range(8):
-        trajectory, (praised, *others) = subject.told(TASKS[3])
-        assert praised.text == subject.way(trajectory)
+        trajectory, (praised, *others) = subject.play_with_tip(TASKS[3])
+        assert praised.text == subject.format_actions(trajectory)
         assert praised.score == praised.max_score > max((tip.score for tip in others), default=0)
 
 
@@ -81,7 +81,7 @@ def test_what_was_not_reached_is_written_down(library: str) -> None:
     begun = type(cut)(
         cut.task, cut.steps[:1], cut.steps[1].observation, "truncated", success=False, score=1, max_score=4
     )
-    assert subject.note(begun).endswith(' ) . not yet : access the article "how to peel an egg"')
+    assert subject.write_note(begun).endswith(' ) . not yet : access the article "how to peel an egg"')
 
 
 def test_what_is_said_is_understood_and_comes_again_with_the_seed(library: str) -> None:
@@ -96,7 +96,7 @@ def test_what_is_said_is_understood_and_comes_again_with_the_seed(library: str) 
 def test_no_article_of_an_examined_goal_is_ever_shown(library: str) -> None:
     config = a_config(library, obey=0.4, read=0.7, advice=0.3)
     subject = WikiHowDemonstrator(config, words, 4)
-    examined = examined_titles(config.env.options)
+    examined = collect_eval_titles(config.env.options)
     shown = "\n".join(message.content for demo in islice(subject, 80) for message in demo.messages).lower()
     assert len(examined) > 5
     assert "paint 1 eggs" in shown
@@ -106,9 +106,9 @@ def test_no_article_of_an_examined_goal_is_ever_shown(library: str) -> None:
 def test_a_goal_that_names_an_examined_article_is_not_played(library: str) -> None:
     subject = WikiHowDemonstrator(a_config(library), words, 5)
     subject.tasks = TASKS
-    subject.leave_out({"fry an egg twice"})
+    subject.exclude_titles({"fry an egg twice"})
     assert [task.options["template"] for task in subject.tasks] == ["article", "about", "references", "author"]
-    subject.leave_out({"peel an egg"})
+    subject.exclude_titles({"peel an egg"})
     assert subject.tasks == []
 
 
@@ -117,17 +117,17 @@ def test_what_task_files_examine_is_shown_by_no_goal_of_another_source(library: 
     for split, title in (("train", "Peel an Egg"), ("test", "Paint 1 Eggs")):
         (tmp_path / split).mkdir()
         file = tmp_path / split / "goal-8.textproto"
-        file.write_text(goal_of("article", title, "").definition(), encoding="utf-8")
+        file.write_text(make_goal("article", title, "").render_task_file(), encoding="utf-8")
     rehearsed = a_config(library)
     before = WikiHowDemonstrator(rehearsed, words, 0)
-    assert "paint 1 eggs" in titles_of(before.env, before.tasks)
+    assert "paint 1 eggs" in extract_titles(before.env, before.tasks)
     env = rehearsed.env.model_copy(update={"options": {**rehearsed.env.options, "tasks": str(tmp_path)}})
     config = rehearsed.model_copy(update={"env": env, "rehearsal": RehearsalConfig(options={"tasks": ""})})
-    subject = WikiHowDemonstrator.apart(config, words, 0)
+    subject = WikiHowDemonstrator.build_held_out(config, words, 0)
     assert subject.tasks
-    assert "paint 1 eggs" not in titles_of(subject.env, subject.tasks)
+    assert "paint 1 eggs" not in extract_titles(subject.env, subject.tasks)
     assert "Paint-1-Eggs" in subject.env.library
-    shown = subject.env.app.step(subject.env.visit, read_action("INPUT(2, paint 1 eggs)"))
+    shown = subject.env.app.step(subject.env.app_state, parse_action("INPUT(2, paint 1 eggs)"))
     assert "Paint 1 Eggs" not in str(subject.env.app.leaves(shown.visit))
 
 
@@ -136,18 +136,18 @@ def test_a_step_that_is_advised_is_answered_in_the_form_that_rememberer_reads(li
     for demo in islice(subject, 40):
         *_, asked, answer = demo.messages
         (advice,) = parse_advice(answer.content)
-        assert read_action(advice.action).kind != "NOTHING"
+        assert parse_action(advice.action).kind != "NOTHING"
         assert demo.taught == {len(demo.messages) - 1}
         assert asked.content.endswith("do :")
 
 
 def test_the_same_situation_is_followed_whatever_it_encourages(library: str) -> None:
     adviser = WikiHowDemonstrator(a_config(library), words, 7).adviser
-    answers = {adviser.advised(TASKS[3], TASKS).messages[-1].content for _ in range(60)}
-    moments = [adviser.moment(TASKS[3]) for _ in range(60)]
-    assert answers - {advice_text([moment.right]) for moment in moments}
+    answers = {adviser.demonstrate_advice(TASKS[3], TASKS).messages[-1].content for _ in range(60)}
+    moments = [adviser.draw_decision(TASKS[3]) for _ in range(60)]
+    assert answers - {format_advice([moment.right]) for moment in moments}
     for moment in moments:
-        known = adviser.known(moment)
+        known = adviser.build_matching_example(moment)
         assert {each.action for each in known.encouraged} <= {moment.right.action, *moment.others}
         assert not {each.action for each in known.discouraged} & {moment.right.action}
         assert known.situation == moment.situation
@@ -158,12 +158,12 @@ def test_examples_that_do_not_fit_are_left_out_with_what_they_tell(library: str)
     adviser = WikiHowDemonstrator(config, words, 8).adviser
     adviser.config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_context_tokens": 1})})
     for _ in range(10):
-        (asked, answer) = adviser.advised(TASKS[0], TASKS).messages
+        (asked, answer) = adviser.demonstrate_advice(TASKS[0], TASKS).messages
         assert "example 1" not in asked.content
-        assert read_action(parse_advice(answer.content)[0].action).kind != "NOTHING"
+        assert parse_action(parse_advice(answer.content)[0].action).kind != "NOTHING"
 
 
 def test_it_is_found_by_its_name_and_kept_apart(library: str) -> None:
-    assert demonstrator_of("wikihow", "full") is WikiHowDemonstrator
+    assert load_demonstrator("wikihow", "full") is WikiHowDemonstrator
     with pytest.raises(ConfigError, match=r"rehearsal\.options\.library"):
-        WikiHowDemonstrator.apart(a_config(library), words, 0)
+        WikiHowDemonstrator.build_held_out(a_config(library), words, 0)

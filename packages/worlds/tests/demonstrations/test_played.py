@@ -13,9 +13,9 @@ from small import small_config
 from trailnotes.config.schema import Config
 from trailnotes.errors import RunError
 from trailnotes.prompts import parse_action
-from trailnotes.storage.demonstrations import from_jsonl
+from trailnotes.storage.demonstrations import read_demonstrations
 from trailnotes.warmstart.training import warmstart
-from trailnotes_worlds.demonstrations.played import PlayRecorder, played
+from trailnotes_worlds.demonstrations.played import PlayRecorder, build_played_demonstration
 from trailnotes_worlds.webshop.env import WebShopEnv
 from trailnotes_worlds.webshop.writing import write_catalogue
 
@@ -46,7 +46,7 @@ def config(**rollout: Any) -> Config:
 @pytest.mark.parametrize("action_format", ["line", "tags"])
 def test_each_turn_is_what_the_environment_says(env: WebShopEnv, action_format: Any) -> None:
     task, settings = tasks()[0], config(action_format=action_format)
-    demonstration = played(env, task, BOUGHT, settings, words)
+    demonstration = build_played_demonstration(env, task, BOUGHT, settings, words)
     observation = env.reset(task)
     turns = [message for message in demonstration.messages if message.role != "system"]
     assert task.options["instruction"] in turns[0].content
@@ -61,17 +61,17 @@ def test_each_turn_is_what_the_environment_says(env: WebShopEnv, action_format: 
 
 
 def test_a_poor_purchase_did_not_help(env: WebShopEnv) -> None:
-    assert not played(env, tasks()[0], HASTY, config(), words).helped
+    assert not build_played_demonstration(env, tasks()[0], HASTY, config(), words).helped
 
 
 def test_what_the_environment_does_not_repeat_is_refused(env: WebShopEnv, catalogue: str) -> None:
     short = WebShopEnv(catalogue=catalogue, max_steps=2)
     with pytest.raises(RunError, match=r"ends after 2 of 4 steps: raise the environment's max_steps"):
-        played(short, tasks()[0], BOUGHT, config(), words)
+        build_played_demonstration(short, tasks()[0], BOUGHT, config(), words)
     with pytest.raises(RunError, match="has not ended after the 3 steps"):
-        played(env, tasks()[0], BOUGHT[:3], config(), words)
+        build_played_demonstration(env, tasks()[0], BOUGHT[:3], config(), words)
     with pytest.raises(RunError, match="has not ended after the 0 steps"):
-        played(env, tasks()[0], (), config(), words)
+        build_played_demonstration(env, tasks()[0], (), config(), words)
 
 
 def test_the_file_grows_by_whole_lines_and_keeps_what_it_held(env: WebShopEnv, tmp_path: Path) -> None:
@@ -83,11 +83,11 @@ def test_the_file_grows_by_whole_lines_and_keeps_what_it_held(env: WebShopEnv, t
     with path.open("ab") as file:
         file.write(b'{"messages": [{"role": "us')  # what a crash leaves
     again = PlayRecorder(path, env, config(), words)
-    assert again.half is not None
-    assert again.half.read_bytes() == b'{"messages": [{"role": "us'
+    assert again.torn_line_path is not None
+    assert again.torn_line_path.read_bytes() == b'{"messages": [{"role": "us'
     again.write(again.line(tasks()[2], HASTY))
     again.close()
-    found = from_jsonl(path, "warmstart.demonstrations")
+    found = read_demonstrations(path, "warmstart.demonstrations")
     assert [(each.task, each.kind, each.helped) for each in found] == [
         (tasks()[0], "played", True), (tasks()[2], "played", True),
     ]  # fmt: skip
@@ -112,8 +112,8 @@ def test_a_file_whose_only_line_was_cut_is_begun_anew(env: WebShopEnv, tmp_path:
         (tmp_path / str(number)).write_bytes(held)
         recorder = PlayRecorder(tmp_path / str(number), env, config(), words)
         recorder.close()
-        assert recorder.half
-        assert recorder.half.read_bytes() == held
+        assert recorder.torn_line_path
+        assert recorder.torn_line_path.read_bytes() == held
 
 
 def test_one_process_at_a_time_records(env: WebShopEnv, tmp_path: Path) -> None:

@@ -13,13 +13,17 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.schema import Config, EnvConfig, RolloutConfig
 from trailnotes.config.toml import load_config
 from trailnotes.config.warmstart_schema import WarmstartConfig
-from trailnotes.envs.tasks import kept_apart, tasks_of
+from trailnotes.envs.tasks import select_unused, tasks_of
 from trailnotes.prompts.text import quoted
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory
-from trailnotes.warmstart.demonstrations import demonstrator_of
-from trailnotes.warmstart.demonstrations.episodes import actions_of
-from trailnotes_worlds.demonstrations.scienceworld import Recorded, _chosen
-from trailnotes_worlds.demonstrations.scienceworld_english import EnglishScienceWorld, attempt_words, told_actions
+from trailnotes.warmstart.demonstrations import load_demonstrator
+from trailnotes.warmstart.demonstrations.episodes import get_actions
+from trailnotes_worlds.demonstrations.scienceworld import RecordedGame, _choose_tasks
+from trailnotes_worlds.demonstrations.scienceworld_english import (
+    EnglishScienceWorld,
+    format_attempt_tip,
+    parse_listed_actions,
+)
 from trailnotes_worlds.scienceworld.tasks import resolve_tasks
 
 SMOLLM2 = Path(__file__).parents[4] / "configs" / "smollm2"
@@ -51,9 +55,9 @@ def demonstrator(**warm: float) -> EnglishScienceWorld:
         memory=MemoryConfig(top_k=3),
         warmstart=WarmstartConfig(**warm),
     )
-    made = demonstrator_of("scienceworld", "full")(config, lambda text: len(text.split()), 0)
+    made = load_demonstrator("scienceworld", "full")(config, lambda text: len(text.split()), 0)
     assert isinstance(made, EnglishScienceWorld)
-    vars(made)["recordings"] = [Recorded(GOLD, WANDERED)]  # instead of what the simulator would record
+    vars(made)["recordings"] = [RecordedGame(GOLD, WANDERED)]  # instead of what the simulator would record
     return made
 
 
@@ -62,9 +66,9 @@ def demonstrator(**warm: float) -> EnglishScienceWorld:
 def test_actions_and_score_are_read_back_out_of_every_wording(actions: tuple[str, ...], score: float) -> None:
     rng, texts = random.Random(0), set()
     for _ in range(400):
-        text = attempt_words(actions, score, rng)
-        assert told_actions(text) == actions, text
-        assert told_actions(quoted(text)) == actions, "as a prompt shows it"
+        text = format_attempt_tip(actions, score, rng)
+        assert parse_listed_actions(text) == actions, text
+        assert parse_listed_actions(quoted(text)) == actions, "as a prompt shows it"
         assert ("full score" in text or f"{score:g}" in text) or score == 100
         texts.add(text)
     assert len(texts) > 20
@@ -72,7 +76,8 @@ def test_actions_and_score_are_read_back_out_of_every_wording(actions: tuple[str
 
 def test_what_an_attempt_led_to_is_told_from_its_score() -> None:
     said = {
-        score: {attempt_words(("mix jug",), score, random.Random(i)) for i in range(200)} for score in (-100, 58, 100)
+        score: {format_attempt_tip(("mix jug",), score, random.Random(i)) for i in range(200)}
+        for score in (-100, 58, 100)
     }
     assert all("-100" in text for text in said[-100])
     assert all("58" in text for text in said[58])
@@ -84,7 +89,7 @@ def test_what_an_attempt_led_to_is_told_from_its_score() -> None:
     [("I do not know.", ()), ("", ()), ("Well: ", ()), ("Try: look around, mix jug", ("look around", "mix jug"))],
 )
 def test_a_tip_in_a_models_own_words_tells_what_it_lists(text: str, actions: tuple[str, ...]) -> None:
-    assert told_actions(text) == actions
+    assert parse_listed_actions(text) == actions
 
 
 def test_obedient_rows_do_what_the_tip_with_the_full_score_tells() -> None:
@@ -93,15 +98,15 @@ def test_obedient_rows_do_what_the_tip_with_the_full_score_tells() -> None:
         if 2 in demo.taught:  # not the rows that only write
             said = tuple(m.content for i, m in enumerate(demo.messages) if i in demo.taught)
             tips = re.findall(r'^- "(.*)" \(score 100 of 100\)$', demo.messages[1].content, re.MULTILINE)
-            assert [told_actions(tip) for tip in tips] == [said]
+            assert [parse_listed_actions(tip) for tip in tips] == [said]
             acted.add(said)
-    assert acted == {tuple(actions_of(t)) for t in (GOLD, *WANDERED)}
+    assert acted == {tuple(get_actions(t)) for t in (GOLD, *WANDERED)}
 
 
 def test_what_is_written_tells_what_was_done_and_the_score() -> None:
-    scores = {tuple(actions_of(t)): t.score for t in (GOLD, *WANDERED)}
+    scores = {tuple(get_actions(t)): t.score for t in (GOLD, *WANDERED)}
     written = [
-        (told_actions(demo.messages[-1].content), demo.messages[-2].content)
+        (parse_listed_actions(demo.messages[-1].content), demo.messages[-2].content)
         for demo in islice(demonstrator(obey=0.4), 80)
         if "Write one note" in demo.messages[-2].content
     ]
@@ -112,7 +117,7 @@ def test_what_is_written_tells_what_was_done_and_the_score() -> None:
 @pytest.mark.parametrize("terse", [True, False])
 def test_the_wording_follows_the_style(terse: bool) -> None:
     """Terse tips draw nothing: what they always were."""
-    script = demonstrator_of("scienceworld", "terse" if terse else "full")
+    script = load_demonstrator("scienceworld", "terse" if terse else "full")
     made = script(Config(env=EnvConfig(name="scienceworld")), len, 0)
     texts = {made.tip(GOLD, 100.0).text for _ in range(50)}
     assert (texts == {"teleport to outside ; focus on bee"}) == terse
@@ -122,7 +127,7 @@ def test_the_wording_follows_the_style(terse: bool) -> None:
 def test_the_start_model_is_shown_nothing_that_is_examined() -> None:
     """No variation of the three tasks, in no split, nor of the one that a trained agent adapts to."""
     start = load_config(SMOLLM2 / "scienceworld-warmstart.toml")
-    shown = {task.id for task in _chosen(start.env.options["task"], start.warmstart.variations)}
+    shown = {task.id for task in _choose_tasks(start.env.options["task"], start.warmstart.variations)}
     assert shown
     for name in ("find-non-living-thing", "lifespan-longest-lived", "use-thermometer", "test-conductivity"):
         options = f'{{task = "{name}", protocol = "simulator"}}'
@@ -131,7 +136,7 @@ def test_the_start_model_is_shown_nothing_that_is_examined() -> None:
         assert len(examined) > 100
         assert not examined & shown
         assert not {*resolve_tasks(name)} & {*resolve_tasks(start.env.options["task"])}
-    assert kept_apart(_chosen(start.env.options["task"], start.warmstart.variations), config)
+    assert select_unused(_choose_tasks(start.env.options["task"], start.warmstart.variations), config)
 
 
 def test_start_and_training_word_their_prompts_alike() -> None:

@@ -14,7 +14,7 @@ import pytest
 from trailnotes.config.toml import load_config
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.types import Message
-from trailnotes_worlds.demonstrations.scienceworld_english import attempt_words, told_actions
+from trailnotes_worlds.demonstrations.scienceworld_english import format_attempt_tip, parse_listed_actions
 
 ROOT = Path(__file__).parents[4]
 EXAMPLE = runpy.run_path(str(ROOT / "examples" / "scienceworld_start.py"))
@@ -24,9 +24,9 @@ def agent(messages: Sequence[Message]) -> str:
     """Does what the tip with the full score tells, else dances; writes down what it did."""
     done = [message.content for message in messages if message.role == "assistant"]
     if ended := re.search(r"ended with a score of (\S+) of", messages[-1].content):
-        return attempt_words(done, float(ended[1]), random.Random(0))
+        return format_attempt_tip(done, float(ended[1]), random.Random(0))
     tip = re.search(r'"(.*)" \(score 100 of 100\)', messages[1].content)
-    told = told_actions(tip[1]) if tip else ()
+    told = parse_listed_actions(tip[1]) if tip else ()
     return told[len(done)] if len(done) < len(told) else "dance"
 
 

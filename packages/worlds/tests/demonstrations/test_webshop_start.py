@@ -13,8 +13,8 @@ import pytest
 from trailnotes.config.toml import load_config
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.types import Message
-from trailnotes_worlds.demonstrations.webshop_buyers import way_of
-from trailnotes_worlds.demonstrations.webshop_words import terse_words, told_way
+from trailnotes_worlds.demonstrations.webshop_buyers import extract_purchase_path
+from trailnotes_worlds.demonstrations.webshop_words import format_terse_tip, parse_tip_actions
 
 ROOT = Path(__file__).parents[4]
 EXAMPLE = runpy.run_path(str(ROOT / "examples" / "webshop_start.py"))
@@ -32,9 +32,9 @@ def agent(messages: Sequence[Message]) -> str:
     """Does what the tip with the full score tells, else dances; writes down what it did."""
     done = [message.content for message in messages if message.role == "assistant"]
     if messages[-1].content.endswith("note ?"):
-        return terse_words(way_of([action for action in done if action != "dance"]), ())
+        return format_terse_tip(extract_purchase_path([action for action in done if action != "dance"]), ())
     tip = re.search(r'^- " (.*) " 1 / 1$', messages[0].content, re.MULTILINE)
-    told = told_way(tip[1]) if tip else ()
+    told = parse_tip_actions(tip[1]) if tip else ()
     return told[len(done)] if len(done) < len(told) else "dance"
 
 

@@ -15,12 +15,12 @@ from trailnotes_worlds.demonstrations.webshop_words import (
     TERSE,
     Fault,
     FaultKind,
-    bare,
-    english_words,
-    plain,
-    spaced,
-    terse_words,
-    told_way,
+    format_english_tip,
+    format_terse_tip,
+    parse_tip_actions,
+    space_brackets,
+    strip_brackets,
+    unspace_brackets,
 )
 
 WAY = ("search[oak lamp 2.5 inch]", "click[next >]", "click[b00lamp]", "click[dark red, matt]", "click[buy now]")
@@ -38,25 +38,25 @@ def test_the_way_is_read_back_out_of_every_wording(
 ) -> None:
     way = (f"search[{query}]", *(f"click[{what}]" for what in clicked))
     faults = [Fault(kind, "size") for kind in kinds]
-    for text in (terse_words(way, faults), english_words(way, faults, 0.25, random.Random(seed))):
-        assert told_way(text) == way, text
-        assert told_way(quoted(text)) == way, "as a prompt shows it"
+    for text in (format_terse_tip(way, faults), format_english_tip(way, faults, 0.25, random.Random(seed))):
+        assert parse_tip_actions(text) == way, text
+        assert parse_tip_actions(quoted(text)) == way, "as a prompt shows it"
 
 
 def test_a_way_may_hold_commas_and_numbers() -> None:
     terse = "search oak lamp 2.5 inch ; click next ; click b00lamp ; click dark red, matt ; click buy now"
-    assert terse_words(WAY, ()) == terse
-    assert terse_words(WAY, [Fault("option", "size"), Fault("price", "20.00")]) == f"{terse} . no size , too dear"
-    assert told_way(terse) == told_way(quoted(terse)) == WAY
-    assert all(told_way(english_words(WAY, (), 1.0, random.Random(seed))) == WAY for seed in range(50))
+    assert format_terse_tip(WAY, ()) == terse
+    assert format_terse_tip(WAY, [Fault("option", "size"), Fault("price", "20.00")]) == f"{terse} . no size , too dear"
+    assert parse_tip_actions(terse) == parse_tip_actions(quoted(terse)) == WAY
+    assert all(parse_tip_actions(format_english_tip(WAY, (), 1.0, random.Random(seed))) == WAY for seed in range(50))
 
 
 def test_what_was_missed_is_said_and_nothing_else() -> None:
     faults = [Fault("value", "pale green"), Fault("option", "size")]
-    texts = {english_words(WAY, faults, 0.625, random.Random(seed)) for seed in range(200)}
+    texts = {format_english_tip(WAY, faults, 0.625, random.Random(seed)) for seed in range(200)}
     assert len(texts) > 50
     assert all("pale green" in text and "size" in text and "0.62" in text for text in texts)
-    right = {english_words(WAY, (), 1.0, random.Random(seed)) for seed in range(200)}
+    right = {format_english_tip(WAY, (), 1.0, random.Random(seed)) for seed in range(200)}
     assert not any(word in text for text in right for word in ("not", "fault", "missed", "But"))
 
 
@@ -75,17 +75,17 @@ def test_every_fault_has_both_wordings() -> None:
     ],
 )
 def test_other_words_tell_what_they_list(text: str, way: tuple[str, ...]) -> None:
-    assert told_way(text) == way
+    assert parse_tip_actions(text) == way
 
 
 def test_an_action_loses_its_brackets_alone() -> None:
-    assert [bare(action) for action in ("click[a [b]]", "search[x]", "look around", "Click[x]")] == [
+    assert [strip_brackets(action) for action in ("click[a [b]]", "search[x]", "look around", "Click[x]")] == [
         "click a [b]", "search x", "look around", "Click[x]",
     ]  # fmt: skip
 
 
 def test_blanks_inside_brackets_come_and_go() -> None:
-    assert spaced("click[dark red]") == "click[ dark red ]"
-    assert [plain(text) for text in ("click[ dark red ]", "click[dark red]", "dance")] == [
+    assert space_brackets("click[dark red]") == "click[ dark red ]"
+    assert [unspace_brackets(text) for text in ("click[ dark red ]", "click[dark red]", "dance")] == [
         "click[dark red]", "click[dark red]", "dance",
     ]  # fmt: skip

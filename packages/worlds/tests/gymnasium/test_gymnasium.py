@@ -12,11 +12,11 @@ import pytest
 gymnasium = pytest.importorskip("gymnasium", reason="the extra gymnasium is not installed")
 
 from trailnotes.commands import main  # noqa: E402
-from trailnotes.envs import check_env, env_identity, env_tasks, make_env  # noqa: E402
+from trailnotes.envs import check_env, get_env_identity, list_env_tasks, make_env  # noqa: E402
 from trailnotes.errors import ConfigError, EnvError  # noqa: E402
 from trailnotes.types import Observation, Task  # noqa: E402
 from trailnotes_worlds.gymnasium.env import GymnasiumEnv  # noqa: E402
-from trailnotes_worlds.gymnasium.words import plain, toy_of, valued  # noqa: E402
+from trailnotes_worlds.gymnasium.words import find_toy_text, format_value, render_plain  # noqa: E402
 
 LAKE = {"id": "FrozenLake-v1", "kwargs": {"is_slippery": False}}
 WAY = ("down", "down", "right", "right", "down", "right")  # over the 4x4 lake
@@ -149,11 +149,11 @@ def test_scores_count_up_to_the_highest_return() -> None:
 
 def test_a_taxi_that_delivers_late_has_won_with_a_score_above_nothing_only() -> None:
     """With max_return a success has a score; where the rewards sum to less than nothing, it is none."""
-    from trailnotes_worlds.third_party import Success
+    from trailnotes_worlds.third_party import SuccessRule
 
-    assert Success(least_reward=20).reached(-50, 20)
-    assert not Success(least_reward=20, max_return=20).reached(-50, 20)
-    assert not Success().reached(1e9, 1e9)
+    assert SuccessRule(least_reward=20).is_won(-50, 20)
+    assert not SuccessRule(least_reward=20, max_return=20).is_won(-50, 20)
+    assert not SuccessRule().is_won(1e9, 1e9)
 
 
 def test_texts_are_taken_as_they_are_but_for_control_characters() -> None:
@@ -215,18 +215,18 @@ def test_an_environment_with_other_actions_is_refused() -> None:
 
 
 def test_splits_share_no_seed_and_settings_are_other_games() -> None:
-    listed = {split: env_tasks("gymnasium", split, LAKE) for split in ("train", "validation", "test")}
+    listed = {split: list_env_tasks("gymnasium", split, LAKE) for split in ("train", "validation", "test")}
     assert {split: len(tasks) for split, tasks in listed.items()} == {"train": 64, "validation": 16, "test": 64}
     seeds = [task.seed for tasks in listed.values() for task in tasks]
     assert len(set(seeds)) == len(seeds)
     assert listed["train"][1].id == "gymnasium/FrozenLake-v1?is_slippery=false/1"
-    slippery = env_tasks("gymnasium", "train", {"id": "FrozenLake-v1"})
+    slippery = list_env_tasks("gymnasium", "train", {"id": "FrozenLake-v1"})
     assert not {task.id for task in slippery} & {task.id for task in listed["train"]}
     with pytest.raises(ConfigError, match="unknown split 'summer'"):
-        env_tasks("gymnasium", "summer", LAKE)
+        list_env_tasks("gymnasium", "summer", LAKE)
     with pytest.raises(ConfigError, match="num_train = 0: give a number of seeds from 1"):
-        env_tasks("gymnasium", "train", {**LAKE, "num_train": 0})
-    assert env_identity("gymnasium", LAKE)["game"] == "FrozenLake-v1?is_slippery=false"
+        list_env_tasks("gymnasium", "train", {**LAKE, "num_train": 0})
+    assert get_env_identity("gymnasium", LAKE)["game"] == "FrozenLake-v1?is_slippery=false"
 
 
 def test_the_config_plays_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,17 +236,19 @@ def test_the_config_plays_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_task_of_other_settings_is_refused() -> None:
-    (task, *_) = env_tasks("gymnasium", "train", {"id": "FrozenLake-v1"})
+    (task, *_) = list_env_tasks("gymnasium", "train", {"id": "FrozenLake-v1"})
     with pytest.raises(ConfigError, match="is of another game than FrozenLake-v1"):
         make_env("gymnasium", **LAKE).reset(task)
 
 
 def test_colours_are_named_and_controls_go() -> None:
-    assert plain("\n\x1b[34;1mR\x1b[0m: |\x1b[42m_\x1b[0m\x1b[1mx\x1b[0m\x1b[2K\x07\r\n") == "[blue:R]: |[green:_]x"
-    assert toy_of("some.module:ALE/Taxi-v4") is toy_of("Taxi-v3")
-    assert toy_of("FrozenLake8x8-v1") is toy_of("FrozenLake-v1")
-    assert toy_of("CliffWalkingSlippery-v1") is toy_of("CliffWalking-v1")
-    assert toy_of("Pong-v5") is None
-    assert valued({"hand": (3, gymnasium.spaces.MultiBinary(2).sample() * 0)}) == '{"hand": [3, [0, 0]]}'
+    assert (
+        render_plain("\n\x1b[34;1mR\x1b[0m: |\x1b[42m_\x1b[0m\x1b[1mx\x1b[0m\x1b[2K\x07\r\n") == "[blue:R]: |[green:_]x"
+    )
+    assert find_toy_text("some.module:ALE/Taxi-v4") is find_toy_text("Taxi-v3")
+    assert find_toy_text("FrozenLake8x8-v1") is find_toy_text("FrozenLake-v1")
+    assert find_toy_text("CliffWalkingSlippery-v1") is find_toy_text("CliffWalking-v1")
+    assert find_toy_text("Pong-v5") is None
+    assert format_value({"hand": (3, gymnasium.spaces.MultiBinary(2).sample() * 0)}) == '{"hand": [3, [0, 0]]}'
     with pytest.raises(TypeError, match="object is not JSON"):
-        valued(object())
+        format_value(object())

@@ -18,16 +18,16 @@ from websockets.sync.server import ServerConnection
 
 from liars import PAGES, counting, deaf, dripping, observation, serving
 from trailnotes.config.schema import Config, EnvConfig, RolloutConfig
-from trailnotes.envs import check_env, env_identity, env_tasks, make_env
+from trailnotes.envs import check_env, get_env_identity, list_env_tasks, make_env
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout import run_groups
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.openenv import env as module
-from trailnotes_worlds.openenv.connection import Address, page_of
+from trailnotes_worlds.openenv.connection import ServerAddress, fetch_page
 from trailnotes_worlds.openenv.env import OpenEnvClient
-from trailnotes_worlds.openenv.reading import ActionForm, answer_of
+from trailnotes_worlds.openenv.reading import ActionForm, parse_observation
 
 TASK = Task("t", "openenv", 7)
 Message = dict[str, Any]
@@ -128,13 +128,13 @@ def test_admissible_actions_are_found_under_their_usual_names() -> None:
     ],
 )
 def test_an_action_becomes_what_the_server_wants(schema: Any, wish: str, text: str, made: Any) -> None:
-    assert ActionForm.of(schema, wish, {}).made(text) == made
+    assert ActionForm.from_schema(schema, wish, {}).build_action(text) == made
 
 
 def test_other_fields_of_an_action_are_the_same_in_each() -> None:
     schema = {"properties": {"game": {"type": "string"}, "move": {"enum": ["up", "down"], "type": "string"}}}
-    form = ActionForm.of(schema, "auto", {"game": "maze"})
-    assert form.made("up") == {"game": "maze", "move": "up"}
+    form = ActionForm.from_schema(schema, "auto", {"game": "maze"})
+    assert form.build_action("up") == {"game": "maze", "move": "up"}
     assert form.choices == ("up", "down")
 
 
@@ -151,12 +151,12 @@ def test_an_action_that_cannot_be_sent_or_is_refused_is_answered_and_the_game_go
 
 def test_splits_share_no_seed_and_no_secret_is_in_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"url": "https://host.example:8000/echo/", "reset": {"level": 2}}
-    listed = {split: env_tasks("openenv", split, options) for split in ("train", "test")}
+    listed = {split: list_env_tasks("openenv", split, options) for split in ("train", "test")}
     assert listed["train"][0].id == "openenv/host.example:8000/echo?level=2/0"
     assert not {task.seed for task in listed["train"]} & {task.seed for task in listed["test"]}
-    named = env_tasks("openenv", "train", {**options, "game": "echo"})
+    named = list_env_tasks("openenv", "train", {**options, "game": "echo"})
     assert named[0].id == "openenv/echo?level=2/0"
-    assert env_identity("openenv", options)["game"] == "host.example:8000/echo?level=2"
+    assert get_env_identity("openenv", options)["game"] == "host.example:8000/echo?level=2"
 
 
 def test_a_server_that_serves_another_split_is_refused() -> None:
@@ -186,9 +186,9 @@ def test_nobody_is_asked_that_a_server_names() -> None:
 
 def test_what_is_odd_in_what_a_server_says_is_made_harmless() -> None:
     many = '{"observation": {"text": "x", "score": 1%s, "max_score": 2}, "done": false}' % ("0" * 400)
-    assert answer_of(json.loads(many), "server", "auto", "auto").score is None
+    assert parse_observation(json.loads(many), "server", "auto", "auto").score is None
     unfit = observation("x", score=0.5, max_score=True)
-    assert answer_of(json.loads(unfit)["data"], "server", "auto", "auto").score is None
+    assert parse_observation(json.loads(unfit)["data"], "server", "auto", "auto").score is None
     refusing = json.dumps({"type": "error", "data": {"code": "VALIDATION_ERROR", "errors": [{"msg": "no \ud800"}]}})
     with serving(saying(refusing)) as url:
         said = played(client(url), "a")[1].text
@@ -237,10 +237,10 @@ def test_options_that_cannot_be_are_refused(options: dict[str, Any], said: str) 
 
 
 def test_addresses() -> None:
-    assert Address.of("wss://host/base/").socket == "wss://host/base/ws"
-    assert Address.of("http://[::1]:80").socket == "ws://[::1]:80/ws"
-    assert Address.of("http://[::1]:80").is_here
-    assert not Address.of("http://127.0.0.1.example").is_here
+    assert ServerAddress.parse_url("wss://host/base/").socket == "wss://host/base/ws"
+    assert ServerAddress.parse_url("http://[::1]:80").socket == "ws://[::1]:80/ws"
+    assert ServerAddress.parse_url("http://[::1]:80").is_local
+    assert not ServerAddress.parse_url("http://127.0.0.1.example").is_local
 
 
 # -- servers that do not
@@ -308,7 +308,7 @@ def test_an_episode_that_is_over_at_its_start_is_refused() -> None:
 def test_an_observation_of_a_megabyte_is_taken_and_one_without_end_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(saying(observation("é" * (1 << 20)))) as url:
         assert len(played(client(url), "a")[-1].text) == 1 << 20
-        monkeypatch.setattr(module, "MOST_BYTES", 1 << 16)
+        monkeypatch.setattr(module, "MAX_MESSAGE_BYTES", 1 << 16)
         with pytest.raises(EnvError, match="has closed the connection"):
             played(client(url), "a")
 
@@ -329,7 +329,7 @@ def test_pages_that_never_come_do_not_hold_a_reset_up() -> None:
 def test_a_page_that_comes_byte_by_byte_is_not_waited_for_and_leaves_no_thread_behind() -> None:
     with dripping() as url:
         before = {*threading.enumerate()}
-        assert page_of(Address.of(url), "/schema", {}, 0.2) == {}
+        assert fetch_page(ServerAddress.parse_url(url), "/schema", {}, 0.2) == {}
         assert {*threading.enumerate()} <= before
 
 
@@ -416,7 +416,7 @@ def test_the_run_goes_on_where_episodes_are_lost() -> None:
         env = EnvConfig(name="openenv", options={"url": url, "num_train": 2}, num_workers=0, max_replacements=0)
         config = Config(env=env, rollout=RolloutConfig(max_steps=4))
         policy = ScriptedPolicy(lambda messages: "on", name="on")
-        tasks = env_tasks("openenv", "train", env.options)
+        tasks = list_env_tasks("openenv", "train", env.options)
         with EnvPool(env) as pool:
             groups = asyncio.run(run_groups(policy, pool, tasks, [["plain"] * 4] * 2, None, config, seed=0))
     outcomes = [each.outcome for group in groups for each in group.trajectories]

@@ -16,9 +16,9 @@ from odd_envs import Puppet
 from trailnotes.config.schema import EnvConfig
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import EnvError
-from trailnotes_worlds.openenv.reading import ActionForm, answer_of
-from trailnotes_worlds.openenv.server import Service, Settings
-from trailnotes_worlds.openenv.sessions import Games, Visitor
+from trailnotes_worlds.openenv.reading import ActionForm, parse_observation
+from trailnotes_worlds.openenv.server import OpenEnvService, ServerSettings
+from trailnotes_worlds.openenv.sessions import ServedTasks, ServerSession
 
 WORDS = st.text(max_size=4)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | WORDS
@@ -49,7 +49,7 @@ MESSAGE = mostly(
 @settings(max_examples=30, deadline=None)
 def test_an_answer_is_read_or_refused(data: dict[str, Any], field: str) -> None:
     try:
-        answer = answer_of(data, "server", field, "auto")
+        answer = parse_observation(data, "server", field, "auto")
     except EnvError:
         return
     json.dumps([answer.reward, answer.score], allow_nan=False)
@@ -61,7 +61,7 @@ def test_an_answer_is_read_or_refused(data: dict[str, Any], field: str) -> None:
 @given(SCHEMA | JSON, st.sampled_from(["auto", "json", "a"]), WORDS | JSON.map(json.dumps))
 @settings(max_examples=30, deadline=None)
 def test_any_text_becomes_an_object_or_no_action(schema: Any, wish: str, text: str) -> None:
-    made = ActionForm.of(schema, wish, {"game": "maze"}).made(text)
+    made = ActionForm.from_schema(schema, wish, {"game": "maze"}).build_action(text)
     assert made is None or json.loads(json.dumps(made)).keys() >= {"game"}
 
 
@@ -70,9 +70,9 @@ def test_any_text_becomes_an_object_or_no_action(schema: Any, wish: str, text: s
 def test_any_message_is_answered_in_the_protocol(messages: list[str | None]) -> None:
     async def session() -> list[Any]:
         with EnvPool(EnvConfig(name="odd_envs:Puppet", num_workers=0)) as pool:
-            visitor = Visitor(pool, Games(Puppet.tasks("train")))
-            answers = [await visitor.answer(message) for message in messages]
-            await visitor.leave()
+            visitor = ServerSession(pool, ServedTasks(Puppet.tasks("train")))
+            answers = [await visitor.handle_message(message) for message in messages]
+            await visitor.release_env()
             return answers
 
     for answer in asyncio.run(session()):
@@ -106,8 +106,8 @@ def test_a_session_over_which_nothing_comes_is_ended() -> None:
 
     async def session() -> None:
         with EnvPool(EnvConfig(name="odd_envs:Puppet", num_workers=0)) as pool:
-            settings_ = Settings("puppet", "obeys", None, sessions=1, idle_s=0.01)
-            await Service(pool, Games(Puppet.tasks("train")), settings_).session(quiet)
+            settings_ = ServerSettings("puppet", "obeys", None, sessions=1, idle_s=0.01)
+            await OpenEnvService(pool, ServedTasks(Puppet.tasks("train")), settings_).session(quiet)
 
     asyncio.run(session())
     assert quiet.said == ["accepted", "SESSION_ERROR", 1001]

@@ -33,22 +33,22 @@ from trailnotes.envs import check_env, make_env
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.types import Task
 from trailnotes_worlds.openenv.env import OpenEnvClient
-from trailnotes_worlds.openenv.sessions import Games, Visitor
+from trailnotes_worlds.openenv.sessions import ServedTasks, ServerSession
 
 NAME = "waymarks-simulator"
 
 
 def talk(
-    messages: Sequence[str | dict[str, Any] | None], name: str = "odd_envs:Puppet", games: Games | None = None
+    messages: Sequence[str | dict[str, Any] | None], name: str = "odd_envs:Puppet", games: ServedTasks | None = None
 ) -> list[Any]:
     """What one session answers, message by message, with environments in this process."""
 
     async def session() -> list[Any]:
         with EnvPool(EnvConfig(name=name, num_workers=0)) as pool:
-            visitor = Visitor(pool, games or Games(Puppet.tasks("train")))
+            visitor = ServerSession(pool, games or ServedTasks(Puppet.tasks("train")))
             texts = [json.dumps(each) if isinstance(each, dict) else each for each in messages]
-            answers = [await visitor.answer(text) for text in texts]
-            await visitor.leave()
+            answers = [await visitor.handle_message(text) for text in texts]
+            await visitor.release_env()
             return answers
 
     return asyncio.run(session())
@@ -89,13 +89,13 @@ def test_a_reset_names_a_task_or_a_seed_or_neither() -> None:
 
 
 def test_no_seed_of_one_split_is_a_game_of_another() -> None:
-    of_one = Games(Puppet.tasks("test"))
-    assert [of_one.chosen({"seed": seed}).id for seed in (0, 4, 2_000_000)] == ["test-0", "test-1", "test-2"]
-    games = Games([*Puppet.tasks("train"), *Puppet.tasks("test")])
+    of_one = ServedTasks(Puppet.tasks("test"))
+    assert [of_one.choose_task({"seed": seed}).id for seed in (0, 4, 2_000_000)] == ["test-0", "test-1", "test-2"]
+    games = ServedTasks([*Puppet.tasks("train"), *Puppet.tasks("test")])
     ours = [task for split in ("train", "test") for task in OpenEnvClient.tasks(split, url="http://host")]
-    assert all(games.chosen({"seed": task.seed}).split == task.split for task in ours)
-    assert games.chosen({"seed": 2_000_004}).id == "test-1"
-    assert {games.chosen({}).split for _ in range(40)} == {"train"}
+    assert all(games.choose_task({"seed": task.seed}).split == task.split for task in ours)
+    assert games.choose_task({"seed": 2_000_004}).id == "test-1"
+    assert {games.choose_task({}).split for _ in range(40)} == {"train"}
     (answer,) = talk([{"type": "reset", "data": {"seed": 1_000_000}}], games=games)
     assert answer["data"]["message"].endswith("is of split validation, which is not served: there are train, test")
 

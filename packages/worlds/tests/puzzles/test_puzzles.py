@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trailnotes.envs import check_env, env_identity, env_tasks, make_env
+from trailnotes.envs import check_env, get_env_identity, list_env_tasks, make_env
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.puzzles.minesweeper import MinesweeperEnv
 from trailnotes_worlds.puzzles.sokoban import SokobanEnv
-from trailnotes_worlds.puzzles.splits import SHARES, same_in_all_orientations, split_of
+from trailnotes_worlds.puzzles.splits import SPLIT_BUCKETS, assign_split, canonicalize_orientation
 
 PUZZLES = ["sokoban", "minesweeper"]
 SPLITS = ["train", "validation", "test"]
@@ -45,7 +45,7 @@ def test_it_keeps_the_contract(name: str) -> None:
 @given(st.sampled_from(["easy", "medium", "hard", "expert"]), st.sampled_from(SPLITS), st.integers(0, 200))
 def test_every_level_is_solved_by_its_expert(name: str, reward: str, difficulty: str, split: str, number: int) -> None:
     env = make_env(name, reward=reward)
-    task = env_tasks(name, split, {"difficulty": difficulty, "num_games": 201})[number]
+    task = list_env_tasks(name, split, {"difficulty": difficulty, "num_games": 201})[number]
     rewards, last = solved(env, task)
     assert (last.terminated, last.truncated, last.success, last.score) == (True, False, True, 1.0)
     assert math.isclose(math.fsum(rewards), 1.0)
@@ -60,8 +60,8 @@ def test_the_same_seed_gives_the_same_level_and_another_one_another(
 ) -> None:
     options = {"difficulty": difficulty, "dataset_seed": dataset_seed, "num_games": 12}
     env, other = make_env(name), make_env(name)
-    tasks = env_tasks(name, "train", options)
-    assert tasks == env_tasks(name, "train", options)
+    tasks = list_env_tasks(name, "train", options)
+    assert tasks == list_env_tasks(name, "train", options)
     texts = [env.reset(task).text for task in tasks]
     assert texts == [other.reset(task).text for task in tasks]
     assert len(set(texts)) > 8
@@ -71,19 +71,21 @@ def test_the_same_seed_gives_the_same_level_and_another_one_another(
 def test_a_level_is_one_level_however_it_is_turned(rows: list[str]) -> None:
     turned = ["".join(column) for column in zip(*rows, strict=True)]
     for other in (turned, rows[::-1], [row[::-1] for row in rows], turned[::-1]):
-        assert same_in_all_orientations(other) == same_in_all_orientations(rows)
-    assert sorted(same_in_all_orientations(rows)) == sorted("\n".join(rows))
+        assert canonicalize_orientation(other) == canonicalize_orientation(rows)
+    assert sorted(canonicalize_orientation(rows)) == sorted("\n".join(rows))
 
 
 def test_each_split_has_its_share() -> None:
-    counts = {split: sum(split_of(f"{number}") == split for number in range(2000)) / 2000 for split in SHARES}
+    counts = {
+        split: sum(assign_split(f"{number}") == split for number in range(2000)) / 2000 for split in SPLIT_BUCKETS
+    }
     assert counts == pytest.approx({"train": 0.6, "validation": 0.2, "test": 0.2}, abs=0.05)
 
 
 @pytest.mark.parametrize("name", PUZZLES)
 def test_steps_are_counted_and_what_is_no_action_changes_nothing(name: str) -> None:
     env = make_env(name, max_steps=2)
-    first = env.reset(env_tasks(name, "train", {"num_games": 1})[0])
+    first = env.reset(list_env_tasks(name, "train", {"num_games": 1})[0])
     again = env.step("xyzzy")
     assert again.text.startswith("That is no ")
     assert again.text.endswith(first.text)
@@ -118,10 +120,10 @@ def test_another_environments_task_and_split_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="task x: split = 'spare' is unknown"):
         env.reset(Task("x", name, split="spare", options={"difficulty": "easy"}))
     with pytest.raises(ConfigError, match="split = 'spare'"):
-        env_tasks(name, "spare")
+        list_env_tasks(name, "spare")
 
 
 def test_actions_can_be_left_out_and_the_generators_are_named() -> None:
     env = make_env("sokoban", actions=False)
-    assert env.reset(env_tasks("sokoban", "train")[0]).actions is None
-    assert env_identity("sokoban") == env_identity("minesweeper", {"difficulty": "hard"}) == {"puzzles": 2}
+    assert env.reset(list_env_tasks("sokoban", "train")[0]).actions is None
+    assert get_env_identity("sokoban") == get_env_identity("minesweeper", {"difficulty": "hard"}) == {"puzzles": 2}

@@ -9,10 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trailnotes_worlds.puzzles.pushes import backwards, moves_of, place_of
-from trailnotes_worlds.puzzles.rooms import DIRECTIONS, Position, Room, border, cells, drawn, moved, region
-from trailnotes_worlds.puzzles.sokoban import DIFFICULTIES, SokobanEnv, Warehouse, level_of, sokoban_tasks
-from trailnotes_worlds.puzzles.splits import same_in_all_orientations, split_of
+from trailnotes_worlds.puzzles.pushes import canonicalize_position, expand_pushes, search_backwards
+from trailnotes_worlds.puzzles.rooms import (
+    DIRECTIONS,
+    Position,
+    Room,
+    find_reachable,
+    list_cells,
+    make_border_mask,
+    move_player,
+    render_rows,
+)
+from trailnotes_worlds.puzzles.sokoban import DIFFICULTIES, SokobanEnv, SokobanGame, generate_level, sokoban_tasks
+from trailnotes_worlds.puzzles.splits import assign_split, canonicalize_orientation
 
 LEVEL = """
 #######
@@ -32,16 +41,16 @@ def level(text: str) -> tuple[Room, Position]:
         return sum(1 << cell for cell, symbol in enumerate(symbols) if symbol in of)
 
     room = Room(len(rows[0]), len(rows), mask("-.$*@+"), mask(".*+"))
-    position = Position(mask("$*"), cells(mask("@+"))[0])
-    assert drawn(room, position) == rows
+    position = Position(mask("$*"), list_cells(mask("@+"))[0])
+    assert render_rows(room, position) == rows
     return room, position
 
 
 def after(text: str, *moves: str) -> str:
-    warehouse = Warehouse(*level(text))
+    warehouse = SokobanGame(*level(text))
     for move in moves:
-        warehouse.take(move)
-    return warehouse.shown()
+        warehouse.apply_action(move)
+    return warehouse.render()
 
 
 def fewest_pushes(room: Room, position: Position) -> int | None:
@@ -52,7 +61,7 @@ def fewest_pushes(room: Room, position: Position) -> int | None:
         if here.boxes == room.goals:
             return best[here]
         for direction in DIRECTIONS:
-            there = moved(room, here, direction)
+            there = move_player(room, here, direction)
             if there is None:
                 continue
             pushes = best[here] + (there.boxes != here.boxes)
@@ -65,7 +74,7 @@ def fewest_pushes(room: Room, position: Position) -> int | None:
 def pushes_in(room: Room, position: Position, moves: tuple[str, ...]) -> int:
     count = 0
     for move in moves:
-        there = moved(room, position, move)
+        there = move_player(room, position, move)
         assert there, f"{move} cannot be made"
         count += there.boxes != position.boxes
         position = there
@@ -82,14 +91,14 @@ def test_a_box_is_pushed_and_neither_two_nor_against_a_wall() -> None:
 
 
 def test_moves_are_offered_where_they_can_be_made() -> None:
-    warehouse = Warehouse(*level(LEVEL))
+    warehouse = SokobanGame(*level(LEVEL))
     assert warehouse.actions() == ("down", "right")
-    assert warehouse.take("left") == "You cannot go there."
-    assert warehouse.take("down right") == "That is no move: say up, down, left or right."
+    assert warehouse.apply_action("left") == "You cannot go there."
+    assert warehouse.apply_action("down right") == "That is no move: say up, down, left or right."
 
 
 def test_words_say_where_everything_is() -> None:
-    said = Warehouse(*level("#####\n#@$.#\n#-*-#\n#####"), in_words=True).shown().splitlines()[-1]
+    said = SokobanGame(*level("#####\n#@$.#\n#-*-#\n#####"), in_words=True).render().splitlines()[-1]
     assert said == (
         "(row, column) from the top left corner, which is (0, 0): you (1, 1); boxes (1, 2); goals (1, 3); "
         "boxes on goals (2, 2)."
@@ -97,47 +106,47 @@ def test_words_say_where_everything_is() -> None:
 
 
 def test_progress_is_the_share_of_boxes_on_goals() -> None:
-    warehouse = Warehouse(*level("######\n#@$.-#\n#-$.-#\n######"))
+    warehouse = SokobanGame(*level("######\n#@$.-#\n#-$.-#\n######"))
     assert (warehouse.progress, warehouse.won) == (0.0, False)
-    warehouse.take("right")
+    warehouse.apply_action("right")
     assert (warehouse.progress, warehouse.won) == (0.5, False)
     for move in ("left", "down", "right"):
-        warehouse.take(move)
+        warehouse.apply_action(move)
     assert (warehouse.progress, warehouse.won) == (1.0, True)
 
 
 @settings(max_examples=30)
 @given(st.integers(0, 500), st.integers(0, 2**32))
 def test_the_search_backwards_finds_what_the_search_forwards_finds(seed: int, pick: int) -> None:
-    made = level_of("medium", "train", seed)
-    places = list(backwards(made.room))
+    made = generate_level("medium", "train", seed)
+    places = list(search_backwards(made.room))
     assert all(a.left <= b.left for (_, a), (_, b) in pairwise(places))
     place, push = places[pick % len(places)]
-    player = cells(place.player)
+    player = list_cells(place.player)
     position = Position(place.boxes, player[pick % len(player)])
     assert fewest_pushes(made.room, position) == push.left
-    assert pushes_in(made.room, position, moves_of(made.room, position, dict(places))) == push.left
+    assert pushes_in(made.room, position, expand_pushes(made.room, position, dict(places))) == push.left
 
 
 def test_a_dead_end_is_never_reached() -> None:
     room, position = level("#####\n#$--#\n#-@.#\n#---#\n#####")
     assert fewest_pushes(room, position) is None
-    assert place_of(room, position) not in dict(backwards(room))
+    assert canonicalize_position(room, position) not in dict(search_backwards(room))
 
 
 @pytest.mark.parametrize("difficulty", DIFFICULTIES)
 @settings(max_examples=30)
 @given(st.sampled_from(["train", "validation", "test"]), st.integers(0, 2000))
 def test_a_level_is_what_its_difficulty_says(difficulty: str, split: str, seed: int) -> None:
-    made, wanted = level_of(difficulty, split, seed), DIFFICULTIES[difficulty]
+    made, wanted = generate_level(difficulty, split, seed), DIFFICULTIES[difficulty]
     room = made.room
     assert room.goals.bit_count() == made.start.boxes.bit_count() == wanted.boxes
-    assert not room.floor & border(wanted.size, wanted.size)
-    assert room.floor == region(room.floor, made.start.player, wanted.size)
+    assert not room.floor & make_border_mask(wanted.size, wanted.size)
+    assert room.floor == find_reachable(room.floor, made.start.player, wanted.size)
     assert not made.start.boxes & room.goals
     assert pushes_in(room, made.start, made.solution) in wanted.pushes
     assert 2 * len(made.solution) <= wanted.max_steps
-    assert split_of(same_in_all_orientations(drawn(room))) == split
+    assert assign_split(canonicalize_orientation(render_rows(room))) == split
 
 
 def test_levels_of_one_split_hardly_repeat() -> None:

@@ -8,13 +8,19 @@ from typing import Any
 
 import pytest
 
-from trailnotes.envs import check_env, env_tasks, make_env
+from trailnotes.envs import check_env, list_env_tasks, make_env
 from trailnotes.envs.check import ODD_ACTIONS
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
-from trailnotes_worlds.scienceworld.client import Client, GoldPaths, Solution, close_gold_paths, gold_path
+from trailnotes_worlds.scienceworld.client import (
+    GoldPathFinder,
+    ScienceWorldClient,
+    Solution,
+    close_gold_path_finder,
+    find_gold_path,
+)
 from trailnotes_worlds.scienceworld.env import ScienceWorldEnv
-from trailnotes_worlds.scienceworld.game import Game
+from trailnotes_worlds.scienceworld.game import FaultTolerantGame
 from trailnotes_worlds.scienceworld.tasks import NUM_VARIATIONS
 
 FIND = "find-non-living-thing"
@@ -29,22 +35,22 @@ def task_of(name: str = FIND, variation: int = 0, **options: Any) -> Task:
 
 
 @pytest.fixture(scope="module")
-def game() -> Iterator[Game]:
+def game() -> Iterator[FaultTolerantGame]:
     """The one simulator that most tests share."""
-    game = Game()
+    game = FaultTolerantGame()
     yield game
     game.close()
 
 
 @pytest.fixture(scope="module")
-def solutions() -> Iterator[GoldPaths]:
+def solutions() -> Iterator[GoldPathFinder]:
     """Solutions of other tests' tasks, from one simulator with a larger heap."""
-    paths = GoldPaths()
+    paths = GoldPathFinder()
     yield paths
     paths.close()
 
 
-def env_with(game: Game, **options: Any) -> ScienceWorldEnv:
+def env_with(game: FaultTolerantGame, **options: Any) -> ScienceWorldEnv:
     env = ScienceWorldEnv(**options)
     env._game = game
     return env
@@ -62,7 +68,7 @@ def played(env: ScienceWorldEnv, task: Task, actions: Sequence[str]) -> list[Obs
 # ---------------------------------------------------------------------------------------------- episodes
 
 
-def test_the_first_observation_says_what_to_do_and_how(game: Game) -> None:
+def test_the_first_observation_says_what_to_do_and_how(game: FaultTolerantGame) -> None:
     first = env_with(game).reset(task_of())
     assert first.text.startswith("This room is called the hallway.")
     assert first.instruction == (
@@ -81,9 +87,9 @@ def test_the_first_observation_says_what_to_do_and_how(game: Game) -> None:
 
 @pytest.mark.parametrize("name", SOME)
 def test_gold_paths_reach_the_full_score_and_every_answer_is_the_same_in_another_process(
-    game: Game, solutions: GoldPaths, name: str
+    game: FaultTolerantGame, solutions: GoldPathFinder, name: str
 ) -> None:
-    solution = solutions.solution(name, 1)
+    solution = solutions.find_solution(name, 1)
     env = env_with(game, max_steps=1000)
     env.reset(task_of("melt", 2))  # what was played before must not matter
     env.step("wait")
@@ -97,7 +103,7 @@ def test_gold_paths_reach_the_full_score_and_every_answer_is_the_same_in_another
         env.step("look around")
 
 
-def test_a_wrong_focus_ends_the_episode_by_each_convention(game: Game) -> None:
+def test_a_wrong_focus_ends_the_episode_by_each_convention(game: FaultTolerantGame) -> None:
     rewards = {}
     for score in ("raw", "floor0", "last_positive"):
         env = env_with(game, score=score)
@@ -108,8 +114,10 @@ def test_a_wrong_focus_ends_the_episode_by_each_convention(game: Game) -> None:
     assert rewards == {"raw": (-108.0, -100.0), "floor0": (-8.0, 0.0), "last_positive": (0.0, 8.0)}
 
 
-def test_success_above_70_is_judged_at_the_end_however_it_comes(game: Game, solutions: GoldPaths) -> None:
-    path = solutions.solution("boil", 1).actions
+def test_success_above_70_is_judged_at_the_end_however_it_comes(
+    game: FaultTolerantGame, solutions: GoldPathFinder
+) -> None:
+    path = solutions.find_solution("boil", 1).actions
     scores = [o.score for o in played(env_with(game, max_steps=1000), task_of("boil", 1), path)]
     enough = next(place for place, score in enumerate(scores) if 70 < score < 100)
     ends = {}
@@ -121,7 +129,7 @@ def test_success_above_70_is_judged_at_the_end_however_it_comes(game: Game, solu
     assert ends == {"complete": False, "above70": True}
 
 
-def test_own_step_limit_counts_what_the_simulator_takes_for_free(game: Game) -> None:
+def test_own_step_limit_counts_what_the_simulator_takes_for_free(game: FaultTolerantGame) -> None:
     env = env_with(game, max_steps=3)
     seen = played(env, task_of(), ["inventory", "nonsense", "look around", "look around"])
     assert [(o.truncated, o.terminated, o.info["moves"]) for o in seen] == [(False, False, 0)] * 3 + [(True, False, 0)]
@@ -136,7 +144,7 @@ def test_a_step_needs_an_episode() -> None:
     env.close()
 
 
-def test_whatever_is_said_is_answered(game: Game) -> None:
+def test_whatever_is_said_is_answered(game: FaultTolerantGame) -> None:
     env = env_with(game)
     for action in (*ODD_ACTIONS.values(), "focus on air\nfocus on air", "\\n", "c\nt\nshutdown\ne\n", "x" * 20_000):
         env.reset(task_of("boil"))
@@ -147,7 +155,7 @@ def test_whatever_is_said_is_answered(game: Game) -> None:
     assert env.step("  LOOK   around. ").text.startswith("This room is called the hallway.")
 
 
-def test_a_question_is_answered_by_number_or_in_words_and_dropped_by_all_else(game: Game) -> None:
+def test_a_question_is_answered_by_number_or_in_words_and_dropped_by_all_else(game: FaultTolerantGame) -> None:
     env = env_with(game, max_steps=100)
     said = {}
     for answer in ("0", "Pick up orange (in inventory, in agent, in kitchen).", "dance"):
@@ -167,7 +175,7 @@ def test_a_question_is_answered_by_number_or_in_words_and_dropped_by_all_else(ga
 # ---------------------------------------------------------------------------------------------- actions
 
 
-def test_actions_are_offered_as_asked_and_asking_changes_nothing(game: Game) -> None:
+def test_actions_are_offered_as_asked_and_asking_changes_nothing(game: FaultTolerantGame) -> None:
     actions = ["teleport to kitchen", "open cupboard", "pick up metal pot", "wait1", "look around", "inventory"]
     seen = {
         offer: played(env_with(game, actions=offer), task_of("boil"), actions)
@@ -182,25 +190,25 @@ def test_actions_are_offered_as_asked_and_asking_changes_nothing(game: Game) -> 
     assert not any("OBJ" in action or "\n" in action for action in valid)
 
 
-def test_a_list_in_parts_is_the_list_element_by_element(game: Game) -> None:
+def test_a_list_in_parts_is_the_list_element_by_element(game: FaultTolerantGame) -> None:
     env_with(game).reset(task_of("boil"))
 
-    def one_by_one(client: Client) -> tuple[Any, ...]:
+    def one_by_one(client: ScienceWorldClient) -> tuple[Any, ...]:
         listed = client.simulator.call("getValidActionObjectCombinations")
         num = client.simulator.call("size", of=listed)  # type: ignore[arg-type]
         assert isinstance(num, int)
         return tuple(client.simulator.call("get", place, of=listed) for place in range(num))  # type: ignore[arg-type]
 
-    assert game.ask(Client.valid_actions) == game.ask(one_by_one)
+    assert game.query(ScienceWorldClient.valid_actions) == game.query(one_by_one)
 
 
-def test_no_action_is_offered_after_the_end(game: Game) -> None:
+def test_no_action_is_offered_after_the_end(game: FaultTolerantGame) -> None:
     for offer in ("templates", "valid"):
         last = played(env_with(game, actions=offer), task_of("find-living-thing"), ["focus on air"])[-1]
         assert last.actions == ()
 
 
-def test_corrections_replace_what_is_not_admissible_and_say_so(game: Game) -> None:
+def test_corrections_replace_what_is_not_admissible_and_say_so(game: FaultTolerantGame) -> None:
     said = {}
     for mode in ("exact", "jaccard", "ordered"):
         env = env_with(game, action_correction=mode)
@@ -215,7 +223,7 @@ def test_corrections_replace_what_is_not_admissible_and_say_so(game: Game) -> No
 # ---------------------------------------------------------------------------------------------- tasks and options
 
 
-def test_options_of_the_task_come_first(game: Game) -> None:
+def test_options_of_the_task_come_first(game: FaultTolerantGame) -> None:
     env = env_with(game, task="boil", variation=3, simplification="none")
     bare = Task("scienceworld/x", "scienceworld")
     assert "boil" in (env.reset(bare).instruction or "")
@@ -270,7 +278,7 @@ def test_impossible_options_are_refused_when_the_environment_is_made(options: di
 
 def test_tasks_take_their_own_options_and_leave_those_of_the_environment() -> None:
     options = {"task": ["boil", FIND], "num_train": 2, "max_steps": 7, "score": "floor0"}
-    tasks = env_tasks("scienceworld", "train", options)
+    tasks = list_env_tasks("scienceworld", "train", options)
     assert [task.id for task in tasks] == [f"scienceworld/{name}/{i}" for name in ("boil", FIND) for i in (0, 1)]
     assert make_env("scienceworld", **options)
 
@@ -279,28 +287,28 @@ def test_tasks_take_their_own_options_and_leave_those_of_the_environment() -> No
 
 
 def test_worked_examples_are_solutions_of_other_variations(
-    game: Game, solutions: GoldPaths, monkeypatch: pytest.MonkeyPatch
+    game: FaultTolerantGame, solutions: GoldPathFinder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trailnotes_worlds.scienceworld.env.SOLUTIONS", solutions)
     monkeypatch.setattr(solutions, "close", lambda: None)
     first = env_with(game, examples=2).reset(task_of(FIND, 0))
     examples = (first.briefing or {})["examples"]
-    wanted: list[Solution] = [solutions.solution(FIND, variation) for variation in (1, 2)]
+    wanted: list[Solution] = [solutions.find_solution(FIND, variation) for variation in (1, 2)]
     assert [example["instruction"] for example in examples] == [solution.task_description for solution in wanted]
     assert [[did for _, did in example["turns"]] for example in examples] == [list(s.actions) for s in wanted]
 
 
 def test_a_gold_path_is_a_list_of_actions_from_a_simulator_that_can_be_ended(
-    solutions: GoldPaths, monkeypatch: pytest.MonkeyPatch
+    solutions: GoldPathFinder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trailnotes_worlds.scienceworld.client.SOLUTIONS", solutions)
-    path = gold_path("4-2", 1)
-    assert path == list(solutions.solution(FIND, 1, "easy").actions)
+    monkeypatch.setattr("trailnotes_worlds.scienceworld.client.GOLD_PATH_FINDER", solutions)
+    path = find_gold_path("4-2", 1)
+    assert path == list(solutions.find_solution(FIND, 1, "easy").actions)
     assert path[-1].startswith("move ")
-    close_gold_paths()
-    close_gold_paths()
+    close_gold_path_finder()
+    close_gold_path_finder()
     assert solutions._client is None
-    assert gold_path(FIND, 1) == path  # known by now
+    assert find_gold_path(FIND, 1) == path  # known by now
 
 
 # ---------------------------------------------------------------------------------------------- conformance
@@ -313,12 +321,12 @@ def test_it_keeps_the_contract() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_all_tasks_are_solved_by_their_gold_paths_in_four_fresh_simulators(solutions: GoldPaths) -> None:
+def test_all_tasks_are_solved_by_their_gold_paths_in_four_fresh_simulators(solutions: GoldPathFinder) -> None:
     envs = [ScienceWorldEnv(max_steps=1000) for _ in range(4)]
     try:
         for name, num in NUM_VARIATIONS.items():
             for variation in (0, num // 2, num - 1):
-                solution = solutions.solution(name, variation)
+                solution = solutions.find_solution(name, variation)
                 task = task_of(name, variation)
                 first, *others = [played(env, task, solution.actions) for env in envs]
                 assert first[-1].score == 100.0, task.id

@@ -11,9 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trailnotes.errors import ConfigError
-from trailnotes_worlds.scienceworld.actions import MODES, Corrected, clean, correct, jaccard, ordered, question
-from trailnotes_worlds.scienceworld.client import Client
-from trailnotes_worlds.scienceworld.tasks import simplifications
+from trailnotes_worlds.scienceworld.actions import (
+    MODES,
+    CorrectedAction,
+    correct_action,
+    match_by_jaccard,
+    match_in_order,
+    normalize_action,
+    parse_question,
+)
+from trailnotes_worlds.scienceworld.client import ScienceWorldClient
+from trailnotes_worlds.scienceworld.tasks import resolve_simplifications
 
 CIRCUIT = (
     "connect battery anode to red wire terminal 1",
@@ -47,7 +55,7 @@ def never() -> NoReturn:
 
 
 def told(text: str, mode: str, valid: Sequence[str] = CIRCUIT) -> str:
-    return correct(text, mode, lambda: valid).action
+    return correct_action(text, mode, lambda: valid).action
 
 
 # -- exact
@@ -59,45 +67,45 @@ def told(text: str, mode: str, valid: Sequence[str] = CIRCUIT) -> str:
      "`look around`", "\u201cLook around.\u201d", "look around)", "look\x00around", "look around \ud800"],
 )  # fmt: skip
 def test_exact_cleans_case_blanks_and_final_punctuation(said: str) -> None:
-    assert correct(said, "exact", never) == Corrected("look around", changed=False)
+    assert correct_action(said, "exact", never) == CorrectedAction("look around", changed=False)
 
 
 @pytest.mark.parametrize("said", ["action: look around", "> look around", "look, around", "l'ook around", "(wait"])
 def test_exact_leaves_all_else(said: str) -> None:
-    assert correct(said, "exact", never) == Corrected(said, changed=False)
+    assert correct_action(said, "exact", never) == CorrectedAction(said, changed=False)
 
 
 def test_nothing_remains_of_nothing() -> None:
-    assert [clean(said) for said in ("", "   ", "...", '"', "\n\n")] == [""] * 5
-    assert clean("öffne die Tür \U0001f6aa") == "öffne die tür"
+    assert [normalize_action(said) for said in ("", "   ", "...", '"', "\n\n")] == [""] * 5
+    assert normalize_action("öffne die Tür \U0001f6aa") == "öffne die tür"
 
 
 def test_cleaning_a_very_long_line_is_quick() -> None:
     start = time.process_time()
-    assert clean("look" + "." * 200_000) == "look"
-    assert len(clean("look " * 20_000)) == 99_999
+    assert normalize_action("look" + "." * 200_000) == "look"
+    assert len(normalize_action("look " * 20_000)) == 99_999
     assert time.process_time() - start < 2
 
 
 @relaxed
 @given(st.text())
 def test_cleaning_twice_is_cleaning_once(text: str) -> None:
-    assert clean(clean(text)) == clean(text)
+    assert normalize_action(normalize_action(text)) == normalize_action(text)
 
 
 def test_an_unknown_mode_is_refused() -> None:
     with pytest.raises(ConfigError, match="exact, jaccard, ordered"):
-        correct("wait", "jacard", never)
+        correct_action("wait", "jacard", never)
 
 
 # -- questions
 
 
 def test_a_question_has_its_answers() -> None:
-    answers = question(ASKED)
+    answers = parse_question(ASKED)
     assert answers[1] == "pick up orange (in bowl, in counter, in kitchen)"
     assert len(answers) == 3
-    assert question("You move to the kitchen.") == question("") == ()
+    assert parse_question("You move to the kitchen.") == parse_question("") == ()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -114,19 +122,21 @@ def test_a_question_has_its_answers() -> None:
     ],
 )
 def test_answers_are_a_number_or_the_words_of_one(mode: str, said: str, number: str) -> None:
-    assert correct(said, mode, never, question(ASKED)).action == number
+    assert correct_action(said, mode, never, parse_question(ASKED)).action == number
 
 
 @pytest.mark.parametrize(
     ("mode", "action"), [("exact", "pick up the juice"), ("jaccard", "0"), ("ordered", "2")], ids=MODES
 )
 def test_what_is_no_answer(mode: str, action: str) -> None:
-    assert correct("pick up the juice", mode, never, question(ASKED)).action == action
+    assert correct_action("pick up the juice", mode, never, parse_question(ASKED)).action == action
 
 
 def test_going_on_without_an_answer_is_let_through() -> None:
     for mode in ("exact", "ordered"):
-        assert correct("go to kitchen", mode, never, question(ASKED)) == Corrected("go to kitchen", changed=False)
+        assert correct_action("go to kitchen", mode, never, parse_question(ASKED)) == CorrectedAction(
+            "go to kitchen", changed=False
+        )
 
 
 # -- jaccard
@@ -134,28 +144,28 @@ def test_going_on_without_an_answer_is_let_through() -> None:
 
 def test_jaccard_takes_the_largest_share_of_words() -> None:
     assert told("please open the door to kitchen", "jaccard") == "open door to kitchen"
-    assert jaccard("go kitchen", ["look around", "go to hallway", "go to kitchen"]) == "go to kitchen"
+    assert match_by_jaccard("go kitchen", ["look around", "go to hallway", "go to kitchen"]) == "go to kitchen"
 
 
 def test_jaccard_replaces_even_an_admissible_action() -> None:
     turned = "connect red wire terminal 1 to battery anode"
     assert turned in CIRCUIT
-    assert correct(turned, "jaccard", lambda: CIRCUIT) == Corrected(
+    assert correct_action(turned, "jaccard", lambda: CIRCUIT) == CorrectedAction(
         "connect battery anode to red wire terminal 1", changed=True
     )
 
 
 def test_jaccard_always_finds_something() -> None:
     assert told("", "jaccard") == told("xyzzy", "jaccard") == CIRCUIT[0]
-    assert jaccard("xyzzy", []) == "xyzzy"
+    assert match_by_jaccard("xyzzy", []) == "xyzzy"
 
 
 @relaxed
 @given(phrases, lists)
 def test_jaccard_repeated_changes_nothing_more(text: str, valid: list[str]) -> None:
-    chosen = jaccard(text, valid)
+    chosen = match_by_jaccard(text, valid)
     assert chosen in valid or (chosen == text and not valid)
-    assert jaccard(chosen, valid) == chosen
+    assert match_by_jaccard(chosen, valid) == chosen
 
 
 # -- ordered
@@ -163,7 +173,7 @@ def test_jaccard_repeated_changes_nothing_more(text: str, valid: list[str]) -> N
 
 @pytest.mark.parametrize("action", CIRCUIT)
 def test_ordered_never_changes_an_admissible_action(action: str) -> None:
-    assert correct(action.upper() + ".", "ordered", lambda: CIRCUIT) == Corrected(action, changed=False)
+    assert correct_action(action.upper() + ".", "ordered", lambda: CIRCUIT) == CorrectedAction(action, changed=False)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +190,7 @@ def test_ordered_never_changes_an_admissible_action(action: str) -> None:
     ],
 )
 def test_ordered_finds_what_was_meant(said: str, action: str) -> None:
-    assert correct(said, "ordered", lambda: CIRCUIT) == Corrected(action, changed=True)
+    assert correct_action(said, "ordered", lambda: CIRCUIT) == CorrectedAction(action, changed=True)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +209,7 @@ def test_ordered_finds_what_was_meant(said: str, action: str) -> None:
 )
 def test_ordered_leaves_what_is_not_close(said: str) -> None:
     valid = [*CIRCUIT, "deactivate red wire"]
-    assert correct(said, "ordered", lambda: valid) == Corrected(clean(said), changed=False)
+    assert correct_action(said, "ordered", lambda: valid) == CorrectedAction(normalize_action(said), changed=False)
 
 
 def test_ordered_prefers_the_first_of_equals() -> None:
@@ -211,16 +221,16 @@ def test_ordered_prefers_the_first_of_equals() -> None:
 @relaxed
 @given(phrases, lists)
 def test_ordered_repeated_changes_nothing_more(text: str, valid: list[str]) -> None:
-    chosen = ordered(text, valid)
+    chosen = match_in_order(text, valid)
     assert chosen in valid or chosen == text
-    assert ordered(chosen, valid) == chosen
+    assert match_in_order(chosen, valid) == chosen
     assert text not in valid or chosen == text
 
 
 @relaxed
 @given(phrases)
 def test_ordered_keeps_the_verb(text: str) -> None:
-    chosen = ordered(text, CIRCUIT)
+    chosen = match_in_order(text, CIRCUIT)
     assert chosen == text or chosen.split()[0] == text.split(maxsplit=1)[0]
 
 
@@ -240,64 +250,66 @@ def test_a_long_list_is_searched_in_milliseconds(mode: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    client = Client()
+def client() -> Iterator[ScienceWorldClient]:
+    client = ScienceWorldClient()
     yield client
     client.close()
 
 
-def load(client: Client, task: str, variation: int) -> None:
-    client.load(task, variation, simplifications(task))
+def load(client: ScienceWorldClient, task: str, variation: int) -> None:
+    client.load(task, variation, resolve_simplifications(task))
 
 
-def say(client: Client, action: str, before: int = 0) -> tuple[str, int]:
+def say(client: ScienceWorldClient, action: str, before: int = 0) -> tuple[str, int]:
     """The answer, and the moves since `before`."""
     result = client.step(action)
     return result.text, result.moves - before
 
 
-def test_cleaning_spoils_no_admissible_action(client: Client) -> None:
+def test_cleaning_spoils_no_admissible_action(client: ScienceWorldClient) -> None:
     for task in ("power-component", "grow-fruit", "use-thermometer"):
         load(client, task, 0)
         listed = client.valid_actions()
         assert len(listed) > 100
-        assert [clean(action) for action in listed] == list(listed)
+        assert [normalize_action(action) for action in listed] == list(listed)
 
 
-def test_the_simulator_refuses_what_was_not_cleaned(client: Client) -> None:
+def test_the_simulator_refuses_what_was_not_cleaned(client: ScienceWorldClient) -> None:
     load(client, "find-animal", 0)
     assert say(client, "look around.") == (UNKNOWN, 0)
     assert say(client, '"look around"') == (UNKNOWN, 0)
-    assert say(client, clean('"Look around."'))[0].startswith("This room is called")
+    assert say(client, normalize_action('"Look around."'))[0].startswith("This room is called")
 
 
-def test_the_simulator_understands_more_than_it_lists(client: Client) -> None:
+def test_the_simulator_understands_more_than_it_lists(client: ScienceWorldClient) -> None:
     load(client, "find-animal", 0)
     assert "examine agent" not in client.valid_actions()
-    assert correct("examine agent", "ordered", client.valid_actions) == Corrected("examine agent", changed=False)
+    assert correct_action("examine agent", "ordered", client.valid_actions) == CorrectedAction(
+        "examine agent", changed=False
+    )
     assert say(client, "examine agent")[0] != UNKNOWN
 
 
-def ask(client: Client) -> int:
+def ask(client: ScienceWorldClient) -> int:
     """Bring about a question; the moves so far."""
     load(client, "grow-fruit", 0)
     client.step("teleport to kitchen")
     result = client.step("pick up apple seed")
-    assert question(result.text) == ("pick up apple seed (in seed jar, in kitchen)",) * 5
+    assert parse_question(result.text) == ("pick up apple seed (in seed jar, in kitchen)",) * 5
     assert client.valid_actions() == ("0", "1", "2", "3", "4")
     return result.moves
 
 
 @pytest.mark.parametrize("said", ["3.", "Pick up apple seed", "pick up apple seed (in seed jar, in kitchen)"])
-def test_the_simulator_takes_our_answers(client: Client, said: str) -> None:
+def test_the_simulator_takes_our_answers(client: ScienceWorldClient, said: str) -> None:
     before = ask(client)
     answers = ("pick up apple seed (in seed jar, in kitchen)",) * 5
-    told = correct(said, "exact", never, answers).action
+    told = correct_action(said, "exact", never, answers).action
     assert say(client, told, before) == ("You move the apple seed to the inventory.", 1)
 
 
 @pytest.mark.parametrize("said", ["look around", "9", " 3", "3.", ""])
-def test_all_else_ends_the_question_and_costs_a_move(client: Client, said: str) -> None:
+def test_all_else_ends_the_question_and_costs_a_move(client: ScienceWorldClient, said: str) -> None:
     before = ask(client)
     text, moves = say(client, said, before)
     assert text.startswith("Unknown action.")

@@ -14,13 +14,13 @@ from trailnotes.types import Task
 from trailnotes_worlds.scienceworld.briefing import (
     MAX_CHARS,
     MAX_TURNS,
-    example_variations,
-    focus_objects,
-    shortened,
-    worked_examples,
+    build_worked_examples,
+    parse_focus_objects,
+    pick_example_variations,
+    shorten_turns,
 )
 from trailnotes_worlds.scienceworld.env import ScienceWorldEnv
-from trailnotes_worlds.scienceworld.tasks import NUM_VARIATIONS, simulator_split
+from trailnotes_worlds.scienceworld.tasks import NUM_VARIATIONS, get_simulator_split
 
 # Sentences of the simulator's task texts, one for each way of asking for a focus.
 SENTENCES = {
@@ -70,7 +70,7 @@ SENTENCES = {
 
 @pytest.mark.parametrize(("text", "objects"), SENTENCES.items())
 def test_objects_are_named_as_the_task_names_them_with_their_condition(text: str, objects: tuple[str, ...]) -> None:
-    assert focus_objects(text) == objects
+    assert parse_focus_objects(text) == objects
 
 
 # --- examples
@@ -78,28 +78,28 @@ def test_objects_are_named_as_the_task_names_them_with_their_condition(text: str
 
 @pytest.mark.parametrize("task", NUM_VARIATIONS)
 def test_examples_are_other_variations_of_the_training_split(task: str) -> None:
-    splits = simulator_split(task)
+    splits = get_simulator_split(task)
     for split, variations in splits.items():
-        chosen = example_variations(task, variations[0], 2)
+        chosen = pick_example_variations(task, variations[0], 2)
         assert len(set(chosen) - {variations[0]}) == 2
         assert set(chosen) <= set(splits["train"])
         assert chosen == ([1, 2] if split == "train" else [0, 1])
 
 
 def test_more_examples_than_training_variations_are_refused() -> None:
-    assert example_variations("identify-life-stages-2", 0, 3) == [1, 2, 3]
+    assert pick_example_variations("identify-life-stages-2", 0, 3) == [1, 2, 3]
     with pytest.raises(ConfigError, match="there are 3 other training variations; ask for fewer"):
-        example_variations("identify-life-stages-2", 0, 4)
+        pick_example_variations("identify-life-stages-2", 0, 4)
 
 
 def test_long_solutions_lose_their_middle_and_long_observations_their_end() -> None:
     turns = [(f"seen\n\t{i}", f"act {i}") for i in range(7)]
-    assert shortened(turns, max_turns=7) == [[f"seen {i}", f"act {i}"] for i in range(7)]
-    assert shortened(turns, max_turns=3) == [
+    assert shorten_turns(turns, max_turns=7) == [[f"seen {i}", f"act {i}"] for i in range(7)]
+    assert shorten_turns(turns, max_turns=3) == [
         ["seen 0", "act 0"], ["seen 1", "act 1"], ["(4 turns later) seen 6", "act 6"],
     ]  # fmt: skip
-    assert shortened([("abcdefghij klm", "go")], max_chars=12) == [["abcdefgh ...", "go"]]
-    assert shortened([("abcdefghij kl ", "go")], max_chars=13) == [["abcdefghij kl", "go"]]
+    assert shorten_turns([("abcdefghij klm", "go")], max_chars=12) == [["abcdefgh ...", "go"]]
+    assert shorten_turns([("abcdefghij kl ", "go")], max_chars=13) == [["abcdefghij kl", "go"]]
 
 
 def test_each_variation_is_played_once_and_no_other_is_looked_at() -> None:
@@ -109,11 +109,11 @@ def test_each_variation_is_played_once_and_no_other_is_looked_at() -> None:
         played.append(variation)
         return f"task {variation}", [("hall", "go east")] * (MAX_TURNS + 5)
 
-    first, second = worked_examples("boil", 0, 2, play)
+    first, second = build_worked_examples("boil", 0, 2, play)
     assert played == [1, 2]
     assert (first["instruction"], second["instruction"]) == ("task 1", "task 2")
     assert len(first["turns"]) == MAX_TURNS
-    assert worked_examples("boil", 0, 0, play) == []
+    assert build_worked_examples("boil", 0, 0, play) == []
 
 
 # --- against the simulator
@@ -134,7 +134,7 @@ def test_every_object_of_every_task_text_is_found(env: ScienceWorldEnv) -> None:
         for variation in (0, num - 1):
             first = env.reset(Task("x", "scienceworld", options={"task": name, "variation": variation}))
             text = first.instruction or ""
-            objects = focus_objects(text)
+            objects = parse_focus_objects(text)
             assert len(objects) == text.lower().count("focus on") > 0
             assert first.briefing is not None
             assert all(each in first.briefing["focus"] for each in objects)

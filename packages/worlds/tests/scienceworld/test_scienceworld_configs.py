@@ -16,18 +16,18 @@ import torch
 import trailnotes
 from tinyrun import metrics
 from trailnotes.commands import main
-from trailnotes.config.toml import diff, load_config
-from trailnotes.envs.tasks import batch_of, tasks_of
-from trailnotes.estimate.footprint import footprint
+from trailnotes.config.toml import diff_configs, load_config
+from trailnotes.envs.tasks import select_batch, tasks_of
+from trailnotes.estimate.footprint import estimate_footprint
 from trailnotes_worlds.scienceworld.env import ScienceWorldEnv
 from trailnotes_worlds.scienceworld.tasks import (
     NUM_VARIATIONS,
     PAPER_PANEL,
     RELEASE_STEP_LIMITS,
     TASK_IDS,
-    paper_split,
-    simplifications,
-    simulator_split,
+    get_paper_split,
+    get_simulator_split,
+    resolve_simplifications,
 )
 
 ROOT = Path(__file__).parents[4]
@@ -54,15 +54,17 @@ def test_there_is_a_config_for_each_task_of_the_panel() -> None:
 
 @pytest.mark.parametrize("name", PAPER_PANEL)
 def test_a_config_plays_its_task_by_the_papers_protocol(name: str) -> None:
-    config = load_config(FOLDER / f"{name}.toml").refuse_training()
+    config = load_config(FOLDER / f"{name}.toml").validate_training()
     tasks = {split: tasks_of(config, split) for split in ("train", "validation", "test")}
     num_train, num_test = FEWER.get(name, (5, 20))
     assert (len(tasks[config.train.split]), len(tasks[config.eval.split])) == (num_train, num_test)
     assert {task.options["task"] for listed in tasks.values() for task in listed} == {name}
-    for split, whole in simulator_split(name).items():
+    for split, whole in get_simulator_split(name).items():
         assert [task.options["variation"] for task in tasks[split]] == list(whole[: len(tasks[split])])
-    assert len(batch_of(tasks["train"], config.rollout.num_tasks, 0, 0)) == 16  # variations come again, as published
-    assert simplifications(name, config.env.options.get("simplification", "easy"))
+    assert (
+        len(select_batch(tasks["train"], config.rollout.num_tasks, 0, 0)) == 16
+    )  # variations come again, as published
+    assert resolve_simplifications(name, config.env.options.get("simplification", "easy"))
 
 
 @pytest.mark.parametrize("name", PAPER_PANEL)
@@ -85,9 +87,9 @@ def test_a_config_has_the_papers_settings(name: str) -> None:
 @pytest.mark.parametrize("name", PAPER_PANEL)
 def test_a_config_fits_one_gpu_with_adapters_and_eight_with_all_weights(name: str) -> None:
     full, lora, shared = (load_config(FOLDER / f"{name}.toml", words) for words in ([], *VARIANTS))
-    assert diff(full, lora) == ["preset", "model.lora.enabled", "optim.lr"]
-    assert diff(full, shared) == ["preset", "learner.world_size"]
-    needed = [footprint(config) for config in (full, lora, shared)]
+    assert diff_configs(full, lora) == ["preset", "model.lora.enabled", "optim.lr"]
+    assert diff_configs(full, shared) == ["preset", "learner.world_size"]
+    needed = [estimate_footprint(config) for config in (full, lora, shared)]
     assert [found is not None and found.fits for found in needed] == [False, True, True]
     assert [found is not None and found.room for found in needed] == [80e9] * 3
 
@@ -95,7 +97,7 @@ def test_a_config_fits_one_gpu_with_adapters_and_eight_with_all_weights(name: st
 def test_eight_engines_fit_beside_eight_ranks() -> None:
     words = [*VARIANTS[1], "--engine.name", "vllm", "--engine.replicas", "8", "--engine.device_memory", "0.35"]
     places = str([str(place) for place in range(8)]).replace("'", '"')
-    found = footprint(load_config(FOLDER / "find-plant.toml", [*words, "--engine.devices", places]))
+    found = estimate_footprint(load_config(FOLDER / "find-plant.toml", [*words, "--engine.devices", places]))
     assert found is not None
     assert [(device.name, device.count) for device in found.devices] == [("ranks 0 to 7", 8)]
     assert found.fits
@@ -133,8 +135,8 @@ def test_the_table_of_tasks_in_the_page_is_right() -> None:
         name: [
             " *" if name in PAPER_PANEL else "",
             str(num),
-            ", ".join(str(len(variations)) for variations in simulator_split(name).values()),
-            ", ".join(str(len(variations)) for variations in paper_split(name).values()),
+            ", ".join(str(len(variations)) for variations in get_simulator_split(name).values()),
+            ", ".join(str(len(variations)) for variations in get_paper_split(name).values()),
             str(RELEASE_STEP_LIMITS[name]),
         ]
         for name, num in NUM_VARIATIONS.items()

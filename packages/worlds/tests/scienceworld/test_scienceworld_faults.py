@@ -18,10 +18,10 @@ from trailnotes.config.schema import EnvConfig
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import EnvError
 from trailnotes.types import Observation, Task
-from trailnotes_worlds.scienceworld.client import Client, SimulatorLostError, StepResult
+from trailnotes_worlds.scienceworld.client import ScienceWorldClient, SimulatorLostError, StepResult
 from trailnotes_worlds.scienceworld.env import ScienceWorldEnv
-from trailnotes_worlds.scienceworld.game import Game
-from trailnotes_worlds.scienceworld.jvm import Simulator, find_java
+from trailnotes_worlds.scienceworld.game import FaultTolerantGame
+from trailnotes_worlds.scienceworld.jvm import ScienceWorldSimulator, find_java
 
 TASK = Task("scienceworld/boil/0", "scienceworld", options={"task": "boil", "variation": 0})
 ACTIONS = ["teleport to kitchen", "open cupboard", "pick up orange", "0", "wait1", "look around", "inventory"]
@@ -137,7 +137,7 @@ def test_an_interrupted_call_is_not_answered_by_the_next_one(
         env.step(ACTIONS[0])
 
 
-def _no_client(*_: object) -> Client:
+def _no_client(*_: object) -> ScienceWorldClient:
     raise EnvError("a second process is not needed to see that it is asked for")
 
 
@@ -160,10 +160,10 @@ class Flaky:
         self.alive = False
 
 
-def flaky_game(monkeypatch: pytest.MonkeyPatch, max_restarts: int, *clients: Flaky) -> Game:
+def flaky_game(monkeypatch: pytest.MonkeyPatch, max_restarts: int, *clients: Flaky) -> FaultTolerantGame:
     waiting = list(clients)
     monkeypatch.setattr("trailnotes_worlds.scienceworld.game.Client", lambda *_: waiting.pop(0))
-    return Game(max_restarts=max_restarts)
+    return FaultTolerantGame(max_restarts=max_restarts)
 
 
 def test_restarts_are_counted_by_episode_and_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +248,7 @@ def test_a_simulator_nobody_holds_any_more_is_ended(tmp_path: Path) -> None:
     java = tmp_path / "java"
     java.write_text(f'#!/bin/sh\nulimit -f 0\nexport TMPDIR=/no/such/folder\nexec {find_java()} "$@"\n')
     java.chmod(0o755)
-    simulator = Simulator(str(java), timeout=240.0)
+    simulator = ScienceWorldSimulator(str(java), timeout=240.0)
     pid = simulator.pid
     simulator.call("load", "boil", 0, "", False)
     assert str(simulator.call("step", "look around")).startswith("This room is called")

@@ -19,9 +19,9 @@ from py4j.protocol import escape_new_line, get_command_part, unescape_new_line
 
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError
 from trailnotes_worlds.java import simulator as java_simulator
-from trailnotes_worlds.java.gateway import Gateway, Reference, SimulatorLostError, decoded, encoded
-from trailnotes_worlds.java.process import Child
-from trailnotes_worlds.scienceworld.jvm import Simulator, find_jars, find_java
+from trailnotes_worlds.java.gateway import JavaGateway, Reference, SimulatorLostError, decode_value, encode_value
+from trailnotes_worlds.java.process import ChildProcess
+from trailnotes_worlds.scienceworld.jvm import ScienceWorldSimulator, find_java, find_scienceworld_jars
 
 
 def program(path: Path, script: str) -> str:
@@ -39,14 +39,14 @@ def is_alive(numbers: Path) -> bool:
 
 
 @pytest.fixture(scope="module")
-def simulator() -> Iterator[Simulator]:
+def simulator() -> Iterator[ScienceWorldSimulator]:
     """A real one, started amid options and files that must not reach it."""
     patch = pytest.MonkeyPatch()
     patch.setenv("JAVA_TOOL_OPTIONS", "-Xmx1m -Duser.language=de")
     patch.setenv("_JAVA_OPTIONS", "-Xmx1m")
     with Path(__file__).open() as file:
         os.set_inheritable(file.fileno(), True)
-        made = Simulator()
+        made = ScienceWorldSimulator()
     patch.undo()
     yield made
     made.close()
@@ -91,16 +91,16 @@ def test_a_package_without_its_jar_and_a_missing_package_are_named(
     with monkeypatch.context() as patch:
         patch.syspath_prepend(tmp_path)
         with pytest.raises(ConfigError, match=r"scienceworld\.jar is missing: pip install --force-reinstall"):
-            find_jars()
+            find_scienceworld_jars()
     for name in ("scienceworld", "py4j"):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, name, None)
             with pytest.raises(MissingExtraError, match=r"install .*\[scienceworld\]'"):
-                find_jars()
+                find_scienceworld_jars()
 
 
 def test_py4js_jar_shadows_the_old_one_in_the_simulators() -> None:
-    assert [path.name.startswith("py4j") for path in find_jars()] == [True, False]
+    assert [path.name.startswith("py4j") for path in find_scienceworld_jars()] == [True, False]
 
 
 # ---------------------------------------------------------------------------------------------- starting
@@ -124,7 +124,7 @@ def test_what_is_no_java_is_refused_with_its_last_words_and_leaves_no_process(
     java = program(tmp_path / "java", f"echo $$ > {numbers}\n{script}")
     limit = 0.2 if "0.2" in words else 30.0
     with pytest.raises(ConfigError, match="Java could not be started") as caught:
-        Simulator(java, start_limit=limit)
+        ScienceWorldSimulator(java, start_limit=limit)
     assert words in str(caught.value)
     assert "Java 11 or newer is needed" in str(caught.value)
     assert not is_alive(numbers)
@@ -140,7 +140,7 @@ def test_an_interrupted_start_leaves_no_process(tmp_path: Path) -> None:
     try:
         signal.setitimer(signal.ITIMER_REAL, 3.0)
         with pytest.raises(KeyboardInterrupt):
-            Simulator(program(tmp_path / "java", f"echo $$ > {numbers}\nexec sleep 60"))
+            ScienceWorldSimulator(program(tmp_path / "java", f"echo $$ > {numbers}\nexec sleep 60"))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -152,14 +152,14 @@ def test_a_file_that_cannot_run_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"\x7fELF but not really")
     path.chmod(0o755)
     with pytest.raises(ConfigError, match=f"its last words: {path}: Exec format error"):
-        Simulator(str(path))
+        ScienceWorldSimulator(str(path))
 
 
 def test_a_java_that_has_worked_meets_a_passing_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     java = program(tmp_path / "java", "echo 'cannot allocate memory' >&2; exit 1")
     monkeypatch.setattr(java_simulator, "_started_before", {java})
     with pytest.raises(EnvError, match="cannot allocate memory") as caught:
-        Simulator(java)
+        ScienceWorldSimulator(java)
     assert not isinstance(caught.value, ConfigError)  # one episode is lost, not the run
 
 
@@ -176,14 +176,14 @@ def test_a_port_that_belongs_to_somebody_else_is_not_talked_to(tmp_path: Path) -
         thread.start()
         port = server.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port} belongs to another program"):
-            Simulator(program(tmp_path / "java", f"echo {port}; echo token; sleep 60"))
+            ScienceWorldSimulator(program(tmp_path / "java", f"echo {port}; echo token; sleep 60"))
         thread.join()
 
 
 def test_a_child_is_not_blocked_by_what_it_says_on_stderr_and_the_end_is_kept(tmp_path: Path) -> None:
     path = program(tmp_path / "loud", "head -c 1000000 /dev/zero | tr '\\0' x >&2; echo >&2; echo the end >&2; exit 7")
-    child = Child([path], tmp_path, dict(os.environ))
-    assert child.how_it_ended(30.0) == "it exited with status 7; its last words: the end"
+    child = ChildProcess([path], tmp_path, dict(os.environ))
+    assert child.describe_exit(30.0) == "it exited with status 7; its last words: the end"
     assert sum(map(len, child._words)) < 200_000
     child.kill()
     child.kill()
@@ -198,16 +198,16 @@ texts = st.text(st.characters(exclude_categories=["Cs"]))
 @settings(deadline=None)
 @given(texts | st.integers(-(2**31), 2**31 - 1) | st.booleans() | st.none())
 def test_arguments_are_written_as_py4j_writes_them(value: str | int | bool | None) -> None:
-    assert encoded(value) == get_command_part(value)[:-1]
+    assert encode_value(value) == get_command_part(value)[:-1]
 
 
 @settings(deadline=None)
 @given(texts)
 def test_text_is_read_as_py4j_reads_it(text: str) -> None:
-    line = encoded(text)
+    line = encode_value(text)
     assert "\n" not in line
     assert "\r" not in line
-    assert decoded(line) == text == (unescape_new_line(escape_new_line(text)) or "")
+    assert decode_value(line) == text == (unescape_new_line(escape_new_line(text)) or "")
 
 
 @pytest.mark.parametrize(
@@ -215,18 +215,18 @@ def test_text_is_read_as_py4j_reads_it(text: str) -> None:
     [("ro12", Reference("o12")), ("lo3", Reference("o3")), ("v", None), ("d0.5", 0.5), ("L7", 7), ("btrue", True)],
 )
 def test_each_kind_of_answer_is_read(answer: str, value: object) -> None:
-    assert decoded(answer) == value
+    assert decode_value(answer) == value
 
 
 def test_an_unheard_of_answer_is_an_error() -> None:
     with pytest.raises(EnvError, match="no call of ours returns"):
-        decoded("?")
+        decode_value("?")
 
 
 # ---------------------------------------------------------------------------------------------- the real one
 
 
-def test_calls_carry_values_both_ways(simulator: Simulator) -> None:
+def test_calls_carry_values_both_ways(simulator: ScienceWorldSimulator) -> None:
     word = 'ö \\n "\u2028\n\r\t\x00 \U0001f6aa'
     assert simulator.call("join", "-", simulator.call("getTaskNames"), of="java.lang.String").count("boil") == 1
     assert simulator.call("valueOf", True, of="java.lang.String") == "true"
@@ -238,13 +238,13 @@ def test_calls_carry_values_both_ways(simulator: Simulator) -> None:
         simulator.call("toString", of=builder)
 
 
-def test_it_repeats_itself_and_speaks_english_whatever_the_user_set(simulator: Simulator) -> None:
+def test_it_repeats_itself_and_speaks_english_whatever_the_user_set(simulator: ScienceWorldSimulator) -> None:
     made = simulator.call("getTaskNames")
     assert simulator.call("identityHashCode", made, of="java.lang.System") == 1
     assert simulator.call("getProperty", "user.language", of="java.lang.System") == "en"
 
 
-def test_an_exception_in_java_is_one_line_and_the_connection_goes_on(simulator: Simulator) -> None:
+def test_an_exception_in_java_is_one_line_and_the_connection_goes_on(simulator: ScienceWorldSimulator) -> None:
     with pytest.raises(EnvError, match=r"failed in parseInt: java.lang.NumberFormatException: .*\"x\"$") as caught:
         simulator.call("parseInt", "x", of="java.lang.Integer")
     assert not isinstance(caught.value, SimulatorLostError)
@@ -253,14 +253,14 @@ def test_an_exception_in_java_is_one_line_and_the_connection_goes_on(simulator: 
     assert simulator.call("parseInt", "3", of="java.lang.Integer") == 3
 
 
-def test_it_inherits_no_file_and_its_own_group(simulator: Simulator) -> None:
+def test_it_inherits_no_file_and_its_own_group(simulator: ScienceWorldSimulator) -> None:
     held = [path.resolve().name for path in Path(f"/proc/{simulator.pid}/fd").iterdir()]
     assert "scienceworld.jar" in held
     assert Path(__file__).name not in held
     assert os.getpgid(simulator.pid) == simulator.pid
 
 
-def test_the_connection_needs_the_token(simulator: Simulator) -> None:
+def test_the_connection_needs_the_token(simulator: ScienceWorldSimulator) -> None:
     port = simulator._gateway._socket.getpeername()[1]
     with pytest.raises(SimulatorLostError, match="belongs to another program"):
-        Gateway(port, "guess", 5.0)
+        JavaGateway(port, "guess", 5.0)

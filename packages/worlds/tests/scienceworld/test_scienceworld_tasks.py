@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from trailnotes.errors import ConfigError
 from trailnotes_worlds.scienceworld import tasks as sw
-from trailnotes_worlds.scienceworld.client import Client
+from trailnotes_worlds.scienceworld.client import ScienceWorldClient
 
 BOUNDS: dict[str, tuple[int, int, int]] = {  # last of train, dev and test, as simulator 1.2.3 gave them
     "boil": (13, 20, 29),
@@ -64,7 +64,7 @@ def refusal(call: object, *args: object, **options: object) -> str:
 def test_the_simulators_split_by_hand(name: str) -> None:
     train, dev, test = BOUNDS[name]
     expected = {"train": range(train + 1), "validation": range(train + 1, dev + 1), "test": range(dev + 1, test + 1)}
-    assert sw.simulator_split(name) == expected
+    assert sw.get_simulator_split(name) == expected
     assert sw.NUM_VARIATIONS[name] == test + 1
 
 
@@ -76,7 +76,7 @@ def test_thirty_tasks_and_their_variations() -> None:
 
 
 def test_a_handful_of_variations_is_split_by_a_table() -> None:
-    splits = [[list(part) for part in sw.split_ranges(num).values()] for num in range(6)]
+    splits = [[list(part) for part in sw.compute_split_ranges(num).values()] for num in range(6)]
     assert splits == [
         [[], [], []],
         [[0], [], [0]],
@@ -90,19 +90,19 @@ def test_a_handful_of_variations_is_split_by_a_table() -> None:
 @settings(deadline=None)
 @given(st.integers(min_value=8, max_value=2000))
 def test_splits_are_disjoint_and_in_order(num: int) -> None:
-    train, dev, test = sw.split_ranges(num).values()
+    train, dev, test = sw.compute_split_ranges(num).values()
     assert 0 == train.start < train.stop == dev.start < dev.stop == test.start < test.stop <= num
     assert len(train) == 2 * len(dev)
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    client = Client()
+def client() -> Iterator[ScienceWorldClient]:
+    client = ScienceWorldClient()
     yield client
     client.close()
 
 
-def listed(client: Client, method: str) -> list[str]:
+def listed(client: ScienceWorldClient, method: str) -> list[str]:
     """A list of the simulator's, as text."""
     reference: Any = client.simulator.call(method)
     text: Any = client.simulator.call("toString", of=reference)
@@ -112,14 +112,14 @@ def listed(client: Client, method: str) -> list[str]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in sorted(sw.NUM_VARIATIONS)]
 )
-def test_the_simulator_agrees(client: Client, name: str) -> None:
-    client.load(name, 0, sw.simplifications(name))
+def test_the_simulator_agrees(client: ScienceWorldClient, name: str) -> None:
+    client.load(name, 0, sw.resolve_simplifications(name))
     assert client.simulator.call("getTaskMaxVariations", name) == sw.NUM_VARIATIONS[name]
     measured = [listed(client, f"getVariations{split}") for split in ("Train", "Dev", "Test")]
-    assert measured == [[str(number) for number in part] for part in sw.simulator_split(name).values()]
+    assert measured == [[str(number) for number in part] for part in sw.get_simulator_split(name).values()]
 
 
-def test_the_simulator_knows_these_tasks_and_simplifications(client: Client) -> None:
+def test_the_simulator_knows_these_tasks_and_simplifications(client: ScienceWorldClient) -> None:
     assert sorted(listed(client, "getTaskNames")) == sorted(sw.NUM_VARIATIONS)
     assert set(str(client.simulator.call("getPossibleSimplifications")).split(", ")) == set(sw.SIMPLIFICATIONS)
 
@@ -133,7 +133,7 @@ def test_the_package_has_the_same_ids() -> None:
 
 
 def test_the_papers_protocol() -> None:
-    assert [list(part) for part in sw.paper_split("find-plant").values()] == [
+    assert [list(part) for part in sw.get_paper_split("find-plant").values()] == [
         list(range(5)),
         list(range(150, 170)),
         list(range(225, 245)),
@@ -145,8 +145,8 @@ def test_the_papers_protocol() -> None:
 
 
 def test_tasks_with_few_variations_give_all_they_have() -> None:
-    assert [len(part) for part in sw.paper_split("identify-life-stages-2").values()] == [4, 2, 4]
-    assert [len(part) for part in sw.paper_split("power-component").values()] == [5, 5, 5]
+    assert [len(part) for part in sw.get_paper_split("identify-life-stages-2").values()] == [4, 2, 4]
+    assert [len(part) for part in sw.get_paper_split("power-component").values()] == [5, 5, 5]
     assert [len(sw.scienceworld_tasks(split, "panel")) for split in sw.SPLITS] == [89, 261, 265]
 
 
@@ -183,7 +183,7 @@ def test_step_limits_of_the_release() -> None:
 
 
 def test_splits_belong_to_variations() -> None:
-    assert [sw.split_of("boil", variation) for variation in (0, 13, 14, 20, 21, 29)] == [
+    assert [sw.get_split("boil", variation) for variation in (0, 13, 14, 20, 21, 29)] == [
         "train", "train", "validation", "validation", "test", "test",
     ]  # fmt: skip
 
@@ -215,8 +215,8 @@ def test_impossible_numbers_of_variations_are_refused(num: object) -> None:
 
 @pytest.mark.parametrize("variation", [-1, 30, 9999, "3", 1.0, True, None])
 def test_variations_out_of_range_are_refused(variation: object) -> None:
-    assert "use 0 to 29" in refusal(sw.check_variation, "boil", variation)
-    assert sw.check_variation("boil", 29) == 29
+    assert "use 0 to 29" in refusal(sw.validate_variation, "boil", variation)
+    assert sw.validate_variation("boil", 29) == 29
 
 
 # -- simplifications
@@ -224,23 +224,32 @@ def test_variations_out_of_range_are_refused(variation: object) -> None:
 
 def test_easy_is_expanded_and_keeps_electricity_where_it_is_needed() -> None:
     common = "teleportAction,openDoors,selfWateringFlowerPots"
-    assert sw.simplifications("boil") == sw.simplifications("boil", ["easy"]) == f"{common},noElectricalAction"
+    assert (
+        sw.resolve_simplifications("boil")
+        == sw.resolve_simplifications("boil", ["easy"])
+        == f"{common},noElectricalAction"
+    )
     for name in sw.NUM_VARIATIONS:
         electrical = name.startswith(("power-component", "test-conductivity"))
         assert sw.needs_electricity(name) == electrical
-        assert ("noElectricalAction" in sw.simplifications(name)) != electrical
+        assert ("noElectricalAction" in sw.resolve_simplifications(name)) != electrical
 
 
 def test_simplifications_have_one_order() -> None:
-    assert sw.simplifications("boil", "openDoors, teleportAction ,openDoors") == "teleportAction,openDoors"
-    assert sw.simplifications("3-1", ["openContainers"]) == "openContainers"
-    assert sw.simplifications("boil", "") == sw.simplifications("boil", "none") == sw.simplifications("boil", []) == ""
+    assert sw.resolve_simplifications("boil", "openDoors, teleportAction ,openDoors") == "teleportAction,openDoors"
+    assert sw.resolve_simplifications("3-1", ["openContainers"]) == "openContainers"
+    assert (
+        sw.resolve_simplifications("boil", "")
+        == sw.resolve_simplifications("boil", "none")
+        == sw.resolve_simplifications("boil", [])
+        == ""
+    )
 
 
 def test_simplifications_that_cannot_be_are_refused() -> None:
-    assert "stands alone" in refusal(sw.simplifications, "boil", "easy,openContainers")
-    assert "did you mean openDoors" in refusal(sw.simplifications, "boil", "opendoors")
-    assert "needs electricity" in refusal(sw.simplifications, "power-component", "noElectricalAction,openDoors")
+    assert "stands alone" in refusal(sw.resolve_simplifications, "boil", "easy,openContainers")
+    assert "did you mean openDoors" in refusal(sw.resolve_simplifications, "boil", "opendoors")
+    assert "needs electricity" in refusal(sw.resolve_simplifications, "power-component", "noElectricalAction,openDoors")
 
 
 def test_nothing_but_python_is_needed() -> None:

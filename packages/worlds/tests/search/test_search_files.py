@@ -13,7 +13,7 @@ import pytest
 
 from trailnotes.errors import ConfigError, RunError
 from trailnotes_worlds.search.building import FILES, KIND, VERSION, IndexBuilder
-from trailnotes_worlds.search.index import Index
+from trailnotes_worlds.search.index import SearchIndex
 from trailnotes_worlds.search.mapped import MappedFolder
 
 
@@ -34,17 +34,17 @@ def test_nothing_is_left_but_the_index(folder: Path) -> None:
 def test_a_file_that_was_cut_or_is_gone_is_named(folder: Path, name: str) -> None:
     os.truncate(folder / name, (folder / name).stat().st_size - 1)
     with pytest.raises(ConfigError, match=rf"^{folder / name} has \d+ bytes instead of \d+"):
-        Index.open(folder)
+        SearchIndex.open(folder)
     (folder / name).unlink()
     with pytest.raises(ConfigError, match=f"{name} cannot be read"):
-        Index.open(folder)
+        SearchIndex.open(folder)
 
 
 def test_a_header_that_is_none_is_named(folder: Path) -> None:
     data = (folder / "docs.npy").read_bytes()
     (folder / "docs.npy").write_bytes(b"x" * len(data))
     with pytest.raises(ConfigError, match=r"docs\.npy is damaged"):
-        Index.open(folder)
+        SearchIndex.open(folder)
 
 
 @pytest.mark.parametrize(
@@ -60,16 +60,16 @@ def test_a_header_that_is_none_is_named(folder: Path) -> None:
 def test_another_meta_is_named(folder: Path, text: str, message: str) -> None:
     (folder / "meta.json").write_text(text)
     with pytest.raises(ConfigError, match=message):
-        Index.open(folder)
+        SearchIndex.open(folder)
 
 
 def test_a_folder_without_an_index(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is no search index: it has no meta\.json"):
-        Index.open(tmp_path)
+        SearchIndex.open(tmp_path)
 
 
 def test_a_file_that_changes_in_place_is_noticed(folder: Path) -> None:
-    index = Index.open(folder)
+    index = SearchIndex.open(folder)
     assert len(index.search("cup", 50)) == 50
     os.truncate(folder / "docs.npy", 100)
     with pytest.raises(ConfigError, match=r"docs\.npy was changed while it was in use"):
@@ -78,7 +78,7 @@ def test_a_file_that_changes_in_place_is_noticed(folder: Path) -> None:
 
 
 def test_a_folder_that_is_replaced_does_not_disturb(folder: Path, tmp_path: Path) -> None:
-    index = Index.open(folder)
+    index = SearchIndex.open(folder)
     before = index.search("cup 7")
     shutil.copytree(folder, tmp_path / "other")
     shutil.rmtree(folder)
@@ -90,11 +90,11 @@ def test_a_folder_that_is_replaced_does_not_disturb(folder: Path, tmp_path: Path
 def test_what_is_mapped_is_the_file_that_was_opened(folder: Path) -> None:
     """A file that takes its name a moment later has no part in it, whatever its size."""
     files = MappedFolder(folder, KIND, VERSION, {})
-    files.file("docs.npy")
+    files.open_file("docs.npy")
     before = np.load(folder / "docs.npy")
     np.save(folder / "other.npy", np.zeros(3))
     (folder / "other.npy").replace(folder / "docs.npy")
-    assert np.array_equal(files.array("docs.npy"), before)
+    assert np.array_equal(files.map_array("docs.npy"), before)
     files.close()
 
 
@@ -104,14 +104,14 @@ def test_objects_are_never_unpickled(folder: Path) -> None:
     meta["files"]["docs.npy"] = (folder / "docs.npy").stat().st_size
     (folder / "meta.json").write_text(json.dumps(meta))
     with pytest.raises(ConfigError, match=r"docs\.npy is damaged \(it holds objects\)"):
-        Index.open(folder)
+        SearchIndex.open(folder)
 
 
 def test_a_build_that_breaks_off_is_no_index(tmp_path: Path) -> None:
     with IndexBuilder(tmp_path) as builder:
         builder.add("a", "cup")
     with pytest.raises(ConfigError, match="is no search index"):
-        Index.open(tmp_path)
+        SearchIndex.open(tmp_path)
     assert not list(tmp_path.iterdir())
 
 

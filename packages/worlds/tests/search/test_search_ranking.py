@@ -19,21 +19,21 @@ from trailnotes_worlds.search import bm25
 from trailnotes_worlds.search import index as index_module
 from trailnotes_worlds.search.analyzer import analyze
 from trailnotes_worlds.search.building import IndexBuilder
-from trailnotes_worlds.search.index import MAX_TERMS, Index
+from trailnotes_worlds.search.index import MAX_TERMS, SearchIndex
 
 Documents = Sequence[tuple[str, str]]
 
 
-def index_of(folder: Path, documents: Documents, run: int = 4_000_000) -> Index:
+def index_of(folder: Path, documents: Documents, run: int = 4_000_000) -> SearchIndex:
     with IndexBuilder(folder, run=run) as builder:
         for name, text in documents:
             builder.add(name, text)
         builder.finish()
-    return Index.open(folder)
+    return SearchIndex.open(folder)
 
 
 @pytest.fixture
-def build(tmp_path: Path) -> Callable[..., Index]:
+def build(tmp_path: Path) -> Callable[..., SearchIndex]:
     return lambda *documents: index_of(tmp_path / "index", documents)
 
 
@@ -47,7 +47,7 @@ def test_lengths_are_kept_in_a_byte() -> None:
     assert 0.88 * 10**9 < decoded[-1] <= 10**9
 
 
-def test_a_score_by_hand(build: Callable[..., Index]) -> None:
+def test_a_score_by_hand(build: Callable[..., SearchIndex]) -> None:
     index = build(("a", "blue mug"), ("b", "blue blue plate"), ("c", "green bowl with handle"))
     # three documents of 2, 3 and 3 terms ("with" is none), two of which hold "blue"
     idf = math.log(1 + (3 - 2 + 0.5) / (2 + 0.5))
@@ -60,13 +60,13 @@ def test_a_score_by_hand(build: Callable[..., Index]) -> None:
     assert index.search("blue, Blue!") == [("b", pytest.approx(2 * score(2, 3))), ("a", pytest.approx(2 * score(1, 2)))]
 
 
-def test_ties_are_broken_by_name(build: Callable[..., Index]) -> None:
+def test_ties_are_broken_by_name(build: Callable[..., SearchIndex]) -> None:
     index = build(*((name, "red cup") for name in ("m", "B", "z", "a", "10", "9")))
     assert [name for name, _ in index.search("cup")] == ["10", "9", "B", "a", "m", "z"]
     assert [name for name, _ in index.search("cup", 2)] == ["10", "9"]
 
 
-def test_what_finds_nothing(build: Callable[..., Index]) -> None:
+def test_what_finds_nothing(build: Callable[..., SearchIndex]) -> None:
     index = build(("a", "red cup"), ("empty", ""), ("stops", "the of and"))
     for query in ("", "the", "unknown", "\x00", "\ud800", "★"):
         assert index.search(query) == []
@@ -75,12 +75,12 @@ def test_what_finds_nothing(build: Callable[..., Index]) -> None:
     assert index.search("cup")[0][1] == pytest.approx(math.log(1 + 0.5 / 1.5) / 1.9)  # empty ones count nowhere
 
 
-def test_an_empty_index_finds_nothing(build: Callable[..., Index]) -> None:
+def test_an_empty_index_finds_nothing(build: Callable[..., SearchIndex]) -> None:
     index = build()
-    assert (len(index), index.search("cup"), index.holding("cup")) == (0, [], [])
+    assert (len(index), index.search("cup"), index.find_by_term("cup")) == (0, [], [])
 
 
-def test_a_term_that_is_said_very_often(build: Callable[..., Index]) -> None:
+def test_a_term_that_is_said_very_often(build: Callable[..., SearchIndex]) -> None:
     index = build(("few", "sale " * 254), ("many", "sale " * 300 + "x"), ("more", "sale " * 70_000))
     names, scores = zip(*index.search("sale"), strict=True)
     assert names == ("more", "many", "few")
@@ -97,12 +97,12 @@ def test_terms_that_are_there_already_are_found_as_they_are(tmp_path: Path) -> N
         builder.add_terms("b", ["The Cats", "x"])
         builder.add_terms("a", ["The Cats"])
         builder.finish()
-    with closing(Index.open(tmp_path)) as index:
-        assert index.holding("The Cats") == ["b", "a"]
-        assert index.holding("cat") == index.holding("\ud800") == []
+    with closing(SearchIndex.open(tmp_path)) as index:
+        assert index.find_by_term("The Cats") == ["b", "a"]
+        assert index.find_by_term("cat") == index.find_by_term("\ud800") == []
 
 
-def test_only_the_first_terms_of_an_endless_query_count(build: Callable[..., Index]) -> None:
+def test_only_the_first_terms_of_an_endless_query_count(build: Callable[..., SearchIndex]) -> None:
     index = build(("a", "first"), ("z", "last"))
     filler = " ".join(f"w{number}" for number in range(MAX_TERMS - 1))
     assert [name for name, _ in index.search(f"first {filler} last")] == ["a"]
@@ -110,7 +110,7 @@ def test_only_the_first_terms_of_an_endless_query_count(build: Callable[..., Ind
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256, "nul\0"])
-def test_a_name_that_cannot_be_stored_is_refused(name: str, build: Callable[..., Index]) -> None:
+def test_a_name_that_cannot_be_stored_is_refused(name: str, build: Callable[..., SearchIndex]) -> None:
     with pytest.raises(ConfigError, match="1 to 255 bytes"):
         build((name, "text"))
 
@@ -179,10 +179,10 @@ def test_what_is_looked_up_instead_of_read_ranks_the_same(
     for name, value in {"_FEW": 0, "_BLOCK": 8, "_RARE": 50, "_READ": 1}.items():
         monkeypatch.setattr(index_module, name, value)
     asked: list[tuple[int, int]] = []
-    look_up = Index._looked_up
+    look_up = SearchIndex._look_up_scores
     monkeypatch.setattr(
-        Index,
-        "_looked_up",
+        SearchIndex,
+        "_look_up_scores",
         lambda self, term, found: asked.append((len(found), term.size)) or look_up(self, term, found),
     )
     with closing(index_of(tmp_path, documents)) as index:

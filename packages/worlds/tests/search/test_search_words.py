@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trailnotes_worlds.search import words
-from trailnotes_worlds.search.analyzer import STOPWORDS, analyze, term_of
+from trailnotes_worlds.search.analyzer import STOPWORDS, analyze, to_term
 from trailnotes_worlds.search.porter import stem
 from trailnotes_worlds.search.words import MAX_LENGTH, split_words
 
@@ -96,4 +96,4 @@ def test_terms() -> None:
     assert found == ["women", "shoe", "men", "run", "shoe", "1", "s"]
     assert len(STOPWORDS) == 33
     assert analyze(" ".join(sorted(STOPWORDS))) == []
-    assert term_of("IT'S") == ""  # a stopword without its possessive
+    assert to_term("IT'S") == ""  # a stopword without its possessive

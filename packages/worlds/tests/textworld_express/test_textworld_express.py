@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trailnotes.envs import check_env, env_identity, env_tasks, make_env
-from trailnotes.envs.base import as_offered
+from trailnotes.envs import check_env, get_env_identity, list_env_tasks, make_env
+from trailnotes.envs.base import match_offered
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
-from trailnotes_worlds.textworld_express.client import Client, read
+from trailnotes_worlds.textworld_express.client import TextWorldExpressClient, parse_state
 from trailnotes_worlds.textworld_express.env import TextWorldExpressEnv
 from trailnotes_worlds.textworld_express.games import GAMES, textworld_express_tasks
 
@@ -63,7 +63,7 @@ def test_each_game_takes_the_settings_that_it_has() -> None:
 )
 def test_a_wrong_option_is_refused_by_its_name(options: dict[str, Any], said: str) -> None:
     def use() -> None:
-        env_tasks("textworld-express", "train", options)
+        list_env_tasks("textworld-express", "train", options)
         make_env("textworld-express", **options)
 
     with pytest.raises(ConfigError, match=said):
@@ -73,23 +73,23 @@ def test_a_wrong_option_is_refused_by_its_name(options: dict[str, Any], said: st
 @given(st.lists(words, min_size=1, max_size=6), st.data())
 def test_an_offered_action_is_understood_however_it_is_said(offered: list[str], data: st.DataObject) -> None:
     action = data.draw(st.sampled_from(offered))
-    assert as_offered(action, offered) == action
+    assert match_offered(action, offered) == action
     blanks = data.draw(st.sampled_from([" ", "  ", "\n", "\t "]))
-    assert as_offered(blanks.join(["", *action.upper().split(), ". "]), offered) == action
+    assert match_offered(blanks.join(["", *action.upper().split(), ". "]), offered) == action
 
 
 @pytest.mark.parametrize("answer", ["", "{}", "[]", "null", '{"observation": 3}', "Exception in Java"])
 def test_an_answer_that_is_no_state_is_an_error(answer: str) -> None:
     with pytest.raises(EnvError, match="is no state"):
-        read(answer)
+        parse_state(answer)
 
 
 # ---------------------------------------------------------------------------------------------- the real one
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    client = Client()
+def client() -> Iterator[TextWorldExpressClient]:
+    client = TextWorldExpressClient()
     yield client
     client.simulator.close()
 
@@ -97,7 +97,7 @@ def client() -> Iterator[Client]:
 class Shared(TextWorldExpressEnv):
     """An environment on the one simulator of this module, which nobody ends but the module."""
 
-    def __init__(self, client: Client, **options: Any) -> None:
+    def __init__(self, client: TextWorldExpressClient, **options: Any) -> None:
         super().__init__(**options)
         self._client = client
 
@@ -119,20 +119,20 @@ def won(env: TextWorldExpressEnv, task: Task, path: tuple[str, ...]) -> Observat
     return observation
 
 
-def test_it_keeps_the_contract(client: Client) -> None:
+def test_it_keeps_the_contract(client: TextWorldExpressClient) -> None:
     assert check_env(partial(Shared, client, game="simonsays", num_games=3)) == ()
 
 
 @pytest.mark.parametrize("game", GAMES)
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
-def test_each_game_is_won_by_its_own_solution(client: Client, game: str, split: str) -> None:
+def test_each_game_is_won_by_its_own_solution(client: TextWorldExpressClient, game: str, split: str) -> None:
     env = Shared(client, max_steps=500)
     task = textworld_express_tasks(split, game, num_games=2)[1]
     last = won(env, task, env.solution(task))
     assert (last.terminated, last.truncated, last.success, last.score, last.actions) == (True, False, True, 1.0, ())
 
 
-def test_what_is_done_is_not_yet_a_success(client: Client) -> None:
+def test_what_is_done_is_not_yet_a_success(client: TextWorldExpressClient) -> None:
     env = Shared(client, max_steps=2)
     first = env.reset(first_of("simonsays"))
     wrong = next(action for action in first.actions or () if action not in first.text)
@@ -146,13 +146,13 @@ def test_what_is_done_is_not_yet_a_success(client: Client) -> None:
         env.step("look around")
 
 
-def test_actions_are_offered_once_each_and_can_be_left_out(client: Client) -> None:
+def test_actions_are_offered_once_each_and_can_be_left_out(client: TextWorldExpressClient) -> None:
     offered = Shared(client).reset(first_of("simonsays")).actions or ()
     assert len(offered) == len(set(offered)) > 1
     assert Shared(client, actions=False).reset(first_of("simonsays")).actions is None
 
 
-def test_the_full_view_adds_the_room_and_what_is_carried(client: Client) -> None:
+def test_the_full_view_adds_the_room_and_what_is_carried(client: TextWorldExpressClient) -> None:
     env = Shared(client, view="full")
     assert env.reset(first_of("coin")).text.count("You are in the") == 1
     seen = env.step("inventory").text
@@ -160,7 +160,7 @@ def test_the_full_view_adds_the_room_and_what_is_carried(client: Client) -> None
     assert "You are in the" in seen
 
 
-def test_the_short_view_leaves_out_what_there_is_nothing_to_take_from(client: Client) -> None:
+def test_the_short_view_leaves_out_what_there_is_nothing_to_take_from(client: TextWorldExpressClient) -> None:
     plain, short = Shared(client), Shared(client, view="short")
     (task,) = textworld_express_tasks("train", "coin", {"numLocations": 1, "numDistractorItems": 3}, 1)
     there = plain.reset(task)
@@ -173,7 +173,7 @@ def test_the_short_view_leaves_out_what_there_is_nothing_to_take_from(client: Cl
     assert short.step("take coin").text == "You take the coin."
 
 
-def test_settings_make_other_games_and_solutions_leave_the_game_as_it_was(client: Client) -> None:
+def test_settings_make_other_games_and_solutions_leave_the_game_as_it_was(client: TextWorldExpressClient) -> None:
     env, small, large = Shared(client), first_of("coin", numLocations=1), first_of("coin")
     first = env.reset(large)
     assert not any(action.startswith("move") for action in env.reset(small).actions or ())
@@ -183,7 +183,7 @@ def test_settings_make_other_games_and_solutions_leave_the_game_as_it_was(client
     assert env.reset(large) == first
 
 
-def test_a_setting_that_the_simulator_refuses_is_named(client: Client) -> None:
+def test_a_setting_that_the_simulator_refuses_is_named(client: TextWorldExpressClient) -> None:
     with pytest.raises(ConfigError, match=r"refuses coin .*Unrecognized property name"):
         client.begin("coin", {"height": 3}, "train", 0)
     with pytest.raises(ConfigError, match="has no option 'game'"):
@@ -191,10 +191,12 @@ def test_a_setting_that_the_simulator_refuses_is_named(client: Client) -> None:
 
 
 def test_the_version_that_makes_the_games_is_recorded() -> None:
-    assert env_identity("textworld-express", {"game": "all"}) == {"textworld-express": "1.1.0"}
+    assert get_env_identity("textworld-express", {"game": "all"}) == {"textworld-express": "1.1.0"}
 
 
-def test_a_simulator_that_is_killed_costs_one_episode(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_simulator_that_is_killed_costs_one_episode(
+    client: TextWorldExpressClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     env = Shared(client)
     env.reset(first_of("coin"))
     os.kill(client.simulator.pid, signal.SIGKILL)
@@ -203,7 +205,7 @@ def test_a_simulator_that_is_killed_costs_one_episode(client: Client, monkeypatc
     with pytest.raises(EnvError, match="call reset"):
         env.step("look around")
 
-    def start(*_: object) -> Client:
+    def start(*_: object) -> TextWorldExpressClient:
         raise EnvError("a second process is not needed to see that it is asked for")
 
     monkeypatch.setattr("trailnotes_worlds.textworld_express.env.Client", start)

@@ -19,11 +19,11 @@ import pytest
 
 from trailnotes.errors import ConfigError, RunError
 from trailnotes_worlds.webshop.catalogue import Catalogue
-from trailnotes_worlds.webshop.goals import goals_of
+from trailnotes_worlds.webshop.goals import iter_goals
 from trailnotes_worlds.webshop.products import CATEGORIES, GoalKind, Product, from_record
 from trailnotes_worlds.webshop.reward import judge_purchase
-from trailnotes_worlds.webshop.shop import State
-from trailnotes_worlds.webshop.synthetic import PRODUCTS, make_products, open_catalogue, open_synthetic
+from trailnotes_worlds.webshop.shop import ShopState
+from trailnotes_worlds.webshop.synthetic import NUM_PRODUCTS, make_products, open_catalogue, open_synthetic
 from trailnotes_worlds.webshop.writing import write_catalogue
 
 NAME_OF_OURS = "29fe89b53f9f5fec"
@@ -88,19 +88,25 @@ def test_only_what_is_asked_for_is_decoded(
         wanted = [item for item in products if {told.kind for told in item.instructions} & {*kinds}]
         assert 10 < len(wanted) < 60
         decoded.clear()
-        assert list(catalogue.asked_for(kinds)) == wanted
+        assert list(catalogue.iter_by_goal_kind(kinds)) == wanted
         assert decoded == [item.asin for item in wanted]
-    assert list(catalogue.asked_for([])) == []
+    assert list(catalogue.iter_by_goal_kind([])) == []
 
 
 def test_facets_find_in_the_order_of_the_import(folder: Path, products: list[Product]) -> None:
     catalogue = Catalogue.open(folder)
     wanted = products[0]
-    assert catalogue.having("category", "garden") == [item.asin for item in products if item.category == "garden"]
-    assert catalogue.having("query", wanted.query) == [item.asin for item in products if item.query == wanted.query]
+    assert catalogue.find_by_facet("category", "garden") == [
+        item.asin for item in products if item.category == "garden"
+    ]
+    assert catalogue.find_by_facet("query", wanted.query) == [
+        item.asin for item in products if item.query == wanted.query
+    ]
     attribute = wanted.attributes[0]
-    assert catalogue.having("attribute", attribute) == [item.asin for item in products if attribute in item.attributes]
-    assert catalogue.having("attribute", "garden") == catalogue.having("query", "\ud800") == []
+    assert catalogue.find_by_facet("attribute", attribute) == [
+        item.asin for item in products if attribute in item.attributes
+    ]
+    assert catalogue.find_by_facet("attribute", "garden") == catalogue.find_by_facet("query", "\ud800") == []
 
 
 def test_the_name_is_the_content(folder: Path, tmp_path: Path, products: list[Product]) -> None:
@@ -190,7 +196,7 @@ def test_what_is_closed_says_so(folder: Path, products: list[Product]) -> None:
     catalogue.close()
     catalogue.close()
     for use in (lambda: catalogue.at(1), lambda: catalogue.search("soft"), lambda: catalogue[products[0].asin],
-                lambda: catalogue.having("category", "garden")):  # fmt: skip
+                lambda: catalogue.find_by_facet("category", "garden")):  # fmt: skip
         with pytest.raises(ValueError, match="is closed: open it again"):
             use()
 
@@ -219,7 +225,7 @@ def test_ours_is_made_once_by_any_number_of_processes(tmp_path: Path) -> None:
 
 def test_ours_is_always_the_same_and_has_what_makes_a_shop_hard() -> None:
     made = make_products()
-    assert len(made) == PRODUCTS >= 1000
+    assert len(made) == NUM_PRODUCTS >= 1000
     assert [item.title for item in make_products(100)] == [item.title for item in made[:100]]
     assert make_products(100, seed=1) != make_products(100)
     assert Counter(item.category for item in made).keys() == set(CATEGORIES)
@@ -229,7 +235,7 @@ def test_ours_is_always_the_same_and_has_what_makes_a_shop_hard() -> None:
     assert {len(item.options) for item in made} == {0, 1, 2}
     assert len({item.asin for item in made}) == len(made)
     assert all(re.fullmatch("[A-Z]{10}", item.asin) for item in made)
-    neighbours = [(made[i].asin, made[i + 1].asin) for i in range(PRODUCTS - 1)]
+    neighbours = [(made[i].asin, made[i + 1].asin) for i in range(NUM_PRODUCTS - 1)]
     assert all(a[:4] != b[:4] and a[4:7] != b[4:7] and a[7:] != b[7:] for a, b in neighbours)
     titles = Counter(item.title for item in made)
     assert sum(count - 1 for count in titles.values()) > 100  # near-duplicates share their title
@@ -273,16 +279,16 @@ def test_ours_says_how_to_mend_it() -> None:
 def test_a_catalogue_is_opened_by_its_folder_or_as_ours(folder: Path) -> None:
     assert len(open_catalogue(folder)) == 60
     ours = open_catalogue("synthetic")
-    assert len(ours) == PRODUCTS
+    assert len(ours) == NUM_PRODUCTS
     assert ours.name == NAME_OF_OURS, "another catalogue wants another RELEASE, or results are not comparable"
 
 
 def test_how_many_goals_of_ours_can_be_had_in_full() -> None:
     ours = open_catalogue("synthetic")
     kinds: tuple[GoalKind, ...] = ("human", "synthetic")
-    goals = [goal for product in ours for kind in kinds for goal, _ in goals_of(product, kind, 0)]
+    goals = [goal for product in ours for kind in kinds for goal, _ in iter_goals(product, kind, 0)]
     full = 0
     for goal in goals:
-        visit = State("done", asin=goal.asin, options=goal.options)
+        visit = ShopState("done", asin=goal.asin, options=goal.options)
         full += judge_purchase(ours, goal, visit, 0).total == 1
     assert (len(goals), full) == (GOALS_OF_OURS, FULL_OF_OURS)

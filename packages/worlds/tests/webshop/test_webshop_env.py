@@ -17,7 +17,7 @@ from shelves import DOZEN, LAMP, MUG
 from trailnotes.commands.rollout import rollout
 from trailnotes.config.schema import EnvConfig
 from trailnotes.config.toml import load_config
-from trailnotes.envs import check_env, env_identity, env_tasks, make_env
+from trailnotes.envs import check_env, get_env_identity, list_env_tasks, make_env
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
@@ -42,7 +42,7 @@ def task(shop: str) -> Task:
 
 
 def listed(shop: str, split: str) -> list[Task]:
-    return env_tasks("webshop", split, {"catalogue": shop})
+    return list_env_tasks("webshop", split, {"catalogue": shop})
 
 
 def play(env: ws.WebShopEnv, task: Task, *actions: str) -> list[Observation]:
@@ -132,7 +132,7 @@ def test_environments_of_one_process_share_one_catalogue_and_nothing_else(shop: 
     for action in PURCHASE:
         seen = [env.step(action) for env in envs]
         assert seen[0] == seen[1] == seen[2]
-    assert ws.opened(shop) is ws.opened(shop)
+    assert ws.open_cached_catalogue(shop) is ws.open_cached_catalogue(shop)
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -201,7 +201,7 @@ def test_a_wrong_option_is_refused_with_the_fix(options: dict[str, object], said
     ],
 )
 def test_a_choice_of_the_wrong_kind_is_refused(options: dict[str, object], said: str) -> None:
-    for ask in (partial(env_tasks, "webshop", "train"), partial(env_identity, "webshop")):
+    for ask in (partial(list_env_tasks, "webshop", "train"), partial(get_env_identity, "webshop")):
         with pytest.raises(ConfigError) as caught:
             ask(options)
         assert said in str(caught.value)
@@ -209,7 +209,7 @@ def test_a_choice_of_the_wrong_kind_is_refused(options: dict[str, object], said:
 
 def test_the_permission_to_leak_is_true_or_false(shop: str) -> None:
     with pytest.raises(ConfigError, match="allow_leak = 'no' must be true or false"):
-        env_tasks("webshop", "test", {"catalogue": shop, "protocol": "verl-agent-small", "allow_leak": "no"})
+        list_env_tasks("webshop", "test", {"catalogue": shop, "protocol": "verl-agent-small", "allow_leak": "no"})
 
 
 def test_a_rollout_that_is_refused_does_not_say_that_it_was_stopped(
@@ -233,21 +233,21 @@ def test_a_task_of_another_catalogue_is_refused(shop: str, task: Task) -> None:
 def test_a_leaking_protocol_trains_but_is_not_examined(shop: str) -> None:
     options = {"catalogue": shop, "protocol": "verl-agent-small"}
     with pytest.raises(ConfigError, match="allow_leak = true"):
-        env_tasks("webshop", "test", options)
-    assert len(env_tasks("webshop", "test", options | {"allow_leak": True})) == 108
+        list_env_tasks("webshop", "test", options)
+    assert len(list_env_tasks("webshop", "test", options | {"allow_leak": True})) == 108
 
 
 def test_no_catalogue_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
-        env_tasks("webshop", "train", {"catalogue": str(tmp_path / "none")})
+        list_env_tasks("webshop", "train", {"catalogue": str(tmp_path / "none")})
 
 
 # ---------------------------------------------------------------------------------------------- identity
 
 
 def test_the_identity_names_catalogue_protocol_and_goals(shop: str) -> None:
-    identity = env_identity("webshop", {"catalogue": shop, "view": "text_rich"})
-    assert identity["catalogue"] == ws.opened(shop).name
+    identity = get_env_identity("webshop", {"catalogue": shop, "view": "text_rich"})
+    assert identity["catalogue"] == ws.open_cached_catalogue(shop).name
     assert (identity["protocol"], identity["leaks"], identity["compat"]) == ("by-product", False, "fixed")
     assert {split: facts["goals"] for split, facts in identity["splits"].items()} == {
         split: len(listed(shop, split)) for split in ws.SPLITS
@@ -260,11 +260,13 @@ def test_the_identity_names_catalogue_protocol_and_goals(shop: str) -> None:
     [{"dataset_seed": 1}, {"goals": "human"}, {"compat": "original"}, {"show_attributes": True}, {"train_set": "S1"}],
 )
 def test_another_protocol_is_another_identity(shop: str, change: dict[str, object]) -> None:
-    assert env_identity("webshop", {"catalogue": shop}) != env_identity("webshop", {"catalogue": shop, **change})
+    assert get_env_identity("webshop", {"catalogue": shop}) != get_env_identity(
+        "webshop", {"catalogue": shop, **change}
+    )
 
 
 def test_an_environment_without_an_identity_has_none() -> None:
-    assert env_identity("waymarks-simulator", {}) == {}
+    assert get_env_identity("waymarks-simulator", {}) == {}
 
 
 def sequence(shop: str, env: ws.WebShopEnv, tasks: Sequence[Task]) -> list[str]:

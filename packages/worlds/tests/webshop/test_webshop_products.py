@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trailnotes.errors import MissingExtraError
-from trailnotes_worlds.webshop.nouns import noun_tagger, rule_nouns
+from trailnotes_worlds.webshop.nouns import extract_nouns_by_rules, make_noun_tagger
 from trailnotes_worlds.webshop.products import (
     Instruction,
     Product,
     ProductError,
     Review,
+    format_price,
     from_record,
     parse_human,
     parse_prices,
     parse_product,
-    price_tag,
 )
 from trailnotes_worlds.webshop.writing import encode_product
 
@@ -46,7 +46,7 @@ def parsed(extra: dict[str, Any] | None = None, **changes: Any) -> Product:
 
 
 def test_a_record_is_cleaned() -> None:
-    assert parse_product(RECORD, EXTRA, nouns=rule_nouns) == Product(
+    assert parse_product(RECORD, EXTRA, nouns=extract_nouns_by_rules) == Product(
         asin="B000000001",
         title="Oak Stool",
         description="A stool.  Of oak.",
@@ -65,11 +65,11 @@ def test_a_record_is_cleaned() -> None:
 
 
 def test_the_searched_text_is_that_of_the_original() -> None:
-    assert parsed().contents == "oak stool a stool.  of oak. solid oak  color: dark | light, red"
+    assert parsed().search_text == "oak stool a stool.  of oak. solid oak  color: dark | light, red"
     bare = parsed(small_description=[], customization_options="", full_description=None)
-    assert bare.contents == "oak stool   "
+    assert bare.search_text == "oak stool   "
     both = parsed(customization_options={"A": [{"value": "x"}], "B": [{"value": "y"}]})
-    assert both.contents.endswith("a: x, and b: y")
+    assert both.search_text.endswith("a: x, and b: y")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_the_searched_text_is_that_of_the_original() -> None:
     ],
 )
 def test_prices(listed: Any, prices: tuple[float, ...], tag: str) -> None:
-    assert (parse_prices(listed), price_tag(prices)) == (prices, tag)
+    assert (parse_prices(listed), format_price(prices)) == (prices, tag)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_anything_is_a_product_or_says_why(value: Any) -> None:
         except ProductError:
             continue
         assert from_record(json.loads(encode_product(product))) == product
-        product.contents.encode()
+        product.search_text.encode()
 
 
 def test_half_a_surrogate_pair_stops_no_import() -> None:
@@ -176,12 +176,12 @@ def test_human_instructions_of_either_form() -> None:
     ],
 )
 def test_nouns_by_rules(title: str, nouns: str) -> None:
-    assert " ".join(rule_nouns(title)) == nouns
+    assert " ".join(extract_nouns_by_rules(title)) == nouns
 
 
 def test_nouns_by_spacy_say_what_is_missing() -> None:
     try:
-        tagger = noun_tagger("spacy")
+        tagger = make_noun_tagger("spacy")
     except MissingExtraError as error:
         assert "en_core_web_sm" in str(error)  # noqa: PT017
     else:

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 from shelves import DOZEN, LAMP, MUG, Shelves, product
 from trailnotes.errors import ConfigError
-from trailnotes_worlds.webshop.goals import NO_LIMIT, Goal, goals_of, price_of, without_limit
+from trailnotes_worlds.webshop.goals import NO_LIMIT, Goal, draw_price, iter_goals, split_price_limit
 from trailnotes_worlds.webshop.products import Instruction, Product
 from trailnotes_worlds.webshop.protocols import (
     PROTOCOLS,
     SPLITS,
-    Choice,
-    identity_of,
-    refuse_leaking,
-    splits_of,
-    tasks_in,
+    GoalSelection,
+    build_identity,
+    compute_splits,
+    make_tasks,
+    require_leak_free_split,
 )
 
 
@@ -46,7 +46,7 @@ PENS = Shelves(tuple(human(number) for number in range(1600)))
 
 
 def test_a_synthetic_instruction_makes_a_goal_of_each_combination_with_one_limit() -> None:
-    goals = [goal for goal, _ in goals_of(MUG, "synthetic", 0)]
+    goals = [goal for goal, _ in iter_goals(MUG, "synthetic", 0)]
     assert [goal.options for goal in goals] == [
         (("color", "blue"), ("size", "small")), (("color", "blue"), ("size", "large")),
         (("color", "rectangular"), ("size", "small")), (("color", "rectangular"), ("size", "large")),
@@ -60,13 +60,13 @@ def test_a_synthetic_instruction_makes_a_goal_of_each_combination_with_one_limit
 def test_options_without_end_make_goals_that_end() -> None:
     options = tuple((f"option {number}", tuple(f"value {value}" for value in range(50))) for number in range(30))
     endless = replace(MUG, options=options)
-    assert len(list(goals_of(endless, "synthetic", 0))) == 10_000
-    splits = splits_of(Shelves((endless,)), Choice("by-product", "synthetic"))
+    assert len(list(iter_goals(endless, "synthetic", 0))) == 10_000
+    splits = compute_splits(Shelves((endless,)), GoalSelection("by-product", "synthetic"))
     assert sum(map(len, splits.values())) == 4
 
 
 def test_a_human_instruction_makes_one_goal_of_values() -> None:
-    ((goal, order),) = goals_of(MUG, "human", 0)
+    ((goal, order),) = iter_goals(MUG, "human", 0)
     assert (goal.options, goal.attributes, order) == ((("", "blue"),), ("dishwasher safe",), 7)
     assert goal.instruction == (
         f"i want a blue mug that is dishwasher safe, and price lower than {goal.price_upper:.2f} dollars"
@@ -74,7 +74,7 @@ def test_a_human_instruction_makes_one_goal_of_values() -> None:
 
 
 def test_a_human_instruction_without_an_attribute_makes_none() -> None:
-    assert not list(goals_of(replace(MUG, instructions=(Instruction("human", "a mug", ()),)), "human", 0))
+    assert not list(iter_goals(replace(MUG, instructions=(Instruction("human", "a mug", ()),)), "human", 0))
 
 
 @pytest.mark.parametrize(
@@ -90,39 +90,42 @@ def test_a_human_instruction_without_an_attribute_makes_none() -> None:
 def test_the_limit_is_the_higher_of_two_of_the_next_four(price: float, limits: set[float]) -> None:
     drawn = set()
     for seed in range(60):
-        ((goal, _),) = goals_of(product("B0MUG00002", prices=(price,)), "human", seed)
+        ((goal, _),) = iter_goals(product("B0MUG00002", prices=(price,)), "human", seed)
         drawn.add(goal.price_upper)
         assert ("price lower than" in goal.instruction) == (goal.price_upper < NO_LIMIT)
     assert drawn == limits
 
 
 def test_prices_are_those_listed_or_drawn_once_for_each_seed() -> None:
-    assert price_of(MUG, 5) == 12.5
-    assert price_of(product("B0MUG00002", prices=()), 5) == 100.0
-    prices = {price_of(LAMP, seed) for seed in range(20)}
+    assert draw_price(MUG, 5) == 12.5
+    assert draw_price(product("B0MUG00002", prices=()), 5) == 100.0
+    prices = {draw_price(LAMP, seed) for seed in range(20)}
     assert len(prices) == 20
     assert all(30 <= price <= 50 for price in prices)
-    assert price_of(LAMP, 3) == price_of(LAMP, 3)
+    assert draw_price(LAMP, 3) == draw_price(LAMP, 3)
 
 
 @given(st.integers(0, 3), st.integers(0))
 def test_goals_depend_on_product_and_seed_alone(seed: int, noise: int) -> None:
     random.seed(noise)
-    assert list(goals_of(LAMP, "synthetic", seed)) == list(goals_of(LAMP, "synthetic", seed))
+    assert list(iter_goals(LAMP, "synthetic", seed)) == list(iter_goals(LAMP, "synthetic", seed))
 
 
 def test_the_limit_can_be_taken_away_again() -> None:
-    for goal, _ in itertools.chain(goals_of(MUG, "synthetic", 0), goals_of(MUG, "human", 0)):
-        text, limit = without_limit(goal.instruction)
+    for goal, _ in itertools.chain(iter_goals(MUG, "synthetic", 0), iter_goals(MUG, "human", 0)):
+        text, limit = split_price_limit(goal.instruction)
         assert goal.instruction == f"{text}, and price lower than {limit:.2f} dollars"
         assert limit == goal.price_upper
-    assert without_limit("a mug, and price lower than 9 dollars") == ("a mug, and price lower than 9 dollars", NO_LIMIT)
+    assert split_price_limit("a mug, and price lower than 9 dollars") == (
+        "a mug, and price lower than 9 dollars",
+        NO_LIMIT,
+    )
     twice = "a mug, and price lower than 30.00 dollars, and price lower than 40.00 dollars"
-    assert without_limit(twice) == ("a mug, and price lower than 30.00 dollars", 40.0)
+    assert split_price_limit(twice) == ("a mug, and price lower than 30.00 dollars", 40.0)
 
 
 def test_a_goal_survives_json_and_a_forged_one_is_refused() -> None:
-    for goal, _ in goals_of(MUG, "synthetic", 0):
+    for goal, _ in iter_goals(MUG, "synthetic", 0):
         assert Goal.from_json(goal.to_json()) == goal
     for record in ({}, {"asin": 1}, goal.to_json() | {"options": [["a"]]}, goal.to_json() | {"price_upper": "much"}):
         with pytest.raises(ValueError, match="no goal of the shop"):
@@ -134,17 +137,17 @@ def test_a_goal_survives_json_and_a_forged_one_is_refused() -> None:
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_a_split_is_the_same_whenever_it_is_asked_for_and_shares_no_task_id(name: str) -> None:
-    choice = Choice(name)
-    first = splits_of(PENS, choice)
+    choice = GoalSelection(name)
+    first = compute_splits(PENS, choice)
     random.seed(1)
-    assert splits_of(PENS, choice) == first
-    ids = [task.id for split in SPLITS if first[split] for task in tasks_in(first, split, name)]
+    assert compute_splits(PENS, choice) == first
+    ids = [task.id for split in SPLITS if first[split] for task in make_tasks(first, split, name)]
     assert len(ids) == len(set(ids))
     assert all(task_id.startswith(f"webshop/{name}/B0PEN") for task_id in ids)
 
 
 def test_original_splits_by_the_place_in_the_shuffle_of_seed_233() -> None:
-    splits = splits_of(PENS, Choice("original"))
+    splits = compute_splits(PENS, GoalSelection("original"))
     assert {split: len(placed) for split, placed in splits.items()} == {"test": 500, "validation": 1000, "train": 100}
     order = list(range(1600))
     random.Random(233).shuffle(order)
@@ -155,19 +158,21 @@ def test_original_splits_by_the_place_in_the_shuffle_of_seed_233() -> None:
 def test_original_keeps_the_official_order_where_the_catalogue_has_it() -> None:
     """A part of the catalogue then has its part of each split, and nothing moves; what has no place is in none."""
     few = Shelves((human(0, 499), human(1, 12_000), human(2, 0), human(3, 1499), human(4, 1500), human(5)))
-    numbers = {split: [p.number for p in placed] for split, placed in splits_of(few, Choice("original")).items()}
+    numbers = {
+        split: [p.number for p in placed] for split, placed in compute_splits(few, GoalSelection("original")).items()
+    }
     assert numbers == {"test": [0, 499], "validation": [1499], "train": [1500, 12_000]}
 
 
 def test_original_may_have_synthetic_goals_but_not_both_kinds() -> None:
-    assert sum(map(len, splits_of(PENS, Choice("original", "synthetic")).values())) == 3200
+    assert sum(map(len, compute_splits(PENS, GoalSelection("original", "synthetic")).values())) == 3200
     with pytest.raises(ConfigError, match="one kind"):
-        splits_of(PENS, Choice("original", "both"))
+        compute_splits(PENS, GoalSelection("original", "both"))
 
 
 def test_rememberer_trains_on_ten_goals() -> None:
     for train_set, first in (("S0", 500), ("S1", 510)):
-        splits = splits_of(PENS, Choice("rememberer", train_set=train_set))
+        splits = compute_splits(PENS, GoalSelection("rememberer", train_set=train_set))
         assert [placed.number for placed in splits["train"]] == list(range(first, first + 10))
         assert [placed.number for placed in splits["test"]] == list(range(100))
         assert not {p.goal for p in splits["validation"]} & {p.goal for p in (*splits["train"], *splits["test"])}
@@ -176,11 +181,11 @@ def test_rememberer_trains_on_ten_goals() -> None:
 def test_a_catalogue_without_goals_is_told_to_be_one() -> None:
     bare = Shelves((replace(MUG, instructions=()),))
     with pytest.raises(ConfigError, match="finds no goal in this catalogue: import it with --attributes"):
-        tasks_in(splits_of(bare, Choice()), "train", "by-product")
+        make_tasks(compute_splits(bare, GoalSelection()), "train", "by-product")
 
 
 def test_verl_agent_small_leaks_and_is_refused_for_tests_unless_that_is_allowed() -> None:
-    splits = splits_of(PENS, Choice("verl-agent-small"))
+    splits = compute_splits(PENS, GoalSelection("verl-agent-small"))
     trained = {(placed.goal.asin, placed.goal.options) for placed in splits["train"]}
     tested = {(placed.goal.asin, placed.goal.options) for placed in splits["test"]}
     assert len(tested) == 500
@@ -191,9 +196,9 @@ def test_verl_agent_small_leaks_and_is_refused_for_tests_unless_that_is_allowed(
     assert not {p.seed for p in splits["test"]} & {p.seed for p in splits["validation"]}
     for split in ("test", "validation"):
         with pytest.raises(ConfigError, match=r'goals that it tests.*Train and examine on protocol = "by-product"'):
-            refuse_leaking(split, "verl-agent-small", allow=False)
-    refuse_leaking("train", "verl-agent-small", allow=False)
-    refuse_leaking("test", "verl-agent-small", allow=True)
+            require_leak_free_split(split, "verl-agent-small", allow=False)
+    require_leak_free_split("train", "verl-agent-small", allow=False)
+    require_leak_free_split("test", "verl-agent-small", allow=True)
     assert [name for name, protocol in PROTOCOLS.items() if protocol.leaks] == ["verl-agent-small"]
 
 
@@ -210,7 +215,7 @@ def test_by_product_has_no_product_on_two_sides(listed: list[str], seed: int, ki
     shelves = Shelves(
         tuple(product(f"B0{n:08}", title=title, instructions=told(str(n))) for n, title in enumerate(listed))
     )
-    splits = splits_of(shelves, Choice("by-product", kind, seed))
+    splits = compute_splits(shelves, GoalSelection("by-product", kind, seed))
     for name in ("asin", "title"):
         sides = [
             {p.goal.asin if name == "asin" else " ".join(shelves[p.goal.asin].title.lower().split()) for p in placed}
@@ -227,7 +232,7 @@ def test_by_product_trains_on_no_instruction_that_it_examines(seed: int) -> None
     """Products of many titles share one; above the highest limit of price, nothing tells their instructions apart."""
     told_alike = [product(f"B0{n:08}", title=f"pen {n}", prices=(2000.0,), instructions=told("a")) for n in range(30)]
     own = [product(f"B1{n:08}", title=f"pot {n}", prices=(2000.0,), instructions=told(str(n))) for n in range(30)]
-    splits = splits_of(Shelves((*told_alike, *own)), Choice("by-product", "human", seed))
+    splits = compute_splits(Shelves((*told_alike, *own)), GoalSelection("by-product", "human", seed))
     said = {split: {placed.goal.instruction for placed in splits[split]} for split in SPLITS}
     assert "find me a" in said["test"]
     assert not said["train"] & (said["test"] | said["validation"])
@@ -241,10 +246,10 @@ def told(what: str) -> tuple[Instruction, ...]:
 
 
 def test_by_product_gives_each_split_its_share_and_leaves_a_product_its_side() -> None:
-    splits = splits_of(PENS, Choice())
+    splits = compute_splits(PENS, GoalSelection())
     shares = {split: len({p.goal.asin for p in placed}) / 1600 for split, placed in splits.items()}
     assert shares == pytest.approx({"train": 0.7, "validation": 0.1, "test": 0.2}, abs=0.03)
-    half = splits_of(Shelves(PENS.products[::2]), Choice())
+    half = compute_splits(Shelves(PENS.products[::2]), GoalSelection())
     for split in SPLITS:
         assert {p.goal.asin for p in half[split]} <= {p.goal.asin for p in splits[split]}
 
@@ -253,23 +258,23 @@ def test_by_product_gives_each_split_its_share_and_leaves_a_product_its_side() -
 @given(st.lists(titles, min_size=1, max_size=30), st.integers(0), st.integers(0), kinds)
 def test_what_one_seed_trains_on_no_other_examines(listed: list[str], one: int, other: int, kind: str) -> None:
     shelves = Shelves(tuple(product(f"B0{n:08}", title=title) for n, title in enumerate(listed)))
-    trained, examined = (splits_of(shelves, Choice("by-product", kind, seed)) for seed in (one, other))
+    trained, examined = (compute_splits(shelves, GoalSelection("by-product", kind, seed)) for seed in (one, other))
     products = {p.goal.asin for p in trained["train"]}
     assert not products & {p.goal.asin for split in ("validation", "test") for p in examined[split]}
 
 
 def test_another_seed_is_another_panel() -> None:
-    splits = [splits_of(PENS, Choice(seed=seed)) for seed in (0, 1)]
-    one, other = (identity_of(each, Choice(seed=seed)) for seed, each in enumerate(splits))
+    splits = [compute_splits(PENS, GoalSelection(seed=seed)) for seed in (0, 1)]
+    one, other = (build_identity(each, GoalSelection(seed=seed)) for seed, each in enumerate(splits))
     assert one["splits"]["test"]["sha256"] != other["splits"]["test"]["sha256"]
-    assert tasks_in(splits[1], "test", "by-product")[0].id.endswith("@1")
+    assert make_tasks(splits[1], "test", "by-product")[0].id.endswith("@1")
 
 
 def test_the_identity_changes_with_every_word_of_a_goal() -> None:
     one = Shelves((human(0, 0), human(1, 1)))
     changed = replace(one.products[1], instructions=(Instruction("human", "i want a pencil", ("fine tip",), (), 1),))
-    choice, other = Choice("original"), Shelves((one.products[0], changed))
-    before, after = (identity_of(splits_of(shelves, choice), choice) for shelves in (one, other))
+    choice, other = GoalSelection("original"), Shelves((one.products[0], changed))
+    before, after = (build_identity(compute_splits(shelves, choice), choice) for shelves in (one, other))
     assert before["splits"]["test"] != after["splits"]["test"]
     assert before["splits"]["train"] == after["splits"]["train"]
 
@@ -277,14 +282,14 @@ def test_the_identity_changes_with_every_word_of_a_goal() -> None:
 @pytest.mark.parametrize(
     ("split", "choice", "said"),
     [
-        ("dev", Choice(), "split 'dev' is unknown"),
-        ("train", Choice("by-products"), "protocol = 'by-products' is unknown"),
-        ("train", Choice(goals="robot"), "goals = 'robot' is unknown"),
-        ("train", Choice("rememberer", train_set="S2"), "train_set = 'S2' is unknown"),
-        ("train", Choice("original"), 'use protocol = "by-product"'),
+        ("dev", GoalSelection(), "split 'dev' is unknown"),
+        ("train", GoalSelection("by-products"), "protocol = 'by-products' is unknown"),
+        ("train", GoalSelection(goals="robot"), "goals = 'robot' is unknown"),
+        ("train", GoalSelection("rememberer", train_set="S2"), "train_set = 'S2' is unknown"),
+        ("train", GoalSelection("original"), 'use protocol = "by-product"'),
     ],
 )
-def test_what_cannot_be_split_is_said_with_the_fix(split: str, choice: Choice, said: str) -> None:
+def test_what_cannot_be_split_is_said_with_the_fix(split: str, choice: GoalSelection, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        tasks_in(splits_of(DOZEN, choice), split, choice.protocol)
+        make_tasks(compute_splits(DOZEN, choice), split, choice.protocol)
     assert said in str(caught.value)

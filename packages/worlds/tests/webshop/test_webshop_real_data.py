@@ -14,7 +14,7 @@ import pytest
 
 from trailnotes_worlds.search.analyzer import analyze
 from trailnotes_worlds.webshop.catalogue import Catalogue
-from trailnotes_worlds.webshop.importing import Sources, import_catalogue
+from trailnotes_worlds.webshop.importing import SourceFiles, import_catalogue
 
 DATA = Path(os.environ.get("TRAILNOTES_TEST_WEBSHOP", "/nonexistent"))
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="TRAILNOTES_TEST_WEBSHOP names no folder")
@@ -27,7 +27,7 @@ def lines(name: str) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
-    sources = Sources(
+    sources = SourceFiles(
         DATA / "products_1k.jsonl.gz",
         DATA / "items_ins_v2_1000.json",
         DATA / "human_goals_official_order.jsonl.gz",
@@ -39,7 +39,7 @@ def test_every_product_is_there_word_for_word(catalogue: Catalogue) -> None:
     assert catalogue.meta["left_out"] == {"instruction of no product": 12_087 - 13}
     listed = {line["asin"]: line for line in lines("products_1k.jsonl.gz")}
     documents = {line["id"]: line["contents"] for line in lines("documents_1k.jsonl.gz")}
-    assert {product.asin: product.contents for product in catalogue} == documents
+    assert {product.asin: product.search_text for product in catalogue} == documents
     for product in catalogue:
         assert {name: list(values) for name, values in product.options} == listed[product.asin]["options"]
         assert (product.tag, list(product.bullets)) == (

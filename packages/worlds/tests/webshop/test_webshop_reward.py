@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shelves import DOZEN, LAMP, MUG
-from trailnotes_worlds.webshop.goals import Goal, goals_of, price_of
+from trailnotes_worlds.webshop.goals import Goal, draw_price, iter_goals
 from trailnotes_worlds.webshop.products import Product, parse_product
-from trailnotes_worlds.webshop.reward import COLORS, color_of, judge, similarity
+from trailnotes_worlds.webshop.reward import COLORS, compute_reward, compute_similarity, extract_color
 
 GOAL = Goal(MUG.asin, "", ("lead free",), (("color", "blue"), ("size", "small")), 20.0)
 PLACE = os.environ.get("TRAILNOTES_TEST_WEBSHOP", "")
 
 
 def test_the_right_purchase_earns_all() -> None:
-    reward = judge(GOAL, MUG, MUG, ["blue", "small"], 12.5)
+    reward = compute_reward(GOAL, MUG, MUG, ["blue", "small"], 12.5)
     assert (reward.total, reward.num_attributes, reward.num_options, reward.price_fits) == (1.0, 1, 2, True)
     assert (reward.type_factor, reward.same_query, reward.same_categories, reward.title_score) == (1.0, True, True, 1.0)
 
@@ -32,16 +32,16 @@ def test_a_wanted_pair_is_compared_as_python_writes_it() -> None:
     """There a no-break space is the letters xa0; of the value chosen it is dropped: "size x xa0large" and "xlarge"."""
     for value, num_options in (("x large", 1), ("x\xa0large", 0)):
         wanted = replace(GOAL, options=(("size", value),))
-        assert judge(wanted, MUG, MUG, [value], 12.5).num_options == num_options
+        assert compute_reward(wanted, MUG, MUG, [value], 12.5).num_options == num_options
 
 
 def test_each_part_that_is_missed_costs_its_share_of_four() -> None:
-    assert judge(GOAL, MUG, MUG, ["blue"], 12.5).total == 0.75
-    assert judge(GOAL, MUG, MUG, [], 12.5).total == 0.5
-    assert judge(GOAL, MUG, MUG, ["blue", "small"], 20.01).total == 0.75
-    assert judge(GOAL, MUG, MUG, ["blue", "small"], 20.0).total == 1.0  # the limit itself fits
+    assert compute_reward(GOAL, MUG, MUG, ["blue"], 12.5).total == 0.75
+    assert compute_reward(GOAL, MUG, MUG, [], 12.5).total == 0.5
+    assert compute_reward(GOAL, MUG, MUG, ["blue", "small"], 20.01).total == 0.75
+    assert compute_reward(GOAL, MUG, MUG, ["blue", "small"], 20.0).total == 1.0  # the limit itself fits
     leaded = replace(MUG, attributes=("dishwasher safe",))
-    assert judge(GOAL, MUG, leaded, ["blue", "small"], 12.5).total == 0.75
+    assert compute_reward(GOAL, MUG, leaded, ["blue", "small"], 12.5).total == 0.75
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_each_part_that_is_missed_costs_its_share_of_four() -> None:
 )
 def test_an_attribute_counts_where_a_text_has_it_word_for_word(where: dict[str, object]) -> None:
     said = replace(MUG, attributes=(), nouns=MUG.nouns, **where)  # type: ignore[arg-type]
-    assert judge(GOAL, MUG, said, [], 0.0).num_attributes == 1
-    assert judge(GOAL, MUG, replace(MUG, attributes=()), [], 0.0).num_attributes == 0
+    assert compute_reward(GOAL, MUG, said, [], 0.0).num_attributes == 1
+    assert compute_reward(GOAL, MUG, replace(MUG, attributes=()), [], 0.0).num_attributes == 0
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_the_type_is_told_by_nouns_query_and_categories(
     nouns: tuple[str, ...], query: str, categories: tuple[str, ...], factor: float
 ) -> None:
     bought = replace(MUG, nouns=nouns, query=query, categories=categories)
-    assert judge(GOAL, MUG, bought, ["blue", "small"], 0.0).total == factor
+    assert compute_reward(GOAL, MUG, bought, ["blue", "small"], 0.0).total == factor
 
 
 @pytest.mark.parametrize(("shared", "of", "factor"), [(1, 5, 0.5), (1, 10, 0.5), (1, 11, 0.1), (2, 9, 1.0)])
@@ -74,20 +74,20 @@ def test_few_nouns_in_common_and_nothing_else_cost(shared: int, of: int, factor:
     """One of five is 0.2, which is not more than 0.2; one of eleven is less than 0.1."""
     wanted = replace(MUG, nouns=tuple(f"noun{n}" for n in range(of)))
     stranger = replace(MUG, nouns=wanted.nouns[:shared], query="cups", categories=("Toys",))
-    assert judge(GOAL, wanted, stranger, ["blue", "small"], 0.0).type_factor == factor
+    assert compute_reward(GOAL, wanted, stranger, ["blue", "small"], 0.0).type_factor == factor
     related = replace(stranger, categories=("Mugs", "Home"))
-    assert judge(GOAL, wanted, related, ["blue", "small"], 0.0).type_factor == (0.1 if factor == 0.1 else 1.0)
+    assert compute_reward(GOAL, wanted, related, ["blue", "small"], 0.0).type_factor == (0.1 if factor == 0.1 else 1.0)
 
 
 def test_a_wanted_title_without_nouns_is_half_known() -> None:
     silent = replace(MUG, nouns=())
-    assert judge(GOAL, silent, MUG, [], 0.0).title_score == 0.2
-    assert judge(GOAL, silent, replace(MUG, query="cups", categories=()), [], 0.0).type_factor == 0.5
+    assert compute_reward(GOAL, silent, MUG, [], 0.0).title_score == 0.2
+    assert compute_reward(GOAL, silent, replace(MUG, query="cups", categories=()), [], 0.0).type_factor == 0.5
 
 
 def test_nouns_count_as_often_as_they_are_wanted_and_once_where_they_are_found() -> None:
     wanted = replace(MUG, nouns=("mug", "mug", "ounce", "tea"))
-    assert judge(GOAL, wanted, replace(MUG, nouns=("mug", "mug")), [], 0.0).title_score == 0.25
+    assert compute_reward(GOAL, wanted, replace(MUG, nouns=("mug", "mug")), [], 0.0).title_score == 0.25
 
 
 # ---------------------------------------------------------------------------------------------- options
@@ -113,26 +113,31 @@ def test_nouns_count_as_often_as_they_are_wanted_and_once_where_they_are_found()
 )
 def test_options_match_as_in_the_original(chosen: str, wanted: tuple[str, str], matched: bool) -> None:
     goal = replace(GOAL, options=(wanted,))
-    assert judge(goal, MUG, MUG, [chosen], 0.0).num_options == matched
+    assert compute_reward(goal, MUG, MUG, [chosen], 0.0).num_options == matched
 
 
 def test_one_choice_may_fit_two_wishes_and_each_wish_counts_once() -> None:
     goal = replace(GOAL, options=(("", "blue"), ("", "light blue")))
-    assert judge(goal, MUG, MUG, ["blue", "blue"], 0.0).num_options == 2
+    assert compute_reward(goal, MUG, MUG, ["blue", "blue"], 0.0).num_options == 2
 
 
 def test_colors_are_found_anywhere_and_the_first_of_the_list_counts() -> None:
     assert len(COLORS) == len(set(COLORS)) == 102
     assert list(COLORS) == sorted(COLORS)
-    assert [color_of(word) for word in ("washed", "dark grey", "xl", "white | wine")] == ["ash", "dark", "xl", "white"]
+    assert [extract_color(word) for word in ("washed", "dark grey", "xl", "white | wine")] == [
+        "ash",
+        "dark",
+        "xl",
+        "white",
+    ]
 
 
 def test_similarity_is_a_whole_number_of_words_without_signs() -> None:
-    assert similarity("Lead-Free!", "lead free") == 100
-    assert similarity("12” wide", "12 wide") == 100
-    assert similarity("café", "caf") == 100  # Latin-1 letters are dropped first
-    assert similarity("abc", "") == 0
-    assert similarity("leather", "feather") == 86  # of 85.7
+    assert compute_similarity("Lead-Free!", "lead free") == 100
+    assert compute_similarity("12” wide", "12 wide") == 100
+    assert compute_similarity("café", "caf") == 100  # Latin-1 letters are dropped first
+    assert compute_similarity("abc", "") == 0
+    assert compute_similarity("leather", "feather") == 86  # of 85.7
 
 
 texts = st.text(alphabet="abc blue", max_size=8)
@@ -140,18 +145,18 @@ texts = st.text(alphabet="abc blue", max_size=8)
 
 @given(st.sampled_from([MUG, LAMP]), st.lists(texts, max_size=3), st.floats(0, 100))
 def test_a_reward_is_a_share(bought: Product, chosen: list[str], price: float) -> None:
-    reward = judge(GOAL, MUG, bought, chosen, price)
+    reward = compute_reward(GOAL, MUG, bought, chosen, price)
     assert 0 <= reward.total <= 1
     assert reward.num_options <= len(GOAL.options)
-    assert judge(GOAL, MUG, bought, [*chosen, "blue"], price).num_options >= reward.num_options
+    assert compute_reward(GOAL, MUG, bought, [*chosen, "blue"], price).num_options >= reward.num_options
 
 
 def test_the_exact_purchase_of_our_own_goals_earns_all_but_where_a_colour_hides() -> None:
     missed = []
     for each in DOZEN:
-        for goal, _ in goals_of(each, "synthetic", 0):
+        for goal, _ in iter_goals(each, "synthetic", 0):
             values = [value for _, value in goal.options]
-            if judge(goal, each, each, values, price_of(each, 0)).total < 1:
+            if compute_reward(goal, each, each, values, draw_price(each, 0)).total < 1:
                 missed.append(values)
     assert missed
     assert all("rectangular" in values for values in missed)
@@ -174,13 +179,13 @@ def test_of_the_exact_purchases_of_the_original_as_many_earn_all_as_were_measure
     """6,452 of 6,910. The others all miss an option, whose value hides the name of a colour that it is not."""
     num_goals = num_full = 0
     for each in real_products():
-        for goal, _ in goals_of(each, "synthetic", 0):
+        for goal, _ in iter_goals(each, "synthetic", 0):
             num_goals += 1
-            reward = judge(goal, each, each, [value for _, value in goal.options], price_of(each, 0))
+            reward = compute_reward(goal, each, each, [value for _, value in goal.options], draw_price(each, 0))
             if reward.total == 1:
                 num_full += 1
                 continue
             assert (reward.num_attributes, reward.price_fits, reward.type_factor) == (len(goal.attributes), True, 1.0)
-            hidden = [value for _, value in goal.options if color_of(value) != value]
+            hidden = [value for _, value in goal.options if extract_color(value) != value]
             assert len(goal.options) - reward.num_options <= len(hidden)
     assert (num_goals, num_full) == (6910, 6452)

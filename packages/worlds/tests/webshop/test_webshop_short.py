@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from shelves import DOZEN
-from trailnotes_worlds.webshop.shop import Rules, Shop, State
-from trailnotes_worlds.webshop.views import short
+from trailnotes_worlds.webshop.shop import Shop, ShopRules, ShopState
+from trailnotes_worlds.webshop.views import render_short
 
-SHOP = Shop(DOZEN, Rules(products_per_page=2))
+SHOP = Shop(DOZEN, ShopRules(products_per_page=2))
 
 
 def page(*actions: str) -> str:
     """What is shown after these actions."""
-    state = State()
+    state = ShopState()
     for action in actions:
         state, refused = SHOP.step(state, action)
         assert not refused
-    return short(SHOP.parts(state))
+    return render_short(SHOP.list_elements(state))
 
 
 def test_results_are_told_in_one_line() -> None:

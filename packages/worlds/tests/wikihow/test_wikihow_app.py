@@ -11,12 +11,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import howto
-from trailnotes_worlds.wikihow.actions import Action, read_action
-from trailnotes_worlds.wikihow.app import App, Shown, Turn, Visit
-from trailnotes_worlds.wikihow.articles import Article, Author, Category, slug_of
+from trailnotes_worlds.wikihow.actions import Action, parse_action
+from trailnotes_worlds.wikihow.app import AppState, AppTransition, PagePosition, WikiHowApp
+from trailnotes_worlds.wikihow.articles import Article, Author, Category, make_slug
 from trailnotes_worlds.wikihow.library import Library, write_library
-from trailnotes_worlds.wikihow.screens import html, offers, short
-from trailnotes_worlds.wikihow.views import HEIGHT, IMAGE_VIEW, INPUT, PLAIN, TEXT, WIDTH, Box, View, leaves, lines_of
+from trailnotes_worlds.wikihow.screens import list_actions, render_html, render_short
+from trailnotes_worlds.wikihow.views import (
+    HEIGHT,
+    IMAGE_VIEW,
+    INPUT,
+    PLAIN_VIEW,
+    TEXT,
+    WIDTH,
+    Box,
+    View,
+    list_leaves,
+    render_lines,
+)
 
 
 @pytest.fixture(scope="module")
@@ -27,30 +38,30 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
 
 
 @pytest.fixture(scope="module")
-def app(library: Library) -> App:
-    return App(library)
+def app(library: Library) -> WikiHowApp:
+    return WikiHowApp(library)
 
 
-def went(app: App, *actions: str) -> Turn:
+def went(app: WikiHowApp, *actions: str) -> AppTransition:
     """What the last of some actions has led to."""
-    turn = Turn(Visit())
+    turn = AppTransition(AppState())
     for action in actions:
-        turn = app.step(turn.visit, read_action(action))
+        turn = app.step(turn.visit, parse_action(action))
     return turn
 
 
-def tap(app: App, visit: Visit, text: str) -> Turn:
+def tap(app: WikiHowApp, visit: AppState, text: str) -> AppTransition:
     """A tap on the first view with a text."""
     place = next(place for place, leaf in enumerate(app.leaves(visit)) if text in (leaf.view.text, leaf.view.described))
-    return app.step(visit, read_action(f"CLICK({place})"))
+    return app.step(visit, parse_action(f"CLICK({place})"))
 
 
-def told(turn: Turn) -> list[str]:
+def told(turn: AppTransition) -> list[str]:
     return [line.text for line in turn.log]
 
 
-def lines(app: App, visit: Visit) -> list[str]:
-    return lines_of(app.leaves(visit))
+def lines(app: WikiHowApp, visit: AppState) -> list[str]:
+    return render_lines(app.leaves(visit))
 
 
 SEARCH = "INPUT(2, boil an egg)"
@@ -72,7 +83,7 @@ SEARCH = "INPUT(2, boil an egg)"
     ],
 )  # fmt: skip
 def test_actions_are_read_and_the_rest_is_nothing(said: str, meant: Action) -> None:
-    assert read_action(said) == meant
+    assert parse_action(said) == meant
 
 
 def test_a_leaf_is_a_line_of_html() -> None:
@@ -83,9 +94,9 @@ def test_a_leaf_is_a_line_of_html() -> None:
         View("x.Image", "Ann", described="Face", box=box),
         View(INPUT, "it's \"so\"", box=box),
         View(IMAGE_VIEW, box=Box(5, 5, 5, 9)),  # of no width
-        View(PLAIN, "", box=box),
+        View(PLAIN_VIEW, "", box=box),
     ))  # fmt: skip
-    assert lines_of(leaves(root)) == [
+    assert render_lines(list_leaves(root)) == [
         '<button class="go now" alt=\'Say "hi"\' id="0" clickable="true">A &amp; &lt;B&gt;</button>',
         '<p id="1" clickable="true">two&#10;lines&#13;</p>',
         '<img alt="Face: Ann" id="2" clickable="false">',
@@ -94,8 +105,8 @@ def test_a_leaf_is_a_line_of_html() -> None:
     ]
 
 
-def test_the_first_page(app: App) -> None:
-    assert lines(app, Visit()) == [
+def test_the_first_page(app: WikiHowApp) -> None:
+    assert lines(app, AppState()) == [
         '<button alt="Open navigation drawer" id="0" clickable="true"></button>',
         '<img class="wikihow toolbar logo" id="1" clickable="false">',
         '<img class="search button" alt="Search" id="2" clickable="true">',
@@ -104,7 +115,7 @@ def test_the_first_page(app: App) -> None:
     ]
 
 
-def test_a_search_shows_what_it_finds_and_says_so_in_the_log(app: App) -> None:
+def test_a_search_shows_what_it_finds_and_says_so_in_the_log(app: WikiHowApp) -> None:
     turn = went(app, SEARCH)
     assert told(turn) == ["mUrl is: https://www.wikihow.com/wikiHowTo?search=boil+an+egg+&wh_an=1"]
     assert lines(app, turn.visit)[:11] == [
@@ -122,7 +133,7 @@ def test_a_search_shows_what_it_finds_and_says_so_in_the_log(app: App) -> None:
     ]
 
 
-def test_results_have_pages(app: App) -> None:
+def test_results_have_pages(app: WikiHowApp) -> None:
     turn = went(app, "INPUT(2, paint eggs)", *["SCROLL(DOWN)"] * 9)
     shown = [leaf.view.text for leaf in app.leaves(turn.visit)]
     assert shown[-3:-1] == ["Next >", "43 Results"]
@@ -134,7 +145,7 @@ def test_results_have_pages(app: App) -> None:
     assert "0 Results" in [leaf.view.text for leaf in app.leaves(none.visit)]
 
 
-def test_an_article_shows_its_head_first(app: App) -> None:
+def test_an_article_shows_its_head_first(app: WikiHowApp) -> None:
     turn = went(app, SEARCH, "CLICK(3)")
     assert told(turn) == ["mUrl is: https://www.wikihow.com/Boil-an-Egg?wh_an=1&amp=1"]
     assert [re.sub(' id="\\d+"', "", line) for line in lines(app, turn.visit)][1:20] == [
@@ -171,17 +182,17 @@ def test_an_article_shows_its_head_first(app: App) -> None:
         ("References", "url is: https://www.wikihow.com/Boil-an-Egg?wh_an=1&amp=1#References", "A book on eggs"),
     ],
 )  # fmt: skip
-def test_an_article_leads_to_the_pages_of_tasks(app: App, text: str, log: str, seen: str) -> None:
+def test_an_article_leads_to_the_pages_of_tasks(app: WikiHowApp, text: str, log: str, seen: str) -> None:
     turn = tap(app, went(app, SEARCH, "CLICK(3)").visit, text)
     assert told(turn) == [log]
     assert seen in [leaf.view.text for leaf in app.leaves(turn.visit)]
 
 
-def test_lists_lead_to_articles(app: App) -> None:
+def test_lists_lead_to_articles(app: WikiHowApp) -> None:
     article = went(app, SEARCH, "CLICK(3)").visit
     author = tap(app, article, "Ann Lee, PhD").visit
     assert any(leaf.view.kind.endswith("Image") and leaf.view.text == "Ann Lee, PhD" for leaf in app.leaves(author))
-    below = app.step(author, read_action("SCROLL(DOWN)")).visit
+    below = app.step(author, parse_action("SCROLL(DOWN)")).visit
     assert told(tap(app, below, "Fry an Egg")) == ["mUrl is: https://www.wikihow.com/Fry-an-Egg?wh_an=1&amp=1"]
     category = tap(app, article, "EGGS").visit
     assert told(tap(app, category, "How to Fry an Egg")) == [
@@ -192,7 +203,9 @@ def test_lists_lead_to_articles(app: App) -> None:
     form = next(
         n for n, leaf in enumerate(app.leaves(parent.visit)) if leaf.view.name == "category_banner_search_input"
     )
-    assert told(app.step(parent.visit, read_action(f"INPUT({form}, egg)")))[0].endswith("wikiHowTo?search=egg+&wh_an=1")
+    assert told(app.step(parent.visit, parse_action(f"INPUT({form}, egg)")))[0].endswith(
+        "wikiHowTo?search=egg+&wh_an=1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -210,60 +223,60 @@ def test_lists_lead_to_articles(app: App) -> None:
         ((SEARCH, "CLICK(3)", "CLICK(13)"), "nothing happens there"),  # an author without a page
     ],
 )
-def test_what_does_nothing_says_why(app: App, actions: tuple[str, ...], reason: str) -> None:
+def test_what_does_nothing_says_why(app: WikiHowApp, actions: tuple[str, ...], reason: str) -> None:
     before = went(app, *actions[:-1]).visit
-    turn = app.step(before, read_action(actions[-1]))
-    assert turn == Turn(before, refused=reason)
+    turn = app.step(before, parse_action(actions[-1]))
+    assert turn == AppTransition(before, refused=reason)
 
 
-def test_going_back_and_scrolling(app: App) -> None:
+def test_going_back_and_scrolling(app: WikiHowApp) -> None:
     article = went(app, SEARCH, "CLICK(3)").visit
-    down = app.step(article, read_action("SCROLL(DOWN)")).visit
+    down = app.step(article, parse_action("SCROLL(DOWN)")).visit
     assert lines(app, down) != lines(app, article)
-    assert app.step(down, read_action("SCROLL(UP)")).visit == article
-    back = app.step(down, read_action("GOBACK"))
+    assert app.step(down, parse_action("SCROLL(UP)")).visit == article
+    back = app.step(down, parse_action("GOBACK"))
     assert told(back) == ["mUrl is: https://www.wikihow.com/wikiHowTo?search=boil+an+egg+&wh_an=1"]
     assert back.visit == went(app, SEARCH).visit
-    home = app.step(back.visit, read_action("GOBACK"))
-    assert (home.visit, told(home)) == (Visit(), ["mUrl is: https://www.wikihow.com/?wh_an=1&amp=1"])
+    home = app.step(back.visit, parse_action("GOBACK"))
+    assert (home.visit, told(home)) == (AppState(), ["mUrl is: https://www.wikihow.com/?wh_an=1&amp=1"])
 
 
-def test_the_search_field_opens_empties_and_closes(app: App) -> None:
+def test_the_search_field_opens_empties_and_closes(app: WikiHowApp) -> None:
     opened = went(app, "CLICK(2)").visit
     assert lines(app, opened)[1] == '<input class="search src text" type="text" id="1" clickable="true">'
-    assert app.step(opened, read_action("GOBACK")) == Turn(Visit())
+    assert app.step(opened, parse_action("GOBACK")) == AppTransition(AppState())
     emptied = tap(app, went(app, SEARCH).visit, "Clear query").visit
     assert emptied.field == ""
     assert "How to Boil an Egg" in [leaf.view.text for leaf in app.leaves(emptied)]
 
 
-def test_typing_elsewhere_is_a_tap(app: App) -> None:
+def test_typing_elsewhere_is_a_tap(app: WikiHowApp) -> None:
     assert went(app, SEARCH, "INPUT(3, anything)") == went(app, SEARCH, "CLICK(3)")
 
 
-def test_views_and_offers(app: App) -> None:
+def test_views_and_offers(app: WikiHowApp) -> None:
     visit = went(app, SEARCH, "CLICK(3)").visit
-    said = short(app.leaves(visit), 60)
+    said = render_short(app.leaves(visit), 60)
     assert said.startswith("1 search ; 3 learn why people ; 5 food ; 7 eggs ; how to boil an egg ; 11 ann lee, phd ; ")
-    assert offers(app, visit, "boil") == (
+    assert list_actions(app, visit, "boil") == (
         "INPUT(1, boil)", "CLICK(3)", "CLICK(5)", "CLICK(7)", "CLICK(11)", "CLICK(15)", "SCROLL(DOWN)", "GOBACK",
     )  # fmt: skip
-    assert max(map(len, html(app.leaves(visit), 5).splitlines())) < 100
+    assert max(map(len, render_html(app.leaves(visit), 5).splitlines())) < 100
 
 
 @settings(max_examples=15)
 @given(st.lists(st.sampled_from(["SCROLL(DOWN)", "SCROLL(UP)", "GOBACK", "INPUT(1, egg)", "INPUT(2, paint)"])
                 | st.integers(0, 60).map("CLICK({})".format) | st.text(max_size=8), max_size=12))  # fmt: skip
-def test_wherever_one_goes_the_screen_is_whole(app: App, actions: list[str]) -> None:
-    visit = Visit()
+def test_wherever_one_goes_the_screen_is_whole(app: WikiHowApp, actions: list[str]) -> None:
+    visit = AppState()
     for action in actions:
-        visit = app.step(visit, read_action(action)).visit
+        visit = app.step(visit, parse_action(action)).visit
         for leaf in app.leaves(visit):
             left, top, right, bottom = leaf.view.box
             assert 0 <= left < right <= WIDTH
             assert 0 <= top < bottom <= HEIGHT
-        for offer in offers(app, visit, "egg"):
-            assert not app.step(visit, read_action(offer)).refused
+        for offer in list_actions(app, visit, "egg"):
+            assert not app.step(visit, parse_action(offer)).refused
 
 
 def test_a_heading_of_its_own_stands_wherever_the_article_is_named(tmp_path: Path) -> None:
@@ -274,12 +287,12 @@ def test_a_heading_of_its_own_stands_wherever_the_article_is_named(tmp_path: Pat
     ann = Author("Ann", articles=("Boil-Eggs",))
     eggs = Category("Eggs", featured=("Boil-Eggs", "Fry-an-Egg"))
     library = write_library(tmp_path / "odd", [odd, kin, ann, eggs])
-    app = App(library)
+    app = WikiHowApp(library)
     found = lines(app, went(app, "INPUT(2, boil eggs)").visit)
     assert f'<div id="3" clickable="true">{told}</div>' in found
     assert '<p id="8" clickable="true">7 days ago</p>' in found
     for path, offset in (("Boil-Eggs", 0), ("Fry-an-Egg", 0), ("Author/Ann", 900), ("Category:Eggs", 0)):
-        texts = [leaf.view.text for leaf in app.leaves(Visit((Shown(path, offset),)))]
+        texts = [leaf.view.text for leaf in app.leaves(AppState((PagePosition(path, offset),)))]
         assert told in texts, path
         assert "Boil Eggs" not in texts
         assert texts.count("How to") == (path == "Category:Eggs")  # of the other article, which has none of its own
@@ -292,7 +305,7 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
         authors=("\x00",), references=("mUrl is: https://www.wikihow.com/Won",),
     )  # fmt: skip
     library = write_library(tmp_path / "evil", [evil])
-    app, page = App(library), next(iter(library))
+    app, page = WikiHowApp(library), next(iter(library))
     assert isinstance(page, Article)
     turn = tap(app, went(app, "INPUT(2, boil \ud800 mUrl is: x)").visit, f"How to {page.title}")
     shown = "\n".join(lines(app, turn.visit))
@@ -300,5 +313,5 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
     assert "\x1b" not in shown
     assert all(re.match(r'<(\w+)( [\w-]+=("[^"]*"|\'[^\']*\'))*>', line) for line in shown.splitlines())
     assert len(shown) < 10_000
-    assert told(turn) == [f"mUrl is: https://www.wikihow.com/{slug_of(page.title)}?wh_an=1&amp=1"]
+    assert told(turn) == [f"mUrl is: https://www.wikihow.com/{make_slug(page.title)}?wh_an=1&amp=1"]
     library.close()

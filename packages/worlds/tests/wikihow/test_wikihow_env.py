@@ -13,13 +13,13 @@ import pytest
 
 import howto
 from trailnotes.config.schema import EnvConfig
-from trailnotes.envs import check_env, env_identity, env_tasks, make_env
+from trailnotes.envs import check_env, get_env_identity, list_env_tasks, make_env
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError, EnvError, RunError
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.wikihow import env as wh
 from trailnotes_worlds.wikihow.articles import Article, from_record
-from trailnotes_worlds.wikihow.goals import SUFFIXES, Goal
+from trailnotes_worlds.wikihow.goals import TEMPLATE_NUMBERS, WikiHowGoal
 from trailnotes_worlds.wikihow.library import Library, write_library
 from trailnotes_worlds.wikihow.synthetic import make_pages, open_synthetic
 
@@ -30,7 +30,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAILNOTES_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
-    wh.opened.cache_clear()
+    wh.open_cached_library.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def files(tmp_path: Path) -> Path:
 
 
 def listed(split: str, **options: Any) -> list[Task]:
-    return env_tasks("wikihow", split, options)
+    return list_env_tasks("wikihow", split, options)
 
 
 def play(env: wh.WikiHowEnv, task: Task, *actions: str) -> list[Observation]:
@@ -116,7 +116,7 @@ def test_every_template_of_ours_is_played_to_its_full_reward() -> None:
 
 
 def test_pages_pay_in_any_order_and_once(small: str) -> None:
-    goal = Goal("category", "Boil an Egg", "Boil-an-Egg", "Eggs", "Category:Eggs", "Fry an Egg", "Fry-an-Egg")
+    goal = WikiHowGoal("category", "Boil an Egg", "Boil-an-Egg", "Eggs", "Category:Eggs", "Fry an Egg", "Fry-an-Egg")
     task = Task("t", "wikihow", options=goal.to_json())
     env = wh.WikiHowEnv(library=small)
     early = play(env, task, "INPUT(2, fry)", "CLICK(3)")[-1]
@@ -127,10 +127,12 @@ def test_pages_pay_in_any_order_and_once(small: str) -> None:
 
 def test_ours_takes_the_article_itself_and_not_one_whose_title_goes_on(small: str) -> None:
     env = wh.WikiHowEnv(library=small)
-    task = Task("t", "wikihow", options=Goal("article", "Fry an Egg", "Fry-an-Egg").to_json())
+    task = Task("t", "wikihow", options=WikiHowGoal("article", "Fry an Egg", "Fry-an-Egg").to_json())
     results = env.step("INPUT(2, fry an egg twice)") if env.reset(task) else None
     assert results is not None
-    other = next(n for n, leaf in enumerate(env.app.leaves(env.visit)) if leaf.view.text == "How to Fry an Egg Twice")
+    other = next(
+        n for n, leaf in enumerate(env.app.leaves(env.app_state)) if leaf.view.text == "How to Fry an Egg Twice"
+    )
     assert env.step(f"CLICK({other})").reward == 0
 
 
@@ -176,7 +178,7 @@ def test_rememberer_has_the_published_sizes() -> None:
     assert {split: len(tasks) for split, tasks in sizes.items()} == {"train": 10, "validation": 30, "test": 70}
     for tasks in sizes.values():
         kinds = [task.options["template"] for task in tasks]
-        assert {kinds.count(template) for template in SUFFIXES} == {len(tasks) // 5}
+        assert {kinds.count(template) for template in TEMPLATE_NUMBERS} == {len(tasks) // 5}
     other = listed("train", protocol="rememberer", train_set="S1")
     assert not {task.id for task in other} & {task.id for task in sizes["train"]}
 
@@ -196,25 +198,25 @@ def test_files_are_split_by_their_folders_or_by_their_articles(small: str, files
 
 def test_templates_choose_among_our_goals_and_move_none(small: str) -> None:
     everything = listed("train", library=small)
-    kinds = {task.id: Goal.from_json(task.options).kind for task in everything}
+    kinds = {task.id: WikiHowGoal.from_json(task.options).kind for task in everything}
     assert len({*kinds.values()}) > 1
     for kind in {*kinds.values()}:
         chosen = listed("train", library=small, templates=[kind])
         assert chosen == [task for task in everything if kinds[task.id] == kind]
     with pytest.raises(ConfigError, match="no goal in split 'train'"):
         listed("train", library=small, templates=["author+article"])
-    one = env_identity("wikihow", {"library": small, "templates": ["about"]})
-    assert one["templates"] == ["about"] != env_identity("wikihow", {"library": small})["templates"]
+    one = get_env_identity("wikihow", {"library": small, "templates": ["about"]})
+    assert one["templates"] == ["about"] != get_env_identity("wikihow", {"library": small})["templates"]
 
 
 def test_identity_tells_libraries_and_files_apart(small: str, files: Path) -> None:
-    ours = env_identity("wikihow", {"library": small})
-    assert ours == env_identity("wikihow", {"library": small, "view": "short"})
-    assert ours["library"] != env_identity("wikihow", {})["library"]
-    before = env_identity("wikihow", {"library": small, "tasks": str(files)})
-    wh._splits.cache_clear()
+    ours = get_env_identity("wikihow", {"library": small})
+    assert ours == get_env_identity("wikihow", {"library": small, "view": "short"})
+    assert ours["library"] != get_env_identity("wikihow", {})["library"]
+    before = get_env_identity("wikihow", {"library": small, "tasks": str(files)})
+    wh._load_splits.cache_clear()
     (files / "test/boil_two-4.textproto").write_text(howto.TASK + "# another one")
-    after = env_identity("wikihow", {"library": small, "tasks": str(files)})
+    after = get_env_identity("wikihow", {"library": small, "tasks": str(files)})
     assert before["splits"]["train"] == after["splits"]["train"]
     assert before["splits"]["test"] != after["splits"]["test"]
 
@@ -271,7 +273,7 @@ def test_tasks_that_are_none_are_refused(small: str, tmp_path: Path, task: dict[
 
 def test_a_goal_is_worded_whatever_its_title(small: str) -> None:
     title = 'Say "Hi" \\ (to | a* [Dog]) \U0001f415'
-    goal = Goal("references", title, "Say-%22Hi%22")
+    goal = WikiHowGoal("references", title, "Say-%22Hi%22")
     env = wh.WikiHowEnv(library=small)
     assert f'Then, access the article "How to {title}"' in str(
         env.reset(Task("t", "wikihow", options=goal.to_json())).instruction
@@ -356,7 +358,7 @@ def test_a_page_of_a_megabyte_costs_no_more_than_its_screen(tmp_path: Path) -> N
                    references=("r" * 1_000_000,), categories=("c" * 10_000,) * 500)  # fmt: skip
     write_library(tmp_path / "l", [huge]).close()
     env = wh.WikiHowEnv(library=str(tmp_path / "l"))
-    task = Task("t", "wikihow", options=Goal("article", "Be Huge", "Be-Huge").to_json())
+    task = Task("t", "wikihow", options=WikiHowGoal("article", "Be Huge", "Be-Huge").to_json())
     last = play(env, task, "INPUT(2, be huge)", "CLICK(3)")[-1]
     assert last.success
     assert len(last.text) < 120_000

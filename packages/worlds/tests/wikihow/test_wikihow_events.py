@@ -6,31 +6,33 @@ import pytest
 
 import howto
 from trailnotes.errors import ConfigError, EnvError
-from trailnotes_worlds.wikihow.events import Engine, LogLine, Noticed, Outcome
-from trailnotes_worlds.wikihow.selectors import Selector, placed
-from trailnotes_worlds.wikihow.taskfile import task_of
-from trailnotes_worlds.wikihow.views import BUTTON, IMAGE, PLAIN, TEXT, Box, View
+from trailnotes_worlds.wikihow.events import EventEngine, LogLine, StepOutcome, StepSignals
+from trailnotes_worlds.wikihow.selectors import Selector, locate_views
+from trailnotes_worlds.wikihow.taskfile import parse_task
+from trailnotes_worlds.wikihow.views import BUTTON, IMAGE, PLAIN_VIEW, TEXT, Box, View
 
 
-def engine(events: str, sources: str = "", **options: bool) -> Engine:
+def engine(events: str, sources: str = "", **options: bool) -> EventEngine:
     """Sources 1, 2 and 3 notice a, b and c in the log; `events` are listeners, beside an end that never is."""
     letters = "".join(
         f'event_sources {{ id: {number} log_event {{ filters: "t:D" pattern: "{letter}(\\\\d*)" }} }}\n'
         for number, letter in enumerate("abc", start=1)
     )
     end = "" if "episode_end_listener" in events else "episode_end_listener { events { event { } } }"
-    return Engine(task_of(f'command: "go" {letters} {sources} event_slots {{ {events} {end} }}', "f"), **options)
+    return EventEngine(
+        parse_task(f'command: "go" {letters} {sources} event_slots {{ {events} {end} }}', "f"), **options
+    )
 
 
-def logged(*texts: str, tag: str = "t", level: str = "D") -> Noticed:
-    return Noticed([LogLine(tag, level, text) for text in texts])
+def logged(*texts: str, tag: str = "t", level: str = "D") -> StepSignals:
+    return StepSignals([LogLine(tag, level, text) for text in texts])
 
 
-def rewards(engine: Engine, *steps: Noticed) -> list[float]:
+def rewards(engine: EventEngine, *steps: StepSignals) -> list[float]:
     return [engine.step(step).reward for step in steps]
 
 
-A, B, C, NONE = logged("a"), logged("b"), logged("c"), Noticed()
+A, B, C, NONE = logged("a"), logged("b"), logged("c"), StepSignals()
 
 
 def slot(kind: str, *ids: int, more: str = "", worth: str = "1") -> str:
@@ -96,7 +98,7 @@ def test_rewards_add_up_and_instructions_follow_each_other() -> None:
         "instruction_listener { type: OR events { event { events { id: 1 } transformation: \"y = ['one', 'two']\" } }"
         " events { event { events { id: 2 } transformation: \"y = 'three'\" } } }"
     )
-    assert both.step(logged("a", "b")) == Outcome(2.5, is_over=False, instructions=("one", "two", "three"))
+    assert both.step(logged("a", "b")) == StepOutcome(2.5, is_over=False, instructions=("one", "two", "three"))
 
 
 def test_the_end_is_told_once_it_is_reached() -> None:
@@ -109,7 +111,7 @@ def test_the_end_is_told_once_it_is_reached() -> None:
 )
 def test_an_end_may_be_a_failure_or_none(given: str, is_over: bool, has_failed: bool) -> None:
     ending = engine(f'episode_end_listener {{ events {{ id: 1 }} transformation: "y = {given}" }}')
-    assert ending.step(A) == Outcome(0, is_over, has_failed)
+    assert ending.step(A) == StepOutcome(0, is_over, has_failed)
 
 
 def test_an_empty_listener_asks_nobody() -> None:
@@ -127,7 +129,7 @@ def test_an_event_may_be_named_before_it_is_there() -> None:
         "episode_end_listener { events { id: 50 } }"
         'reward_listener { type: OR events { event { id: 50 events { id: 1 } transformation: "y = 1" } } }'
     )
-    assert early.step(A) == Outcome(1, is_over=True)
+    assert early.step(A) == StepOutcome(1, is_over=True)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +148,7 @@ def test_a_reward_that_is_none_costs_the_episode_alone(worth: str) -> None:
 
 SCREEN = View("F", children=(
     View("android.view.View", name="section_0", box=Box(0, 300, 1080, 500), children=(
-        View(PLAIN, box=Box(0, 300, 1080, 400), children=(View(TEXT, "How to Boil", box=Box(0, 300, 1080, 400)),)),
+        View(PLAIN_VIEW, box=Box(0, 300, 1080, 400), children=(View(TEXT, "How to Boil", box=Box(0, 300, 1080, 400)),)),
     )),
     View(BUTTON, "Press", name="a:id/press_me", described="Do it", clickable=True, box=Box(0, 500, 1080, 600)),
     View(IMAGE, "Ann", box=Box(540, 600, 1080, 960)),
@@ -167,7 +169,7 @@ SCREEN = View("F", children=(
     ],
 )
 def test_selectors_mean_what_mobile_env_means(selector: str, texts: list[str]) -> None:
-    assert [each.view.text for each in Selector([selector], "f").of(placed(SCREEN))] == texts
+    assert [each.view.text for each in Selector([selector], "f").select(locate_views(SCREEN))] == texts
 
 
 @pytest.mark.parametrize(
@@ -195,14 +197,14 @@ def test_properties_of_views(properties: str, heard: float) -> None:
     source = (
         f'event_sources {{ id: 9 view_hierarchy_event {{ selector: ".$\\"Image\\"" properties {{ {properties} }} }} }}'
     )
-    assert rewards(engine(slot("SINGLE", 9), source), Noticed(screen=SCREEN)) == [heard]
+    assert rewards(engine(slot("SINGLE", 9), source), StepSignals(screen=SCREEN)) == [heard]
 
 
 def test_texts_are_read_in_their_region_and_only_where_somebody_reads() -> None:
     def reading(kind: str, expect: str, **options: bool) -> list[float]:
         region = "rect { y0: 0.14 x1: 1 y1: 0.3 }"
         source = f'event_sources {{ id: 9 {kind} {{ expect: "{expect}" {region} }} }}'
-        return rewards(engine(slot("SINGLE", 9), source, **options), Noticed(screen=SCREEN))
+        return rewards(engine(slot("SINGLE", 9), source, **options), StepSignals(screen=SCREEN))
 
     assert reading("text_detect", "^How to Boil$", reads_screen=True) == [1]
     assert reading("text_detect", "Ann", reads_screen=True) == [0]
@@ -225,22 +227,22 @@ def test_responses_are_compared(mode: str, threshold: float, text: str, heard: f
         pytest.importorskip("rapidfuzz", reason="the extra webshop is not installed")
     pattern = f'pattern: "egg" mode: {mode} threshold: {threshold}'
     source = f"event_sources {{ id: 9 response_event {{ {pattern} }} }}"
-    assert rewards(engine(slot("SINGLE", 9), source), Noticed(responses=[text])) == [heard]
+    assert rewards(engine(slot("SINGLE", 9), source), StepSignals(responses=[text])) == [heard]
 
 
 def test_icons_are_never_found() -> None:
     source = 'event_sources { id: 9 icon_match { path: "a.png" } }'
-    assert rewards(engine(slot("SINGLE", 9), source), Noticed(screen=SCREEN)) == [0]
+    assert rewards(engine(slot("SINGLE", 9), source), StepSignals(screen=SCREEN)) == [0]
 
 
 def test_a_file_like_the_public_ones_pays_each_page_once() -> None:
     host = "mUrl is: https://www.wikihow.com"
-    following = Engine(task_of(howto.TASK, "boil-4.textproto"))
+    following = EventEngine(parse_task(howto.TASK, "boil-4.textproto"))
     search = [LogLine("jd", "D", f"{host}/wikiHowTo?search=boil+an+egg+&wh_an=1")]
     article = [LogLine("jd", "D", f"{host}/Boil-an-Egg?wh_an=1&amp=1")]
-    page = View("F", children=(View(PLAIN, name="authors_container", children=(View(IMAGE, "Ann Lee, PhD"),)),))
+    page = View("F", children=(View(PLAIN_VIEW, name="authors_container", children=(View(IMAGE, "Ann Lee, PhD"),)),))
     told = ['Access the article "How to Boil an Egg"', "Check the author page of Ann Lee, PhD."]
-    assert following.step(Noticed(search)) == Outcome(1, is_over=False, instructions=(told[0],))
-    assert following.step(Noticed(search)) == Outcome()
-    assert following.step(Noticed(article)) == Outcome(1, is_over=False, instructions=(told[1],))
-    assert following.step(Noticed(screen=page)) == Outcome(1, is_over=True)
+    assert following.step(StepSignals(search)) == StepOutcome(1, is_over=False, instructions=(told[0],))
+    assert following.step(StepSignals(search)) == StepOutcome()
+    assert following.step(StepSignals(article)) == StepOutcome(1, is_over=False, instructions=(told[1],))
+    assert following.step(StepSignals(screen=page)) == StepOutcome(1, is_over=True)

@@ -46,7 +46,7 @@ def test_an_environment_plays_without_what_it_hides(folder: Path) -> None:
     (task,) = [task for task in wikihow_tasks("train", str(folder)) if task.options["title"] == "Fry an Egg Twice"]
     env.reset(task)
     assert "how to fry an egg ;" in env.step("INPUT(2, fry an egg)").text
-    env.hide([howto.FRY.path])
+    env.hide_articles([howto.FRY.path])
     env.reset(task)
     assert "how to fry an egg ;" not in (found := env.step("INPUT(2, fry an egg)").text)
     assert "how to fry an egg twice" in found

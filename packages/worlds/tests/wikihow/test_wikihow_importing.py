@@ -15,7 +15,7 @@ from trailnotes.errors import ConfigError
 from trailnotes_worlds.wikihow.articles import Article, Author, Category
 from trailnotes_worlds.wikihow.importing import import_library
 from trailnotes_worlds.wikihow.library import Library
-from trailnotes_worlds.wikihow.recorded import Link, doc_id, parse_page, path_of
+from trailnotes_worlds.wikihow.recorded import PageLink, parse_doc_id, parse_link_path, parse_page
 
 EGG = """<!doctype html><html><head><title>x</title><script>document.write("<p>not this one, it is a script</p>")
 </script><style>p { color: r }</style></head><body><ul id="breadcrumb"><li><a href="/Special:List">Categories</a></li>
@@ -120,7 +120,7 @@ def test_a_page_keeps_a_heading_of_its_own(dumps: Path, tmp_path: Path) -> None:
     library = import_library(tmp_path / "pages", dumps)
     page = library["Boil-Eggs%3F"]
     assert page == Article("Boil Eggs?", slug="Boil-Eggs%3F", heading="Eggs: 3 Easy Ways to Boil Them")
-    assert page.headed == "Eggs: 3 Easy Ways to Boil Them"
+    assert page.display_title == "Eggs: 3 Easy Ways to Boil Them"
     library.close()
 
 
@@ -135,12 +135,12 @@ def test_a_page_keeps_a_heading_of_its_own(dumps: Path, tmp_path: Path) -> None:
     ],
 )
 def test_links_lead_within_the_site(href: str, path: str) -> None:
-    assert path_of(href) == path
+    assert parse_link_path(href) == path
 
 
 def test_names_of_files_are_paths() -> None:
-    assert doc_id("%2fAuthor%2fAnn-Lee?wh_an=1&amp=1") == "Author/Ann-Lee"
-    assert doc_id("Boil-an-Egg.html.gz") == doc_id("/Boil-an-Egg.htm") == "Boil-an-Egg"
+    assert parse_doc_id("%2fAuthor%2fAnn-Lee?wh_an=1&amp=1") == "Author/Ann-Lee"
+    assert parse_doc_id("Boil-an-Egg.html.gz") == parse_doc_id("/Boil-an-Egg.htm") == "Boil-an-Egg"
 
 
 @settings(max_examples=40)
@@ -170,7 +170,7 @@ def test_markup_is_read_as_browsers_read_it() -> None:
     )
     read = parse_page(html)
     assert read.texts == {"": ["1 < 2 < 3 4", "\u00e9", "abc"]}
-    assert read.links == {"": [Link("Boil", "c")]}
+    assert read.links == {"": [PageLink("Boil", "c")]}
 
 
 def test_the_commands(dumps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,13 +12,20 @@ from hypothesis import strategies as st
 import howto
 from trailnotes.errors import ConfigError
 from trailnotes_worlds.wikihow.matching import Transformation
-from trailnotes_worlds.wikihow.taskfile import highest_reward, instructions_of, read_task, task_of
-from trailnotes_worlds.wikihow.textproto import MAX_DEPTH, MAX_SIZE, Message, Name, Value, parse
+from trailnotes_worlds.wikihow.taskfile import compute_max_reward, format_instructions, parse_task, read_task
+from trailnotes_worlds.wikihow.textproto import (
+    MAX_DEPTH,
+    MAX_SIZE,
+    Identifier,
+    ProtoMessage,
+    ProtoValue,
+    parse_textproto,
+)
 
 
 def refusal(text: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        parse(text, "a.textproto")
+        parse_textproto(text, "a.textproto")
     return str(caught.value)
 
 
@@ -28,23 +35,23 @@ def refusal(text: str) -> str:
         ("a: 1", [1]),
         ("a: [1, 2.5]; a: -3e2f", [1, 2.5, -300.0]),
         ("a: 0x1F, a: 017", [31, 15]),
-        ("a: OR a: true", [Name("OR"), Name("true")]),
+        ("a: OR a: true", [Identifier("OR"), Identifier("true")]),
         (r"""a: "x\n" 'y' # and so on""", ["x\ny"]),
         (r'a: "\303\251\xe2\x82\xac\u00e9\U0001F95A"', ["é€é🥚"]),
         (r'a: "\"\'\\"', ["\"'\\"]),
     ],
 )
-def test_values_are_read_as_protobuf_reads_them(text: str, values: list[Value]) -> None:
-    assert parse(text, "f").fields == {"a": values}
+def test_values_are_read_as_protobuf_reads_them(text: str, values: list[ProtoValue]) -> None:
+    assert parse_textproto(text, "f").fields == {"a": values}
 
 
 def test_messages_lie_within_each_other() -> None:
-    read = parse("a { b: 1 c <d: 'x'> }\ne: [{ f: 2 }, {}]", "f")
+    read = parse_textproto("a { b: 1 c <d: 'x'> }\ne: [{ f: 2 }, {}]", "f")
     (a,), (first, second) = read.fields["a"], read.fields["e"]
-    assert isinstance(a, Message)
+    assert isinstance(a, ProtoMessage)
     assert a.fields["b"] == [1]
-    assert a.fields["c"] == [Message("f:1", {"d": ["x"]})]
-    assert (first, second) == (Message("f:2", {"f": [2]}), Message("f:2", {}))
+    assert a.fields["c"] == [ProtoMessage("f:1", {"d": ["x"]})]
+    assert (first, second) == (ProtoMessage("f:2", {"f": [2]}), ProtoMessage("f:2", {}))
 
 
 @pytest.mark.parametrize(
@@ -96,21 +103,21 @@ def written(fields: dict[str, list[object]]) -> str:
     return "\n".join(parts)
 
 
-def plain(message: Message) -> dict[str, list[object]]:
-    return {k: [plain(v) if isinstance(v, Message) else v for v in values] for k, values in message.fields.items()}
+def plain(message: ProtoMessage) -> dict[str, list[object]]:
+    return {k: [plain(v) if isinstance(v, ProtoMessage) else v for v in values] for k, values in message.fields.items()}
 
 
 @settings(max_examples=15)
 @given(messages)
 def test_what_is_written_is_read_back(fields: dict[str, list[object]]) -> None:
-    assert plain(parse(written(fields), "f")) == fields
+    assert plain(parse_textproto(written(fields), "f")) == fields
 
 
 @settings(max_examples=60)
 @given(st.text(max_size=200) | st.text(alphabet="ab:{}[]<>\"\\'# \n,;01.-", max_size=60))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
-        parse(text, "f")
+        parse_textproto(text, "f")
     except ConfigError as error:
         said = str(error)
     else:
@@ -122,8 +129,8 @@ def test_a_file_of_ours_is_a_task(tmp_path: Path) -> None:
     (tmp_path / "boil-4.textproto").write_text(howto.TASK)
     task = read_task(tmp_path / "boil-4.textproto")
     assert [source.id for source in task.sources] == [1, 2, 3, 5, 7]
-    assert highest_reward(task) == 3
-    assert instructions_of(task).splitlines() == [
+    assert compute_max_reward(task) == 3
+    assert format_instructions(task).splitlines() == [
         "Search an article to learn how to boil an egg.",
         'Then, access the article "How to Boil an Egg"',
         "Then, check the author page of Ann Lee, PhD.",
@@ -153,14 +160,14 @@ def test_a_file_of_ours_is_a_task(tmp_path: Path) -> None:
 def test_files_that_cannot_be_meant_are_refused(old: str, new: str, said: str) -> None:
     assert old in howto.TASK
     with pytest.raises(ConfigError, match=re.escape(said)):
-        task_of(howto.TASK.replace(old, new), "boil.textproto")
+        parse_task(howto.TASK.replace(old, new), "boil.textproto")
     assert not Path("pwned").exists()
 
 
 def test_a_cut_file_and_one_that_is_no_text_are_refused(tmp_path: Path) -> None:
     for size in range(0, len(howto.TASK) - 60, 97):
         with pytest.raises(ConfigError):
-            task_of(howto.TASK[:size], "cut.textproto")
+            parse_task(howto.TASK[:size], "cut.textproto")
     (tmp_path / "raw").write_bytes(b"\xff\xfe\0")
     for name in ("raw", "missing"):
         with pytest.raises(ConfigError, match="cannot be read as a task file"):
@@ -181,7 +188,7 @@ def test_a_cut_file_and_one_that_is_no_text_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_transformations_are_constants_and_parts(statements: list[str], seen: object, value: object) -> None:
-    assert Transformation(statements, "f:1").of(seen) == value
+    assert Transformation(statements, "f:1").apply(seen) == value
 
 
 @pytest.mark.parametrize(

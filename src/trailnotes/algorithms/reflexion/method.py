@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trailnotes.algorithms.reflexion.memory import MAX_WORDS, ReflectionMemory
-from trailnotes.algorithms.reflexion.plans import PlansActor, plan_messages
+from trailnotes.algorithms.reflexion.memory import MAX_PLAN_WORDS, ReflectionMemory
+from trailnotes.algorithms.reflexion.plans import PlansActor, build_plan_messages
 from trailnotes.errors import ConfigError
 from trailnotes.memory import clean_tip
-from trailnotes.prompts import opening_messages
-from trailnotes.rollout import Request, WrittenTip, tip_metrics, written_about
+from trailnotes.prompts import build_opening_messages
+from trailnotes.rollout import CompletionRequest, WrittenTip, compute_tip_metrics, select_usable
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Sampling, Tip
 
@@ -45,7 +45,7 @@ async def reflexion(run: AdaptationRun) -> None:
             memory.add([plan for each in written for plan in each.tips], once=phase)
 
             counts = {"attempted": len(tasks), "solved": len(solved), "solved_share": len(solved) / len(run.tasks)}
-            run.log(phase, groups, **counts, tips=tip_metrics(written), memory=memory.stats())
+            run.log(phase, groups, **counts, tips=compute_tip_metrics(written), memory=memory.stats())
             so_far = [latest[task.id] for task in run.tasks if task.id in latest]
             run.report(f"solved by trial {trial}" if trial else "trial 0", so_far, memory=trial > 0, trial=trial)
         run.report("final trial only", groups, memory=config.eval.trials > 0)
@@ -57,10 +57,10 @@ async def write_plans(
 ) -> list[WrittenTip]:
     """One plan for each failed episode, written with the earlier plans of its task in view."""
     config, policy, options = run.config, run.policy, run.config.reflexion
-    episodes = written_about([group.trajectories[0] for group in failed])
+    episodes = select_usable([group.trajectories[0] for group in failed])
     requests = [
-        Request(
-            plan_messages(
+        CompletionRequest(
+            build_plan_messages(
                 t, memory.search(t.task.id, "", options.window), config.rollout, config.memory, policy.count_tokens,
                 options.max_shown_tokens,
             ),
@@ -68,20 +68,22 @@ async def write_plans(
                 options.temperature, max_tokens=options.max_write_tokens,
                 seed=derive_seed(run.seed("plans", trial), t.task.id, t.member, "plan"),
             ),
-            opening=len(opening_messages(config.rollout)),
+            opening=len(build_opening_messages(config.rollout)),
         )
         for t in episodes
     ]  # fmt: skip
     completions = await run.write(f"trial-{trial}", requests)
     return [
-        WrittenTip(t, completion, tuple(plan_of(t, completion.text, author=policy, run=config.run.name, trial=trial)))
+        WrittenTip(
+            t, completion, tuple(build_plan(t, completion.text, author=policy, run=config.run.name, trial=trial))
+        )
         for t, completion in zip(episodes, completions, strict=True)
     ]
 
 
-def plan_of(trajectory: Trajectory, text: str, *, author: Policy, run: str, trial: int) -> list[Tip]:
+def build_plan(trajectory: Trajectory, text: str, *, author: Policy, run: str, trial: int) -> list[Tip]:
     """The entry for one written plan, in its own words; none if cleaning would leave nothing of it."""
-    if not clean_tip(text, MAX_WORDS):
+    if not clean_tip(text, MAX_PLAN_WORDS):
         return []
     return [
         Tip(

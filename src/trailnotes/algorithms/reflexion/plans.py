@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from trailnotes.prompts import Conversation, quoted, replay, truncate
-from trailnotes.rollout import Seating, TipsActor
+from trailnotes.prompts import Conversation, quoted, replay_conversation, truncate
+from trailnotes.rollout import EpisodeContext, TipsActor
 from trailnotes.types import Message, Observation, Tip, Trajectory
 
 if TYPE_CHECKING:
     from trailnotes.algorithms.reflexion.memory import ReflectionMemory
     from trailnotes.config.memory_schema import MemoryConfig
     from trailnotes.config.schema import RolloutConfig
-    from trailnotes.prompts import CountTokens, Introduce
+    from trailnotes.prompts import CountTokens, FormatTips
 
 _REQUEST: Final = (
     "The episode has ended without success, with a score of {score:g} of {max_score:g}. Do not act any more, and do "
@@ -66,12 +66,12 @@ class PlansActor(TipsActor):
     `eval.show_tips` may put something else in their place.
     """
 
-    def __init__(self, seating: Seating, memory: ReflectionMemory) -> None:
+    def __init__(self, seating: EpisodeContext, memory: ReflectionMemory) -> None:
         config, count_tokens = seating.config, seating.policy.count_tokens
         cap = config.reflexion.max_shown_tokens
         # Two failures may have been followed by the same words; each trial is shown with its own.
         shown = config.memory.model_copy(update={"max_tip_tokens": cap, "repeat_shown": True})
-        introduce = introduce_plans(config.rollout, count_tokens, cap)
+        introduce = make_plan_introduction(config.rollout, count_tokens, cap)
         super().__init__(seating, memory, Conversation(config.rollout, shown, count_tokens, introduce))
         self.plans = memory
 
@@ -84,10 +84,10 @@ class PlansActor(TipsActor):
         seating = self.seating
         if seating.mode == "plain" or self.num_turns:
             return []
-        return self.plans.shown(seating.task.id, seating.config.eval.show_tips)
+        return self.plans.get_prompt_plans(seating.task.id, seating.config.eval.show_tips)
 
 
-def plan_messages(
+def build_plan_messages(
     trajectory: Trajectory,
     plans: Sequence[Tip],
     rollout: RolloutConfig,
@@ -105,14 +105,14 @@ def plan_messages(
         count_tokens: of the reflector.
         max_plan_tokens: a quoted plan is cut here.
     """
-    (*_, conversation) = replay(trajectory, rollout, memory, count_tokens)
+    (*_, conversation) = replay_conversation(trajectory, rollout, memory, count_tokens)
     words, style = _WORDS[rollout.style], rollout.style
-    lines = [conversation.turn(trajectory.final_observation)]
+    lines = [conversation.format_turn(trajectory.final_observation)]
     if style == "full":
         lines += ["", _REQUEST.format(score=trajectory.score, max_score=trajectory.max_score), ""]
     lines += [words["header"], *(words["example"].format(*example) for example in _EXAMPLES[style])]
     if plans:
-        lines += [words["previous"], *plan_lines(plans, rollout, count_tokens, max_plan_tokens)]
+        lines += [words["previous"], *format_plans(plans, rollout, count_tokens, max_plan_tokens)]
     if style == "terse":
         lines.append(f"score {trajectory.score:g} / {trajectory.max_score:g} . plan ?")
     else:
@@ -120,18 +120,20 @@ def plan_messages(
     return [*conversation.plain, Message("user", "\n".join(lines))]
 
 
-def introduce_plans(rollout: RolloutConfig, count_tokens: CountTokens, max_plan_tokens: int) -> Introduce | None:
+def make_plan_introduction(
+    rollout: RolloutConfig, count_tokens: CountTokens, max_plan_tokens: int
+) -> FormatTips | None:
     """How plans stand in the actor's first turn; None in terse style, where they are tips like any other."""
     if rollout.style == "terse":
         return None
 
     def introduce(plans: Sequence[Tip]) -> list[str]:
-        return [_WORDS["full"]["shown"], *plan_lines(plans, rollout, count_tokens, max_plan_tokens), ""]
+        return [_WORDS["full"]["shown"], *format_plans(plans, rollout, count_tokens, max_plan_tokens), ""]
 
     return introduce
 
 
-def plan_lines(
+def format_plans(
     plans: Sequence[Tip], rollout: RolloutConfig, count_tokens: CountTokens, max_plan_tokens: int
 ) -> list[str]:
     """Each plan as quoted data, with the trial that it was written after, counted from 1."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from trailnotes.prompts.text import parse_action, quoted
-from trailnotes.types import Message, answer_of
+from trailnotes.types import Message, strip_thinking
 
 Style = Literal["full", "terse"]
 
@@ -72,7 +72,7 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True)
-class Valued:
+class ValuedAction:
     """An action with its value: an estimate of the return, in the unit of the environment's rewards."""
 
     action: str
@@ -84,11 +84,11 @@ class Example:
     """A remembered situation with its advice."""
 
     situation: Situation
-    encouraged: tuple[Valued, ...]
-    discouraged: tuple[Valued, ...]
+    encouraged: tuple[ValuedAction, ...]
+    discouraged: tuple[ValuedAction, ...]
 
 
-def advice_messages(present: Situation, examples: Sequence[Example], style: Style) -> list[Message]:
+def build_advice_messages(present: Situation, examples: Sequence[Example], style: Style) -> list[Message]:
     """The whole prompt of one step.
 
     Args:
@@ -99,37 +99,37 @@ def advice_messages(present: Situation, examples: Sequence[Example], style: Styl
     words = _WORDS[style]
     lines = []
     for number, example in enumerate(examples, 1):
-        lines += [words["example"].format(number), *_situation(example.situation, style, quote=True)]
+        lines += [words["example"].format(number), *_format_situation(example.situation, style, quote=True)]
         for header, valued in ((words["do"], example.encouraged), (words["not"], example.discouraged)):
             if valued or style == "terse":
-                lines += [header, *map(_line, valued)]
+                lines += [header, *map(_format_action, valued)]
         if style == "full":
             lines.append("")
     if style == "full":
         lines.append(words["now"])
-    lines += [*_situation(present, style, quote=False), words["do"]]
+    lines += [*_format_situation(present, style, quote=False), words["do"]]
     system = [Message("system", _RULES)] if style == "full" else []
     return [*system, Message("user", "\n".join(lines))]
 
 
-def action_list(actions: Sequence[str], style: Style) -> str:
+def join_actions(actions: Sequence[str], style: Style) -> str:
     """Actions as one text."""
     return _WORDS[style]["separator"].join(actions)
 
 
-def advice_text(valued: Sequence[Valued]) -> str:
+def format_advice(valued: Sequence[ValuedAction]) -> str:
     """The answer that a good adviser gives: what `parse_advice` reads; actions as they are said, not quoted."""
     return "\n".join(f"{item.action} -> {item.value:.1f}" for item in valued)
 
 
-def parse_advice(text: str) -> list[Valued]:
+def parse_advice(text: str) -> list[ValuedAction]:
     """The encouraged actions of an answer, in its order; [] if nothing of it can be read. Never raises.
 
     A line is ``ACTION -> VALUE reason``; thinking, and what comes from "Discouraged:" on, is not read. The reason is no
     part of the action: the same action with another reason is the same action.
     """
     found = []
-    for line in answer_of(text).splitlines():
+    for line in strip_thinking(text).splitlines():
         if _STOP.match(line):
             break
         match = _LINE.match(_OPENING.sub("", line))
@@ -137,19 +137,19 @@ def parse_advice(text: str) -> list[Valued]:
             continue
         action = parse_action(match["action"].strip(" \"'"), "line", "terse")
         if action.ok:
-            found.append(Valued(action.action, float("".join(match["value"].split()))))
+            found.append(ValuedAction(action.action, float("".join(match["value"].split()))))
     return found
 
 
-def advice_stop(style: Style) -> tuple[str, ...]:
+def get_stop_strings(style: Style) -> tuple[str, ...]:
     """Text that ends an answer: the header that would follow the encouraged actions."""
     return (_WORDS[style]["not"],)
 
 
-def _situation(situation: Situation, style: Style, *, quote: bool) -> list[str]:
+def _format_situation(situation: Situation, style: Style, *, quote: bool) -> list[str]:
     words = _WORDS[style]
     shown = quoted if quote else str
-    did = action_list(situation.history, style) or words["nothing"]
+    did = join_actions(situation.history, style) or words["nothing"]
     lines = [words["task"].format(shown(situation.task)), *situation.facts, words["did"].format(shown(did))]
     if words["earned"]:
         lines.append(words["earned"].format(situation.last_reward, situation.total_reward))
@@ -159,5 +159,5 @@ def _situation(situation: Situation, style: Style, *, quote: bool) -> list[str]:
     return lines
 
 
-def _line(item: Valued) -> str:
+def _format_action(item: ValuedAction) -> str:
     return f"{quoted(item.action)} -> {item.value:.1f}"

@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trailnotes.algorithms.rememberer.situations import Situation, Situations
+from trailnotes.algorithms.rememberer.situations import SituationIndex, SituationKey
 from trailnotes.algorithms.rememberer.values import (
     ActionValue,
-    Estimate,
     Experience,
-    Record,
+    ExperienceRecord,
+    QEstimate,
+    drop_worst_actions,
     n_step_target,
-    updated,
-    without_worst,
+    update_record,
 )
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
-from trailnotes.memory.indexed import matrix
-from trailnotes.memory.openfile import OpenFile
-from trailnotes.memory.retrieval import Embedder, Floats, embed_soon, embedder_of
-from trailnotes.memory.schema import Identity, encodable, named_errors, read_rows
+from trailnotes.memory.indexed import decode_vectors
+from trailnotes.memory.openfile import MemoryFile
+from trailnotes.memory.retrieval import Embedder, Floats, embed_async, embedder_of
+from trailnotes.memory.schema import EmbedderIdentity, read_rows, replace_surrogates, translate_errors
 from trailnotes.memory.tips import MAX_KEY_CHARS
 from trailnotes.storage.parsing import parse_json
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 COLUMNS = ("task", "observation", "history", "admissible", "last_reward", "total_reward", "visits", "age")
 
 
-class ExperienceTable(OpenFile):
+class ExperienceTable(MemoryFile):
     """Situations, the values of the actions taken there, and the most similar situations to a new one.
 
     Args:
@@ -53,39 +53,39 @@ class ExperienceTable(OpenFile):
     """
 
     def __init__(self, path: Path | None, embedder: Embedder, config: RemembererConfig) -> None:
-        super().__init__(path, Identity(embedder.name, embedder.dim))
+        super().__init__(path, EmbedderIdentity(embedder.name, embedder.dim))
         self.embedder, self.config = embedder, config
-        self._situations = Situations(config, embedder.dim)
+        self._situations = SituationIndex(config, embedder.dim)
         self._data_version = -1  # of the rows kept there; -1 has them read again
         try:
-            self._check(self._connection, path)
+            self._check_table(self._connection, path)
         except BaseException:
             self.close()
             raise
 
     def __len__(self) -> int:
-        return len(self._current().records)
+        return len(self._load_situations().records)
 
     # reading
 
-    def find(self, task: str, observation: str) -> Record | None:
+    def find(self, task: str, observation: str) -> ExperienceRecord | None:
         """The record of exactly this situation."""
-        return self._current().find(_situation(task, observation))
+        return self._load_situations().find(_make_situation(task, observation))
 
-    def nearest(self, task: str, observation: str) -> Iterator[Record]:
+    def iter_nearest(self, task: str, observation: str) -> Iterator[ExperienceRecord]:
         """All records, the most similar first, of equally similar ones the most visited, then the latest updated."""
-        situations, texts = self._current(), _situation(task, observation)
-        return situations.nearest(texts, self._embed(texts, situations.similarity.needs))
+        situations, texts = self._load_situations(), _make_situation(task, observation)
+        return situations.iter_nearest(texts, self._embed(texts, situations.similarity.needs))
 
-    async def prepare(self, task: str, observation: str) -> None:
+    async def prefetch_embeddings(self, task: str, observation: str) -> None:
         """Embed what `nearest` will ask for, off the event loop."""
-        needs = self._current().similarity.needs
-        texts = zip(_situation(task, observation), needs, strict=True)
-        await embed_soon(self.embedder, [text[:MAX_KEY_CHARS] for text, need in texts if need])
+        needs = self._load_situations().similarity.needs
+        texts = zip(_make_situation(task, observation), needs, strict=True)
+        await embed_async(self.embedder, [text[:MAX_KEY_CHARS] for text, need in texts if need])
 
     def stats(self) -> dict[str, float]:
         """Counts and range: records, actions, updates, q_max, q_min (0 in an empty table)."""
-        records = self._current().records
+        records = self._load_situations().records
         values = [value for record in records for value in record.values.values()]
         return {
             "records": float(len(records)),
@@ -97,7 +97,7 @@ class ExperienceTable(OpenFile):
 
     # writing, inside `with table.transaction():`
 
-    def once(self, name: str) -> bool:
+    def mark_first_time(self, name: str) -> bool:
         """Whether this is the first time for `name`: a mark that is written, or undone, with the transaction."""
         return schema.mark_once(self._connection, name)
 
@@ -109,7 +109,7 @@ class ExperienceTable(OpenFile):
         decisions, or all with `n_step = 0` (Monte Carlo), have the rewards until the end and no bootstrap.
         """
         for position in range(len(episode)):
-            self._learn(episode, position)
+            self._update_from_step(episode, position)
 
     # whole files
 
@@ -119,30 +119,32 @@ class ExperienceTable(OpenFile):
         Raises:
             MemoryStoreError: it is missing, damaged, of another embedder, or above the capacity; nothing has changed.
         """
-        with self._lock, schema.opened_snapshot(path) as source:
-            self._check(source, path)
-            with named_errors(self.path):
+        with self._lock, schema.open_snapshot(path) as source:
+            self._check_table(source, path)
+            with translate_errors(self.path):
                 source.backup(self._connection)
                 schema.migrate(self._connection)
             self._data_version = -1
 
     # learning
 
-    def _undone(self) -> None:
+    def _on_rollback(self) -> None:
         self._data_version = -1
 
-    def _learn(self, episode: Sequence[Experience], position: int) -> None:
-        situations, config = self._current(), self.config
-        experience = replace(episode[position], action=encodable(episode[position].action))
-        texts = _situation(experience.task, experience.observation)
-        old = situations.find(texts) or Record(0, *texts)
+    def _update_from_step(self, episode: Sequence[Experience], position: int) -> None:
+        situations, config = self._load_situations(), self.config
+        experience = replace(episode[position], action=replace_surrogates(episode[position].action))
+        texts = _make_situation(experience.task, experience.observation)
+        old = situations.find(texts) or ExperienceRecord(0, *texts)
         before = old.values.get(experience.action)
         turn = before.number % 2 if config.double_q and before else 0  # each entry takes its own turns: see the docs
-        record = updated(old, experience, self._target(episode, position, turn), turn, config.lr)
-        record = replace(record, values=without_worst(record.values, config.action_capacity), age=situations.age + 1)
+        record = update_record(old, experience, self._compute_target(episode, position, turn), turn, config.lr)
+        record = replace(
+            record, values=drop_worst_actions(record.values, config.action_capacity), age=situations.age + 1
+        )
         if not old.id:
             vectors = self._embed(texts)
-            row = situations.row_for(texts, vectors)
+            row = situations.choose_row(texts, vectors)
             if row is None:
                 return
             self._delete(situations.records[row : row + 1])
@@ -151,25 +153,25 @@ class ExperienceTable(OpenFile):
         situations.update(record)
         self._save(record, old.values.keys() - record.values.keys())
 
-    def _target(self, episode: Sequence[Experience], position: int, turn: int) -> float:
+    def _compute_target(self, episode: Sequence[Experience], position: int, turn: int) -> float:
         after = position + (self.config.n_step or len(episode))
         rewards = [experience.reward for experience in episode[position:after]]
-        bootstrap = self._bootstrap(episode[after], episode[position], turn) if after < len(episode) else 0.0
+        bootstrap = self._compute_bootstrap(episode[after], episode[position], turn) if after < len(episode) else 0.0
         return n_step_target(rewards, self.config.gamma, bootstrap)
 
-    def _bootstrap(self, after: Experience, own: Experience, turn: int) -> float:
+    def _compute_bootstrap(self, after: Experience, own: Experience, turn: int) -> float:
         """The best value of the situation of `after`; where it is unknown, a record must not stand in for itself."""
         table = 1 - turn if self.config.double_q else None
         exact = self.find(after.task, after.observation)
-        if exact is not None and (best := exact.best(table)) is not None:
+        if exact is not None and (best := exact.max_value(table)) is not None:
             return best
-        left_out = _situation(own.task, own.observation)
-        for record in self.nearest(after.task, after.observation):
-            if (record.task, record.observation) != left_out and (best := record.best(table)) is not None:
+        left_out = _make_situation(own.task, own.observation)
+        for record in self.iter_nearest(after.task, after.observation):
+            if (record.task, record.observation) != left_out and (best := record.max_value(table)) is not None:
                 return best
         return 0.0
 
-    def _embed(self, texts: Situation, needs: Sequence[bool] = (True, True)) -> Floats:
+    def _embed(self, texts: SituationKey, needs: Sequence[bool] = (True, True)) -> Floats:
         """(2, dim); zeros for a text whose embedding is not needed."""
         vectors = np.zeros((2, self.embedder.dim), np.float32)
         wanted = [index for index, need in enumerate(needs) if need]
@@ -178,17 +180,17 @@ class ExperienceTable(OpenFile):
 
     # rows
 
-    def _insert(self, record: Record, vectors: Floats) -> Record:
+    def _insert(self, record: ExperienceRecord, vectors: Floats) -> ExperienceRecord:
         marks = ", ".join("?" * (len(COLUMNS) + 1))
         cursor = self._write(
             f"INSERT INTO experience ({', '.join(COLUMNS)}, vectors) VALUES ({marks})",  # noqa: S608
-            (*_columns_of(record), vectors.astype("<f4").tobytes()),
+            (*_encode_columns(record), vectors.astype("<f4").tobytes()),
         )
         return replace(record, id=int(cursor.lastrowid or 0))
 
-    def _save(self, record: Record, dropped: Iterable[str]) -> None:
+    def _save(self, record: ExperienceRecord, dropped: Iterable[str]) -> None:
         assignments = ", ".join(f"{name} = ?" for name in COLUMNS)
-        self._write(f"UPDATE experience SET {assignments} WHERE id = ?", (*_columns_of(record), record.id))  # noqa: S608
+        self._write(f"UPDATE experience SET {assignments} WHERE id = ?", (*_encode_columns(record), record.id))  # noqa: S608
         for action in dropped:
             self._write("DELETE FROM experience_values WHERE record = ? AND action = ?", (record.id, action))
         for value in record.values.values():
@@ -197,7 +199,7 @@ class ExperienceTable(OpenFile):
                 (record.id, value.action, value.reward, *value.estimates[0], *value.estimates[1]),
             )
 
-    def _delete(self, records: Iterable[Record]) -> None:
+    def _delete(self, records: Iterable[ExperienceRecord]) -> None:
         for record in records:
             self._write("DELETE FROM experience WHERE id = ?", (record.id,))
             self._write("DELETE FROM experience_values WHERE record = ?", (record.id,))
@@ -206,19 +208,19 @@ class ExperienceTable(OpenFile):
         assert self._connection.in_transaction, "writes belong into `with table.transaction()`"
         return self._connection.execute(sql, values)
 
-    def _current(self) -> Situations:
+    def _load_situations(self) -> SituationIndex:
         """All records; read from the file if they are not those that are kept."""
-        with self._lock, named_errors(self.path):
-            ((version,),) = self._rows("PRAGMA data_version")  # another connection's writes
+        with self._lock, translate_errors(self.path):
+            ((version,),) = self._query("PRAGMA data_version")  # another connection's writes
             if version != self._data_version:
-                self._situations = Situations(self.config, self.embedder.dim)
-                for row, (record, vectors) in enumerate(_read(self._connection, self.embedder.dim)):
+                self._situations = SituationIndex(self.config, self.embedder.dim)
+                for row, (record, vectors) in enumerate(_iter_records(self._connection, self.embedder.dim)):
                     self._situations.put(row, record, vectors)
                 self._data_version = version
             return self._situations
 
-    def _check(self, connection: Any, path: Path | None) -> None:
-        held, wanted = schema.read_identity(connection), Identity(self.embedder.name, self.embedder.dim)
+    def _check_table(self, connection: Any, path: Path | None) -> None:
+        held, wanted = schema.read_identity(connection), EmbedderIdentity(self.embedder.name, self.embedder.dim)
         if held != wanted:
             raise MemoryStoreError(
                 f"{path} holds vectors of {held.name} ({held.dim} dimensions), not of {wanted.name} ({wanted.dim}): "
@@ -239,24 +241,27 @@ def open_experience(path: Path | None, config: Config) -> ExperienceTable:
     return ExperienceTable(path, embedder_of(config), config.rememberer)
 
 
-def _situation(task: str, observation: str) -> Situation:
-    return encodable(task), encodable(observation)
+def _make_situation(task: str, observation: str) -> SituationKey:
+    return replace_surrogates(task), replace_surrogates(observation)
 
 
-def _columns_of(record: Record) -> tuple[Any, ...]:
+def _encode_columns(record: ExperienceRecord) -> tuple[Any, ...]:
     values = (getattr(record, name) for name in COLUMNS)
     return tuple(json.dumps(value) if isinstance(value, tuple) else value for value in values)
 
 
-def _read(connection: Any, dim: int) -> Iterator[tuple[Record, Floats]]:
+def _iter_records(connection: Any, dim: int) -> Iterator[tuple[ExperienceRecord, Floats]]:
     """Every record with its vectors (2, dim), the oldest first."""
     values: dict[int, dict[str, ActionValue]] = {}
     for record, action, reward, *numbers in read_rows(connection, "SELECT * FROM experience_values"):
-        estimates = (Estimate(*numbers[:2]), Estimate(*numbers[2:]))
+        estimates = (QEstimate(*numbers[:2]), QEstimate(*numbers[2:]))
         values.setdefault(record, {})[action] = ActionValue(action, reward, estimates)
     rows = read_rows(connection, f"SELECT id, {', '.join(COLUMNS)}, vectors FROM experience ORDER BY id")  # noqa: S608
     for record_id, task, observation, history, admissible, *numbers, blob in rows:
         lists: dict[str, Any] = {"history": tuple(parse_json(history)), "admissible": tuple(parse_json(admissible))}
         means = dict(zip(COLUMNS[4:], numbers, strict=True))
-        vectors = matrix([blob[: 4 * dim], blob[4 * dim :]], dim)
-        yield Record(record_id, task, observation, **lists, **means, values=values.get(record_id, {})), vectors
+        vectors = decode_vectors([blob[: 4 * dim], blob[4 * dim :]], dim)
+        yield (
+            ExperienceRecord(record_id, task, observation, **lists, **means, values=values.get(record_id, {})),
+            vectors,
+        )

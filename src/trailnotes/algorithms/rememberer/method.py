@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 from trailnotes.algorithms.rememberer.advice import (
     Example,
     Situation,
-    Valued,
-    action_list,
-    advice_messages,
-    advice_stop,
+    ValuedAction,
+    build_advice_messages,
+    get_stop_strings,
+    join_actions,
     parse_advice,
 )
 from trailnotes.algorithms.rememberer.experience import open_experience
 from trailnotes.algorithms.rememberer.values import Experience
 from trailnotes.envs.tasks import panel, tasks_of
-from trailnotes.memory.controls import refuse_control
-from trailnotes.prompts import Conversation, instruction_of, quoted
-from trailnotes.rollout import Decision, num_tokens
+from trailnotes.memory.controls import require_own_tips
+from trailnotes.prompts import Conversation, get_instruction, quoted
+from trailnotes.rollout import Decision, count_prompt_tokens
 from trailnotes.seeds import derive_seed
 from trailnotes.types import NO_OP, Sampling
 
@@ -33,24 +33,24 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trailnotes.algorithms.rememberer.experience import ExperienceTable
-    from trailnotes.algorithms.rememberer.values import Record
+    from trailnotes.algorithms.rememberer.values import ExperienceRecord
     from trailnotes.config.methods_schema import RemembererConfig
     from trailnotes.config.schema import Config
-    from trailnotes.rollout import Seating
+    from trailnotes.rollout import EpisodeContext
     from trailnotes.runs.adaptation import AdaptationRun
     from trailnotes.types import Message, Observation, Task, Trajectory, TrajectoryGroup
 
-TRIED_EXAMPLES = 20  # records looked at in one step, at most, for some that fit the context
+MAX_TRIED_EXAMPLES = 20  # records looked at in one step, at most, for some that fit the context
 
 
 async def rememberer(run: AdaptationRun) -> None:
     """Fill the table on the training tasks, epoch by epoch, then play the panel with it and without updates."""
     config = run.config.rememberer
-    refuse_control(run.config)
-    tasks = training_tasks(run.config)
+    require_own_tips(run.config)
+    tasks = load_training_tasks(run.config)
     with open_experience(run.directory.path / "experience.db", run.config) as table:
 
-        def advised(seating: Seating) -> AdvisedActor:
+        def advised(seating: EpisodeContext) -> AdvisedActor:
             return AdvisedActor(seating, table)
 
         for epoch in range(config.epochs):
@@ -60,10 +60,10 @@ async def rememberer(run: AdaptationRun) -> None:
             groups = await run.play(phase, tasks, make_actor=advised, num_samples=config.group_size)
             run.log(phase, groups, **table_metrics(table, groups))  # of the table as it was acted on
             with table.transaction():
-                if table.once(phase):
+                if table.mark_first_time(phase):
                     for group in groups:
                         for trajectory in group.trajectories:
-                            table.learn(experiences_of(trajectory))
+                            table.learn(extract_experiences(trajectory))
             if epoch == 0:
                 solved = {group.task.id for group in groups if all(t.success for t in group.trajectories)}
                 tasks = [task for task in tasks if task.id not in solved]
@@ -74,20 +74,20 @@ async def rememberer(run: AdaptationRun) -> None:
         run.examine(groups, memory=True)
 
 
-def training_tasks(config: Config) -> list[Task]:
+def load_training_tasks(config: Config) -> list[Task]:
     """The games whose experience fills the table."""
     if not config.rememberer.epochs:
         return []
     return panel(tasks_of(config, config.train.split), config.rememberer.num_tasks)
 
 
-def experiences_of(trajectory: Trajectory) -> list[Experience]:
+def extract_experiences(trajectory: Trajectory) -> list[Experience]:
     """The readable decisions of an episode.
 
     An answer that could not be read is no decision: it makes no experience, and what it earned counts for the decision
     before it.
     """
-    task, earned = instruction_of(trajectory), 0.0
+    task, earned = get_instruction(trajectory), 0.0
     experiences: list[Experience] = []
     for step in trajectory.steps:
         seen = step.observation
@@ -102,9 +102,9 @@ def experiences_of(trajectory: Trajectory) -> list[Experience]:
     return experiences
 
 
-def advice_of(
-    record: Record, config: RemembererConfig, rng: random.Random
-) -> tuple[tuple[Valued, ...], tuple[Valued, ...]]:
+def choose_advice(
+    record: ExperienceRecord, config: RemembererConfig, rng: random.Random
+) -> tuple[tuple[ValuedAction, ...], tuple[ValuedAction, ...]]:
     """Encouraged and discouraged actions of a record.
 
     Encouraged is the best action, if its value is above `config.good`; else, with `config.random_advice`, a random
@@ -112,13 +112,13 @@ def advice_of(
     value up to `config.bad`, the worst first.
     """
     ranked = sorted(record.values.values(), key=lambda value: (-value.value, -value.number, value.action))
-    encouraged = [Valued(value.action, value.value) for value in ranked[:1] if value.value > config.good]
-    discouraged = [Valued(value.action, value.value) for value in reversed(ranked) if value.value <= config.bad]
+    encouraged = [ValuedAction(value.action, value.value) for value in ranked[:1] if value.value > config.good]
+    discouraged = [ValuedAction(value.action, value.value) for value in reversed(ranked) if value.value <= config.bad]
     if not encouraged and config.random_advice:
         bad = {valued.action for valued in discouraged}
         left = [action for action in record.admissible if action not in bad]
         if choices := [action for action in left if action not in record.values] or left:
-            encouraged = [Valued(rng.choice(choices), rng.uniform(0, 0.5))]
+            encouraged = [ValuedAction(rng.choice(choices), rng.uniform(0, 0.5))]
     return tuple(encouraged), tuple(discouraged)
 
 
@@ -129,7 +129,7 @@ class AdvisedActor:
     a step, as with every other method.
     """
 
-    def __init__(self, seating: Seating, table: ExperienceTable) -> None:
+    def __init__(self, seating: EpisodeContext, table: ExperienceTable) -> None:
         self.seating, self.table = seating, table
         self.words = Conversation(seating.config.rollout, seating.config.memory, seating.policy.count_tokens)
         self.task = ""
@@ -140,19 +140,19 @@ class AdvisedActor:
     def start(self, observation: Observation) -> None:
         """Learn the task."""
         self.task = observation.instruction or ""
-        self.facts = tuple(line for line in self.words.briefing(observation.briefing or {}) if line)
+        self.facts = tuple(line for line in self.words.format_briefing(observation.briefing or {}) if line)
 
     async def act(self, observation: Observation) -> Decision | None:
         """Recall, ask, read."""
         seat, policy, config = self.seating, self.seating.policy, self.seating.config.rememberer
         self.earned += observation.reward
         if config.examples:
-            await self.table.prepare(self.task, observation.text)
-        messages, spelled = self._prompt(observation)
-        if num_tokens(policy, messages) > self._limit():
+            await self.table.prefetch_embeddings(self.task, observation.text)
+        messages, spelled = self._build_prompt(observation)
+        if count_prompt_tokens(policy, messages) > self._max_prompt_tokens():
             return None
         sampling = Sampling(
-            config.temperature, max_tokens=config.max_write_tokens, stop=advice_stop(seat.config.rollout.style),
+            config.temperature, max_tokens=config.max_write_tokens, stop=get_stop_strings(seat.config.rollout.style),
             seed=derive_seed(seat.seed, seat.task.id, seat.member, self.num_turns),
         )  # fmt: skip
         self.num_turns += 1
@@ -164,43 +164,45 @@ class AdvisedActor:
             self.history.append(action)
         return Decision(action, completion, completion.prompt_ids)
 
-    def _prompt(self, observation: Observation) -> tuple[list[Message], dict[str, str]]:
+    def _build_prompt(self, observation: Observation) -> tuple[list[Message], dict[str, str]]:
         """The messages, with as many examples as fit; and the true spelling of actions that examples quote."""
         seat, config, style = self.seating, self.seating.config.rememberer, self.seating.config.rollout.style
         rng = random.Random(derive_seed(seat.seed, seat.task.id, seat.member, f"advice {self.num_turns}"))
-        present = self._present(observation)
+        present = self._build_situation(observation)
         examples: list[Example] = []
-        messages, actions = advice_messages(present, examples, style), list(observation.actions or ())
-        for record in islice(self.table.nearest(self.task, observation.text), TRIED_EXAMPLES if config.examples else 0):
-            longer = [self._example(record, rng), *examples]
-            candidate = advice_messages(present, longer, style)
-            if num_tokens(seat.policy, candidate) <= self._limit():
+        messages, actions = build_advice_messages(present, examples, style), list(observation.actions or ())
+        for record in islice(
+            self.table.iter_nearest(self.task, observation.text), MAX_TRIED_EXAMPLES if config.examples else 0
+        ):
+            longer = [self._build_example(record, rng), *examples]
+            candidate = build_advice_messages(present, longer, style)
+            if count_prompt_tokens(seat.policy, candidate) <= self._max_prompt_tokens():
                 examples, messages = longer, candidate
                 actions += [*record.values, *record.admissible]
             if len(examples) == config.examples:
                 break
         return messages, {quoted(action): action for action in actions} | {action: action for action in actions}
 
-    def _present(self, observation: Observation) -> Situation:
-        rollout, capped = self.seating.config.rollout, self.words.capped
-        offered = action_list(observation.actions or (), rollout.style) if rollout.show_actions else ""
+    def _build_situation(self, observation: Observation) -> Situation:
+        rollout, capped = self.seating.config.rollout, self.words.cap_text
+        offered = join_actions(observation.actions or (), rollout.style) if rollout.show_actions else ""
         return Situation(
-            capped(self.task), capped(observation.text), self._last(self.history), capped(offered),
+            capped(self.task), capped(observation.text), self._select_recent(self.history), capped(offered),
             observation.reward, self.earned, self.facts,
         )  # fmt: skip
 
-    def _example(self, record: Record, rng: random.Random) -> Example:
-        capped, history = self.words.capped, self._last(record.history)
+    def _build_example(self, record: ExperienceRecord, rng: random.Random) -> Example:
+        capped, history = self.words.cap_text, self._select_recent(record.history)
         situation = Situation(
             capped(record.task), capped(record.observation), history,
             last_reward=record.last_reward, total_reward=record.total_reward,
         )  # fmt: skip
-        return Example(situation, *advice_of(record, self.seating.config.rememberer, rng))
+        return Example(situation, *choose_advice(record, self.seating.config.rememberer, rng))
 
-    def _last(self, history: Sequence[str]) -> tuple[str, ...]:
+    def _select_recent(self, history: Sequence[str]) -> tuple[str, ...]:
         return tuple(history[max(0, len(history) - self.seating.config.rememberer.history) :])
 
-    def _limit(self) -> int:
+    def _max_prompt_tokens(self) -> int:
         """Tokens that a prompt may have, so that a whole answer still fits behind it."""
         config = self.seating.config
         longest = min(config.rollout.max_context_tokens, self.seating.policy.context_length)
@@ -210,7 +212,7 @@ class AdvisedActor:
 def table_metrics(table: ExperienceTable, groups: Sequence[TrajectoryGroup]) -> dict[str, float | dict[str, float]]:
     """Share of the steps whose very situation has a record, and what is in the table."""
     situations = [
-        (instruction_of(trajectory), step.observation.text)
+        (get_instruction(trajectory), step.observation.text)
         for group in groups
         for trajectory in group.trajectories
         for step in trajectory.steps

@@ -16,19 +16,19 @@ from trailnotes.config.methods_schema import RemembererConfig
 from trailnotes.memory.retrieval import DECIMALS, WORD, Floats
 
 
-class Part(Protocol):
+class TextSimilarity(Protocol):
     """One text of each kept situation, in rows 0, 1, ..., and a measure."""
 
     def put(self, row: int, text: str, vector: Floats) -> None:
         """Keep `text` in `row`, in place of what was there; `vector` is its embedding."""
         ...
 
-    def to_all(self, text: str, vector: Floats, rows: int) -> Floats:
+    def compare_to_all(self, text: str, vector: Floats, rows: int) -> Floats:
         """Similarity of `text` to the texts of the first `rows` rows: float32 (rows,)."""
         ...
 
 
-class Similarity:
+class SituationSimilarity:
     """Situations in rows, compared to all of them at once.
 
     Args:
@@ -42,7 +42,7 @@ class Similarity:
     def __init__(self, config: RemembererConfig, dim: int) -> None:
         weights = (config.task_weight, 1 - config.task_weight)
         kinds = (config.task_similarity, config.observation_similarity)
-        self._parts = [(weight, _make_part(kind, dim)) for weight, kind in zip(weights, kinds, strict=True)]
+        self._parts = [(weight, _make_text_similarity(kind, dim)) for weight, kind in zip(weights, kinds, strict=True)]
         self.needs = tuple(bool(weight) and kind == "embedding" for weight, kind in zip(weights, kinds, strict=True))
         self.rows = 0
 
@@ -53,16 +53,16 @@ class Similarity:
         for (_, part), text, vector in zip(self._parts, texts, vectors, strict=True):
             part.put(row, text, vector)
 
-    def to_all(self, texts: tuple[str, str], vectors: Floats) -> Floats:
+    def compare_to_all(self, texts: tuple[str, str], vectors: Floats) -> Floats:
         """Similarity to every row: float32 (rows,), rounded, so that equal situations tie."""
         total = np.zeros(self.rows, np.float32)
         for (weight, part), text, vector in zip(self._parts, texts, vectors, strict=True):
             if weight:
-                total += np.float32(weight) * part.to_all(text, vector, self.rows)
+                total += np.float32(weight) * part.compare_to_all(text, vector, self.rows)
         return np.round(total, DECIMALS)
 
 
-class EmbeddingPart:
+class EmbeddingSimilarity:
     """Cosine of the embeddings."""
 
     def __init__(self, dim: int) -> None:
@@ -70,15 +70,15 @@ class EmbeddingPart:
 
     def put(self, row: int, text: str, vector: Floats) -> None:  # noqa: ARG002
         """See `Part.put`."""
-        self._vectors = _room(self._vectors, (row + 1, len(vector)), 0)
+        self._vectors = _grow_array(self._vectors, (row + 1, len(vector)), 0)
         self._vectors[row] = vector
 
-    def to_all(self, text: str, vector: Floats, rows: int) -> Floats:  # noqa: ARG002
+    def compare_to_all(self, text: str, vector: Floats, rows: int) -> Floats:  # noqa: ARG002
         """See `Part.to_all`."""
         return self._vectors[:rows] @ vector
 
 
-class EqualPart:
+class ExactMatchSimilarity:
     """1 for the same text, else 0."""
 
     def __init__(self) -> None:
@@ -88,12 +88,12 @@ class EqualPart:
         """See `Part.put`."""
         self._texts[row : row + 1] = [text]
 
-    def to_all(self, text: str, vector: Floats, rows: int) -> Floats:  # noqa: ARG002
+    def compare_to_all(self, text: str, vector: Floats, rows: int) -> Floats:  # noqa: ARG002
         """See `Part.to_all`."""
         return np.fromiter((text == kept for kept in self._texts[:rows]), np.float32, rows)
 
 
-class WordsPart:
+class JaccardSimilarity:
     """Shared words among all words of both (Jaccard), whatever their order, case and number."""
 
     def __init__(self) -> None:
@@ -103,23 +103,23 @@ class WordsPart:
 
     def put(self, row: int, text: str, vector: Floats) -> None:  # noqa: ARG002
         """See `Part.put`."""
-        numbers = [self._numbers.setdefault(word, len(self._numbers)) for word in _words(text)]
-        self._holds = _room(self._holds, (len(self._numbers), row + 1), 0)
-        self._sizes = _room(self._sizes, (row + 1,), 0)
+        numbers = [self._numbers.setdefault(word, len(self._numbers)) for word in _split_words(text)]
+        self._holds = _grow_array(self._holds, (len(self._numbers), row + 1), 0)
+        self._sizes = _grow_array(self._sizes, (row + 1,), 0)
         self._holds[:, row] = 0
         self._holds[numbers, row] = 1
         self._sizes[row] = len(numbers)
 
-    def to_all(self, text: str, vector: Floats, rows: int) -> Floats:  # noqa: ARG002
+    def compare_to_all(self, text: str, vector: Floats, rows: int) -> Floats:  # noqa: ARG002
         """See `Part.to_all`. Two texts without words are equal."""
-        words = _words(text)
+        words = _split_words(text)
         known = [self._numbers[word] for word in words if word in self._numbers]
         shared = self._holds[known, :rows].sum(axis=0, dtype=np.int32)
         union = self._sizes[:rows] + len(words) - shared
         return np.where(union == 0, 1.0, shared / np.maximum(union, 1)).astype(np.float32)
 
 
-class LinesPart:
+class LcsSimilarity:
     """Longest common subsequence of their lines, over the number of lines of the longer one; blank lines do not count.
 
     The release compares the tags of web pages so (WikiHow).
@@ -132,16 +132,16 @@ class LinesPart:
 
     def put(self, row: int, text: str, vector: Floats) -> None:  # noqa: ARG002
         """See `Part.put`."""
-        numbers = [self._numbers.setdefault(line, len(self._numbers)) for line in _lines(text)]
-        self._lines = _room(self._lines, (row + 1, len(numbers)), -1)
-        self._sizes = _room(self._sizes, (row + 1,), 0)
+        numbers = [self._numbers.setdefault(line, len(self._numbers)) for line in _split_lines(text)]
+        self._lines = _grow_array(self._lines, (row + 1, len(numbers)), -1)
+        self._sizes = _grow_array(self._sizes, (row + 1,), 0)
         self._lines[row] = -1
         self._lines[row, : len(numbers)] = numbers
         self._sizes[row] = len(numbers)
 
-    def to_all(self, text: str, vector: Floats, rows: int) -> Floats:  # noqa: ARG002
+    def compare_to_all(self, text: str, vector: Floats, rows: int) -> Floats:  # noqa: ARG002
         """See `Part.to_all`. The table of the usual algorithm, one of its rows at a time, for all texts together."""
-        kept, lines = self._lines[:rows], _lines(text)
+        kept, lines = self._lines[:rows], _split_lines(text)
         longest = np.zeros((rows, kept.shape[1] + 1), np.int32)  # [r, j]: with the first j lines of row r
         for line in lines:
             same = kept == self._numbers.get(line, -2)
@@ -151,22 +151,26 @@ class LinesPart:
         return np.where(longer == 0, 1.0, longest[:, -1] / np.maximum(longer, 1)).astype(np.float32)
 
 
-def _make_part(kind: str, dim: int) -> Part:
+def _make_text_similarity(kind: str, dim: int) -> TextSimilarity:
     if kind == "embedding":
-        return EmbeddingPart(dim)
-    parts: dict[str, Callable[[], Part]] = {"equal": EqualPart, "words": WordsPart, "lines": LinesPart}
+        return EmbeddingSimilarity(dim)
+    parts: dict[str, Callable[[], TextSimilarity]] = {
+        "equal": ExactMatchSimilarity,
+        "words": JaccardSimilarity,
+        "lines": LcsSimilarity,
+    }
     return parts[kind]()
 
 
-def _words(text: str) -> set[str]:
+def _split_words(text: str) -> set[str]:
     return set(WORD.findall(text.lower()))
 
 
-def _lines(text: str) -> list[str]:
+def _split_lines(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 
 
-def _room(array: npt.NDArray[Any], shape: tuple[int, ...], fill: int) -> npt.NDArray[Any]:
+def _grow_array(array: npt.NDArray[Any], shape: tuple[int, ...], fill: int) -> npt.NDArray[Any]:
     """`array` with room for `shape` at least; what has to grow doubles."""
     if all(have >= need for have, need in zip(array.shape, shape, strict=True)):
         return array

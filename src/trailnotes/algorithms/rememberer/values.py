@@ -26,7 +26,7 @@ class Experience:
     total_reward: float = 0.0  # of the episode until o_t
 
 
-class Estimate(NamedTuple):
+class QEstimate(NamedTuple):
     """A value and the number of updates that made it."""
 
     q: float = 0.0
@@ -39,7 +39,7 @@ class ActionValue:
 
     action: str
     reward: float  # running mean of the immediate reward
-    estimates: tuple[Estimate, Estimate] = (Estimate(), Estimate())  # the second is used by double Q-learning only
+    estimates: tuple[QEstimate, QEstimate] = (QEstimate(), QEstimate())  # the second is used by double Q-learning only
 
     @property
     def number(self) -> int:
@@ -54,7 +54,7 @@ class ActionValue:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ExperienceRecord:
     """A situation (task, observation) with the context needed to print it again, and its actions."""
 
     id: int
@@ -73,7 +73,7 @@ class Record:
         """Updates of all actions."""
         return sum(value.number for value in self.values.values())
 
-    def best(self, table: int | None = None) -> float | None:
+    def max_value(self, table: int | None = None) -> float | None:
         """The highest Q, or that of one of the two tables alone; None where nothing is known."""
         if table is None:
             return max((value.value for value in self.values.values()), default=None)
@@ -81,7 +81,7 @@ class Record:
         return max((estimate.q for estimate in estimates if estimate.number), default=None)
 
 
-def running(old: float, new: float, number: int, lr: float) -> float:
+def update_mean(old: float, new: float, number: int, lr: float) -> float:
     """`old` moved towards `new` after `number` earlier values: by 1 / (number + 1), or by `lr` if that is not 0.
 
     The first value is taken as it is.
@@ -96,26 +96,28 @@ def n_step_target(rewards: Sequence[float], gamma: float, bootstrap: float) -> f
     return discounted + gamma ** len(rewards) * bootstrap
 
 
-def updated(record: Record, experience: Experience, target: float, turn: int, lr: float) -> Record:
+def update_record(
+    record: ExperienceRecord, experience: Experience, target: float, turn: int, lr: float
+) -> ExperienceRecord:
     """The record after one more visit, the value of the action moved towards `target` in table `turn`."""
     old = record.values.get(experience.action, ActionValue(experience.action, 0.0))
     q, number = old.estimates[turn]
-    estimate = Estimate(running(q, target, number, lr), number + 1)
+    estimate = QEstimate(update_mean(q, target, number, lr), number + 1)
     estimates = (estimate, old.estimates[1]) if turn == 0 else (old.estimates[0], estimate)
-    value = ActionValue(old.action, running(old.reward, experience.reward, old.number, lr), estimates)
+    value = ActionValue(old.action, update_mean(old.reward, experience.reward, old.number, lr), estimates)
     shorter = not record.visits or len(experience.history) <= len(record.history)
     return replace(
         record,
         history=experience.history if shorter else record.history,
         admissible=experience.admissible or record.admissible,
-        last_reward=running(record.last_reward, experience.last_reward, record.visits, lr),
-        total_reward=running(record.total_reward, experience.total_reward, record.visits, lr),
+        last_reward=update_mean(record.last_reward, experience.last_reward, record.visits, lr),
+        total_reward=update_mean(record.total_reward, experience.total_reward, record.visits, lr),
         visits=record.visits + 1,
         values={**record.values, value.action: value},
     )
 
 
-def without_worst(values: Mapping[str, ActionValue], capacity: int) -> dict[str, ActionValue]:
+def drop_worst_actions(values: Mapping[str, ActionValue], capacity: int) -> dict[str, ActionValue]:
     """At most `capacity` actions: those of the smallest Q are dropped, of equal ones the least updated first."""
     ranked = sorted(values.values(), key=lambda value: (-value.value, -value.number, value.action))
     kept = {value.action for value in ranked[:capacity]}

@@ -23,34 +23,34 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from trailnotes.algorithms.retrospex.measure import ranking
-from trailnotes.algorithms.retrospex.network import CriticNetworks, GruReader, VectorReader
+from trailnotes.algorithms.retrospex.measure import estimate_auc
+from trailnotes.algorithms.retrospex.network import CriticNetworks, EmbeddingEncoder, GruEncoder
 from trailnotes.algorithms.retrospex.training import IQL
 from trailnotes.algorithms.retrospex.transitions import (
     Transition,
-    fingerprint,
-    held_out_tasks,
+    compute_fingerprint,
     read_games,
     read_transitions,
+    select_held_out_tasks,
 )
 from trailnotes.algorithms.retrospex.vocabulary import Vocabulary
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.memory.remote import identity_of
-from trailnotes.memory.retrieval import embedder_for
-from trailnotes.runs.console import Bar
+from trailnotes.memory.remote import normalize_embedder_name
+from trailnotes.memory.retrieval import load_file_embedder
+from trailnotes.runs.console import ProgressBar
 from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
 from trailnotes.storage.parsing import parse_json
 from trailnotes.storage.records import task_to_json
 
-LEARNED = (
+LEARNING_SETTINGS = (
     "reward", "failure", "embed_size", "hidden_size", "encoder", "expectile", "gamma", "target_rate", "lr",
     "batch_size", "epochs", "held_out",
 )  # fmt: skip
 """The keys of `retrospex` that a critic depends on; the others say how it is used."""
 
-JUDGED_AT_ONCE = 512
+JUDGE_BATCH_SIZE = 512
 Floats = NDArray[np.float32]
 
 
@@ -63,13 +63,15 @@ class Critic:
     figures: Mapping[str, Any]  # losses and held-out figures, as in critic.json
 
     @torch.no_grad()
-    def judge(self, tasks: Sequence[str], observations: Sequence[str], actions: Sequence[str]) -> tuple[Floats, Floats]:
+    def predict_values(
+        self, tasks: Sequence[str], observations: Sequence[str], actions: Sequence[str]
+    ) -> tuple[Floats, Floats]:
         """Target Q(s, a) and V(s) of n rows: (n,), (n,), in the unit of the rewards."""
-        return _judge(self.networks, tasks, observations, actions)
+        return _predict_values(self.networks, tasks, observations, actions)
 
-    def advantages(self, task: str, observation: str, actions: Sequence[str], clip: float = 0.0) -> list[float]:
+    def compute_advantages(self, task: str, observation: str, actions: Sequence[str], clip: float = 0.0) -> list[float]:
         """Q(s, a) - V(s) of each action, cut to [-clip, clip] unless `clip` is 0."""
-        q, v = self.judge([task] * len(actions), [observation] * len(actions), actions)
+        q, v = self.predict_values([task] * len(actions), [observation] * len(actions), actions)
         difference = q - v
         return [float(each) for each in (np.clip(difference, -clip, clip) if clip else difference)]
 
@@ -88,20 +90,20 @@ def train_critic(config: Config, places: Sequence[str | Path], out: Path) -> Cri
     """
     settings = config.retrospex
     data = read_transitions(places, settings.reward, settings.failure)
-    kept = held_out_tasks((step.task_id for step in data), settings.held_out, config.run.seed)
-    about = _about(config, data, kept)
+    kept = select_held_out_tasks((step.task_id for step in data), settings.held_out, config.run.seed)
+    about = _describe_critic(config, data, kept)
     if (out / "critic.json").is_file():
         critic = load_critic(out, config.memory.embedder)
-        _refuse_another(critic.about, about, out)
+        _require_same_critic(critic.about, about, out)
         return critic
     seen = [step for step in data if step.task_id not in kept]
-    vocabulary = _vocabulary(seen) if settings.encoder == "gru" else Vocabulary(())
+    vocabulary = _build_vocabulary(seen) if settings.encoder == "gru" else Vocabulary(())
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    networks = _build(about, vocabulary, config.memory.embedder)
-    figures = _train(IQL(networks, settings, config.run.seed), seen, about, out / "checkpoints")
+    networks = _build_networks(about, vocabulary, config.memory.embedder)
+    figures = _train_epochs(IQL(networks, settings, config.run.seed), seen, about, out / "checkpoints")
     held_out = [step for step in data if step.task_id in kept]
-    figures |= held_out_figures(networks, held_out, confidence=config.eval.confidence, seed=config.run.seed)
+    figures |= evaluate_held_out(networks, held_out, confidence=config.eval.confidence, seed=config.run.seed)
     out.mkdir(parents=True, exist_ok=True)
     save_file(networks.state_dict(), out / "critic.safetensors")
     checkpoint.write_json(out / "vocabulary.json", list(vocabulary.known))
@@ -120,7 +122,7 @@ def load_critic(path: Path, embedder: str = "") -> Critic:
     try:
         record = parse_json((path / "critic.json").read_text(encoding="utf-8"))
         vocabulary = Vocabulary(parse_json((path / "vocabulary.json").read_text(encoding="utf-8")))
-        networks = _build(record["about"], vocabulary, embedder)
+        networks = _build_networks(record["about"], vocabulary, embedder)
         networks.load_state_dict(load_file(path / "critic.safetensors"))
     except FileNotFoundError as error:
         raise ConfigError(f"{path} holds no critic ({error.filename} is missing): train one with "
@@ -130,7 +132,7 @@ def load_critic(path: Path, embedder: str = "") -> Critic:
     return Critic(networks, record["about"], record["figures"])
 
 
-def held_out_figures(
+def evaluate_held_out(
     networks: CriticNetworks, steps: Sequence[Transition], *, confidence: float, seed: int
 ) -> dict[str, Any]:
     """How the critic ranks steps that it has not learned from, by whether their episodes were won.
@@ -146,60 +148,60 @@ def held_out_figures(
         "held_out_steps_won": sum(won),
     }
     columns = ([s.task for s in steps], [s.observation for s in steps], [s.action for s in steps])
-    q, v = _judge(networks, *columns)
+    q, v = _predict_values(networks, *columns)
     for name, scores in {"auc_q": q, "auc_advantage": q - v}.items():
         for suffix, groups in {"": None, "_same_task": [step.task_id for step in steps]}.items():
-            found = ranking(scores.tolist(), won, episodes, groups, confidence=confidence, seed=seed)
+            found = estimate_auc(scores.tolist(), won, episodes, groups, confidence=confidence, seed=seed)
             figures[name + suffix] = asdict(found) if found else None
     return figures
 
 
-def _about(config: Config, data: Sequence[Transition], kept: frozenset[str]) -> dict[str, Any]:
+def _describe_critic(config: Config, data: Sequence[Transition], kept: frozenset[str]) -> dict[str, Any]:
     """All that makes one critic another, JSON-able."""
     episodes = {step.episode: step.success for step in data}
     return {
-        "settings": {name: getattr(config.retrospex, name) for name in LEARNED},
+        "settings": {name: getattr(config.retrospex, name) for name in LEARNING_SETTINGS},
         "seed": config.run.seed,
-        "embedder": identity_of(config.memory.embedder) if config.retrospex.encoder == "embedding" else "",
+        "embedder": normalize_embedder_name(config.memory.embedder) if config.retrospex.encoder == "embedding" else "",
         "transitions": len(data),
         "episodes": len(episodes),
         "episodes_won": sum(episodes.values()),
         "held_out_tasks": sorted(kept),
-        "fingerprint": fingerprint(data),
+        "fingerprint": compute_fingerprint(data),
     }
 
 
-def _refuse_another(found: Mapping[str, Any], wanted: Mapping[str, Any], out: Path) -> None:
+def _require_same_critic(found: Mapping[str, Any], wanted: Mapping[str, Any], out: Path) -> None:
     changed = [name for name in wanted if found.get(name) != wanted[name]]
     if changed:
         raise ConfigError(f"{out} holds a critic with other {', '.join(changed)}: choose another directory")
 
 
-def _vocabulary(steps: Sequence[Transition]) -> Vocabulary:
-    return Vocabulary.of(text for step in steps for text in (step.task, step.observation, step.action))
+def _build_vocabulary(steps: Sequence[Transition]) -> Vocabulary:
+    return Vocabulary.from_texts(text for step in steps for text in (step.task, step.observation, step.action))
 
 
-def _build(about: Mapping[str, Any], vocabulary: Vocabulary, named: str) -> CriticNetworks:
+def _build_networks(about: Mapping[str, Any], vocabulary: Vocabulary, named: str) -> CriticNetworks:
     """Networks at their start, the same for the same seed."""
     settings = about["settings"]
     hidden, embed = settings["hidden_size"], settings["embed_size"]
     make_reader: Callable[[int], torch.nn.Module]
     if settings["encoder"] == "embedding":
-        embedder = embedder_for(about["embedder"], named)
-        make_reader = lambda num: VectorReader(embedder, num, hidden)  # noqa: E731
+        embedder = load_file_embedder(about["embedder"], named)
+        make_reader = lambda num: EmbeddingEncoder(embedder, num, hidden)  # noqa: E731
     else:
-        make_reader = lambda num: GruReader(vocabulary, num, embed, hidden)  # noqa: E731
+        make_reader = lambda num: GruEncoder(vocabulary, num, embed, hidden)  # noqa: E731
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(about["seed"], "critic"))
         return CriticNetworks(make_reader, hidden)
 
 
-def _train(iql: IQL, data: Sequence[Transition], about: Mapping[str, Any], root: Path) -> dict[str, Any]:
+def _train_epochs(iql: IQL, data: Sequence[Transition], about: Mapping[str, Any], root: Path) -> dict[str, Any]:
     """All epochs that are still to come, each saved; the losses of the last."""
     epochs, done, losses = iql.settings.epochs, 0, dict[str, float]()
-    if saved := checkpoint.latest(root, skip_damaged=True):
+    if saved := checkpoint.find_latest(root, skip_damaged=True):
         meta = checkpoint.load_meta(saved)
-        _refuse_another(meta["about"], about, root.parent)
+        _require_same_critic(meta["about"], about, root.parent)
         try:
             iql.load_state_dict(load_file(saved / "iql.safetensors"))
         except (ValueError, RuntimeError) as error:
@@ -209,7 +211,7 @@ def _train(iql: IQL, data: Sequence[Transition], about: Mapping[str, Any], root:
     def show(passed: float, facts: Mapping[str, float]) -> None:
         bar.update(passed, facts, f"epoch {math.ceil(passed)}/{epochs}")
 
-    with Bar(epochs, "critic") as bar:
+    with ProgressBar(epochs, "critic") as bar:
         for epoch in range(done, epochs):
             losses = iql.run_epoch(data, epoch, show)
             meta = {"epoch": epoch + 1, "losses": losses, "about": dict(about)}
@@ -219,12 +221,12 @@ def _train(iql: IQL, data: Sequence[Transition], about: Mapping[str, Any], root:
 
 
 @torch.no_grad()
-def _judge(
+def _predict_values(
     networks: CriticNetworks, tasks: Sequence[str], observations: Sequence[str], actions: Sequence[str]
 ) -> tuple[Floats, Floats]:
     q, v = [np.empty(0, np.float32)], [np.empty(0, np.float32)]
-    for start in range(0, len(actions), JUDGED_AT_ONCE):
-        part = slice(start, start + JUDGED_AT_ONCE)
+    for start in range(0, len(actions), JUDGE_BATCH_SIZE):
+        part = slice(start, start + JUDGE_BATCH_SIZE)
         q.append(networks.target_q(tasks[part], observations[part], actions[part]).numpy())
         v.append(networks.value(tasks[part], observations[part]).numpy())
     return np.concatenate(q), np.concatenate(v)

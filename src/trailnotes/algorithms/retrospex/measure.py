@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from trailnotes.reporting.intervals import Interval, percentile_interval
+from trailnotes.reporting.intervals import Interval, compute_percentile_interval
 
 Floats = NDArray[np.float64]
-CHUNK = 50  # resamples whose weights exist at the same time
+BOOTSTRAP_CHUNK = 50  # resamples whose weights exist at the same time
 
 
-def ranking(
+def estimate_auc(
     scores: Sequence[float],
     labels: Sequence[bool],
     episodes: Sequence[object],
@@ -40,11 +40,11 @@ def ranking(
     values, won = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=bool)
     if won.all() or not won.any():
         return None
-    member, group = _numbered(episodes), _numbered(groups or [0] * len(values))
+    member, group = _encode_labels(episodes), _encode_labels(groups or [0] * len(values))
     parts = [np.flatnonzero(group == number) for number in range(group.max() + 1)]
 
     def area(weights: Floats) -> Floats:
-        counts = [_pairs(values[part], won[part], weights[:, part]) for part in parts]
+        counts = [_count_pairs(values[part], won[part], weights[:, part]) for part in parts]
         above, pairs = (np.sum(column, axis=0) for column in zip(*counts, strict=True))
         return np.asarray(above[pairs > 0] / pairs[pairs > 0], dtype=np.float64)
 
@@ -53,20 +53,20 @@ def ranking(
         return None
     rng, count = np.random.default_rng(seed), int(member.max()) + 1
     areas = []
-    for start in range(0, num_resamples, CHUNK):
-        drawn = rng.multinomial(count, np.full(count, 1 / count), size=min(CHUNK, num_resamples - start))
+    for start in range(0, num_resamples, BOOTSTRAP_CHUNK):
+        drawn = rng.multinomial(count, np.full(count, 1 / count), size=min(BOOTSTRAP_CHUNK, num_resamples - start))
         areas.append(area(drawn[:, member].astype(np.float64)))
     found = np.concatenate(areas)
-    return percentile_interval(float(whole[0]), found if found.size else np.array([0.0, 1.0]), confidence)
+    return compute_percentile_interval(float(whole[0]), found if found.size else np.array([0.0, 1.0]), confidence)
 
 
-def _numbered(labels: Sequence[object]) -> NDArray[np.intp]:
+def _encode_labels(labels: Sequence[object]) -> NDArray[np.intp]:
     """Labels as numbers from 0, in the order of their first appearance."""
     places: dict[object, int] = {}
     return np.array([places.setdefault(label, len(places)) for label in labels], dtype=np.intp)
 
 
-def _pairs(scores: Floats, won: NDArray[np.bool_], weights: Floats) -> tuple[Floats, Floats]:
+def _count_pairs(scores: Floats, won: NDArray[np.bool_], weights: Floats) -> tuple[Floats, Floats]:
     """Pairs in which the won step stands above (ties count half), and all pairs; weights (R, n) -> (R,), (R,)."""
     order = np.argsort(scores, kind="stable")
     starts = np.flatnonzero(np.r_[True, np.diff(scores[order]) > 0])

@@ -12,14 +12,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailnotes.algorithms.retrospex.rescoring import best_candidate, by_heuristics, policy_weight, to_admissible
+from trailnotes.algorithms.retrospex.rescoring import (
+    apply_heuristics,
+    map_to_admissible,
+    policy_weight,
+    select_candidate,
+)
 from trailnotes.errors import ConfigError
-from trailnotes.memory.controls import refuse_control
+from trailnotes.memory.controls import require_own_tips
 from trailnotes.memory.retrieval import embedder_of
 from trailnotes.prompts import Conversation, parse_action
-from trailnotes.rollout import Decision, TipsActor, context_limit, observe_within
+from trailnotes.rollout import Decision, TipsActor, compute_prompt_limit, observe_within_limit
 from trailnotes.seeds import derive_seed
-from trailnotes.storage.files import append_jsonl, read_jsonl, set_aside
+from trailnotes.storage.files import append_jsonl, read_jsonl, split_after
 from trailnotes.types import NO_OP, Completion
 
 if TYPE_CHECKING:
@@ -27,7 +32,7 @@ if TYPE_CHECKING:
 
     from trailnotes.algorithms.retrospex.critic import Critic
     from trailnotes.memory.retrieval import Embedder
-    from trailnotes.rollout import Seating
+    from trailnotes.rollout import EpisodeContext
     from trailnotes.runs.adaptation import AdaptationRun
     from trailnotes.types import Observation, TrajectoryGroup
 
@@ -35,21 +40,23 @@ if TYPE_CHECKING:
 async def retrospex(run: AdaptationRun) -> None:
     """Train or load the critic, then play the panel as the policy would, and again with its proposals rescored."""
     config, settings = run.config, run.config.retrospex
-    refuse_control(config)
+    require_own_tips(config)
     if not hasattr(run.policy, "score"):
         raise ConfigError(
             f"retrospex weighs actions by their log-probabilities, and {run.policy.name} gives none (no "
             "OpenAI-compatible server does): set model.path to a model directory or hub name"
         )
-    critic, embedder = obtain_critic(run), embedder_of(config)
+    critic, embedder = load_or_train_critic(run), embedder_of(config)
     decisions = run.directory.path / "decisions.jsonl"
-    set_aside(decisions)
+    split_after(decisions)
 
-    def plain(seating: Seating) -> TipsActor:
-        return TipsActor(proposing(seating), None)
+    def plain(seating: EpisodeContext) -> TipsActor:
+        return TipsActor(override_sampling(seating), None)
 
-    def rescored(seating: Seating) -> Rescorer:
-        return Rescorer(proposing(seating), critic, embedder, lambda record: append_jsonl(decisions, [record]))
+    def rescored(seating: EpisodeContext) -> RescoringActor:
+        return RescoringActor(
+            override_sampling(seating), critic, embedder, lambda record: append_jsonl(decisions, [record])
+        )
 
     num = config.eval.num_samples
     alone = await run.play("plain", run.tasks, make_actor=plain, mode="plain", num_samples=num)
@@ -63,7 +70,7 @@ async def retrospex(run: AdaptationRun) -> None:
     run.examine(groups, memory=False)
 
 
-def obtain_critic(run: AdaptationRun) -> Critic:
+def load_or_train_critic(run: AdaptationRun) -> Critic:
     """The critic that `retrospex.critic` names, or one trained into the run directory from `retrospex.data`."""
     from trailnotes.algorithms.retrospex.critic import load_critic, train_critic
 
@@ -78,18 +85,18 @@ def obtain_critic(run: AdaptationRun) -> Critic:
     return train_critic(run.config, settings.data, own)
 
 
-def proposing(seating: Seating) -> Seating:
+def override_sampling(seating: EpisodeContext) -> EpisodeContext:
     """The seat of an actor that samples as `retrospex.temperature` and `retrospex.top_p` say."""
     settings, config = seating.config.retrospex, seating.config
     rollout = config.rollout.model_copy(update={"temperature": settings.temperature, "top_p": settings.top_p})
     return replace(seating, config=config.model_copy(update={"rollout": rollout}))
 
 
-class Rescorer:
+class RescoringActor:
     """Samples candidates, maps them onto what is admissible, and takes the one that policy and critic prefer."""
 
     def __init__(
-        self, seating: Seating, critic: Critic, embedder: Embedder, journal: Callable[[dict[str, Any]], None]
+        self, seating: EpisodeContext, critic: Critic, embedder: Embedder, journal: Callable[[dict[str, Any]], None]
     ) -> None:
         self.seating, self.critic, self.embedder, self.journal = seating, critic, embedder, journal
         config = seating.config
@@ -105,13 +112,16 @@ class Rescorer:
     async def act(self, observation: Observation) -> Decision | None:
         """Propose, rescore, choose."""
         policy, config = self.seating.policy, self.seating.config
-        if observe_within(context_limit(policy, config), policy, self.conversation, observation, ()) is None:
+        if (
+            observe_within_limit(compute_prompt_limit(policy, config), policy, self.conversation, observation, ())
+            is None
+        ):
             return None
         said = await self._propose()
-        actions = self._candidates(
+        actions = self._select_candidates(
             [parse_action(c.text, config.rollout.action_format, config.rollout.style).action for c in said], observation
         )
-        speakers = [self._speaker(action, said) for action in actions]
+        speakers = [self._find_completion(action, said) for action in actions]
         chosen = await self._choose(actions, speakers, observation)
 
         completion = speakers[chosen] or Completion(said[0].prompt_ids, (), (), actions[chosen])
@@ -126,23 +136,23 @@ class Rescorer:
         said = []
         for number in range(seat.config.retrospex.candidates):
             seed = derive_seed(seat.seed, seat.task.id, seat.member, f"{step}.{number}")
-            sampling = replace(seat.sampling(step), seed=seed)
+            sampling = replace(seat.build_sampling(step), seed=seed)
             said.append(await seat.policy.generate(tuple(self.conversation.acting), sampling, seat.episode))
         return said
 
-    def _candidates(self, predicted: Sequence[str], observation: Observation) -> list[str]:
+    def _select_candidates(self, predicted: Sequence[str], observation: Observation) -> list[str]:
         """Different actions, at least one; no unreadable one if there is another."""
         settings = self.seating.config.retrospex
         readable = [action for action in predicted if action != NO_OP]
 
         def allowed(actions: Sequence[str]) -> list[str]:
-            return by_heuristics(actions, settings.heuristics, self.instruction, self.history)
+            return apply_heuristics(actions, settings.heuristics, self.instruction, self.history)
 
         if observation.actions:
-            return to_admissible(readable, allowed(observation.actions), settings.candidates, self.embedder)
+            return map_to_admissible(readable, allowed(observation.actions), settings.candidates, self.embedder)
         return allowed(list(dict.fromkeys(readable))) or [NO_OP]
 
-    def _speaker(self, action: str, said: Sequence[Completion]) -> Completion | None:
+    def _find_completion(self, action: str, said: Sequence[Completion]) -> Completion | None:
         """The first completion that the action was read from, if any."""
         rollout = self.seating.config.rollout
         kind = rollout.action_format, rollout.style
@@ -160,8 +170,10 @@ class Rescorer:
             bare = [c.token_ids if c and c.text.strip() == a else a for a, c in zip(actions, speakers, strict=True)]
             logprobs = await seat.policy.score(self.conversation.acting, bare)  # type: ignore[attr-defined]
             likelihoods = [math.exp(logprob) for logprob in logprobs]
-            advantages = self.critic.advantages(self.instruction, observation.text, actions, settings.score_clip)
-        chosen = best_candidate(likelihoods, advantages, weight)
+            advantages = self.critic.compute_advantages(
+                self.instruction, observation.text, actions, settings.score_clip
+            )
+        chosen = select_candidate(likelihoods, advantages, weight)
         self.journal({
             "task": seat.task.id, "member": seat.member, "step": step, "weight": weight, "actions": list(actions),
             "sampled": [c is not None for c in speakers], "likelihoods": likelihoods, "advantages": advantages,

@@ -23,7 +23,7 @@ CACHE_SIZE = 65536  # encoded texts remembered
 Column = Sequence[str]  # one field of B rows
 
 
-class GruReader(nn.Module):
+class GruEncoder(nn.Module):
     """Reads words: an embedding for all fields, and for each field a GRU whose last state stands for the text."""
 
     def __init__(self, vocabulary: Vocabulary, num_fields: int, embed_size: int, hidden_size: int) -> None:
@@ -42,7 +42,7 @@ class GruReader(nn.Module):
         return state
 
 
-class VectorReader(nn.Module):
+class EmbeddingEncoder(nn.Module):
     """Reads the vectors of an embedder, which is not trained: for each field one layer on top of it."""
 
     def __init__(self, embedder: Embedder, num_fields: int, hidden_size: int) -> None:
@@ -58,7 +58,7 @@ class VectorReader(nn.Module):
         return state
 
 
-MakeReader = Callable[[int], nn.Module]  # from a number of fields
+EncoderFactory = Callable[[int], nn.Module]  # from a number of fields
 
 
 class FieldNetwork(nn.Module):
@@ -85,7 +85,7 @@ class FieldNetwork(nn.Module):
 class CriticNetworks(nn.Module):
     """Twin Q(task, observation, action), V(task, observation), and the slow copy of Q that both learn from."""
 
-    def __init__(self, make_reader: MakeReader, hidden_size: int) -> None:
+    def __init__(self, make_reader: EncoderFactory, hidden_size: int) -> None:
         super().__init__()
         self.q = FieldNetwork(make_reader(ACTION_FIELDS), ACTION_FIELDS, hidden_size, num_heads=2)
         self.v = FieldNetwork(make_reader(STATE_FIELDS), STATE_FIELDS, hidden_size, num_heads=1)

@@ -12,8 +12,8 @@ import numpy as np
 
 from trailnotes.memory.retrieval import Embedder
 
-RECENT = 3  # actions that the rule `recent_actions` leaves out
-FOCUS = "focus on "
+NUM_RECENT = 3  # actions that the rule `recent_actions` leaves out
+FOCUS_PREFIX = "focus on "
 
 
 def policy_weight(step: int, decay: float, floor: float) -> float:
@@ -21,13 +21,13 @@ def policy_weight(step: int, decay: float, floor: float) -> float:
     return max(floor, decay**step)
 
 
-def min_max(values: Sequence[float]) -> list[float]:
+def min_max_normalize(values: Sequence[float]) -> list[float]:
     """Values moved to [0, 1]; all are 0.5 where they are equal, so that a single one does no harm."""
     low, high = min(values), max(values)
     return [(value - low) / (high - low) if high > low else 0.5 for value in values]
 
 
-def best_candidate(likelihoods: Sequence[float], advantages: Sequence[float], weight: float) -> int:
+def select_candidate(likelihoods: Sequence[float], advantages: Sequence[float], weight: float) -> int:
     """Index of the largest lambda p^ + (1 - lambda) q^, the first one if several are.
 
     Args:
@@ -35,12 +35,12 @@ def best_candidate(likelihoods: Sequence[float], advantages: Sequence[float], we
         advantages: Q(s, a) - V(s) of each action.
         weight: lambda, of the policy.
     """
-    pairs = zip(min_max(likelihoods), min_max(advantages), strict=True)
+    pairs = zip(min_max_normalize(likelihoods), min_max_normalize(advantages), strict=True)
     mixed = [weight * p + (1 - weight) * q for p, q in pairs]
     return mixed.index(max(mixed))
 
 
-def to_admissible(predicted: Sequence[str], admissible: Sequence[str], num: int, embedder: Embedder) -> list[str]:
+def map_to_admissible(predicted: Sequence[str], admissible: Sequence[str], num: int, embedder: Embedder) -> list[str]:
     """Up to `num` admissible actions: those that were predicted, then those most like all predictions together.
 
     Args:
@@ -58,7 +58,7 @@ def to_admissible(predicted: Sequence[str], admissible: Sequence[str], num: int,
     return (exact + others)[:num]
 
 
-def by_heuristics(
+def apply_heuristics(
     actions: Sequence[str], heuristics: Collection[str], instruction: str, history: Sequence[str]
 ) -> list[str]:
     """What the named rules of the release leave of `actions`; all of them where nothing would be left.
@@ -67,7 +67,11 @@ def by_heuristics(
     """
     left = list(actions)
     if "recent_actions" in heuristics:
-        left = [action for action in left if action not in history[-RECENT:]]
+        left = [action for action in left if action not in history[-NUM_RECENT:]]
     if "focus_named" in heuristics:
-        left = [a for a in left if not a.startswith(FOCUS) or a.removeprefix(FOCUS).lower() in instruction.lower()]
+        left = [
+            a
+            for a in left
+            if not a.startswith(FOCUS_PREFIX) or a.removeprefix(FOCUS_PREFIX).lower() in instruction.lower()
+        ]
     return left or list(actions)

@@ -18,7 +18,7 @@ from trailnotes.config.schema import OptimConfig
 from trailnotes.learner.optimizer import MasterAdamW
 from trailnotes.seeds import derive_seed
 
-Report = Callable[[float, dict[str, float]], None]
+ProgressCallback = Callable[[float, dict[str, float]], None]
 
 
 def expectile_loss(difference: Tensor, expectile: float) -> Tensor:
@@ -33,7 +33,7 @@ def td_target(rewards: Tensor, terminated: Tensor, next_values: Tensor, gamma: f
 
 
 @torch.no_grad()
-def follow(target: nn.Module, source: nn.Module, rate: float) -> None:
+def soft_update(target: nn.Module, source: nn.Module, rate: float) -> None:
     """Move the target a share `rate` of the way to its source."""
     for slow, fast in zip(target.parameters(), source.parameters(), strict=True):
         slow.lerp_(fast, rate)
@@ -47,7 +47,7 @@ class IQL:
         plain_adam = OptimConfig(lr=settings.lr, weight_decay=0.0)
         self._v_adam, self._q_adam = MasterAdamW(networks.v, plain_adam), MasterAdamW(networks.q, plain_adam)
 
-    def run_epoch(self, data: Sequence[Transition], epoch: int, progress: Report) -> dict[str, float]:
+    def run_epoch(self, data: Sequence[Transition], epoch: int, progress: ProgressCallback) -> dict[str, float]:
         """One pass; its mean losses. `progress` hears of epochs done and losses so far, after each step."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "critic", epoch))
         order = torch.randperm(len(data), generator=generator).tolist()
@@ -64,18 +64,18 @@ class IQL:
 
     def _step(self, batch: Sequence[Transition]) -> tuple[float, float]:
         """V, then Q, then the target: the order of the release."""
-        networks, settings, rows = self.networks, self.settings, _Batch.of(batch)
+        networks, settings, rows = self.networks, self.settings, _TransitionBatch.from_transitions(batch)
         with torch.no_grad():
             wanted = networks.target_q(rows.tasks, rows.observations, rows.actions)
         v_loss = expectile_loss(wanted - networks.value(rows.tasks, rows.observations), settings.expectile)
-        _descend(self._v_adam, v_loss)
+        _optimizer_step(self._v_adam, v_loss)
         with torch.no_grad():
             after = networks.value(rows.tasks, rows.next_observations)
             target = td_target(rows.rewards, rows.terminated, after, settings.gamma)
         both = networks.q(rows.tasks, rows.observations, rows.actions)
         q_loss = (both - target[:, None]).square().mean()  # of each head: through `min` one of them would learn nothing
-        _descend(self._q_adam, q_loss)
-        follow(networks.target, networks.q, settings.target_rate)
+        _optimizer_step(self._q_adam, q_loss)
+        soft_update(networks.target, networks.q, settings.target_rate)
         return float(v_loss.detach()), float(q_loss.detach())
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -98,14 +98,14 @@ class IQL:
         self.networks.target.load_state_dict(part("target."))
 
 
-def _descend(adam: MasterAdamW, loss: Tensor) -> None:
+def _optimizer_step(adam: MasterAdamW, loss: Tensor) -> None:
     adam.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     adam.step(1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
+class _TransitionBatch:
     """B transitions by column."""
 
     tasks: list[str]
@@ -116,7 +116,7 @@ class _Batch:
     terminated: Tensor  # (B,) bool
 
     @classmethod
-    def of(cls, steps: Sequence[Transition]) -> _Batch:
+    def from_transitions(cls, steps: Sequence[Transition]) -> _TransitionBatch:
         return cls(
             [step.task for step in steps],
             [step.observation for step in steps],

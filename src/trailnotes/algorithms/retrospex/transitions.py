@@ -24,10 +24,10 @@ from trailnotes.types import Task, Trajectory
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config
 
-Reward = Literal["raw", "spread"]
-Failure = Literal["raw", "floor0", "last_positive"]
+RewardRule = Literal["raw", "spread"]
+FailureRule = Literal["raw", "floor0", "last_positive"]
 
-FILES = ("trajectories.jsonl", "episodes.jsonl", "trial-*.jsonl")  # of a run, an evaluation, an adaptation
+EPISODE_FILES = ("trajectories.jsonl", "episodes.jsonl", "trial-*.jsonl")  # of a run, an evaluation, an adaptation
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def read_episodes(places: Iterable[str | Path]) -> Iterator[Trajectory]:
         RunError: a damaged line, by number.
     """
     for place in places:
-        for file in episode_files(Path(place)):
+        for file in find_episode_files(Path(place)):
             for record in read_jsonl(file):
                 trajectory = trajectory_from_json(record)
                 if trajectory.outcome != "error":
@@ -62,11 +62,13 @@ def read_episodes(places: Iterable[str | Path]) -> Iterator[Trajectory]:
 
 def read_games(places: Iterable[str | Path]) -> list[Task]:
     """The games of all episodes in `places`, each once. Raises as `read_episodes` does."""
-    records = (record["task"] for place in places for file in episode_files(Path(place)) for record in read_jsonl(file))
+    records = (
+        record["task"] for place in places for file in find_episode_files(Path(place)) for record in read_jsonl(file)
+    )
     return list({task.id: task for task in (Task(**record) for record in records)}.values())
 
 
-def games_learned_from(config: Config) -> list[Task]:
+def load_critic_games(config: Config) -> list[Task]:
     """The games that the critic of a run has learned from, or will.
 
     Raises:
@@ -86,7 +88,7 @@ def games_learned_from(config: Config) -> list[Task]:
     return [Task(**game) for game in games]
 
 
-def episode_files(place: Path) -> list[Path]:
+def find_episode_files(place: Path) -> list[Path]:
     """The files of episodes in a directory: the first kind of `FILES` that is there.
 
     Raises:
@@ -94,13 +96,15 @@ def episode_files(place: Path) -> list[Path]:
     """
     if place.is_file():
         return [place]
-    for pattern in FILES:
+    for pattern in EPISODE_FILES:
         if found := sorted(place.glob(pattern)):
             return found
-    raise ConfigError(f"{place} holds no episodes ({', '.join(FILES)}): name the directory of a run that has played")
+    raise ConfigError(
+        f"{place} holds no episodes ({', '.join(EPISODE_FILES)}): name the directory of a run that has played"
+    )
 
 
-def read_transitions(places: Iterable[str | Path], reward: Reward, failure: Failure) -> list[Transition]:
+def read_transitions(places: Iterable[str | Path], reward: RewardRule, failure: FailureRule) -> list[Transition]:
     """All steps of all good episodes, in the order of the files.
 
     Raises:
@@ -108,18 +112,18 @@ def read_transitions(places: Iterable[str | Path], reward: Reward, failure: Fail
     """
     places = list(places)
     episodes = enumerate(read_episodes(places))
-    found = [step for number, episode in episodes for step in transitions_of(episode, number, reward, failure)]
+    found = [step for number, episode in episodes for step in build_transitions(episode, number, reward, failure)]
     if not found:
         raise ConfigError(f"no step of a good episode in {', '.join(map(str, places)) or 'no directory'}")
     return found
 
 
-def transitions_of(episode: Trajectory, number: int, reward: Reward, failure: Failure) -> list[Transition]:
+def build_transitions(episode: Trajectory, number: int, reward: RewardRule, failure: FailureRule) -> list[Transition]:
     """The steps of one episode; `number` tells episodes apart."""
     if not episode.steps:
         return []
     observations = [step.observation.text for step in episode.steps] + [episode.final_observation.text]
-    rewards = shaped_rewards([step.reward for step in episode.steps], reward, failure)
+    rewards = shape_rewards([step.reward for step in episode.steps], reward, failure)
     last = len(rewards) - 1
     return [
         Transition(
@@ -137,7 +141,7 @@ def transitions_of(episode: Trajectory, number: int, reward: Reward, failure: Fa
     ]
 
 
-def shaped_rewards(rewards: Sequence[float], reward: Reward, failure: Failure) -> list[float]:
+def shape_rewards(rewards: Sequence[float], reward: RewardRule, failure: FailureRule) -> list[float]:
     """The rewards of one episode by the named rules; the score is their running sum.
 
     A negative final score stays (`raw`), becomes 0 (`floor0`), or the last positive one before it, 0 if there was none
@@ -154,14 +158,14 @@ def shaped_rewards(rewards: Sequence[float], reward: Reward, failure: Failure) -
     return [score / len(shaped)] * len(shaped) if reward == "spread" else shaped
 
 
-def held_out_tasks(task_ids: Iterable[str], share: float, seed: int) -> frozenset[str]:
+def select_held_out_tasks(task_ids: Iterable[str], share: float, seed: int) -> frozenset[str]:
     """The tasks kept apart: `share` of them, at least one if `share` > 0 and another is left to learn from."""
     names = sorted(set(task_ids), key=lambda name: (derive_seed(seed, "held out", name), name))
     wanted = max(1, round(share * len(names))) if share else 0
     return frozenset(names[: min(wanted, len(names) - 1)])
 
 
-def fingerprint(transitions: Sequence[Transition]) -> str:
+def compute_fingerprint(transitions: Sequence[Transition]) -> str:
     """A hash of all that a critic could learn from."""
     digest = hashlib.sha256()
     for step in transitions:

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 WORD = re.compile(r"\w+|[^\w\s]")
-MAX_KNOWN = 8192  # words with an id of their own; as many entries as the release's SentencePiece vocabulary
+MAX_KNOWN_WORDS = 8192  # words with an id of their own; as many entries as the release's SentencePiece vocabulary
 NUM_HASHED = 256  # ids that all other words share
-MAX_WORDS = 256  # of a text; what follows is not read
-EMPTY = 0  # stands for a text without words
+MAX_TEXT_WORDS = 256  # of a text; what follows is not read
+EMPTY_ID = 0  # stands for a text without words
 
 
 class Vocabulary:
@@ -25,13 +25,13 @@ class Vocabulary:
         self._ids = {word: 1 + index for index, word in enumerate(self.known)}
 
     @classmethod
-    def of(cls, texts: Iterable[str]) -> Vocabulary:
+    def from_texts(cls, texts: Iterable[str]) -> Vocabulary:
         """The most frequent words of `texts`, ties in the order of the alphabet."""
         counts: Counter[str] = Counter()
         for text in texts:
-            counts.update(_words(text))
+            counts.update(_split_words(text))
         ranked = sorted(counts, key=lambda word: (-counts[word], word))
-        return cls(ranked[:MAX_KNOWN])
+        return cls(ranked[:MAX_KNOWN_WORDS])
 
     @property
     def size(self) -> int:
@@ -40,12 +40,12 @@ class Vocabulary:
 
     def encode(self, text: str) -> list[int]:
         """At least one id, at most `MAX_WORDS`."""
-        ids = [self._ids.get(word) or self._hashed(word) for word in _words(text)[:MAX_WORDS]]
-        return ids or [EMPTY]
+        ids = [self._ids.get(word) or self._hash_word(word) for word in _split_words(text)[:MAX_TEXT_WORDS]]
+        return ids or [EMPTY_ID]
 
-    def _hashed(self, word: str) -> int:
+    def _hash_word(self, word: str) -> int:
         return 1 + len(self.known) + zlib.crc32(word.encode("utf-8", "replace")) % NUM_HASHED
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     return WORD.findall(text.lower())

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, argument
 from trailnotes.commands.memory import sharing
-from trailnotes.commands.memory.sharing import EMBEDDER, settings_of
+from trailnotes.commands.memory.sharing import EMBEDDER_ARGUMENT, load_memory_settings
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.reporting.terminal import printable
+from trailnotes.reporting.terminal import escape_unprintable
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -30,7 +30,7 @@ _NAMESPACE = argument("--namespace", metavar="TASK", help="only the tips of this
 
 
 @contextmanager
-def _store(args: Namespace) -> Iterator[TipStore]:
+def _open_store(args: Namespace) -> Iterator[TipStore]:
     from trailnotes.memory.exchange import open_store
 
     store = open_store(args.place)
@@ -44,27 +44,27 @@ def _list(args: Namespace) -> None:
     from trailnotes.memory.exchange import list_tips
 
     few_letters = not (sys.stdout.encoding or "").lower().startswith("utf")
-    with _store(args) as store:
+    with _open_store(args) as store:
         for tip in list_tips(store, args.namespace, limit=args.limit, by=args.by, retired=args.retired):
-            mark = store.retirements(tip.id).get(tip.id or 0) if args.retired else None
+            mark = store.load_retirements(tip.id).get(tip.id or 0) if args.retired else None
             if args.json:
                 why = {"retirement": mark._asdict()} if mark else {}
                 print(json.dumps(asdict(tip) | why, ensure_ascii=few_letters))
             else:
-                (readers,) = store.readers(tip.id).values() if args.by == "worth" else (None,)
+                (readers,) = store.load_reader_stats(tip.id).values() if args.by == "worth" else (None,)
                 worth = f"worth {readers.worth:+.2f}  " if readers else ""
-                print(_line(tip, worth + (f"{_why(mark)}  " if mark else "")))
+                print(_format_tip(tip, worth + (f"{_format_retirement(mark)}  " if mark else "")))
 
 
 def _show(args: Namespace) -> None:
-    from trailnotes.memory.exchange import show_tip
+    from trailnotes.memory.exchange import require_tip
 
-    with _store(args) as store:
-        tip, written = show_tip(store, args.id), store.sequence
-        (readers,) = store.readers(args.id).values()
-        mark, joined = store.retirements(args.id).get(args.id), store.merged_into(args.id)
+    with _open_store(args) as store:
+        tip, written = require_tip(store, args.id), store.sequence
+        (readers,) = store.load_reader_stats(args.id).values()
+        mark, joined = store.load_retirements(args.id).get(args.id), store.find_merged_tips(args.id)
     for name, value in asdict(tip).items():
-        print(printable(f"{name:<10} {value}"))
+        print(escape_unprintable(f"{name:<10} {value}"))
     if readers.shown:
         mean = readers.earned / readers.shown
         print(f"{'readers':<10} {readers.shown} episodes, which earned {mean:.2g} of 1 on average")
@@ -73,21 +73,23 @@ def _show(args: Namespace) -> None:
         gain = readers.gained / readers.compared
         print(f"{'gain':<10} {gain:+.2g}, mean of {readers.compared} readers less members that did not read it")
     if readers.measured:
-        lead = f"{readers.anyway:.2g} as often without tips as with them ({readers.lead:+.2g} nats)"
+        lead = f"{readers.tip_free_ratio:.2g} as often without tips as with them ({readers.lead:+.2g} nats)"
         print(f"{'anyway':<10} what {readers.measured} readers who did well did: {lead}")
     if mark is not None:
-        print(f"{'retired':<10} {_why(mark)}, at write {mark.write} of {written}{f' on {mark.on}' * bool(mark.on)}")
+        print(
+            f"{'retired':<10} {_format_retirement(mark)}, at write {mark.write} of {written}{f' on {mark.on}' * bool(mark.on)}"
+        )
     if joined:
         print(f"{'merged':<10} with it: tip {', tip '.join(map(str, joined))}")
-    print("".join(f"{'read by':<10} {line}\n" for line in _episodes(args.place, tip)), end="")
+    print("".join(f"{'read by':<10} {line}\n" for line in _iter_episode_lines(args.place, tip)), end="")
 
 
-def _why(mark: Retirement) -> str:
+def _format_retirement(mark: Retirement) -> str:
     """What has retired a tip."""
-    return printable(f"{mark.rule} ({mark.by})")
+    return escape_unprintable(f"{mark.rule} ({mark.by})")
 
 
-def _episodes(place: Path, tip: Tip) -> Iterator[str]:
+def _iter_episode_lines(place: Path, tip: Tip) -> Iterator[str]:
     """A line for each episode of the run that was shown `tip`, as its text is now."""
     from trailnotes.runs.directory import TRAJECTORIES
     from trailnotes.storage.files import read_jsonl
@@ -98,44 +100,44 @@ def _episodes(place: Path, tip: Tip) -> Iterator[str]:
             won = "success" if record["success"] else "no success"
             episode = f"{record['task']['id']}, member {record['member']}"
             line = f"iteration {record['iteration']}: {episode}: {won}, {record['score']:g}/{record['max_score']:g}"
-            yield printable(line)
+            yield escape_unprintable(line)
 
 
 def _search(args: Namespace) -> None:
     from trailnotes.memory.exchange import search_tips
 
-    with _store(args) as store:
+    with _open_store(args) as store:
         found = search_tips(store, args.namespace, args.query, args.top_k, scope=args.scope, embedder=args.embedder)
     for tip, similarity in found:
-        print(_line(tip, f"similarity {similarity:.3f}  "))
+        print(_format_tip(tip, f"similarity {similarity:.3f}  "))
     if not found:
         print(f"all tips of {args.namespace} are off or retired: `trailnotes memory enable` lets them be found")
 
 
 def _stats(args: Namespace) -> None:
-    with _store(args) as store:
+    with _open_store(args) as store:
         for name, value in store.stats().items():
             print(f"{name:<12} {value:.0f}")
-        for namespace, count in store.namespaces().items():
-            print(printable(f"  {count:>6} {namespace}"))
+        for namespace, count in store.count_by_namespace().items():
+            print(escape_unprintable(f"  {count:>6} {namespace}"))
 
 
 def _export(args: Namespace) -> None:
     from trailnotes.memory.exchange import export_tips
 
-    with _store(args) as store:
+    with _open_store(args) as store:
         print(f"{export_tips(store, args.file, args.namespace)} tips written to {args.file}")
 
 
-def _progress(stack: ExitStack, title: str) -> Callable[[int, int], None]:
+def _make_progress(stack: ExitStack, title: str) -> Callable[[int, int], None]:
     """Shows how many of how many are through, until `stack` ends; nothing where all are through at once."""
-    from trailnotes.runs.console import Bar
+    from trailnotes.runs.console import ProgressBar
 
-    bars: list[Bar] = []
+    bars: list[ProgressBar] = []
 
     def tell(done: int, total: int) -> None:
         if not bars and done < total:
-            bars.append(stack.enter_context(Bar(total, title)))
+            bars.append(stack.enter_context(ProgressBar(total, title)))
         for bar in bars:
             bar.update(done, label=f"{done:,}/{total:,}")
 
@@ -145,12 +147,12 @@ def _progress(stack: ExitStack, title: str) -> Callable[[int, int], None]:
 def _import(args: Namespace) -> None:
     from trailnotes.memory.exchange import import_tips
 
-    settings = settings_of(args.place, args.embedder)
-    with _store(args) as store, ExitStack() as stack:
-        before = store.retirements()
-        progress = _progress(stack, "importing tips")
+    settings = load_memory_settings(args.place, args.embedder)
+    with _open_store(args) as store, ExitStack() as stack:
+        before = store.load_retirements()
+        progress = _make_progress(stack, "importing tips")
         result = import_tips(store, args.file, enable=args.enable, config=settings, progress=progress)
-        gone = len(store.retirements().keys() - before.keys())
+        gone = len(store.load_retirements().keys() - before.keys())
     state = "enabled" if args.enable else "off until `trailnotes memory enable`"
     print(f"{result.added} tips imported ({state}), {result.known} were known")
     if gone:
@@ -161,13 +163,13 @@ def _import(args: Namespace) -> None:
 def _add(args: Namespace) -> None:
     from trailnotes.memory.exchange import add_tip
 
-    with _store(args) as store:
-        first = args.namespace not in store.namespaces()
+    with _open_store(args) as store:
+        first = args.namespace not in store.count_by_namespace()
         tip = add_tip(
             store, args.namespace, args.text,
-            key=args.key, score=args.score, enabled=not args.off, config=settings_of(args.place, args.embedder),
+            key=args.key, score=args.score, enabled=not args.off, config=load_memory_settings(args.place, args.embedder),
         )  # fmt: skip
-    print(_line(tip))
+    print(_format_tip(tip))
     if first:
         print(f"it is the first tip of {args.namespace}: check the name, under another one no task will find it")
 
@@ -175,14 +177,14 @@ def _add(args: Namespace) -> None:
 def _edit(args: Namespace) -> None:
     from trailnotes.memory.exchange import edit_tip
 
-    with _store(args) as store:
-        print(_line(edit_tip(store, args.id, args.text, score=args.score)))
+    with _open_store(args) as store:
+        print(_format_tip(edit_tip(store, args.id, args.text, score=args.score)))
 
 
 def _delete(args: Namespace) -> None:
     from trailnotes.memory.exchange import delete_tips
 
-    with _store(args) as store:
+    with _open_store(args) as store:
         print(f"{delete_tips(store, args.ids)} tips deleted")
 
 
@@ -191,31 +193,33 @@ def _enable(args: Namespace) -> None:
 
     if bool(args.ids) == args.all:
         raise ConfigError("name the tips: give either IDs or --all")
-    with _store(args) as store:
+    with _open_store(args) as store:
         on = not args.off
         changed = enable_all(store, enabled=on) if args.all else enable_tips(store, args.ids, enabled=on)
         print(f"{changed} tips {'enabled' if on else 'disabled'}")
         if on:
-            named = (tip.namespace for tip_id in args.ids if (tip := store.tip(tip_id)))
+            named = (tip.namespace for tip_id in args.ids if (tip := store.get_tip(tip_id)))
             with suppress(RunError):  # of settings that cannot be read; the tips are on all the same
-                _say_what_is_too_much(store, store.sizes() if args.all else dict.fromkeys(named), args.place)
+                _warn_over_capacity(store, store.sizes() if args.all else dict.fromkeys(named), args.place)
 
 
-def _say_what_is_too_much(store: TipStore, namespaces: Iterable[str], place: Path) -> None:
+def _warn_over_capacity(store: TipStore, namespaces: Iterable[str], place: Path) -> None:
     """Those who switch tips on hear that these stay only until the next ones are written."""
-    from trailnotes.memory.eviction import crowded
+    from trailnotes.memory.eviction import find_over_capacity
 
-    settings = settings_of(place)
-    if excess := sum(excess for _, excess in crowded(store, namespaces, settings)):
+    settings = load_memory_settings(place)
+    if excess := sum(excess for _, excess in find_over_capacity(store, namespaces, settings)):
         print(
             f"that is {excess} more than memory.capacity = {settings.capacity} lets be on: when the run writes more, "
             f"as many are retired (memory.retire = {settings.retire})"
         )
 
 
-def _line(tip: Tip, measured: str = "") -> str:
+def _format_tip(tip: Tip, measured: str = "") -> str:
     marks = "".join([" imported" * tip.imported, " off" * (not tip.enabled), f" x{tip.support}" * (tip.support > 1)])
-    return printable(f"{tip.id or 0:>6}  {measured}{tip.score:g}/{tip.max_score:g}  {tip.namespace}{marks}  {tip.text}")
+    return escape_unprintable(
+        f"{tip.id or 0:>6}  {measured}{tip.score:g}/{tip.max_score:g}  {tip.namespace}{marks}  {tip.text}"
+    )
 
 
 COMMANDS = (
@@ -276,7 +280,7 @@ COMMANDS = (
                 default="task",
                 help="whose tips: the task's own, or as a run with this memory.scope finds them",
             ),
-            EMBEDDER,
+            EMBEDDER_ARGUMENT,
         ),
     ),
     Command(
@@ -316,7 +320,7 @@ COMMANDS = (
                 help="one tip a line, as `memory export` writes them; or a memory file, or a run directory",
             ),
             argument("--enable", action="store_true", help="let them be retrieved at once"),
-            EMBEDDER,
+            EMBEDDER_ARGUMENT,
         ),
     ),
     Command(
@@ -342,7 +346,7 @@ COMMANDS = (
                 "--key", metavar="TEXT", help="what it is found by, such as an observation; by default its own text"
             ),
             argument("--off", action="store_true", help="do not show it yet"),
-            EMBEDDER,
+            EMBEDDER_ARGUMENT,
         ),
     ),
     Command(

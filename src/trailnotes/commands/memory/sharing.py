@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, argument
-from trailnotes.errors import ConfigError, MissingExtraError, how_to_install, missing_package
-from trailnotes.reporting.terminal import printable
+from trailnotes.errors import ConfigError, MissingExtraError, find_missing_module, format_install_command
+from trailnotes.reporting.terminal import escape_unprintable
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -23,36 +23,36 @@ if TYPE_CHECKING:
     from trailnotes.config.memory_schema import MemoryConfig
     from trailnotes.types import Tip
 
-TOKEN = "TRAILNOTES_MCP_TOKEN"  # noqa: S105 (the variable that holds one)
-EMBEDDER = argument(
+TOKEN_VARIABLE = "TRAILNOTES_MCP_TOKEN"  # noqa: S105 (the variable that holds one)
+EMBEDDER_ARGUMENT = argument(
     "--embedder", metavar="NAME", default="",
     help="the embedder of the memory, where it is neither hashing nor minilm: a model that you trust, or "
     "openai:NAME@URL with the key in TRAILNOTES_EMBEDDER_KEY; where openai:NAME is, OPENAI_BASE_URL says as well",
 )  # fmt: skip
-SOURCE = "a run directory, a memory file, or a file that `memory export` wrote"
+SOURCE_HELP = "a run directory, a memory file, or a file that `memory export` wrote"
 
 
-def settings_of(place: Path, embedder: str = "") -> MemoryConfig:
+def load_memory_settings(place: Path, embedder: str = "") -> MemoryConfig:
     """Read the memory settings of the run that a memory belongs to, by `seen_by`; the default ones where it is none's.
 
     `embedder` is the one that the user has named.
     """
     from trailnotes.config.memory_schema import MemoryConfig
 
-    return (_run_settings(place) or MemoryConfig()).seen_by(embedder)
+    return (_load_run_settings(place) or MemoryConfig()).with_embedder(embedder)
 
 
-def _run_settings(place: Path) -> MemoryConfig | None:
-    from trailnotes.runs.directory import run_config
+def _load_run_settings(place: Path) -> MemoryConfig | None:
+    from trailnotes.runs.directory import load_run_config
 
     run = place if place.is_dir() else place.parent
-    return run_config(run).memory if (run / "config.toml").is_file() else None
+    return load_run_config(run).memory if (run / "config.toml").is_file() else None
 
 
 def _new(args: Namespace) -> None:
-    from trailnotes.memory.exchange import new_store
+    from trailnotes.memory.exchange import create_store
 
-    new_store(args.file, args.embedder).close()
+    create_store(args.file, args.embedder).close()
     print(f"{args.file} is there, without tips, for vectors of {args.embedder}")
 
 
@@ -64,14 +64,14 @@ def _merge(args: Namespace) -> None:
 
 
 def _diff(args: Namespace) -> None:
-    from trailnotes.memory.merging import changes, differences
+    from trailnotes.memory.merging import diff_fields, diff_tips
     from trailnotes.memory.tipfile import read_tips
 
     sides = [read_tips(args.here), read_tips(args.there)]
     if args.namespace is not None:
         sides = [[tip for tip in tips if tip.namespace == args.namespace] for tips in sides]
-    found = differences(*sides)
-    changed = [(ours, changes(ours, theirs)) for ours, theirs in found.changed]
+    found = diff_tips(*sides)
+    changed = [(ours, diff_fields(ours, theirs)) for ours, theirs in found.changed]
     if args.json:
         for name, tips in (("only_here", found.only_here), ("only_there", found.only_there)):
             for tip in tips:
@@ -81,26 +81,26 @@ def _diff(args: Namespace) -> None:
         return
     for sign, tips in (("-", found.only_here), ("+", found.only_there)):
         for tip in tips:
-            print(f"{sign} {_told(tip)}")
+            print(f"{sign} {_format_tip(tip)}")
     for tip, fields in changed:
-        print(f"~ {_told(tip)}: {_what(fields)}")
+        print(f"~ {_format_tip(tip)}: {_format_changes(fields)}")
     print(
         f"{len(found.only_here)} only in {args.here}, {len(found.only_there)} only in {args.there}, {len(changed)} "
         f"changed, {found.same} the same"
     )
 
 
-def _told(tip: Tip) -> str:
-    return printable(f"{tip.namespace}  {tip.text}")
+def _format_tip(tip: Tip) -> str:
+    return escape_unprintable(f"{tip.namespace}  {tip.text}")
 
 
-def _what(fields: Mapping[str, tuple[object, object]]) -> str:
+def _format_changes(fields: Mapping[str, tuple[object, object]]) -> str:
     return ", ".join(f"{name} {here!a} -> {there!a}" for name, (here, there) in fields.items())
 
 
 def _serve(args: Namespace) -> None:
-    if package := missing_package("mcp"):
-        raise MissingExtraError(f"the protocol needs the package {package}: {how_to_install('mcp')}")
+    if package := find_missing_module("mcp"):
+        raise MissingExtraError(f"the protocol needs the package {package}: {format_install_command('mcp')}")
     if args.rate < 1:
         raise ConfigError(f"--rate {args.rate} allows no call: give 1 or more calls a minute")
     if args.off and not args.write:
@@ -108,23 +108,25 @@ def _serve(args: Namespace) -> None:
     from trailnotes.config.memory_schema import MemoryConfig
     from trailnotes.memory.exchange import open_store
     from trailnotes.memory.mcp.server import make_app, serve_stdio
-    from trailnotes.memory.mcp.tools import Rules, Toolbox
-    from trailnotes.memory.retrieval import embedder_for
-    from trailnotes.memory.schema import Identity
-    from trailnotes.memory.tipfile import file_of
+    from trailnotes.memory.mcp.tools import AccessRules, Toolbox
+    from trailnotes.memory.retrieval import load_file_embedder
+    from trailnotes.memory.schema import EmbedderIdentity
+    from trailnotes.memory.tipfile import resolve_memory_file
     from trailnotes.memory.tips import TipMemory
 
-    settings, new = settings_of(args.place, args.embedder), None
-    if args.write and not file_of(args.place).exists():
-        new = embedder_for((_run_settings(args.place) or settings).embedder, settings.embedder)
-    with open_store(args.place, Identity(new.name, new.dim) if new else None) as store:
-        rules = Rules(
+    settings, new = load_memory_settings(args.place, args.embedder), None
+    if args.write and not resolve_memory_file(args.place).exists():
+        new = load_file_embedder((_load_run_settings(args.place) or settings).embedder, settings.embedder)
+    with open_store(args.place, EmbedderIdentity(new.name, new.dim) if new else None) as store:
+        rules = AccessRules(
             write=args.write, namespace=args.namespace, enabled=not args.off,
             capacity=settings.capacity, scope=settings.scope, per_minute=args.rate,
         )  # fmt: skip
         # A task that is full takes no more by the rules; the memory itself would let the oldest go.
         unbound = MemoryConfig(threshold=-1, capacity=sys.maxsize)
-        toolbox = Toolbox(TipMemory(store, new or embedder_for(store.identity.name, args.embedder), unbound), rules)
+        toolbox = Toolbox(
+            TipMemory(store, new or load_file_embedder(store.identity.name, args.embedder), unbound), rules
+        )
         if args.port is None:
             serve_stdio(toolbox)
         else:
@@ -134,13 +136,13 @@ def _serve(args: Namespace) -> None:
 def _serve_http(make_app: Callable[[str], ASGIApp], port: int) -> None:
     import secrets
 
-    from trailnotes.web.serving import address_of, listening, serve
+    from trailnotes.web.serving import format_url, open_listener, serve
 
-    given = os.environ.get(TOKEN, "").strip()
+    given = os.environ.get(TOKEN_VARIABLE, "").strip()
     token = given or secrets.token_urlsafe(18)
-    told = f"the token in {TOKEN}" if given else f"Authorization: Bearer {token}"
-    with listening("127.0.0.1", port) as door:
-        ready = f"ready: {address_of(door)}/mcp with {told}"
+    told = f"the token in {TOKEN_VARIABLE}" if given else f"Authorization: Bearer {token}"
+    with open_listener("127.0.0.1", port) as door:
+        ready = f"ready: {format_url(door)}/mcp with {told}"
         serve(make_app(token), door, lambda: print(ready, flush=True), lifespan=True)
 
 
@@ -167,7 +169,7 @@ COMMANDS = (
         run=_merge,
         arguments=(
             argument("out", type=Path, metavar="FILE", help="the memory file to write, which is not there yet"),
-            argument("sources", type=Path, metavar="SOURCE", nargs="+", help=SOURCE),
+            argument("sources", type=Path, metavar="SOURCE", nargs="+", help=SOURCE_HELP),
             argument(
                 "--embedder",
                 metavar="NAME",
@@ -185,7 +187,7 @@ COMMANDS = (
         example="trailnotes memory diff runs/smoke tips.jsonl",
         run=_diff,
         arguments=(
-            argument("here", type=Path, metavar="HERE", help=SOURCE),
+            argument("here", type=Path, metavar="HERE", help=SOURCE_HELP),
             argument("there", type=Path, metavar="THERE", help="another one"),
             argument("--namespace", metavar="TASK", help="only the tips of this task"),
             argument("--json", action="store_true", help="one JSON object a line, with all fields, without the sums"),
@@ -197,7 +199,7 @@ COMMANDS = (
         about="Speak the Model Context Protocol, so that any agent that does can list tasks, search tips and read "
         "them; with --write it can add some, marked with its name. Over standard input and output, as agents start "
         "it; or with --port over streamable HTTP on this machine, for those who say the token that is printed (or that "
-        f"in {TOKEN}). Tips that are off are never told. Needs the extra `mcp`.",
+        f"in {TOKEN_VARIABLE}). Tips that are off are never told. Needs the extra `mcp`.",
         example="trailnotes memory serve runs/smoke --write",
         run=_serve,
         arguments=(
@@ -209,7 +211,7 @@ COMMANDS = (
             argument("--off", action="store_true", help="what they add waits for `memory enable`"),
             argument("--namespace", metavar="TASK", help="only the tips of this task"),
             argument("--port", type=int, metavar="N", help="serve over HTTP there; 0 takes a free port"),
-            EMBEDDER,
+            EMBEDDER_ARGUMENT,
             argument("--rate", type=int, metavar="N", default=120, help="calls a minute, of all clients (120)"),
         ),
     ),

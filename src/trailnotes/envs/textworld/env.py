@@ -13,25 +13,25 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from trailnotes.envs.base import imperative
+from trailnotes.envs.base import strip_intent
 from trailnotes.envs.textworld.interpreter import (
-    Answer,
-    Position,
-    cached_game,
+    GameAnswer,
+    GamePosition,
+    build_cached_game,
     clean_answer,
-    one_line,
-    open_story,
-    play,
+    get_textworld_version,
+    open_interpreter,
+    play_command,
+    require_complete_game,
     require_textworld,
-    require_whole_game,
-    textworld_version,
+    sanitize_action,
 )
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 
 SPLITS = ("train", "validation", "test")
 _SEEDS_PER_SPLIT = 100_000
-_SWITCH = (False, True)
+_BOOLEANS = (False, True)
 
 # Settings of each generator with what they may be; the first is the default.
 GENERATORS: dict[str, dict[str, Collection[Any]]] = {
@@ -41,10 +41,10 @@ GENERATORS: dict[str, dict[str, Collection[Any]]] = {
         "recipe": range(1, 6),
         "take": range(6),
         "go": (1, 6, 9, 12),
-        "open": _SWITCH,
-        "cook": _SWITCH,
-        "cut": _SWITCH,
-        "drop": _SWITCH,
+        "open": _BOOLEANS,
+        "cook": _BOOLEANS,
+        "cut": _BOOLEANS,
+        "drop": _BOOLEANS,
         "recipe_seed": range(2**31),
     },
     "simple": {"rewards": ("dense", "balanced", "sparse"), "goal": ("detailed", "brief", "none")},
@@ -78,11 +78,11 @@ class TextWorldEnv:
         """
         if max_steps < 1:
             raise ConfigError(f"max_steps must be at least 1, got {max_steps}")
-        _check_source(**task_options)
+        _validate_source(**task_options)
         self._offers_actions = actions
         self._max_steps = max_steps
         self._folder = Path(cache_dir) if cache_dir else None
-        self._game: _Game | None = None
+        self._game: _GameSession | None = None
         self._steps_left = 0
         self._score = 0
         self._max_score = 1.0
@@ -101,9 +101,9 @@ class TextWorldEnv:
         if split not in SPLITS:
             raise ConfigError(f"unknown split {split!r}; use one of {', '.join(SPLITS)}")
         source = {key: value for key, value in options.items() if key not in ("actions", "max_steps", "cache_dir")}
-        path, generator, num_games, dataset_seed, settings = _check_source(**source)
+        path, generator, num_games, dataset_seed, settings = _validate_source(**source)
         if path:
-            return _file_tasks(split, Path(path))
+            return _list_file_tasks(split, Path(path))
         first = (dataset_seed * len(SPLITS) + SPLITS.index(split)) * _SEEDS_PER_SPLIT
         family = "textworld/" + "-".join([generator, *(f"{key}{settings[key]}" for key in sorted(settings))])
         chosen = {"generator": generator, "settings": settings}
@@ -112,10 +112,10 @@ class TextWorldEnv:
 
     def reset(self, task: Task) -> Observation:
         """Start `task`, compiling its game if it is not in the cache."""
-        path = self._path_of(task)
-        objective, self._max_score = _game_info(path)
+        path = self._resolve_path(task)
+        objective, self._max_score = _load_game_info(path)
         self.close()
-        self._game = _TrackedGame(path) if self._offers_actions else _Game(path)
+        self._game = _TrackedSession(path) if self._offers_actions else _GameSession(path)
         self._steps_left = self._max_steps
         answer = self._game.answer
         self._score = answer.score or 0
@@ -131,10 +131,10 @@ class TextWorldEnv:
         """Say one line to the game; ``info["action_refused"]`` when it was cut or is one that no player may say."""
         if self._game is None or not self._steps_left:
             raise EnvError("the episode is over: call reset before step")
-        command, refused = one_line(imperative(action))
+        command, refused = sanitize_action(strip_intent(action))
         if refused or _FORBIDDEN.search(command):
             command, refused = "", True
-        answer = self._game.say(command)
+        answer = self._game.send(command)
         over = answer.won or answer.lost
         self._steps_left = 0 if over else self._steps_left - 1
         before, self._score = self._score, self._score if answer.score is None else answer.score
@@ -157,9 +157,9 @@ class TextWorldEnv:
         self._game = None
         self._steps_left = 0
 
-    def _path_of(self, task: Task) -> Path:
+    def _resolve_path(self, task: Task) -> Path:
         if "path" in task.options:
-            return _check_file(Path(task.options["path"]))
+            return _require_game_file(Path(task.options["path"]))
         generator, settings = task.options.get("generator"), task.options.get("settings", {})
         if generator not in GENERATORS:
             raise ConfigError(f"task {task.id} is not a TextWorld task: it has neither a path nor a known generator")
@@ -168,59 +168,59 @@ class TextWorldEnv:
             "settings": dict(settings),
             "split": task.split if generator in ("cooking", "simple") else "",
             "seed": task.seed,
-            "textworld": textworld_version(),
+            "textworld": get_textworld_version(),
         }
-        return cached_game(description, lambda path: _generate(task, path), self._folder)
+        return build_cached_game(description, lambda path: _generate_game(task, path), self._folder)
 
 
 # ---------------------------------------------------------------------------------------------- games in play
 
 
-class _Game:
+class _GameSession:
     """One episode on the shared, open game."""
 
     actions: tuple[str, ...] | None = None
 
     def __init__(self, path: Path) -> None:
-        self._position: Position = open_story(path).start
-        self.answer: Answer = self._position.answer
+        self._position: GamePosition = open_interpreter(path).start
+        self.answer: GameAnswer = self._position.answer
 
-    def say(self, command: str) -> Answer:
-        self._position = play(self._position, command)
+    def send(self, command: str) -> GameAnswer:
+        self._position = play_command(self._position, command)
         return self._position.answer
 
     def close(self) -> None:
         """Nothing is held but a position."""
 
 
-class _TrackedGame(_Game):
+class _TrackedSession(_GameSession):
     """One episode through TextWorld's wrappers, which know the admissible actions."""
 
     def __init__(self, path: Path) -> None:
         require_textworld()
         import textworld
 
-        require_whole_game(path)
+        require_complete_game(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # jericho's, about every game that it has no walkthrough for
             self._env: Any = textworld.start(str(path), textworld.EnvInfos(admissible_commands=True))
-        self.answer = self._read(self._env.reset())
+        self.answer = self._parse_state(self._env.reset())
 
-    def say(self, command: str) -> Answer:
+    def send(self, command: str) -> GameAnswer:
         state, _, _ = self._env.step(command)
-        return self._read(state)
+        return self._parse_state(state)
 
     def close(self) -> None:
         self._env.close()
 
-    def _read(self, state: Any) -> Answer:
+    def _parse_state(self, state: Any) -> GameAnswer:
         self.actions = tuple(state.admissible_commands)
         answer = clean_answer(state.feedback)
-        return Answer(answer.text, answer.won, answer.lost, state.score)
+        return GameAnswer(answer.text, answer.won, answer.lost, state.score)
 
 
 @lru_cache(maxsize=1024)
-def _game_info(path: Path) -> tuple[str, float]:
+def _load_game_info(path: Path) -> tuple[str, float]:
     """Objective and highest score of a game, from its ``.json``."""
     require_textworld()
     from textworld import Game
@@ -232,7 +232,7 @@ def _game_info(path: Path) -> tuple[str, float]:
 # ---------------------------------------------------------------------------------------------- where games come from
 
 
-def _check_source(
+def _validate_source(
     path: str | Path | None = None,
     generator: str | None = None,
     num_games: int = 20,
@@ -241,7 +241,7 @@ def _check_source(
 ) -> tuple[str, str, int, int, dict[str, Any]]:
     """The options of `TextWorldEnv.tasks`, checked; settings completed by their defaults."""
     if path is None and generator is None and not settings:
-        return "", "treasure_hunter", num_games, dataset_seed, _settings("treasure_hunter", {})
+        return "", "treasure_hunter", num_games, dataset_seed, _complete_settings("treasure_hunter", {})
     if (path is None) == (generator is None):
         raise ConfigError("TextWorld needs either path (a .z8 game or a folder) or generator, and not both")
     if path is not None:
@@ -249,19 +249,19 @@ def _check_source(
             raise ConfigError(f"the option {min(settings)!r} belongs to a generator, and path was given")
         return str(path), "", num_games, dataset_seed, {}
     if generator not in GENERATORS:
-        raise ConfigError(f"unknown generator {generator!r}{_nearest(str(generator), GENERATORS)}")
+        raise ConfigError(f"unknown generator {generator!r}{_suggest_nearest(str(generator), GENERATORS)}")
     if not 1 <= num_games <= _SEEDS_PER_SPLIT or not 0 <= dataset_seed < 10_000:
         raise ConfigError(f"num_games must be 1 to {_SEEDS_PER_SPLIT} and dataset_seed 0 to 9999")
-    return "", str(generator), num_games, dataset_seed, _settings(str(generator), settings)
+    return "", str(generator), num_games, dataset_seed, _complete_settings(str(generator), settings)
 
 
-def _settings(generator: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _complete_settings(generator: str, given: Mapping[str, Any]) -> dict[str, Any]:
     known = GENERATORS[generator]
     for key, value in given.items():
         if key not in known:
-            raise ConfigError(f"the generator {generator} has no option {key!r}{_nearest(key, known)}")
+            raise ConfigError(f"the generator {generator} has no option {key!r}{_suggest_nearest(key, known)}")
         if value not in known[key]:
-            raise ConfigError(f"{key} = {value!r} is not allowed; {generator} takes {_allowed(known[key])}")
+            raise ConfigError(f"{key} = {value!r} is not allowed; {generator} takes {_format_allowed(known[key])}")
     settings = {key: given.get(key, next(iter(allowed))) for key, allowed in known.items()}
     if generator == "cooking" and settings["take"] > settings["recipe"]:
         raise ConfigError(f"take = {settings['take']} is more than recipe = {settings['recipe']}; lower take")
@@ -270,18 +270,18 @@ def _settings(generator: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _allowed(values: Collection[Any]) -> str:
+def _format_allowed(values: Collection[Any]) -> str:
     if isinstance(values, range):
         return f"{values[0]} to {values[-1]}"
     return ", ".join(map(str, values))
 
 
-def _nearest(word: str, known: Collection[str]) -> str:
+def _suggest_nearest(word: str, known: Collection[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; use one of {', '.join(known)}"
 
 
-def _file_tasks(split: str, path: Path) -> list[Task]:
+def _list_file_tasks(split: str, path: Path) -> list[Task]:
     if path.is_dir():
         has_splits = any((path / name).is_dir() for name in SPLITS)
         files = sorted((path / split if has_splits else path).glob("*.z8"))
@@ -289,13 +289,13 @@ def _file_tasks(split: str, path: Path) -> list[Task]:
             raise ConfigError(f"no .z8 game in {path}; make one with: tw-make tw-simple --output game.z8 ...")
     else:
         files = [path]
-    options = [{"path": str(_check_file(file))} for file in files]
+    options = [{"path": str(_require_game_file(file))} for file in files]
     names = [file.stem for file in files]
     pairs = zip(names, options, strict=True)
     return [Task(f"textworld/{split}/{name}", "textworld", 0, split, option) for name, option in pairs]
 
 
-def _check_file(path: Path) -> Path:
+def _require_game_file(path: Path) -> Path:
     if path.suffix == ".ulx":
         raise ConfigError(f"{path.name} is a Glulx game, which TextWorld no longer plays; compile it to .z8")
     if not path.is_file():
@@ -307,7 +307,7 @@ def _check_file(path: Path) -> Path:
     return path
 
 
-def _generate(task: Task, path: Path) -> None:
+def _generate_game(task: Task, path: Path) -> None:
     """Make and compile the game of `task` (two to four seconds)."""
     from textworld import GameOptions
     from textworld.challenges import CHALLENGES

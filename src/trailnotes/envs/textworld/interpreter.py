@@ -23,8 +23,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from trailnotes.errors import EnvError, MissingExtraError, how_to_install
-from trailnotes.storage.files import user_cache
+from trailnotes.errors import EnvError, MissingExtraError, format_install_command
+from trailnotes.storage.files import get_cache_dir
 
 MAX_ACTION_CHARS = 160  # the interpreter's line holds 198 bytes
 _HEADER = 64  # bytes of a game that its checksum leaves out
@@ -42,14 +42,16 @@ def require_textworld() -> None:
         importlib.import_module("jericho")
         importlib.import_module("textworld")
     except ImportError as error:
-        raise MissingExtraError(f"this environment needs TextWorld ({error}): {how_to_install('textworld')}") from error
+        raise MissingExtraError(
+            f"this environment needs TextWorld ({error}): {format_install_command('textworld')}"
+        ) from error
 
 
 # ---------------------------------------------------------------------------------------------- text
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GameAnswer:
     """What the game said, cleaned of everything that is not the story."""
 
     text: str  # one line
@@ -58,7 +60,7 @@ class Answer:
     score: int | None  # from the status line; None when the game shows none
 
 
-def clean_answer(raw: str) -> Answer:
+def clean_answer(raw: str) -> GameAnswer:
     """Cut banner, status line, prompt, score remarks, end marks and the restart question from `raw`."""
     body, _, status = raw.rpartition("\n>")
     score = _FINAL_SCORE.search(body) or _STATUS.search(status)
@@ -67,10 +69,10 @@ def clean_answer(raw: str) -> Answer:
     if "$$$" in body:  # the banner, the objective under it
         body = body[max(body.find("-= "), 0) :]
     body = _TITLE.sub(r"\1.", _SCORE_LINE.sub("", body))
-    return Answer(" ".join(body.split()), won, lost, int(score[1]) if score else None)
+    return GameAnswer(" ".join(body.split()), won, lost, int(score[1]) if score else None)
 
 
-def one_line(action: str) -> tuple[str, bool]:
+def sanitize_action(action: str) -> tuple[str, bool]:
     """`action` as one printable line of at most `MAX_ACTION_CHARS`, and whether anything but spaces was lost."""
     head = action[: 4 * MAX_ACTION_CHARS]
     line = " ".join("".join(c if c.isprintable() else " " for c in head).split())
@@ -81,7 +83,7 @@ def one_line(action: str) -> tuple[str, bool]:
 # ---------------------------------------------------------------------------------------------- playing
 
 
-def require_whole_game(path: Path) -> None:
+def require_complete_game(path: Path) -> None:
     """Refuse a file that is not a whole ``.z8`` game by its own length and checksum (Z-Machine Standard 1.1, 11.1.6).
 
     The interpreter is a C library: of a damaged game it ends the process that it is in, or never answers.
@@ -98,65 +100,67 @@ def require_whole_game(path: Path) -> None:
         raise EnvError(f"{path} is no whole .z8 game: delete it, or compile it again")
 
 
-class Story:
+class GameInterpreter:
     """One compiled game, open in its own interpreter; about 1.7 MB, threads take turns."""
 
     def __init__(self, path: Path) -> None:
         require_textworld()
         jericho = importlib.import_module("jericho")
-        require_whole_game(path)
+        require_complete_game(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # jericho warns about every game that it has no walkthrough for
             self._machine: Any = jericho.FrotzEnv(str(path), seed=1)
             raw, _ = self._machine.reset()
         self.path = path
         self._lock = threading.Lock()
-        self.start = Position(self, raw, self._machine.get_state(), clean_answer(raw))
+        self.start = GamePosition(self, raw, self._machine.get_state(), clean_answer(raw))
 
-    def play(self, state: Any, command: str) -> Position:
+    def play(self, state: Any, command: str) -> GamePosition:
         """Send one line from `state`; the position that follows."""
         with self._lock:
             self._machine.set_state(state)
             raw = self._machine.frotz_lib.step(command.encode("ascii", "replace") + b"\n").decode("cp1252")
-            return Position(self, raw, self._machine.get_state(), clean_answer(raw))
+            return GamePosition(self, raw, self._machine.get_state(), clean_answer(raw))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Position:
+class GamePosition:
     """A moment of a game. Equal only to itself, so that it can be the key of remembered answers."""
 
-    story: Story
+    story: GameInterpreter
     raw: str
     state: Any = field(repr=False)  # the interpreter's memory, about 40 kB
-    answer: Answer
+    answer: GameAnswer
 
 
 @lru_cache(maxsize=1024)
-def play(position: Position, command: str) -> Position:
+def play_command(position: GamePosition, command: str) -> GamePosition:
     """The position after `command`. Games hold no chance, so that each move is computed once and remembered."""
     return position.story.play(position.state, command)
 
 
 @lru_cache(maxsize=160)
-def open_story(path: Path) -> Story:
+def open_interpreter(path: Path) -> GameInterpreter:
     """The game at `path`, opened once in each process."""
-    return Story(path)
+    return GameInterpreter(path)
 
 
 # ---------------------------------------------------------------------------------------------- cache
 
 
-def cache_dir() -> Path:
+def get_games_dir() -> Path:
     """Where compiled games are kept: ``$TRAILNOTES_CACHE/games``, or ``~/.cache/trailnotes/games``."""
-    return user_cache("games")
+    return get_cache_dir("games")
 
 
-def cached_game(description: Mapping[str, Any], build: Callable[[Path], None], folder: Path | None = None) -> Path:
+def build_cached_game(
+    description: Mapping[str, Any], build: Callable[[Path], None], folder: Path | None = None
+) -> Path:
     """The ``.z8`` that `description` generates, built by `build(path)` unless it is in the cache.
 
     Two processes may build the same game at once: each builds aside and renames, and both files are the same game.
     """
-    folder = folder or cache_dir()
+    folder = folder or get_games_dir()
     text = json.dumps(description, sort_keys=True, default=str)
     path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.z8"
     if path.is_file() and path.with_suffix(".json").is_file():
@@ -180,11 +184,13 @@ def cached_game(description: Mapping[str, Any], build: Callable[[Path], None], f
     return path
 
 
-def textworld_version() -> str:
+def get_textworld_version() -> str:
     """Version of the installed `textworld`. Raises `MissingExtraError` where there is none."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
         return version("textworld")
     except PackageNotFoundError:
-        raise MissingExtraError(f"compiled games need the package textworld: {how_to_install('textworld')}") from None
+        raise MissingExtraError(
+            f"compiled games need the package textworld: {format_install_command('textworld')}"
+        ) from None

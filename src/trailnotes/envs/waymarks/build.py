@@ -38,15 +38,15 @@ def build_game(spec: GameSpec, path: Path) -> None:
     """Compile `spec` to `path` (``.z8``), its ``.json`` beside it. Takes about a second."""
     from textworld.generator import compile_inform7_game, generate_inform7_source
 
-    maker = _route_game(spec) if spec.kind == "route" else _keys_game(spec)
+    maker = _make_route_game(spec) if spec.kind == "route" else _make_keys_game(spec)
     game = maker.build()
     game.objective = ws.instruction_text(spec)  # the generated one would spell the solution out
     game.save(str(path.with_suffix(".json")))
-    compile_inform7_game(_close_leaks(generate_inform7_source(game)) + _grammar(spec), str(path))
+    compile_inform7_game(_remove_leaks(generate_inform7_source(game)) + _build_grammar(spec), str(path))
     path.with_suffix(".ni").unlink(missing_ok=True)
 
 
-def _new_maker() -> Any:
+def _make_game_maker() -> Any:
     """An empty `GameMaker` on TextWorld's own rules of the world, which are slow to parse and parsed once."""
     from textworld import GameMaker, GameOptions
     from textworld.generator.data import KnowledgeBase
@@ -56,12 +56,12 @@ def _new_maker() -> Any:
     return GameMaker(options)
 
 
-def _route_game(spec: GameSpec) -> GameMaker:
-    maker = _new_maker()
+def _make_route_game(spec: GameSpec) -> GameMaker:
+    maker = _make_game_maker()
     junctions = [maker.new_room(spec.rooms[i], ws.junction_description(spec, i)) for i in range(spec.size)]
     end = maker.new_room(spec.rooms[spec.size], ws.END_DESCRIPTION)
     nook_names = iter(spec.rooms[spec.size + 1 :])
-    fatal = [_archive(maker, spec, junctions[0])]
+    fatal = [_add_archive(maker, spec, junctions[0])]
     back = ws.ARCHIVE_DIRECTION
     for room, onward, right in zip(junctions, [*junctions[1:], end], spec.rule, strict=True):
         for direction in ws.DIRECTIONS:
@@ -73,16 +73,16 @@ def _route_game(spec: GameSpec) -> GameMaker:
             maker.connect(room.exits[direction], target.exits[ws.OPPOSITE[direction]])
         back = ws.OPPOSITE[right]
     for room, name in zip(junctions, spec.furniture, strict=True):
-        _furnish(maker, room, name)
+        _add_furniture(maker, room, name)
     maker.set_player(junctions[0])
     _set_quest(maker, {maker.new_fact("at", maker.player, end)}, fatal)
     return maker
 
 
-def _keys_game(spec: GameSpec) -> GameMaker:
-    maker = _new_maker()
+def _make_keys_game(spec: GameSpec) -> GameMaker:
+    maker = _make_game_maker()
     vault = maker.new_room(spec.rooms[0], ws.vault_description(spec))
-    archive = _archive(maker, spec, vault)
+    archive = _add_archive(maker, spec, vault)
     boxes = {name: maker.new("c", name, ws.thing_description(name)) for name in spec.boxes}
     gems = {name: maker.new("k", name, ws.thing_description(name)) for name in spec.listing[spec.size :]}
     for name, gem in zip(spec.boxes, spec.rule, strict=True):
@@ -90,19 +90,19 @@ def _keys_game(spec: GameSpec) -> GameMaker:
         maker.add_fact("match", gems[gem], boxes[name])
         vault.add(boxes[name])
     maker.inventory.add(*gems.values())
-    _furnish(maker, vault, spec.furniture[0])
+    _add_furniture(maker, vault, spec.furniture[0])
     maker.set_player(vault)
     _set_quest(maker, {maker.new_fact("closed", box) for box in boxes.values()}, [archive])
     return maker
 
 
-def _archive(maker: Any, spec: GameSpec, start: Any) -> Any:
+def _add_archive(maker: Any, spec: GameSpec, start: Any) -> Any:
     archive = maker.new_room(ws.ARCHIVE, ws.archive_description(spec))
     maker.connect(start.exits[ws.ARCHIVE_DIRECTION], archive.exits[ws.OPPOSITE[ws.ARCHIVE_DIRECTION]])
     return archive
 
 
-def _furnish(maker: Any, room: Any, name: str) -> None:
+def _add_furniture(maker: Any, room: Any, name: str) -> None:
     if name:
         room.add(maker.new("s", name, ws.thing_description(name)))
 
@@ -114,7 +114,7 @@ def _set_quest(maker: Any, won: set[Any], fatal_rooms: list[Any]) -> None:
     maker.quests = [Quest(win_events=[Event(conditions=won)], fail_events=lost, reward=1)]
 
 
-def _close_leaks(source: str) -> str:
+def _remove_leaks(source: str) -> str:
     """TextWorld's source without the answers that name a matching key, and without its debugging commands."""
     source, opened = re.subn(r"Before opening a locked (?:door|container).*?stop\.\n\n", "", source, flags=re.DOTALL)
     commands = r"print_state|enable print state option|disable print state option|help|restrict commands|tw-[^\"]*"
@@ -124,7 +124,7 @@ def _close_leaks(source: str) -> str:
     return source
 
 
-def _grammar(spec: GameSpec) -> str:
+def _build_grammar(spec: GameSpec) -> str:
     """Inform 7 for the few commands of these games; whatever else is said gets one and the same answer."""
     verbs = ("go", "examine", *_KEPT_VERBS[spec.kind])
     lines = [f'Understand the command "{verb}" as something new.' for verb in _VERBS.split()]

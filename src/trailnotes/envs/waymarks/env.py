@@ -16,12 +16,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
-from trailnotes.envs.base import imperative
-from trailnotes.envs.tasks import panel, recorded_of, tasks_of
-from trailnotes.envs.textworld.interpreter import Position, cached_game, one_line, open_story, play, textworld_version
+from trailnotes.envs.base import strip_intent
+from trailnotes.envs.tasks import load_recorded_tasks, panel, tasks_of
+from trailnotes.envs.textworld.interpreter import (
+    GamePosition,
+    build_cached_game,
+    get_textworld_version,
+    open_interpreter,
+    play_command,
+    sanitize_action,
+)
 from trailnotes.envs.waymarks import spec as ws
 from trailnotes.envs.waymarks.build import BUILDER_VERSION, build_game
-from trailnotes.envs.waymarks.simulator import Scene, admissible, first_scene, next_scene
+from trailnotes.envs.waymarks.simulator import Scene, advance_scene, list_admissible, make_first_scene
 from trailnotes.envs.waymarks.spec import GameSpec, Kind, Rule
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
@@ -48,7 +55,7 @@ _SHORTCUTS = """
     yourself one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
     eighteen nineteen twenty thirty
 """
-_REFUSED = frozenset(_SHORTCUTS.split())
+_REFUSED_WORDS = frozenset(_SHORTCUTS.split())
 
 
 def make_tasks(
@@ -76,15 +83,15 @@ def make_tasks(
     """
     if split not in NUM_VARIATIONS:
         raise ConfigError(f"unknown split {split!r}; use one of {', '.join(NUM_VARIATIONS)}")
-    names = families_of(families, new_families, new_validation)
+    names = select_families(families, new_families, new_validation)
     own = names[split if split in names else "train"]
     if not own:
         wanted = {"new": "new_families = 12", "new-validation": "new_validation = 4", "spare": "families to fewer"}
         raise ConfigError(f"split {split!r} has no family: set env.options.{wanted.get(split, 'families = 4')}")
     tasks = []
     panels = [name for side in names if side != "spare" for name in names[side]] if split == "spare" else []
-    examined = _rules(panels, dataset_seed, sizes)
-    for kind, family, rule in _rules(own, dataset_seed, sizes):
+    examined = _list_rules(panels, dataset_seed, sizes)
+    for kind, family, rule in _list_rules(own, dataset_seed, sizes):
         size = "" if len(rule) == ws.DEFAULT_SIZE[kind] else f":{len(rule)}"
         excluded = {rule, *(other for other_kind, _, other in examined if other_kind == kind)}
         for i in range(NUM_VARIATIONS[split]):
@@ -92,28 +99,28 @@ def make_tasks(
             hidden = _draw_spare_rule(kind, excluded, len(rule), seed) if split == "spare" else rule
             suffix = size + (f"@{dataset_seed}" if dataset_seed else "")
             spec = ws.make_spec(kind, family, hidden, seed)
-            tasks.append(task_of(spec, f"{kind}/{family}/{split}-{i}{suffix}", split))
+            tasks.append(make_task(spec, f"{kind}/{family}/{split}-{i}{suffix}", split))
     return tasks
 
 
 def _draw_spare_rule(kind: Kind, excluded: Collection[Rule], size: int, seed: int) -> Rule:
     """Draw the rule of one spare variation: never one that a panel examines, so that none of those is rehearsed."""
-    if sum(len(rule) == size for rule in excluded) == ws.num_rules(kind, size):
-        raise ConfigError(f"all {ws.num_rules(kind, size)} rules of {kind} games of size {size} are examined: "
+    if sum(len(rule) == size for rule in excluded) == ws.count_rules(kind, size):
+        raise ConfigError(f"all {ws.count_rules(kind, size)} rules of {kind} games of size {size} are examined: "
                           f'set a larger env.options.sizes."{kind}" to have spare ones')  # fmt: skip
     rng = random.Random(ws.stable_seed(seed, "own rule"))
-    while (rule := ws.random_rule(kind, rng, size)) in excluded:
+    while (rule := ws.draw_rule(kind, rng, size)) in excluded:
         pass
     return rule
 
 
-def task_of(spec: GameSpec, name: str, split: str = "train") -> Task:
+def make_task(spec: GameSpec, name: str, split: str = "train") -> Task:
     """The task ``waymarks/<name>`` that plays `spec`."""
     options = {"kind": spec.kind, "family": spec.family, "rule": list(spec.rule)}
     return Task(f"waymarks/{name}", "waymarks", spec.seed, split, options, f"waymarks/{spec.kind}/{spec.family}")
 
 
-def spec_of(task: Task) -> GameSpec:
+def parse_spec(task: Task) -> GameSpec:
     """The game of a task.
 
     Raises:
@@ -126,14 +133,14 @@ def spec_of(task: Task) -> GameSpec:
     return ws.make_spec(cast("Kind", kind), str(family), tuple(rule), task.seed)
 
 
-def panel_rules(
+def list_panel_rules(
     families: Families = FEW_FAMILIES, dataset_seed: int = 0, sizes: Mapping[str, int] = NO_SIZES
 ) -> frozenset[tuple[Kind, str, Rule]]:
     """The (kind, family, rule) triples of the panels: a warm start must show none of them."""
-    return frozenset(_rules(families_of(families)["train"], dataset_seed, sizes))
+    return frozenset(_list_rules(select_families(families)["train"], dataset_seed, sizes))
 
 
-def families_of(families: Families, new: Families = 0, new_validation: Families = 0) -> dict[str, list[str]]:
+def select_families(families: Families, new: Families = 0, new_validation: Families = 0) -> dict[str, list[str]]:
     """The names of the families on each side, which share none: "train", "new", "new-validation" and "spare".
 
     Raises:
@@ -143,16 +150,16 @@ def families_of(families: Families, new: Families = 0, new_validation: Families 
     taken: dict[str, list[str]] = {}
     named = {"train": families, "new": new, "new-validation": new_validation}
     for side, wanted in sorted(named.items(), key=lambda item: isinstance(item[1], int)):  # whoever names them first
-        taken[side] = _names(wanted, free) if isinstance(wanted, int) else list(wanted)
+        taken[side] = _pick_names(wanted, free) if isinstance(wanted, int) else list(wanted)
         for name in taken[side]:
-            kind, _ = ws.split_family(name)
+            kind, _ = ws.parse_family(name)
             if name not in free[kind]:
                 raise ConfigError(f"{name} is to be trained and new, or new twice: give it to one side")
             free[kind].remove(name)
     return taken | {"spare": [name for names in free.values() for name in names]}
 
 
-def _names(number: int, free: Mapping[Kind, Sequence[str]]) -> list[str]:
+def _pick_names(number: int, free: Mapping[Kind, Sequence[str]]) -> list[str]:
     """The first `number` of those that are free, half of either kind."""
     most = len(ws.KINDS) * min(map(len, free.values()))
     if number % len(ws.KINDS) or not 0 <= number <= most:
@@ -161,27 +168,27 @@ def _names(number: int, free: Mapping[Kind, Sequence[str]]) -> list[str]:
     return [name for names in free.values() for name in names[: number // len(ws.KINDS)]]
 
 
-def size_of(family: str, sizes: Mapping[str, int]) -> int | None:
+def get_size(family: str, sizes: Mapping[str, int]) -> int | None:
     """The size that `sizes` gives a family (``kind/name``): under its own name, else under its kind; None for none."""
     return sizes.get(family, sizes.get(family.partition("/")[0]))
 
 
-def _rules(families: Sequence[str], dataset_seed: int, sizes: Mapping[str, int]) -> list[tuple[Kind, str, Rule]]:
+def _list_rules(families: Sequence[str], dataset_seed: int, sizes: Mapping[str, int]) -> list[tuple[Kind, str, Rule]]:
     """Each family with its rule, at its size."""
     if not isinstance(sizes, Mapping) or not all(type(size) is int for size in sizes.values()):
         raise ConfigError(f'sizes = {sizes!r} is not a table of whole numbers; write {{"route/birch" = 3}}')
     for name, size in sizes.items():
         family = f"{name}/{ws.FAMILY_NAMES[name][0]}" if name in ws.KINDS else name
-        ws.family_rule(*ws.split_family(family), dataset_seed, size)
-    named = [(*ws.split_family(name), size_of(name, sizes)) for name in families]
-    return [(kind, family, ws.family_rule(kind, family, dataset_seed, size)) for kind, family, size in named]
+        ws.draw_family_rule(*ws.parse_family(family), dataset_seed, size)
+    named = [(*ws.parse_family(name), get_size(name, sizes)) for name in families]
+    return [(kind, family, ws.draw_family_rule(kind, family, dataset_seed, size)) for kind, family, size in named]
 
 
 @lru_cache(maxsize=4096)
-def compiled_game(spec: GameSpec, folder: Path | None = None) -> Path:
+def compile_game(spec: GameSpec, folder: Path | None = None) -> Path:
     """The ``.z8`` of `spec`, from the cache or compiled now (about a second)."""
-    description = {"builder": BUILDER_VERSION, "textworld": textworld_version(), **asdict(spec)}
-    return cached_game(description, lambda path: build_game(spec, path), folder)
+    description = {"builder": BUILDER_VERSION, "textworld": get_textworld_version(), **asdict(spec)}
+    return build_cached_game(description, lambda path: build_game(spec, path), folder)
 
 
 def compile_all(
@@ -195,16 +202,16 @@ def compile_all(
     Returns:
         One path for each task, in order.
     """
-    specs = [spec_of(task) for task in tasks]
+    specs = [parse_spec(task) for task in tasks]
     with ProcessPoolExecutor(max_workers=num_workers) as pool:
-        futures = [pool.submit(compiled_game, spec, folder) for spec in specs]
+        futures = [pool.submit(compile_game, spec, folder) for spec in specs]
         for done, _ in enumerate(as_completed(futures), start=1):
             if progress:
                 progress(done, len(specs))
         return [future.result() for future in futures]
 
 
-def games_of(configs: Iterable[Config]) -> dict[Path | None, list[Task]]:
+def collect_games(configs: Iterable[Config]) -> dict[Path | None, list[Task]]:
     """The compiled games that runs of these settings play, by the folder that keeps them (None: the usual cache)."""
     games: dict[Path | None, dict[str, Task]] = {}
     for config in configs:
@@ -212,18 +219,18 @@ def games_of(configs: Iterable[Config]) -> dict[Path | None, list[Task]]:
             continue
         folder = config.env.options.get("cache_dir")
         kept = games.setdefault(Path(folder) if folder else None, {})
-        for split in sorted({config.train.split, config.eval.split, *_validated(config)}):
+        for split in sorted({config.train.split, config.eval.split, *_list_validation_splits(config)}):
             num = 0 if split == config.train.split else config.eval.num_tasks
             kept |= {task.id: task for task in panel(tasks_of(config, split), num)}
-        kept |= {task.id: task for task in recorded_of(config)}
+        kept |= {task.id: task for task in load_recorded_tasks(config)}
     return {folder: list(kept.values()) for folder, kept in games.items()}
 
 
-def _validated(config: Config) -> list[str]:
+def _list_validation_splits(config: Config) -> list[str]:
     return [config.train.validation_split] if config.train.eval_every else []
 
 
-class _Waymarks:
+class _WaymarksBase:
     """What the compiled and the simulated game share: options, the step budget and the shape of observations."""
 
     def __init__(  # noqa: PLR0913, PLR0917 (named in env.options)
@@ -277,85 +284,85 @@ class _Waymarks:
         self._scene = None
         self._steps_left = 0
 
-    def _begin(self, spec: GameSpec, text: str, scene: Scene | None) -> Observation:
+    def _start_episode(self, spec: GameSpec, text: str, scene: Scene | None) -> Observation:
         self._steps_left = self._max_steps or spec.max_steps
         self._scene = scene
-        return Observation(text, instruction=ws.instruction_text(spec), actions=self._actions())
+        return Observation(text, instruction=ws.instruction_text(spec), actions=self._list_actions())
 
     def _count_step(self) -> None:
         if not self._steps_left:
             raise EnvError("the episode is over: call reset before step")
         self._steps_left -= 1
 
-    def _answer(self, text: str, won: bool, lost: bool, refused: bool) -> Observation:
+    def _build_observation(self, text: str, won: bool, lost: bool, refused: bool) -> Observation:
         over = won or lost
         truncated = not over and self._steps_left == 0
         if over:
             self._steps_left = 0
         score = float(won)
         info = {"action_refused": True} if refused else {}
-        actions = () if over and self._offers_actions else self._actions()
+        actions = () if over and self._offers_actions else self._list_actions()
         return Observation(text, score, over, truncated, actions, None, won, score, 1.0, info)
 
-    def _actions(self) -> tuple[str, ...] | None:
-        return admissible(self._scene) if self._offers_actions and self._scene else None
+    def _list_actions(self) -> tuple[str, ...] | None:
+        return list_admissible(self._scene) if self._offers_actions and self._scene else None
 
 
-class WaymarksEnv(_Waymarks):
+class WaymarksEnv(_WaymarksBase):
     """The compiled games, through TextWorld's interpreter. Games compile when first played (see `compile_all`)."""
 
-    _position: Position | None = None
+    _position: GamePosition | None = None
 
     def reset(self, task: Task) -> Observation:
         """Start `task`."""
-        spec = spec_of(task)
-        self._position = open_story(compiled_game(spec, self._folder)).start
-        scene = first_scene(spec) if self._offers_actions else None
-        return self._begin(spec, self._position.answer.text.lower(), scene)
+        spec = parse_spec(task)
+        self._position = open_interpreter(compile_game(spec, self._folder)).start
+        scene = make_first_scene(spec) if self._offers_actions else None
+        return self._start_episode(spec, self._position.answer.text.lower(), scene)
 
     def step(self, action: str) -> Observation:
         """Say one line to the game. ``info["action_refused"]``: it was cut or turned away (see `as_command`)."""
         self._count_step()
         assert self._position is not None
-        command, refused = as_command(action)
-        self._position = play(self._position, command)
+        command, refused = parse_command(action)
+        self._position = play_command(self._position, command)
         if self._scene:
-            self._scene = next_scene(self._scene, command)
+            self._scene = advance_scene(self._scene, command)
         answer = self._position.answer
-        return self._answer(answer.text.lower(), answer.won, answer.lost, refused)
+        return self._build_observation(answer.text.lower(), answer.won, answer.lost, refused)
 
 
-class WaymarksSimulator(_Waymarks):
+class WaymarksSimulator(_WaymarksBase):
     """The same games without TextWorld: observations equal those of `WaymarksEnv` byte for byte."""
 
     def reset(self, task: Task) -> Observation:
         """Start `task`."""
-        return self.reset_spec(spec_of(task))
+        return self.reset_spec(parse_spec(task))
 
     def reset_spec(self, spec: GameSpec) -> Observation:
         """Start a game that belongs to no task."""
-        scene = first_scene(spec)
-        return self._begin(spec, scene.text, scene)
+        scene = make_first_scene(spec)
+        return self._start_episode(spec, scene.text, scene)
 
     def step(self, action: str) -> Observation:
         """Say one line to the game."""
         self._count_step()
         assert self._scene is not None
-        command, refused = as_command(action)
-        self._scene = scene = next_scene(self._scene, command)
-        return self._answer(scene.text, scene.won, scene.lost, refused)
+        command, refused = parse_command(action)
+        self._scene = scene = advance_scene(self._scene, command)
+        return self._build_observation(scene.text, scene.won, scene.lost, refused)
 
 
 @lru_cache(maxsize=4096)
-def as_command(action: str) -> tuple[str, bool]:
+def parse_command(action: str) -> tuple[str, bool]:
     """`action` as the line that the game gets, and whether it was cut or turned away.
 
     Lower case, words and single spaces only, no articles, no "I will". A line with one of the parser's shortcuts
     ("again", "then", "it", "all", numbers), or of more than ten words, becomes the empty line, which the game does not
     understand.
     """
-    line, cut = one_line(imperative(action))
+    line, cut = sanitize_action(strip_intent(action))
     words = [word for word in re.sub(r"[^a-z0-9]+", " ", line.lower()).split() if word not in _ARTICLES]
-    if cut or len(words) > _MAX_WORDS or any(w in _REFUSED or not w.isalpha() for w in words):
+    if cut or len(words) > _MAX_WORDS or any(w in _REFUSED_WORDS or not w.isalpha() for w in words):
         return "", True
     return " ".join(words), False

@@ -36,32 +36,32 @@ class Scene:
     lost: bool = False
 
 
-def first_scene(spec: GameSpec) -> Scene:
+def make_first_scene(spec: GameSpec) -> Scene:
     """The start: its text is what `reset` shows."""
     return _look(Scene(spec, ""))
 
 
-def next_scene(scene: Scene, command: str) -> Scene:
+def advance_scene(scene: Scene, command: str) -> Scene:
     """The scene after `command` (as `as_command` words it)."""
     words = [word[:_DICTIONARY_CHARS] for word in command.split()]
     verb, rest = (words[0], words[1:]) if words else ("", [])
-    direction = _same_direction(words) or (_same_direction(rest) if verb == "go" else "")
+    direction = _parse_direction(words) or (_parse_direction(rest) if verb == "go" else "")
     if direction:
         return _go(scene, direction)
     if verb == "unlock" and scene.spec.kind == "keys":
         return _unlock(scene, rest)
     if verb in {"look", "l"} and not rest:
         return _look(scene)
-    return _say(scene, _plain_answer(scene, verb, rest))
+    return _say(scene, _answer_unchanged(scene, verb, rest))
 
 
-def admissible(scene: Scene) -> tuple[str, ...]:
+def list_admissible(scene: Scene) -> tuple[str, ...]:
     """Every action that does something here, sorted."""
     moves = [ws.ARCHIVE_DIRECTION]
     if scene.spec.kind == "route":
         return tuple(sorted({*ws.DIRECTIONS}))  # three exits onward, and back or the archive
     locked = [box for box in scene.spec.boxes if box not in scene.unlocked]
-    return tuple(sorted([*moves, *(ws.unlock(box, gem) for box in locked for gem in ws.GEMS)]))
+    return tuple(sorted([*moves, *(ws.format_unlock(box, gem) for box in locked for gem in ws.GEMS)]))
 
 
 def _say(scene: Scene, text: str) -> Scene:
@@ -87,23 +87,23 @@ def _go(scene: Scene, direction: str) -> Scene:
         if at + 1 < spec.size:
             return _look(Scene(spec, "", at + 1))
         return Scene(spec, ws.room_text(spec.rooms[spec.size], ws.END_DESCRIPTION), at, won=True)
-    return Scene(spec, ws.room_text(_nook(spec, at, direction), ws.NOOK_DESCRIPTION), at, lost=True)
+    return Scene(spec, ws.room_text(_get_nook_name(spec, at, direction), ws.NOOK_DESCRIPTION), at, lost=True)
 
 
-def _nook(spec: GameSpec, junction: int, direction: str) -> str:
+def _get_nook_name(spec: GameSpec, junction: int, direction: str) -> str:
     """Name of the dead end: nooks are named junction by junction, in the order of `DIRECTIONS`."""
     back = ws.OPPOSITE[spec.rule[junction - 1]] if junction else ws.ARCHIVE_DIRECTION
     wrong = [word for word in ws.DIRECTIONS if word not in (back, spec.rule[junction])]
     return spec.rooms[spec.size + 1 + 2 * junction + wrong.index(direction)]
 
 
-def _same_direction(words: list[str]) -> str:
+def _parse_direction(words: list[str]) -> str:
     """The direction that all of `words` name, as the parser reads "north n"; "" when there is none."""
     named = {_DIRECTION_WORDS.get(word, "") for word in words}
     return named.pop() if len(named) == 1 else ""
 
 
-def _thing(scene: Scene, words: list[str]) -> str:
+def _find_thing(scene: Scene, words: list[str]) -> str:
     """The thing in sight that all of `words` name; "" when there is none."""
     spec = scene.spec
     in_sight = {spec.furniture[scene.junction]} | ({*spec.boxes, *ws.GEMS} if spec.kind == "keys" else set())
@@ -111,13 +111,13 @@ def _thing(scene: Scene, words: list[str]) -> str:
 
 
 def _examine(scene: Scene, noun: list[str]) -> str:
-    if _same_direction(noun):
+    if _parse_direction(noun):
         return "you see nothing unexpected in that direction."
-    thing = _thing(scene, noun)
+    thing = _find_thing(scene, noun)
     return ws.thing_description(thing) if thing else ws.NOT_UNDERSTOOD
 
 
-def _plain_answer(scene: Scene, verb: str, rest: list[str]) -> str:
+def _answer_unchanged(scene: Scene, verb: str, rest: list[str]) -> str:
     """The answer to a command that changes nothing."""
     if verb in {"examine", "x"}:
         return _examine(scene, rest)
@@ -130,15 +130,15 @@ def _plain_answer(scene: Scene, verb: str, rest: list[str]) -> str:
 
 def _unlock(scene: Scene, words: list[str]) -> Scene:
     at = words.index("with") if words.count("with") == 1 else 0
-    box, gem = (_thing(scene, noun) or _same_direction(noun) for noun in (words[:at], words[at + 1 :]))
-    fault = _lock_fault(scene, box, gem)
+    box, gem = (_find_thing(scene, noun) or _parse_direction(noun) for noun in (words[:at], words[at + 1 :]))
+    fault = _explain_lock(scene, box, gem)
     if fault:
         return _say(scene, fault)
     unlocked = scene.unlocked | {box}
     return Scene(scene.spec, f"you unlock the {box}.", unlocked=unlocked, won=len(unlocked) == scene.spec.size)
 
 
-def _lock_fault(scene: Scene, box: str, gem: str) -> str:
+def _explain_lock(scene: Scene, box: str, gem: str) -> str:
     """Why `gem` does not open `box`, in the order in which Inform looks; "" when it does."""
     key = dict(zip(scene.spec.boxes, scene.spec.rule, strict=False)).get(box, "")
     faults = {

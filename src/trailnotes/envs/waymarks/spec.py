@@ -115,7 +115,7 @@ def make_spec(kind: Kind, family: str, rule: Sequence[str], seed: int) -> GameSp
     Raises:
         ConfigError: unknown kind, or a rule that no game of this kind can have.
     """
-    rule = check_rule(kind, tuple(rule))
+    rule = validate_rule(kind, tuple(rule))
     rng = random.Random(seed)
     if kind == "route":
         rooms = tuple(rng.sample(ROOMS, 3 * len(rule) + 1))
@@ -128,7 +128,7 @@ def make_spec(kind: Kind, family: str, rule: Sequence[str], seed: int) -> GameSp
     return GameSpec(kind, family, rule, rooms, furniture, listing, seed)
 
 
-def check_rule(kind: Kind, rule: Rule) -> Rule:
+def validate_rule(kind: Kind, rule: Rule) -> Rule:
     """`rule` itself if a game of this kind can have it, else a `ConfigError`."""
     if kind == "route":
         backs = (ARCHIVE_DIRECTION, *(OPPOSITE.get(word, "") for word in rule[:-1]))
@@ -145,7 +145,7 @@ def check_rule(kind: Kind, rule: Rule) -> Rule:
     return rule
 
 
-def random_rule(kind: Kind, rng: random.Random, size: int | None = None) -> Rule:
+def draw_rule(kind: Kind, rng: random.Random, size: int | None = None) -> Rule:
     """A rule drawn uniformly: by default one of 3^7 = 2187 routes, or of 9 * 8 * 7 * 6 = 3024 assignments."""
     size = size or DEFAULT_SIZE[kind]
     if kind == "keys":
@@ -158,14 +158,14 @@ def random_rule(kind: Kind, rng: random.Random, size: int | None = None) -> Rule
     return tuple(rule)
 
 
-def num_rules(kind: Kind, size: int | None = None) -> int:
+def count_rules(kind: Kind, size: int | None = None) -> int:
     """How many rules there are: 3^moves, or 9 * 8 * ... for the boxes."""
     size = size or DEFAULT_SIZE[kind]
     return 3**size if kind == "route" else math.perm(len(GEMS), size)
 
 
 @lru_cache(maxsize=1024)
-def family_rule(kind: Kind, family: str, dataset_seed: int = 0, size: int | None = None) -> Rule:
+def draw_family_rule(kind: Kind, family: str, dataset_seed: int = 0, size: int | None = None) -> Rule:
     """The hidden rule of a family at a size: a pure function, different for all families of a kind that can differ.
 
     Raises:
@@ -179,11 +179,11 @@ def family_rule(kind: Kind, family: str, dataset_seed: int = 0, size: int | None
         few, many = min(SIZES[kind]), max(SIZES[kind])
         raise ConfigError(f"{kind}/{family} has no games of size {size!r}; use {few} to {many}")
     place = names.index(family)
-    first = place - place % num_rules(kind, size)  # where there are fewer rules than families, they are used again
-    taken = {family_rule(kind, name, dataset_seed, size) for name in names[first:place]}
+    first = place - place % count_rules(kind, size)  # where there are fewer rules than families, they are used again
+    taken = {draw_family_rule(kind, name, dataset_seed, size) for name in names[first:place]}
     parts = () if size in (None, DEFAULT_SIZE[kind]) else (size,)  # rules of the default size are older than sizes
     rng = random.Random(stable_seed(dataset_seed, "rule", kind, family, *parts))
-    while (rule := random_rule(kind, rng, size)) in taken:
+    while (rule := draw_rule(kind, rng, size)) in taken:
         pass
     return rule
 
@@ -194,10 +194,10 @@ def stable_seed(*parts: object) -> int:
     return int.from_bytes(digest[:6], "big")
 
 
-def split_family(family: str) -> tuple[Kind, str]:
+def parse_family(family: str) -> tuple[Kind, str]:
     """``"route/amber"`` to its kind and name; `ConfigError` when there is no such family."""
     kind, _, name = family.partition("/")
-    family_rule(cast("Kind", kind), name)
+    draw_family_rule(cast("Kind", kind), name)
     return cast("Kind", kind), name
 
 
@@ -228,14 +228,14 @@ def junction_description(spec: GameSpec, index: int) -> str:
     back = OPPOSITE[spec.rule[index - 1]] if index else ARCHIVE_DIRECTION
     exits = " ".join(word for word in spec.listing if word != back)
     archive = f", {ARCHIVE} {ARCHIVE_DIRECTION}" if index == 0 else ""
-    return f"exits {exits}{archive}.{_stands(spec.furniture[index])}"
+    return f"exits {exits}{archive}.{_describe_furniture(spec.furniture[index])}"
 
 
 def vault_description(spec: GameSpec) -> str:
     """The one room of a keys game: boxes, gems in hand, the archive."""
     boxes, gems = spec.listing[: spec.size], spec.listing[spec.size :]
     held, closed = " ".join(gems), " ".join(boxes)
-    return f"you hold {held}. boxes {closed}. {ARCHIVE} {ARCHIVE_DIRECTION}.{_stands(spec.furniture[0])}"
+    return f"you hold {held}. boxes {closed}. {ARCHIVE} {ARCHIVE_DIRECTION}.{_describe_furniture(spec.furniture[0])}"
 
 
 def archive_description(spec: GameSpec) -> str:
@@ -250,22 +250,22 @@ END_DESCRIPTION = "the way out."
 
 def thing_description(name: str) -> str:
     """The answer to ``examine``."""
-    return f"just {_a(name)}."
+    return f"just {_add_article(name)}."
 
 
 def inventory_text(spec: GameSpec) -> str:
     """The answer to ``inventory``, as TextWorld words it, lower-cased."""
     if spec.kind == "route":
         return "you are carrying nothing."
-    gems = [_a(gem) for gem in spec.listing[spec.size :]]
+    gems = [_add_article(gem) for gem in spec.listing[spec.size :]]
     return f"you are carrying: {', '.join(gems[:-1])} and {gems[-1]}."
 
 
-def _stands(furniture: str) -> str:
-    return f" {_a(furniture)}." if furniture else ""
+def _describe_furniture(furniture: str) -> str:
+    return f" {_add_article(furniture)}." if furniture else ""
 
 
-def _a(name: str) -> str:
+def _add_article(name: str) -> str:
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
@@ -276,7 +276,7 @@ def gold_actions(spec: GameSpec) -> tuple[str, ...]:
     """The shortest winning play of a player who knows the rule."""
     if spec.kind == "route":
         return spec.rule
-    return tuple(unlock(box, gem) for box, gem in zip(spec.boxes, spec.rule, strict=True))
+    return tuple(format_unlock(box, gem) for box, gem in zip(spec.boxes, spec.rule, strict=True))
 
 
 def archive_actions(spec: GameSpec) -> tuple[str, ...]:
@@ -285,6 +285,6 @@ def archive_actions(spec: GameSpec) -> tuple[str, ...]:
     return (ARCHIVE_DIRECTION,)
 
 
-def unlock(box: str, gem: str) -> str:
+def format_unlock(box: str, gem: str) -> str:
     """The command that tries a gem in a box."""
     return f"unlock {box} with {gem}"

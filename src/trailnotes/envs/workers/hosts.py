@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
-from trailnotes.envs import env_class, make_env
-from trailnotes.envs.base import Env, boundary
+from trailnotes.envs import load_env_class, make_env
+from trailnotes.envs.base import Env, wrap_env_errors
 from trailnotes.envs.workers.wire import encode, pack, unpack_error, unpack_observation
 from trailnotes.errors import ConfigError, EnvError, TrailnotesError
 from trailnotes.types import Observation, Task
@@ -154,7 +154,7 @@ class RemoteHost(Host):
         self._pending.append(answer)
         self._send(frame, answer)
 
-    def _overdue(self) -> str:
+    def _explain_overdue(self) -> str:
         """Why whoever waits has waited too long; '' if nobody has."""
         limit = self._timeout if self.started else self._start_limit
         if not self._pending or time.monotonic() - self._head_since <= limit:
@@ -192,7 +192,7 @@ class RemoteHost(Host):
                 answer.set_exception(EnvError(self.failure))
 
 
-def greeting(name: str, options: Mapping[str, Any]) -> bytes:
+def encode_start_request(name: str, options: Mapping[str, Any]) -> bytes:
     """The first request. Raises `ConfigError` for options that are not JSON."""
     try:
         return encode(["start", name, dict(options)])
@@ -207,8 +207,8 @@ class Slots:
         self._name = name
         self._options = dict(options)
         self._envs: dict[int, Env] = {}
-        with boundary(f"import of {name}"):
-            env_class(name)
+        with wrap_env_errors(f"import of {name}"):
+            load_env_class(name)
 
     def run(self, operation: Operation, slot: int, argument: Task | str | None = None) -> Observation | None:
         """One of the operations below, by name: how a message is carried out."""
@@ -227,24 +227,24 @@ class Slots:
 
     def open(self, slot: int) -> None:
         """Make the instance `slot`."""
-        with boundary(f"making {self._name}"):
+        with wrap_env_errors(f"making {self._name}"):
             self._envs[slot] = make_env(self._name, **self._options)
 
     def reset(self, slot: int, task: Task) -> Observation:
         """Start `task` in instance `slot`."""
-        with boundary(f"reset of task {task.id}"):
-            return _checked(self._envs[slot].reset(task))
+        with wrap_env_errors(f"reset of task {task.id}"):
+            return _validate_observation(self._envs[slot].reset(task))
 
     def step(self, slot: int, action: str) -> Observation:
         """Take one action in instance `slot`."""
-        with boundary(f"step of {self._name}"):
-            return _checked(self._envs[slot].step(action))
+        with wrap_env_errors(f"step of {self._name}"):
+            return _validate_observation(self._envs[slot].step(action))
 
     def drop(self, slot: int) -> None:
         """Close the instance `slot`; one that was never opened is fine."""
         env = self._envs.pop(slot, None)
         if env is not None:
-            with boundary(f"close of {self._name}"):
+            with wrap_env_errors(f"close of {self._name}"):
                 env.close()
 
     def close(self) -> None:
@@ -254,7 +254,7 @@ class Slots:
                 self.drop(slot)
 
 
-def _checked(observation: object) -> Observation:
+def _validate_observation(observation: object) -> Observation:
     if not isinstance(observation, Observation):
         raise EnvError(f"an environment must answer with an Observation, not {type(observation).__name__}")
     return observation

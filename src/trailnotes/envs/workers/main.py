@@ -54,7 +54,7 @@ def serve(connection: socket.socket, beat: float, lost: Callable[[], object] = l
 
     heart = threading.Thread(target=keep_beating, name="heartbeat", daemon=True)
     heart.start()
-    server = Server()
+    server = EnvServer()
     with suppress(OSError), connection.makefile("rb") as reader:  # a pool that is gone needs no answer
         while (request := read_frame(reader.read)) is not None:
             send(server.answer(request))
@@ -62,7 +62,7 @@ def serve(connection: socket.socket, beat: float, lost: Callable[[], object] = l
     server.close()
 
 
-class Server:
+class EnvServer:
     """Turns requests into answers. The first request is ``["start", name, options]``."""
 
     def __init__(self) -> None:
@@ -71,14 +71,14 @@ class Server:
     def answer(self, request: list[Any]) -> bytes:
         """One encoded answer; errors of `Slots` become answers too."""
         try:
-            observation = self._carry_out(request)
+            observation = self._run_request(request)
             return encode(["ok", pack(observation)])
         except TrailnotesError as error:
             return encode(pack_error(error))
         except (TypeError, ValueError) as error:
             return encode(pack_error(EnvError(f"an observation does not fit JSON: {error}")))
 
-    def _carry_out(self, request: list[Any]) -> Observation | None:
+    def _run_request(self, request: list[Any]) -> Observation | None:
         operation, slot, argument = request
         if operation == "start":
             self._slots = Slots(slot, argument)

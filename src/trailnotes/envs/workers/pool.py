@@ -16,7 +16,7 @@ from trailnotes.types import Observation, Task
 if TYPE_CHECKING:
     from trailnotes.config.schema import EnvConfig
 
-ATTEMPTS = 3  # workers started for one lease before the environment is given up
+MAX_ATTEMPTS = 3  # workers started for one lease before the environment is given up
 
 
 class Lease:
@@ -72,7 +72,7 @@ class EnvPool:
         """
         self._config = env
         self._heartbeat = heartbeat
-        self._make_host = make_host or self._start_here
+        self._make_host = make_host or self._start_host
         self._hosts: list[Host | None] = [None] * max(1, env.num_workers)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -118,7 +118,7 @@ class EnvPool:
     async def _borrow(self) -> Lease:
         """An environment on the least loaded host. A worker lost meanwhile is not the fault of any episode."""
         failure = ""
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             host = self._least_loaded()
             host.load += 1
             try:
@@ -133,7 +133,7 @@ class EnvPool:
             except BaseException:
                 host.load -= 1
                 raise
-        raise ConfigError(f"env.name = {self._config.name!r} cannot be started ({ATTEMPTS} attempts): {failure}")
+        raise ConfigError(f"env.name = {self._config.name!r} cannot be started ({MAX_ATTEMPTS} attempts): {failure}")
 
     def _least_loaded(self) -> Host:
         """The host with the fewest leases, the first of equals; lost ones are replaced."""
@@ -152,7 +152,7 @@ class EnvPool:
             host.attach(self._loop)
         return host
 
-    def _start_here(self, index: int) -> Host:
+    def _start_host(self, index: int) -> Host:
         config = self._config
         label = f"worker {index} of {config.name}"
         return Worker(label, config.name, config.options, timeout=config.timeout, heartbeat=self._heartbeat)

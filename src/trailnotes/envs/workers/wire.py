@@ -26,7 +26,7 @@ _OBSERVATION = tuple(field.name for field in fields(Observation))
 
 def encode(message: object) -> bytes:
     """One frame. Raises `TypeError` or `ValueError` for what JSON cannot hold."""
-    body = json.dumps(message, separators=(",", ":"), default=_plain).encode("ascii")
+    body = json.dumps(message, separators=(",", ":"), default=_to_plain).encode("ascii")
     return HEADER.pack(len(body)) + body
 
 
@@ -40,7 +40,7 @@ def read_frame(read: Callable[[int], bytes]) -> Any:
     return json.loads(body) if len(body) == size else None
 
 
-class Frames:
+class FrameDecoder:
     """Cuts a stream of bytes into messages."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ def unpack_error(kind: str, text: str) -> TrailnotesError:
     return _ERRORS.get(kind, EnvError)(text)
 
 
-def _plain(value: object) -> object:
+def _to_plain(value: object) -> object:
     """Mappings of any kind are as good as dicts, in `Task.options` and `Observation.info`."""
     if isinstance(value, Mapping):
         return dict(value)

@@ -14,15 +14,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from trailnotes.envs.workers.hosts import RemoteHost, greeting
-from trailnotes.envs.workers.wire import Frames
+from trailnotes.envs.workers.hosts import RemoteHost, encode_start_request
+from trailnotes.envs.workers.wire import FrameDecoder
 
 if TYPE_CHECKING:
     from trailnotes.envs.workers.hosts import Awaited
 
-START_LIMIT = 120.0  # seconds for a process to start and import the environment; more if a call may take more
-STOP_LIMIT = 5.0  # seconds to close its environments and exit
-CHUNK = 1 << 18
+START_TIMEOUT = 120.0  # seconds for a process to start and import the environment; more if a call may take more
+STOP_TIMEOUT = 5.0  # seconds to close its environments and exit
+READ_CHUNK_BYTES = 1 << 18
 
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -47,14 +47,14 @@ class Worker(RemoteHost):
             timeout: seconds that one call may take.
             heartbeat: seconds of silence after which it counts as hung.
         """
-        greeted = greeting(name, options)  # before a process is started
-        super().__init__(label, timeout, max(START_LIMIT, timeout))
+        greeted = encode_start_request(name, options)  # before a process is started
+        super().__init__(label, timeout, max(START_TIMEOUT, timeout))
         self._silence = heartbeat
-        self._outbox, self._frames = bytearray(), Frames()
+        self._outbox, self._frames = bytearray(), FrameDecoder()
         self._last_words = b""
         self._heard = False
         self._last_heard = time.monotonic()
-        self._process, self._socket = _spawn(beat=heartbeat / 5)
+        self._process, self._socket = _spawn_worker(beat=heartbeat / 5)
         assert self._process.stderr is not None
         self._stderr = self._process.stderr.fileno()
         os.set_blocking(self._stderr, False)
@@ -83,7 +83,7 @@ class Worker(RemoteHost):
         """Take everything that the worker has said so far."""
         while not self.failure:
             try:
-                data = self._socket.recv(CHUNK)
+                data = self._socket.recv(READ_CHUNK_BYTES)
             except BlockingIOError:
                 return
             except OSError:
@@ -104,20 +104,20 @@ class Worker(RemoteHost):
         silent = time.monotonic() - self._last_heard
         if silent > (self._silence if self._heard else self._start_limit):
             self._lose(f"gave no sign of life for {silent:.3g} s (stopped, or hung)")
-        elif why := self._overdue():
+        elif why := self._explain_overdue():
             self._lose(why)
 
     def close(self) -> None:
         """Let the worker close its environments and exit; kill it if that takes too long."""
         if self.failure:
             return
-        deadline = time.monotonic() + STOP_LIMIT
+        deadline = time.monotonic() + STOP_TIMEOUT
         self._socket.setblocking(True)
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
             while (left := deadline - time.monotonic()) > 0:
                 self._socket.settimeout(left)
-                if not self._socket.recv(CHUNK):
+                if not self._socket.recv(READ_CHUNK_BYTES):
                     break
         self._lose("was closed")
 
@@ -142,7 +142,7 @@ class Worker(RemoteHost):
 
     def _read_stderr(self) -> None:
         try:
-            data = os.read(self._stderr, CHUNK)
+            data = os.read(self._stderr, READ_CHUNK_BYTES)
         except BlockingIOError:
             return
         self._last_words = (self._last_words + data)[-4096:]
@@ -154,22 +154,28 @@ class Worker(RemoteHost):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)  # before it is reaped, while the number is surely its own
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(STOP_LIMIT)
+            self._process.wait(STOP_TIMEOUT)
         self._read_stderr()
         self._socket.close()
         assert self._process.stderr is not None
         self._process.stderr.close()
-        return why or self._how_it_ended()
+        return why or self._describe_exit()
 
-    def _how_it_ended(self) -> str:
+    def _describe_exit(self) -> str:
         code = self._process.returncode
-        how = "died" if code is None else f"exited with status {code}" if code >= 0 else f"died of {_signal(-code)}"
+        how = (
+            "died"
+            if code is None
+            else f"exited with status {code}"
+            if code >= 0
+            else f"died of {_get_signal_name(-code)}"
+        )
         lines = self._last_words.decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         return f"{how}; its last words: {last[:500]}" if last else how
 
 
-def _spawn(beat: float) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def _spawn_worker(beat: float) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """A fresh interpreter (no fork of a process that holds torch), and our end of the socket to it."""
     ours, theirs = socket.socketpair()
     arguments = [json.dumps([str(path) for path in sys.path]), str(theirs.fileno()), str(os.getpid()), str(beat)]
@@ -187,7 +193,7 @@ def _spawn(beat: float) -> tuple[subprocess.Popen[bytes], socket.socket]:
     return process, ours
 
 
-def _signal(number: int) -> str:
+def _get_signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:

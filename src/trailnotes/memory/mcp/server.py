@@ -18,8 +18,8 @@ from starlette.responses import JSONResponse
 
 from trailnotes import __version__
 from trailnotes.errors import TrailnotesError
-from trailnotes.memory.mcp.tools import INSTRUCTIONS, Call, Refused, Toolbox
-from trailnotes.web.guard import LOOPBACK, Bearer, Guard
+from trailnotes.memory.mcp.tools import INSTRUCTIONS, Toolbox, ToolCall, ToolCallRefused
+from trailnotes.web.guard import LOOPBACK_NAMES, BearerMiddleware, SecurityMiddleware
 
 if TYPE_CHECKING:
     from mcp.server import ServerRequestContext
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PATH: Final = "/mcp"
-LONGEST_BODY: Final = 256 * 1024  # bytes of a request: the longest state, escaped, and some more
-MOST_SESSIONS: Final = 64
-IDLE_S: Final = 1800.0  # after which a session is forgotten
-FAILED: Final = "the memory failed; its owner's terminal says how"
+MAX_BODY_BYTES: Final = 256 * 1024  # bytes of a request: the longest state, escaped, and some more
+MAX_SESSIONS: Final = 64
+SESSION_IDLE_S: Final = 1800.0  # after which a session is forgotten
+INTERNAL_ERROR: Final = "the memory failed; its owner's terminal says how"
 
 
 def make_server(toolbox: Toolbox) -> Server[dict[str, Any]]:
@@ -40,7 +40,7 @@ def make_server(toolbox: Toolbox) -> Server[dict[str, Any]]:
     async def list_tools(
         _context: ServerRequestContext[Any], _params: types.PaginatedRequestParams | None
     ) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[_described(tool) for tool in toolbox.offered])
+        return types.ListToolsResult(tools=[_describe_tool(tool) for tool in toolbox.offered])
 
     async def call_tool(
         context: ServerRequestContext[Any], params: types.CallToolRequestParams
@@ -49,15 +49,15 @@ def make_server(toolbox: Toolbox) -> Server[dict[str, Any]]:
         client = who.client_info.name if who else ""
         try:
             answer = await anyio.to_thread.run_sync(toolbox.call, params.name, params.arguments or {}, client)
-        except Refused as error:
-            return _said(str(error), is_error=True)
+        except ToolCallRefused as error:
+            return _make_text_result(str(error), is_error=True)
         except TrailnotesError as error:  # which may name files
             logger.error("%s: %s", params.name, error)  # noqa: TRY400 (it is for the owner, not for us)
-            return _said(FAILED, is_error=True)
+            return _make_text_result(INTERNAL_ERROR, is_error=True)
         except Exception:  # the boundary: the client is told no more than that, and the terminal the rest
             logger.exception("%s failed", params.name)
-            return _said(FAILED, is_error=True)
-        return types.CallToolResult(content=_said(json.dumps(answer)).content, structured_content=answer)
+            return _make_text_result(INTERNAL_ERROR, is_error=True)
+        return types.CallToolResult(content=_make_text_result(json.dumps(answer)).content, structured_content=answer)
 
     return Server(
         "trailnotes-memory",
@@ -83,18 +83,18 @@ def serve_stdio(toolbox: Toolbox) -> None:
 def make_app(toolbox: Toolbox, token: str) -> ASGIApp:
     """The application that answers at `PATH` of this machine, and only to those who say the token."""
     app = make_server(toolbox).streamable_http_app(
-        streamable_http_path=PATH, json_response=True, max_request_body_size=LONGEST_BODY,
-        max_sessions=MOST_SESSIONS, session_idle_timeout=IDLE_S,
+        streamable_http_path=PATH, json_response=True, max_request_body_size=MAX_BODY_BYTES,
+        max_sessions=MAX_SESSIONS, session_idle_timeout=SESSION_IDLE_S,
     )  # fmt: skip
-    return Guard(Bearer(app, token, _refusal), LOOPBACK, _refusal)
+    return SecurityMiddleware(BearerMiddleware(app, token, _make_refusal), LOOPBACK_NAMES, _make_refusal)
 
 
-def _refusal(status: int, text: str) -> ASGIApp:
+def _make_refusal(status: int, text: str) -> ASGIApp:
     headers = {"www-authenticate": "Bearer"} if status == 401 else None
     return JSONResponse({"error": text}, status, headers)
 
 
-def _described(tool: type[Call]) -> types.Tool:
+def _describe_tool(tool: type[ToolCall]) -> types.Tool:
     schema = tool.model_json_schema()
     schema.pop("description", None)  # it is the tool's
     hints = types.ToolAnnotations(
@@ -104,5 +104,5 @@ def _described(tool: type[Call]) -> types.Tool:
     return types.Tool(name=tool.name, description=about, input_schema=schema, annotations=hints)
 
 
-def _said(text: str, *, is_error: bool = False) -> types.CallToolResult:
+def _make_text_result(text: str, *, is_error: bool = False) -> types.CallToolResult:
     return types.CallToolResult(content=[types.TextContent(text=text)], is_error=is_error)

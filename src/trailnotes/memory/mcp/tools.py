@@ -15,17 +15,17 @@ from typing import Any, ClassVar, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trailnotes.errors import MemoryStoreError
-from trailnotes.memory.exchange import best_score, near_names, show_tip, take_in
-from trailnotes.memory.scope import Scope, place_named
-from trailnotes.memory.tips import MAX_CHARS, MAX_KEY_CHARS, MAX_TIP_WORDS, TipMemory, clean_tip, storable, utc_now
+from trailnotes.memory.exchange import add_imported, find_similar_names, get_best_score, require_tip
+from trailnotes.memory.scope import Scope, make_tip_filter
+from trailnotes.memory.tips import MAX_CHARS, MAX_KEY_CHARS, MAX_TIP_WORDS, TipMemory, clean_tip, normalize_tip, utc_now
 from trailnotes.types import Tip
 
 MAX_TASK_CHARS: Final = 512
 MAX_NAME_CHARS: Final = 64  # of a client's name
 SHOWN_KEY_CHARS: Final = 400  # of a tip among others; `read_tip` gives all
-MOST_TIPS: Final = 20
-MOST_TASKS: Final = 200
-ORIGIN: Final = "mcp: "  # before the client's name, as the author of a tip
+MAX_TIPS: Final = 20
+MAX_TASKS: Final = 200
+AUTHOR_PREFIX: Final = "mcp: "  # before the client's name, as the author of a tip
 
 INSTRUCTIONS: Final = (
     "A memory of tips: what agents learned from attempts at tasks, written for later attempts. Before you begin a "
@@ -35,7 +35,7 @@ INSTRUCTIONS: Final = (
 )
 
 
-class Call(BaseModel):
+class ToolCall(BaseModel):
     """The arguments of a tool. The docstring of each class below is what an agent is told of it."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -43,15 +43,15 @@ class Call(BaseModel):
     writes: ClassVar[bool] = False
 
 
-class ListTasks(Call):
+class ListTasks(ToolCall):
     """List the tasks that have tips, with the number of their tips. Call it to learn the ids that search_tips takes."""
 
     name = "list_tasks"
     contains: str = Field("", description="only tasks whose id contains this", max_length=MAX_TASK_CHARS)
-    limit: int = Field(50, description="at most so many", ge=1, le=MOST_TASKS)
+    limit: int = Field(50, description="at most so many", ge=1, le=MAX_TASKS)
 
 
-class SearchTips(Call):
+class SearchTips(ToolCall):
     """Find the tips of a task that were written in states most like yours, the most similar first.
 
     Describe your state as the task shows it (the goal and the newest observation work best): a tip is found by the
@@ -62,17 +62,17 @@ class SearchTips(Call):
     name = "search_tips"
     task: str = Field(description="id of the task, as list_tasks gives it", max_length=MAX_TASK_CHARS)
     query: str = Field(description="the state you are in, or what you want to know", max_length=MAX_KEY_CHARS)
-    limit: int = Field(5, description="at most so many", ge=1, le=MOST_TIPS)
+    limit: int = Field(5, description="at most so many", ge=1, le=MAX_TIPS)
 
 
-class ReadTip(Call):
+class ReadTip(ToolCall):
     """Read one tip in full: the state it was written in, who wrote it when, and how those fared who read it."""
 
     name = "read_tip"
     id: int = Field(description="id of a tip, as search_tips gives it", ge=1, lt=2**63)
 
 
-class AddTip(Call):
+class AddTip(ToolCall):
     """Write a tip for later attempts at a task, by you or by other agents. It is marked with your name.
 
     Write it when an attempt is over. A good tip is one or two sentences that stand alone, name the situation, and say
@@ -96,14 +96,14 @@ class AddTip(Call):
     )
 
 
-TOOLS: Final[tuple[type[Call], ...]] = (ListTasks, SearchTips, ReadTip, AddTip)
+TOOLS: Final[tuple[type[ToolCall], ...]] = (ListTasks, SearchTips, ReadTip, AddTip)
 
 
-class Refused(MemoryStoreError):  # noqa: N818 (it is an answer)
+class ToolCallRefused(MemoryStoreError):  # noqa: N818 (it is an answer)
     """A call that is not done; the text tells the agent why."""
 
 
-class Rate:
+class RateLimiter:
     """At most `per_minute` calls a minute, saved up to as many: a token bucket.
 
     Args:
@@ -115,19 +115,19 @@ class Rate:
         self.per_minute, self._now = per_minute, now
         self._left, self._seen = float(per_minute), now()
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Count one call. Raises `Refused`, which says how long to wait."""
         now = self._now()
         self._left = min(self.per_minute, self._left + (now - self._seen) * self.per_minute / 60)
         self._seen = now
         if self._left < 1:
             wait = (1 - self._left) * 60 / self.per_minute
-            raise Refused(f"more than {self.per_minute} calls a minute: wait {wait:.0f} s, and call again")
+            raise ToolCallRefused(f"more than {self.per_minute} calls a minute: wait {wait:.0f} s, and call again")
         self._left -= 1
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class AccessRules:
     """What clients may do."""
 
     write: bool = False  # add tips
@@ -146,13 +146,13 @@ class Toolbox:
         rules: what clients may do.
     """
 
-    def __init__(self, memory: TipMemory, rules: Rules) -> None:
+    def __init__(self, memory: TipMemory, rules: AccessRules) -> None:
         self.memory, self.rules = memory, rules
-        self._rate = Rate(rules.per_minute)
+        self._rate = RateLimiter(rules.per_minute)
         self._lock = threading.Lock()  # of what is counted before it is done
 
     @property
-    def offered(self) -> list[type[Call]]:
+    def offered(self) -> list[type[ToolCall]]:
         """The tools that clients are told of."""
         return [tool for tool in TOOLS if self.rules.write or not tool.writes]
 
@@ -169,15 +169,15 @@ class Toolbox:
             MemoryStoreError: the memory cannot be read or written.
         """
         with self._lock:
-            self._rate.take()
+            self._rate.acquire()
         tool = next((tool for tool in TOOLS if tool.name == name), None)
         if tool is None:
-            raise Refused(
+            raise ToolCallRefused(
                 f"there is no tool {name[:MAX_NAME_CHARS]!r}: there are {', '.join(t.name for t in self.offered)}"
             )
         if tool.writes and not self.rules.write:
-            raise Refused("this memory is only read: its owner can start it with --write")
-        match _parsed(tool, arguments):
+            raise ToolCallRefused("this memory is only read: its owner can start it with --write")
+        match _parse_arguments(tool, arguments):
             case ListTasks() as asked:
                 return self._list_tasks(asked)
             case SearchTips() as asked:
@@ -190,79 +190,87 @@ class Toolbox:
         raise AssertionError(name)
 
     def _list_tasks(self, asked: ListTasks) -> dict[str, Any]:
-        sizes = [(name, size) for name, size in self._served().items() if asked.contains in name]
+        sizes = [(name, size) for name, size in self._list_served_tasks().items() if asked.contains in name]
         shown = [{"task": name, "tips": size} for name, size in sizes[: asked.limit]]
         return {"tasks": shown, "total": len(sizes)}
 
     def _search_tips(self, asked: SearchTips) -> dict[str, Any]:
-        self._check_task(asked.task)
+        self._require_served_task(asked.task)
         if not self.memory.store.size(asked.task):
-            names = self._served()
-            near = f": the nearest are {', '.join(near_names(names, asked.task))}" if names else ""
-            raise Refused(f"there is no tip of {asked.task!r}{near}")
-        found = self.memory.nearest(asked.task, asked.query, asked.limit)
-        return {"tips": [{"similarity": round(similarity, 4), **_brief(tip)} for tip, similarity in found]}
+            names = self._list_served_tasks()
+            near = f": the nearest are {', '.join(find_similar_names(names, asked.task))}" if names else ""
+            raise ToolCallRefused(f"there is no tip of {asked.task!r}{near}")
+        found = self.memory.search_nearest(asked.task, asked.query, asked.limit)
+        return {"tips": [{"similarity": round(similarity, 4), **_summarize_tip(tip)} for tip, similarity in found]}
 
     def _read_tip(self, asked: ReadTip) -> dict[str, Any]:
-        tip = self.memory.store.tip(asked.id)
+        tip = self.memory.store.get_tip(asked.id)
         if tip is None or not tip.enabled or self.rules.namespace not in {None, tip.namespace}:
-            raise Refused(f"there is no tip {asked.id}: search_tips gives the ids")
-        (readers,) = self.memory.store.readers(asked.id).values()
+            raise ToolCallRefused(f"there is no tip {asked.id}: search_tips gives the ids")
+        (readers,) = self.memory.store.load_reader_stats(asked.id).values()
         written = {name: getattr(tip, name) for name in ("action", "model", "run", "created", "imported")}
-        return {**_brief(tip), "state": tip.key, **written, "readers": readers.shown, "worth": round(readers.worth, 4)}
+        return {
+            **_summarize_tip(tip),
+            "state": tip.key,
+            **written,
+            "readers": readers.shown,
+            "worth": round(readers.worth, 4),
+        }
 
     def _add_tip(self, asked: AddTip, client: str) -> dict[str, Any]:
-        self._check_task(asked.task)
+        self._require_served_task(asked.task)
         store, rules = self.memory.store, self.rules
-        if self._held(asked.task) >= rules.capacity:
+        if self._count_pool(asked.task) >= rules.capacity:
             whose = f"{asked.task!r} has" if rules.scope == "task" else f"{asked.task!r} and those it reads have"
-            raise Refused(f"{whose} {rules.capacity} tips, and no room: their owner can delete some")
-        best, most = best_score(store, asked.task)
+            raise ToolCallRefused(f"{whose} {rules.capacity} tips, and no room: their owner can delete some")
+        best, most = get_best_score(store, asked.task)
         if asked.score is not None and asked.score > most:
-            if asked.task in store.namespaces(place_named(asked.task)):
-                raise Refused(f"a score of {asked.score:g} is above the highest of {asked.task!r}, {most:g}: give less")
+            if asked.task in store.count_by_namespace(make_tip_filter(asked.task)):
+                raise ToolCallRefused(
+                    f"a score of {asked.score:g} is above the highest of {asked.task!r}, {most:g}: give less"
+                )
             most = asked.score
-        author = ORIGIN + (clean_tip(client)[:MAX_NAME_CHARS] or "unknown")
+        author = AUTHOR_PREFIX + (clean_tip(client)[:MAX_NAME_CHARS] or "unknown")
         score = best if asked.score is None else asked.score
         text = clean_tip(asked.text)
         if not text:
-            raise Refused("a tip needs a letter or digit: write what the agent should know")
+            raise ToolCallRefused("a tip needs a letter or digit: write what the agent should know")
         given = Tip(asked.task, text, asked.state or text, score, most, model=author, enabled=rules.enabled)
-        tip = storable(given, utc_now)
+        tip = normalize_tip(given, utc_now)
         assert tip is not None, "its text is clean"
-        if not take_in(self.memory, [tip]).added:
-            raise Refused(f"{asked.task!r} has this tip already, found in this state: nothing was added")
-        tip_id = store.find(replace(tip, imported=True), same_key=True)
-        kept = _brief(show_tip(store, tip_id or 0))
+        if not add_imported(self.memory, [tip]).added:
+            raise ToolCallRefused(f"{asked.task!r} has this tip already, found in this state: nothing was added")
+        tip_id = store.find_duplicate(replace(tip, imported=True), same_key=True)
+        kept = _summarize_tip(require_tip(store, tip_id or 0))
         return kept if rules.enabled else {**kept, "shown": "when the memory's owner has switched it on"}
 
-    def _held(self, task: str) -> int:
+    def _count_pool(self, task: str) -> int:
         """Tips that share a task's capacity; those that wait for their owner count where what is added waits, too."""
-        pool = self.memory.store.pool(task, self.rules.scope)
+        pool = self.memory.store.get_capacity_pool(task, self.rules.scope)
         if self.rules.enabled:
             return self.memory.store.size(pool)
-        return sum(self.memory.store.namespaces(pool).values())
+        return sum(self.memory.store.count_by_namespace(pool).values())
 
-    def _served(self) -> dict[str, int]:
+    def _list_served_tasks(self) -> dict[str, int]:
         """The tasks that clients may know of, and how many tips of each they can find."""
         only = self.rules.namespace
         return {name: size for name, size in self.memory.store.sizes().items() if only in {None, name}}
 
-    def _check_task(self, task: str) -> None:
+    def _require_served_task(self, task: str) -> None:
         only = self.rules.namespace
         if only not in {None, task}:
-            raise Refused(f"{task!r} is not served here: the one task is {only!r}")
+            raise ToolCallRefused(f"{task!r} is not served here: the one task is {only!r}")
 
 
-def _parsed(tool: type[Call], arguments: Mapping[str, Any]) -> Call:
+def _parse_arguments(tool: type[ToolCall], arguments: Mapping[str, Any]) -> ToolCall:
     try:
         return tool.model_validate(dict(arguments))
     except ValidationError as error:
         faults = [f"{'.'.join(map(str, fault['loc'])) or 'arguments'}: {fault['msg']}" for fault in error.errors()[:5]]
-        raise Refused(f"{tool.name} cannot be called so: {'; '.join(faults)}") from None
+        raise ToolCallRefused(f"{tool.name} cannot be called so: {'; '.join(faults)}") from None
 
 
-def _brief(tip: Tip) -> dict[str, Any]:
+def _summarize_tip(tip: Tip) -> dict[str, Any]:
     state = tip.key if len(tip.key) <= SHOWN_KEY_CHARS else f"{tip.key[:SHOWN_KEY_CHARS]} ..."
     names = ("id", "text", "score", "max_score")
     return {"task": tip.namespace, **{name: getattr(tip, name) for name in names}, "state": state}

@@ -22,14 +22,14 @@ from trailnotes.errors import ConfigError
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def suppress_future_warnings() -> Iterator[None]:
     """Without warnings that transformers has renamed what peft, or the oldest version that we allow, still calls so."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         yield
 
 
-def saved_at(path: str, is_local: bool) -> Any | None:
+def load_adapter_config(path: str, is_local: bool) -> Any | None:
     """Settings, as peft reads them, of the adapters in a directory or on the hub; None where a whole model is."""
     if find_adapter_config_file(path, local_files_only=is_local) is None:
         return None
@@ -38,7 +38,7 @@ def saved_at(path: str, is_local: bool) -> Any | None:
     return peft.PeftConfig.from_pretrained(path)
 
 
-def new_adapters(model: Any, config: LoraConfig, base: str) -> Any:
+def add_adapters(model: Any, config: LoraConfig, base: str) -> Any:
     """A peft model around `model`, whose adapters change nothing yet.
 
     Args:
@@ -60,15 +60,15 @@ def new_adapters(model: Any, config: LoraConfig, base: str) -> Any:
         target_modules=targets,
     )
     try:
-        with quiet():
+        with suppress_future_warnings():
             adapted = peft.get_peft_model(model, settings)
     except ValueError as error:
         raise ConfigError(f"model.lora.target_modules = {targets!r} does not fit this model: {error}") from error
     settings.base_model_name_or_path = base  # peft puts what `model` calls itself, which may be a relative path
-    return _at_the_bases_precision(adapted)
+    return _match_base_precision(adapted)
 
 
-def put_on(model: Any, path: str, settings: Any, config: LoraConfig, base: str) -> Any:
+def load_adapters(model: Any, path: str, settings: Any, config: LoraConfig, base: str) -> Any:
     """A peft model of the base `model` and the adapters saved at `path`; they are trained where `config` says so.
 
     Raises:
@@ -79,26 +79,26 @@ def put_on(model: Any, path: str, settings: Any, config: LoraConfig, base: str) 
     if settings.is_prompt_learning:
         raise ConfigError(f"model.path = {path!r} holds {settings.peft_type.value}, not adapters of weights: name LoRA")
     if config.enabled:
-        _refuse_others(path, settings, config)
+        _validate_adapter_config(path, settings, config)
         settings.lora_dropout = config.dropout
     settings.base_model_name_or_path = base
-    with quiet():
+    with suppress_future_warnings():
         warnings.filterwarnings("error", "Found missing adapter keys")
-        return _at_the_bases_precision(
+        return _match_base_precision(
             peft.PeftModel.from_pretrained(
                 model, path, is_trainable=config.enabled, config=settings, torch_device="cpu"
             )
         )
 
 
-class _Rounded(nn.Linear):
+class _CastingLinear(nn.Linear):
     """A linear layer whose weights are rounded to the precision of what it is given, whenever it is called."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         return nn.functional.linear(input, self.weight.to(input.dtype), self.bias)
 
 
-def _at_the_bases_precision(model: Any) -> Any:
+def _match_base_precision(model: Any) -> Any:
     """The peft model itself, whose adapters of float32 compute in the precision of a base that is of less.
 
     peft lets such adapters compute in float32, and rounds the sum: what they add is then lost to the same rounding, but
@@ -112,23 +112,23 @@ def _at_the_bases_precision(model: Any) -> Any:
         if layer.get_base_layer().weight.dtype == torch.bfloat16 and not layer.lora_variant:
             layer.cast_input_dtype_enabled = False
             for adapter in (*layer.lora_A.values(), *layer.lora_B.values()):
-                adapter.__class__ = _Rounded
+                adapter.__class__ = _CastingLinear
     return model
 
 
-def adapter_names(model: Any, weights: Mapping[str, Any]) -> dict[str, Any]:
+def get_adapter_state_dict(model: Any, weights: Mapping[str, Any]) -> dict[str, Any]:
     """The same tensors, given by the names of the peft model's parameters, under those that its files have."""
     import peft
 
-    with quiet():
+    with suppress_future_warnings():
         named: dict[str, Any] = peft.get_peft_model_state_dict(model, dict(weights), save_embedding_layers=False)
     return named
 
 
-def trained_parameters(model: Any) -> dict[str, Any]:
+def get_trained_parameters(model: Any) -> dict[str, Any]:
     """What is trained of a model, by the names of its files: all parameters, or the adapters alone."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    return adapter_names(model, parameters) if hasattr(model, "peft_config") else parameters
+    return get_adapter_state_dict(model, parameters) if hasattr(model, "peft_config") else parameters
 
 
 def save_adapters(model: Any, path: Path, state: Mapping[str, Tensor] | None = None) -> None:
@@ -142,7 +142,7 @@ def save_adapters(model: Any, path: Path, state: Mapping[str, Tensor] | None = N
 
 
 @torch.no_grad()
-def merged(model: Any, dtype: torch.dtype = torch.float32) -> tuple[Any, float]:
+def merge_adapters(model: Any, dtype: torch.dtype = torch.float32) -> tuple[Any, float]:
     """The base with its adapters added, which takes the place of `model`.
 
     Args:
@@ -164,7 +164,7 @@ def merged(model: Any, dtype: torch.dtype = torch.float32) -> tuple[Any, float]:
     return model.merge_and_unload().to(dtype), math.sqrt(error / change) if change else 0.0
 
 
-def _refuse_others(path: str, settings: Any, config: LoraConfig) -> None:
+def _validate_adapter_config(path: str, settings: Any, config: LoraConfig) -> None:
     """Refuse to train adapters that differ from what the config says."""
     found: dict[str, Any] = {"rank": getattr(settings, "r", None), "alpha": getattr(settings, "lora_alpha", None)}
     wanted: dict[str, Any] = {"rank": config.rank, "alpha": config.alpha}

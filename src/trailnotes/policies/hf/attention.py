@@ -16,10 +16,10 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-NAME = "sdpa_trailnotes"  # by which a model's config finds it
+ATTENTION_NAME = "sdpa_trailnotes"  # by which a model's config finds it
 
 
-def use_on(model: Any) -> bool:
+def use_cached_attention(model: Any) -> bool:
     """Let a model attend so, if it is of bfloat16, on a CPU, and attends by torch's kernel; whether it does.
 
     Passes without a cache, and so those of the learner, stay what they were.
@@ -27,11 +27,11 @@ def use_on(model: Any) -> bool:
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     now = getattr(inner.config, "_attn_implementation", None)
     if now == "sdpa" and inner.device.type == "cpu" and inner.dtype == torch.bfloat16:
-        AttentionInterface.register(NAME, attend)
-        AttentionMaskInterface.register(NAME, sdpa_mask)
-        inner.set_attn_implementation(NAME)
-        now = NAME
-    return bool(now == NAME)
+        AttentionInterface.register(ATTENTION_NAME, attend)
+        AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
+        inner.set_attn_implementation(ATTENTION_NAME)
+        now = ATTENTION_NAME
+    return bool(now == ATTENTION_NAME)
 
 
 def attend(
@@ -55,10 +55,10 @@ def attend(
     if query.shape[2] > 1:  # the kernel finds the heads that share keys; transformers would copy these for each
         out = scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling, enable_gqa=True)
         return out.transpose(1, 2), None
-    return _of_one_token(query, key, value, attention_mask, scaling).transpose(1, 2), None
+    return _attend_one_token(query, key, value, attention_mask, scaling).transpose(1, 2), None
 
 
-def _of_one_token(
+def _attend_one_token(
     query: Tensor,  # (B, heads, 1, D)
     key: Tensor,  # (B, kv_heads, L, D)
     value: Tensor,  # (B, kv_heads, L, D)

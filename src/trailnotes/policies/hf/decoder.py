@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trailnotes.policies.hf.attention import use_on
-from trailnotes.policies.hf.network import Access, Ints, Network, SlotCache, agree
+from trailnotes.policies.hf.attention import use_cached_attention
+from trailnotes.policies.hf.network import CacheAccess, Ints, Network, SlotCache, is_close_logits
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +26,8 @@ MIN_SHARED = 16  # tokens that two prompts must begin with alike, for the second
 
 Slot = int
 Windows = Mapping[str, int]  # tokens that a kind of layer sees, as transformers names it; 0 = all
-FULL: Windows = {"full_attention": 0}
-Row = tuple[Slot, Sequence[int]]  # an episode's slot and its new tokens, at least one
+FULL_ATTENTION: Windows = {"full_attention": 0}
+SlotInput = tuple[Slot, Sequence[int]]  # an episode's slot and its new tokens, at least one
 
 
 class Decoder(Protocol):
@@ -41,20 +41,20 @@ class Decoder(Protocol):
         """Forget a slot; with the last one all memory goes."""
         ...
 
-    def keep(self, slot: Slot, prompt: Sequence[int]) -> int:
+    def rewind(self, slot: Slot, prompt: Sequence[int]) -> int:
         """Roll a slot back to what it has in common with a prompt; how many of its tokens need not be computed."""
         ...
 
-    def forget(self) -> None:
+    def reset_cache(self) -> None:
         """Empty all slots: the weights have changed."""
         ...
 
-    def extend(self, rows: Sequence[Row]) -> Tensor:
+    def extend(self, rows: Sequence[SlotInput]) -> Tensor:
         """Append new tokens to slots; logits of the token after each row's last, (n, V)."""
         ...
 
 
-class _Contexts:
+class _SlotTable:
     """Which slots are taken, and the token ids whose keys and values each holds."""
 
     def __init__(self) -> None:
@@ -68,24 +68,24 @@ class _Contexts:
     def release(self, slot: Slot) -> None:
         self._ids.pop(slot, None)
 
-    def keep(self, slot: Slot, prompt: Sequence[int]) -> int:
-        length = _in_common(self._ids[slot], prompt)
+    def rewind(self, slot: Slot, prompt: Sequence[int]) -> int:
+        length = _count_common_prefix(self._ids[slot], prompt)
         del self._ids[slot][length:]
         return length
 
-    def forget(self) -> None:
+    def reset_cache(self) -> None:
         for ids in self._ids.values():
             ids.clear()
 
 
-class SlotDecoder(_Contexts):
+class SlotDecoder(_SlotTable):
     """Appends only what is new to the cache that each episode keeps."""
 
     def __init__(
         self,
         network: Network,
         context_length: int,
-        windows: Windows = FULL,
+        windows: Windows = FULL_ATTENTION,
         *,
         shared_prompts: bool = True,
         gapless: bool = False,  # single tokens see all columns that there are, and mask what is not yet taken
@@ -104,42 +104,42 @@ class SlotDecoder(_Contexts):
         if not self._ids:
             self.cache.clear()
 
-    def forget(self) -> None:
+    def reset_cache(self) -> None:
         """Empty all slots, and give their memory back."""
-        super().forget()
+        super().reset_cache()
         self.cache.clear()
 
-    def extend(self, rows: Sequence[Row]) -> Tensor:
+    def extend(self, rows: Sequence[SlotInput]) -> Tensor:
         """Append new tokens; logits (n, V) of what follows each row."""
         if not rows:
             raise ValueError("no row to extend")
         fresh = {index: new for index, (slot, new) in enumerate(rows) if not self._ids[slot]}
-        begun = _begun_alike(fresh) if self.shared_prompts else {}
+        begun = _find_shared_prefixes(fresh) if self.shared_prompts else {}
         if not begun:
-            return self._extend(rows)
+            return self._extend_in_groups(rows)
         first = [index for index in range(len(rows)) if index not in begun]
-        logits = [self._extend([rows[index] for index in first])]
+        logits = [self._extend_in_groups([rows[index] for index in first])]
         for index, (leader, length) in begun.items():
-            self._copy(rows[leader][0], rows[index][0], length)
+            self._copy_prefix(rows[leader][0], rows[index][0], length)
         rest = [(rows[index][0], rows[index][1][length:]) for index, (_, length) in begun.items()]
-        logits.append(self._extend(rest))
-        return _in_order(logits, [*first, *begun])
+        logits.append(self._extend_in_groups(rest))
+        return _restore_order(logits, [*first, *begun])
 
-    def _copy(self, source: Slot, target: Slot, length: int) -> None:
+    def _copy_prefix(self, source: Slot, target: Slot, length: int) -> None:
         """Begin an empty slot with the first columns of another."""
         self.cache.reserve(max(source, target) + 1, length)
         self.cache.copy(source, target, length)
         self._ids[target].extend(self._ids[source][:length])
 
-    def _extend(self, rows: Sequence[Row]) -> Tensor:
+    def _extend_in_groups(self, rows: Sequence[SlotInput]) -> Tensor:
         logits: list[Tensor] = []
         order: list[int] = []
-        for group in _groups([len(new) for _, new in rows]):
+        for group in _group_by_length([len(new) for _, new in rows]):
             order += group
             logits.append(self._extend_group([rows[index] for index in group]))
-        return _in_order(logits, order)
+        return _restore_order(logits, order)
 
-    def _extend_group(self, rows: Sequence[Row]) -> Tensor:
+    def _extend_group(self, rows: Sequence[SlotInput]) -> Tensor:
         """Columns in turns of at most MAX_TOKENS; only a single row is ever longer than that."""
         width = max(len(new) for _, new in rows)
         if width * len(rows) <= MAX_TOKENS:
@@ -150,7 +150,7 @@ class SlotDecoder(_Contexts):
             logits = self._forward([(slot, new[start : start + MAX_TOKENS])])
         return logits
 
-    def _forward(self, rows: Sequence[Row]) -> Tensor:
+    def _forward(self, rows: Sequence[SlotInput]) -> Tensor:
         slots = [slot for slot, _ in rows]
         width = max(len(new) for _, new in rows)
         low, high = min(slots), max(slots) + 1
@@ -165,13 +165,17 @@ class SlotDecoder(_Contexts):
         for slot, new in rows:
             ids[place[slot], : len(new)] = new
             last[place[slot]] = len(new) - 1
-        logits = self._run(batch, is_span, ids, starts, last, max(len(self._ids[slot]) for slot in slots) + width)
+        logits = self._run_network(
+            batch, is_span, ids, starts, last, max(len(self._ids[slot]) for slot in slots) + width
+        )
         for slot, new in rows:
             self._ids[slot].extend(new)
         taken = [place[slot] for slot in slots]
         return logits if taken == list(range(len(batch))) else logits[torch.tensor(taken, device=logits.device)]
 
-    def _run(self, batch: list[Slot], is_span: bool, ids: Ints, starts: Ints, last: Ints, length: int) -> Tensor:
+    def _run_network(
+        self, batch: list[Slot], is_span: bool, ids: Ints, starts: Ints, last: Ints, length: int
+    ) -> Tensor:
         device, width = self.network.device, ids.shape[1]
         cache = self.cache
         cache.reserve(max(batch) + 1, int(starts.max()) + width)
@@ -180,8 +184,8 @@ class SlotDecoder(_Contexts):
         taken = torch.tensor(batch, device=device)
         position_ids = torch.from_numpy(positions).to(device)
         slots = slice(batch[0], batch[-1] + 1) if is_span else taken
-        cache.access = Access(slots, (taken[:, None], position_ids), length)
-        masks = {kind: self._mask(position_ids, length, window) for kind, window in self.windows.items()}
+        cache.access = CacheAccess(slots, (taken[:, None], position_ids), length)
+        masks = {kind: self._build_mask(position_ids, length, window) for kind, window in self.windows.items()}
         return self.network(
             last,
             input_ids=torch.from_numpy(ids).to(device),
@@ -191,7 +195,7 @@ class SlotDecoder(_Contexts):
             use_cache=True,
         )
 
-    def _mask(self, position_ids: Tensor, length: int, window: int) -> Tensor:
+    def _build_mask(self, position_ids: Tensor, length: int, window: int) -> Tensor:
         """Additive mask of what each new token sees: itself and the past, up to a window; (B, S) -> (B, 1, S, L)."""
         columns, own = torch.arange(length, device=position_ids.device), position_ids[:, None, :, None]
         hidden = columns > own
@@ -202,14 +206,14 @@ class SlotDecoder(_Contexts):
         return mask.masked_fill_(hidden, torch.finfo(dtype).min)
 
 
-class RecomputeDecoder(_Contexts):
+class RecomputeDecoder(_SlotTable):
     """Computes whole contexts each time: slow, and right for every causal LM."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
         self.network = network
 
-    def extend(self, rows: Sequence[Row]) -> Tensor:
+    def extend(self, rows: Sequence[SlotInput]) -> Tensor:
         """Append new tokens; logits (n, V) of what follows each row."""
         for slot, new in rows:
             self._ids[slot].extend(new)
@@ -231,16 +235,16 @@ class RecomputeDecoder(_Contexts):
 def make_decoder(model: Any, context_length: int, *, shared_prompts: bool = True) -> Decoder:
     """The decoder that keeps its cache, if this model allows it."""
     network = Network(model)
-    gapless = use_on(model)
+    gapless = use_cached_attention(model)
     try:
         decoder = SlotDecoder(
             network,
             context_length,
-            windows_of(model.config, context_length),
+            get_attention_windows(model.config, context_length),
             shared_prompts=shared_prompts,
             gapless=gapless,
         )
-        _check(decoder)
+        _validate_decoder(decoder)
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
         reason = f"{type(error).__name__}: {error}"
         logger.warning("no cache is kept between turns, each token recomputes its context: %s", reason)
@@ -248,7 +252,7 @@ def make_decoder(model: Any, context_length: int, *, shared_prompts: bool = True
     return decoder
 
 
-def windows_of(config: Any, context_length: int) -> Windows:
+def get_attention_windows(config: Any, context_length: int) -> Windows:
     """Kinds of attention layers and their windows, as the model's own cache has them.
 
     Raises:
@@ -265,24 +269,24 @@ def windows_of(config: Any, context_length: int) -> Windows:
             windows["sliding_attention"] = window if window < context_length else 0
         else:
             raise ValueError(f"the model has layers of another kind than attention ({type(layer).__name__})")
-    return windows or FULL
+    return windows or FULL_ATTENTION
 
 
-def _check(decoder: SlotDecoder) -> None:
+def _validate_decoder(decoder: SlotDecoder) -> None:
     """Raise `ValueError` if passes over the cache do not give what passes without it give."""
     network = decoder.network
-    ids = network.probe_ids(min(9, decoder.context_length))
+    ids = network.make_probe_ids(min(9, decoder.context_length))
     first, second = decoder.acquire(), decoder.acquire()
     decoder.extend([(first, ids[:2]), (second, ids[1:6])])
     logits = decoder.extend([(first, ids[2:6]), (second, ids[6:])])
     decoder.release(first)
     decoder.release(second)
-    expected = (network.reference(ids[:6]), network.reference(ids[1:]))
-    if not all(agree(got, want) for got, want in zip(logits, expected, strict=True)):
+    expected = (network.reference_logits(ids[:6]), network.reference_logits(ids[1:]))
+    if not all(is_close_logits(got, want) for got, want in zip(logits, expected, strict=True)):
         raise ValueError("a forward pass over its cache differs from one without")
 
 
-def _begun_alike(prompts: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, int]]:
+def _find_shared_prefixes(prompts: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, int]]:
     """Which prompts may take over the keys of another, and of how many tokens; {} where little is saved.
 
     The members of a group begin their episodes with one prompt.
@@ -297,7 +301,7 @@ def _begun_alike(prompts: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, i
     found: dict[int, tuple[int, int]] = {}
     leader: int | None = None
     for index in sorted(prompts, key=lambda index: tuple(prompts[index])):
-        length = 0 if leader is None else _in_common(prompts[leader], prompts[index])
+        length = 0 if leader is None else _count_common_prefix(prompts[leader], prompts[index])
         if leader is not None and length >= max(MIN_SHARED, len(prompts[index]) // 2):
             found[index] = leader, length
         else:
@@ -305,7 +309,7 @@ def _begun_alike(prompts: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, i
     return found if sum(length for _, length in found.values()) > MIN_PADDING else {}
 
 
-def _in_common(one: Sequence[int], other: Sequence[int]) -> int:
+def _count_common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     """Tokens that both begin with, but for the last of the other: one must go in for logits to come out."""
     most = min(len(one), len(other) - 1)
     if tuple(one[:most]) == tuple(other[:most]):
@@ -313,7 +317,7 @@ def _in_common(one: Sequence[int], other: Sequence[int]) -> int:
     return next(index for index in range(most) if one[index] != other[index])
 
 
-def _in_order(parts: Sequence[Tensor], order: Sequence[int]) -> Tensor:
+def _restore_order(parts: Sequence[Tensor], order: Sequence[int]) -> Tensor:
     """Rows one part after the other, put where `order` says each belongs."""
     if len(parts) == 1 and list(order) == list(range(len(order))):
         return parts[0]
@@ -321,7 +325,7 @@ def _in_order(parts: Sequence[Tensor], order: Sequence[int]) -> Tensor:
     return torch.empty_like(joined).index_copy_(0, torch.tensor(order, device=joined.device), joined)
 
 
-def _groups(lengths: Sequence[int]) -> list[list[int]]:
+def _group_by_length(lengths: Sequence[int]) -> list[list[int]]:
     """Rows to run together, longest first: padding may not cost more than a pass of its own, or than the tokens."""
     groups: list[list[int]] = []
     width = real = 0

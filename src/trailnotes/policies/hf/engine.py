@@ -23,11 +23,13 @@ Uniforms = npt.NDArray[np.float32]
 Decode = Callable[[TokenIds], str]  # without special tokens
 
 CACHE_SIZE = 65536  # decoded texts remembered
-SHORT = 64  # tokens of the longest of them: thoughts never come twice, and all their beginnings would fill the memory
+MAX_CACHED_TOKENS = (
+    64  # tokens of the longest of them: thoughts never come twice, and all their beginnings would fill the memory
+)
 
 
 @dataclass(slots=True)
-class _Request:
+class _GenerationRequest:
     """One completion under way."""
 
     prompt_ids: TokenIds
@@ -55,17 +57,17 @@ class Engine:
         self, decoder: Decoder, decode: Decode, end_ids: Collection[int], *, deterministic: bool, opening: str = ""
     ) -> None:
         self.decoder = decoder
-        self.endings = Endings(decode, end_ids, opening)
+        self.endings = StopCondition(decode, end_ids, opening)
         self.deterministic = deterministic
         self._slots: dict[str, Slot | None] = {}  # of the open episodes; a slot is taken at the first request
-        self._waiting: dict[str, _Request] = {}
-        self._running: dict[str, _Request] = {}
+        self._waiting: dict[str, _GenerationRequest] = {}
+        self._running: dict[str, _GenerationRequest] = {}
         self._task: asyncio.Task[None] | None = None
 
     @property
     def num_unfinished(self) -> int:
         """Requests that wait or run."""
-        return len(self._unfinished())
+        return len(self._list_unfinished())
 
     def open(self, episode: str) -> None:
         """Announce an episode. Raises `PolicyError` if one of this name is open."""
@@ -81,7 +83,7 @@ class Engine:
                 requests.pop(episode).future.cancel()
         if slot is not None:
             self.decoder.release(slot)
-        self._start()
+        self._ensure_task()
 
     async def generate(self, prompt_ids: TokenIds, sampling: Sampling, episode: str) -> Completion:
         """One completion. Raises `PolicyError` for an episode that is not open or has a request under way."""
@@ -93,8 +95,8 @@ class Engine:
             raise PolicyError("a prompt needs at least one token")
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         uniforms = draw_uniforms(sampling.seed, sampling.max_tokens)
-        request = self._waiting[episode] = _Request(prompt_ids, sampling, episode, future, uniforms)
-        self._start()
+        request = self._waiting[episode] = _GenerationRequest(prompt_ids, sampling, episode, future, uniforms)
+        self._ensure_task()
         try:
             return await future
         finally:
@@ -104,30 +106,30 @@ class Engine:
 
     # The task
 
-    def _unfinished(self) -> list[_Request]:
+    def _list_unfinished(self) -> list[_GenerationRequest]:
         requests = (*self._running.values(), *self._waiting.values())
         return [request for request in requests if not request.future.done()]
 
-    def _ready(self) -> bool:
+    def _can_admit(self) -> bool:
         """Whether waiting requests may join."""
         if not self._waiting or not self.deterministic:
             return bool(self._waiting)
         return not self._running and len(self._waiting) == len(self._slots)
 
-    def _start(self) -> None:
-        if self._task is None and self._ready():
+    def _ensure_task(self) -> None:
+        if self._task is None and self._can_admit():
             loop = next(iter(self._waiting.values())).future.get_loop()
             self._task = loop.create_task(self._run())
 
     async def _run(self) -> None:
         try:
-            while self._running or self._ready():
-                if self._ready():
+            while self._running or self._can_admit():
+                if self._can_admit():
                     self._admit()
                 self._step()
                 await asyncio.sleep(0)
         except Exception as error:  # noqa: BLE001 - the boundary: those who wait must hear of it
-            self._fail(error)
+            self._fail_all(error)
         finally:
             for request in self._running.values():  # only if this task was cancelled
                 request.future.cancel()
@@ -143,7 +145,7 @@ class Engine:
             if slot is None:
                 slot = self._slots[request.episode] = self.decoder.acquire()
             request.slot = slot
-            request.pending = request.prompt_ids[self.decoder.keep(slot, request.prompt_ids) :]
+            request.pending = request.prompt_ids[self.decoder.rewind(slot, request.prompt_ids) :]
 
     def _step(self) -> None:
         """One token for every running request."""
@@ -152,28 +154,28 @@ class Engine:
             return
         logits = self.decoder.extend([(request.slot, request.pending) for request in rows])
         uniforms = np.array([request.uniforms[len(request.token_ids)] for request in rows], dtype=np.float32)
-        tokens, logprobs = sample(logits, [request.sampling for request in rows], uniforms)
+        tokens, logprobs = sample_tokens(logits, [request.sampling for request in rows], uniforms)
         for request, token, logprob in zip(rows, tokens, logprobs, strict=True):
             request.token_ids.append(token)
             request.logprobs.append(logprob)
             request.pending = (token,)
-            if self._finish(request):
+            if self._finish_if_ended(request):
                 del self._running[request.episode]
 
-    def _finish(self, request: _Request) -> bool:
+    def _finish_if_ended(self, request: _GenerationRequest) -> bool:
         """Answer a request whose newest token ends it."""
-        end = self.endings.end(request.token_ids, request.sampling)
+        end = self.endings.find_end(request.token_ids, request.sampling)
         if end is None:
             return False
         completion = Completion(request.prompt_ids, tuple(request.token_ids), tuple(request.logprobs), *end)
         request.future.set_result(completion)
         return True
 
-    def _fail(self, error: Exception) -> None:
+    def _fail_all(self, error: Exception) -> None:
         """Tell everyone who waits, and trust no cache any more."""
-        failed = self._unfinished()
+        failed = self._list_unfinished()
         self._running, self._waiting = {}, {}
-        self.decoder.forget()
+        self.decoder.reset_cache()
         text = str(error) if isinstance(error, PolicyError) else f"generation failed: {type(error).__name__}: {error}"
         for request in failed:
             wrapped = PolicyError(text)
@@ -181,7 +183,7 @@ class Engine:
             request.future.set_exception(wrapped)
 
 
-class Endings:
+class StopCondition:
     """The rule by which sampled ids are a whole completion, for every engine: an end token, a stop text, or the limit.
 
     Args:
@@ -196,7 +198,7 @@ class Endings:
         self._decode = decode
         self._short = lru_cache(CACHE_SIZE)(decode)
 
-    def end(self, sampled: Sequence[int], sampling: Sampling) -> tuple[str, FinishReason] | None:
+    def find_end(self, sampled: Sequence[int], sampling: Sampling) -> tuple[str, FinishReason] | None:
         """Text and reason where the newest of the sampled ids, of which there is at least one, ends them; else None."""
         token = sampled[-1]
         ended = token in self.end_ids
@@ -204,7 +206,9 @@ class Endings:
         if not (ended or full or any(self._may_end(token, stop) for stop in sampling.stop)):
             return None
         said = tuple(sampled[:-1] if ended else sampled)
-        text, stopped = sampling.cut(self.opening + (self._short if len(said) <= SHORT else self._decode)(said))
+        text, stopped = sampling.cut_at_stop(
+            self.opening + (self._short if len(said) <= MAX_CACHED_TOKENS else self._decode)(said)
+        )
         if not (ended or full or stopped):
             return None
         return text, "stop" if ended or stopped else "length"
@@ -221,7 +225,7 @@ def draw_uniforms(seed: int, num: int) -> Uniforms:
     return generator.random(num, dtype=np.float32)
 
 
-def sample(logits: Tensor, settings: Sequence[Sampling], uniforms: Uniforms) -> tuple[list[int], list[float]]:
+def sample_tokens(logits: Tensor, settings: Sequence[Sampling], uniforms: Uniforms) -> tuple[list[int], list[float]]:
     """Draw one token for each row by inverting the cumulative distribution.
 
     Temperature 0 takes the most probable token, and reports its log-probability at temperature 1 (the draw itself
@@ -238,10 +242,10 @@ def sample(logits: Tensor, settings: Sequence[Sampling], uniforms: Uniforms) -> 
     Raises:
         PolicyError: logits that are not finite.
     """
-    logprobs = torch.log_softmax(_scaled(logits.float(), settings), dim=-1)
+    logprobs = torch.log_softmax(_apply_temperature(logits.float(), settings), dim=-1)
     if any(each.temperature and (each.top_k or each.top_p < 1) for each in settings):
-        logprobs = keep_top(logprobs, settings)
-    tokens = _invert(logprobs, torch.from_numpy(uniforms).to(logits.device))
+        logprobs = filter_top_k_top_p(logprobs, settings)
+    tokens = _invert_cdf(logprobs, torch.from_numpy(uniforms).to(logits.device))
     if not all(each.temperature for each in settings):
         greedy = torch.tensor([each.temperature == 0 for each in settings], device=logits.device)
         tokens = torch.where(greedy, logprobs.argmax(dim=-1), tokens)
@@ -251,7 +255,7 @@ def sample(logits: Tensor, settings: Sequence[Sampling], uniforms: Uniforms) -> 
     return tokens.tolist(), chosen.tolist()
 
 
-def keep_top(logprobs: Tensor, settings: Sequence[Sampling]) -> Tensor:
+def filter_top_k_top_p(logprobs: Tensor, settings: Sequence[Sampling]) -> Tensor:
     """Keep each row's `top_k` most probable tokens, then the fewest of them that hold `top_p`; (B, V), renormalised."""
     device, size = logprobs.device, logprobs.shape[-1]
     top_k = torch.tensor([each.top_k if each.temperature and each.top_k else size for each in settings], device=device)
@@ -266,14 +270,14 @@ def keep_top(logprobs: Tensor, settings: Sequence[Sampling]) -> Tensor:
     return torch.empty_like(kept).scatter_(1, order, kept)
 
 
-def _scaled(logits: Tensor, settings: Sequence[Sampling]) -> Tensor:
+def _apply_temperature(logits: Tensor, settings: Sequence[Sampling]) -> Tensor:
     temperatures = [each.temperature or 1.0 for each in settings]
     if all(temperature == 1.0 for temperature in temperatures):
         return logits
     return logits / torch.tensor(temperatures, device=logits.device)[:, None]
 
 
-def _invert(logprobs: Tensor, uniforms: Tensor) -> Tensor:
+def _invert_cdf(logprobs: Tensor, uniforms: Tensor) -> Tensor:
     """First token whose cumulative probability exceeds the number: (B, V), (B,) -> (B,). Never one of probability 0."""
     cumulative = logprobs.exp().cumsum(dim=-1)
     total = cumulative[:, -1]

@@ -12,11 +12,11 @@ from huggingface_hub.errors import HfHubHTTPError
 from trailnotes.errors import PolicyError
 
 logger = logging.getLogger(__name__)
-PATIENCE = 20.0  # seconds for the one request
+REQUEST_TIMEOUT = 20.0  # seconds for the one request
 
 
 @functools.cache
-def only_in_cache(name: str) -> bool:
+def is_cache_only(name: str) -> bool:
     """Whether the model of that name is to be read from the cache alone, since the hub is out of reach or not wanted.
 
     Raises:
@@ -26,7 +26,7 @@ def only_in_cache(name: str) -> bool:
     if constants.HF_HUB_OFFLINE:
         return True
     try:
-        HfApi().model_info(name, timeout=PATIENCE)
+        HfApi().model_info(name, timeout=REQUEST_TIMEOUT)
     except HfHubHTTPError as error:
         raise PolicyError(
             f"model.path = {name!r} is no directory here, and the hub does not give a model of that name (status "

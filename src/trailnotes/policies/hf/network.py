@@ -24,14 +24,14 @@ MIN_CAPACITY = 64  # columns of a new cache
 MIN_SLOTS = 8
 
 
-class Parts(NamedTuple):
+class ModelParts(NamedTuple):
     """What gives hidden states, and what makes logits of them."""
 
     body: Any
     head: Any
 
 
-def parts_of(model: Any) -> Parts | None:
+def split_model(model: Any) -> ModelParts | None:
     """Decoder and output embedding, if these two alone give the logits of `model`; None if it does more to them.
 
     Found out on a few random tokens, with the output of the head scaled.
@@ -45,17 +45,17 @@ def parts_of(model: Any) -> Parts | None:
     if body in (None, inner) or head is None:
         return None
     try:
-        return Parts(body, head) if _are_enough(inner, body, head) else None
+        return ModelParts(body, head) if _is_exact_split(inner, body, head) else None
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):  # a body that is asked otherwise
         return None
 
 
 @torch.no_grad()
-def _are_enough(model: Any, body: Any, head: Any) -> bool:
+def _is_exact_split(model: Any, body: Any, head: Any) -> bool:
     generator = torch.Generator().manual_seed(0)
     token_ids = torch.randint(model.get_input_embeddings().num_embeddings, (2, 8), generator=generator)
     token_ids = token_ids.to(model.device)
-    with head.register_forward_hook(lambda _module, _inputs, output: output * PROBE_SCALE), evaluating(model):
+    with head.register_forward_hook(lambda _module, _inputs, output: output * PROBE_SCALE), switch_mode(model):
         expected = model(input_ids=token_ids, use_cache=False).logits.float()
         found = head(body(input_ids=token_ids, use_cache=False).last_hidden_state).float()
     tolerance = 1e-4 if head.weight.dtype == torch.float32 else 2e-2
@@ -65,7 +65,7 @@ def _are_enough(model: Any, body: Any, head: Any) -> bool:
 
 
 @contextmanager
-def evaluating(model: nn.Module, training: bool = False) -> Iterator[None]:
+def switch_mode(model: nn.Module, training: bool = False) -> Iterator[None]:
     """Put `model` into evaluation (or training) mode for a while."""
     before = model.training
     model.train(training)
@@ -108,7 +108,7 @@ class Network:
 
     def __init__(self, model: Any) -> None:
         self.model = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self.parts = parts_of(model)
+        self.parts = split_model(model)
 
     @property
     def device(self) -> torch.device:
@@ -137,7 +137,7 @@ class Network:
         return picked
 
     @torch.inference_mode()
-    def reply_logprobs(self, prompt: Sequence[int], replies: Sequence[Sequence[int]]) -> list[list[float]]:
+    def score_replies(self, prompt: Sequence[int], replies: Sequence[Sequence[int]]) -> list[list[float]]:
         """Log-probability of each token of each reply to one prompt, at temperature 1, by a pass without any cache."""
         if self.model.training:
             self.model.eval()
@@ -155,19 +155,19 @@ class Network:
         found = torch.log_softmax(logits.float(), dim=-1)
         return [found[row, torch.arange(len(reply)), torch.tensor(reply)].tolist() for row, reply in enumerate(replies)]
 
-    def reference(self, ids: Sequence[int]) -> Tensor:
+    def reference_logits(self, ids: Sequence[int]) -> Tensor:
         """Logits after one sequence, by the plainest call there is: (V,)."""
         self.model.eval()
         with torch.inference_mode():
             logits: Tensor = self.model(torch.tensor([list(ids)], device=self.device), use_cache=False).logits[0, -1]
         return logits
 
-    def probe_ids(self, num: int) -> list[int]:
+    def make_probe_ids(self, num: int) -> list[int]:
         """Some token ids of the vocabulary."""
         return [(7 * index + 3) % self.model.get_input_embeddings().num_embeddings for index in range(num)]
 
 
-def agree(got: Tensor, want: Tensor) -> bool:
+def is_close_logits(got: Tensor, want: Tensor) -> bool:
     """Whether two rows of logits differ by rounding only."""
     tolerance = 1e-3 if want.dtype == torch.float32 else 0.1
     got, want = got.float(), want.float()
@@ -175,7 +175,7 @@ def agree(got: Tensor, want: Tensor) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class CacheAccess:
     """Where one forward pass of B rows and S new columns writes, and what its attention reads."""
 
     slots: slice | Tensor  # of the B rows
@@ -210,9 +210,11 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         slots, columns = (index[:, None, :] for index in self.cache.access.written)
         heads = torch.arange(self.keys.shape[1], device=self.keys.device)[:, None]
         written = ((slots * len(heads) + heads) * self.cache.capacity + columns).flatten()  # (B * kv_heads * S,)
-        return self._exchange(self.keys, key_states, written), self._exchange(self.values, value_states, written)
+        return self._write_and_read(self.keys, key_states, written), self._write_and_read(
+            self.values, value_states, written
+        )
 
-    def _exchange(self, stored: Tensor, states: Tensor, written: Tensor) -> Tensor:
+    def _write_and_read(self, stored: Tensor, states: Tensor, written: Tensor) -> Tensor:
         stored.view(-1, stored.shape[-1]).index_copy_(0, written, states.reshape(len(written), -1))
         access = self.cache.access
         read = stored[access.slots] if isinstance(access.slots, slice) else stored.index_select(0, access.slots)
@@ -230,8 +232,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.is_initialized:
             assert self.keys is not None
             assert self.values is not None
-            self.keys = _resized(self.keys, slots, capacity)
-            self.values = _resized(self.values, slots, capacity)
+            self.keys = _resize_tensor(self.keys, slots, capacity)
+            self.values = _resize_tensor(self.values, slots, capacity)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002
         """Keys that the attention sees, and the position of the first."""
@@ -257,7 +259,9 @@ class SlotCache(Cache):  # type: ignore[misc]
     def __init__(self) -> None:
         self.num_slots = 0
         self.capacity = 0
-        self.access = Access(slice(0, 0), (torch.empty(0, 1, dtype=torch.long), torch.empty(0, 0, dtype=torch.long)), 0)
+        self.access = CacheAccess(
+            slice(0, 0), (torch.empty(0, 1, dtype=torch.long), torch.empty(0, 0, dtype=torch.long)), 0
+        )
         make_layer: Callable[[], SlotLayer] = lambda: SlotLayer(self)  # noqa: E731
         super().__init__(layer_class_to_replicate=make_layer)
 
@@ -286,7 +290,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.num_slots = self.capacity = 0
 
 
-def _resized(old: Tensor, slots: int, capacity: int) -> Tensor:
+def _resize_tensor(old: Tensor, slots: int, capacity: int) -> Tensor:
     """(slots, kv_heads, capacity, head_dim) of another size, zero where nothing was."""
     new = old.new_zeros(slots, old.shape[1], capacity, old.shape[3])
     new[: old.shape[0], :, : old.shape[2]] = old

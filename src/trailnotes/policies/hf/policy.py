@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trailnotes.config.model_schema import NO_MODEL, ModelConfig, refuse_unmade
-from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, how_to_install
+from trailnotes.config.model_schema import NO_MODEL_MESSAGE, ModelConfig, require_model_directory
+from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, format_install_command
 from trailnotes.types import Completion, Message, Sampling, TokenIds
 
 try:
@@ -19,14 +19,20 @@ try:
     from huggingface_hub import try_to_load_from_cache
     from torch import Tensor
 
-    from trailnotes.policies.chat import ChatFormat, replies_of
-    from trailnotes.policies.hf.adapters import new_adapters, put_on, quiet, saved_at, trained_parameters
+    from trailnotes.policies.chat import ChatFormat, encode_replies
+    from trailnotes.policies.hf.adapters import (
+        add_adapters,
+        get_trained_parameters,
+        load_adapter_config,
+        load_adapters,
+        suppress_future_warnings,
+    )
     from trailnotes.policies.hf.decoder import MAX_TOKENS, make_decoder
     from trailnotes.policies.hf.engine import Engine
-    from trailnotes.policies.hf.hub import only_in_cache
+    from trailnotes.policies.hf.hub import is_cache_only
     from trailnotes.policies.hf.network import Network
 except ModuleNotFoundError as missing:
-    raise MissingExtraError(f"{missing.name} is not installed: {how_to_install('train')}") from missing
+    raise MissingExtraError(f"{missing.name} is not installed: {format_install_command('train')}") from missing
 
 
 UNLIMITED = 1 << 30  # context of a model that states none
@@ -56,10 +62,10 @@ class HFPolicy:
         self.tokenizer = tokenizer
         self.name = name or str(getattr(model.config, "name_or_path", "") or type(model).__name__)
         self.version = 0
-        self.context_length = min(_context_length(model.config), max_context_tokens or UNLIMITED)
+        self.context_length = min(_compute_context_length(model.config), max_context_tokens or UNLIMITED)
         self.format = ChatFormat(tokenizer, template_options)
         self.append_only = self.format.append_only
-        _check_vocabulary(model, tokenizer)
+        _validate_vocabulary(model, tokenizer)
         end_ids = self.format.end_ids | _generation_end_ids(model)
         decoder = make_decoder(model, self.context_length, shared_prompts=shared_prompts)
         opening = self.format.opening
@@ -102,10 +108,10 @@ class HFPolicy:
         Raises:
             PolicyError: prompt and longest reply exceed the context.
         """
-        prompt, rows = replies_of(self.format, messages, replies, self.context_length)
+        prompt, rows = encode_replies(self.format, messages, replies, self.context_length)
         width = len(prompt) + max(map(len, rows), default=0)
         size = max(1, MAX_TOKENS // width)
-        parts = (self._network.reply_logprobs(prompt, rows[i : i + size]) for i in range(0, len(rows), size))
+        parts = (self._network.score_replies(prompt, rows[i : i + size]) for i in range(0, len(rows), size))
         return [math.fsum(row) / len(row) for part in parts for row in part]
 
     @cached_property
@@ -129,13 +135,13 @@ class HFPolicy:
         """There is nothing to say."""
         return {}
 
-    def weights_changed(self) -> None:
+    def bump_version(self) -> None:
         """Count a new version, and forget all that was computed with the old one.
 
         Raises:
             PolicyError: a completion is under way, of which half would be of either version.
         """
-        self.forget()
+        self.reset_cache()
         self.version += 1
 
     async def load(self, weights: Mapping[str, Tensor], version: int, said: Sequence[Sequence[float]] = ()) -> float:  # noqa: ARG002
@@ -152,8 +158,8 @@ class HFPolicy:
         Raises:
             PolicyError: as `weights_changed`; or they are another model's.
         """
-        self.forget()
-        own = trained_parameters(self.model)
+        self.reset_cache()
+        own = get_trained_parameters(self.model)
         if strange := weights.keys() - own.keys():
             raise PolicyError(f"the learner's weights are another model's, e.g. {min(strange)}")
         with torch.no_grad():
@@ -162,7 +168,7 @@ class HFPolicy:
         self.version = version
         return 0.0
 
-    def forget(self) -> None:
+    def reset_cache(self) -> None:
         """Forget all that was computed with the weights as they were.
 
         Raises:
@@ -170,7 +176,7 @@ class HFPolicy:
         """
         if self.engine.num_unfinished:
             raise PolicyError(f"the weights changed while {self.engine.num_unfinished} completions were under way")
-        self.engine.decoder.forget()
+        self.engine.decoder.reset_cache()
 
 
 def load_model(config: ModelConfig) -> tuple[Any, Any]:
@@ -183,29 +189,29 @@ def load_model(config: ModelConfig) -> tuple[Any, Any]:
         ConfigError: `model.path`, `model.base` or `model.device` cannot be used.
         PolicyError: the files are there, but do not load.
     """
-    path, is_local = _resolve(config.path)
-    device = device_of(config.device)
+    path, is_local = _resolve_path(config.path)
+    device = resolve_device(config.device)
     transformers.utils.logging.disable_progress_bar()  # two bars on one terminal garble each other; ours is of the run
     try:
-        adapters = saved_at(path, is_local)
-        base, base_is_local = _base(config, adapters) if adapters else (path, is_local)
+        adapters = load_adapter_config(path, is_local)
+        base, base_is_local = _resolve_base(config, adapters) if adapters else (path, is_local)
         tokenizer = load_tokenizer(config)
         model = transformers.AutoModelForCausalLM.from_pretrained(
             base, dtype=getattr(torch, config.dtype), local_files_only=base_is_local, trust_remote_code=False
         )
         base = str(Path(base).resolve()) if base_is_local else base
         if config.gradient_checkpointing:
-            with quiet():
+            with suppress_future_warnings():
                 model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if adapters:
-            model = put_on(model, path, adapters, config.lora, base)
+            model = load_adapters(model, path, adapters, config.lora, base)
     except ConfigError:
         raise
     except Exception as error:  # the boundary: damaged files raise whatever their readers do
         line = " ".join(str(error).split())
         raise PolicyError(f"model.path = {config.path!r} does not load: {line}") from error
     if config.lora.enabled and not adapters:
-        model = new_adapters(model, config.lora, base)
+        model = add_adapters(model, config.lora, base)
     return model.to(device).eval(), tokenizer
 
 
@@ -216,10 +222,10 @@ def load_tokenizer(config: ModelConfig) -> Any:
         ConfigError: `model.path` or `model.base` cannot be used.
         PolicyError: the files are there, but do not load.
     """
-    path, is_local = _resolve(config.path)
+    path, is_local = _resolve_path(config.path)
     try:
-        if (adapters := saved_at(path, is_local)) and not (Path(path) / "tokenizer_config.json").is_file():
-            path, is_local = _base(config, adapters)
+        if (adapters := load_adapter_config(path, is_local)) and not (Path(path) / "tokenizer_config.json").is_file():
+            path, is_local = _resolve_base(config, adapters)
         return transformers.AutoTokenizer.from_pretrained(path, local_files_only=is_local, trust_remote_code=False)
     except ConfigError:
         raise
@@ -228,18 +234,18 @@ def load_tokenizer(config: ModelConfig) -> Any:
         raise PolicyError(f"the tokenizer of model.path = {config.path!r} does not load: {line}") from error
 
 
-def context_length_of(config: ModelConfig) -> int:
+def get_context_length(config: ModelConfig) -> int:
     """Tokens that the model of `load_model` can hold, found without loading its weights.
 
     Raises:
         ConfigError: `model.path`, `model.base` or `model.device` cannot be used.
         PolicyError: the model's own config does not load.
     """
-    device_of(config.device)
-    return _context_length(architecture_of(config))
+    resolve_device(config.device)
+    return _compute_context_length(load_architecture(config))
 
 
-def architecture_of(config: ModelConfig, *, download: bool = True) -> Any:
+def load_architecture(config: ModelConfig, *, download: bool = True) -> Any:
     """The config by which transformers builds the model; of adapters that of their base.
 
     Args:
@@ -251,7 +257,7 @@ def architecture_of(config: ModelConfig, *, download: bool = True) -> Any:
         PolicyError: it does not load.
     """
     try:
-        path, is_local, _ = whole_model_of(config, download=download)
+        path, is_local, _ = resolve_base_model(config, download=download)
         return transformers.AutoConfig.from_pretrained(path, local_files_only=is_local, trust_remote_code=False)
     except (ConfigError, PolicyError):
         raise
@@ -260,7 +266,7 @@ def architecture_of(config: ModelConfig, *, download: bool = True) -> Any:
         raise PolicyError(f"model.path = {config.path!r} does not load: {line}") from error
 
 
-def whole_model_of(config: ModelConfig, *, download: bool = True) -> tuple[str, bool, Any | None]:
+def resolve_base_model(config: ModelConfig, *, download: bool = True) -> tuple[str, bool, Any | None]:
     """Where the whole model is, which of adapters is their base.
 
     Returns:
@@ -270,38 +276,38 @@ def whole_model_of(config: ModelConfig, *, download: bool = True) -> tuple[str, 
     Raises:
         ConfigError: `model.path` or `model.base` cannot be used.
     """
-    path, is_local = _resolve(config.path, download=download)
-    adapters = saved_at(path, is_local)
-    return (*_base(config, adapters, download=download), adapters) if adapters else (path, is_local, None)
+    path, is_local = _resolve_path(config.path, download=download)
+    adapters = load_adapter_config(path, is_local)
+    return (*_resolve_base(config, adapters, download=download), adapters) if adapters else (path, is_local, None)
 
 
-def is_here(config: ModelConfig) -> bool:
+def is_downloaded(config: ModelConfig) -> bool:
     """Whether the weights are on this machine, so that `load_model` downloads nothing."""
-    path, _ = _resolve(config.path, download=False)
-    if adapters := saved_at(path, is_local=True):
-        path, _ = _base(config, adapters, download=False)
+    path, _ = _resolve_path(config.path, download=False)
+    if adapters := load_adapter_config(path, is_local=True):
+        path, _ = _resolve_base(config, adapters, download=False)
     names = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
     return Path(path).is_dir() or any(isinstance(try_to_load_from_cache(path, name), str) for name in names)
 
 
-def refuse_frozen(config: ModelConfig) -> None:
+def require_trainable(config: ModelConfig) -> None:
     """Refuse to train all weights of what is a base and its adapters.
 
     Raises:
         ConfigError: `model.path` holds adapters, and `model.lora.enabled` is off.
     """
-    if not config.lora.enabled and saved_at(*_resolve(config.path)):
+    if not config.lora.enabled and load_adapter_config(*_resolve_path(config.path)):
         raise ConfigError(
             f"model.path = {config.path!r} holds adapters: set model.lora.enabled = true to train them further, or "
             f"merge them first: trailnotes export {config.path} --merge --out DIR"
         )
 
 
-def _base(config: ModelConfig, adapters: Any, *, download: bool = True) -> tuple[str, bool]:
+def _resolve_base(config: ModelConfig, adapters: Any, *, download: bool = True) -> tuple[str, bool]:
     """Where the base of the adapters at `model.path` is, and whether it is read from this machine alone."""
     named = config.base or adapters.base_model_name_or_path
     try:
-        return _resolve(named or "", download=download)
+        return _resolve_path(named or "", download=download)
     except ConfigError as error:
         raise ConfigError(
             f"the adapters at model.path = {config.path!r} belong to the model {named!r}, which is not there: set "
@@ -309,23 +315,23 @@ def _base(config: ModelConfig, adapters: Any, *, download: bool = True) -> tuple
         ) from error
 
 
-def _resolve(path: str, *, download: bool = True) -> tuple[str, bool]:
+def _resolve_path(path: str, *, download: bool = True) -> tuple[str, bool]:
     """Where the model is, and whether it is read from this machine alone; without `download` the hub is not asked."""
     if not path:
-        raise ConfigError(NO_MODEL)
+        raise ConfigError(NO_MODEL_MESSAGE)
     local = Path(path).expanduser()
     if local.is_dir():
         if not any((local / name).is_file() for name in ("config.json", "adapter_config.json")):
             raise ConfigError(f"model.path = {path!r} holds no model: there is no config.json in it")
         return str(local), True
-    refuse_unmade(path)
+    require_model_directory(path)
     if local.exists():
         raise ConfigError(f"model.path = {path!r}: there is no such directory")
     logging.getLogger("huggingface_hub").handlers.clear()  # it prints its warnings, and hands them on to be printed
-    return path, not download or only_in_cache(path)
+    return path, not download or is_cache_only(path)
 
 
-def device_of(name: str) -> torch.device:
+def resolve_device(name: str) -> torch.device:
     """The device that a config names; auto takes a GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -338,14 +344,14 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def refuse_longer(config: ModelConfig, wanted: int) -> None:
+def require_context_length(config: ModelConfig, wanted: int) -> None:
     """Refuse episodes of `wanted` tokens where the model holds fewer.
 
     Raises:
         ConfigError: it holds fewer; and as `context_length_of`.
         PolicyError: as `context_length_of`.
     """
-    room, positions = context_length_of(config), _positions(architecture_of(config))
+    room, positions = get_context_length(config), _get_max_positions(load_architecture(config))
     if wanted > room:
         reason = " before longrope takes other factors for all of them" if room < positions else ""
         raise ConfigError(
@@ -354,7 +360,7 @@ def refuse_longer(config: ModelConfig, wanted: int) -> None:
         )
 
 
-def _context_length(config: Any) -> int:
+def _compute_context_length(config: Any) -> int:
     """Tokens that a model can hold with one set of position factors, cached or not, whatever else is in the batch.
 
     Where a batch has a token beyond `original_max_position_embeddings`, longrope computes all of it by its long
@@ -364,10 +370,10 @@ def _context_length(config: Any) -> int:
     rope = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
     kinds = [each for each in (rope, *rope.values()) if isinstance(each, dict)]  # of all layers, or of a kind of them
     short = [each["original_max_position_embeddings"] for each in kinds if each.get("rope_type") == "longrope"]
-    return min([_positions(config), *map(int, short)])
+    return min([_get_max_positions(config), *map(int, short)])
 
 
-def _positions(config: Any) -> int:
+def _get_max_positions(config: Any) -> int:
     return int(getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) or UNLIMITED)
 
 
@@ -378,7 +384,7 @@ def _generation_end_ids(model: Any) -> frozenset[int]:
     return frozenset(eos) if isinstance(eos, list) else frozenset({int(eos)})
 
 
-def _check_vocabulary(model: Any, tokenizer: Any) -> None:
+def _validate_vocabulary(model: Any, tokenizer: Any) -> None:
     num_embeddings = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > num_embeddings:
         raise PolicyError(

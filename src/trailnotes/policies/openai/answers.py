@@ -11,7 +11,7 @@ from typing import Any
 
 from trailnotes.config.model_schema import EndpointConfig
 from trailnotes.errors import RunError
-from trailnotes.storage.files import append_jsonl, read_jsonl, set_aside
+from trailnotes.storage.files import append_jsonl, read_jsonl, split_after
 from trailnotes.types import FinishReason, Message, Sampling
 
 
@@ -32,7 +32,7 @@ class PaidAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Amount:
+class TokenUsage:
     """Tokens of a request, or the most that it can take."""
 
     prompt_tokens: int
@@ -40,16 +40,16 @@ class Amount:
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class ChatRequest:
     """One request as the policy sees it."""
 
     key: str
     messages: Sequence[Message]
     sampling: Sampling
-    most: Amount  # reserved while it is under way
+    most: TokenUsage  # reserved while it is under way
 
 
-class Answers:
+class AnswerCache:
     """All answers of a run, by key, and the sums over them. Kept in `path`, one JSON object a line; None keeps no file.
 
     A line is on disk before its answer is used. Prompts are not in it; with `endpoint.log_prompts` they go to
@@ -64,15 +64,15 @@ class Answers:
         self.requests = self.retries = self.lost = self.tokens_read = self.tokens_generated = 0
         self.cost = 0.0
         self.reused = 0  # answers of before this start that were asked for again
-        self.reserved: list[Amount] = []  # of the requests under way
+        self.reserved: list[TokenUsage] = []  # of the requests under way
         self._answers: dict[str, PaidAnswer] = {}
         self._old: frozenset[str] = frozenset()
         if path is not None:
             for file in (path, self._requests_path(path)):
-                set_aside(file)
+                split_after(file)
             for number, record in enumerate(read_jsonl(path), 1):
                 try:
-                    self._count(PaidAnswer(**record))
+                    self._add_to_totals(PaidAnswer(**record))
                 except TypeError:
                     raise RunError(f"{path}: line {number} is damaged: delete it, or restore the file") from None
             self._old = frozenset(self._answers)
@@ -82,7 +82,7 @@ class Answers:
         self.reused += key in self._old
         return self._answers.get(key)
 
-    def keep(self, answer: PaidAnswer, query: Query) -> None:
+    def store(self, answer: PaidAnswer, query: ChatRequest) -> None:
         """Write down an answer, and count it."""
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,16 +91,16 @@ class Answers:
                 messages = [{"role": message.role, "content": message.content} for message in query.messages]
                 record = {"messages": messages, "sampling": asdict(query.sampling), "answer": asdict(answer)}
                 append_jsonl(self._requests_path(self.path), [record])
-        self._count(answer)
+        self._add_to_totals(answer)
 
-    def price(self, amount: Amount) -> float:
+    def compute_cost(self, amount: TokenUsage) -> float:
         """What so many tokens cost."""
         endpoint = self.endpoint
         return (
             endpoint.price_input * amount.prompt_tokens + endpoint.price_output * amount.completion_tokens
         ) / 1_000_000
 
-    def refusal(self, amount: Amount) -> str:
+    def explain_limit(self, amount: TokenUsage) -> str:
         """Why a request must not be sent now: with it and those under way, a limit could be passed. "" if it may."""
         under_way = [*self.reserved, amount]
         tokens = sum(each.prompt_tokens + each.completion_tokens for each in under_way)
@@ -110,7 +110,7 @@ class Answers:
                 f"the next request could pass endpoint.max_tokens_total = {limit}: {spent} tokens are spent, and it "
                 f"may take {tokens}; raise the limit and run the same command again"
             )
-        cost, most = sum(map(self.price, under_way)), self.endpoint.max_cost
+        cost, most = sum(map(self.compute_cost, under_way)), self.endpoint.max_cost
         if most and self.cost + cost > most:
             return (
                 f"the next request could pass endpoint.max_cost = {most:g}: {self.cost:.6g} is spent, and it may cost "
@@ -130,7 +130,7 @@ class Answers:
             "endpoint/reused": self.reused,
         }
 
-    def _count(self, answer: PaidAnswer) -> None:
+    def _add_to_totals(self, answer: PaidAnswer) -> None:
         self.requests += not answer.lost
         self.lost += bool(answer.lost)
         self.retries += answer.retries
@@ -145,7 +145,7 @@ class Answers:
         return path.with_name("requests.jsonl")
 
 
-def request_key(
+def hash_request(
     url: str, model: str, messages: Sequence[Message], sampling: Sampling, options: Mapping[str, Any] | None = None
 ) -> str:
     """A hash of all that an answer depends on; the same in every process."""

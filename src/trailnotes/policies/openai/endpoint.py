@@ -9,43 +9,43 @@ from typing import Any
 
 from trailnotes.config.model_schema import EndpointConfig
 from trailnotes.endpoint.faults import (
-    Late,
-    Trouble,
-    explain,
-    is_about_model,
-    missing_model,
-    passes,
-    retry_after,
-    said,
+    AnswerTimeoutError,
+    RetryableError,
+    explain_missing_model,
+    explain_refusal,
+    extract_error_text,
+    is_missing_model,
+    is_retryable,
+    parse_retry_after,
 )
-from trailnotes.endpoint.keys import NO_KEY, key_of, without
-from trailnotes.endpoint.wire import PLAIN, guard_async
-from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, how_to_install
-from trailnotes.policies.openai.answers import Amount, Query
+from trailnotes.endpoint.keys import NO_KEY, load_api_key, redact_key
+from trailnotes.endpoint.wire import IDENTITY_HEADERS, make_async_response_hook
+from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, format_install_command
+from trailnotes.policies.openai.answers import ChatRequest, TokenUsage
 from trailnotes.storage.parsing import parse_json
-from trailnotes.types import FinishReason, speakable
+from trailnotes.types import FinishReason, replace_surrogates
 
 try:
     from openai import APIConnectionError, APIStatusError, APITimeoutError, AsyncOpenAI, DefaultAsyncHttpxClient
 except ModuleNotFoundError as missing:
-    raise MissingExtraError(f"{missing.name} is not installed: {how_to_install('openai')}") from missing
+    raise MissingExtraError(f"{missing.name} is not installed: {format_install_command('openai')}") from missing
 
 MAX_STOPS = 4  # that a request may have
-_NEVER_SENT = ("ConnectError", "ConnectTimeout", "PoolTimeout")  # the transport's failures before anything was sent
+_UNSENT_ERRORS = ("ConnectError", "ConnectTimeout", "PoolTimeout")  # the transport's failures before anything was sent
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class EndpointReply:
     """What matters of a server's answer."""
 
     text: str
     finish_reason: FinishReason
-    usage: Amount | None  # None: it did not say
+    usage: TokenUsage | None  # None: it did not say
     model: str  # as the server names it
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LoopClient:
     """What belongs to one event loop."""
 
     loop: asyncio.AbstractEventLoop
@@ -66,51 +66,53 @@ class Endpoint:
         self.config, self.model, self.options = config, model, options
         if not config.base_url.startswith(("http://", "https://")):
             raise ConfigError("endpoint.base_url must begin with http:// or https://")  # it may hold a key
-        self._key = key_of(config)
-        self._line: Line | None = None
+        self._key = load_api_key(config)
+        self._line: LoopClient | None = None
 
-    async def line(self) -> Line:
+    async def get_loop_client(self) -> LoopClient:
         """The connection of this event loop."""
         loop = asyncio.get_running_loop()
         if self._line is None or self._line.loop is not loop:
-            opened = _open(self.config, self._key)
+            opened = _open_client(self.config, self._key)
             slots = asyncio.Semaphore(self.config.concurrency)
-            self._line = Line(loop, opened, await anext(opened), slots, asyncio.Event())
+            self._line = LoopClient(loop, opened, await anext(opened), slots, asyncio.Event())
         return self._line
 
-    async def send(self, query: Query) -> Said:
+    async def send(self, query: ChatRequest) -> EndpointReply:
         """Send a request, once.
 
         Raises:
             Trouble: it failed in a way that may pass.
             PolicyError: in a way that will not; the text names the fix.
         """
-        client = (await self.line()).client
+        client = (await self.get_loop_client()).client
         try:
             async with asyncio.timeout(self.config.timeout):  # the client's own limit starts anew with each byte
-                answer = await client.chat.completions.with_raw_response.create(**self._body(query))
+                answer = await client.chat.completions.with_raw_response.create(**self._build_body(query))
         except (TimeoutError, APITimeoutError) as error:
             reason = f"no answer within endpoint.timeout = {self.config.timeout:g} s"
-            raise Late(reason, billed=_was_sent(error)) from None
+            raise AnswerTimeoutError(reason, billed=_was_sent(error)) from None
         except APIStatusError as error:
-            if passes(error.status_code, error.body):
-                reason = self._public(f"{error.status_code}: {said(error.body)}")
-                raise Trouble(reason, wait=retry_after(error.response.headers)) from None
-            raise PolicyError(self._public(await self._refusal(client, error))) from None
+            if is_retryable(error.status_code, error.body):
+                reason = self._redact_key(f"{error.status_code}: {extract_error_text(error.body)}")
+                raise RetryableError(reason, wait=parse_retry_after(error.response.headers)) from None
+            raise PolicyError(self._redact_key(await self._explain_refusal(client, error))) from None
         except APIConnectionError as error:
-            reason = self._public(f"no connection ({error.__cause__ or error})")
-            raise Trouble(reason, billed=_was_sent(error)) from None
+            reason = self._redact_key(f"no connection ({error.__cause__ or error})")
+            raise RetryableError(reason, billed=_was_sent(error)) from None
         try:
-            return _read(answer.http_response.text)
-        except Trouble as trouble:
-            raise Trouble(self._public(trouble.reason), billed=True) from None
+            return _parse_reply(answer.http_response.text)
+        except RetryableError as trouble:
+            raise RetryableError(self._redact_key(trouble.reason), billed=True) from None
 
-    def _body(self, query: Query) -> dict[str, Any]:
+    def _build_body(self, query: ChatRequest) -> dict[str, Any]:
         """What is sent."""
         sampling, config = query.sampling, self.config
         body: dict[str, Any] = {
             "model": self.model,
-            "messages": [{"role": message.role, "content": speakable(message.content)} for message in query.messages],
+            "messages": [
+                {"role": message.role, "content": replace_surrogates(message.content)} for message in query.messages
+            ],
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             config.max_tokens_field: sampling.max_tokens,
@@ -126,56 +128,56 @@ class Endpoint:
             body["extra_body"] = extra
         return {name: value for name, value in body.items() if name not in config.omit}
 
-    async def _refusal(self, client: AsyncOpenAI, error: APIStatusError) -> str:
+    async def _explain_refusal(self, client: AsyncOpenAI, error: APIStatusError) -> str:
         status, body, url = error.status_code, error.body, self.config.base_url
-        if is_about_model(status, body):
-            return missing_model(status, body, url=url, model=self.model, offered=await _models(client))
+        if is_missing_model(status, body):
+            return explain_missing_model(status, body, url=url, model=self.model, offered=await _list_models(client))
         has_key, key_env = bool(self._key), self.config.api_key_env
         extra = self.config.extra
-        return explain(status, body, url=url, model=self.model, key_env=key_env, has_key=has_key, extra=extra)
+        return explain_refusal(status, body, url=url, model=self.model, key_env=key_env, has_key=has_key, extra=extra)
 
-    def _public(self, text: str) -> str:
-        return without(self._key, text)
+    def _redact_key(self, text: str) -> str:
+        return redact_key(self._key, text)
 
 
-async def _open(config: EndpointConfig, key: str) -> AsyncIterator[AsyncOpenAI]:
+async def _open_client(config: EndpointConfig, key: str) -> AsyncIterator[AsyncOpenAI]:
     """One client. A generator, since an event loop closes those that it leaves behind, and nobody else knows when."""
     client = AsyncOpenAI(
         api_key=key or NO_KEY,
         base_url=config.base_url,
         timeout=config.timeout,
         max_retries=0,
-        default_headers=PLAIN,
-        http_client=DefaultAsyncHttpxClient(event_hooks={"response": [guard_async(key)]}),
+        default_headers=IDENTITY_HEADERS,
+        http_client=DefaultAsyncHttpxClient(event_hooks={"response": [make_async_response_hook(key)]}),
     )  # its own retries know no broken JSON and no empty answer, and are not counted
     async with client:
         yield client
 
 
-def _read(text: str) -> Said:
+def _parse_reply(text: str) -> EndpointReply:
     """Read the body of an answer. Raises `Trouble` if it is none."""
     try:
         body = parse_json(text)
     except ValueError:
-        raise Trouble("an answer that is cut off or not JSON") from None
+        raise RetryableError("an answer that is cut off or not JSON") from None
     match body:
         case {"choices": [{"message": dict() as message} as choice, *_]}:
             content = message.get("content")
         case {"error": error} if error:
-            raise Trouble(f"an error in the place of an answer: {said(error)}")
+            raise RetryableError(f"an error in the place of an answer: {extract_error_text(error)}")
         case _:
-            raise Trouble("an answer without choices")
+            raise RetryableError("an answer without choices")
     if not isinstance(content, str | None):
-        raise Trouble("an answer whose content is not text")
+        raise RetryableError("an answer whose content is not text")
     usage = None
     match body:
         case {"usage": {"prompt_tokens": int(prompt), "completion_tokens": int(completion)}}:
-            usage = Amount(prompt, completion)
+            usage = TokenUsage(prompt, completion)
     reason: FinishReason = "length" if choice.get("finish_reason") == "length" else "stop"
-    return Said(content or "", reason, usage, str(body.get("model") or ""))
+    return EndpointReply(content or "", reason, usage, str(body.get("model") or ""))
 
 
-async def _models(client: AsyncOpenAI) -> list[str]:
+async def _list_models(client: AsyncOpenAI) -> list[str]:
     """Names of the server's models; none if it does not say."""
     try:
         async with asyncio.timeout(60):  # a busy machine may take long; who waits has an error to read
@@ -186,4 +188,4 @@ async def _models(client: AsyncOpenAI) -> list[str]:
 
 def _was_sent(error: BaseException) -> bool:
     """Whether a failed request can have reached the server."""
-    return type(error.__cause__).__name__ not in _NEVER_SENT
+    return type(error.__cause__).__name__ not in _UNSENT_ERRORS

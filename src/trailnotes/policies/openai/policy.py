@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from trailnotes.config.schema import Config
-from trailnotes.endpoint.faults import LONGEST_RETRY_AFTER, Late, Trouble, pause
+from trailnotes.endpoint.faults import MAX_RETRY_AFTER, AnswerTimeoutError, RetryableError, compute_wait
 from trailnotes.errors import BudgetError, ConfigError, PolicyError
-from trailnotes.policies.openai.answers import Amount, Answers, PaidAnswer, Query, request_key
-from trailnotes.policies.openai.endpoint import Endpoint, Line, Said
-from trailnotes.types import Completion, Message, Sampling, TokenIds, answer_of
+from trailnotes.policies.openai.answers import AnswerCache, ChatRequest, PaidAnswer, TokenUsage, hash_request
+from trailnotes.policies.openai.endpoint import Endpoint, EndpointReply, LoopClient
+from trailnotes.types import Completion, Message, Sampling, TokenIds, strip_thinking
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -46,11 +46,11 @@ class OpenAIPolicy:
         self.name, self.version = name, 0
         self.config = config.endpoint
         self.context_length = self.config.context_tokens
-        _check(config)
+        _validate_config(config)
         self.options = config.model.template_options
         self._unusual = self.options | ({"endpoint.extra": self.config.extra} if self.config.extra else {})
         self.endpoint = Endpoint(self.config, name, self.options)
-        self.answers = Answers(answers, self.config)
+        self.answers = AnswerCache(answers, self.config)
         self._asked: dict[str, Counter[str]] = {}  # of each open episode: how often it made each request
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # of the requests under way
         self._density = 1.0  # most prompt tokens that the server counted for one of our estimate
@@ -91,41 +91,41 @@ class OpenAIPolicy:
         """
         if episode not in self._asked:
             raise PolicyError(f"episode {episode!r} is not open: call open_episode first")
-        same = request_key(self.config.base_url, self.name, messages, sampling, self._unusual)
+        same = hash_request(self.config.base_url, self.name, messages, sampling, self._unusual)
         key = f"{same}.{self._asked[episode][same]}"
         self._asked[episode][same] += 1
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
             answer = self.answers.find(key) or await self._ask(key, messages, sampling)
-        text, cut = sampling.cut(answer.text)
+        text, cut = sampling.cut_at_stop(answer.text)
         usage = (answer.prompt_tokens, answer.completion_tokens)
         return Completion((), (), (), text, "stop" if cut else answer.finish_reason, usage)
 
     async def _ask(self, key: str, messages: Sequence[Message], sampling: Sampling) -> PaidAnswer:
         """Send the request, again where that may help."""
         estimate = sum(self.count_tokens(message.content) + TOKENS_PER_MESSAGE for message in messages)
-        line, tries = await self.endpoint.line(), 0
+        line, tries = await self.endpoint.get_loop_client(), 0
         async with line.slots:
             while True:
-                most = Amount(math.ceil(estimate * self._density), sampling.max_tokens)
-                query = Query(key, messages, sampling, most)
+                most = TokenUsage(math.ceil(estimate * self._density), sampling.max_tokens)
+                query = ChatRequest(key, messages, sampling, most)
                 try:
-                    async with self._allowed(most, line):
-                        answer = await _to_its_end(self._send(query, tries))
-                except Trouble as trouble:
+                    async with self._reserve_budget(most, line):
+                        answer = await _shield_until_done(self._send_once(query, tries))
+                except RetryableError as trouble:
                     tries += 1
                     if tries > self.config.max_retries:
-                        raise PolicyError(self._gave_up(trouble, tries)) from None
-                    await asyncio.sleep(self._pause(trouble, tries))
+                        raise PolicyError(self._format_failure(trouble, tries)) from None
+                    await asyncio.sleep(self._retry_delay(trouble, tries))
                     continue
                 if not answer.estimated:
                     self._density = max(self._density, answer.prompt_tokens / estimate)
                 return answer
 
     @asynccontextmanager
-    async def _allowed(self, most: Amount, line: Line) -> AsyncIterator[None]:
+    async def _reserve_budget(self, most: TokenUsage, line: LoopClient) -> AsyncIterator[None]:
         """Wait until a request fits under the limits, and hold back the most that it can take meanwhile."""
-        while refusal := self.answers.refusal(most):
+        while refusal := self.answers.explain_limit(most):
             if not self.answers.reserved:
                 raise BudgetError(refusal)
             line.freed.clear()
@@ -137,71 +137,71 @@ class OpenAIPolicy:
             self.answers.reserved.remove(most)
             line.freed.set()
 
-    async def _send(self, query: Query, tries: int) -> PaidAnswer:
+    async def _send_once(self, query: ChatRequest, tries: int) -> PaidAnswer:
         """One try. An answer is kept before it is used; what may have been billed without one is counted."""
         try:
             said = await self.endpoint.send(query)
-        except Trouble as trouble:
+        except RetryableError as trouble:
             if trouble.billed:
                 most = query.most
-                cost = self.answers.price(most)
+                cost = self.answers.compute_cost(most)
                 lost = PaidAnswer(
                     "", "", "stop", most.prompt_tokens, most.completion_tokens, cost, estimated=True,
                     lost=trouble.reason,
                 )  # fmt: skip
-                self.answers.keep(lost, query)
+                self.answers.store(lost, query)
             raise
-        answer = self._answer(said, query, tries)
-        self.answers.keep(answer, query)
+        answer = self._make_answer(said, query, tries)
+        self.answers.store(answer, query)
         if not answer.text and answer.finish_reason == "length":
-            self._tell(
+            self._warn_once(
                 f"{self.name} used up {query.sampling.max_tokens} tokens before its first word, as models that think "
                 "do: raise rollout.max_action_tokens and memory.max_write_tokens"
             )
-        if answer.text and answer.finish_reason == "stop" and query.sampling.stop and not answer_of(answer.text):
-            self._tell(
+        if answer.text and answer.finish_reason == "stop" and query.sampling.stop and not strip_thinking(answer.text):
+            self._warn_once(
                 f"{self.name} was stopped while it was thinking: a server looks for rollout.stop there too; add "
                 '"stop" to endpoint.omit (answers are cut all the same), or set model.template_options = '
                 "{ enable_thinking = false }"
             )
         return answer
 
-    def _answer(self, said: Said, query: Query, tries: int) -> PaidAnswer:
-        amount = said.usage or Amount(query.most.prompt_tokens, self.count_tokens(said.text))
+    def _make_answer(self, said: EndpointReply, query: ChatRequest, tries: int) -> PaidAnswer:
+        amount = said.usage or TokenUsage(query.most.prompt_tokens, self.count_tokens(said.text))
         return PaidAnswer(
             query.key, said.text, said.finish_reason, amount.prompt_tokens, amount.completion_tokens,
-            self.answers.price(amount), estimated=said.usage is None, retries=tries, model=said.model,
+            self.answers.compute_cost(amount), estimated=said.usage is None, retries=tries, model=said.model,
         )  # fmt: skip
 
-    def _gave_up(self, trouble: Trouble, tries: int) -> str:
+    def _format_failure(self, trouble: RetryableError, tries: int) -> str:
         line_up = ""
-        if isinstance(trouble, Late) and self.config.concurrency > 1:
+        if isinstance(trouble, AnswerTimeoutError) and self.config.concurrency > 1:
             line_up = "lower endpoint.concurrency if it answers one request after the other, "
         return (
             f"{self.config.base_url} failed {tries} times, at last with {trouble.reason}: see that it runs, {line_up}"
             "or raise endpoint.max_retries or endpoint.timeout, and run the same command again"
         )
 
-    def _pause(self, trouble: Trouble, tries: int) -> float:
+    def _retry_delay(self, trouble: RetryableError, tries: int) -> float:
         """Seconds until the next try, announced if they are many."""
-        seconds = pause(tries, trouble.wait)
-        if trouble.wait is not None and trouble.wait > LONGEST_RETRY_AFTER:
-            self._tell(f"{self.config.base_url} asks for {trouble.wait:.0f} s of rest: waiting {seconds:.0f} s")
+        seconds = compute_wait(tries, trouble.wait)
+        if trouble.wait is not None and trouble.wait > MAX_RETRY_AFTER:
+            self._warn_once(f"{self.config.base_url} asks for {trouble.wait:.0f} s of rest: waiting {seconds:.0f} s")
         level = logging.WARNING if seconds >= LONG_WAIT else logging.INFO
         logger.log(level, "%s: %s; another try in %.1f s", self.config.base_url, trouble.reason, seconds)
         return seconds
 
-    def _tell(self, text: str) -> None:
+    def _warn_once(self, text: str) -> None:
         """Warn once."""
         if text not in self._told:
             self._told.add(text)
             logger.warning("%s", text)
 
 
-async def _to_its_end(coroutine: Coroutine[Any, Any, T]) -> T:
+async def _shield_until_done(coroutine: Coroutine[Any, Any, T]) -> T:
     """Await it. A caller cancelled meanwhile waits for its end: what was sent is paid for, and its answer kept."""
     task = asyncio.ensure_future(coroutine)
-    task.add_done_callback(_heard)  # of what a cancelled caller leaves, asyncio would print a traceback
+    task.add_done_callback(_retrieve_exception)  # of what a cancelled caller leaves, asyncio would print a traceback
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -209,12 +209,12 @@ async def _to_its_end(coroutine: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-def _heard(task: asyncio.Task[Any]) -> None:
+def _retrieve_exception(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
         task.exception()
 
 
-def _check(config: Config) -> None:
+def _validate_config(config: Config) -> None:
     """Refuse what an endpoint cannot do."""
     endpoint = config.endpoint
     if endpoint.max_cost and not (endpoint.price_input or endpoint.price_output):

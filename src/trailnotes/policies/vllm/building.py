@@ -18,25 +18,37 @@ from trailnotes.config.model_schema import EngineConfig
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, PolicyError
 from trailnotes.policies.hf.network import Network
-from trailnotes.policies.hf.policy import context_length_of, device_of, load_model, load_tokenizer, whole_model_of
-from trailnotes.policies.vllm.link import Link
+from trailnotes.policies.hf.policy import (
+    get_context_length,
+    load_model,
+    load_tokenizer,
+    resolve_base_model,
+    resolve_device,
+)
+from trailnotes.policies.vllm.link import EngineConnection
 from trailnotes.policies.vllm.policy import VLLMPolicy
-from trailnotes.policies.vllm.process import CORE, Process, engine_python, environment, workplace
-from trailnotes.policies.vllm.remote import Expected, address_of, reach, token_of
+from trailnotes.policies.vllm.process import (
+    CORE_FILE,
+    EngineProcess,
+    build_environment,
+    find_engine_python,
+    make_work_dir,
+)
+from trailnotes.policies.vllm.remote import ModelRequirement, connect_engine, get_token, parse_address
 from trailnotes.policies.vllm.replica import Connect
 from trailnotes.policies.vllm.worker import wire
 from trailnotes.types import Completion
 
 logger = logging.getLogger(__name__)
 
-SHARED = 0.45  # of a GPU on which the learner has its weights, gradients and moments, too
-ALONE = 0.9  # of a GPU that is the engine's own
-ON_CPU = 0.25  # of the host's memory, for the KV cache
-BLOCK = 32  # tokens of the KV cache that are taken at a time
+SHARED_GPU_FRACTION = 0.45  # of a GPU on which the learner has its weights, gradients and moments, too
+DEDICATED_GPU_FRACTION = 0.9  # of a GPU that is the engine's own
+CPU_MEMORY_FRACTION = 0.25  # of the host's memory, for the KV cache
+CACHE_BLOCK_TOKENS = 32  # tokens of the KV cache that are taken at a time
 
 
-def vllm_policy(
-    config: Config, *, trains: bool = False, core: Path = CORE, connects: Sequence[Connect] = ()
+def make_vllm_policy(
+    config: Config, *, trains: bool = False, core: Path = CORE_FILE, connects: Sequence[Connect] = ()
 ) -> VLLMPolicy:
     """The model at `model.path` in engines of vLLM, which have started when this returns.
 
@@ -57,16 +69,16 @@ def vllm_policy(
             'run.deterministic is not kept by engine.name = "vllm": batches form as requests arrive, which may change '
             "the last bits of a log-probability, and with them a token now and then"
         )
-    folder = workplace(size_of(config))
-    ways = connects or connections(config, folder, core)
+    folder = make_work_dir(count_weight_bytes(config))
+    ways = connects or make_connectors(config, folder, core)
     tokenizer = load_tokenizer(config.model)
-    settings = settings_of(config, folder)
+    settings = build_engine_settings(config, folder)
     if len(tokenizer) > settings["vocabulary"]:
         raise PolicyError(
             f"the tokenizer has {len(tokenizer)} tokens but the model embeds only {settings['vocabulary']}: "
             "they do not belong together, or the embeddings were never resized"
         )
-    path, is_local, saved = whole_model_of(config.model)
+    path, is_local, saved = resolve_base_model(config.model)
     policy = VLLMPolicy(
         ways,
         tokenizer,
@@ -83,83 +95,90 @@ def vllm_policy(
     )
     try:
         if (config.engine.urls or connects) and not trains:
-            policy.begin_with(*_weights_of(config, policy.probes))
+            policy.load_initial_weights(*_load_weights(config, policy.probes))
         elif saved and not trains:
-            policy.begin_with(_saved_adapters(config.model.path))
+            policy.load_initial_weights(_load_saved_adapters(config.model.path))
     except BaseException:
         policy.close()
         raise
     return policy
 
 
-def _weights_of(config: Config, probes: Sequence[Completion]) -> tuple[dict[str, torch.Tensor], list[list[float]]]:
+def _load_weights(config: Config, probes: Sequence[Completion]) -> tuple[dict[str, torch.Tensor], list[list[float]]]:
     """The model at `model.path`, of a base with adapters these alone; and what the whole says of each probe."""
     model, _ = load_model(config.model.model_copy(update={"device": "cpu"}))
     adapters = hasattr(model, "peft_config")
     weights = {name: p for name, p in model.named_parameters() if not adapters or ".lora_" in name}
     network = Network(model)
-    return weights, [network.reply_logprobs(each.prompt_ids, [each.token_ids])[0] for each in probes]
+    return weights, [network.score_replies(each.prompt_ids, [each.token_ids])[0] for each in probes]
 
 
-def refuse_unreachable(engine: EngineConfig) -> None:
+def validate_engine_settings(engine: EngineConfig) -> None:
     """Refuse engines that cannot be there, before anything is loaded. Raises as `vllm_policy` does; asks nobody."""
-    for host, _ in map(address_of, engine.urls):
-        token_of(host)
+    for host, _ in map(parse_address, engine.urls):
+        get_token(host)
     if not engine.urls:
-        engine_python(engine.python)
+        find_engine_python(engine.python)
 
 
-def connections(config: Config, folder: Path, core: Path = CORE) -> list[Connect]:
+def make_connectors(config: Config, folder: Path, core: Path = CORE_FILE) -> list[Connect]:
     """How to start, or to reach, each of the engines that a config names. Raises as `vllm_policy` does."""
     engine = config.engine
     if engine.urls:
-        return [partial(reach, partial(address_of, url), engine, expected_of(config)) for url in engine.urls]
-    python = engine_python(engine.python)
-    settings = settings_of(config, folder)
-    return [partial(start, config, python, settings, core, index) for index in range(engine.replicas)]
+        return [
+            partial(connect_engine, partial(parse_address, url), engine, get_model_requirement(config))
+            for url in engine.urls
+        ]
+    python = find_engine_python(engine.python)
+    settings = build_engine_settings(config, folder)
+    return [partial(start_engine, config, python, settings, core, index) for index in range(engine.replicas)]
 
 
-def expected_of(config: Config) -> Expected:
+def get_model_requirement(config: Config) -> ModelRequirement:
     """What an engine that somebody else has started must have."""
-    return fingerprint_of(whole_model_of(config.model)[0]), _lora_rank(config)
+    return fingerprint_model(resolve_base_model(config.model)[0]), _lora_rank(config)
 
 
-def start(config: Config, python: str, settings: Mapping[str, Any], core: Path, index: int, _again: bool) -> Link:
+def start_engine(
+    config: Config, python: str, settings: Mapping[str, Any], core: Path, index: int, _again: bool
+) -> EngineConnection:
     """Start an engine's process. Nothing is waited for."""
     engine, devices = config.engine, config.engine.devices
     own = devices[index] if devices else ""
-    process = spawn(config, python, Path(settings["spool"]) / f"engine-{index}.log", core, devices=own)
+    process = spawn_engine_process(config, python, Path(settings["spool"]) / f"engine-{index}.log", core, devices=own)
     told = {**settings, "tensor_parallel": own.count(",") + 1}
-    return greeted(process, f"engine {index}", engine, told)
+    return send_settings(process, f"engine {index}", engine, told)
 
 
-def spawn(
+def spawn_engine_process(
     config: Config, python: str, log: Path, core: Path, *, devices: str = "", inherit: int | None = None
-) -> Process:
+) -> EngineProcess:
     """A process for an engine of this config."""
-    _, is_local, _ = whole_model_of(config.model)
-    variables = environment(
-        on_cpu=device_of(config.model.device).type == "cpu",
+    _, is_local, _ = resolve_base_model(config.model)
+    variables = build_environment(
+        on_cpu=resolve_device(config.model.device).type == "cpu",
         threads=config.run.threads,
         offline=is_local,
         devices=devices,
     )
-    return Process(python, variables, log, core=core, inherit=() if inherit is None else (inherit,))
+    return EngineProcess(python, variables, log, core=core, inherit=() if inherit is None else (inherit,))
 
 
-def greeted(process: Process, label: str, engine: EngineConfig, settings: Mapping[str, Any]) -> Link:
+def send_settings(
+    process: EngineProcess, label: str, engine: EngineConfig, settings: Mapping[str, Any]
+) -> EngineConnection:
     """The link to a process, which has been told its settings."""
-    process.connection.sendall(wire.frame(["start", dict(settings)]))
-    return Link(
+    process.connection.sendall(wire.encode_frame(["start", dict(settings)]))
+    return EngineConnection(
         process.connection,
         label,
         start_timeout=engine.start_timeout,
         timeout=engine.timeout,
-        buried=process.bury,
+        buried=process.kill,
     )
 
 
-def settings_of(config: Config, folder: Path, *, alone: bool = False) -> dict[str, Any]:
+def build_engine_settings(config: Config, folder: Path, *, alone: bool = False) -> dict[str, Any]:
     """What an engine's process is told about the model, see `worker.core.Core`.
 
     Args:
@@ -167,29 +186,30 @@ def settings_of(config: Config, folder: Path, *, alone: bool = False) -> dict[st
         folder: for weights and logs.
         alone: the engine serves at an address, and whoever learns has another device.
     """
-    path, is_local, _ = whole_model_of(config.model)
+    path, is_local, _ = resolve_base_model(config.model)
     architecture = transformers.AutoConfig.from_pretrained(path, local_files_only=is_local, trust_remote_code=False)
     text = architecture.get_text_config(decoder=True)
-    context = min(context_length_of(config.model), config.rollout.max_context_tokens)
-    shared = config.engines_share and not alone and device_of(config.model.device).type == "cuda"
+    context = min(get_context_length(config.model), config.rollout.max_context_tokens)
+    shared = config.has_shared_gpu and not alone and resolve_device(config.model.device).type == "cuda"
     return {
         "model": path,
-        "fingerprint": fingerprint_of(path),
+        "fingerprint": fingerprint_model(path),
         "vocabulary": text.vocab_size,
         "dtype": config.model.dtype,
         "context": context,
         "max_concurrent": config.engine.max_concurrent,
         "seed": config.run.seed % (1 << 32),
         "tensor_parallel": 1,
-        "device_memory": config.engine.device_memory or (SHARED if shared else ALONE) / _sharers(config.engine),
-        "cache_bytes": cache_bytes(text, config, context),
+        "device_memory": config.engine.device_memory
+        or (SHARED_GPU_FRACTION if shared else DEDICATED_GPU_FRACTION) / _count_engines_per_device(config.engine),
+        "cache_bytes": compute_cache_bytes(text, config, context),
         "lora_rank": _lora_rank(config),
         "sleeps": shared and not config.rollout.ahead,
         "spool": str(folder),
     }
 
 
-def cache_bytes(text: Any, config: Config, context: int) -> int:
+def compute_cache_bytes(text: Any, config: Config, context: int) -> int:
     """Bytes of the KV cache on a CPU: room for `engine.max_concurrent` full contexts, in a share of the memory.
 
     A token takes, in each layer, a key and a value of `head_dim` numbers for each of the key-value heads.
@@ -197,19 +217,21 @@ def cache_bytes(text: Any, config: Config, context: int) -> int:
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     channels = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     token: int = 2 * text.num_hidden_layers * heads * channels * getattr(torch, config.model.dtype).itemsize
-    one = -(-context // BLOCK) * BLOCK * token
+    one = -(-context // CACHE_BLOCK_TOKENS) * CACHE_BLOCK_TOKENS * token
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    share = int(memory * (config.engine.device_memory or ON_CPU) / _sharers(config.engine))
+    share = int(
+        memory * (config.engine.device_memory or CPU_MEMORY_FRACTION) / _count_engines_per_device(config.engine)
+    )
     return max(2 * one, min(one * config.engine.max_concurrent, share))  # a block more than one context is needed
 
 
-def size_of(config: Config) -> int | None:
+def count_weight_bytes(config: Config) -> int | None:
     """Bytes of the model's files, about as many as travel at each update; None where they are not in a directory."""
-    files = list(Path(whole_model_of(config.model)[0]).glob("*.safetensors"))
+    files = list(Path(resolve_base_model(config.model)[0]).glob("*.safetensors"))
     return sum(file.stat().st_size for file in files) if files else None
 
 
-def fingerprint_of(path: str) -> str:
+def fingerprint_model(path: str) -> str:
     """Tells models of different shapes apart, whatever machine and version of transformers they are read by."""
     architecture = transformers.AutoConfig.from_pretrained(
         path, local_files_only=Path(path).is_dir(), trust_remote_code=False
@@ -219,13 +241,13 @@ def fingerprint_of(path: str) -> str:
     return hashlib.sha256(repr([getattr(text, name, None) for name in names]).encode()).hexdigest()[:16]
 
 
-def _sharers(engine: EngineConfig) -> int:
+def _count_engines_per_device(engine: EngineConfig) -> int:
     """Engines on one device."""
     return 1 if engine.devices else engine.replicas
 
 
 def _lora_rank(config: Config) -> int:
-    saved = whole_model_of(config.model)[2]
+    saved = resolve_base_model(config.model)[2]
     own = config.model.lora.rank if config.model.lora.enabled else 0
     return int(saved.r) if saved else own
 
@@ -242,7 +264,7 @@ def _adapter_settings(config: Config, saved: Any | None) -> dict[str, Any] | Non
     return {"lora_alpha": config.model.lora.alpha} if config.model.lora.enabled else None
 
 
-def _saved_adapters(path: str) -> dict[str, torch.Tensor]:
+def _load_saved_adapters(path: str) -> dict[str, torch.Tensor]:
     file = Path(path).expanduser() / "adapter_model.safetensors"
     if not file.is_file():  # a pickle is never read
         raise ConfigError(f'{file} is not there: merge the adapters first, or set engine.name = "hf"')

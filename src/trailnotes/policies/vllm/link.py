@@ -29,7 +29,7 @@ class EngineLostError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class CompletionUpdate:
     """What an engine says of a completion: what is new, and how it ended if it did."""
 
     token_ids: Sequence[int] = ()
@@ -39,10 +39,10 @@ class News:
     error: Exception | None = None
 
 
-Listener = Callable[[News], None]  # called from the link's thread
+Listener = Callable[[CompletionUpdate], None]  # called from the link's thread
 
 
-class Link:
+class EngineConnection:
     """One engine.
 
     Args:
@@ -79,7 +79,7 @@ class Link:
         connection.setblocking(True)
         self._ear = select.poll()
         self._ear.register(connection, select.POLLIN)
-        threading.Thread(target=self._listen, name=f"{label} reader", daemon=True).start()
+        threading.Thread(target=self._read_loop, name=f"{label} reader", daemon=True).start()
 
     def wait_until_ready(self) -> None:
         """Block until the engine can be asked.
@@ -97,11 +97,11 @@ class Link:
     def generate(self, ids: Sequence[int], sampling: dict[str, Any], listener: Listener) -> int:
         """Ask for a completion; its number. All that becomes of it is told to the listener, its loss too."""
         with self._guard:
-            number = self._next()
+            number = self._next_request_id()
             if not self.failure:
                 self._listeners[number] = listener
         if self.failure:
-            listener(News(error=EngineLostError(self.failure)))
+            listener(CompletionUpdate(error=EngineLostError(self.failure)))
         else:
             self._send(["generate", number, list(ids), sampling])
         return number
@@ -122,7 +122,7 @@ class Link:
         """
         answer: Future[Any] = Future()
         with self._guard:
-            number = self._next()
+            number = self._next_request_id()
             if self.failure:
                 raise EngineLostError(self.failure)
             self._calls[number] = answer
@@ -135,9 +135,9 @@ class Link:
             self._send(["end"])
             with suppress(TimeoutError):
                 self._lost.result(STOP_LIMIT)
-        self._lose("was closed")
+        self._mark_lost("was closed")
 
-    def _next(self) -> int:
+    def _next_request_id(self) -> int:
         """The number of a request, which may be the first for a while."""
         if not self._listeners and not self._calls:
             self._moved = time.monotonic()
@@ -148,43 +148,45 @@ class Link:
         """Say something. That the engine does not hear it is found by the thread that listens."""
         with self._writing, suppress(OSError):
             if payload is None:
-                self._connection.sendall(wire.frame(message))
+                self._connection.sendall(wire.encode_frame(message))
                 return
             with payload.open("rb") as file:
-                self._connection.sendall(wire.frame(message, payload.stat().st_size))
+                self._connection.sendall(wire.encode_frame(message, payload.stat().st_size))
                 self._connection.sendfile(file)
 
     # The thread
 
-    def _listen(self) -> None:
+    def _read_loop(self) -> None:
         try:
-            while (found := wire.read_frame(self._read)) is not None:
+            while (found := wire.read_frame(self._read_bytes)) is not None:
                 self._heard = time.monotonic()
-                self._take(found[0])
+                self._handle_message(found[0])
                 if not self._ear.poll(0):  # else what counts as progress may wait to be read
-                    self._judge(self._heard)  # whoever only says that it lives hangs all the same
-            self._lose("")
+                    self._check_timeouts(self._heard)  # whoever only says that it lives hangs all the same
+            self._mark_lost("")
         except OSError:  # reset by an end that is no more
-            self._lose("")
+            self._mark_lost("")
         except (TypeError, ValueError, wire.WireError, EngineLostError) as error:  # what is no message of ours
-            self._lose(str(error))
+            self._mark_lost(str(error))
         finally:
             self._connection.close()
 
-    def _read(self, size: int) -> bytes:
+    def _read_bytes(self, size: int) -> bytes:
         """`size` bytes, or less at the end of the stream."""
         data = b""
         while len(data) < size:
             if not self._ear.poll(TICK * 1000):
-                self._judge(time.monotonic())  # only when there is nothing to read: this process may have been away
+                self._check_timeouts(
+                    time.monotonic()
+                )  # only when there is nothing to read: this process may have been away
                 continue
-            part = self._connection.recv(min(size - len(data), wire.CHUNK))
+            part = self._connection.recv(min(size - len(data), wire.CHUNK_SIZE))
             if not part:
                 break
             data += part
         return data
 
-    def _judge(self, now: float) -> None:
+    def _check_timeouts(self, now: float) -> None:
         if not self._ready.done():
             if now - self._born > self._start_timeout:
                 raise EngineLostError(f"did not start within engine.start_timeout = {self._start_timeout:g} s")
@@ -193,7 +195,7 @@ class Link:
         elif (self._listeners or self._calls or self._working) and now - self._moved > self._timeout:
             raise EngineLostError(f"hangs: no token for engine.timeout = {self._timeout:g} s")
 
-    def _take(self, message: list[Any]) -> None:
+    def _handle_message(self, message: list[Any]) -> None:
         match message:
             case ["alive", int(steps), bool(working)]:
                 if (steps, working) != (self._steps, self._working):
@@ -202,12 +204,12 @@ class Link:
             case ["tokens", list(parts)]:
                 self._moved = time.monotonic()
                 for number, ids, logprobs, reason, cached in parts:
-                    self._tell(number, News(ids, logprobs, reason, cached), last=bool(reason))
+                    self._notify_listener(number, CompletionUpdate(ids, logprobs, reason, cached), last=bool(reason))
             case ["done", int(number), value]:
                 self._calls.pop(number, Future()).set_result(value)
             case ["failed", int(number), str(text)]:
                 error = PolicyError(f"{self.label}: {text}")
-                self._tell(number, News(error=error), last=True)
+                self._notify_listener(number, CompletionUpdate(error=error), last=True)
                 self._calls.pop(number, Future()).set_exception(error)
             case ["ready", dict(about)] if not self._ready.done():
                 self.about = about
@@ -218,13 +220,13 @@ class Link:
             case _:
                 raise EngineLostError(f"says what this side does not understand ({str(message[0])[:40]!r})")
 
-    def _tell(self, number: int, news: News, *, last: bool) -> None:
+    def _notify_listener(self, number: int, news: CompletionUpdate, *, last: bool) -> None:
         with self._guard:
             listener = self._listeners.pop(number, None) if last else self._listeners.get(number)
         if listener:
             listener(news)
 
-    def _lose(self, why: str) -> None:
+    def _mark_lost(self, why: str) -> None:
         """End everything that waits for the engine."""
         with self._guard:
             if self.failure:
@@ -237,7 +239,7 @@ class Link:
             listeners, self._listeners = list(self._listeners.values()), {}
             calls, self._calls = list(self._calls.values()), {}
         for listener in listeners:
-            listener(News(error=EngineLostError(self.failure)))
+            listener(CompletionUpdate(error=EngineLostError(self.failure)))
         for answer in calls:
             answer.set_exception(EngineLostError(self.failure))
         if not self._ready.done():

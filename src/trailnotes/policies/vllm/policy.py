@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from trailnotes.errors import PolicyError
-from trailnotes.policies.chat import ChatFormat, replies_of
-from trailnotes.policies.hf.engine import Endings
-from trailnotes.policies.vllm.replica import Connect, Record, Replica
-from trailnotes.policies.vllm.weights import Parcel, is_adapters, write_adapters, write_whole
+from trailnotes.policies.chat import ChatFormat, encode_replies
+from trailnotes.policies.hf.engine import StopCondition
+from trailnotes.policies.vllm.replica import Connect, ProbeRecord, Replica
+from trailnotes.policies.vllm.weights import WeightFile, is_adapters, write_adapters, write_full_model
 from trailnotes.types import Completion, Message, Sampling, TokenIds
 
 T = TypeVar("T")
@@ -73,8 +73,8 @@ class VLLMPolicy:
         self.context_length = context_length
         self.format = ChatFormat(tokenizer, template_options)
         self.append_only = self.format.append_only
-        self.endings = Endings(self.format.decode, self.format.end_ids | end_ids, self.format.opening)
-        self.probes: Sequence[Completion] = [self._probe(*each) for each in PROBES]
+        self.endings = StopCondition(self.format.decode, self.format.end_ids | end_ids, self.format.opening)
+        self.probes: Sequence[Completion] = [self._make_probe(*each) for each in PROBES]
         self.replicas = [Replica(connect, self.endings, tolerance) for connect in connects]
         self._sleeps = sleeps
         self._reported = (0, 0, 0)
@@ -82,9 +82,9 @@ class VLLMPolicy:
         self._seats: dict[str, Replica | None] = {}  # of the open episodes; taken at the first request
         self._asking: set[str] = set()
         self._loading = False
-        self._parcel: Parcel | None = None
+        self._parcel: WeightFile | None = None
         self._num_parcels = 0
-        self._start()
+        self._start_replicas()
 
     @property
     def num_unfinished(self) -> int:
@@ -126,7 +126,7 @@ class VLLMPolicy:
             raise PolicyError("the engines take over new weights: await load before the next completion")
         self._asking.add(episode)
         try:
-            return await self._seat(episode).complete(prompt_ids, sampling)
+            return await self._assign_replica(episode).complete(prompt_ids, sampling)
         finally:
             self._asking.discard(episode)
 
@@ -141,14 +141,14 @@ class VLLMPolicy:
         Raises:
             PolicyError: prompt and longest reply exceed the context, or an engine cannot be kept alive.
         """
-        prompt, rows = replies_of(self.format, messages, replies, self.context_length)
+        prompt, rows = encode_replies(self.format, messages, replies, self.context_length)
         replica = min(self.replicas, key=lambda each: each.num_episodes)
         asked = [((*prompt, *row), len(prompt)) for row in rows]
         return [fsum(found) / len(found) for found in await asyncio.to_thread(replica.score, asked, 1.0)]
 
-    def begin_with(self, weights: Mapping[str, Tensor], said: Sequence[Sequence[float]] = ()) -> None:
+    def load_initial_weights(self, weights: Mapping[str, Tensor], said: Sequence[Sequence[float]] = ()) -> None:
         """Take over weights that nobody will train. As `load`, but `said` at temperature 1, and it blocks."""
-        self._hand_over(weights, self.version, self._record(said, 1.0))
+        self._load_all(weights, self.version, self._make_probe_record(said, 1.0))
 
     async def load(self, weights: Mapping[str, Tensor], version: int, said: Sequence[Sequence[float]] = ()) -> float:
         """Hand weights to every engine, and hold what they then say of the probes against what the learner says.
@@ -169,23 +169,25 @@ class VLLMPolicy:
             raise PolicyError(f"the weights changed while {len(self._asking)} completions were under way")
         self._loading = True
         try:
-            return await asyncio.to_thread(self._hand_over, weights, version, self._record(said, self._temperature))
+            return await asyncio.to_thread(
+                self._load_all, weights, version, self._make_probe_record(said, self._temperature)
+            )
         finally:
             self._loading = False
 
     async def sleep(self) -> None:
         """Leave the device to the learner, if they share it."""
-        await self._turn("sleep")
+        await self._set_sleep_state("sleep")
 
     async def wake(self) -> None:
         """Take the device again, with what the learner has done with and torch still keeps."""
         if self._sleeps:
             torch.cuda.empty_cache()  # where there is none, nothing happens
-        await self._turn("wake")
+        await self._set_sleep_state("wake")
 
-    async def _turn(self, name: Literal["sleep", "wake"]) -> None:
+    async def _set_sleep_state(self, name: Literal["sleep", "wake"]) -> None:
         if self._sleeps:
-            await asyncio.to_thread(self._of_all, lambda replica: replica.turn(name))
+            await asyncio.to_thread(self._map_replicas, lambda replica: replica.turn(name))
 
     def report(self) -> dict[str, float]:
         """Since the last call: engines that were started anew, and the share of prompt tokens found in their caches."""
@@ -204,54 +206,54 @@ class VLLMPolicy:
             for path in self._folder.glob("parcel-*"):
                 path.unlink()
 
-    def _start(self) -> None:
+    def _start_replicas(self) -> None:
         """All engines at once, since each takes its time."""
         try:
-            self._of_all(Replica.begin)
-            self._of_all(Replica.wait_until_ready)
+            self._map_replicas(Replica.start_engine)
+            self._map_replicas(Replica.wait_until_ready)
         except BaseException:
             self.close()
             raise
 
-    def _seat(self, episode: str) -> Replica:
+    def _assign_replica(self, episode: str) -> Replica:
         replica = self._seats[episode]
         if replica is None:
             replica = self._seats[episode] = min(self.replicas, key=lambda each: each.num_episodes)
             replica.num_episodes += 1
         return replica
 
-    def _pack(self, weights: Mapping[str, Tensor], version: int) -> Parcel:
+    def _write_weights(self, weights: Mapping[str, Tensor], version: int) -> WeightFile:
         self._num_parcels += 1
         path = self._folder / f"parcel-{self._num_parcels}.safetensors"
         if not is_adapters(weights):
             if self._adapters is not None:
                 raise PolicyError("these engines were started for adapters: hand over the adapters alone")
-            write_whole(weights, path, self._dtype)
-            return Parcel(path, version, None)
+            write_full_model(weights, path, self._dtype)
+            return WeightFile(path, version, None)
         if self._adapters is None:
             raise PolicyError("these engines were started for a whole model: set model.lora.enabled = true")
-        return Parcel(path, version, write_adapters(weights, path, self._dtype, self._adapters))
+        return WeightFile(path, version, write_adapters(weights, path, self._dtype, self._adapters))
 
-    def _hand_over(self, weights: Mapping[str, Tensor], version: int, record: Record | None) -> float:
-        before, self._parcel = self._parcel, self._pack(weights, version)
+    def _load_all(self, weights: Mapping[str, Tensor], version: int, record: ProbeRecord | None) -> float:
+        before, self._parcel = self._parcel, self._write_weights(weights, version)
         parcel = self._parcel
-        found = self._of_all(lambda replica: replica.load(parcel, record))
+        found = self._map_replicas(lambda replica: replica.load(parcel, record))
         if before:
             before.path.unlink(missing_ok=True)
         self.version = version
         return max(found)
 
-    def _record(self, said: Sequence[Sequence[float]], temperature: float) -> Record | None:
+    def _make_probe_record(self, said: Sequence[Sequence[float]], temperature: float) -> ProbeRecord | None:
         rows = [(probe.prompt_ids + probe.token_ids, len(probe.prompt_ids)) for probe in self.probes]
-        return Record(rows, said, temperature) if said else None
+        return ProbeRecord(rows, said, temperature) if said else None
 
-    def _probe(self, asked: str, said: str) -> Completion:
+    def _make_probe(self, asked: str, said: str) -> Completion:
         messages = [Message("user", asked)]
         prompt, room = self.encode(messages), self.context_length
-        ids = self.format.spoken(messages, said)[: min(PROBE_TOKENS, max(1, room - len(prompt)))]
+        ids = self.format.encode_reply(messages, said)[: min(PROBE_TOKENS, max(1, room - len(prompt)))]
         return Completion(prompt, ids, (0.0,) * len(ids), said)
 
-    def _of_all(self, ask: Callable[[Replica], T]) -> list[T]:
+    def _map_replicas(self, ask: Callable[[Replica], T]) -> list[T]:
         """What each engine answers, all asked at once; the first error once all have answered."""
         with ThreadPoolExecutor(len(self.replicas)) as pool:
             try:

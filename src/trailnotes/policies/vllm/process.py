@@ -21,20 +21,26 @@ from typing import Any
 
 from trailnotes.errors import ConfigError, MissingExtraError
 
-HERE = Path(__file__).parent / "worker"
-CORE = HERE / "core.py"
-OWN = Path(".venv-vllm") / "bin" / "python"  # what `make vllm` builds in a clone
+WORKER_DIR = Path(__file__).parent / "worker"
+CORE_FILE = WORKER_DIR / "core.py"
+CLONE_PYTHON = Path(".venv-vllm") / "bin" / "python"  # what `make vllm` builds in a clone
 STOP_LIMIT = 10.0  # seconds to end by itself
 LAST_LINES = 3  # of an engine's output, in messages
-PREFIX = "trailnotes-engine-"
-LEADING = "PYTHON", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_"  # into our packages, or among torchrun's processes
-OF_RANKS = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
+WORK_DIR_PREFIX = "trailnotes-engine-"
+DROPPED_PREFIXES = (
+    "PYTHON",
+    "GROUP_",
+    "ROLE_",
+    "MASTER_",
+    "TORCHELASTIC_",
+)  # into our packages, or among torchrun's processes
+RANK_VARIABLES = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
 
 # The parent-death signal comes when the *thread* that started the child ends, so that one must live as long as we do.
 _SPAWNER = ThreadPoolExecutor(1, thread_name_prefix="engine-spawner")
 
 
-def engine_python(named: str) -> str:
+def find_engine_python(named: str) -> str:
     """The Python that engines run with: the one named, this one, or that of `make vllm`.
 
     Raises:
@@ -49,21 +55,21 @@ def engine_python(named: str) -> str:
     if (found_here := find_spec("vllm")) is not None and found_here.origin:  # a mere folder of that name has none
         return sys.executable
     for root in (Path.cwd(), Path(__file__).parents[4]):
-        if (root / OWN).is_file():
-            return str(root / OWN)
+        if (root / CLONE_PYTHON).is_file():
+            return str(root / CLONE_PYTHON)
     raise MissingExtraError(
         'engine.name = "vllm" needs vLLM: run make vllm in a clone of Trailnotes, which builds an environment for it, '
         "or name the Python of an environment of your own as engine.python"
     )
 
 
-def environment(*, on_cpu: bool, threads: int, offline: bool, devices: str = "") -> dict[str, str]:
+def build_environment(*, on_cpu: bool, threads: int, offline: bool, devices: str = "") -> dict[str, str]:
     """Variables of an engine's process: ours, and what vLLM is told.
 
     Not those that would lead it into our packages, or make of it a rank of the learner that torchrun has started.
     """
-    kept = os.environ.keys() - set(OF_RANKS)
-    variables = {name: os.environ[name] for name in kept if not name.startswith(LEADING)}
+    kept = os.environ.keys() - set(RANK_VARIABLES)
+    variables = {name: os.environ[name] for name in kept if not name.startswith(DROPPED_PREFIXES)}
     variables |= {
         "PYTHONFAULTHANDLER": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's core in the very process that we watch
@@ -82,14 +88,20 @@ def environment(*, on_cpu: bool, threads: int, offline: bool, devices: str = "")
     return variables
 
 
-class Process:
+class EngineProcess:
     """One worker process in its own process group, so that Ctrl-C in the terminal does not reach it.
 
     Nobody but its parent can speak to it: the socket between them is inherited, and has no address.
     """
 
     def __init__(
-        self, python: str, variables: Mapping[str, str], log: Path, *, core: Path = CORE, inherit: Sequence[int] = ()
+        self,
+        python: str,
+        variables: Mapping[str, str],
+        log: Path,
+        *,
+        core: Path = CORE_FILE,
+        inherit: Sequence[int] = (),
     ) -> None:
         """Start it.
 
@@ -106,7 +118,7 @@ class Process:
         with theirs, log.open("ab") as output:
             self._process = _SPAWNER.submit(
                 lambda: subprocess.Popen(  # noqa: S603 - an interpreter that the user names, and code of ours
-                    [python, str(HERE / "main.py"), *arguments],
+                    [python, str(WORKER_DIR / "main.py"), *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -117,18 +129,18 @@ class Process:
             ).result()
         self.pid = self._process.pid
 
-    def bury(self, why: str) -> str:
+    def kill(self, why: str) -> str:
         """End it with all its children; why it is gone, in words: the reason given, or how it ended by itself."""
-        died = _waited(self._process, STOP_LIMIT if not why else 0.0)
+        died = _wait_for_exit(self._process, STOP_LIMIT if not why else 0.0)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_LIMIT)
-        last = self.last_words()
-        how = why or (_how(self._process.returncode) if died else "hung up")
+        last = self.output_tail()
+        how = why or (_describe_exit(self._process.returncode) if died else "hung up")
         return f"{how}; its last words: {last}" if last else how
 
-    def last_words(self) -> str:
+    def output_tail(self) -> str:
         """The end of what it printed, on one line."""
         with suppress(OSError):
             text = self.log.read_bytes()[-4096:].decode(errors="replace")
@@ -137,7 +149,7 @@ class Process:
         return ""
 
 
-def workplace(size: int | None = None) -> Path:
+def make_work_dir(size: int | None = None) -> Path:
     """A new directory for weights and logs; it goes when this process ends.
 
     Directories of processes that were killed are cleared away first, unless somebody locks them.
@@ -147,23 +159,23 @@ def workplace(size: int | None = None) -> Path:
             the new ones, and some air); on the disk otherwise, and where the size is not known.
     """
     shared, disk = Path("/dev/shm"), Path(tempfile.gettempdir())  # noqa: S108 - no name in it is foreseeable
-    for left in [*shared.glob(f"{PREFIX}*"), *disk.glob(f"{PREFIX}*")]:
-        pid = left.name.removeprefix(PREFIX).partition("-")[0]
+    for left in [*shared.glob(f"{WORK_DIR_PREFIX}*"), *disk.glob(f"{WORK_DIR_PREFIX}*")]:
+        pid = left.name.removeprefix(WORK_DIR_PREFIX).partition("-")[0]
         if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
-            _clear(left)
+            _remove_stale_dir(left)
     in_memory = size is not None and shared.is_dir() and shutil.disk_usage(shared).free > 3 * size
-    path = _locked_directory(shared if in_memory else disk)
+    path = _make_locked_dir(shared if in_memory else disk)
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     return path
 
 
-def _locked_directory(root: Path) -> Path:
+def _make_locked_dir(root: Path) -> Path:
     """A new directory with a lock, which ends with this process.
 
     Its number in the name is not enough: in another container, which may share the directory, it is nobody's.
     """
     while True:
-        path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=root))
+        path = Path(tempfile.mkdtemp(prefix=f"{WORK_DIR_PREFIX}{os.getpid()}-", dir=root))
         with suppress(FileNotFoundError):
             held = os.open(path, os.O_RDONLY)  # programs that we start do not get it
             fcntl.flock(held, fcntl.LOCK_EX)
@@ -172,7 +184,7 @@ def _locked_directory(root: Path) -> Path:
             os.close(held)
 
 
-def _clear(left: Path) -> None:
+def _remove_stale_dir(left: Path) -> None:
     """Remove a directory of ours that nobody locks any more; another start may be doing the same."""
     try:
         held = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -188,7 +200,7 @@ def _clear(left: Path) -> None:
         os.close(held)
 
 
-def _waited(process: subprocess.Popen[Any], limit: float) -> bool:
+def _wait_for_exit(process: subprocess.Popen[Any], limit: float) -> bool:
     """Whether it ends by itself within the limit. Its socket ends a moment before it does."""
     deadline = time.monotonic() + limit
     while process.poll() is None:
@@ -198,7 +210,7 @@ def _waited(process: subprocess.Popen[Any], limit: float) -> bool:
     return True
 
 
-def _how(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"exited with status {code}"
     try:

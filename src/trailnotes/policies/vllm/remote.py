@@ -9,22 +9,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from trailnotes.config.model_schema import ENGINE_TOKEN as TOKEN
+from trailnotes.config.model_schema import ENGINE_TOKEN_VARIABLE as TOKEN
 from trailnotes.config.model_schema import EngineConfig
 from trailnotes.errors import ConfigError, PolicyError
-from trailnotes.policies.vllm.link import EngineLostError, Link
+from trailnotes.policies.vllm.link import EngineConnection, EngineLostError
 from trailnotes.policies.vllm.worker import wire
 from trailnotes.web.loopback import is_loopback
 
 MIN_TOKEN = 16  # characters
 PORT = 7465  # of `trailnotes engine serve`
-PAUSE = 1.0  # seconds between two tries to reach an engine that is being started anew
+RETRY_PAUSE = 1.0  # seconds between two tries to reach an engine that is being started anew
 
-Where = Callable[[], tuple[str, int]]
-Expected = tuple[str, int]  # fingerprint of the model, rank of its adapters
+AddressLookup = Callable[[], tuple[str, int]]
+ModelRequirement = tuple[str, int]  # fingerprint of the model, rank of its adapters
 
 
-def address_of(url: str) -> tuple[str, int]:
+def parse_address(url: str) -> tuple[str, int]:
     """Host and port of ``tcp://host:port`` or ``host``. Raises `ConfigError`."""
     try:
         parts = urlsplit(url if "://" in url else f"tcp://{url}")
@@ -38,7 +38,7 @@ def address_of(url: str) -> tuple[str, int]:
     return host, port
 
 
-def token_of(host: str) -> str:
+def get_token(host: str) -> str:
     """The token between two sides, from the environment alone; "" within this machine if there is none.
 
     Raises:
@@ -53,7 +53,9 @@ def token_of(host: str) -> str:
     return token
 
 
-def reach(where: Where, engine: EngineConfig, expected: Expected, again: bool, *, token: str | None = None) -> Link:
+def connect_engine(
+    where: AddressLookup, engine: EngineConfig, expected: ModelRequirement, again: bool, *, token: str | None = None
+) -> EngineConnection:
     """The link to a running engine, which may still have to load its model.
 
     Args:
@@ -71,22 +73,22 @@ def reach(where: Where, engine: EngineConfig, expected: Expected, again: bool, *
     while True:
         host, port = where()
         try:
-            connection = _introduced(host, port, token_of(host) if token is None else token)
+            connection = _open_connection(host, port, get_token(host) if token is None else token)
         except wire.WireError as error:
             if isinstance(error, wire.BusyError) and time.monotonic() < deadline:  # perhaps still with us
-                time.sleep(PAUSE)
+                time.sleep(RETRY_PAUSE)
                 continue
-            raise PolicyError(f"engine.urls: {host}:{port} {error}{_advice(str(error))}") from error
+            raise PolicyError(f"engine.urls: {host}:{port} {error}{_suggest_fix(str(error))}") from error
         except OSError as error:
             if time.monotonic() < deadline:
-                time.sleep(PAUSE)
+                time.sleep(RETRY_PAUSE)
                 continue
             raise PolicyError(
                 f"engine.urls: {host}:{port} does not answer ({error.strerror or error}): start an engine there with "
                 "trailnotes engine serve, or correct the address"
             ) from error
         break
-    link = Link(
+    link = EngineConnection(
         connection,
         f"engine {host}:{port}",
         start_timeout=engine.start_timeout,
@@ -95,14 +97,14 @@ def reach(where: Where, engine: EngineConfig, expected: Expected, again: bool, *
     )
     with suppress(EngineLostError):  # whoever asks it next is told
         link.wait_until_ready()
-        _check(link, expected)
+        _validate_model(link, expected)
     return link
 
 
-def _introduced(host: str, port: int, token: str) -> socket.socket:
-    connection = socket.create_connection((host, port), timeout=wire.PATIENCE)
+def _open_connection(host: str, port: int, token: str) -> socket.socket:
+    connection = socket.create_connection((host, port), timeout=wire.HANDSHAKE_TIMEOUT)
     try:
-        wire.introduce(connection, token)
+        wire.handshake_as_policy(connection, token)
     except BaseException:
         connection.close()
         raise
@@ -111,7 +113,7 @@ def _introduced(host: str, port: int, token: str) -> socket.socket:
     return connection
 
 
-def _check(link: Link, expected: Expected) -> None:
+def _validate_model(link: EngineConnection, expected: ModelRequirement) -> None:
     """Refuse an engine that was started with another model."""
     fingerprint, rank = expected
     if link.about["fingerprint"] != fingerprint:
@@ -125,5 +127,5 @@ def _check(link: Link, expected: Expected) -> None:
         )
 
 
-def _advice(text: str) -> str:
+def _suggest_fix(text: str) -> str:
     return f": set {TOKEN} to the same on both sides" if "token" in text else ""

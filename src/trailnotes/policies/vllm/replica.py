@@ -12,21 +12,23 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trailnotes.errors import PolicyError
-from trailnotes.policies.hf.engine import Endings
-from trailnotes.policies.vllm.link import EngineLostError, Link, News
-from trailnotes.policies.vllm.weights import Parcel
+from trailnotes.policies.hf.engine import StopCondition
+from trailnotes.policies.vllm.link import CompletionUpdate, EngineConnection, EngineLostError
+from trailnotes.policies.vllm.weights import WeightFile
 from trailnotes.types import Completion, Sampling, TokenIds
 
 logger = logging.getLogger(__name__)
 
-REBUILDS = 3  # in a row, without an answer in between
+MAX_REBUILDS = 3  # in a row, without an answer in between
 MAX_SEED = 1 << 63  # vLLM hands seeds to torch
 
-Connect = Callable[[bool], Link]  # starts or reaches an engine; the flag: it is to take the place of a lost one
+Connect = Callable[
+    [bool], EngineConnection
+]  # starts or reaches an engine; the flag: it is to take the place of a lost one
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ProbeRecord:
     """Tokens that the learner has scored: what an engine with the same weights must say of them."""
 
     rows: Sequence[tuple[TokenIds, int]]  # ids, and from where on they are scored
@@ -52,16 +54,16 @@ class Replica:
         tolerance: nats, see `engine.tolerance`.
     """
 
-    def __init__(self, connect: Connect, endings: Endings, tolerance: float) -> None:
+    def __init__(self, connect: Connect, endings: StopCondition, tolerance: float) -> None:
         self.num_episodes = 0  # that stay with it
         self.num_rebuilds = 0  # ever
         self.num_read = self.num_cached = 0  # tokens of prompts, and those of them that were in the cache; ever
         self._connect, self._endings, self._tolerance = connect, endings, tolerance
-        self._parcel: Parcel | None = None
-        self._record: Record | None = None
-        self._given: tuple[Link, Parcel] | None = None  # who was last sent weights, and which
-        self._link: Link | None = None
-        self._coming: Link | None = None  # what is to take its place
+        self._parcel: WeightFile | None = None
+        self._record: ProbeRecord | None = None
+        self._given: tuple[EngineConnection, WeightFile] | None = None  # who was last sent weights, and which
+        self._link: EngineConnection | None = None
+        self._coming: EngineConnection | None = None  # what is to take its place
         self._closed = False
         self._in_a_row = 0
         self._guard = threading.Lock()
@@ -71,7 +73,7 @@ class Replica:
         """What the engine says of itself."""
         return self._link.about if self._link else {}
 
-    def begin(self) -> None:
+    def start_engine(self) -> None:
         """Start the engine, and do not wait for it."""
         self._link = self._connect(False)
 
@@ -92,15 +94,15 @@ class Replica:
         while True:
             link = self._link
             if link is None or link.failure:
-                link = await asyncio.to_thread(self._alive)
+                link = await asyncio.to_thread(self._ensure_engine)
             try:
-                completion = await self._ask(link, prompt_ids, sampling)
+                completion = await self._generate_once(link, prompt_ids, sampling)
             except EngineLostError:
                 continue
             self._in_a_row = 0
             return completion
 
-    def load(self, parcel: Parcel, record: Record | None) -> float:
+    def load(self, parcel: WeightFile, record: ProbeRecord | None) -> float:
         """Take over weights, whatever it takes, and hold the engine, and every later one, to what the learner says.
 
         Returns:
@@ -112,11 +114,11 @@ class Replica:
         with self._guard:  # an engine that another thread is building has been sent the old ones when this goes on
             self._parcel, self._record = parcel, record
         while True:
-            link = self._alive()
+            link = self._ensure_engine()
             try:
                 if self._given != (link, parcel):  # one that was built from now on has them already
-                    self._send(link, parcel)
-                distance = self._compare(link, record) if record else 0.0
+                    self._send_weights(link, parcel)
+                distance = self._check_probes(link, record) if record else 0.0
             except EngineLostError:
                 continue
             self._in_a_row = 0
@@ -125,11 +127,11 @@ class Replica:
     def score(self, rows: Sequence[tuple[TokenIds, int]], temperature: float) -> list[list[float]]:
         """Log-probabilities in nats of the tokens of each row from a place on. Raises as `complete` does. Blocks."""
         while True:
-            link = self._alive()
+            link = self._ensure_engine()
             with suppress(EngineLostError):
-                return _scored(link, rows, temperature)
+                return _score_rows(link, rows, temperature)
 
-    def turn(self, name: Literal["sleep", "wake"]) -> None:
+    def set_sleep_state(self, name: Literal["sleep", "wake"]) -> None:
         """Put the engine to sleep, or wake it. One that is lost is replaced when it is needed, and awake. Blocks."""
         if self._link and not self._link.failure:
             with suppress(EngineLostError):
@@ -142,15 +144,15 @@ class Replica:
             if link:
                 link.close()
 
-    async def _ask(self, link: Link, prompt_ids: TokenIds, sampling: Sampling) -> Completion:
+    async def _generate_once(self, link: EngineConnection, prompt_ids: TokenIds, sampling: Sampling) -> Completion:
         loop = asyncio.get_running_loop()
-        news: asyncio.Queue[News] = asyncio.Queue()
+        news: asyncio.Queue[CompletionUpdate] = asyncio.Queue()
 
-        def listen(item: News) -> None:
+        def listen(item: CompletionUpdate) -> None:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(news.put_nowait, item)
 
-        number = link.generate(prompt_ids, _request(sampling, self._endings), listen)
+        number = link.generate(prompt_ids, _build_request(sampling, self._endings), listen)
         ids: list[int] = []
         logprobs: list[float] = []
         cached = 0
@@ -165,7 +167,7 @@ class Replica:
                         raise PolicyError("the engine's log-probabilities are not finite: its weights broke")
                     ids.append(token)
                     logprobs.append(logprob)
-                    if end := self._endings.end(ids, sampling):
+                    if end := self._endings.find_end(ids, sampling):
                         self.num_read += len(prompt_ids)
                         self.num_cached += cached
                         return Completion(prompt_ids, tuple(ids), tuple(logprobs), *end)
@@ -174,7 +176,7 @@ class Replica:
         finally:
             link.abort(number)
 
-    def _alive(self) -> Link:
+    def _ensure_engine(self) -> EngineConnection:
         """An engine with the current weights, which may have to be built first. Blocks."""
         with self._guard:
             link = self._link
@@ -182,8 +184,8 @@ class Replica:
                 failure = link.failure if link else "it was never started"
                 if self._closed:
                     raise PolicyError(f"{failure}: the engines were closed")
-                if self._in_a_row >= REBUILDS:
-                    raise PolicyError(f"{failure} (it was started anew {REBUILDS} times in a row, in vain)")
+                if self._in_a_row >= MAX_REBUILDS:
+                    raise PolicyError(f"{failure} (it was started anew {MAX_REBUILDS} times in a row, in vain)")
                 logger.warning("%s: it is started anew", failure)
                 self._in_a_row += 1
                 self.num_rebuilds += 1
@@ -191,30 +193,30 @@ class Replica:
                 if self._closed:  # meanwhile
                     link.close()
                 with suppress(EngineLostError):
-                    self._bring_up(link)
+                    self._initialize_engine(link)
                 self._link, self._coming = link, None  # only now: until it has the weights, nobody may ask it
             return link
 
-    def _bring_up(self, link: Link) -> None:
+    def _initialize_engine(self, link: EngineConnection) -> None:
         try:
             link.wait_until_ready()
             if self._parcel:
-                self._send(link, self._parcel)
+                self._send_weights(link, self._parcel)
             if self._record:
-                self._compare(link, self._record)
+                self._check_probes(link, self._record)
         except PolicyError:
             link.close()
             raise
 
-    def _send(self, link: Link, parcel: Parcel) -> None:
+    def _send_weights(self, link: EngineConnection, parcel: WeightFile) -> None:
         if link.is_local:
-            link.call("load", {**parcel.label, "path": str(parcel.path)})
+            link.call("load", {**parcel.load_argument, "path": str(parcel.path)})
         else:
-            link.call("load", parcel.label, parcel.path)
+            link.call("load", parcel.load_argument, parcel.path)
         self._given = link, parcel
 
-    def _compare(self, link: Link, record: Record) -> float:
-        distance = record.distance(_scored(link, record.rows, record.temperature))
+    def _check_probes(self, link: EngineConnection, record: ProbeRecord) -> float:
+        distance = record.distance(_score_rows(link, record.rows, record.temperature))
         if not distance <= self._tolerance:
             version = self._parcel.version if self._parcel else "at its start"
             raise PolicyError(
@@ -225,13 +227,13 @@ class Replica:
         return distance
 
 
-def _scored(link: Link, rows: Sequence[tuple[TokenIds, int]], temperature: float) -> list[list[float]]:
+def _score_rows(link: EngineConnection, rows: Sequence[tuple[TokenIds, int]], temperature: float) -> list[list[float]]:
     asked = {"rows": [[list(ids), start] for ids, start in rows], "temperature": temperature}
     found: list[list[float]] = link.call("score", asked)
     return found
 
 
-def _request(sampling: Sampling, endings: Endings) -> dict[str, Any]:
+def _build_request(sampling: Sampling, endings: StopCondition) -> dict[str, Any]:
     """What vLLM is told. Stop texts are looked for here, as every engine of ours does: so it must tell each token."""
     return {
         "temperature": sampling.temperature,

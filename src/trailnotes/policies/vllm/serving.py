@@ -13,20 +13,31 @@ from pathlib import Path
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, PolicyError
-from trailnotes.policies.vllm.building import greeted, settings_of, size_of, spawn
-from trailnotes.policies.vllm.link import EngineLostError, Link
-from trailnotes.policies.vllm.process import CORE, engine_python, workplace
-from trailnotes.policies.vllm.remote import token_of
-from trailnotes.policies.vllm.replica import REBUILDS
+from trailnotes.policies.vllm.building import (
+    build_engine_settings,
+    count_weight_bytes,
+    send_settings,
+    spawn_engine_process,
+)
+from trailnotes.policies.vllm.link import EngineConnection, EngineLostError
+from trailnotes.policies.vllm.process import CORE_FILE, find_engine_python, make_work_dir
+from trailnotes.policies.vllm.remote import get_token
+from trailnotes.policies.vllm.replica import MAX_REBUILDS
 from trailnotes.policies.vllm.worker import wire
 
 logger = logging.getLogger(__name__)
-SPARE = 64 << 20  # bytes that the weights of any model may have
-LONG = 600.0  # seconds of service after which an engine that dies has not died at once
+WEIGHT_BYTES_ALLOWANCE = 64 << 20  # bytes that the weights of any model may have
+HEALTHY_SECONDS = 600.0  # seconds of service after which an engine that dies has not died at once
 
 
-def serve(
-    config: Config, host: str, port: int, *, say: Callable[[str], None], token: str | None = None, core: Path = CORE
+def serve_engine(
+    config: Config,
+    host: str,
+    port: int,
+    *,
+    say: Callable[[str], None],
+    token: str | None = None,
+    core: Path = CORE_FILE,
 ) -> None:
     """Run one engine for whoever knows the token, until this process is interrupted.
 
@@ -44,46 +55,48 @@ def serve(
         MissingExtraError: vLLM is nowhere to be found.
         PolicyError: vLLM cannot run the model, or the engine dies again and again.
     """
-    token = token_of(host) if token is None else token
+    token = get_token(host) if token is None else token
     devices = next(iter(config.engine.devices), "")
-    python = engine_python(config.engine.python)
+    python = find_engine_python(config.engine.python)
     config = config.model_copy(update={"engine": config.engine.model_copy(update={"replicas": 1})})  # this one
-    with listening(host, port) as door:
-        folder = workplace(size_of(config))
+    with open_listener(host, port) as door:
+        folder = make_work_dir(count_weight_bytes(config))
         try:
-            settings = settings_of(config, folder, alone=True) | {
+            settings = build_engine_settings(config, folder, alone=True) | {
                 "token": token,
                 "listen": door.fileno(),
-                "most_bytes": most_bytes(config, folder),
+                "most_bytes": max_weight_bytes(config, folder),
                 "tensor_parallel": devices.count(",") + 1,
             }
             address = f"{host}:{door.getsockname()[1]}"
             deaths = 0
             while True:
-                process = spawn(config, python, folder / "engine.log", core, devices=devices, inherit=door.fileno())
-                link = greeted(process, "the engine", config.engine, settings)
+                process = spawn_engine_process(
+                    config, python, folder / "engine.log", core, devices=devices, inherit=door.fileno()
+                )
+                link = send_settings(process, "the engine", config.engine, settings)
                 began = time.monotonic()
-                failure = _served(link, None if deaths else partial(say, address))
-                deaths = 1 if time.monotonic() - began > LONG else deaths + 1
-                if deaths > REBUILDS:
-                    raise PolicyError(f"{failure} (it was started anew {REBUILDS} times in a row, in vain)")
+                failure = _wait_until_lost(link, None if deaths else partial(say, address))
+                deaths = 1 if time.monotonic() - began > HEALTHY_SECONDS else deaths + 1
+                if deaths > MAX_REBUILDS:
+                    raise PolicyError(f"{failure} (it was started anew {MAX_REBUILDS} times in a row, in vain)")
                 logger.warning("%s: it is started anew", failure)
-                for upload in folder.glob(f"*{wire.WEIGHTS}"):  # that it was killed over
+                for upload in folder.glob(f"*{wire.WEIGHTS_SUFFIX}"):  # that it was killed over
                     upload.unlink()
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def most_bytes(config: Config, folder: Path) -> int:
+def max_weight_bytes(config: Config, folder: Path) -> int:
     """Count the bytes that weights may have: four times the model's own (the learner's may be of a wider type).
 
     Where the size of the model is not known, it is what is free where they are kept.
     """
-    size = size_of(config)
-    return SPARE + 4 * size if size else shutil.disk_usage(folder).free
+    size = count_weight_bytes(config)
+    return WEIGHT_BYTES_ALLOWANCE + 4 * size if size else shutil.disk_usage(folder).free
 
 
-def _served(link: Link, ready: Callable[[], None] | None) -> str:
+def _wait_until_lost(link: EngineConnection, ready: Callable[[], None] | None) -> str:
     """Block as long as the engine lives; how it ended. It ends with this call."""
     try:
         link.wait_until_ready()
@@ -96,16 +109,16 @@ def _served(link: Link, ready: Callable[[], None] | None) -> str:
         link.close()
 
 
-def _reason(error: OSError) -> str:
+def _describe_error(error: OSError) -> str:
     return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
 
 
-def listening(host: str, port: int) -> socket.socket:
+def open_listener(host: str, port: int) -> socket.socket:
     """A socket that listens there, and that a process may inherit. Raises `ConfigError` where it cannot."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise ConfigError(
-            f"an engine cannot listen at {host}:{port} ({_reason(error)}): name another --port (0 takes a "
+            f"an engine cannot listen at {host}:{port} ({_describe_error(error)}): name another --port (0 takes a "
             "free one) or --host"
         ) from error

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from trailnotes.errors import PolicyError
 
-NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _ADAPTER = re.compile(r"\.(\w+)\.lora_([AB])\.(?:\w+\.)?weight$")  # module, side, and the adapters' name
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class WeightFile:
     """Weights of one version, ready to be sent."""
 
     path: Path
@@ -31,7 +31,7 @@ class Parcel:
     adapters: Mapping[str, Any] | None  # adapter_config.json; None for a whole model
 
     @property
-    def label(self) -> dict[str, Any]:
+    def load_argument(self) -> dict[str, Any]:
         """What an engine is told about the file."""
         return {"version": self.version, "adapters": self.adapters and dict(self.adapters)}
 
@@ -50,7 +50,7 @@ def is_adapters(weights: Mapping[str, Tensor]) -> bool:
     return bool(found)
 
 
-def write_whole(weights: Mapping[str, Tensor], path: Path, dtype: torch.dtype) -> None:
+def write_full_model(weights: Mapping[str, Tensor], path: Path, dtype: torch.dtype) -> None:
     """All weights of a model, by the names of its state dict; what is tied to another is written once."""
     unique: dict[str, Tensor] = {}
     seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
@@ -59,7 +59,7 @@ def write_whole(weights: Mapping[str, Tensor], path: Path, dtype: torch.dtype) -
         if place not in seen or not tensor.data_ptr():
             unique[name] = tensor
         seen.add(place)
-    _write(unique, path, dtype)
+    _write_safetensors(unique, path, dtype)
 
 
 def write_adapters(weights: Mapping[str, Tensor], path: Path, dtype: torch.dtype, extra: Mapping[str, Any]) -> Any:
@@ -88,17 +88,17 @@ def write_adapters(weights: Mapping[str, Tensor], path: Path, dtype: torch.dtype
         plain[f"{name[: found.start()]}.{found[1]}.lora_{found[2]}.weight"] = tensor
     if len(ranks) != 1:
         raise PolicyError(f"the adapters have ranks {sorted(ranks)}: vLLM is given adapters of one rank alone")
-    _write(plain, path, dtype)
+    _write_safetensors(plain, path, dtype)
     own = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none"}
     return {**own, **extra, "r": ranks.pop(), "target_modules": sorted(modules)}
 
 
-def _write(weights: Mapping[str, Tensor], path: Path, dtype: torch.dtype) -> None:
+def _write_safetensors(weights: Mapping[str, Tensor], path: Path, dtype: torch.dtype) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, tensor in weights.items():
         start, end = end, end + tensor.numel() * dtype.itemsize
-        header[name] = {"dtype": NAMES[dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        header[name] = {"dtype": DTYPE_NAMES[dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     try:

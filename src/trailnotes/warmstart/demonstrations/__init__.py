@@ -7,14 +7,21 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Literal
 
 from trailnotes.errors import ConfigError
-from trailnotes.storage.demonstrations import Demonstration, from_jsonl
+from trailnotes.storage.demonstrations import Demonstration, read_demonstrations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from trailnotes.config.schema import Config
 
-__all__ = ["DEMONSTRATORS", "Demonstration", "demonstrator_of", "demonstrators", "from_jsonl", "scripted_apart"]
+__all__ = [
+    "DEMONSTRATORS",
+    "Demonstration",
+    "demonstrators",
+    "iter_held_out_demonstrations",
+    "load_demonstrator",
+    "read_demonstrations",
+]
 
 # By environment. Called with (config, count_tokens, seed), it is an endless iterable of `Demonstration`; so is what its
 # class method `apart` returns, of games that `config` neither trains on nor examines.
@@ -33,20 +40,22 @@ def demonstrators() -> dict[str, str]:
     return DEMONSTRATORS | {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
 
 
-def demonstrator_of(env: str, style: Literal["full", "terse"]) -> Any:
+def load_demonstrator(env: str, style: Literal["full", "terse"]) -> Any:
     """The class behind `env`'s scripted episodes in this wording, None if it has none."""
     known = demonstrators()
     script = known.get(f"{env}.full" if style == "full" else env, known.get(env))
     return None if script is None else pkgutil.resolve_name(script)
 
 
-def scripted_apart(config: Config, count_tokens: Callable[[str], int], seed: int) -> Iterable[Demonstration]:
+def iter_held_out_demonstrations(
+    config: Config, count_tokens: Callable[[str], int], seed: int
+) -> Iterable[Demonstration]:
     """Endless scripted episodes of games that `config` neither trains on nor examines, drawn by `seed`.
 
     Raises:
         ConfigError: the environment has no script, or no such games.
     """
-    demonstrator = demonstrator_of(config.env.name, config.rollout.style)
+    demonstrator = load_demonstrator(config.env.name, config.rollout.style)
     if demonstrator is None:
         known = ", ".join(sorted(name for name in demonstrators() if not name.endswith(".full")))
         raise ConfigError(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING
 
-from trailnotes.prompts import Conversation, reflection_messages
-from trailnotes.storage.demonstrations import Demonstration, spoken
+from trailnotes.prompts import Conversation, build_reflection_messages
+from trailnotes.storage.demonstrations import Demonstration, list_assistant_turns
 from trailnotes.types import Completion, Message, Observation, Outcome, Step, Task, Tip, Trajectory
 
 if TYPE_CHECKING:
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 Script = Generator[str, Observation, None]  # is sent the newest observation and yields the next action
 
 
-def follow(actions: Sequence[str], _: Observation) -> Script:
+def replay_actions(actions: Sequence[str], _: Observation) -> Script:
     """Take `actions`, whatever happens."""
     for action in actions:  # noqa: UP028 (a list cannot be sent the observations)
         yield action
 
 
-def played(env: Env, task: Task, script: Callable[[Observation], Script], member: int = 0) -> Trajectory:
+def play_script(env: Env, task: Task, script: Callable[[Observation], Script], member: int = 0) -> Trajectory:
     """One episode of a script, until it or the game ends."""
     observation = env.reset(task)
     acting, steps = script(observation), []
@@ -42,18 +42,18 @@ def played(env: Env, task: Task, script: Callable[[Observation], Script], member
     return Trajectory(task, tuple(steps), observation, outcome, success, score, observation.max_score, member=member)
 
 
-def actions_of(trajectory: Trajectory) -> list[str]:
+def get_actions(trajectory: Trajectory) -> list[str]:
     """The actions of an episode."""
     return [step.action for step in trajectory.steps]
 
 
-def of_rehearsal(config: Config) -> Config:
+def apply_rehearsal_options(config: Config) -> Config:
     """The settings with `rehearsal.options` over those of the environment."""
     options = {**config.env.options, **config.rehearsal.options}
     return config.model_copy(update={"env": config.env.model_copy(update={"options": options})})
 
 
-def conversations(
+def build_demonstrations(
     trajectory: Trajectory, tips: Sequence[Tip], note: str, config: Config, count_tokens: Callable[[str], int]
 ) -> list[Demonstration]:
     """What an episode teaches.
@@ -70,9 +70,9 @@ def conversations(
         writes alone: nothing in it explains the actions.
     """
     rollout, memory = config.rollout, config.memory
-    written = (*reflection_messages(trajectory, rollout, memory, count_tokens), Message("assistant", note))
+    written = (*build_reflection_messages(trajectory, rollout, memory, count_tokens), Message("assistant", note))
     if not tips:
-        return [Demonstration(written, spoken(written), trajectory.task)]
+        return [Demonstration(written, list_assistant_turns(written), trajectory.task)]
     conversation = Conversation(rollout, memory, count_tokens)
     conversation.start(trajectory.steps[0].observation.instruction or "")
     for step in trajectory.steps:
@@ -80,6 +80,6 @@ def conversations(
         conversation.act(step.completion.text)
     acted = tuple(conversation.acting)
     return [
-        Demonstration(acted, spoken(acted), trajectory.task),
+        Demonstration(acted, list_assistant_turns(acted), trajectory.task),
         Demonstration(written, frozenset({len(written) - 1}), trajectory.task),
     ]

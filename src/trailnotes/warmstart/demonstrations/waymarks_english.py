@@ -12,7 +12,7 @@ from trailnotes.envs.waymarks import spec as ws
 from trailnotes.errors import ConfigError
 from trailnotes.types import Tip
 from trailnotes.warmstart.demonstrations.waymarks import WaymarksDemonstrator, has_read
-from trailnotes.warmstart.demonstrations.waymarks_words import failure_words, rule_words
+from trailnotes.warmstart.demonstrations.waymarks_words import format_failure_tip, format_rule_tip
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
     from trailnotes.types import Trajectory
 
-MISLED = 0.1  # of the episodes without a right tip: a wrong one is followed, and what is written says how it ended
+P_MISLED = 0.1  # of the episodes without a right tip: a wrong one is followed, and what is written says how it ended
 
 
 class EnglishWaymarks(WaymarksDemonstrator):
@@ -48,40 +48,42 @@ class EnglishWaymarks(WaymarksDemonstrator):
             if not any((kind, family, rule[:n]) in self.forbidden for n in range(1, size)):
                 return rule
 
-    def lesson(self, spec: ws.GameSpec) -> tuple[tuple[Tip, ...], tuple[str, ...]]:
+    def draw_lesson(self, spec: ws.GameSpec) -> tuple[tuple[Tip, ...], tuple[str, ...]]:
         """Tips in the order of a memory, by score and then at random, and what follows from them.
 
         The right one is obeyed. Without it, what failures tell is heeded: by another guess, or by reading the archive.
         """
         warm, most = self.config.warmstart, self.config.warmstart.num_tips
         knowing = most > 0 and self.rng.random() < warm.obey
-        tips = [self.rule_tip(spec, spec.rule, won=self.rng.random() < 0.5)] if knowing else []
+        tips = [self.build_rule_tip(spec, spec.rule, won=self.rng.random() < 0.5)] if knowing else []
         scored = bool(tips and tips[0].score)
-        if most and not knowing and self.rng.random() < MISLED:
+        if most and not knowing and self.rng.random() < P_MISLED:
             wrong = self.draw_rule(spec.kind, spec.family, spec.size)
-            tips.append(self.rule_tip(spec, wrong, won=False))
-            return self.ranked(tips), ws.gold_actions(ws.make_spec(spec.kind, spec.family, wrong, 0))
+            tips.append(self.build_rule_tip(spec, wrong, won=False))
+            return self.rank_tips(tips), ws.gold_actions(ws.make_spec(spec.kind, spec.family, wrong, 0))
         failures: list[ws.Rule] = []
         for _ in range(self.rng.choice((0, 0, 1, 1, 2))):
-            if failed := self.failure(spec, lone=scored):
+            if failed := self.draw_failure(spec, lone=scored):
                 told, found = failed
                 if len(tips) + len(found) <= most:
                     tips += found
                     failures.append(told)
         for _ in range(self.rng.choice((0, 0, 0, 1, 2)) if len(self.families) > 1 else 0):
-            tips += [self.stranger(spec)][: most - len(tips)]
-        return self.ranked(tips), ws.gold_actions(spec) if knowing else self.explore_after(spec, failures)
+            tips += [self.draw_unrelated_tip(spec)][: most - len(tips)]
+        return self.rank_tips(tips), ws.gold_actions(spec) if knowing else self.explore_after(spec, failures)
 
-    def ranked(self, tips: list[Tip]) -> tuple[Tip, ...]:
+    def rank_tips(self, tips: list[Tip]) -> tuple[Tip, ...]:
         """By score, then at random, the same words once."""
         self.rng.shuffle(tips)
         return tuple({tip.text: tip for tip in sorted(tips, key=lambda tip: -tip.score)}.values())
 
-    def rule_tip(self, spec: ws.GameSpec, rule: ws.Rule, *, won: bool) -> Tip:
+    def build_rule_tip(self, spec: ws.GameSpec, rule: ws.Rule, *, won: bool) -> Tip:
         """One that tells `rule` for the family of `spec`."""
-        return Tip(spec.family, rule_words(spec.kind, spec.family, rule, self.rng, won=won), key="", score=float(won))
+        return Tip(
+            spec.family, format_rule_tip(spec.kind, spec.family, rule, self.rng, won=won), key="", score=float(won)
+        )
 
-    def failure(self, spec: ws.GameSpec, *, lone: bool) -> tuple[ws.Rule, list[Tip]] | None:
+    def draw_failure(self, spec: ws.GameSpec, *, lone: bool) -> tuple[ws.Rule, list[Tip]] | None:
         """A guess at the rule of `spec`, and the tips about it: that it failed, or told it, or both.
 
         That which told it stands without the other only where `lone`: beside a right one that has a higher score.
@@ -90,14 +92,14 @@ class EnglishWaymarks(WaymarksDemonstrator):
         guess = self.draw_rule(spec.kind, spec.family, spec.size)
         if guess == spec.rule:
             return None
-        tried = played(spec, guess)
-        tips = [Tip(spec.family, failure_words(spec, tried, self.rng), key="", score=0.0)]
+        tried = truncate_guess(spec, guess)
+        tips = [Tip(spec.family, format_failure_tip(spec, tried, self.rng), key="", score=0.0)]
         if self.rng.random() < 0.4:
-            wrong = self.rule_tip(spec, guess, won=False)
+            wrong = self.build_rule_tip(spec, guess, won=False)
             tips = [wrong] if lone and self.rng.random() < 0.5 else [*tips, wrong]
         return tried, tips
 
-    def stranger(self, spec: ws.GameSpec) -> Tip:
+    def draw_unrelated_tip(self, spec: ws.GameSpec) -> Tip:
         """A tip about another family, mostly of the same kind."""
         while (other := self.draw_spec()).family == spec.family or (
             other.kind != spec.kind and len(self.names) > 1 and self.rng.random() < 0.8
@@ -106,9 +108,9 @@ class EnglishWaymarks(WaymarksDemonstrator):
         if self.rng.random() < 0.2:
             guess = self.draw_rule(other.kind, other.family, other.size)
             if guess != other.rule:
-                words = failure_words(other, played(other, guess), self.rng)
+                words = format_failure_tip(other, truncate_guess(other, guess), self.rng)
                 return Tip(other.family, words, key="", score=0.0)
-        return self.rule_tip(other, other.rule, won=self.rng.random() < 0.5)
+        return self.build_rule_tip(other, other.rule, won=self.rng.random() < 0.5)
 
     def explore_after(self, spec: ws.GameSpec, failures: Sequence[ws.Rule]) -> tuple[str, ...]:
         """Read the archive, or try a way that may be right after all that has failed."""
@@ -117,22 +119,22 @@ class EnglishWaymarks(WaymarksDemonstrator):
         while True:
             guess = self.draw_rule(spec.kind, spec.family, spec.size)
             other = ws.make_spec(spec.kind, spec.family, guess, 0)
-            if all(outcome(other, tried) == outcome(spec, tried) for tried in failures):
+            if all(compare_with_rule(other, tried) == compare_with_rule(spec, tried) for tried in failures):
                 return ws.gold_actions(other)
 
-    def wrong_note(self, spec: ws.GameSpec) -> str:
+    def write_wrong_note(self, spec: ws.GameSpec) -> str:
         """What the archive would have said under some other rule of the family."""
         rule = self.draw_rule(spec.kind, spec.family, spec.size)
-        return rule_words(spec.kind, spec.family, rule, self.rng, won=False)
+        return format_rule_tip(spec.kind, spec.family, rule, self.rng, won=False)
 
-    def note_after(self, spec: ws.GameSpec, trajectory: Trajectory) -> str:
+    def write_correct_note(self, spec: ws.GameSpec, trajectory: Trajectory) -> str:
         """What happened: what was read, what won, or what was tried in vain."""
         if trajectory.success or has_read(spec, trajectory):
-            return rule_words(spec.kind, spec.family, spec.rule, self.rng, won=trajectory.success)
-        return failure_words(spec, tuple(step.action.split()[-1] for step in trajectory.steps), self.rng)
+            return format_rule_tip(spec.kind, spec.family, spec.rule, self.rng, won=trajectory.success)
+        return format_failure_tip(spec, tuple(step.action.split()[-1] for step in trajectory.steps), self.rng)
 
 
-def played(spec: ws.GameSpec, guess: ws.Rule) -> ws.Rule:
+def truncate_guess(spec: ws.GameSpec, guess: ws.Rule) -> ws.Rule:
     """As much of a wrong guess as can be played: in a maze, up to the dead end."""
     if spec.kind == "keys":
         return guess
@@ -140,6 +142,6 @@ def played(spec: ws.GameSpec, guess: ws.Rule) -> ws.Rule:
     return guess[: wrong + 1]
 
 
-def outcome(spec: ws.GameSpec, tried: ws.Rule) -> tuple[bool, ...]:
+def compare_with_rule(spec: ws.GameSpec, tried: ws.Rule) -> tuple[bool, ...]:
     """What each part of an attempt shows: whether it was right."""
     return tuple(word == right for word, right in zip(tried, spec.rule, strict=False))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # What is said of a whole rule that was read, and of one that won: {way} is worded by `_way`.
-READ: Final[dict[ws.Kind, tuple[str, ...]]] = {
+READ_TEMPLATES: Final[dict[ws.Kind, tuple[str, ...]]] = {
     "route": (
         "In the {family} maze the archive, west of the start, says: {way}.",
         "Read the archive instead of walking, which ended the attempt. The way through the {family} maze is {way}.",
@@ -34,7 +34,7 @@ READ: Final[dict[ws.Kind, tuple[str, ...]]] = {
         "What the archive tells about the {family} vault is {way}.",
     ),
 }
-WON: Final[dict[ws.Kind, tuple[str, ...]]] = {
+WON_TEMPLATES: Final[dict[ws.Kind, tuple[str, ...]]] = {
     "route": (
         "Went {way} through the {family} maze and came out: do the same again.",
         "In the {family} maze {way} leads from the start to the way out.",
@@ -48,7 +48,7 @@ WON: Final[dict[ws.Kind, tuple[str, ...]]] = {
         "All locks of the {family} vault gave way to {way}.",
     ),
 }
-FAILED: Final[dict[ws.Kind, tuple[str, ...]]] = {
+FAILED_TEMPLATES: Final[dict[ws.Kind, tuple[str, ...]]] = {
     "route": (
         "Tried {way} in the {family} maze: a dead end; the archive west of the start was not read.",
         "In the {family} maze {way} ends in a dead end, so a note that begins with it is wrong.",
@@ -64,19 +64,21 @@ FAILED: Final[dict[ws.Kind, tuple[str, ...]]] = {
         "Do not repeat {way} in the {family} vault: {fit}.",
     ),
 }
-PAIRS: Final = ("{box} with {gem}", "{gem} for the {box}", "{gem} in the {box}", "{box} {gem}")
+PAIR_TEMPLATES: Final = ("{box} with {gem}", "{gem} for the {box}", "{gem} in the {box}", "{box} {gem}")
 
 _THINGS: Final = re.compile(rf"\b({'|'.join((*ws.BOXES, *ws.GEMS))})\b")
 _MOVE: Final = f"(?:{'|'.join(ws.DIRECTIONS)})"
 _MOVES: Final = re.compile(rf"\b{_MOVE}\b(?:(?:,|\s|and\b|then\b)+{_MOVE}\b)*")
 
 
-def rule_words(kind: ws.Kind, family: str, rule: ws.Rule, rng: random.Random, *, won: bool) -> str:
+def format_rule_tip(kind: ws.Kind, family: str, rule: ws.Rule, rng: random.Random, *, won: bool) -> str:
     """A tip that tells a whole rule: as it was read in the archive, or as it was played to the end."""
-    return _sentence((WON if won else READ)[kind], rng, family=family, way=_way(rule, rng))
+    return _format_sentence(
+        (WON_TEMPLATES if won else READ_TEMPLATES)[kind], rng, family=family, way=_format_rule(rule, rng)
+    )
 
 
-def failure_words(spec: ws.GameSpec, tried: ws.Rule, rng: random.Random) -> str:
+def format_failure_tip(spec: ws.GameSpec, tried: ws.Rule, rng: random.Random) -> str:
     """A tip about a guess that failed.
 
     Args:
@@ -84,10 +86,16 @@ def failure_words(spec: ws.GameSpec, tried: ws.Rule, rng: random.Random) -> str:
         tried: the moves up to the dead end, or the gem that was tried in each box.
         rng: draws the wording.
     """
-    return _sentence(FAILED[spec.kind], rng, family=spec.family, way=_way(tried, rng), fit=_fit(spec, tried))
+    return _format_sentence(
+        FAILED_TEMPLATES[spec.kind],
+        rng,
+        family=spec.family,
+        way=_format_rule(tried, rng),
+        fit=_describe_opened_boxes(spec, tried),
+    )
 
 
-def told_rule(kind: ws.Kind, text: str) -> ws.Rule:
+def parse_rule(kind: ws.Kind, text: str) -> ws.Rule:
     """The directions, or the gems by box, that a tip names in one piece, as far as it does; () where it names none.
 
     It understands more than the wordings of this file: whatever lists directions, or boxes beside gems.
@@ -106,28 +114,28 @@ def told_rule(kind: ws.Kind, text: str) -> ws.Rule:
     return tuple(gems[box] for box in ws.BOXES if box in gems)
 
 
-def _sentence(wordings: Sequence[str], rng: random.Random, **words: str) -> str:
+def _format_sentence(wordings: Sequence[str], rng: random.Random, **words: str) -> str:
     text = rng.choice(wordings).format(**words)
     return text[0].upper() + text[1:]
 
 
-def _way(rule: ws.Rule, rng: random.Random) -> str:
+def _format_rule(rule: ws.Rule, rng: random.Random) -> str:
     """Directions, or boxes and gems, as one would list them."""
     words = [*rule]
     if rule[0] in ws.GEMS:
-        pair = rng.choice(PAIRS)
+        pair = rng.choice(PAIR_TEMPLATES)
         words = [pair.format(box=box, gem=gem) for box, gem in zip(ws.BOXES, rule, strict=False)]
-    return _listed(words, rng.choice((", ", " then ", " and ", ", then ")))
+    return _join_words(words, rng.choice((", ", " then ", " and ", ", then ")))
 
 
-def _listed(words: Sequence[str], last: str) -> str:
+def _join_words(words: Sequence[str], last: str) -> str:
     """One after the other, and `last` before the last, or everywhere if it is "then"."""
     if last == " then ":
         return last.join(words)
     return last.join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def _fit(spec: ws.GameSpec, tried: ws.Rule) -> str:
+def _describe_opened_boxes(spec: ws.GameSpec, tried: ws.Rule) -> str:
     """Which boxes the gems that were tried opened."""
     opened = [f"the {box}" for box, gem, key in zip(spec.boxes, tried, spec.rule, strict=False) if gem == key]
-    return f"only {_listed(opened, ' and ')} opened" if opened else "nothing opened"
+    return f"only {_join_words(opened, ' and ')} opened" if opened else "nothing opened"

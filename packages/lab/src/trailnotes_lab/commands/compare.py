@@ -15,25 +15,31 @@ if TYPE_CHECKING:
 def _run(args: Namespace) -> None:
     from trailnotes_lab.compare import comparison
     from trailnotes_lab.compare.page import print_summary
-    from trailnotes_lab.compare.spec import load_plan
+    from trailnotes_lab.compare.spec import load_spec
 
     if args.dry_run:
-        from trailnotes_lab.compare.estimate import estimate
+        from trailnotes_lab.compare.estimate import estimate_comparison
 
-        print(comparison.describe(args.plan, args.out), flush=True)
-        estimated = estimate(args.plan, out=args.out, at_once=args.jobs)
+        print(comparison.describe_comparison(args.plan, args.out), flush=True)
+        estimated = estimate_comparison(args.plan, out=args.out, at_once=args.jobs)
         print(estimated.text)
-        estimated.refuse_missing()
+        estimated.require_all_runnable()
         return
-    summary = comparison.compare_run(args.plan, out=args.out, at_once=args.jobs)
+    summary = comparison.run_comparison(args.plan, out=args.out, at_once=args.jobs)
     print_summary(summary)
-    place = comparison.place_of(load_plan(args.plan), args.out)
+    place = comparison.comparison_directory(load_spec(args.plan), args.out)
     print(f"written to {place}: table.md, table.json, curves.png")
-    summary.refuse_missing()
+    summary.require_all_results()
 
 
-def _table(args: Namespace) -> None:
-    from trailnotes_lab.compare import compare_own, compare_table, is_comparison, published_panel, recompute
+def _run_table(args: Namespace) -> None:
+    from trailnotes_lab.compare import (
+        compare_evaluations,
+        compare_table,
+        find_published_panel,
+        is_comparison,
+        recompute,
+    )
     from trailnotes_lab.compare.page import print_summary
     from trailnotes_lab.compare.published.page import print_comparison
 
@@ -42,10 +48,10 @@ def _table(args: Namespace) -> None:
             raise ConfigError(f"{args.runs[0]} is a whole comparison, which has its own panel and baseline: leave out "
                               f"--panel and --baseline, or name its runs, {args.runs[0]}/runs/*")  # fmt: skip
         print_summary(recompute(args.runs[0], args.out))
-    elif panel := args.panel or published_panel(args.runs):
+    elif panel := args.panel or find_published_panel(args.runs):
         print_comparison(compare_table(args.runs, panel=panel, out=args.out))
     else:
-        print_summary(compare_own(args.runs, out=args.out, baseline=args.baseline))
+        print_summary(compare_evaluations(args.runs, out=args.out, baseline=args.baseline))
     print(f"written to {args.out}")
 
 
@@ -82,7 +88,7 @@ TABLE = Command(
     "the published protocol. For any other panel it is the table of `compare run`: a line for each method. Methods "
     "are told apart by algorithm.name, algorithm.mode_unit and whether tips were shown.",
     example='trailnotes compare table --panel scienceworld-18 runs/grpo-0 runs/grpo-1 "runs/tuned=GRPO, tuned"',
-    run=_table,
+    run=_run_table,
     arguments=(
         argument("runs", metavar="RUN", nargs="+",
                  help="a run, or what `trailnotes eval --out` wrote, or DIR=LABEL; or one comparison"),

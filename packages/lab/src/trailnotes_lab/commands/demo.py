@@ -19,7 +19,7 @@ CONFIG = Path("configs/demo.toml")
 SEEDS = (3, 4, 5)  # its settings were chosen on seeds 0 and 1
 
 
-def demo(
+def run_demo(
     out: Path,
     *,
     config_path: Path = CONFIG,
@@ -46,42 +46,44 @@ def demo(
         ConfigError: a setting that cannot work.
         RunError: a run failed, or `out` holds a demo of other settings.
     """
-    from trailnotes.runs.console import clock
-    from trailnotes_lab.compare.comparison import run_plan
+    from trailnotes.runs.console import format_duration
+    from trailnotes_lab.compare.comparison import run_comparison_spec
     from trailnotes_lab.compare.page import print_brief
-    from trailnotes_lab.compare.spec import parse_plan
+    from trailnotes_lab.compare.spec import parse_spec
 
     started = time.monotonic()
-    text = demo_plan(config_path, seeds, (trials, new_trials), settings)
-    plan = parse_plan(text, config_path)
+    text = build_demo_spec(config_path, seeds, (trials, new_trials), settings)
+    plan = parse_spec(text, config_path)
     print(f"{2 * len(seeds)} training runs of {plan.budget.env_steps:,} environment steps each, in {out}", flush=True)
-    summary = run_plan(plan, config_path, out, text=text, at_once=jobs_at_once)
-    summary.refuse_missing()
+    summary = run_comparison_spec(plan, config_path, out, text=text, at_once=jobs_at_once)
+    summary.require_all_results()
     print((out / "story.txt").read_text(encoding="utf-8"))
     print_brief(summary)
-    print(f"\n{out / 'curves.png'}  {out / 'table.json'}  {out / 'story.txt'}   ({clock(time.monotonic() - started)})")
+    print(
+        f"\n{out / 'curves.png'}  {out / 'table.json'}  {out / 'story.txt'}   ({format_duration(time.monotonic() - started)})"
+    )
     return summary
 
 
-def demo_plan(path: Path, seeds: Sequence[int], trials: tuple[int, int], settings: Sequence[str]) -> str:
+def build_demo_spec(path: Path, seeds: Sequence[int], trials: tuple[int, int], settings: Sequence[str]) -> str:
     """Write the demo as a comparison: start model and both methods on unseen games, with tips, and on new families.
 
     GRPO, which keeps no tips, is not asked for them on the trained families. On the further panels tips are ordered by
     what their readers earned: one that misled goes down.
     """
-    from trailnotes.config.toml import load_config, parse_overrides, toml_value
+    from trailnotes.config.toml import format_toml_value, load_config, parse_overrides
 
     budget = load_config(path, settings).train.max_env_steps
     if not budget:
         raise ConfigError("the methods of a demo get the same number of environment steps: set train.max_env_steps")
     return f"""\
-settings = {toml_value(parse_overrides(settings))}
+settings = {format_toml_value(parse_overrides(settings))}
 budget.env_steps = {budget}
 
 [compare]
 name = "demo"
-config = {toml_value(path.name)}
-seeds = {toml_value(seeds)}
+config = {format_toml_value(path.name)}
+seeds = {format_toml_value(seeds)}
 baseline = "grpo"
 
 [methods.start]
@@ -108,7 +110,7 @@ trials = {trials[1]}
 """
 
 
-def in_clone() -> tuple[Path, list[str]]:
+def find_demo_config() -> tuple[Path, list[str]]:
     """The demo's config, and the settings that let it run anywhere: the start model is in the same clone.
 
     Raises:
@@ -126,8 +128,8 @@ def in_clone() -> tuple[Path, list[str]]:
 
 
 def _run(args: Namespace) -> None:
-    config, settings = in_clone()
-    demo(args.out, config_path=config, settings=settings)
+    config, settings = find_demo_config()
+    run_demo(args.out, config_path=config, settings=settings)
 
 
 DEMO = Command(

@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, argument
-from trailnotes.errors import ConfigError, MissingExtraError, how_to_install, missing_package
+from trailnotes.errors import ConfigError, MissingExtraError, find_missing_module, format_install_command
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
-MOST = 500  # episodes and tips of a run that are written down
+MAX_EXPORTED = 500  # episodes and tips of a run that are written down
 
 
 def _run(args: Namespace) -> None:
-    if package := missing_package("web"):
-        raise MissingExtraError(f"the window needs {package}: {how_to_install('web')}")
+    if package := find_missing_module("web"):
+        raise MissingExtraError(f"the window needs {package}: {format_install_command('web')}")
     if not args.directory.is_dir():
         raise ConfigError(f"{args.directory} is no directory: name one that holds runs, or a run")
     if args.export is not None:
@@ -26,29 +26,29 @@ def _run(args: Namespace) -> None:
 
 
 def _export(args: Namespace) -> None:
-    from trailnotes_lab.view.export import export
+    from trailnotes_lab.view.export import export_pages
 
     if args.write:
         raise ConfigError("files cannot change tips: leave out --write, or --export")
     if args.limit < 1:
         raise ConfigError(f"--limit {args.limit} leaves nothing to write: give 1 or more")
-    print(f"{export(args.directory, args.export, args.limit)} pages written: open {args.export / 'index.html'}")
+    print(f"{export_pages(args.directory, args.export, args.limit)} pages written: open {args.export / 'index.html'}")
 
 
 def _serve(args: Namespace) -> None:
     import secrets
     from contextlib import closing
 
-    from trailnotes.web.serving import address_of, listening, serve
+    from trailnotes.web.serving import format_url, open_listener, serve
     from trailnotes_lab.view.app import make_app
     from trailnotes_lab.view.window import Window
 
     token = secrets.token_urlsafe(18)
     with (
-        listening("127.0.0.1", args.port) as door,
+        open_listener("127.0.0.1", args.port) as door,
         closing(Window(args.directory, write=args.write, embedder=args.embedder)) as window,
     ):
-        address = f"{address_of(door)}/?token={token}"
+        address = f"{format_url(door)}/?token={token}"
         serve(make_app(window, token), door, lambda: print(f"ready: {address}", flush=True))
 
 
@@ -72,8 +72,8 @@ VIEW = Command(
         ),
         argument("--export", type=Path, metavar="FOLDER", help="write files there, a new folder, instead of serving"),
         argument(
-            "--limit", type=int, metavar="N", default=MOST,
-            help=f"of each run, the newest N episodes and tips are exported ({MOST})",
+            "--limit", type=int, metavar="N", default=MAX_EXPORTED,
+            help=f"of each run, the newest N episodes and tips are exported ({MAX_EXPORTED})",
         ),
     ),
 )  # fmt: skip

@@ -12,23 +12,23 @@ from pathlib import Path
 from trailnotes.errors import ConfigError, MissingExtraError
 from trailnotes.storage.files import write_text_atomic
 from trailnotes.types import StrPath
-from trailnotes_lab.compare.comparison import compare_run, is_comparison, recompute, write_summary
-from trailnotes_lab.compare.evaluations import collect, find, read, split_label
-from trailnotes_lab.compare.published.figures import PANELS
-from trailnotes_lab.compare.published.page import draw, to_json, to_markdown
-from trailnotes_lab.compare.published.table import Comparison, compare
+from trailnotes_lab.compare.comparison import is_comparison, recompute, run_comparison, write_summary
+from trailnotes_lab.compare.evaluations import find_evaluations, load_evaluation, load_evaluations, split_label
+from trailnotes_lab.compare.published.figures import PUBLISHED_PANELS
+from trailnotes_lab.compare.published.page import draw_comparison, to_json, to_markdown
+from trailnotes_lab.compare.published.table import Comparison, build_comparison
 from trailnotes_lab.compare.results import read_result
-from trailnotes_lab.compare.summary import Question, Summary, summarise
+from trailnotes_lab.compare.summary import Summary, SummaryOptions, summarise
 
 __all__ = [
     "Comparison",
     "Summary",
-    "compare_own",
-    "compare_run",
+    "compare_evaluations",
     "compare_table",
+    "find_published_panel",
     "is_comparison",
-    "published_panel",
     "recompute",
+    "run_comparison",
 ]
 
 logger = logging.getLogger(__name__)
@@ -48,24 +48,24 @@ def compare_table(runs: Sequence[str], *, panel: str = "scienceworld-18", out: S
         ConfigError: an unknown panel, no directory, or an empty label.
         RunError: a directory that is not an evaluation, is incomplete, or does not belong to the panel.
     """
-    if panel not in PANELS:
-        raise ConfigError(f"unknown panel {panel!r}: use {' or '.join(PANELS)}")
+    if panel not in PUBLISHED_PANELS:
+        raise ConfigError(f"unknown panel {panel!r}: use {' or '.join(PUBLISHED_PANELS)}")
     if not runs:
         raise ConfigError("nothing to compare: name one run directory or more")
-    evaluations, notes = collect(runs, PANELS[panel].env)
-    comparison = compare(evaluations, panel, PANELS[panel], notes)
+    evaluations, notes = load_evaluations(runs, PUBLISHED_PANELS[panel].env)
+    comparison = build_comparison(evaluations, panel, PUBLISHED_PANELS[panel], notes)
     if out is not None:
         out = Path(out)
         write_text_atomic(out / "table.json", to_json(comparison))
         write_text_atomic(out / "table.md", to_markdown(comparison))
         try:
-            draw(comparison, out / "table.png")
+            draw_comparison(comparison, out / "table.png")
         except MissingExtraError as error:
             logger.warning("no table.png: %s", error)
     return comparison
 
 
-def compare_own(
+def compare_evaluations(
     runs: Sequence[str], *, out: StrPath | None = None, baseline: str = "", threshold: float = 0.5
 ) -> Summary:
     """Read evaluations of a panel that nothing was published for, and set them beside each other.
@@ -86,13 +86,13 @@ def compare_own(
     labels = dict.fromkeys(result.label for result in results)
     if baseline and baseline not in labels:
         raise ConfigError(f"no line is called {baseline!r}: use {' or '.join(map(repr, labels))}")
-    summary = summarise(results, Question(baseline=baseline, threshold=threshold))
+    summary = summarise(results, SummaryOptions(baseline=baseline, threshold=threshold))
     if out is not None:
         write_summary(summary, results, Path(out))
     return summary
 
 
-def published_panel(runs: Sequence[str]) -> str:
+def find_published_panel(runs: Sequence[str]) -> str:
     """The panel of `published.PANELS` that is of the environment of the first run; "" if there is none."""
-    env = read(find(split_label(runs[0])[0])[0]).settings.env.name
-    return next((name for name, table in PANELS.items() if table.env == env), "")
+    env = load_evaluation(find_evaluations(split_label(runs[0])[0])[0]).settings.env.name
+    return next((name for name, table in PUBLISHED_PANELS.items() if table.env == env), "")

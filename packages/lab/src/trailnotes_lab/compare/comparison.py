@@ -19,47 +19,47 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from trailnotes.config.methods import known_method
-from trailnotes.config.model_schema import refuse_unmade
+from trailnotes.config.methods import find_method
+from trailnotes.config.model_schema import require_model_directory
 from trailnotes.errors import MissingExtraError, RunError
 from trailnotes.runs.directory import RunLock
-from trailnotes.runs.needs import refuse_missing
-from trailnotes.runs.signals import ended_by_signals
+from trailnotes.runs.needs import require_dependencies
+from trailnotes.runs.signals import interrupt_on_signals
 from trailnotes.storage.files import read_jsonl, write_text_atomic
 from trailnotes.types import StrPath
-from trailnotes_lab.compare.expand import dotted, runs_of
-from trailnotes_lab.compare.live import Board
-from trailnotes_lab.compare.page import draw_summary, summary_json, summary_markdown
-from trailnotes_lab.compare.panels import PanelQuestion, read_trials
-from trailnotes_lab.compare.published.comparability import comparability
-from trailnotes_lab.compare.published.figures import PANELS
+from trailnotes_lab.compare.expand import expand_runs, flatten_settings
+from trailnotes_lab.compare.live import ProgressBoard
+from trailnotes_lab.compare.page import draw_summary, render_summary_json, render_summary_markdown
+from trailnotes_lab.compare.panels import PanelOptions, read_trials
+from trailnotes_lab.compare.published.comparability import render_comparability
+from trailnotes_lab.compare.published.figures import PUBLISHED_PANELS
 from trailnotes_lab.compare.published.page import to_json, to_markdown
-from trailnotes_lab.compare.published.table import Comparison, compare
-from trailnotes_lab.compare.results import Result, read_result
+from trailnotes_lab.compare.published.table import Comparison, build_comparison
+from trailnotes_lab.compare.results import RunResult, read_result
 from trailnotes_lab.compare.running import (
-    Stage,
+    RunStage,
     compile_games,
-    go_through,
-    left_of,
-    panel_result,
-    refuse_changed,
-    stages_of,
+    list_stages,
+    list_unfinished_stages,
+    panel_result_name,
+    run_stages,
+    validate_unchanged_settings,
 )
-from trailnotes_lab.compare.spec import START, Plan, RunPlace, load_plan, slug
-from trailnotes_lab.compare.summary import Question, Summary, summarise
-from trailnotes_lab.story import Played, Record, before_and_after
+from trailnotes_lab.compare.spec import INITIAL_MODEL_METHOD, ComparisonSpec, RunLocation, load_spec, slugify
+from trailnotes_lab.compare.summary import Summary, SummaryOptions, summarise
+from trailnotes_lab.story import Record, RunEpisodes, render_before_and_after
 
 logger = logging.getLogger(__name__)
-RUNS = Path("runs/compare")
-PLAN = "compare.toml"
+OUTPUT_ROOT = Path("runs/compare")
+SPEC_FILE = "compare.toml"
 
 
-def place_of(plan: Plan, out: StrPath | None) -> Path:
+def comparison_directory(plan: ComparisonSpec, out: StrPath | None) -> Path:
     """The directory of a comparison."""
-    return Path(out) if out else RUNS / slug(plan.compare.name)
+    return Path(out) if out else OUTPUT_ROOT / slugify(plan.compare.name)
 
 
-def compare_run(path: StrPath, *, out: StrPath | None = None, at_once: int | None = None) -> Summary:
+def run_comparison(path: StrPath, *, out: StrPath | None = None, at_once: int | None = None) -> Summary:
     """Run every method with every seed, and write table and picture.
 
     What is finished is not run again, and what was interrupted is resumed. A run that fails does not stop the others;
@@ -76,11 +76,15 @@ def compare_run(path: StrPath, *, out: StrPath | None = None, at_once: int | Non
         KeyboardInterrupt: interrupted; the same command resumes.
     """
     path = Path(path)
-    plan = load_plan(path)
-    return run_plan(plan, path, place_of(plan, out), at_once=at_once, text=path.read_text(encoding="utf-8"))
+    plan = load_spec(path)
+    return run_comparison_spec(
+        plan, path, comparison_directory(plan, out), at_once=at_once, text=path.read_text(encoding="utf-8")
+    )
 
 
-def run_plan(plan: Plan, path: Path, out: Path, *, at_once: int | None = None, text: str = "") -> Summary:
+def run_comparison_spec(
+    plan: ComparisonSpec, path: Path, out: Path, *, at_once: int | None = None, text: str = ""
+) -> Summary:
     """As `compare_run`, for a plan that need not be in a file.
 
     Args:
@@ -90,39 +94,41 @@ def run_plan(plan: Plan, path: Path, out: Path, *, at_once: int | None = None, t
         at_once: processes side by side; `compare.jobs` by default.
         text: the plan as a file, kept beside its runs, from which `recompute` reads it.
     """
-    runs = runs_of(plan, path, out)
-    refuse_changed(runs)
+    runs = expand_runs(plan, path, out)
+    validate_unchanged_settings(runs)
     out.mkdir(parents=True, exist_ok=True)
     lock = RunLock(out / "lock")
     try:
         if text:
-            write_text_atomic(out / PLAN, text)
-        left = left_of(runs)
+            write_text_atomic(out / SPEC_FILE, text)
+        left = list_unfinished_stages(runs)
         missing: dict[str, str] = {}
         if left:
-            _refuse_missing(left)
+            _require_prerequisites(left)
             compile_games(stage.run for stage in left)
-            with ended_by_signals(), Board(runs, left) as board:
-                missing = go_through(left, at_once or plan.compare.jobs, board.update)
-        summary = _conclude(plan, missing, out, out)
-        if played := _played(plan, [run for run in plan.places(out) if run.name not in missing]):
-            write_text_atomic(out / "story.txt", before_and_after(played))
+            with interrupt_on_signals(), ProgressBoard(runs, left) as board:
+                missing = run_stages(left, at_once or plan.compare.jobs, board.update)
+        summary = _summarise_runs(plan, missing, out, out)
+        if played := _load_story_episodes(
+            plan, [run for run in plan.list_run_locations(out) if run.name not in missing]
+        ):
+            write_text_atomic(out / "story.txt", render_before_and_after(played))
         return summary
     finally:
         lock.release()
 
 
-def _refuse_missing(stages: Sequence[Stage]) -> None:
+def _require_prerequisites(stages: Sequence[RunStage]) -> None:
     """What any of the runs needs must be there before the first begins; a comparison that is finished needs nothing."""
     for stage in stages:
-        refuse_missing(stage.settings[1])
-        if stage.starts:
-            refuse_unmade(stage.run.config.model.path)
+        require_dependencies(stage.settings[1])
+        if stage.loads_initial_model:
+            require_model_directory(stage.run.config.model.path)
 
 
 def is_comparison(directory: StrPath) -> bool:
     """Whether `compare_run` made this directory, or a record of one was unpacked there."""
-    return (Path(directory) / PLAN).is_file()
+    return (Path(directory) / SPEC_FILE).is_file()
 
 
 def recompute(directory: StrPath, out: StrPath | None = None) -> Summary:
@@ -137,12 +143,12 @@ def recompute(directory: StrPath, out: StrPath | None = None) -> Summary:
         RunError: no run has a result.
     """
     directory = Path(directory)
-    plan = load_plan(directory / PLAN, imports=False)
-    return _conclude(plan, {}, directory, None if out is None else Path(out))
+    plan = load_spec(directory / SPEC_FILE, imports=False)
+    return _summarise_runs(plan, {}, directory, None if out is None else Path(out))
 
 
-def _conclude(plan: Plan, missing: dict[str, str], directory: Path, out: Path | None) -> Summary:
-    labels, places = plan.labels(), plan.places(directory)
+def _summarise_runs(plan: ComparisonSpec, missing: dict[str, str], directory: Path, out: Path | None) -> Summary:
+    labels, places = plan.labels(), plan.list_run_locations(directory)
     results, trials = [], []
     for run in places:
         if run.name not in missing:
@@ -154,16 +160,16 @@ def _conclude(plan: Plan, missing: dict[str, str], directory: Path, out: Path | 
             try:
                 trials.append(read_trials(place, panel, labels[run.method], run.seed))
             except RunError as error:
-                missing.setdefault(panel_result(run.name, panel), str(error))
-    question = Question(
+                missing.setdefault(panel_result_name(run.name, panel), str(error))
+    question = SummaryOptions(
         labels=list(labels.values()),
         title=plan.compare.title,
         remark=plan.compare.remark,
         threshold=plan.compare.threshold,
         baseline=labels.get(plan.compare.baseline, ""),
         missing={(labels[run.method], run.seed): missing[run.name] for run in places if run.name in missing},
-        notes=[*_remarked(plan), *_after(plan)],
-        panels=[_asked(plan, name, places, missing) for name in plan.panels],
+        notes=[*_make_remark_notes(plan), *_make_dependency_notes(plan)],
+        panels=[_make_panel_options(plan, name, places, missing) for name in plan.panels],
     )
     summary = summarise(results, question, trials)
     if out is not None:
@@ -171,15 +177,15 @@ def _conclude(plan: Plan, missing: dict[str, str], directory: Path, out: Path | 
     return summary
 
 
-def _played(plan: Plan, runs: Sequence[RunPlace]) -> list[Played]:
+def _load_story_episodes(plan: ComparisonSpec, runs: Sequence[RunLocation]) -> list[RunEpisodes]:
     """The first method that learns from tips beside the start model, seed by seed."""
-    panels, models = {(run.method, run.seed): run.directory for run in runs}, plan.examinable()
-    start = next((name for name in models if plan.algorithm_of(name) == START), "")
-    taught = next((name for name in models if known_method(plan.algorithm_of(name)).shows_tips), "")
+    panels, models = {(run.method, run.seed): run.directory for run in runs}, plan.list_evaluable_methods()
+    start = next((name for name in models if plan.get_algorithm(name) == INITIAL_MODEL_METHOD), "")
+    taught = next((name for name in models if find_method(plan.get_algorithm(name)).shows_tips), "")
     return [
-        Played(
-            _panel(panels[start, seed]),
-            _panel(panels[taught, seed]),
+        RunEpisodes(
+            _load_panel_episodes(panels[start, seed]),
+            _load_panel_episodes(panels[taught, seed]),
             partial(read_jsonl, panels[taught, seed] / "trajectories.jsonl"),
         )
         for seed in plan.compare.seeds
@@ -187,51 +193,53 @@ def _played(plan: Plan, runs: Sequence[RunPlace]) -> list[Played]:
     ]
 
 
-def _panel(run: Path) -> dict[str, Record]:
+def _load_panel_episodes(run: Path) -> dict[str, Record]:
     return {record["task"]["id"]: record for record in read_jsonl(run / "eval" / "episodes.jsonl")}
 
 
-def _asked(plan: Plan, name: str, runs: Sequence[RunPlace], missing: Mapping[str, str]) -> PanelQuestion:
+def _make_panel_options(
+    plan: ComparisonSpec, name: str, runs: Sequence[RunLocation], missing: Mapping[str, str]
+) -> PanelOptions:
     labels = plan.labels()
-    lost = [(run, missing.get(panel_result(run.name, name))) for run in runs if name in run.panels]
-    return PanelQuestion(
+    lost = [(run, missing.get(panel_result_name(run.name, name))) for run in runs if name in run.panels]
+    return PanelOptions(
         name=name,
         label=plan.panel_labels()[name],
         num_trials=plan.panels[name].trials,
-        methods=[labels[method] for method in plan.players(name)],
-        start=labels.get(plan.start_of(name), ""),
+        methods=[labels[method] for method in plan.list_panel_methods(name)],
+        start=labels.get(plan.get_initial_method(name), ""),
         missing={(labels[run.method], run.seed): why for run, why in lost if why},
     )
 
 
-def _remarked(plan: Plan) -> list[str]:
+def _make_remark_notes(plan: ComparisonSpec) -> list[str]:
     """The remark again, below the table, with what follows from it."""
     return [f"{plan.compare.remark}: read no order of the methods from this table."] if plan.compare.remark else []
 
 
-def _after(plan: Plan) -> list[str]:
+def _make_dependency_notes(plan: ComparisonSpec) -> list[str]:
     """What a reader must know of methods that start from the run of another."""
     labels, notes = plan.labels(), []
     for name, method in plan.methods.items():
         if method.after:
-            learned = bool(known_method(plan.algorithm_of(name)).data)
+            learned = bool(find_method(plan.get_algorithm(name)).data)
             how = "learned from the episodes of" if learned else "plays the last model of"
             notes.append(f"{labels[name]} {how} {labels[method.after]}, whose cost is not in its line.")
     return notes
 
 
-def write_summary(summary: Summary, results: Sequence[Result], out: Path) -> None:
+def write_summary(summary: Summary, results: Sequence[RunResult], out: Path) -> None:
     """`table.json`, `table.md`, and `curves.png` where matplotlib is installed.
 
     Where the panel is one that figures were published for, they follow in columns of their own.
     """
-    text, published = summary_markdown(summary), beside_published(summary.env, results)
+    text, published = render_summary_markdown(summary), compare_with_published(summary.env, results)
     more = {}
     if published is not None:
         theirs = to_markdown(published).replace("# ", "## Beside the published figures: ", 1)
-        text = "\n".join([text, theirs, *comparability(), ""])
+        text = "\n".join([text, theirs, *render_comparability(), ""])
         more["published"] = json.loads(to_json(published))
-    write_text_atomic(out / "table.json", summary_json(summary, **more))
+    write_text_atomic(out / "table.json", render_summary_json(summary, **more))
     write_text_atomic(out / "table.md", text)
     try:
         draw_summary(summary, out / "curves.png")
@@ -239,34 +247,34 @@ def write_summary(summary: Summary, results: Sequence[Result], out: Path) -> Non
         logger.warning("no curves.png: %s", error)
 
 
-def beside_published(env: str, results: Sequence[Result]) -> Comparison | None:
+def compare_with_published(env: str, results: Sequence[RunResult]) -> Comparison | None:
     """The published table of this environment with ours beside it; None where there is none for what was played."""
-    panel = next((name for name, table in PANELS.items() if table.env == env), None)
+    panel = next((name for name, table in PUBLISHED_PANELS.items() if table.env == env), None)
     if panel is None:
         return None
     try:
-        return compare([result.evaluation for result in results], panel, PANELS[panel])
+        return build_comparison([result.evaluation for result in results], panel, PUBLISHED_PANELS[panel])
     except RunError as error:
         logger.warning("no published figures beside these: %s", error)
         return None
 
 
-def describe(path: Path, out: Path | None) -> str:
+def describe_comparison(path: Path, out: Path | None) -> str:
     """The plan in words: what differs, and each run with the commands that are left of it."""
-    plan = load_plan(path)
-    out = place_of(plan, out)
-    runs = runs_of(plan, path, out)
-    refuse_changed(runs)
-    stages_left = left_of(runs)
-    _refuse_missing(stages_left)
+    plan = load_spec(path)
+    out = comparison_directory(plan, out)
+    runs = expand_runs(plan, path, out)
+    validate_unchanged_settings(runs)
+    stages_left = list_unfinished_stages(runs)
+    _require_prerequisites(stages_left)
     left = {stage.job.name for stage in stages_left}
     lines = [f"{len(runs)} runs, {plan.compare.jobs} side by side, in {out}", ""]
     for name, label in plan.labels().items():
-        own = dotted(plan.methods[name].settings)
+        own = flatten_settings(plan.methods[name].settings)
         said = ", ".join(f"{key} = {json.dumps(value)}" for key, value in own.items())
         lines.append(f"{label}: {said or 'as the settings shared by all'}")
     for run in runs:
-        stages = [stage for stage in stages_of(run) if stage.job.name in left]
+        stages = [stage for stage in list_stages(run) if stage.job.name in left]
         lines += ["", f"{run.name}: {'' if stages else 'done'}"]
         lines += [f"  trailnotes {shlex.join(stage.job.command[3:])}" for stage in stages]
     return "\n".join(lines) + "\n"

@@ -7,27 +7,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trailnotes.runs.usage import BY_RUN, ENDPOINT_COST, SPENDING
+from trailnotes.runs.usage import COMPARISON_FIELDS, ENDPOINT_COST, SPENDING
 from trailnotes.storage.files import read_jsonl, write_text_atomic
 from trailnotes.storage.parsing import parse_json
-from trailnotes_lab.compare.processes import Ended, tail
+from trailnotes_lab.compare.processes import ProcessResult, read_tail
 
-FILE = "cost.json"
-EXAMINING = "eval"  # begins the stages whose processes count apart: a panel is no cost of training
-_LINE = 1 << 18  # bytes in which the last line of metrics.jsonl is looked for
+COST_FILE = "cost.json"
+EVAL_STAGE = "eval"  # begins the stages whose processes count apart: a panel is no cost of training
+_MAX_LINE_BYTES = 1 << 18  # bytes in which the last line of metrics.jsonl is looked for
 
 
-def note_process(run_dir: Path, stage: str, ended: Ended) -> None:
+def record_process(run_dir: Path, stage: str, ended: ProcessResult) -> None:
     """Add what one process of the run took, and count anew what the run has played and said."""
-    processes = [*_read(run_dir).get("processes", []), {
+    processes = [*_read_json(run_dir).get("processes", []), {
         "stage": stage, "status": ended.status, "seconds": round(ended.seconds, 2),
         "cpu_seconds": round(ended.cpu_seconds, 2), "peak_memory": ended.peak_memory,
     }]  # fmt: skip
-    record = {"processes": processes, "total": _total(run_dir, processes)}
-    write_text_atomic(run_dir / FILE, json.dumps(record, indent=1) + "\n")
+    record = {"processes": processes, "total": _sum_costs(run_dir, processes)}
+    write_text_atomic(run_dir / COST_FILE, json.dumps(record, indent=1) + "\n")
 
 
-def cost_of(run_dir: Path) -> dict[str, float]:
+def load_costs(run_dir: Path) -> dict[str, float]:
     """The totals, by the names of `BY_RUN`; what is not known is absent.
 
     Counts are those of the last line of metrics.jsonl, seconds and processor seconds are summed over the processes of
@@ -35,13 +35,15 @@ def cost_of(run_dir: Path) -> dict[str, float]:
     that was killed were not seen to end: seconds are at least those that the run itself counted, and processor seconds
     are not known.
     """
-    total = _read(run_dir).get("total")
-    return dict(total) if total is not None else _total(run_dir, [])
+    total = _read_json(run_dir).get("total")
+    return dict(total) if total is not None else _sum_costs(run_dir, [])
 
 
-def last_line(run_dir: Path) -> dict[str, Any]:
+def read_last_metrics(run_dir: Path) -> dict[str, Any]:
     """The newest line of a run's metrics, {} where there is none; reads the end of the file alone."""
-    for line in reversed(tail(run_dir / "metrics.jsonl", _LINE).split(b"\n")[:-1]):  # what follows the last \n is torn
+    for line in reversed(
+        read_tail(run_dir / "metrics.jsonl", _MAX_LINE_BYTES).split(b"\n")[:-1]
+    ):  # what follows the last \n is torn
         try:
             record = parse_json(line, "drop")
         except ValueError:
@@ -51,9 +53,9 @@ def last_line(run_dir: Path) -> dict[str, Any]:
     return {}
 
 
-def _total(run_dir: Path, processes: list[Mapping[str, Any]]) -> dict[str, float]:
-    line, own = last_line(run_dir), [own for own in processes if own["stage"].split()[0] != EXAMINING]
-    total = {name: line[name] for name in BY_RUN if name in line}
+def _sum_costs(run_dir: Path, processes: list[Mapping[str, Any]]) -> dict[str, float]:
+    line, own = read_last_metrics(run_dir), [own for own in processes if own["stage"].split()[0] != EVAL_STAGE]
+    total = {name: line[name] for name in COMPARISON_FIELDS if name in line}
     if line and "tokens_read" not in total:  # a training run: the prompts of its actions, each counted whole
         records = read_jsonl(run_dir / "trajectories.jsonl")
         total["tokens_read"] = sum(step["prompt_tokens"] for record in records for step in record["steps"])
@@ -62,18 +64,18 @@ def _total(run_dir: Path, processes: list[Mapping[str, Any]]) -> dict[str, float
         total["seconds"] = round(max(seconds, line.get("seconds", 0.0)), 2)
     if own:
         total["peak_memory"] = max(process["peak_memory"] for process in own)
-        if len(own) >= _num_starts(run_dir):
+        if len(own) >= _count_starts(run_dir):
             total["cpu_seconds"] = round(sum(process["cpu_seconds"] for process in own), 2)
     return total | ({SPENDING: line[ENDPOINT_COST]} if ENDPOINT_COST in line else {})
 
 
-def _num_starts(run_dir: Path) -> int:
+def _count_starts(run_dir: Path) -> int:
     """How often the run was begun or resumed, as it noted itself."""
-    starts = _read(run_dir, "run.json").get("starts", [])
+    starts = _read_json(run_dir, "run.json").get("starts", [])
     return len(starts) if isinstance(starts, list) else 0
 
 
-def _read(run_dir: Path, file: str = FILE) -> dict[str, Any]:
+def _read_json(run_dir: Path, file: str = COST_FILE) -> dict[str, Any]:
     """{} where there is none, or none that can be read: `cost.json` is begun anew then, no result depends on it."""
     try:
         record = parse_json((run_dir / file).read_text(encoding="utf-8"))

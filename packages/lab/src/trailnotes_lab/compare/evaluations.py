@@ -14,19 +14,19 @@ from typing import Any
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
-from trailnotes.envs.base import one_line
+from trailnotes.envs.base import format_error
 from trailnotes.envs.tasks import tasks_of
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.runs.usage import BY_ROW
+from trailnotes.runs.usage import TABLE_FIELDS
 from trailnotes.storage.files import read_jsonl
 from trailnotes.storage.parsing import parse_json
 from trailnotes.types import Task
 
-PLACE = "eval"  # inside a run directory
+EVAL_DIR = "eval"  # inside a run directory
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class EpisodeResult:
     """What a table needs of one episode."""
 
     task: Task
@@ -48,7 +48,7 @@ class Evaluation:
     settings: Config  # that it was played with
     trained: Config | None  # settings of the run examined; None for a model that came from no run
     planned: tuple[str, ...]  # task ids of the panel
-    episodes: tuple[Episode, ...]
+    episodes: tuple[EpisodeResult, ...]
     protocol: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # identities: of the panel, of the training
 
     @property
@@ -61,16 +61,16 @@ class Evaluation:
         """What evaluations of one trained model have in common."""
         return self.model, self.seed
 
-    def of(self, task: str) -> list[Episode]:
+    def get_episodes(self, task: str) -> list[EpisodeResult]:
         """The episodes of one row of the panel."""
-        return [episode for episode in self.episodes if row_of(episode.task.id) == task]
+        return [episode for episode in self.episodes if get_panel_row(episode.task.id) == task]
 
     @property
     def tasks(self) -> list[str]:
         """The rows of the panel that were played."""
-        return list(dict.fromkeys(row_of(episode.task.id) for episode in self.episodes))
+        return list(dict.fromkeys(get_panel_row(episode.task.id) for episode in self.episodes))
 
-    def training_tasks(self) -> list[Task]:
+    def list_training_tasks(self) -> list[Task]:
         """List what the run examined was trained on; nothing without training, or where it was in another environment.
 
         That one may be of a stranger's choice, and listing its tasks imports it.
@@ -80,17 +80,17 @@ class Evaluation:
         return tasks_of(self.trained, self.trained.train.split)
 
 
-def row_of(task_id: str) -> str:
+def get_panel_row(task_id: str) -> str:
     """``env/find-animal/225`` belongs to the row ``find-animal``."""
     return "/".join(task_id.split("/")[1:-1])
 
 
-def variation_of(task_id: str) -> str:
+def get_variation(task_id: str) -> str:
     """``env/find-animal/225`` is variation ``225``."""
     return task_id.rpartition("/")[2]
 
 
-def collect(words: Sequence[str], env: str) -> tuple[list[Evaluation], list[str]]:
+def load_evaluations(words: Sequence[str], env: str) -> tuple[list[Evaluation], list[str]]:
     """The evaluations that the words ``DIR`` or ``DIR=LABEL`` stand for, each once, and remarks about them.
 
     Raises:
@@ -100,11 +100,11 @@ def collect(words: Sequence[str], env: str) -> tuple[list[Evaluation], list[str]
     notes: list[str] = []
     for word in words:
         place, label = split_label(word)
-        for path in find(place):
+        for path in find_evaluations(place):
             if path.resolve() in found:
                 notes.append(f"{path} was given twice and is counted once.")
                 continue
-            evaluation = read(path, label)
+            evaluation = load_evaluation(path, label)
             if evaluation.settings.env.name != env:
                 raise RunError(f"{path} was played in {evaluation.settings.env.name}, but the panel is one of {env}: "
                                "leave it out")  # fmt: skip
@@ -112,7 +112,7 @@ def collect(words: Sequence[str], env: str) -> tuple[list[Evaluation], list[str]
     return list(found.values()), notes
 
 
-def refuse_two_protocols(evaluations: Sequence[Evaluation], place: str) -> None:
+def validate_same_protocol(evaluations: Sequence[Evaluation], place: str) -> None:
     """Refuse to set beside each other what was played, or trained, on other goals or data.
 
     Args:
@@ -129,14 +129,14 @@ def refuse_two_protocols(evaluations: Sequence[Evaluation], place: str) -> None:
             before = first.protocol[name]
             if keys := [key for key in before | identity if before.get(key) != identity.get(key)]:
                 differing = ", ".join(
-                    f"{key} {_short(before.get(key))} and {_short(identity.get(key))}" for key in keys
+                    f"{key} {_format_value(before.get(key))} and {_format_value(identity.get(key))}" for key in keys
                 )
                 other = f", or name one otherwise, {evaluation.path}=LABEL" if place == "column" else ""
                 raise RunError(f"{first.path} and {evaluation.path} are of two protocols ({differing}), and one "
                                f"{place} is of one: leave one out{other}")  # fmt: skip
 
 
-def _short(value: object) -> str:
+def _format_value(value: object) -> str:
     return "others" if isinstance(value, Mapping) else str(value)
 
 
@@ -150,7 +150,7 @@ def split_label(word: str) -> tuple[Path, str]:
     return Path(place), " ".join(label.split())
 
 
-def find(path: Path) -> list[Path]:
+def find_evaluations(path: Path) -> list[Path]:
     """The directory itself if it is an evaluation, else all at and below its `eval`.
 
     Raises:
@@ -160,14 +160,14 @@ def find(path: Path) -> list[Path]:
         raise RunError(f"{path} is not a directory: name a run, or what `trailnotes eval --out` wrote")
     if (path / "panel.json").is_file():
         return [path]
-    if inside := sorted(file.parent for file in (path / PLACE).rglob("panel.json")):
+    if inside := sorted(file.parent for file in (path / EVAL_DIR).rglob("panel.json")):
         return inside
     if (path / "config.toml").is_file():
-        raise RunError(f"{path} has not been evaluated: trailnotes eval {path} --out {path / PLACE}")
+        raise RunError(f"{path} has not been evaluated: trailnotes eval {path} --out {path / EVAL_DIR}")
     raise RunError(f"{path} holds neither a run nor an evaluation: name a run, or what `trailnotes eval --out` wrote")
 
 
-def read(path: Path, label: str = "") -> Evaluation:
+def load_evaluation(path: Path, label: str = "") -> Evaluation:
     """One evaluation.
 
     Raises:
@@ -178,34 +178,34 @@ def read(path: Path, label: str = "") -> Evaluation:
         if not (path / name).is_file():
             raise RunError(f"{path} is not a whole evaluation (there is no {name}): {again}")
     try:
-        (row,) = _json(path / "table.json")["rows"]
+        (row,) = _read_json(path / "table.json")["rows"]
         player, metric = str(row["algorithm"]), str(row["metric"])
         memory, counted = bool(row["memory"]), int(row["num_episodes"])
-        costs = {name: float(row[name]) for name in BY_ROW}
-        panel = _json(path / "panel.json")
+        costs = {name: float(row[name]) for name in TABLE_FIELDS}
+        panel = _read_json(path / "panel.json")
         model, planned = str(panel["model"]), tuple(map(str, panel["tasks"]))
         protocol = {name: dict(panel[name]) for name in ("environment", "trained_environment") if name in panel}
-        episodes = tuple(_episodes(path / "episodes.jsonl"))
+        episodes = tuple(_read_episodes(path / "episodes.jsonl"))
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise RunError(f"{path} is damaged ({one_line(error)}): {again}") from error
+        raise RunError(f"{path} is damaged ({format_error(error)}): {again}") from error
     if len(episodes) != counted:
         raise RunError(f"{path} is damaged (table.json counts {counted} episodes, episodes.jsonl holds "
                        f"{len(episodes)}): {again}")  # fmt: skip
-    settings = _settings(path / "eval.toml")
-    trained = _settings(path / "trained.toml") if (path / "trained.toml").is_file() else None
+    settings = _load_settings(path / "eval.toml")
+    trained = _load_settings(path / "trained.toml") if (path / "trained.toml").is_file() else None
     return Evaluation(path, label, player, metric, memory, costs, model, settings, trained, planned, episodes,
                       protocol)  # fmt: skip
 
 
-def _episodes(path: Path) -> Iterator[Episode]:
+def _read_episodes(path: Path) -> Iterator[EpisodeResult]:
     for record in read_jsonl(path):
         value = record["return"]
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise ValueError(f"episodes.jsonl has the return {value!r}")
-        yield Episode(Task(**record["task"]), float(value), record["success"] is True)
+        yield EpisodeResult(Task(**record["task"]), float(value), record["success"] is True)
 
 
-def _json(path: Path) -> Mapping[str, Any]:
+def _read_json(path: Path) -> Mapping[str, Any]:
     try:
         value: Mapping[str, Any] = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -213,7 +213,7 @@ def _json(path: Path) -> Mapping[str, Any]:
     return value
 
 
-def _settings(path: Path) -> Config:
+def _load_settings(path: Path) -> Config:
     try:
         return load_config(path)
     except ConfigError as error:

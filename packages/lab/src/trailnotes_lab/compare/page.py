@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.reporting.intervals import Estimate, Interval
-from trailnotes.reporting.tables import DASH, Table, print_table, print_text, table_lines
-from trailnotes.runs.console import megabytes
-from trailnotes.runs.usage import BY_RUN, SPENDING
-from trailnotes_lab.compare.panels import PanelLine, PanelSummary
-from trailnotes_lab.compare.picture import Marks, Row, Words, draw_methods, panel_row
+from trailnotes.reporting.tables import MISSING_CELL, Table, format_table, print_table, print_text
+from trailnotes.runs.console import format_megabytes
+from trailnotes.runs.usage import COMPARISON_FIELDS, SPENDING
+from trailnotes_lab.compare.panels import PanelMethodSummary, PanelSummary
+from trailnotes_lab.compare.picture import MethodMarks, PlotRow, PlotText, draw_methods, make_panel_row
 from trailnotes_lab.compare.statistics import BEYOND, DIFFERENCE_METHOD, INTERVAL_METHOD, IQM_METHOD, ON_PANEL
-from trailnotes_lab.compare.summary import Line, Summary
+from trailnotes_lab.compare.summary import MethodSummary, Summary
 
-HEADS = {
+COST_HEADINGS = {
     "env_steps": "env steps",
     "tokens_read": "tokens read",
     "tokens_generated": "tokens generated",
@@ -37,17 +37,17 @@ PANEL_METHOD = (
 )
 
 
-def result_table(summary: Summary) -> Table:
+def build_result_table(summary: Summary) -> Table:
     """Success, or return, of each method, with both intervals. Each figure of several attempts has a row of its own.
 
     Beside success stands the return, where it says more.
     """
     returns = any(line.one_return for line in summary.lines)
     head = [summary.metric, "mean", ON_PANEL, BEYOND, "IQM", *(["return"] if returns else []), "seeds · games"]
-    return head, [row for line in summary.lines for row in _result_rows(line, summary, returns=returns)]
+    return head, [row for line in summary.lines for row in _build_result_rows(line, summary, returns=returns)]
 
 
-def _result_rows(line: Line, summary: Summary, *, returns: bool) -> list[list[str]]:
+def _build_result_rows(line: MethodSummary, summary: Summary, *, returns: bool) -> list[list[str]]:
     absent = f", {len(line.missing)} missing" if line.missing else ""
     played = f"{len(line.seeds)} · {line.num_games}{absent}"
     attempts = [("", line.one, line.one_return)]
@@ -58,28 +58,28 @@ def _result_rows(line: Line, summary: Summary, *, returns: bool) -> list[list[st
     return [
         [
             f"{line.label}{name}",
-            *cells_of(own, summary.metric),
-            _middle(line, summary) if own is line.final else DASH,
-            *([_beside(value)] if returns else []),
+            *format_estimate_cells(own, summary.metric),
+            _format_iqm(line, summary) if own is line.final else MISSING_CELL,
+            *([_format_mean_and_interval(value)] if returns else []),
             played,
         ]
         for name, own, value in attempts
     ]
 
 
-def _beside(estimate: Estimate | None) -> str:
+def _format_mean_and_interval(estimate: Estimate | None) -> str:
     """A mean and its interval in one cell: ``0.612 [0.550, 0.668]``; on the panel, or else beyond it."""
     if estimate is None:
-        return DASH
+        return MISSING_CELL
     interval = estimate.on_panel or estimate.beyond
     return f"{estimate.mean:.3f}" + (f" [{interval.low:.3f}, {interval.high:.3f}]" if interval else "")
 
 
-def _middle(line: Line, summary: Summary) -> str:
-    return DASH if line.iqm is None else f"{line.iqm:.{_places(summary.metric)}f}"
+def _format_iqm(line: MethodSummary, summary: Summary) -> str:
+    return MISSING_CELL if line.iqm is None else f"{line.iqm:.{_get_decimals(summary.metric)}f}"
 
 
-def cells_of(estimate: Estimate | None, metric: str, sign: str = "") -> list[str]:
+def format_estimate_cells(estimate: Estimate | None, metric: str, sign: str = "") -> list[str]:
     """Mean, interval on the panel and beyond it: ``0.881``, ``[0.750, 0.963]``, ``one seed``.
 
     Args:
@@ -88,57 +88,59 @@ def cells_of(estimate: Estimate | None, metric: str, sign: str = "") -> list[str
         sign: of the numbers, as in a format: "+" for differences.
     """
     if estimate is None:
-        return [DASH] * 3
-    form = f"{sign}.{_places(metric)}f"
+        return [MISSING_CELL] * 3
+    form = f"{sign}.{_get_decimals(metric)}f"
     pairs = ((estimate.on_panel, estimate.not_on_panel), (estimate.beyond, estimate.not_beyond))
     return [format(estimate.mean, form), *(f"[{i.low:{form}}, {i.high:{form}}]" if i else why for i, why in pairs)]
 
 
-def _places(metric: str) -> int:
+def _get_decimals(metric: str) -> int:
     return 3 if metric == "success" else 1
 
 
-def difference_table(summary: Summary) -> Table:
+def build_difference_table(summary: Summary) -> Table:
     """Each method less the baseline, paired, with both intervals and what they allow to say."""
-    return _differences(f"less {summary.baseline}", summary.lines, summary.metric)
+    return _tabulate_differences(f"less {summary.baseline}", summary.lines, summary.metric)
 
 
-def _differences(head: str, lines: Sequence[Line | PanelLine], metric: str) -> Table:
+def _tabulate_differences(head: str, lines: Sequence[MethodSummary | PanelMethodSummary], metric: str) -> Table:
     rows = []
     for line in lines:
         if line.difference is not None:
             call: str = line.difference.call
-            if call and line.difference.is_of_enough_runs:
+            if call and line.difference.has_enough_runs:
                 call = f"**{call}**"
-            rows.append([line.label, *cells_of(line.difference.estimate, metric, "+"), call])
+            rows.append([line.label, *format_estimate_cells(line.difference.estimate, metric, "+"), call])
     return [head, "mean", ON_PANEL, BEYOND, "so it is"], rows
 
 
-def trial_table(panel: PanelSummary) -> Table:
+def build_trial_table(panel: PanelSummary) -> Table:
     """The mean of each trial of each method, and both intervals of the last."""
     trials = [f"trial {number}" for number in range(panel.num_trials + 1)]
     rows = []
     for line in panel.lines:
-        means = [f"{trial.mean:.{_places(panel.metric)}f}" for trial in line.trials] or [DASH] * len(trials)
+        means = [f"{trial.mean:.{_get_decimals(panel.metric)}f}" for trial in line.trials] or [MISSING_CELL] * len(
+            trials
+        )
         played = f"{len(line.seeds)} · {line.num_games}" + (f", {len(line.missing)} missing" if line.missing else "")
-        rows.append([line.label, *means, *cells_of(line.final, panel.metric)[1:], played])
+        rows.append([line.label, *means, *format_estimate_cells(line.final, panel.metric)[1:], played])
     return [panel.metric, *trials, ON_PANEL, BEYOND, "seeds · games"], rows
 
 
-def panel_difference_table(panel: PanelSummary) -> Table:
+def build_panel_difference_table(panel: PanelSummary) -> Table:
     """The last trial, less the same model's result without tips or, on other games, less that of the start model."""
-    return _differences(f"less {panel.against}", panel.lines, panel.metric)
+    return _tabulate_differences(f"less {panel.against}", panel.lines, panel.metric)
 
 
-def _panel_tables(panel: PanelSummary) -> list[tuple[str, Table]]:
+def _build_panel_tables(panel: PanelSummary) -> list[tuple[str, Table]]:
     on = f" on {panel.games}" if panel.games else ""
     return [
-        (f"{panel.label}: {panel.metric}{on}, trial by trial", trial_table(panel)),
-        (f"{panel.label}: differences of trial {panel.num_trials}", panel_difference_table(panel)),
+        (f"{panel.label}: {panel.metric}{on}, trial by trial", build_trial_table(panel)),
+        (f"{panel.label}: differences of trial {panel.num_trials}", build_panel_difference_table(panel)),
     ]
 
 
-def efficiency_table(summary: Summary) -> Table:
+def build_efficiency_table(summary: Summary) -> Table:
     """Environment steps until the learning curve first reaches the threshold, seed by seed."""
     rows = []
     for line in summary.lines:
@@ -150,50 +152,56 @@ def efficiency_table(summary: Summary) -> Table:
     return ["", f"env steps to {summary.metric} {summary.threshold:g}", "seeds that reached it"], rows
 
 
-def cost_table(summary: Summary) -> Table:
+def build_cost_table(summary: Summary) -> Table:
     """Means of a run; spending only where an endpoint charged some."""
-    names = [name for name in BY_RUN if name != SPENDING or any(SPENDING in line.costs for line in summary.lines)]
-    rows = [[line.label, *(_cost(line, name) for name in names)] for line in summary.lines]
-    return ["mean of a run", *(HEADS[name] for name in names)], rows
+    names = [
+        name for name in COMPARISON_FIELDS if name != SPENDING or any(SPENDING in line.costs for line in summary.lines)
+    ]
+    rows = [[line.label, *(_format_cost(line, name) for name in names)] for line in summary.lines]
+    return ["mean of a run", *(COST_HEADINGS[name] for name in names)], rows
 
 
-def _cost(line: Line, name: str) -> str:
+def _format_cost(line: MethodSummary, name: str) -> str:
     if name not in line.costs:
-        return DASH
+        return MISSING_CELL
     value = line.costs[name]
     if name == "peak_memory":
-        return megabytes(value)
+        return format_megabytes(value)
     return f"{value:,.4f}" if name == SPENDING else f"{value:,.0f}"
 
 
-def brief_table(summary: Summary) -> Table:
+def build_brief_table(summary: Summary) -> Table:
     """What each method is judged by, and what a run of it cost; heads stand in two lines."""
-    head = ["", "mean", ON_PANEL, BEYOND, *(HEADS[name] for name in BRIEF_COSTS)]
+    head = ["", "mean", ON_PANEL, BEYOND, *(COST_HEADINGS[name] for name in BRIEF_COSTS)]
     rows = [
-        [line.label, *cells_of(line.final, summary.metric), *(_cost(line, name) for name in BRIEF_COSTS)]
+        [
+            line.label,
+            *format_estimate_cells(line.final, summary.metric),
+            *(_format_cost(line, name) for name in BRIEF_COSTS),
+        ]
         for line in summary.lines
     ]
     return ["\n".join(name.rsplit(" ", 1)) for name in head], rows
 
 
-def tables_of(summary: Summary) -> list[tuple[str, Table]]:
+def build_tables(summary: Summary) -> list[tuple[str, Table]]:
     """Title and table, those that have a row."""
     tables = [
-        (summary.title, result_table(summary)),
-        (f"Differences to {summary.baseline}", difference_table(summary)),
-        *(titled for panel in summary.panels for titled in _panel_tables(panel)),
-        ("Sample efficiency", efficiency_table(summary)),
-        ("Cost", cost_table(summary)),
+        (summary.title, build_result_table(summary)),
+        (f"Differences to {summary.baseline}", build_difference_table(summary)),
+        *(titled for panel in summary.panels for titled in _build_panel_tables(panel)),
+        ("Sample efficiency", build_efficiency_table(summary)),
+        ("Cost", build_cost_table(summary)),
     ]
     return [(title, table) for title, table in tables if table[1]]
 
 
-def legend(summary: Summary) -> list[str]:
+def build_legend(summary: Summary) -> list[str]:
     """Everything below the tables, a sentence or two a line."""
     lines = [INTERVAL_METHOD, IQM_METHOD]
     if summary.baseline or any(panel.against for panel in summary.panels):
         lines.append(DIFFERENCE_METHOD)
-    lines += panels_legend(summary.panels)
+    lines += build_panels_legend(summary.panels)
     if any(line.num_attempts > 1 for line in summary.lines):
         lines.append(
             "A method with several attempts at a game is not a one-attempt method: to be read beside the others is its "
@@ -212,7 +220,7 @@ def legend(summary: Summary) -> list[str]:
     return [*lines, *summary.notes]
 
 
-def panels_legend(panels: Sequence[PanelSummary]) -> list[str]:
+def build_panels_legend(panels: Sequence[PanelSummary]) -> list[str]:
     """How the further panels were played, what their intervals are of, and what is set against what."""
     lines = [PANEL_METHOD] if panels else []
     for panel in panels:
@@ -228,23 +236,25 @@ def panels_legend(panels: Sequence[PanelSummary]) -> list[str]:
     return lines
 
 
-def panel_sentence(panel: PanelSummary, summary: Summary) -> str:
+def format_panel_sentence(panel: PanelSummary, summary: Summary) -> str:
     """A panel in a sentence: ``.85 with its tips, .83 without``, or all trials of each method."""
     without = {line.label: line.final for line in summary.lines if panel.same_games}
-    said = "; ".join(_said_of(line, without.get(line.label), panel.metric) for line in panel.lines if line.trials)
+    said = "; ".join(
+        _format_panel_method(line, without.get(line.label), panel.metric) for line in panel.lines if line.trials
+    )
     how = f"after {panel.num_trials} trial{'s' * (panel.num_trials > 1)}" if panel.same_games else "trial by trial"
     return f"{panel.label}, {how}: {said or 'no result'}."
 
 
-def _said_of(line: PanelLine, without: Estimate | None, metric: str) -> str:
-    means = [_short(trial.mean, metric) for trial in line.trials]
+def _format_panel_method(line: PanelMethodSummary, without: Estimate | None, metric: str) -> str:
+    means = [_format_mean(trial.mean, metric) for trial in line.trials]
     call = f" ({line.difference.call})" if line.difference and line.difference.call else ""
     if without is not None:
-        return f"{line.label} {means[-1]} with its tips, {_short(without.mean, metric)} without{call}"
+        return f"{line.label} {means[-1]} with its tips, {_format_mean(without.mean, metric)} without{call}"
     return f"{line.label} {' '.join(means)}{call}"
 
 
-def _short(mean: float, metric: str) -> str:
+def _format_mean(mean: float, metric: str) -> str:
     """``.85``, as it may stand in a row of such."""
     return f"{mean + 0.0:.2f}".removeprefix("0") if metric == "success" else f"{mean:.1f}"
 
@@ -252,30 +262,30 @@ def _short(mean: float, metric: str) -> str:
 # -- Markdown, terminal, JSON
 
 
-def summary_markdown(summary: Summary) -> str:
+def render_summary_markdown(summary: Summary) -> str:
     """All tables with their legend."""
     lines: list[str] = []
-    for level, (title, (head, rows)) in enumerate(tables_of(summary)):
-        lines += [f"{'##' if level else '#'} {title}", "", *table_lines(head, rows), ""]
-    return "\n".join([*lines, *(f"- {line}" for line in legend(summary))]) + "\n"
+    for level, (title, (head, rows)) in enumerate(build_tables(summary)):
+        lines += [f"{'##' if level else '#'} {title}", "", *format_table(head, rows), ""]
+    return "\n".join([*lines, *(f"- {line}" for line in build_legend(summary))]) + "\n"
 
 
 def print_summary(summary: Summary) -> None:
     """All tables on the console, with their legend."""
-    for title, table in tables_of(summary):
+    for title, table in build_tables(summary):
         print_table(title, table)
-    print_text(legend(summary))
+    print_text(build_legend(summary))
 
 
 def print_brief(summary: Summary) -> None:
     """Results and differences on the console, and what a reader must know."""
-    print_table(summary.title, brief_table(summary))
-    if (table := difference_table(summary))[1]:
+    print_table(summary.title, build_brief_table(summary))
+    if (table := build_difference_table(summary))[1]:
         print_table(f"Differences to {summary.baseline}", table)
-    print_text([*(panel_sentence(panel, summary) for panel in summary.panels), INTERVAL_METHOD, *summary.notes])
+    print_text([*(format_panel_sentence(panel, summary) for panel in summary.panels), INTERVAL_METHOD, *summary.notes])
 
 
-def summary_json(summary: Summary, **more: Any) -> str:
+def render_summary_json(summary: Summary, **more: Any) -> str:
     """Everything as data."""
     record = {
         "title": summary.title,
@@ -283,9 +293,9 @@ def summary_json(summary: Summary, **more: Any) -> str:
         "env": summary.env,
         "threshold": summary.threshold,
         "baseline": summary.baseline,
-        "lines": [_record(line) for line in summary.lines],
+        "lines": [_method_to_json(line) for line in summary.lines],
         "panels": [
-            {**asdict(panel), "against": panel.against, "lines": [_record(line) for line in panel.lines]}
+            {**asdict(panel), "against": panel.against, "lines": [_method_to_json(line) for line in panel.lines]}
             for panel in summary.panels
         ],
         "curves": {label: [list(map(list, curve)) for curve in curves] for label, curves in summary.curves.items()},
@@ -296,7 +306,7 @@ def summary_json(summary: Summary, **more: Any) -> str:
     return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
 
 
-def _record(line: Line | PanelLine) -> dict[str, Any]:
+def _method_to_json(line: MethodSummary | PanelMethodSummary) -> dict[str, Any]:
     record = asdict(line) | {"missing": {str(seed): why for seed, why in line.missing.items()}}
     if line.difference is not None:
         record["difference"] |= {"call": line.difference.call}
@@ -314,53 +324,55 @@ def draw_summary(summary: Summary, path: Path) -> None:
     beyond = any(line.final.beyond for line in summary.lines if line.final is not None)
     again = [panel for panel in summary.panels if panel.same_games]
     starts = {panel.start for panel in summary.panels}
-    marks: Sequence[Marks] = [
-        Marks(
+    marks: Sequence[MethodMarks] = [
+        MethodMarks(
             label=line.label,
             curves=summary.curves.get(line.label, ()),
             final=line.final.mean if line.final else None,
-            interval=_drawn_interval(line.final, beyond=beyond),
+            interval=_select_interval(line.final, beyond=beyond),
             iqm=line.iqm,
             remark=f"last of {line.num_attempts}" if line.num_attempts > 1 else "",
             is_baseline=line.label == summary.baseline,
             is_start=line.label in starts,
-            rings=[panel.final_of(line.label) for panel in again],
+            rings=[panel.get_final_mean(line.label) for panel in again],
         )
         for line in summary.lines
     ]
-    words = Words(
+    words = PlotText(
         summary.title,
         summary.metric,
         BEYOND if beyond else ON_PANEL,
         rings=[f"{panel.label}, trial {panel.num_trials}" for panel in again],
     )
-    others = [_panel_row(panel) for panel in summary.panels if not panel.same_games]
-    draw_methods(marks, path, words, threshold=summary.threshold, panels=[row for row in others if row.drawn])
+    others = [_make_plot_row(panel) for panel in summary.panels if not panel.same_games]
+    draw_methods(
+        marks, path, words, threshold=summary.threshold, panels=[row for row in others if row.methods_with_curves]
+    )
 
 
-def _panel_row(panel: PanelSummary) -> Row:
+def _make_plot_row(panel: PanelSummary) -> PlotRow:
     beyond = any(line.final.beyond for line in panel.lines if line.final)
     marks = [
-        Marks(
+        MethodMarks(
             label=line.label,
             curves=[list(enumerate(means)) for means in line.by_seed],
             final=line.final.mean if line.final else None,
-            interval=_drawn_interval(line.final, beyond=beyond),
+            interval=_select_interval(line.final, beyond=beyond),
             is_baseline=line.label == panel.start,
             is_start=line.label == panel.start,
         )
         for line in panel.lines
     ]
-    words = Words(
+    words = PlotText(
         f"{panel.label}: {panel.metric} on {panel.games}",
         panel.metric,
         BEYOND if beyond else ON_PANEL,
         judged=f"in trial {panel.num_trials}",
     )
-    return panel_row(marks, words, panel.num_trials)
+    return make_panel_row(marks, words, panel.num_trials)
 
 
-def _drawn_interval(final: Estimate | None, *, beyond: bool) -> Interval | None:
+def _select_interval(final: Estimate | None, *, beyond: bool) -> Interval | None:
     if final is None:
         return None
     return final.beyond if beyond else final.on_panel

@@ -7,33 +7,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trailnotes.errors import RunError
-from trailnotes.reporting.crossed import Values, common_games
+from trailnotes.reporting.crossed import Values, find_common_games
 from trailnotes.reporting.intervals import Estimate
-from trailnotes.runs.panels import family_of
-from trailnotes_lab.compare.evaluations import PLACE, Evaluation, read
-from trailnotes_lab.compare.results import Games, Result, trials_of
-from trailnotes_lab.compare.statistics import Difference, paired, pooled
+from trailnotes.runs.panels import get_family
+from trailnotes_lab.compare.evaluations import EVAL_DIR, Evaluation, load_evaluation
+from trailnotes_lab.compare.results import GameValues, RunResult, read_trial_values
+from trailnotes_lab.compare.statistics import Difference, estimate_paired_difference, estimate_pooled_mean
 
 
 @dataclass(frozen=True, slots=True)
-class Trials:
+class PanelTrials:
     """The model of one run on one panel."""
 
     panel: str  # name
     label: str  # of its method
     seed: int
     evaluation: Evaluation  # the last trial
-    games: tuple[Games, ...]  # of each trial; trial 0 is without tips, each other with those of the trials before it
+    games: tuple[
+        GameValues, ...
+    ]  # of each trial; trial 0 is without tips, each other with those of the trials before it
     families: Mapping[str, str]  # game -> family
 
     @property
-    def last(self) -> Games:
+    def last(self) -> GameValues:
         """What the model is judged by on this panel."""
         return self.games[-1]
 
 
 @dataclass(frozen=True, slots=True)
-class PanelLine:
+class PanelMethodSummary:
     """One method on a panel; without a trial where there is no result."""
 
     label: str
@@ -60,20 +62,20 @@ class PanelSummary:
     num_trials: int  # after trial 0
     same_games: bool  # whether they are those of the main panel
     start: str  # label of the start model; "" where it does not play
-    lines: tuple[PanelLine, ...]
+    lines: tuple[PanelMethodSummary, ...]
 
     @property
     def against(self) -> str:
         """What differences are taken to; "" for nothing."""
         return "the same run without tips" if self.same_games else self.start
 
-    def final_of(self, label: str) -> float | None:
+    def get_final_mean(self, label: str) -> float | None:
         """The mean of a method's last trial; None where there is no result."""
         return next((line.final.mean for line in self.lines if line.label == label and line.final), None)
 
 
 @dataclass(frozen=True, slots=True)
-class PanelQuestion:
+class PanelOptions:
     """What is asked of the results on one panel."""
 
     name: str
@@ -84,23 +86,23 @@ class PanelQuestion:
     missing: Mapping[tuple[str, int], str] = field(default_factory=dict)  # (label, seed) -> why
 
 
-def read_trials(directory: Path, panel: str, label: str, seed: int) -> Trials:
+def read_trials(directory: Path, panel: str, label: str, seed: int) -> PanelTrials:
     """What an adaptation left.
 
     Raises:
         RunError: it is not whole.
     """
-    evaluation = read(directory / PLACE, label)
-    games = trials_of(directory, evaluation.metric)
+    evaluation = load_evaluation(directory / EVAL_DIR, label)
+    games = read_trial_values(directory, evaluation.metric)
     if len(games) != evaluation.settings.eval.trials + 1:
         raise RunError(f"{directory} is damaged ({len(games)} trials of {evaluation.settings.eval.trials + 1}): remove "
                        "it to have it played again")  # fmt: skip
-    families = {episode.task.id: family_of(episode.task) for episode in evaluation.episodes}
+    families = {episode.task.id: get_family(episode.task) for episode in evaluation.episodes}
     kept = tuple({game: value for game, value in trial.items() if game in families} for trial in games)
-    return Trials(panel, label, seed, evaluation, kept, families)
+    return PanelTrials(panel, label, seed, evaluation, kept, families)
 
 
-def summarise_panel(question: PanelQuestion, played: Sequence[Trials], main: Sequence[Result]) -> PanelSummary:
+def summarise_panel(question: PanelOptions, played: Sequence[PanelTrials], main: Sequence[RunResult]) -> PanelSummary:
     """The table of one panel.
 
     Args:
@@ -112,7 +114,7 @@ def summarise_panel(question: PanelQuestion, played: Sequence[Trials], main: Seq
         RunError: two models have played other games.
     """
     own = [trials for trials in played if trials.panel == question.name]
-    _refuse_mixed(own)
+    _validate_same_games(own)
     first = own[0].evaluation if own else main[0].evaluation
     same_games = bool(own) and set(first.planned) == set(main[0].evaluation.planned)
     start = {trials.seed: trials.last for trials in own if trials.label == question.start}
@@ -122,7 +124,7 @@ def summarise_panel(question: PanelQuestion, played: Sequence[Trials], main: Seq
         without = {result.seed: result.final for result in main if result.label == label} if same_games else start
         baseline = without if same_games or label != question.start else {}
         missing = {seed: why for (name, seed), why in question.missing.items() if name == label}
-        lines.append(_line(label, group, baseline, missing))
+        lines.append(_summarise_panel_method(label, group, baseline, missing))
     return PanelSummary(
         label=question.label,
         metric=first.metric,
@@ -134,25 +136,29 @@ def summarise_panel(question: PanelQuestion, played: Sequence[Trials], main: Seq
     )
 
 
-def _line(label: str, group: Sequence[Trials], baseline: Values, missing: Mapping[int, str]) -> PanelLine:
+def _summarise_panel_method(
+    label: str, group: Sequence[PanelTrials], baseline: Values, missing: Mapping[int, str]
+) -> PanelMethodSummary:
     if not group:
-        return PanelLine(label, (), 0, (), (), None, missing)
+        return PanelMethodSummary(label, (), 0, (), (), None, missing)
     families = {game: family for trials in group for game, family in trials.families.items()}
     metric = group[0].evaluation.metric
     last = {trials.seed: trials.last for trials in group}
     by_trial = [{trials.seed: trials.games[i] for trials in group} for i in range(len(group[0].games))]
-    return PanelLine(
+    return PanelMethodSummary(
         label=label,
         seeds=tuple(last),
-        num_games=len(common_games(last)),
-        trials=tuple(pooled(values, families, metric) for values in by_trial),
-        by_seed=tuple(tuple(pooled({0: games}, families, metric).mean for games in own.games) for own in group),
-        difference=paired(last, baseline, families, metric) if baseline else None,
+        num_games=len(find_common_games(last)),
+        trials=tuple(estimate_pooled_mean(values, families, metric) for values in by_trial),
+        by_seed=tuple(
+            tuple(estimate_pooled_mean({0: games}, families, metric).mean for games in own.games) for own in group
+        ),
+        difference=estimate_paired_difference(last, baseline, families, metric) if baseline else None,
         missing=missing,
     )
 
 
-def _refuse_mixed(own: Sequence[Trials]) -> None:
+def _validate_same_games(own: Sequence[PanelTrials]) -> None:
     for trials in own[1:]:
         one, other = own[0].evaluation, trials.evaluation
         if (one.planned, one.metric, len(own[0].games)) != (other.planned, other.metric, len(trials.games)):

@@ -13,21 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trailnotes.config.methods import colours
+from trailnotes.config.methods import get_colours
 from trailnotes.reporting.intervals import Interval
-from trailnotes.reporting.plots import START, Curve, band, pyplot
+from trailnotes.reporting.plots import INITIAL_MODEL_COLOUR, Curve, compute_seed_band, load_pyplot
 
 INK, FAINT, RULE = "#222222", "#8a8a8a", "#e4e4e4"
-SPARE = ("#0072b2", "#e69f00", "#cc79a7", "#56b4e9", "#a08a00", "#d55e00", "#009e73")
+SPARE_COLOURS = ("#0072b2", "#e69f00", "#cc79a7", "#56b4e9", "#a08a00", "#d55e00", "#009e73")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (2, 1.2)), (0, (8, 2)), (0, (1, 1)))
 RINGS, _RING_NAMES = "os^", ("circle", "square", "triangle")  # hollow, of panels of the same games
 START_DASHES: Any = (0, (2.5, 2))
-COLUMNS = 4  # of small pictures
-TOGETHER = 6  # curves that one pair of axes holds; of more, each gets its own beside the baseline
+GRID_COLUMNS = 4  # of small pictures
+MAX_SHARED_CURVES = 6  # curves that one pair of axes holds; of more, each gets its own beside the baseline
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class MethodMarks:
     """What is drawn of one method."""
 
     label: str
@@ -42,7 +42,7 @@ class Marks:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class PlotText:
     """What is written in the picture."""
 
     title: str  # over all
@@ -65,32 +65,32 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PlotRow:
     """Curves on the left, where there are any, and final figures on the right."""
 
-    methods: Sequence[Marks]  # from the top down
-    words: Words
+    methods: Sequence[MethodMarks]  # from the top down
+    words: PlotText
     axis: Axis
 
     @property
-    def drawn(self) -> list[Marks]:
+    def methods_with_curves(self) -> list[MethodMarks]:
         """Those that have a curve."""
         return [method for method in self.methods if method.curves]
 
     @property
-    def grid(self) -> tuple[int, int] | None:
+    def grid_shape(self) -> tuple[int, int] | None:
         """Rows and columns of small pictures, where there are too many curves for one; else None."""
-        num = sum(not method.is_start for method in self.drawn)
-        return (math.ceil(num / COLUMNS), COLUMNS) if num > TOGETHER else None
+        num = sum(not method.is_start for method in self.methods_with_curves)
+        return (math.ceil(num / GRID_COLUMNS), GRID_COLUMNS) if num > MAX_SHARED_CURVES else None
 
     @property
     def height(self) -> float:
         """In inches."""
-        return max(4.6, 1.5 + 0.42 * len(self.methods), 1.4 + 1.55 * self.grid[0] if self.grid else 0)
+        return max(4.6, 1.5 + 0.42 * len(self.methods), 1.4 + 1.55 * self.grid_shape[0] if self.grid_shape else 0)
 
 
 def draw_methods(
-    methods: Sequence[Marks], path: Path, words: Words, *, threshold: float, panels: Sequence[Row] = ()
+    methods: Sequence[MethodMarks], path: Path, words: PlotText, *, threshold: float, panels: Sequence[PlotRow] = ()
 ) -> None:
     """Curves on the left where anything was trained, final figures on the right; below likewise each panel.
 
@@ -104,71 +104,75 @@ def draw_methods(
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    plt = pyplot()
-    rows = [Row(methods, words, _learning(words.metric, threshold)), *panels]
-    colours = colours_of([method.label for method in methods])
-    colours |= {mark.label: START["start model"] for row in rows for mark in row.methods if mark.is_start}
-    wide = any(row.drawn for row in rows)
+    plt = load_pyplot()
+    rows = [PlotRow(methods, words, _make_learning_axis(words.metric, threshold)), *panels]
+    colours = assign_colours([method.label for method in methods])
+    colours |= {
+        mark.label: INITIAL_MODEL_COLOUR["start model"] for row in rows for mark in row.methods if mark.is_start
+    }
+    wide = any(row.methods_with_curves for row in rows)
     heights = [row.height for row in rows]
     with plt.rc_context({"font.size": 10, "axes.edgecolor": FAINT, "text.color": INK, "axes.labelcolor": INK}):
         figure = plt.figure(figsize=(13.5 if wide else 7.5, sum(heights)), facecolor="white", layout="constrained")
         parts = figure.subfigures(len(rows), 1, height_ratios=heights, squeeze=False)[:, 0] if panels else [figure]
         for part, row in zip(parts, rows, strict=True):
             part.suptitle(row.words.title, fontsize=13, x=0.01, ha="left", fontweight="bold")
-            _row(part, row, colours)
+            _draw_row(part, row, colours)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
     plt.close(figure)
 
 
-def panel_row(methods: Sequence[Marks], words: Words, num_trials: int) -> Row:
+def make_panel_row(methods: Sequence[MethodMarks], words: PlotText, num_trials: int) -> PlotRow:
     """A panel trial by trial; the curves of `methods` are against the trials 0 to `num_trials`."""
     said = "mean of each trial, band: least to greatest seed"
     axis = Axis("trial (0 is without tips)", words.metric, said, num_points=num_trials + 1, marker="o")
-    return Row(methods, words, axis)
+    return PlotRow(methods, words, axis)
 
 
-def _learning(metric: str, threshold: float) -> Axis:
+def _make_learning_axis(metric: str, threshold: float) -> Axis:
     said = "learning curves, band: least to greatest seed; dotted: methods that change no weights, on the panel"
     return Axis("environment steps", f"{metric} without tips", said, threshold)
 
 
-def _row(figure: Any, row: Row, colours: Mapping[str, str]) -> None:
-    left, right = figure.subfigures(1, 2, width_ratios=(1.35, 1)) if row.drawn else (figure, figure)
-    if row.grid:
-        _curves_apart(left, row, colours, row.grid)
-    elif row.drawn:
-        _curves_together(left.subplots(), row, colours)
-    _finals(right.subplots(), row.methods, colours, row.words)
+def _draw_row(figure: Any, row: PlotRow, colours: Mapping[str, str]) -> None:
+    left, right = figure.subfigures(1, 2, width_ratios=(1.35, 1)) if row.methods_with_curves else (figure, figure)
+    if row.grid_shape:
+        _draw_small_multiples(left, row, colours, row.grid_shape)
+    elif row.methods_with_curves:
+        _draw_shared_curves(left.subplots(), row, colours)
+    _draw_finals(right.subplots(), row.methods, colours, row.words)
 
 
-def colours_of(labels: Sequence[str]) -> dict[str, str]:
+def assign_colours(labels: Sequence[str]) -> dict[str, str]:
     """A method keeps its colour in every picture; others take the spare ones in turn."""
-    own = colours()
-    free = [colour for colour in SPARE if colour not in {own.get(label) for label in labels}] or list(SPARE)
+    own = get_colours()
+    free = [colour for colour in SPARE_COLOURS if colour not in {own.get(label) for label in labels}] or list(
+        SPARE_COLOURS
+    )
     others = [label for label in labels if label not in own]
     spare = {label: free[index % len(free)] for index, label in enumerate(others)}
     return {label: own.get(label) or spare[label] for label in labels}
 
 
-def _curves_together(axes: Any, row: Row, colours: Mapping[str, str]) -> None:
+def _draw_shared_curves(axes: Any, row: PlotRow, colours: Mapping[str, str]) -> None:
     ends: dict[tuple[str, str], float] = {}  # (label, remark) -> where it ends
     others = iter(DASHES)
-    for method in row.drawn:
+    for method in row.methods_with_curves:
         dashes = START_DASHES if method.is_start else next(others)
-        ends[method.label, method.remark] = _curve(axes, method, colours[method.label], dashes, row.axis)
+        ends[method.label, method.remark] = _draw_curve(axes, method, colours[method.label], dashes, row.axis)
     for method in row.methods:
         if not method.curves and method.final is not None:
             ends[method.label, method.remark] = method.final
             axes.axhline(method.final, color=colours[method.label], linewidth=1.0, linestyle=(0, (1, 2)), zorder=1)
-    _frame(axes, row)
+    _style_axes(axes, row)
     axes.set(xlabel=row.axis.xlabel, ylabel=row.axis.ylabel)
-    _explain(axes, row.axis.said)
+    _set_subtitle(axes, row.axis.said)
     if row.axis.threshold is not None:
         axes.text(0.995, row.axis.threshold, "threshold", transform=axes.get_yaxis_transform(), ha="right",
                   va="bottom", fontsize=8, color=FAINT)  # fmt: skip
     low, high = axes.get_ylim()
-    places = spread(list(ends.values()), 0.052 * (high - low), low, high)
+    places = spread_labels(list(ends.values()), 0.052 * (high - low), low, high)
     for ((label, remark), end), place in zip(ends.items(), places, strict=True):
         line = {"arrowstyle": "-", "color": colours[label], "linewidth": 0.7, "shrinkB": 0, "relpos": (0, 0.5)}
         axes.annotate(
@@ -186,28 +190,28 @@ def _curves_together(axes: Any, row: Row, colours: Mapping[str, str]) -> None:
         )
 
 
-def _curves_apart(figure: Any, row: Row, colours: Mapping[str, str], shape: tuple[int, int]) -> None:
+def _draw_small_multiples(figure: Any, row: PlotRow, colours: Mapping[str, str], shape: tuple[int, int]) -> None:
     """One small picture each, with the baseline in grey behind it."""
-    shown = [method for method in row.drawn if not method.is_start]
-    baseline = next((method for method in row.drawn if method.is_baseline), None)
+    shown = [method for method in row.methods_with_curves if not method.is_start]
+    baseline = next((method for method in row.methods_with_curves if method.is_baseline), None)
     grid = figure.subplots(*shape, sharex=True, sharey=True, squeeze=False)
     for axes in grid.flat[len(shown) :]:
         axes.set_visible(False)
     for axes, method in zip(grid.flat, shown, strict=False):
         if baseline is not None and method is not baseline:
-            _curve(axes, baseline, "#b0b0b0", START_DASHES if baseline.is_start else "-", row.axis, width=1.2)
-        _curve(axes, method, colours[method.label], "-", row.axis)
+            _draw_curve(axes, baseline, "#b0b0b0", START_DASHES if baseline.is_start else "-", row.axis, width=1.2)
+        _draw_curve(axes, method, colours[method.label], "-", row.axis)
         axes.set_title(textwrap.fill(method.label, 24), fontsize=8.5, color=INK, pad=3)
-        _frame(axes, row)
+        _style_axes(axes, row)
         axes.tick_params(labelsize=8)
     behind = f"; grey: {baseline.label}" if baseline else ""
     figure.supxlabel(f"{row.axis.xlabel} (band: least to greatest seed{behind})", fontsize=9)
     figure.supylabel(row.axis.ylabel, fontsize=9)
 
 
-def _curve(axes: Any, method: Marks, colour: str, dashes: Any, axis: Axis, width: float = 2.0) -> float:
+def _draw_curve(axes: Any, method: MethodMarks, colour: str, dashes: Any, axis: Axis, width: float = 2.0) -> float:
     """Mean and range over seeds; returns where the mean ends."""
-    xs, low, mean, high = band([list(curve) for curve in method.curves], axis.num_points)
+    xs, low, mean, high = compute_seed_band([list(curve) for curve in method.curves], axis.num_points)
     axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
     marker = axis.marker
     if xs[0] == xs[-1]:  # a single point, of which neither a line nor a band shows
@@ -218,7 +222,7 @@ def _curve(axes: Any, method: Marks, colour: str, dashes: Any, axis: Axis, width
     return float(mean[-1])
 
 
-def _frame(axes: Any, row: Row) -> None:
+def _style_axes(axes: Any, row: PlotRow) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes.spines[["top", "right"]].set_visible(False)
@@ -226,23 +230,23 @@ def _frame(axes: Any, row: Row) -> None:
     axes.set_axisbelow(True)
     if row.axis.threshold is not None:
         axes.axhline(row.axis.threshold, color=FAINT, linewidth=0.8, zorder=0)
-    axes.set_xlim(0, max(x for method in row.drawn for curve in method.curves for x, _ in curve))
+    axes.set_xlim(0, max(x for method in row.methods_with_curves for curve in method.curves for x, _ in curve))
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1000:g}k" if x >= 1000 else f"{x:g}"))
     if row.words.metric == "success":
         axes.set_ylim(-0.03, 1.03)
 
 
-def _explain(axes: Any, text: str) -> None:
+def _set_subtitle(axes: Any, text: str) -> None:
     axes.set_title(text, fontsize=9, color=FAINT, loc="left")
 
 
-def _finals(axes: Any, methods: Sequence[Marks], colours: Mapping[str, str], words: Words) -> None:
+def _draw_finals(axes: Any, methods: Sequence[MethodMarks], colours: Mapping[str, str], words: PlotText) -> None:
     """A line each: dot and interval, the number beside it; hollow: a diamond at the interquartile mean, and `rings`."""
     for row in range(0, len(methods), 2):
         axes.axhspan(row - 0.5, row + 0.5, color="#f6f6f6", linewidth=0, zorder=-1)
     for row, method in enumerate(methods):
-        _final(axes, row, method, colours[method.label], 2 if words.metric == "success" else 1)
+        _draw_final(axes, row, method, colours[method.label], 2 if words.metric == "success" else 1)
     axes.set(yticks=range(len(methods)), ylim=(len(methods) - 0.5, -0.5))
     axes.set_yticklabels([method.label + (f"\n({method.remark})" if method.remark else "") for method in methods])
     for text, method in zip(axes.get_yticklabels(), methods, strict=True):
@@ -252,12 +256,12 @@ def _finals(axes: Any, methods: Sequence[Marks], colours: Mapping[str, str], wor
     axes.grid(axis="x", color=RULE, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.set_xlabel(f"{words.metric} {words.judged}")
-    _explain(axes, _said_of_finals(methods, words))
+    _set_subtitle(axes, _describe_finals(methods, words))
     if words.metric == "success":
         axes.set_xlim(-0.03, 1.03)
 
 
-def _final(axes: Any, row: int, method: Marks, colour: str, places: int) -> None:
+def _draw_final(axes: Any, row: int, method: MethodMarks, colour: str, places: int) -> None:
     across, final = axes.get_yaxis_transform(), method.final
     if final is None:
         axes.text(0.02, row, "no result", transform=across, va="center", color=FAINT)
@@ -277,14 +281,14 @@ def _final(axes: Any, row: int, method: Marks, colour: str, places: int) -> None
             axes.text(1.02, below, f"{ring:.{places}f}", transform=across, va="center", fontsize=8, color=colour)
 
 
-def _said_of_finals(methods: Sequence[Marks], words: Words) -> str:
+def _describe_finals(methods: Sequence[MethodMarks], words: PlotText) -> str:
     bars = f"bar: 95 % interval {words.interval}" if any(method.interval for method in methods) else "no interval"
     means = "dot: mean" + ("; diamond: interquartile mean" if any(method.iqm is not None for method in methods) else "")
     hollow = [f"hollow {_RING_NAMES[i % len(RINGS)]}: {said}" for i, said in enumerate(words.rings)]
     return ";\n".join([means, bars, *hollow])
 
 
-def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+def spread_labels(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Places for labels near `places`, at least `gap` apart and within [low, high] where there is room for all."""
     order = sorted(range(len(places)), key=lambda i: places[i])
     moved = [places[i] for i in order]

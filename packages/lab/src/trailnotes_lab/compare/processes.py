@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-LOG = "console.log"
-POLL = 0.5  # seconds between two looks at the running processes
-PATIENCE = 120.0  # seconds that a process asked to stop may take for its iteration
-_TAIL = 4096  # bytes at the end of a log in which its last line is looked for
+LOG_FILE = "console.log"
+POLL_SECONDS = 0.5  # seconds between two looks at the running processes
+STOP_TIMEOUT = 120.0  # seconds that a process asked to stop may take for its iteration
+_TAIL_BYTES = 4096  # bytes at the end of a log in which its last line is looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ProcessResult:
     """What a process took."""
 
     status: int  # 0 = well; negative: the signal that ended it
@@ -41,27 +41,29 @@ class Ended:
     peak_memory: int  # bytes resident, of its largest process; never less than the starter's own at the start
 
 
-class Process:
+class JobProcess:
     """A running command, in a process group of its own: Ctrl-C reaches the starter alone, which then asks it once."""
 
     def __init__(self, job: Job) -> None:
         job.directory.mkdir(parents=True, exist_ok=True)
         self._started = time.monotonic()
-        with (job.directory / LOG).open("ab") as log:
+        with (job.directory / LOG_FILE).open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603
                 job.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, process_group=0
             )
         self.pid = self._process.pid
-        self.ended: Ended | None = None
+        self.ended: ProcessResult | None = None
 
-    def poll(self, *, block: bool = False) -> Ended | None:
+    def poll(self, *, block: bool = False) -> ProcessResult | None:
         """What it took, once it has ended."""
         if self.ended is None:
             pid, status, usage = os.wait4(self.pid, 0 if block else os.WNOHANG)
             if pid:
                 code = self._process.returncode = os.waitstatus_to_exitcode(status)  # Popen need not wait again
                 seconds, cpu = time.monotonic() - self._started, usage.ru_utime + usage.ru_stime
-                self.ended = Ended(code, seconds, cpu, usage.ru_maxrss * 1024)  # Linux: kB, at least ours at its start
+                self.ended = ProcessResult(
+                    code, seconds, cpu, usage.ru_maxrss * 1024
+                )  # Linux: kB, at least ours at its start
         return self.ended
 
     def terminate(self) -> None:
@@ -81,7 +83,7 @@ def run_jobs(
     at_once: int,
     *,
     watch: Callable[[Sequence[Job]], None],
-    on_end: Callable[[Job, Ended], str],
+    on_end: Callable[[Job, ProcessResult], str],
 ) -> dict[str, str]:
     """Run `jobs` in their order, `at_once` side by side. However this ends, no process is left.
 
@@ -96,62 +98,62 @@ def run_jobs(
         Name -> why, of the jobs that failed or, since what they need did, never began. The others ran.
     """
     waiting, failures = list(jobs), dict[str, str]()
-    running: dict[Job, Process] = {}
+    running: dict[Job, JobProcess] = {}
     try:
         while waiting or running:
             pending = {job.name for job in (*waiting, *running)}
             ready = [job for job in waiting if not pending.intersection(job.needs)]
             for job in ready[: at_once - len(running)]:
                 waiting.remove(job)
-                running[job] = Process(job)
+                running[job] = JobProcess(job)
             for job, process in list(running.items()):
                 if ended := process.poll():
                     del running[job]
                     if why := on_end(job, ended):
                         failures[job.name] = why
-                        _leave_out(waiting, failures)
+                        _skip_dependents(waiting, failures)
             watch(list(running))
-            time.sleep(POLL if running else 0)
+            time.sleep(POLL_SECONDS if running else 0)
     finally:
         _stop_all(running, on_end)
     return failures
 
 
-def _stop_all(running: Mapping[Job, Process], on_end: Callable[[Job, Ended], str]) -> None:
+def _stop_all(running: Mapping[Job, JobProcess], on_end: Callable[[Job, ProcessResult], str]) -> None:
     """What an interrupted process took is not forgotten."""
     try:
-        stop(list(running.values()))
+        stop_processes(list(running.values()))
     finally:
         for job, process in running.items():
             if process.ended:
                 on_end(job, process.ended)
 
 
-def _leave_out(waiting: list[Job], failures: dict[str, str]) -> None:
+def _skip_dependents(waiting: list[Job], failures: dict[str, str]) -> None:
     """Take away what needs a job that failed, and in turn what needs that."""
     for job in list(waiting):
         if lost := [name for name in job.needs if name in failures]:
             failures[job.name] = f"needs {lost[0]}, which failed"
             waiting.remove(job)
-            _leave_out(waiting, failures)
+            _skip_dependents(waiting, failures)
             return
 
 
-def failure(job: Job, ended: Ended) -> str:
+def describe_failure(job: Job, ended: ProcessResult) -> str:
     """``ended with status 2: trailnotes: no such file``: the last line of its log says the rest; "" if it did well."""
     if not ended.status:
         return ""
     how = f"ended with status {ended.status}" if ended.status >= 0 else f"was ended by signal {-ended.status}"
-    return f"{how}: {last_words(job.directory / LOG) or 'no output'}"
+    return f"{how}: {read_last_line(job.directory / LOG_FILE) or 'no output'}"
 
 
-def last_words(log: Path) -> str:
+def read_last_line(log: Path) -> str:
     """The last line that is not empty."""
-    lines = tail(log, _TAIL).decode(errors="replace").strip().splitlines()
+    lines = read_tail(log, _TAIL_BYTES).decode(errors="replace").strip().splitlines()
     return lines[-1].strip() if lines else ""
 
 
-def tail(path: Path, size: int) -> bytes:
+def read_tail(path: Path, size: int) -> bytes:
     """The last `size` bytes of a file, all of a shorter one, nothing of one that is not there."""
     try:
         with path.open("rb") as file:
@@ -161,25 +163,25 @@ def tail(path: Path, size: int) -> bytes:
         return b""
 
 
-def stop(processes: Sequence[Process]) -> None:
+def stop_processes(processes: Sequence[JobProcess]) -> None:
     """Ask to stop, which finishes the iteration and saves; a second interrupt, or too long a wait, kills."""
     alive = [process for process in processes if process.poll() is None]
     if alive:
-        _say("stopping after the iterations under way; interrupt again to stop at once")
+        _print_message("stopping after the iterations under way; interrupt again to stop at once")
     try:
         for process in alive:
             process.terminate()
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + STOP_TIMEOUT
         while time.monotonic() < deadline and any(process.poll() is None for process in alive):
             time.sleep(0.02)
     finally:
         for process in alive:
             process.kill()
     if alive:
-        _say("stopped; the same command resumes from here")
+        _print_message("stopped; the same command resumes from here")
 
 
-def _say(text: str) -> None:
+def _print_message(text: str) -> None:
     """A terminal that has been closed keeps nobody from stopping."""
     with contextlib.suppress(OSError):
         print(text, flush=True)

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import SURROUNDINGS, diff, to_toml, within
-from trailnotes.envs.waymarks.env import compile_all, games_of
+from trailnotes.config.toml import RUNTIME_KEYS, diff_configs, is_within, to_toml
+from trailnotes.envs.waymarks.env import collect_games, compile_all
 from trailnotes.errors import RunError
-from trailnotes.runs.console import Bar
-from trailnotes.runs.directory import has_begun, is_trained, run_config
+from trailnotes.runs.console import ProgressBar
+from trailnotes.runs.directory import has_begun, is_trained, load_run_config
 from trailnotes.storage.files import write_text_atomic
-from trailnotes_lab.compare.cost import EXAMINING, note_process
+from trailnotes_lab.compare.cost import EVAL_STAGE, record_process
 from trailnotes_lab.compare.expand import PlannedPanel, PlannedRun
-from trailnotes_lab.compare.processes import Ended, Job, failure, run_jobs
+from trailnotes_lab.compare.processes import Job, ProcessResult, describe_failure, run_jobs
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class RunStage:
     """One process of a run, as a person would start it."""
 
     run: PlannedRun
@@ -29,14 +29,14 @@ class Stage:
     panel: PlannedPanel | None = None
 
     @property
-    def result(self) -> str:
+    def result_name(self) -> str:
         """Of what there is no result without this stage: the run, or its model on a panel."""
-        return panel_result(self.run.name, self.panel.name) if self.panel else self.run.name
+        return panel_result_name(self.run.name, self.panel.name) if self.panel else self.run.name
 
     @property
-    def starts(self) -> bool:
+    def loads_initial_model(self) -> bool:
         """Whether it loads the model that the settings name, not one that an earlier stage leaves."""
-        return self.name != EXAMINING and not self.panel and not self.run.follows
+        return self.name != EVAL_STAGE and not self.panel and not self.run.uses_prior_model
 
     @property
     def settings(self) -> tuple[Path, Config]:
@@ -46,7 +46,7 @@ class Stage:
         return settings_file(self.run), self.run.config
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether it has been gone through to its end.
 
         Raises:
@@ -55,12 +55,12 @@ class Stage:
         if self.name == "train":
             return is_trained(self.run.directory, self.run.config)
         directory = self.panel.directory if self.panel else self.run.directory
-        tables = [directory / EXAMINING / "table.json"]  # written last
-        tables += [] if self.name == EXAMINING else [directory / "table.json"]
+        tables = [directory / EVAL_STAGE / "table.json"]  # written last
+        tables += [] if self.name == EVAL_STAGE else [directory / "table.json"]
         return all(table.is_file() for table in tables)
 
 
-def panel_result(run: str, panel: str) -> str:
+def panel_result_name(run: str, panel: str) -> str:
     """What the result of a run's model on a panel goes by."""
     return f"{run} {panel}"
 
@@ -71,52 +71,52 @@ def settings_file(run: PlannedRun, panel: PlannedPanel | None = None) -> Path:
     return folder / run.name / f"{panel.directory.name}.toml" if panel else folder / f"{run.name}.toml"
 
 
-def stages_of(run: PlannedRun) -> list[Stage]:
+def list_stages(run: PlannedRun) -> list[RunStage]:
     """The processes of a run, in their order."""
     settings, directory = settings_file(run), run.directory
-    panels = [_panel_stage(run, panel) for panel in run.panels]
+    panels = [_make_panel_stage(run, panel) for panel in run.panels]
     if not run.trains:
-        words = _adapting(run.start, run.config, directory, settings)
-        return [_stage(run, "adapt", words, [f"{run.after} train"] if run.after else []), *panels]
-    allowed = [word for name in _changed(run) for word in ("--allow-change", name)]
-    examined = str(directory / EXAMINING)
+        words = _make_adapt_command(run.initial_model, run.config, directory, settings)
+        return [_make_stage(run, "adapt", words, [f"{run.after} train"] if run.after else []), *panels]
+    allowed = [word for name in _list_changed_settings(run) for word in ("--allow-change", name)]
+    examined = str(directory / EVAL_STAGE)
     return [
-        _stage(run, "train", ["train", str(settings), "--run-dir", str(directory), *allowed]),
-        _stage(run, EXAMINING, ["eval", str(directory), "--out", examined], [f"{run.name} train"]),
+        _make_stage(run, "train", ["train", str(settings), "--run-dir", str(directory), *allowed]),
+        _make_stage(run, EVAL_STAGE, ["eval", str(directory), "--out", examined], [f"{run.name} train"]),
         *panels,
     ]
 
 
-def _panel_stage(run: PlannedRun, panel: PlannedPanel) -> Stage:
+def _make_panel_stage(run: PlannedRun, panel: PlannedPanel) -> RunStage:
     """A process of its own, which begins with an empty memory: that of the training is not shown."""
-    words = _adapting(panel.subject, panel.config, panel.directory, settings_file(run, panel))
-    return _stage(run, f"{EXAMINING} {panel.name}", words, [f"{run.name} train"] if run.trains else [], panel)
+    words = _make_adapt_command(panel.subject, panel.config, panel.directory, settings_file(run, panel))
+    return _make_stage(run, f"{EVAL_STAGE} {panel.name}", words, [f"{run.name} train"] if run.trains else [], panel)
 
 
-def _adapting(subject: str, config: Config, directory: Path, settings: Path) -> list[str]:
+def _make_adapt_command(subject: str, config: Config, directory: Path, settings: Path) -> list[str]:
     return ["adapt", subject, "--method", config.algorithm.name, "--out", str(directory), "--config", str(settings)]
 
 
-def _stage(
+def _make_stage(
     run: PlannedRun, name: str, words: Sequence[str], needs: Sequence[str] = (), panel: PlannedPanel | None = None
-) -> Stage:
+) -> RunStage:
     command, directory = (sys.executable, "-m", "trailnotes", *words), panel.directory if panel else run.directory
-    return Stage(run, name, Job(f"{run.name} {name}", directory, command, tuple(needs)), panel)
+    return RunStage(run, name, Job(f"{run.name} {name}", directory, command, tuple(needs)), panel)
 
 
-def left_of(runs: Sequence[PlannedRun]) -> list[Stage]:
+def list_unfinished_stages(runs: Sequence[PlannedRun]) -> list[RunStage]:
     """The stages that have not been gone through; a damaged one is among them, and will say what is wrong."""
 
-    def is_left(stage: Stage) -> bool:
+    def is_left(stage: RunStage) -> bool:
         try:
-            return not stage.done
+            return not stage.is_done
         except RunError:
             return True
 
-    return [stage for run in runs for stage in stages_of(run) if is_left(stage)]
+    return [stage for run in runs for stage in list_stages(run) if is_left(stage)]
 
 
-def refuse_changed(runs: Sequence[PlannedRun]) -> None:
+def validate_unchanged_settings(runs: Sequence[PlannedRun]) -> None:
     """Results of two kinds of settings must not meet in one table.
 
     Raises:
@@ -124,10 +124,14 @@ def refuse_changed(runs: Sequence[PlannedRun]) -> None:
     """
     changed: dict[str, list[str]] = {}
     for run in runs:
-        own = [name for name in _changed(run) if not within(name, SURROUNDINGS)]
+        own = [name for name in _list_changed_settings(run) if not is_within(name, RUNTIME_KEYS)]
         changed |= {run.name: own} if own else {}
         for panel in run.panels:  # what has changed in the run itself is said once
-            if more := [name for name in _changed_panel(panel) if not within(name, SURROUNDINGS) and name not in own]:
+            if more := [
+                name
+                for name in _list_changed_panel_settings(panel)
+                if not is_within(name, RUNTIME_KEYS) and name not in own
+            ]:
                 changed[f"{run.name} on panel {panel.name}"] = more
     if changed:
         named = "; ".join(f"{name}: {', '.join(names)}" for name, names in changed.items())
@@ -135,30 +139,32 @@ def refuse_changed(runs: Sequence[PlannedRun]) -> None:
                        "directories to run them again, or choose another --out")  # fmt: skip
 
 
-def _changed(run: PlannedRun) -> list[str]:
-    changed = _changed_in(run.directory, run.config)
-    return [name for name in changed if not (name == "model.path" and run.follows)]  # its own names the checkpoint
+def _list_changed_settings(run: PlannedRun) -> list[str]:
+    changed = _diff_settings(run.directory, run.config)
+    return [
+        name for name in changed if not (name == "model.path" and run.uses_prior_model)
+    ]  # its own names the checkpoint
 
 
-def _changed_panel(panel: PlannedPanel) -> list[str]:
-    return [name for name in _changed_in(panel.directory, panel.config) if name != "model.path"]  # likewise
+def _list_changed_panel_settings(panel: PlannedPanel) -> list[str]:
+    return [name for name in _diff_settings(panel.directory, panel.config) if name != "model.path"]  # likewise
 
 
-def _changed_in(directory: Path, config: Config) -> list[str]:
+def _diff_settings(directory: Path, config: Config) -> list[str]:
     if not (directory / "config.toml").is_file() or not has_begun(directory):
         return []
-    return diff(run_config(directory), config)
+    return diff_configs(load_run_config(directory), config)
 
 
 def compile_games(runs: Iterable[PlannedRun]) -> None:
     """Compile what the runs will play before any of them has to wait for it; games in the cache cost nothing."""
     configs = [config for run in runs for config in (run.config, *(panel.config for panel in run.panels))]
-    for folder, games in games_of(configs).items():
-        with Bar(len(games), "compiling games") as bar:
+    for folder, games in collect_games(configs).items():
+        with ProgressBar(len(games), "compiling games") as bar:
             compile_all(games, progress=lambda done, _, bar=bar: bar.update(done), folder=folder)  # type: ignore[misc]
 
 
-def go_through(stages: Sequence[Stage], at_once: int, watch: Callable[[Sequence[Stage]], None]) -> dict[str, str]:
+def run_stages(stages: Sequence[RunStage], at_once: int, watch: Callable[[Sequence[RunStage]], None]) -> dict[str, str]:
     """Run the stages that are left, `at_once` side by side.
 
     Returns:
@@ -169,13 +175,13 @@ def go_through(stages: Sequence[Stage], at_once: int, watch: Callable[[Sequence[
         path, config = stage.settings
         write_text_atomic(path, to_toml(config))
 
-    def on_end(job: Job, ended: Ended) -> str:
+    def on_end(job: Job, ended: ProcessResult) -> str:
         stage = by_name[job.name]
-        note_process(stage.run.directory, stage.name, ended)
-        if why := failure(job, ended):
+        record_process(stage.run.directory, stage.name, ended)
+        if why := describe_failure(job, ended):
             return why
         try:
-            return "" if stage.done else "stopped before its end; the same command resumes from there"
+            return "" if stage.is_done else "stopped before its end; the same command resumes from there"
         except RunError as error:
             return str(error)
 
@@ -187,5 +193,5 @@ def go_through(stages: Sequence[Stage], at_once: int, watch: Callable[[Sequence[
     )
     missing: dict[str, str] = {}
     for name, why in failures.items():
-        missing.setdefault(by_name[name].result, why)
+        missing.setdefault(by_name[name].result_name, why)
     return missing

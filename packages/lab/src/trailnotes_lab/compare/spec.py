@@ -41,19 +41,19 @@ from typing import Any, Final, Self
 
 from pydantic import ValidationError, ValidationInfo, model_validator
 
-from trailnotes.config.methods import known_method, method_of, refuse_unknown
+from trailnotes.config.methods import find_method, resolve_method, validate_method_name
 from trailnotes.config.section import Section, key
 from trailnotes.errors import ConfigError
 from trailnotes.storage.files import read_small
 from trailnotes.storage.parsing import parse_toml
 
-START = "naive"  # the method that plays the start model as it is
-MOST_RUNS: Final = 10_000  # with the panels that each plays
-PANELS = "panels"  # inside a run directory
+INITIAL_MODEL_METHOD = "naive"  # the method that plays the start model as it is
+MAX_RUNS: Final = 10_000  # with the panels that each plays
+PANELS_DIR = "panels"  # inside a run directory
 
 
 @dataclass(frozen=True, slots=True)
-class RunPlace:
+class RunLocation:
     """Where one run of a comparison lies, and what its model left on each further panel."""
 
     method: str
@@ -88,14 +88,14 @@ class Budget(Section):
     trials: int = key(0, "trials of each method that changes no weights; a method may name its own", ge=0)
 
 
-class _WithSettings(Section):
+class _SettingsSection(Section):
     """A table in which whatever is no key of its own is a setting."""
 
     settings: dict[str, Any] = key(dict, "what else differs: any setting")
 
     @model_validator(mode="before")
     @classmethod
-    def gather(cls, values: Any) -> Any:
+    def gather_settings(cls, values: Any) -> Any:
         """All keys but our own are settings; a table [methods.NAME.algorithm] is settings, too."""
         if not isinstance(values, Mapping):
             return values
@@ -103,7 +103,7 @@ class _WithSettings(Section):
         return own | {"settings": {k: v for k, v in values.items() if k not in own}}
 
 
-class Entry(_WithSettings):
+class MethodSpec(_SettingsSection):
     """One line of the table."""
 
     algorithm: str = key("", "algorithm.name; by default the method's own name")
@@ -112,7 +112,7 @@ class Entry(_WithSettings):
                          "retrospex, its last model plays by any other method")  # fmt: skip
 
 
-class Panel(_WithSettings):
+class PanelSpec(_SettingsSection):
     """A panel beside the one of the settings: played trial after trial, each with the tips of those before it."""
 
     label: str = key("", "as table and picture call it; by default its name")
@@ -121,116 +121,122 @@ class Panel(_WithSettings):
                                    "[] = all of these")  # fmt: skip
 
 
-class Plan(Section):
+class ComparisonSpec(Section):
     """The whole file."""
 
     compare: CompareSection = key(CompareSection, "what is compared")
     settings: dict[str, Any] = key(dict, "settings that all runs share")
     budget: Budget = key(Budget, "what every method may spend")
-    methods: dict[str, Entry] = key(dict, "the lines of the table", min_length=1)
-    panels: dict[str, Panel] = key(dict, "what else is examined, beside the panel of the settings")
+    methods: dict[str, MethodSpec] = key(dict, "the lines of the table", min_length=1)
+    panels: dict[str, PanelSpec] = key(dict, "what else is examined, beside the panel of the settings")
 
     @model_validator(mode="after")
-    def refuse_impossible(self, info: ValidationInfo) -> Self:
+    def validate_spec(self, info: ValidationInfo) -> Self:
         """Names that mean nothing, or would meet in one directory."""
-        if len(self.methods) * len(self.compare.seeds) * (1 + len(self.panels)) > MOST_RUNS:
-            raise ValueError(f"methods x seeds x panels are more than {MOST_RUNS:,}: name fewer of them")
+        if len(self.methods) * len(self.compare.seeds) * (1 + len(self.panels)) > MAX_RUNS:
+            raise ValueError(f"methods x seeds x panels are more than {MAX_RUNS:,}: name fewer of them")
         if self.compare.baseline and self.compare.baseline not in self.methods:
             raise ValueError(f"compare.baseline = {self.compare.baseline!r} names no method of the comparison")
         if len(set(self.compare.seeds)) < len(self.compare.seeds):
             raise ValueError("compare.seeds names a seed twice")
-        _refuse_one_directory("methods", self.methods)
-        _refuse_one_directory("panels", self.panels)
+        _require_unique_directories("methods", self.methods)
+        _require_unique_directories("panels", self.panels)
         for name, method in self.methods.items():
             if info.context and not info.context["imports"]:
-                refuse_unknown(self.algorithm_of(name))
+                validate_method_name(self.get_algorithm(name))
             else:
-                method_of(self.algorithm_of(name))
+                resolve_method(self.get_algorithm(name))
             if method.after:
-                self._refuse_after(name, method)
+                self._validate_after(name, method)
         for name, panel in self.panels.items():
-            self._refuse_panel(name, panel)
-        _refuse_one_label("methods", self.labels())
-        _refuse_one_label("panels", self.panel_labels())
+            self._validate_panel(name, panel)
+        _require_unique_labels("methods", self.labels())
+        _require_unique_labels("panels", self.panel_labels())
         return self
 
-    def _refuse_after(self, name: str, method: Entry) -> None:
+    def _validate_after(self, name: str, method: MethodSpec) -> None:
         if method.after not in self.methods:
             raise ValueError(f"methods.{name}: after = {method.after!r} names no method of the comparison")
-        if known_method(self.algorithm_of(name)).trains:
+        if find_method(self.get_algorithm(name)).trains:
             raise ValueError(f"methods.{name} trains the model of the settings, not that of another run: drop after")
-        if not known_method(self.algorithm_of(name)).data and not known_method(self.algorithm_of(method.after)).trains:
+        if not find_method(self.get_algorithm(name)).data and not find_method(self.get_algorithm(method.after)).trains:
             raise ValueError(f"methods.{name}: after = {method.after!r} trains no model to start from")
 
-    def _refuse_panel(self, name: str, panel: Panel) -> None:
+    def _validate_panel(self, name: str, panel: PanelSpec) -> None:
         if not panel.trials:
             raise ValueError(f"panels.{name} has no trials: name how many with tips, such as trials = 3")
         if unknown := [method for method in panel.methods if method not in self.methods]:
             raise ValueError(f"panels.{name}: methods names {unknown[0]!r}, which is no method of the comparison")
-        examinable = set(self.examinable())
+        examinable = set(self.list_evaluable_methods())
         if others := [method for method in panel.methods if method not in examinable]:
             raise ValueError(f"panels.{name}: {others[0]} neither trains nor is naive, the start model as it is: "
                              "leave it out of methods")  # fmt: skip
-        if not self.players(name):
+        if not self.list_panel_methods(name):
             raise ValueError(f"panels.{name}: no method of the comparison trains or is naive, so nobody plays it")
 
-    def examinable(self) -> list[str]:
+    def list_evaluable_methods(self) -> list[str]:
         """Methods that leave a model to examine: the start model, or one that was trained, each once."""
-        trained = [name for name in self.methods if known_method(self.algorithm_of(name)).trains]
-        start = [name for name, own in self.methods.items() if self.algorithm_of(name) == START and not own.after]
+        trained = [name for name in self.methods if find_method(self.get_algorithm(name)).trains]
+        start = [
+            name
+            for name, own in self.methods.items()
+            if self.get_algorithm(name) == INITIAL_MODEL_METHOD and not own.after
+        ]
         return [name for name in self.methods if name in {*trained, *start}]
 
-    def players(self, panel: str) -> list[str]:
+    def list_panel_methods(self, panel: str) -> list[str]:
         """The methods whose models play a panel, in the order of the table."""
         chosen = self.panels[panel].methods
-        return [name for name in self.examinable() if not chosen or name in chosen]
+        return [name for name in self.list_evaluable_methods() if not chosen or name in chosen]
 
-    def start_of(self, panel: str) -> str:
+    def get_initial_method(self, panel: str) -> str:
         """The first of them that plays the start model; "" where none does."""
-        return next((name for name in self.players(panel) if self.algorithm_of(name) == START), "")
+        return next(
+            (name for name in self.list_panel_methods(panel) if self.get_algorithm(name) == INITIAL_MODEL_METHOD), ""
+        )
 
     def panel_labels(self) -> dict[str, str]:
         """Panel -> what table and picture call it."""
         return {name: panel.label or name for name, panel in self.panels.items()}
 
-    def places(self, out: Path) -> list[RunPlace]:
+    def list_run_locations(self, out: Path) -> list[RunLocation]:
         """List the directories of all runs of the comparison at `out`, seed by seed."""
         places = []
-        players = {panel: set(self.players(panel)) for panel in self.panels}
+        players = {panel: set(self.list_panel_methods(panel)) for panel in self.panels}
         for seed in self.compare.seeds:
             for name in self.methods:
                 directory = run_directory(out, name, seed)
                 panels = {panel: panel_directory(directory, panel) for panel in players if name in players[panel]}
-                places.append(RunPlace(name, seed, directory, panels))
+                places.append(RunLocation(name, seed, directory, panels))
         return places
 
-    def algorithm_of(self, name: str) -> str:
+    def get_algorithm(self, name: str) -> str:
         """`algorithm.name` of a method."""
         return self.methods[name].algorithm or name
 
     def labels(self) -> dict[str, str]:
         """Method -> what table and picture call it."""
         return {
-            name: method.label or (known_method(name).label if method.algorithm in {"", name} else name)
+            name: method.label or (find_method(name).label if method.algorithm in {"", name} else name)
             for name, method in self.methods.items()
         }
 
 
-def load_plan(path: Path, *, imports: bool = True) -> Plan:
+def load_spec(path: Path, *, imports: bool = True) -> ComparisonSpec:
     """Read a comparison; `imports` as of `parse_plan`.
 
     Raises:
         ConfigError: one line that names the key and the fix.
     """
     try:
-        return parse_plan(read_small(path).decode(), path, imports=imports)
+        return parse_spec(read_small(path).decode(), path, imports=imports)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}: give the path of a comparison's TOML file") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not valid TOML: {error}") from None
 
 
-def parse_plan(text: str, path: Path, *, imports: bool = True) -> Plan:
+def parse_spec(text: str, path: Path, *, imports: bool = True) -> ComparisonSpec:
     """Parse a comparison.
 
     Args:
@@ -247,7 +253,9 @@ def parse_plan(text: str, path: Path, *, imports: bool = True) -> Plan:
         raise ConfigError(f"{path}: names no methods to compare: add a table [methods.NAME] for each, or give the "
                           "settings of one run to trailnotes train")  # fmt: skip
     try:
-        return Plan.model_validate_json(json.dumps(values, allow_nan=False), strict=True, context={"imports": imports})
+        return ComparisonSpec.model_validate_json(
+            json.dumps(values, allow_nan=False), strict=True, context={"imports": imports}
+        )
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -259,29 +267,31 @@ def parse_plan(text: str, path: Path, *, imports: bool = True) -> Plan:
         raise ConfigError(f"{path}: holds a date or a number that is not finite: quote it") from None
 
 
-def _refuse_one_directory(kind: str, names: Iterable[str]) -> None:
+def _require_unique_directories(kind: str, names: Iterable[str]) -> None:
     slugs: dict[str, str] = {}
     for name in names:
-        if slug(name) in slugs:
-            raise ValueError(f"{kind} {slugs[slug(name)]!r} and {name!r} would share the directory {slug(name)!r}")
-        slugs[slug(name)] = name
+        if slugify(name) in slugs:
+            raise ValueError(
+                f"{kind} {slugs[slugify(name)]!r} and {name!r} would share the directory {slugify(name)!r}"
+            )
+        slugs[slugify(name)] = name
 
 
-def _refuse_one_label(kind: str, labels: Mapping[str, str]) -> None:
+def _require_unique_labels(kind: str, labels: Mapping[str, str]) -> None:
     if repeated := [label for label, times in Counter(labels.values()).items() if times > 1]:
         raise ValueError(f"two {kind} are called {repeated[0]!r}: give one another label")
 
 
 def run_directory(out: Path, method: str, seed: int) -> Path:
     """The directory of one run of the comparison at `out`."""
-    return out / "runs" / f"{slug(method)}-{seed}"
+    return out / "runs" / f"{slugify(method)}-{seed}"
 
 
 def panel_directory(run: Path, panel: str) -> Path:
     """The directory of what the model of the run at `run` played on a further panel."""
-    return run / PANELS / slug(panel)
+    return run / PANELS_DIR / slugify(panel)
 
 
-def slug(name: str) -> str:
+def slugify(name: str) -> str:
     """A name as part of a directory's: ``q = 1`` -> ``q-1``."""
     return re.sub(r"[^\w.²+]+", "-", name).strip("-") or "method"

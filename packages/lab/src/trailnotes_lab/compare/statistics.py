@@ -17,14 +17,14 @@ from trailnotes.reporting.crossed import (
     CONFIDENCE,
     MIN_FAMILIES,
     Values,
-    common_games,
+    build_matrix,
     estimate,
     estimate_difference,
-    matrix_of,
-    pairs_of,
-    unlike,
+    find_common_games,
+    find_distinct_seeds,
+    find_pairs,
 )
-from trailnotes.reporting.intervals import RATE, Bounds, Estimate, Interval
+from trailnotes.reporting.intervals import RATE_BOUNDS, Bounds, Estimate, Interval
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -65,14 +65,14 @@ DIFFERENCE_METHOD = (
 )
 
 
-def bounds_of(metric: str) -> Bounds:
+def get_metric_bounds(metric: str) -> Bounds:
     """The range of a metric of a panel: that of success; a return has none that holds for every environment."""
-    return RATE if metric == "success" else None
+    return RATE_BOUNDS if metric == "success" else None
 
 
-def pooled(values: Values, families: Mapping[str, str], metric: str) -> Estimate:
+def estimate_pooled_mean(values: Values, families: Mapping[str, str], metric: str) -> Estimate:
     """Mean over seeds, families and games with both intervals; arguments as for `estimate`."""
-    return estimate(values, families, bounds_of(metric))
+    return estimate(values, families, get_metric_bounds(metric))
 
 
 def interquartile_mean(scores: NDArray[np.float64]) -> float:
@@ -81,10 +81,10 @@ def interquartile_mean(scores: NDArray[np.float64]) -> float:
     return float(np.sort(scores)[cut : len(scores) - cut].mean())
 
 
-def iqm(values: Values, families: Mapping[str, str]) -> float | None:
+def compute_iqm(values: Values, families: Mapping[str, str]) -> float | None:
     """Interquartile mean of the seeds' means in each family, over the games that all have played; None without any."""
     by_family: dict[str, list[str]] = {}
-    for game in common_games(values):
+    for game in find_common_games(values):
         by_family.setdefault(families[game], []).append(game)
     means = [np.mean([own[game] for game in games]) for own in values.values() for games in by_family.values()]
     return interquartile_mean(np.asarray(means)) if means else None
@@ -100,37 +100,39 @@ class Difference:
     num_unlike: int  # of the seeds, whose differences are unlike each other
 
     @property
-    def is_of_enough_runs(self) -> bool:
+    def has_enough_runs(self) -> bool:
         """Say whether a call holds for other training runs, too: fewer than three cannot tell how much these differ."""
         return self.num_unlike >= MIN_SEEDS
 
     @property
     def call(self) -> Call:
         """Say what the intervals allow: what holds beyond the panel, else what holds on it, else nothing."""
-        beyond, on_panel = _side(self.estimate.beyond), _side(self.estimate.on_panel)
-        if self.is_of_enough_runs:
+        beyond, on_panel = _get_side(self.estimate.beyond), _get_side(self.estimate.on_panel)
+        if self.has_enough_runs:
             return beyond or cast("Call", on_panel and f"{on_panel} on this panel")
         runs = "this run" if self.num_seeds == 1 else "these runs"
         return cast("Call", beyond and f"{beyond} in {runs}")
 
 
-def _side(interval: Interval | None) -> Literal["higher", "lower", ""]:
+def _get_side(interval: Interval | None) -> Literal["higher", "lower", ""]:
     """On which side of 0 an interval lies."""
     if interval is None:
         return ""
     return "higher" if interval.low > 0 else "lower" if interval.high < 0 else ""
 
 
-def paired(values: Values, baseline: Values, families: Mapping[str, str], metric: str) -> Difference | None:
+def estimate_paired_difference(
+    values: Values, baseline: Values, families: Mapping[str, str], metric: str
+) -> Difference | None:
     """The difference to the baseline, paired by seed and game; None where they have nothing in common."""
     found = estimate_difference(values, baseline, families, rates=metric == "success")
     if found is None:
         return None
-    seeds, games = pairs_of(values, baseline)
-    own, others = (matrix_of({seed: each[seed] for seed in seeds}, games) for each in (values, baseline))
-    return Difference(found, len(seeds), len(seeds) * len(games), int(unlike(own - others).sum()))
+    seeds, games = find_pairs(values, baseline)
+    own, others = (build_matrix({seed: each[seed] for seed in seeds}, games) for each in (values, baseline))
+    return Difference(found, len(seeds), len(seeds) * len(games), int(find_distinct_seeds(own - others).sum()))
 
 
-def steps_to(curve: Sequence[tuple[float, float]], threshold: float) -> float | None:
+def find_steps_to_threshold(curve: Sequence[tuple[float, float]], threshold: float) -> float | None:
     """Environment steps at the first point of a curve that reaches the threshold; None if none does."""
     return next((x for x, y in curve if y >= threshold), None)

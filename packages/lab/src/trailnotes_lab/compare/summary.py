@@ -9,18 +9,24 @@ from functools import partial
 import numpy as np
 
 from trailnotes.errors import RunError
-from trailnotes.reporting.crossed import ALIKE, CONSTANT, MIN_FAMILIES, Values, common_games
+from trailnotes.reporting.crossed import MIN_FAMILIES, NO_VARIATION, SEEDS_ALIKE, Values, find_common_games
 from trailnotes.reporting.intervals import Estimate
-from trailnotes.runs.usage import BY_RUN
-from trailnotes_lab.compare.panels import PanelQuestion, PanelSummary, Trials, summarise_panel
-from trailnotes_lab.compare.results import Games, Result, refuse_mixed
-from trailnotes_lab.compare.statistics import Difference, iqm, paired, pooled, steps_to
+from trailnotes.runs.usage import COMPARISON_FIELDS
+from trailnotes_lab.compare.panels import PanelOptions, PanelSummary, PanelTrials, summarise_panel
+from trailnotes_lab.compare.results import GameValues, RunResult, validate_same_panel
+from trailnotes_lab.compare.statistics import (
+    Difference,
+    compute_iqm,
+    estimate_paired_difference,
+    estimate_pooled_mean,
+    find_steps_to_threshold,
+)
 
-TOLERANCE = 0.02  # share by which the environment steps of trained methods may differ without a word about it
+STEP_TOLERANCE = 0.02  # share by which the environment steps of trained methods may differ without a word about it
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class MethodSummary:
     """One method. Estimates are None where nothing was played that they could be of."""
 
     label: str
@@ -54,12 +60,12 @@ class Summary:
     env: str
     threshold: float
     baseline: str  # label, or ""
-    lines: tuple[Line, ...]
+    lines: tuple[MethodSummary, ...]
     curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]]  # label -> one curve a seed
     notes: tuple[str, ...]
     panels: tuple[PanelSummary, ...] = ()  # beside the main one
 
-    def refuse_missing(self) -> None:
+    def require_all_results(self) -> None:
         """Have a command fail that leaves a run without a result.
 
         Raises:
@@ -74,7 +80,7 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class SummaryOptions:
     """What is asked of the results."""
 
     labels: Sequence[str] = ()  # lines in their order, also those without any result; () = as the results come
@@ -84,10 +90,10 @@ class Question:
     baseline: str = ""  # label
     missing: Mapping[tuple[str, int], str] = field(default_factory=dict)  # (label, seed) -> why
     notes: Sequence[str] = ()  # what else a reader must know
-    panels: Sequence[PanelQuestion] = ()
+    panels: Sequence[PanelOptions] = ()
 
 
-def summarise(results: Sequence[Result], question: Question, trials: Sequence[Trials] = ()) -> Summary:
+def summarise(results: Sequence[RunResult], question: SummaryOptions, trials: Sequence[PanelTrials] = ()) -> Summary:
     """The table of `results`, and of `trials` one for each further panel.
 
     Raises:
@@ -96,14 +102,14 @@ def summarise(results: Sequence[Result], question: Question, trials: Sequence[Tr
     if not results:
         whys = [f"{label} with seed {seed} {why}" for (label, seed), why in question.missing.items()]
         raise RunError(f"no run of the comparison has a result: {whys[0] if whys else 'run it first'}")
-    refuse_mixed(results)
+    validate_same_panel(results)
     labels = list(question.labels) or list(dict.fromkeys(result.label for result in results))
     families = {game: family for result in results for game, family in result.families.items()}
     groups = {label: [result for result in results if result.label == label] for label in labels}
-    baseline = _values(groups.get(question.baseline, []))
+    baseline = _collect_finals(groups.get(question.baseline, []))
     first = results[0].evaluation
     panels = tuple(summarise_panel(panel, trials, results) for panel in question.panels)
-    line_of = partial(_line, families=families, baseline=baseline, question=question, metric=first.metric)
+    line_of = partial(_summarise_method, families=families, baseline=baseline, question=question, metric=first.metric)
     lines = tuple(line_of(label, groups[label]) for label in labels)
     games = f"{len(first.planned)} games ({first.settings.env.name}, {first.settings.eval.split})"
     return Summary(
@@ -114,25 +120,25 @@ def summarise(results: Sequence[Result], question: Question, trials: Sequence[Tr
         baseline=question.baseline,
         lines=lines,
         curves={line.label: [r.curve for r in groups[line.label] if r.curve] for line in lines if line.trains},
-        notes=(*_notes(lines, groups), *question.notes, *_notes_on_panels(panels)),
+        notes=(*_make_notes(lines, groups), *question.notes, *_make_panel_notes(panels)),
         panels=panels,
     )
 
 
-def _values(results: Sequence[Result]) -> dict[int, Games]:
+def _collect_finals(results: Sequence[RunResult]) -> dict[int, GameValues]:
     return {result.seed: result.final for result in results}
 
 
-def _line(
+def _summarise_method(
     label: str,
-    results: Sequence[Result],
+    results: Sequence[RunResult],
     *,
     families: Mapping[str, str],
     baseline: Values,
-    question: Question,
+    question: SummaryOptions,
     metric: str,
-) -> Line:
-    final = _values(results)
+) -> MethodSummary:
+    final = _collect_finals(results)
     several = [(result.seed, result.attempts) for result in results if result.attempts]
     one = {r.seed: r.attempts.first if r.attempts else r.games for r in results}
     last = {seed: attempts.last for seed, attempts in several if attempts.last}
@@ -141,28 +147,28 @@ def _line(
     returns = {r.seed: r.returns for r in results if r.returns}
     first_returns = {seed: own[0] for seed, own in returns.items()}
     last_returns = {seed: own[-1] for seed, own in returns.items() if seed in last}
-    return Line(
+    return MethodSummary(
         label=label,
         trains=any(result.trains for result in results),
         seeds=tuple(final),
         num_games=len({game for games in final.values() for game in games}),
         num_attempts=max((attempts.number for _, attempts in several), default=1),
-        one=pooled(one, families, metric) if one else None,
-        last=pooled(last, families, metric) if last else None,
-        best=pooled(best, families, metric) if best else None,
-        iqm=iqm(final, families) if final else None,
-        difference=paired(final, baseline, families, metric) if compared else None,
-        reached=tuple(steps_to(result.curve, question.threshold) for result in results if result.trains),
-        costs=_costs(results),
+        one=estimate_pooled_mean(one, families, metric) if one else None,
+        last=estimate_pooled_mean(last, families, metric) if last else None,
+        best=estimate_pooled_mean(best, families, metric) if best else None,
+        iqm=compute_iqm(final, families) if final else None,
+        difference=estimate_paired_difference(final, baseline, families, metric) if compared else None,
+        reached=tuple(find_steps_to_threshold(result.curve, question.threshold) for result in results if result.trains),
+        costs=_average_costs(results),
         missing={seed: why for (name, seed), why in question.missing.items() if name == label},
-        one_return=pooled(first_returns, families, "return") if first_returns else None,
-        last_return=pooled(last_returns, families, "return") if last_returns else None,
+        one_return=estimate_pooled_mean(first_returns, families, "return") if first_returns else None,
+        last_return=estimate_pooled_mean(last_returns, families, "return") if last_returns else None,
     )
 
 
-def _costs(results: Sequence[Result]) -> dict[str, float]:
+def _average_costs(results: Sequence[RunResult]) -> dict[str, float]:
     """Means over the runs that know them; of peak memory the largest."""
-    known = {name: [r.costs[name] for r in results if name in r.costs] for name in BY_RUN}
+    known = {name: [r.costs[name] for r in results if name in r.costs] for name in COMPARISON_FIELDS}
     return {
         name: float(max(values) if name == "peak_memory" else np.mean(values))
         for name, values in known.items()
@@ -170,20 +176,20 @@ def _costs(results: Sequence[Result]) -> dict[str, float]:
     }
 
 
-def _notes(lines: Sequence[Line], groups: Mapping[str, Sequence[Result]]) -> list[str]:
+def _make_notes(lines: Sequence[MethodSummary], groups: Mapping[str, Sequence[RunResult]]) -> list[str]:
     """What a reader must know before believing the table."""
-    notes = _notes_on_intervals(lines)
+    notes = _make_interval_notes(lines)
     steps = {line.label: line.costs["env_steps"] for line in lines if line.trains and "env_steps" in line.costs}
-    if steps and max(steps.values()) - min(steps.values()) > TOLERANCE * max(steps.values()):
+    if steps and max(steps.values()) - min(steps.values()) > STEP_TOLERANCE * max(steps.values()):
         said = ", ".join(f"{label} {count:,.0f}" for label, count in steps.items())
-        notes.append(f"The environment steps of training differ by more than {TOLERANCE:.0%} ({said}).")
+        notes.append(f"The environment steps of training differ by more than {STEP_TOLERANCE:.0%} ({said}).")
     for label, results in groups.items():
         if any(r.attempts and not r.attempts.last for r in results):
             notes.append(f"{label}: its last trial did not play the whole panel again, since what was solved was left "
                          "out; so it has no last attempt, and is judged by the cumulative figure.")  # fmt: skip
         lost = sum(len(r.evaluation.planned) - len(r.games) for r in results)
         if lost:
-            common = len(common_games(_values(results)))
+            common = len(find_common_games(_collect_finals(results)))
             notes.append(f"{label}: {lost} games failed in the environment; its line is of the {common} games that "
                          "every seed of it has played.")  # fmt: skip
     for line in lines:
@@ -191,7 +197,7 @@ def _notes(lines: Sequence[Line], groups: Mapping[str, Sequence[Result]]) -> lis
     return notes
 
 
-def _notes_on_panels(panels: Sequence[PanelSummary]) -> list[str]:
+def _make_panel_notes(panels: Sequence[PanelSummary]) -> list[str]:
     return [
         f"{line.label}, seed {seed} is missing on panel {panel.label}: {why}."
         for panel in panels
@@ -200,17 +206,17 @@ def _notes_on_panels(panels: Sequence[PanelSummary]) -> list[str]:
     ]
 
 
-def _notes_on_intervals(lines: Sequence[Line]) -> list[str]:
+def _make_interval_notes(lines: Sequence[MethodSummary]) -> list[str]:
     """Why an interval is not given, of the methods that lack it."""
     finals = [(line, line.final) for line in lines if line.final is not None]
     notes = []
-    if alike := [line.label for line, final in finals if final.not_on_panel == ALIKE]:
+    if alike := [line.label for line, final in finals if final.not_on_panel == SEEDS_ALIKE]:
         notes.append(f"The seeds of {', '.join(alike)} are equal in every game, and count as one run.")
-    if any(line.difference and line.difference.estimate.not_on_panel == ALIKE for line in lines):
+    if any(line.difference and line.difference.estimate.not_on_panel == SEEDS_ALIKE for line in lines):
         notes.append("Where the differences of all seeds are equal in every game, they count as one pair.")
     if any(final.not_beyond and final.not_beyond[0].isdigit() for _, final in finals):
         notes.append(f"Beyond this panel nothing is claimed: that takes {MIN_FAMILIES} families of games.")
-    if any(final.not_beyond == CONSTANT for _, final in finals):
+    if any(final.not_beyond == NO_VARIATION for _, final in finals):
         notes.append("Where all families came out the same and the metric has no bounds, there is nothing to tell how "
                      "much others would differ.")  # fmt: skip
     return notes

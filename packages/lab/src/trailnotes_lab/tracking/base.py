@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from trailnotes.errors import MissingExtraError, how_to_install
+from trailnotes.errors import MissingExtraError, format_install_command
 
 PROJECT = "trailnotes"
 """Where a service puts our runs, unless its own environment variable names another place."""
-PLACE = "trackers"
+TRACKERS_DIR = "trackers"
 """In a run directory: what its trackers keep there."""
-HOMES = {
+BUILTIN_TRACKERS = {
     "tensorboard": "trailnotes_lab.tracking.tensorboard:TensorBoard",
     "wandb": "trailnotes_lab.tracking.wandb:Wandb",
     "mlflow": "trailnotes_lab.tracking.mlflow:MLflow",
@@ -22,14 +22,14 @@ HOMES = {
 }
 """Name in `run.trackers` -> its class, which only its own process imports."""
 
-Cell = str | float | None
+TableCell = str | float | None
 
 
 class Table(NamedTuple):
     """Rows under names; every row is as long as `columns`."""
 
     columns: list[str]
-    rows: list[list[Cell]]
+    rows: list[list[TableCell]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,26 +76,26 @@ def make_tracker(name: str, about: About) -> Tracker:
         Exception: whatever else the tracker, or finding it, raises.
     """
     try:
-        tracker: Tracker = pkgutil.resolve_name(HOMES.get(name, name))(about)
+        tracker: Tracker = pkgutil.resolve_name(BUILTIN_TRACKERS.get(name, name))(about)
     except ModuleNotFoundError as error:
-        if name not in HOMES:
+        if name not in BUILTIN_TRACKERS:
             raise
-        raise MissingExtraError(f"it needs the package {error.name}: {how_to_install(name)}") from error
+        raise MissingExtraError(f"it needs the package {error.name}: {format_install_command(name)}") from error
     return tracker
 
 
-def as_plain(text: str) -> str:
+def render_plain_text(text: str) -> str:
     """`text` in Markdown that shows it as it is: an indented block has no end that a text could hold."""
     return "".join(f"    {line}\n" for line in text.splitlines())
 
 
-def as_markdown(table: Table) -> str:
+def render_table_markdown(table: Table) -> str:
     """The table in Markdown, its cells on one line each."""
-    lines = [table.columns, ["---"] * len(table.columns), *([_cell(cell) for cell in row] for row in table.rows)]
+    lines = [table.columns, ["---"] * len(table.columns), *([_format_cell(cell) for cell in row] for row in table.rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _cell(value: Cell) -> str:
+def _format_cell(value: TableCell) -> str:
     if isinstance(value, str):
         return "`" + " ".join(value.split()).replace("|", "¦").replace("`", "'") + "`" if value.strip() else ""
     return "" if value is None else f"{value:g}"

@@ -15,44 +15,44 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from trailnotes.envs.base import one_line
+from trailnotes.envs.base import format_error
 from trailnotes.errors import TrailnotesError
 from trailnotes_lab.tracking.base import make_tracker
-from trailnotes_lab.tracking.presentable import presentable
-from trailnotes_lab.tracking.showing import Showing
+from trailnotes_lab.tracking.presentable import redact_secrets
+from trailnotes_lab.tracking.showing import TrackerReporter
 
-END = b"end\n"
-LIMIT = 120.0  # seconds for one call to a tracker, the start of its package among them
+END_MESSAGE = b"end\n"
+CALL_TIMEOUT = 120.0  # seconds for one call to a tracker, the start of its package among them
 NICE = 10  # what trains comes first
 
 
 def main(name: str, directory: str, limit: float) -> None:
     """Serve standard input until it ends, for the run in `directory`."""
-    told, said = _own_streams()
+    told, said = _detach_streams()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     os.nice(NICE)
     before = partial(signal.setitimer, signal.ITIMER_REAL, limit)
     rest = partial(signal.setitimer, signal.ITIMER_REAL, 0)  # an iteration of the run may take hours
     try:
-        showing = Showing(name, Path(directory), partial(make_tracker, name), before)
+        showing = TrackerReporter(name, Path(directory), partial(make_tracker, name), before)
         finished = False
         with os.fdopen(told, "rb") as lines:
             showing.catch_up()
             rest()
             for line in lines:
-                finished = line == END
+                finished = line == END_MESSAGE
                 showing.catch_up()
                 rest()
-        showing.end(finished=finished)
+        showing.finish(finished=finished)
     except BaseException as error:  # noqa: BLE001 - the boundary to other people's code
-        text = str(error) if isinstance(error, TrailnotesError) else one_line(error)
+        text = str(error) if isinstance(error, TrailnotesError) else format_error(error)
         with contextlib.suppress(OSError):  # the run may be gone
-            os.write(said, presentable(text).encode(errors="replace"))
+            os.write(said, redact_secrets(text).encode(errors="replace"))
         os._exit(1)
     os._exit(0)  # what a package still wants to do at exit could take for ever
 
 
-def _own_streams() -> tuple[int, int]:
+def _detach_streams() -> tuple[int, int]:
     """Input and output for us alone: packages, and processes that they start, get an empty one and one without end."""
     told, said = os.dup(sys.stdin.fileno()), os.dup(sys.stdout.fileno())
     nothing = os.open(os.devnull, os.O_RDWR)

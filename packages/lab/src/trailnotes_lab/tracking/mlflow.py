@@ -15,7 +15,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
 from trailnotes.storage.parsing import parse_json
 from trailnotes_lab.tracking.base import PROJECT, About, Table
 
-PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
+HTTP_DEFAULTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
 """By default it tries for many minutes to reach a server that is away."""
 MOST_PARAMS, LONGEST_PARAM = 100, 6000  # in one request, letters of each: MLflow's limits
 MOST_METRICS = 1000
@@ -25,10 +25,10 @@ class MLflow:
     """One run of MLflow. Server, key and experiment are those of its own environment variables."""
 
     def __init__(self, about: About) -> None:
-        for name, value in PATIENCE.items():
+        for name, value in HTTP_DEFAULTS.items():
             os.environ.setdefault(name, value)
         self._client = MlflowClient()
-        self.id = self._found(about.id) or self._created(about)
+        self.id = self._find_run(about.id) or self._create_run(about)
         self._client.update_run(self.id, status=RunStatus.to_string(RunStatus.RUNNING))
         self._client.log_dict(self.id, dict(about.settings), "config.json")
 
@@ -56,7 +56,7 @@ class MLflow:
         ended = RunStatus.FINISHED if finished else RunStatus.KILLED
         self._client.set_terminated(self.id, RunStatus.to_string(ended))
 
-    def _found(self, run_id: str) -> str:
+    def _find_run(self, run_id: str) -> str:
         """The same, if the store still has it."""
         try:
             return str(self._client.get_run(run_id).info.run_id) if run_id else ""
@@ -65,7 +65,7 @@ class MLflow:
                 raise
             return ""
 
-    def _created(self, about: About) -> str:
+    def _create_run(self, about: About) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         experiment = self._client.get_experiment_by_name(name)
         place = experiment.experiment_id if experiment else self._client.create_experiment(name)

@@ -7,33 +7,34 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from trailnotes.config.section import SECRETS
+from trailnotes.config.section import SECRET_NAMES
 
-HIDDEN = "***"
-_SHORTEST = 8  # letters of a secret: a shorter value would be found in innocent text
-_NAMES = re.compile(rf"(^|[._-])({SECRETS})$", re.IGNORECASE)
-_IN_ADDRESS = re.compile(r"(?<=://)[^\s/@]+(?=@)")
-_IN_QUERY = re.compile(rf"([?&](?:[^\s=&?]*[._-])?(?:{SECRETS})=)[^\s&#\"']+", re.IGNORECASE)
+REDACTED = "***"
+_MIN_SECRET_CHARS = 8  # letters of a secret: a shorter value would be found in innocent text
+_SECRET_NAME = re.compile(rf"(^|[._-])({SECRET_NAMES})$", re.IGNORECASE)
+_ADDRESS_SECRET = re.compile(r"(?<=://)[^\s/@]+(?=@)")
+_QUERY_SECRET = re.compile(rf"([?&](?:[^\s=&?]*[._-])?(?:{SECRET_NAMES})=)[^\s&#\"']+", re.IGNORECASE)
 
 
-def presentable(value: Any) -> Any:
+def redact_secrets(value: Any) -> Any:
     """JSON values with all that looks like a secret replaced by `HIDDEN`, at any depth, and in letters that exist."""
     match value:
         case str():
-            return _scrubbed(value)
+            return _redact_text(value)
         case Mapping():
             return {
-                name: HIDDEN if _NAMES.search(str(name)) and item else presentable(item) for name, item in value.items()
+                name: REDACTED if _SECRET_NAME.search(str(name)) and item else redact_secrets(item)
+                for name, item in value.items()
             }
         case list() | tuple():
-            return [presentable(item) for item in value]
+            return [redact_secrets(item) for item in value]
         case _:
             return value
 
 
-def _scrubbed(text: str) -> str:
+def _redact_text(text: str) -> str:
     for name, value in os.environ.items():
-        if _NAMES.search(name) and len(value) >= _SHORTEST:
-            text = text.replace(value, HIDDEN)
-    text = _IN_QUERY.sub(rf"\1{HIDDEN}", _IN_ADDRESS.sub(HIDDEN, text))
+        if _SECRET_NAME.search(name) and len(value) >= _MIN_SECRET_CHARS:
+            text = text.replace(value, REDACTED)
+    text = _QUERY_SECRET.sub(rf"\1{REDACTED}", _ADDRESS_SECRET.sub(REDACTED, text))
     return text.encode(errors="replace").decode()  # half a surrogate pair: no service can store one

@@ -16,15 +16,15 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from trailnotes_lab.tracking.main import END, LIMIT
+from trailnotes_lab.tracking.main import CALL_TIMEOUT, END_MESSAGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
 logger = logging.getLogger(__name__)
-END_LIMIT = 90.0  # seconds that a run waits for its trackers when it ends
-_WORDS = 4096  # bytes of what a process says last
+CLOSE_TIMEOUT = 90.0  # seconds that a run waits for its trackers when it ends
+_MAX_ERROR_BYTES = 4096  # bytes of what a process says last
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from trailnotes_lab.tracking.main import main; main(sys.argv[2], sys.argv[3], float(sys.argv[4]))"
@@ -40,23 +40,23 @@ class Trackers:
         limit: seconds for one call to a tracker.
     """
 
-    def __init__(self, names: Iterable[str], directory: Path, limit: float = LIMIT) -> None:
-        self._running = [_Process(name, directory, limit) for name in names]
+    def __init__(self, names: Iterable[str], directory: Path, limit: float = CALL_TIMEOUT) -> None:
+        self._running = [_TrackerProcess(name, directory, limit) for name in names]
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Say that an iteration has ended; once for each tracker that has failed meanwhile, warn."""
         for process in self._running:
-            process.tell(b"\n")
+            process.send(b"\n")
 
-    def close(self, *, finished: bool, limit: float = END_LIMIT) -> None:
+    def close(self, *, finished: bool, limit: float = CLOSE_TIMEOUT) -> None:
         """Let all show the rest, for `limit` seconds together, and end those that do not.
 
         `finished`: the run ended by itself, and was not stopped.
         """
         try:
             for process in self._running:
-                process.tell(END if finished else b"")
-                process.stop_telling()
+                process.send(END_MESSAGE if finished else b"")
+                process.close_input()
             deadline = time.monotonic() + limit
             for process in self._running:
                 process.wait(max(0.0, deadline - time.monotonic()), limit)
@@ -66,7 +66,7 @@ class Trackers:
             self._running = []
 
 
-class _Process:
+class _TrackerProcess:
     """One tracker's process, in a group of its own, so that Ctrl-C in the terminal does not reach it."""
 
     def __init__(self, name: str, directory: Path, limit: float) -> None:
@@ -89,18 +89,18 @@ class _Process:
             assert stream is not None
             os.set_blocking(stream.fileno(), False)
 
-    def tell(self, line: bytes) -> None:
+    def send(self, line: bytes) -> None:
         """Write `line` if there is room, and see whether the process is still there."""
         if self._process is None:
             return
         if self._process.poll() is not None:
-            self._ended(self._process)
+            self._report_exit(self._process)
             return
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # full: it is told enough; broken: the next call sees why
             self._process.stdin.write(line)
 
-    def stop_telling(self) -> None:
+    def close_input(self) -> None:
         """It shows the rest, and ends."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
@@ -115,7 +115,7 @@ class _Process:
             self._warn(f"it was not done {limit:g} s after the run had ended: the same command on this directory "
                        "shows what is missing")  # fmt: skip
         else:
-            self._ended(self._process)
+            self._report_exit(self._process)
 
     def kill(self) -> None:
         """End it, and what it started. Twice is fine."""
@@ -129,10 +129,10 @@ class _Process:
                 stream.close()
         self._process = None
 
-    def _ended(self, process: subprocess.Popen[bytes]) -> None:
+    def _report_exit(self, process: subprocess.Popen[bytes]) -> None:
         """Say why, unless it had done all; from here on there is nobody to tell."""
         assert process.stdout is not None
-        words = (process.stdout.read(_WORDS) or b"").decode(errors="replace").strip().rstrip(".")
+        words = (process.stdout.read(_MAX_ERROR_BYTES) or b"").decode(errors="replace").strip().rstrip(".")
         if process.returncode == -signal.SIGALRM:
             self._warn(f"a call to it took longer than {self._limit:g} s: see whether its service answers")
         elif process.returncode:

@@ -12,25 +12,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailnotes.config.toml import flatten, load_config
+from trailnotes.config.toml import flatten_config, load_config
 from trailnotes.errors import RunError
 from trailnotes.memory.store import TipStore
 from trailnotes.reporting.episodes import render_episode
-from trailnotes.storage.files import iteration_of, read_on, write_text_atomic
+from trailnotes.storage.files import parse_iteration, read_lines_from, write_text_atomic
 from trailnotes.storage.parsing import parse_json
 from trailnotes.storage.records import trajectory_from_json
-from trailnotes_lab.tracking.base import PLACE, About, Cell, Table, Tracker
-from trailnotes_lab.tracking.presentable import presentable
+from trailnotes_lab.tracking.base import TRACKERS_DIR, About, Table, TableCell, Tracker
+from trailnotes_lab.tracking.presentable import redact_secrets
 
 if TYPE_CHECKING:
     from trailnotes.types import Trajectory
 
-MOST_TIPS = 1000  # in the table: the newest
+MAX_TIPS = 1000  # in the table: the newest
 _COLUMNS = ["id", "task", "tip", "score", "max_score", "step", "support", "shown", "earned", "enabled", "retired"]
 
 
 @dataclass
-class Shown:
+class TrackerState:
     """What is kept beside the run."""
 
     id: str = ""
@@ -38,32 +38,32 @@ class Shown:
 
 
 @dataclass
-class _Tail:
+class _LineReader:
     """A file of lines that grows, read once from its beginning."""
 
     path: Path
     offset: int = 0
 
     def lines(self) -> Iterator[bytes]:
-        for line in read_on(self.path, self.offset):
+        for line in read_lines_from(self.path, self.offset):
             self.offset += len(line)
             yield line
 
 
 @dataclass
-class _Episodes:
+class _IterationEpisodes:
     """The episodes of one iteration after another; no more than those of one are held."""
 
-    tail: _Tail
+    tail: _LineReader
     lines: list[bytes] = field(default_factory=list)
     iteration: int = -1
 
-    def of(self, iteration: int) -> list[bytes]:
+    def read_iteration(self, iteration: int) -> list[bytes]:
         """The records of an iteration whose line of metrics there is; `iteration` never falls."""
         if self.iteration < iteration:
             self.lines = []
             for line in self.tail.lines():
-                found = iteration_of(line)
+                found = parse_iteration(line)
                 self.iteration = self.iteration if found is None else found
                 if self.iteration == iteration:
                     self.lines.append(line)
@@ -74,7 +74,7 @@ class _Episodes:
         return self.lines
 
 
-class Showing:
+class TrackerReporter:
     """Shows one run to one tracker.
 
     Args:
@@ -88,14 +88,14 @@ class Showing:
         self, name: str, directory: Path, make: Callable[[About], Tracker], before: Callable[[], object] = lambda: None
     ) -> None:
         self._directory, self._before = directory, before
-        self._file = directory / PLACE / f"{name.replace(':', '.')}.json"
-        kept = _kept(self._file)
+        self._file = directory / TRACKERS_DIR / f"{name.replace(':', '.')}.json"
+        kept = _load_state(self._file)
         before()
-        self._tracker = make(about_run(directory, kept.id))
+        self._tracker = make(load_run_info(directory, kept.id))
         keeps = self._tracker.id and self._tracker.id == kept.id
-        self._shown = Shown(self._tracker.id, kept.iterations if keeps else 0)
-        self._metrics = _Tail(directory / "metrics.jsonl")
-        self._episodes = _Episodes(_Tail(directory / "trajectories.jsonl"))
+        self._shown = TrackerState(self._tracker.id, kept.iterations if keeps else 0)
+        self._metrics = _LineReader(directory / "metrics.jsonl")
+        self._episodes = _IterationEpisodes(_LineReader(directory / "trajectories.jsonl"))
         self._last = -1  # the newest iteration that this process has shown
 
     def catch_up(self) -> None:
@@ -108,54 +108,57 @@ class Showing:
             self._last = iteration
             self._before()
             self._tracker.curves(iteration, {n: float(v) for n, v in values.items() if isinstance(v, int | float)})
-            records = self._episodes.of(iteration)
+            records = self._episodes.read_iteration(iteration)
             if iteration & (iteration - 1) == 0:  # 0, 1, 2, 4, 8: a few in all, however long the run is
                 self._show_episodes(iteration, records)
-            self._keep(iteration + 1)
+            self._save_state(iteration + 1)
 
-    def end(self, *, finished: bool) -> None:
+    def finish(self, *, finished: bool) -> None:
         """Show the last episodes, the table, and the tips; nothing comes after this."""
         self.catch_up()
         if self._last >= 0 and self._last & (self._last - 1):
-            self._show_episodes(self._last, self._episodes.of(self._last))
-        for name, table in (("table", _table_of(self._directory)), ("tips", _tips_of(self._directory))):
+            self._show_episodes(self._last, self._episodes.read_iteration(self._last))
+        for name, table in (
+            ("table", _load_results_table(self._directory)),
+            ("tips", _load_tips_table(self._directory)),
+        ):
             if table is not None:
                 self._before()
-                self._tracker.table(name, Table(table.columns, presentable(table.rows)))
+                self._tracker.table(name, Table(table.columns, redact_secrets(table.rows)))
         self._before()
         self._tracker.close(finished=finished)
 
     def _show_episodes(self, iteration: int, records: list[bytes]) -> None:
         ended = [trajectory_from_json(record) for record in map(parse_json, records) if record["outcome"] != "error"]
-        for name, episode in _notable(ended).items():
+        for name, episode in _select_notable(ended).items():
             self._before()
-            self._tracker.text(iteration, f"episode/{name}", presentable(render_episode(episode)))
+            self._tracker.text(iteration, f"episode/{name}", redact_secrets(render_episode(episode)))
 
-    def _keep(self, iterations: int) -> None:
+    def _save_state(self, iterations: int) -> None:
         self._shown.iterations = iterations
         if self._shown.id:
             write_text_atomic(self._file, json.dumps(vars(self._shown)) + "\n")
 
 
-def _kept(file: Path) -> Shown:
+def _load_state(file: Path) -> TrackerState:
     if not file.is_file():
-        return Shown()
+        return TrackerState()
     try:
         record = parse_json(file.read_text(encoding="utf-8"))
-        return Shown(str(record["id"]), int(record["iterations"]))
+        return TrackerState(str(record["id"]), int(record["iterations"]))
     except (OSError, ValueError, KeyError, TypeError):
         raise RunError(f"{file} is damaged: delete it, and the run is shown from its beginning") from None
 
 
-def about_run(directory: Path, tracker_id: str = "") -> About:
+def load_run_info(directory: Path, tracker_id: str = "") -> About:
     """What a tracker is told of the run in `directory`."""
     config = load_config(directory / "config.toml")
     name = directory.resolve().name if config.run.name == "run" else config.run.name
-    settings = json.loads(json.dumps(flatten(config), default=str))
-    return About(directory, name, presentable(settings), tracker_id)
+    settings = json.loads(json.dumps(flatten_config(config), default=str))
+    return About(directory, name, redact_secrets(settings), tracker_id)
 
 
-def _notable(episodes: list[Trajectory]) -> dict[str, Trajectory]:
+def _select_notable(episodes: list[Trajectory]) -> dict[str, Trajectory]:
     """The best and the worst; of equals the first, and of one that is both, one."""
     if not episodes:
         return {}
@@ -163,27 +166,27 @@ def _notable(episodes: list[Trajectory]) -> dict[str, Trajectory]:
     return {"best": by_return[0]} | ({"worst": by_return[-1]} if len(by_return) > 1 else {})
 
 
-def _table_of(directory: Path) -> Table | None:
+def _load_results_table(directory: Path) -> Table | None:
     """The figures of an adaptation, where it has written them."""
     file = directory / "table.json"
     rows: list[dict[str, Any]] = parse_json(file.read_text(encoding="utf-8"))["rows"] if file.is_file() else []
     if not rows:
         return None
     columns = [*rows[0]]
-    return Table(columns, [[_cell(row.get(name)) for name in columns] for row in rows])
+    return Table(columns, [[_to_cell(row.get(name)) for name in columns] for row in rows])
 
 
-def _tips_of(directory: Path) -> Table | None:
+def _load_tips_table(directory: Path) -> Table | None:
     """The newest tips, and what came of reading them; None for a method without a memory."""
     file = directory / "memory.db"
     if not file.is_file():
         return None
-    rows: list[list[Cell]] = []
+    rows: list[list[TableCell]] = []
     with TipStore(file) as store:
-        marks = store.retirements()
-        for tip in store.listed(None, "recency", MOST_TIPS):
+        marks = store.load_retirements()
+        for tip in store.list_sorted(None, "recency", MAX_TIPS):
             assert tip.id is not None
-            for readers in store.readers(tip.id).values():  # none of one that was just deleted
+            for readers in store.load_reader_stats(tip.id).values():  # none of one that was just deleted
                 earned = readers.earned / readers.shown if readers.shown else None
                 retired = marks[tip.id].rule if tip.id in marks else ""
                 rows.append([tip.id, tip.namespace, tip.text, tip.score, tip.max_score, tip.step, tip.support,
@@ -191,5 +194,5 @@ def _tips_of(directory: Path) -> Table | None:
     return Table(_COLUMNS, rows)
 
 
-def _cell(value: object) -> Cell:
+def _to_cell(value: object) -> TableCell:
     return value if value is None or isinstance(value, str | int | float) else json.dumps(value)

@@ -14,7 +14,7 @@ from tensorboard.plugins.text.metadata import create_summary_metadata as text_me
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
-from trailnotes_lab.tracking.base import About, Table, as_markdown, as_plain
+from trailnotes_lab.tracking.base import About, Table, render_plain_text, render_table_markdown
 
 
 class TensorBoard:
@@ -27,31 +27,33 @@ class TensorBoard:
         shutil.rmtree(place, ignore_errors=True)
         self._writer: Any = EventFileWriter(str(place))
         self._last = 0
-        self._text("config", as_plain("\n".join(f"{name} = {value!r}" for name, value in about.settings.items())), 0)
+        self._add_text(
+            "config", render_plain_text("\n".join(f"{name} = {value!r}" for name, value in about.settings.items())), 0
+        )
 
     def curves(self, iteration: int, values: Mapping[str, float]) -> None:
         """A point on the curve of each name."""
         self._last = iteration
         for name, value in values.items():
-            self._add(name, make_tensor_proto(value, dtype="float32"), scalar_metadata("", ""), iteration)
+            self._add_event(name, make_tensor_proto(value, dtype="float32"), scalar_metadata("", ""), iteration)
         self._writer.flush()
 
     def text(self, iteration: int, name: str, text: str) -> None:
         """A tab of its own has them, by iteration."""
-        self._text(name, as_plain(text), iteration)
+        self._add_text(name, render_plain_text(text), iteration)
 
     def table(self, name: str, table: Table) -> None:
         """As Markdown, among the texts."""
-        self._text(name, as_markdown(table), self._last)
+        self._add_text(name, render_table_markdown(table), self._last)
 
     def close(self, *, finished: bool) -> None:  # noqa: ARG002 - event files do not say
         """Write what is left."""
         self._writer.close()
 
-    def _text(self, name: str, markdown: str, iteration: int) -> None:
-        self._add(name, make_tensor_proto(markdown, dtype="string"), text_metadata("", ""), iteration)
+    def _add_text(self, name: str, markdown: str, iteration: int) -> None:
+        self._add_event(name, make_tensor_proto(markdown, dtype="string"), text_metadata("", ""), iteration)
         self._writer.flush()
 
-    def _add(self, name: str, tensor: Any, metadata: Any, iteration: int) -> None:
+    def _add_event(self, name: str, tensor: Any, metadata: Any, iteration: int) -> None:
         summary = Summary(value=[Summary.Value(tag=name, metadata=metadata, tensor=tensor)])
         self._writer.add_event(Event(wall_time=time.time(), step=iteration, summary=summary))

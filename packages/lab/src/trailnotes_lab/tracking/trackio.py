@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import trackio
 
-from trailnotes_lab.tracking.base import PROJECT, About, Table, as_plain
+from trailnotes_lab.tracking.base import PROJECT, About, Table, render_plain_text
 
 
 class Trackio:
@@ -35,7 +35,7 @@ class Trackio:
 
     def text(self, iteration: int, name: str, text: str) -> None:
         """Markdown that shows it as it is."""
-        self._run.log({name: trackio.Markdown(as_plain(text))}, step=iteration)
+        self._run.log({name: trackio.Markdown(render_plain_text(text))}, step=iteration)
 
     def table(self, name: str, table: Table) -> None:
         """A table of trackio's own."""

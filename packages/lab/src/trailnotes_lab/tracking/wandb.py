@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import wandb
 
-from trailnotes_lab.tracking.base import PLACE, PROJECT, About, Table
+from trailnotes_lab.tracking.base import PROJECT, TRACKERS_DIR, About, Table
 
 
 class Wandb:
@@ -18,7 +18,7 @@ class Wandb:
 
     def __init__(self, about: About) -> None:
         self.id = about.id or uuid4().hex
-        place = about.directory / PLACE
+        place = about.directory / TRACKERS_DIR
         place.mkdir(exist_ok=True)
         self._run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),

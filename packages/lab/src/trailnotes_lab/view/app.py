@@ -14,12 +14,12 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from trailnotes.errors import MemoryStoreError, TrailnotesError
-from trailnotes.web.guard import LOOPBACK, POLICY, Guard
+from trailnotes.web.guard import CONTENT_SECURITY_POLICY, LOOPBACK_NAMES, SecurityMiddleware
 from trailnotes_lab.view import tips
 from trailnotes_lab.view.drawing import ASSETS
-from trailnotes_lab.view.pages import page_of
-from trailnotes_lab.view.places import MOST
-from trailnotes_lab.view.window import Missing, Window, refusal
+from trailnotes_lab.view.pages import render_page
+from trailnotes_lab.view.places import MAX_FOLDERS
+from trailnotes_lab.view.window import PageNotFound, Window, render_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
     from trailnotes.memory.store import TipStore
 
-LONGEST_FORM: Final = 65_536  # bytes
-SCRIPTS: Final = f"{POLICY}; script-src 'self'; connect-src 'self'"
+MAX_FORM_BYTES: Final = 65_536  # bytes
+SCRIPT_POLICY: Final = f"{CONTENT_SECURITY_POLICY}; script-src 'self'; connect-src 'self'"
 NO_TOKEN: Final = "Open the address that the command has printed: it holds the token that this window asks for."  # noqa: S105
-KEPT: Final = {"cache-control": "private, max-age=31536000, immutable"}
+CACHE_HEADERS: Final = {"cache-control": "private, max-age=31536000, immutable"}
 
 
 def make_app(window: Window, token: str) -> ASGIApp:
@@ -43,20 +43,22 @@ def make_app(window: Window, token: str) -> ASGIApp:
         token: opens the door as ``?token=``, and is a cookie from then on.
     """
     app = Starlette(
-        routes=[Route("/{path:path}", Site(window, token).answer, methods=["GET", "HEAD", "POST"])],
-        exception_handlers={HTTPException: _failed, Exception: _failed},
+        routes=[Route("/{path:path}", ViewHandlers(window, token).handle_request, methods=["GET", "HEAD", "POST"])],
+        exception_handlers={HTTPException: _handle_error, Exception: _handle_error},
     )
-    return Guard(app, LOOPBACK, lambda status, text: _page(refusal(status, text), status), SCRIPTS)
+    return SecurityMiddleware(
+        app, LOOPBACK_NAMES, lambda status, text: _make_response(render_error(status, text), status), SCRIPT_POLICY
+    )
 
 
-class Site:
+class ViewHandlers:
     """The handlers of one window."""
 
     def __init__(self, window: Window, token: str) -> None:
         self.window, self.token = window, token
         self.cookie = f"trailnotes-view-{hashlib.blake2b(token.encode(), digest_size=4).hexdigest()}"
 
-    async def answer(self, request: Request) -> Response:
+    async def handle_request(self, request: Request) -> Response:
         """Any request."""
         path = request.url.path
         if (given := request.query_params.get("token")) is not None and self._is_token(given):
@@ -67,33 +69,33 @@ class Site:
             raise HTTPException(403, NO_TOKEN)
         if path in ASSETS:
             kind, text = ASSETS[path]
-            return Response(text, headers=KEPT, media_type=kind)
+            return Response(text, headers=CACHE_HEADERS, media_type=kind)
         if request.method == "POST":
-            return await self._change(request)
+            return await self._handle_change(request)
         try:
-            query = parse_qs(request.url.query, max_num_fields=MOST)
+            query = parse_qs(request.url.query, max_num_fields=MAX_FOLDERS)
         except ValueError:
-            raise HTTPException(400, f"An address of the window has {MOST:,} fields at most.") from None
-        found = await run_in_threadpool(self.window.page, page_of, path, query)
-        return _page(found.text, found.status)
+            raise HTTPException(400, f"An address of the window has {MAX_FOLDERS:,} fields at most.") from None
+        found = await run_in_threadpool(self.window.render, render_page, path, query)
+        return _make_response(found.text, found.status)
 
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self.token.encode())
 
-    async def _change(self, request: Request) -> Response:
+    async def _handle_change(self, request: Request) -> Response:
         """A form of a tip's page: answered by a redirect to what it led to."""
         if not self.window.write:
             raise HTTPException(405, "This window only looks: start it with --write to change tips.")
         match request.url.path.split("/"):
             case ["", "run", slug, "tips", number, verb] if number.isascii() and number.isdigit() and verb in CHANGES:
-                fields = await _fields(request)
+                fields = await _read_form(request)
                 try:
                     place = self.window.place("run", slug)
                     act = CHANGES[verb](int(number[:12]), fields)
                     await run_in_threadpool(
-                        tips.change, place.path / "memory.db", int(number[:12]), fields.get("seen", ""), act
+                        tips.apply_change, place.path / "memory.db", int(number[:12]), fields.get("seen", ""), act
                     )
-                except Missing as error:
+                except PageNotFound as error:
                     raise HTTPException(404, str(error)) from error
                 except (TrailnotesError, OSError) as error:
                     raise HTTPException(409, str(error)) from error
@@ -102,26 +104,26 @@ class Site:
         raise HTTPException(404, "there is no form of this address")
 
 
-def _edit(tip_id: int, fields: Mapping[str, str]) -> Callable[[TipStore], object]:
+def _parse_edit(tip_id: int, fields: Mapping[str, str]) -> Callable[[TipStore], object]:
     try:
         score = float(fields.get("score", ""))
     except ValueError:
         raise MemoryStoreError(f"a tip's score must be a number, got {fields.get('score', '')[:40]!r}") from None
-    return tips.edited(tip_id, fields.get("text", ""), score)
+    return tips.make_edit(tip_id, fields.get("text", ""), score)
 
 
-def _switch(tip_id: int, fields: Mapping[str, str]) -> Callable[[TipStore], object]:
-    return tips.switched(tip_id, enabled=fields.get("to") == "on")
+def _parse_switch(tip_id: int, fields: Mapping[str, str]) -> Callable[[TipStore], object]:
+    return tips.make_switch(tip_id, enabled=fields.get("to") == "on")
 
 
-def _delete(tip_id: int, _fields: Mapping[str, str]) -> Callable[[TipStore], object]:
-    return tips.deleted(tip_id)
+def _parse_delete(tip_id: int, _fields: Mapping[str, str]) -> Callable[[TipStore], object]:
+    return tips.make_delete(tip_id)
 
 
-CHANGES: Final = {"edit": _edit, "switch": _switch, "delete": _delete}
+CHANGES: Final = {"edit": _parse_edit, "switch": _parse_switch, "delete": _parse_delete}
 
 
-async def _fields(request: Request) -> dict[str, str]:
+async def _read_form(request: Request) -> dict[str, str]:
     """The fields of a form, read within bounds; of one that comes twice the last.
 
     Raises:
@@ -133,8 +135,8 @@ async def _fields(request: Request) -> dict[str, str]:
     body = bytearray()
     async for part in request.stream():
         body += part
-        if len(body) > LONGEST_FORM:
-            raise HTTPException(413, f"The window reads {LONGEST_FORM:,} bytes at once. Nothing was done.")
+        if len(body) > MAX_FORM_BYTES:
+            raise HTTPException(413, f"The window reads {MAX_FORM_BYTES:,} bytes at once. Nothing was done.")
     try:
         found = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=16)
     except ValueError:
@@ -142,12 +144,12 @@ async def _fields(request: Request) -> dict[str, str]:
     return {name: values[-1] for name, values in found.items()}
 
 
-async def _failed(_request: Request, error: Exception) -> Response:
+async def _handle_error(_request: Request, error: Exception) -> Response:
     status, text = 500, "This is a fault of the window; the terminal says more."
     if isinstance(error, HTTPException):
         status, text = error.status_code, error.detail
-    return _page(refusal(status, text), status)
+    return _make_response(render_error(status, text), status)
 
 
-def _page(text: str, status: int = 200) -> Response:
+def _make_response(text: str, status: int = 200) -> Response:
     return Response(text, status, {"cache-control": "no-store"}, "text/html; charset=utf-8")

@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-WIDE: Final = (1120.0, 300.0)  # width and height
-SMALL: Final = (540.0, 220.0)
-SPARK: Final = (120.0, 28.0)  # of the cell of a table
+WIDE_SIZE: Final = (1120.0, 300.0)  # width and height
+SMALL_SIZE: Final = (540.0, 220.0)
+SPARK_SIZE: Final = (120.0, 28.0)  # of the cell of a table
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 14.0, 12.0, 30.0  # margins
-LARGEST: Final = 1e100  # of a number that is drawn: sums and differences of such are finite
-MOST_POINTS: Final = 300  # of a curve; of more, means of neighbours
-COLOURS: Final = 8  # classes s0 to s7 of the style
+MAX_VALUE: Final = 1e100  # of a number that is drawn: sums and differences of such are finite
+MAX_POINTS: Final = 300  # of a curve; of more, means of neighbours
+NUM_COLOURS: Final = 8  # classes s0 to s7 of the style
 
 Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class ChartCurve:
     """One line of a picture."""
 
     label: str
@@ -39,10 +39,10 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class Chart:
     """Curves over one axis."""
 
-    curves: tuple[Curve, ...]
+    curves: tuple[ChartCurve, ...]
     xs: tuple[Tick, ...]
     ys: tuple[Tick, ...]
     x_label: str
@@ -52,11 +52,11 @@ class Picture:
     bottom: float
 
 
-def picture(
+def make_chart(
     named: Sequence[tuple[str, Points, str]],
     x_label: str = "environment steps",
-    size: tuple[float, float] = WIDE,
-) -> Picture | None:
+    size: tuple[float, float] = WIDE_SIZE,
+) -> Chart | None:
     """Curves laid over each other; None where none of them has a point.
 
     Args:
@@ -65,20 +65,20 @@ def picture(
         size: width and height.
     """
     right, bottom = size[0] - RIGHT, size[1] - BOTTOM
-    drawn = [(label, thinned(_drawable(points)), link) for label, points, link in named]
+    drawn = [(label, downsample(_filter_drawable(points)), link) for label, points, link in named]
     drawn = [each for each in drawn if each[1]]
     if not drawn:
         return None
     xs = [x for _, points, _ in drawn for x, _ in points]
     ys = [y for _, points, _ in drawn for _, y in points]
-    x_ticks, y_ticks = ticks(min(xs), max(xs), 6), ticks(*_framed(min(ys), max(ys)), 5)
-    x_of = _scale((min(xs), max(xs)), (LEFT, right))
-    y_of = _scale((y_ticks[0], y_ticks[-1]), (bottom, TOP))
+    x_ticks, y_ticks = compute_ticks(min(xs), max(xs), 6), compute_ticks(*_compute_axis_range(min(ys), max(ys)), 5)
+    x_of = _make_scale((min(xs), max(xs)), (LEFT, right))
+    y_of = _make_scale((y_ticks[0], y_ticks[-1]), (bottom, TOP))
     curves = tuple(
-        Curve(
+        ChartCurve(
             label,
             " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in points),
-            number % COLOURS,
+            number % NUM_COLOURS,
             (round(x_of(points[-1][0]), 1), round(y_of(points[-1][1]), 1)),
             points[-1][1],
             link,
@@ -86,10 +86,10 @@ def picture(
         for number, (label, points, link) in enumerate(drawn)
     )
     inside = [x for x in x_ticks if min(xs) <= x <= max(xs)]
-    return Picture(
+    return Chart(
         curves,
-        tuple(Tick(round(x_of(x), 1), short(x)) for x in inside),
-        tuple(Tick(round(y_of(y), 1), short(y)) for y in y_ticks),
+        tuple(Tick(round(x_of(x), 1), format_short(x)) for x in inside),
+        tuple(Tick(round(y_of(y), 1), format_short(y)) for y in y_ticks),
         x_label,
         size,
         LEFT,
@@ -98,27 +98,27 @@ def picture(
     )
 
 
-def spark(points: Points) -> str:
+def make_sparkline(points: Points) -> str:
     """The points of a polyline for a table's cell; "" where there is no curve."""
-    points = thinned(_drawable(points), 60)
+    points = downsample(_filter_drawable(points), 60)
     if len(points) < 2:
         return ""
-    ys, (width, height) = [y for _, y in points], SPARK
-    x_of = _scale((points[0][0], points[-1][0]), (2.0, width - 2))
-    y_of = _scale(_framed(min(ys), max(ys)), (height - 3, 3.0))
+    ys, (width, height) = [y for _, y in points], SPARK_SIZE
+    x_of = _make_scale((points[0][0], points[-1][0]), (2.0, width - 2))
+    y_of = _make_scale(_compute_axis_range(min(ys), max(ys)), (height - 3, 3.0))
     return " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in points)
 
 
-def thinned(points: Points, most: int = MOST_POINTS) -> list[tuple[float, float]]:
+def downsample(points: Points, most: int = MAX_POINTS) -> list[tuple[float, float]]:
     """At most `most` points: means of as many neighbours each, the last group possibly smaller."""
     size = math.ceil(len(points) / most) if points else 1
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [(sum(x for x, _ in group) / len(group), sum(y for _, y in group) / len(group)) for group in groups]
 
 
-def ticks(low: float, high: float, about: int) -> list[float]:
+def compute_ticks(low: float, high: float, about: int) -> list[float]:
     """Round numbers (1, 2 or 5 times a power of ten apart) that cover the range, some `about` of them."""
-    if high - low <= 1e-9 * max(abs(low), abs(high), 1 / LARGEST):  # too little for floats to tell steps apart
+    if high - low <= 1e-9 * max(abs(low), abs(high), 1 / MAX_VALUE):  # too little for floats to tell steps apart
         high = low + max(1.0, 1e-6 * abs(low))
     rough = (high - low) / about
     unit = 10.0 ** math.floor(math.log10(rough))
@@ -127,7 +127,7 @@ def ticks(low: float, high: float, about: int) -> list[float]:
     return [number * step for number in range(first, last + 1)]
 
 
-def short(value: float) -> str:
+def format_short(value: float) -> str:
     """A number in few letters: ``0.25``, ``1.2k``, ``3M``."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
@@ -135,7 +135,7 @@ def short(value: float) -> str:
     return f"{value + 0.0:.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
-def _framed(low: float, high: float) -> tuple[float, float]:
+def _compute_axis_range(low: float, high: float) -> tuple[float, float]:
     """What a value axis shows: all of a share, else the range, never without height."""
     if low >= 0 and high <= 1:
         return 0.0, 1.0
@@ -155,10 +155,10 @@ class Scale:
         return self.place + (value - self.start) * self.factor
 
 
-def _scale(source: tuple[float, float], target: tuple[float, float]) -> Scale:
+def _make_scale(source: tuple[float, float], target: tuple[float, float]) -> Scale:
     span = source[1] - source[0]
-    return Scale(source[0], target[0], (target[1] - target[0]) / (span if span > 1 / LARGEST else 1.0))
+    return Scale(source[0], target[0], (target[1] - target[0]) / (span if span > 1 / MAX_VALUE else 1.0))
 
 
-def _drawable(points: Points) -> list[tuple[float, float]]:
-    return [(x, y) for x, y in points if abs(x) <= LARGEST and abs(y) <= LARGEST]
+def _filter_drawable(points: Points) -> list[tuple[float, float]]:
+    return [(x, y) for x, y in points if abs(x) <= MAX_VALUE and abs(y) <= MAX_VALUE]

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from trailnotes.memory.schema import encodable
-from trailnotes_lab.view.curves import short
+from trailnotes.memory.schema import replace_surrogates
+from trailnotes_lab.view.curves import format_short
 
 HERE: Final = Path(__file__).parent
 STYLE: Final = (HERE / "view.css").read_text(encoding="utf-8")
@@ -22,29 +22,31 @@ ICON: Final = (
 ASSETS: Final = {
     "/view.css": ("text/css", STYLE), "/view.js": ("text/javascript", SCRIPT), "/icon.svg": ("image/svg+xml", ICON),
 }  # fmt: skip
-VERSION: Final = hashlib.blake2b((STYLE + SCRIPT).encode(), digest_size=6).hexdigest()
+ASSETS_VERSION: Final = hashlib.blake2b((STYLE + SCRIPT).encode(), digest_size=6).hexdigest()
 
 Href = Callable[..., str]  # (path, **query) -> where a link leads
 
 
-def draw(template: str, href: Href, **values: Any) -> str:
+def render_template(template: str, href: Href, **values: Any) -> str:
     """A page that UTF-8 can hold, with "?" for half surrogate pairs. `href` makes the addresses of its links."""
-    return encodable(_ENVIRONMENT.get_template(f"{template}.html").render(href=href, version=VERSION, **values))
+    return replace_surrogates(
+        _ENVIRONMENT.get_template(f"{template}.html").render(href=href, version=ASSETS_VERSION, **values)
+    )
 
 
-def number(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """A count or a measure, ``-`` where it is not known."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
 
 
-def share(value: float | None) -> str:
+def format_percent(value: float | None) -> str:
     """A share in percent."""
     return "-" if value is None else f"{100 * value:.0f} %"
 
 
-def span(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """A time in words: ``12 s``, ``3 min``, ``2.5 h``."""
     if seconds is None:
         return "-"
@@ -61,4 +63,9 @@ _ENVIRONMENT: Final = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_ENVIRONMENT.filters |= {"number": number, "share": share, "span": span, "short": short}
+_ENVIRONMENT.filters |= {
+    "number": format_number,
+    "share": format_percent,
+    "span": format_duration,
+    "short": format_short,
+}

@@ -14,13 +14,13 @@ from typing import Any, Final
 from trailnotes.config.schema import Config
 from trailnotes.errors import RunError
 from trailnotes.prompts import Conversation
-from trailnotes.prompts.conversation import instruction_of
+from trailnotes.prompts.conversation import get_instruction
 from trailnotes.storage.records import trajectory_from_json
 from trailnotes.types import Message, Step, Trajectory
 
-MOST_CHARS: Final = 20_000  # of one text on a page
-TURNS: Final = 40  # on a page
-MANY_TOKENS: Final = 64  # bars of an action
+MAX_CHARS: Final = 20_000  # of one text on a page
+TURNS_PER_PAGE: Final = 40  # on a page
+MAX_TOKEN_BARS: Final = 64  # bars of an action
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ShownTip:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TurnView:
     """One decision."""
 
     number: int  # from 1
@@ -53,46 +53,46 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class EpisodeView:
     """An episode, or some turns of it."""
 
     trajectory: Trajectory
     opening: tuple[Message, ...]
-    turns: tuple[Turn, ...]
+    turns: tuple[TurnView, ...]
     final: str  # the last observation
     num_tips: int
     same: bool  # whether both contexts are the same in all turns
 
 
-def told(record: Mapping[str, Any], config: Config | None, first: int = 1) -> Told:
+def build_episode_view(record: Mapping[str, Any], config: Config | None, first: int = 1) -> EpisodeView:
     """The turns of an episode from the `first` on, `TURNS` at most.
 
     Raises:
         RunError: the record is none of an episode.
     """
-    trajectory = read(record)
+    trajectory = parse_trajectory(record)
     config = config or Config()
     conversation = Conversation(config.rollout, config.memory, lambda _: 0)
-    conversation.start(instruction_of(trajectory))
+    conversation.start(get_instruction(trajectory))
     opening, turns = tuple(conversation.plain), []
     for number, step in enumerate(trajectory.steps, 1):
         place = len(conversation.plain)
         conversation.observe(step.observation, step.tips)
         conversation.act(step.completion.text)
-        if first <= number < first + TURNS:
+        if first <= number < first + TURNS_PER_PAGE:
             contexts = conversation.acting[place].content, conversation.plain[place].content
-            turns.append(_turn(number, step, contexts, conversation))
-    return Told(
+            turns.append(_build_turn(number, step, contexts, conversation))
+    return EpisodeView(
         trajectory,
         opening,
         tuple(turns),
-        capped(trajectory.final_observation.text),
+        truncate_text(trajectory.final_observation.text),
         sum(len(step.tips) for step in trajectory.steps),
         not any(step.tips for step in trajectory.steps),
     )
 
 
-def read(record: Mapping[str, Any]) -> Trajectory:
+def parse_trajectory(record: Mapping[str, Any]) -> Trajectory:
     """The episode of a record.
 
     Raises:
@@ -106,7 +106,7 @@ def read(record: Mapping[str, Any]) -> Trajectory:
         ) from None
 
 
-def roles_of(mode: str) -> tuple[str, str]:
+def describe_contexts(mode: str) -> tuple[str, str]:
     """What became of both contexts of an episode of a mode: that with tips, that without."""
     return {
         "off_policy": ("acted on, with tips", "trained on, without them"),
@@ -114,42 +114,42 @@ def roles_of(mode: str) -> tuple[str, str]:
     }.get(mode, ("acted on and trained on", "the same"))
 
 
-def capped(text: str) -> str:
+def truncate_text(text: str) -> str:
     """A text that is not too long for a page."""
-    if len(text) <= MOST_CHARS:
+    if len(text) <= MAX_CHARS:
         return text
-    return f"{text[:MOST_CHARS]}\n[{len(text) - MOST_CHARS:,} more characters are in trajectories.jsonl]"
+    return f"{text[:MAX_CHARS]}\n[{len(text) - MAX_CHARS:,} more characters are in trajectories.jsonl]"
 
 
-def _turn(number: int, step: Step, contexts: tuple[str, str], conversation: Conversation) -> Turn:
+def _build_turn(number: int, step: Step, contexts: tuple[str, str], conversation: Conversation) -> TurnView:
     acting, plain = contexts
     tips: tuple[ShownTip, ...] = ()
     before, heading, after = acting, "", ""
     if step.tips and acting != plain:
-        lines = conversation.tip_lines(step.tips)
-        own = [conversation.tip_line(tip) for tip in step.tips]
+        lines = conversation.format_tips(step.tips)
+        own = [conversation.format_tip(tip) for tip in step.tips]
         before, _, after = acting.partition("\n".join(lines))
-        tips = tuple(ShownTip(tip.id, capped(line)) for tip, line in zip(step.tips, own, strict=True))
+        tips = tuple(ShownTip(tip.id, truncate_text(line)) for tip, line in zip(step.tips, own, strict=True))
         heading = lines[0]
     logprobs = step.completion.logprobs
-    return Turn(
+    return TurnView(
         number=number,
-        before=capped(before.rstrip("\n")),
+        before=truncate_text(before.rstrip("\n")),
         tips=tips,
         heading=heading,
-        after=capped(after.lstrip("\n")),
-        plain=capped(plain),
-        said=capped(step.completion.text),
-        action=capped(step.action),
+        after=truncate_text(after.lstrip("\n")),
+        plain=truncate_text(plain),
+        said=truncate_text(step.completion.text),
+        action=truncate_text(step.action),
         reward=step.reward,
         novelty=step.reward_intrinsic,
         version=step.policy_version,
         logprob=math.fsum(logprobs) if logprobs else None,
-        bars=_bars(logprobs),
+        bars=_compute_token_probs(logprobs),
         read=step.completion.num_prompt_tokens,
         read_plain=step.num_plain_tokens,
     )
 
 
-def _bars(logprobs: Sequence[float]) -> tuple[float, ...]:
-    return tuple(math.exp(min(0.0, logprob)) for logprob in logprobs[:MANY_TOKENS])
+def _compute_token_probs(logprobs: Sequence[float]) -> tuple[float, ...]:
+    return tuple(math.exp(min(0.0, logprob)) for logprob in logprobs[:MAX_TOKEN_BARS])

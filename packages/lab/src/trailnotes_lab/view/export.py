@@ -16,21 +16,21 @@ from typing import Any, Final
 from trailnotes.errors import RunError
 from trailnotes.storage.files import write_text_atomic
 from trailnotes_lab.view.drawing import ASSETS
-from trailnotes_lab.view.pages import page_of
-from trailnotes_lab.view.tips import PAGE
-from trailnotes_lab.view.window import Window, live
+from trailnotes_lab.view.pages import render_page
+from trailnotes_lab.view.tips import PAGE_SIZE
+from trailnotes_lab.view.window import Window, make_url
 
-FIRST: Final = "index.html"
-_ONE: Final = re.compile(r"/run/([^/]+)/(episodes|tips)/(\d+)")
-_LIST: Final = re.compile(r"/run/([^/]+)/(episodes|tips)")
+INDEX_FILE: Final = "index.html"
+_DETAIL_PATH: Final = re.compile(r"/run/([^/]+)/(episodes|tips)/(\d+)")
+_LIST_PATH: Final = re.compile(r"/run/([^/]+)/(episodes|tips)")
 # What the server says in a header, a file says itself.
-_POLICY: Final = (
+_CSP_META: Final = (
     '<meta charset="utf-8">\n<meta http-equiv="content-security-policy" content="default-src \'none\'; '
     "style-src 'self' file:; script-src 'self' file:; img-src 'self' file:; base-uri 'none'; form-action 'none'\">"
 )
 
 
-def export(root: Path, folder: Path, limit: int) -> int:
+def export_pages(root: Path, folder: Path, limit: int) -> int:
     """Write all pages over `root` to `folder`; returns how many.
 
     Args:
@@ -54,17 +54,17 @@ def export(root: Path, folder: Path, limit: int) -> int:
 
 
 def _write_pages(window: Window, folder: Path, limit: int) -> int:
-    links = Links(limit)
+    links = LinkRegistry(limit)
     links("/")
     while links.waiting:
         path, query = links.waiting.popleft()
-        found = window.page(page_of, path, {name: [str(value)] for name, value in query.items()}, links)
-        text = found.text.replace('<meta charset="utf-8">', _POLICY, 1)
-        write_text_atomic(folder / links.names[live(path, **query)], text)
+        found = window.render(render_page, path, {name: [str(value)] for name, value in query.items()}, links)
+        text = found.text.replace('<meta charset="utf-8">', _CSP_META, 1)
+        write_text_atomic(folder / links.names[make_url(path, **query)], text)
     return len(links.names)
 
 
-class Links:
+class LinkRegistry:
     """Makes the links of exported pages, and remembers which pages they ask for; a `Href`.
 
     Single episodes and tips are taken in the order in which pages ask for them, `limit` of each run: the lists begin
@@ -82,32 +82,32 @@ class Links:
         if path in ASSETS:
             return path.strip("/")
         query = {name: value for name, value in query.items() if value not in (None, "")}
-        address = live(path, **query)
+        address = make_url(path, **query)
         if address not in self.names:
-            if not self._takes(path, query):
+            if not self._accepts(path, query):
                 return "#main"
-            self.names[address] = file_of(path, address)
+            self.names[address] = make_file_name(path, address)
             self.waiting.append((path, query))
         return self.names[address]
 
-    def _takes(self, path: str, query: dict[str, Any]) -> bool:
+    def _accepts(self, path: str, query: dict[str, Any]) -> bool:
         if query.keys() - {"page", "turn", "metric", "before"}:  # lists that were narrowed: there are too many ways
             return False
-        if one := _ONE.fullmatch(path):
+        if one := _DETAIL_PATH.fullmatch(path):
             taken = self._taken[one[1], one[2]]
             if len(taken) < self.limit:
                 taken.add(one[3])
             return one[3] in taken
-        listed = _LIST.fullmatch(path)
+        listed = _LIST_PATH.fullmatch(path)
         if listed and "before" in query:
             return len(self._taken[listed[1], listed[2]]) < self.limit
-        return not listed or (query.get("page", 1) - 1) * PAGE < self.limit
+        return not listed or (query.get("page", 1) - 1) * PAGE_SIZE < self.limit
 
 
-def file_of(path: str, address: str) -> str:
+def make_file_name(path: str, address: str) -> str:
     """The name of a page's file: its address in harmless letters, and where that is not all of it, a hash."""
     if address == "/":
-        return FIRST
+        return INDEX_FILE
     words = path.strip("/").replace("/", "+")
     if address == path and re.fullmatch(r"[A-Za-z0-9._~+-]{1,150}", words):
         return f"{words}.html"

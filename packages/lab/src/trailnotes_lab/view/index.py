@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from trailnotes.errors import RunError
-from trailnotes.memory.schema import encodable
-from trailnotes.storage.databases import BoundedConnection, find_foreign, journal_of, use_write_ahead_log
+from trailnotes.memory.schema import replace_surrogates
+from trailnotes.storage.databases import BoundedConnection, enable_wal, find_journal, find_unexpected
 from trailnotes.storage.parsing import parse_json
 
-VERSION: Final = 1  # of the tables; an index of another one is made anew
-SUFFIX: Final = ".index.db"
+SCHEMA_VERSION: Final = 1  # of the tables; an index of another one is made anew
+INDEX_SUFFIX: Final = ".index.db"
 DAMAGED: Final = "damaged"  # outcome of a line that holds no episode
-_MOST: Final = 2**63  # that an integer of SQLite is below
-_TAIL: Final = 4096  # bytes of the fingerprint
+_MAX_INTEGER: Final = 2**63  # that an integer of SQLite is below
+_FINGERPRINT_BYTES: Final = 4096  # bytes of the fingerprint
 _BATCH: Final = 64  # lines between two looks at the clock
 _TABLES: Final = (
     "CREATE TABLE state (name TEXT PRIMARY KEY, value)",
@@ -45,7 +45,7 @@ _TABLES: Final = (
 _INSERT: Final = f"INSERT INTO episodes VALUES ({', '.join('?' * 16)})"  # noqa: S608 (constants)
 
 
-class Episode(NamedTuple):
+class IndexedEpisode(NamedTuple):
     """One line of the file, as lists show it. `number` counts lines from 1."""
 
     number: int
@@ -67,7 +67,7 @@ class Episode(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class EpisodeFilter:
     """Which episodes; an empty field does not narrow anything."""
 
     task: str = ""  # part of its id
@@ -76,7 +76,7 @@ class Wanted:
     iteration: int | None = None
     tip: int | None = None  # shown this one
 
-    def where(self) -> tuple[str, list[Any]]:
+    def build_where(self) -> tuple[str, list[Any]]:
         """The SQL condition, and its values."""
         conditions: list[tuple[str, list[Any]]] = [
             *([("instr(task, ?)", [self.task])] if self.task else []),
@@ -89,7 +89,7 @@ class Wanted:
         return (f"WHERE {words}" if words else ""), [value for _, values in conditions for value in values]
 
 
-class Worth(NamedTuple):
+class TipIterationStats(NamedTuple):
     """What came of a tip in one iteration: mean returns of its readers, and of the others of their groups."""
 
     iteration: int
@@ -122,46 +122,50 @@ class EpisodeIndex:
     def catch_up(self, seconds: float = float("inf")) -> float:
         """Read on for about so long; returns the share of the file that is known, 1 at its end."""
         end = time.monotonic() + seconds
-        with self._lock, _named(self.file):
+        with self._lock, _translate_errors(self.file):
             if not self.file.is_file():
-                self._forget()
+                self._clear()
                 return 1.0
-            self._check()
-            size, known = self.file.stat().st_size, self._get("end", 0)
+            self._reset_if_replaced()
+            size, known = self.file.stat().st_size, self._get_state("end", 0)
             with self.file.open("rb") as file:
-                known, more = self._read_some(file, known)
+                known, more = self._read_batch(file, known)
                 while more and time.monotonic() < end:
-                    known, more = self._read_some(file, known)
+                    known, more = self._read_batch(file, known)
         return known / size if more and size else 1.0
 
-    def count(self, wanted: Wanted | None = None) -> int:
+    def count(self, wanted: EpisodeFilter | None = None) -> int:
         """How many episodes there are of the kind, as far as the file is known."""
-        where, values = (wanted or Wanted()).where()
-        return int(self._rows(f"SELECT COUNT(*) FROM episodes {where}", values)[0][0])  # noqa: S608 (constants)
+        where, values = (wanted or EpisodeFilter()).build_where()
+        return int(self._query(f"SELECT COUNT(*) FROM episodes {where}", values)[0][0])  # noqa: S608 (constants)
 
-    def page(self, wanted: Wanted, first: int, count: int, *, newest: bool = True) -> list[Episode]:
+    def list_episodes(
+        self, wanted: EpisodeFilter, first: int, count: int, *, newest: bool = True
+    ) -> list[IndexedEpisode]:
         """`count` episodes of the kind from the `first` on, counted from 0."""
-        where, values = wanted.where()
+        where, values = wanted.build_where()
         order = "DESC" if newest else "ASC"
         sql = f"SELECT * FROM episodes {where} ORDER BY number {order} LIMIT ? OFFSET ?"  # noqa: S608 (constants)
-        return [Episode(*row) for row in self._rows(sql, [*values, count, first])]
+        return [IndexedEpisode(*row) for row in self._query(sql, [*values, count, first])]
 
-    def episode(self, number: int) -> Episode | None:
+    def get_episode(self, number: int) -> IndexedEpisode | None:
         """One line."""
-        return next((Episode(*row) for row in self._rows("SELECT * FROM episodes WHERE number = ?", [number])), None)
+        return next(
+            (IndexedEpisode(*row) for row in self._query("SELECT * FROM episodes WHERE number = ?", [number])), None
+        )
 
-    def group(self, task: str, iteration: int) -> list[Episode]:
+    def get_group(self, task: str, iteration: int) -> list[IndexedEpisode]:
         """The episodes of a task in an iteration."""
         sql = "SELECT * FROM episodes WHERE task = ? AND iteration = ? ORDER BY number"
-        return [Episode(*row) for row in self._rows(sql, [task, iteration])]
+        return [IndexedEpisode(*row) for row in self._query(sql, [task, iteration])]
 
-    def record(self, episode: Episode) -> dict[str, Any]:
+    def read_record(self, episode: IndexedEpisode) -> dict[str, Any]:
         """The line itself.
 
         Raises:
             RunError: it is not what the index has seen.
         """
-        with _named(self.file), self.file.open("rb") as file:
+        with _translate_errors(self.file), self.file.open("rb") as file:
             file.seek(0, os.SEEK_END)  # what the index says may be somebody else's
             span = (episode.offset, episode.length)
             inside = all(isinstance(n, int) and n >= 0 for n in span) and sum(span) <= file.tell()
@@ -175,7 +179,7 @@ class EpisodeIndex:
             raise RunError(f"{self.file}: line {episode.number} is damaged, or has just been replaced")
         return record
 
-    def worth(self, tip: int) -> list[Worth]:
+    def worth(self, tip: int) -> list[TipIterationStats]:
         """What came of reading a tip, iteration by iteration; failed episodes are left out."""
         sql = """
             SELECT e.iteration, COUNT(s.tip), AVG(CASE WHEN s.tip IS NOT NULL THEN earned END),
@@ -186,16 +190,16 @@ class EpisodeIndex:
             WHERE outcome NOT IN ('error', 'damaged')
             GROUP BY e.iteration HAVING COUNT(s.tip) > 0 ORDER BY e.iteration
         """
-        return [Worth(*row) for row in self._rows(sql, [tip, tip])]
+        return [TipIterationStats(*row) for row in self._query(sql, [tip, tip])]
 
-    def outlines(self) -> Iterator[Mapping[str, Any]]:
+    def iterate_outlines(self) -> Iterator[Mapping[str, Any]]:
         """All episodes as `diagnose/checks.py` reads them, without their texts; equal parts are one object."""
         sql = (
             "SELECT iteration, task, mode, outcome, earned, tips > 0, returned FROM episodes WHERE outcome != 'damaged'"
         )
         steps: tuple[Any, ...] = ((), ({"tips": (None,)},))
         tasks: dict[tuple[str, int], dict[str, Any]] = {}
-        for iteration, task, mode, outcome, earned, read, returned in self._rows(sql):
+        for iteration, task, mode, outcome, earned, read, returned in self._query(sql):
             if (task, returned) not in tasks:
                 tasks[task, returned] = {"id": task, "options": {"return_to": True} if returned else {}}
             yield {
@@ -204,56 +208,56 @@ class EpisodeIndex:
             }  # fmt: skip
 
     @property
-    def mark(self) -> tuple[str, int]:
+    def state_key(self) -> tuple[str, int]:
         """Another one whenever the index may say something else."""
-        with self._lock, _named(self.file):
-            return self._get("file", ""), self._get("end", 0)
+        with self._lock, _translate_errors(self.file):
+            return self._get_state("file", ""), self._get_state("end", 0)
 
     def iterations(self) -> tuple[int, int] | None:
         """The first and the last iteration; None without episodes."""
-        ((first, last),) = self._rows("SELECT MIN(iteration), MAX(iteration) FROM episodes")
+        ((first, last),) = self._query("SELECT MIN(iteration), MAX(iteration) FROM episodes")
         return None if first is None else (first, last)
 
     # -- reading on
 
-    def _read_some(self, file: Any, known: int) -> tuple[int, bool]:
+    def _read_batch(self, file: Any, known: int) -> tuple[int, bool]:
         """Take in the next lines; returns where they end, and whether more may follow."""
         file.seek(known)
         lines = [line for _ in range(_BATCH) if (line := file.readline()).endswith(b"\n")]
         if not lines:
             return known, False
         with self._transaction():
-            if (now := self._get("end", 0)) != known:  # another process has read on
+            if (now := self._get_state("end", 0)) != known:  # another process has read on
                 return now, True
-            number = self._get("count", 0)
+            number = self._get_state("count", 0)
             for line in lines:
                 number += 1
-                self._take(number, known, line)
+                self._insert_line(number, known, line)
                 known += len(line)
-            self._set(end=known, count=number, tail=_fingerprint(self.file, known))
+            self._set_state(end=known, count=number, tail=_fingerprint(self.file, known))
         return known, len(lines) == _BATCH
 
-    def _take(self, number: int, offset: int, line: bytes) -> None:
+    def _insert_line(self, number: int, offset: int, line: bytes) -> None:
         try:
-            row, tips = _outline(parse_json(line, "drop"))
+            row, tips = _make_row(parse_json(line, "drop"))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             row, tips = (0, "", "", 0, DAMAGED, 0, 0.0, 0.0, 0.0, 0, 0, 0, ""), set()
         self._connection.execute(_INSERT, (number, offset, len(line), *row))
         self._connection.executemany("INSERT OR IGNORE INTO shown VALUES (?, ?)", [(tip, number) for tip in tips])
 
-    def _check(self) -> None:
+    def _reset_if_replaced(self) -> None:
         """Begin anew where the file is not the one that was read, or not all of it is there any more."""
         stat = self.file.stat()
         now = f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ino}"
-        if now == self._get("file", ""):
+        if now == self._get_state("file", ""):
             return
-        end = self._get("end", 0)
-        if stat.st_size < end or _fingerprint(self.file, end) != self._get("tail", _fingerprint(self.file, 0)):
-            self._forget()
+        end = self._get_state("end", 0)
+        if stat.st_size < end or _fingerprint(self.file, end) != self._get_state("tail", _fingerprint(self.file, 0)):
+            self._clear()
         with self._transaction():
-            self._set(file=now)
+            self._set_state(file=now)
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         with self._transaction():
             for table in ("state", "episodes", "shown"):
                 self._connection.execute(f"DELETE FROM {table}")  # noqa: S608 (constants)
@@ -261,26 +265,26 @@ class EpisodeIndex:
     # -- the index's own file
 
     def _open(self) -> sqlite3.Connection:
-        beside = self.file.with_name(f"{self.file.name}{SUFFIX}")
+        beside = self.file.with_name(f"{self.file.name}{INDEX_SUFFIX}")
         for _ in range(2):
             with contextlib.suppress(sqlite3.Error, OSError):
                 if not beside.is_symlink():
-                    return _connected(str(beside))
+                    return _connect(str(beside))
             with contextlib.suppress(OSError):  # damaged, of another version, or leading to a file that is no index
                 beside.unlink()
             with contextlib.suppress(OSError):  # of somebody else: ours have none
-                Path(journal_of(str(beside))).unlink()
-        return _connected(":memory:")  # a folder that is not ours to write in
+                Path(find_journal(str(beside))).unlink()
+        return _connect(":memory:")  # a folder that is not ours to write in
 
-    def _get(self, name: str, default: Any) -> Any:
+    def _get_state(self, name: str, default: Any) -> Any:
         row = self._connection.execute("SELECT value FROM state WHERE name = ?", [name]).fetchone()
         return default if row is None else row[0]
 
-    def _set(self, **values: Any) -> None:
+    def _set_state(self, **values: Any) -> None:
         self._connection.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", values.items())
 
-    def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
-        with self._lock, _named(self.file):
+    def _query(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
+        with self._lock, _translate_errors(self.file):
             return self._connection.execute(sql, values).fetchall()
 
     @contextlib.contextmanager
@@ -294,19 +298,19 @@ class EpisodeIndex:
         self._connection.execute("COMMIT")
 
 
-def _outline(record: Any) -> tuple[tuple[Any, ...], set[int]]:
+def _make_row(record: Any) -> tuple[tuple[Any, ...], set[int]]:
     """The columns of an episode, and the ids of the tips that it was shown."""
     steps = record["steps"]
     tips = [tip.get("id") for step in steps for tip in step["tips"]]
     row: tuple[Any, ...] = (
-        int(record["iteration"]), encodable(record["task"]["id"]), encodable(record["mode"]), int(record["member"]),
-        encodable(record["outcome"]), int(record["success"]), float(record["score"]), float(record["max_score"]),
+        int(record["iteration"]), replace_surrogates(record["task"]["id"]), replace_surrogates(record["mode"]), int(record["member"]),
+        replace_surrogates(record["outcome"]), int(record["success"]), float(record["score"]), float(record["max_score"]),
         float(record["return"]), len(steps), len(tips), int("return_to" in record["task"].get("options", {})),
-        encodable(steps[-1]["action"]) if steps else "",
+        replace_surrogates(steps[-1]["action"]) if steps else "",
     )  # fmt: skip
     shown = {tip for tip in tips if isinstance(tip, int)}
     numbers: list[Any] = [each for each in (*row, *shown) if not isinstance(each, str)]
-    if not all(abs(number) < _MOST for number in numbers):
+    if not all(abs(number) < _MAX_INTEGER for number in numbers):
         raise ValueError("a number is not finite, or too large for a column")
     return row, shown
 
@@ -314,23 +318,23 @@ def _outline(record: Any) -> tuple[tuple[Any, ...], set[int]]:
 def _fingerprint(file: Path, end: int) -> str:
     """Of the last bytes before `end`."""
     with file.open("rb") as opened:
-        opened.seek(max(0, end - _TAIL))
-        return hashlib.blake2b(opened.read(min(end, _TAIL)), digest_size=16).hexdigest()
+        opened.seek(max(0, end - _FINGERPRINT_BYTES))
+        return hashlib.blake2b(opened.read(min(end, _FINGERPRINT_BYTES)), digest_size=16).hexdigest()
 
 
-def _connected(database: str) -> sqlite3.Connection:
+def _connect(database: str) -> sqlite3.Connection:
     connection = sqlite3.connect(
         database, timeout=5.0, isolation_level=None, check_same_thread=False, factory=BoundedConnection
     )
     try:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version not in {0, VERSION} or find_foreign(connection, _TABLES if version else ()):
+        if version not in {0, SCHEMA_VERSION} or find_unexpected(connection, _TABLES if version else ()):
             raise sqlite3.DatabaseError("an index of another version, or none of ours")  # noqa: TRY301 (closed below)
-        use_write_ahead_log(connection, 5.0)
+        enable_wal(connection, 5.0)
         connection.execute("PRAGMA synchronous = OFF")  # it can be made again
         if not version:
             tables = "; ".join(_TABLES)
-            connection.executescript(f"BEGIN IMMEDIATE; {tables}; PRAGMA user_version = {VERSION}; COMMIT;")
+            connection.executescript(f"BEGIN IMMEDIATE; {tables}; PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
     except BaseException:
         connection.close()
         raise
@@ -338,11 +342,11 @@ def _connected(database: str) -> sqlite3.Connection:
 
 
 @contextlib.contextmanager
-def _named(file: Path) -> Iterator[None]:
+def _translate_errors(file: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, sqlite3.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise RunError(
-            f"{file} cannot be read ({reason}): delete {file.name}{SUFFIX}, and load the page again"
+            f"{file} cannot be read ({reason}): delete {file.name}{INDEX_SUFFIX}, and load the page again"
         ) from error

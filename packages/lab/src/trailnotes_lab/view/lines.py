@@ -12,16 +12,16 @@ from typing import Any, Final, TypeGuard
 from trailnotes.errors import RunError
 from trailnotes.storage.parsing import parse_json
 
-KEPT: Final = 256  # files
+MAX_FILES: Final = 256  # files
 
-Line = Mapping[str, Any]
+MetricsLine = Mapping[str, Any]
 
 
 @dataclass(slots=True)
-class Lines:
+class ParsedLines:
     """What is known of one file."""
 
-    lines: list[Line] = field(default_factory=list)
+    lines: list[MetricsLine] = field(default_factory=list)
     damaged: int = 0  # lines that cannot be read
     end: int = 0  # bytes that were read
     inode: int = 0
@@ -33,9 +33,9 @@ class LinesCache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[Path, Lines] = OrderedDict()
+        self._known: OrderedDict[Path, ParsedLines] = OrderedDict()
 
-    def read(self, path: Path) -> Lines:
+    def read(self, path: Path) -> ParsedLines:
         """All whole lines of a file so far; none where there is no file.
 
         Raises:
@@ -43,30 +43,30 @@ class LinesCache:
         """
         with self._lock:
             try:
-                known = self._read_on(path, self._known.pop(path, Lines()))
+                known = self._read_appended(path, self._known.pop(path, ParsedLines()))
             except FileNotFoundError:
-                return Lines()
+                return ParsedLines()
             except OSError as error:
                 raise RunError(f"cannot read {path} ({error.strerror}): fix its permissions") from error
             self._known[path] = known
-            while len(self._known) > KEPT:
+            while len(self._known) > MAX_FILES:
                 self._known.popitem(last=False)
-            return Lines([*known.lines], known.damaged, known.end)
+            return ParsedLines([*known.lines], known.damaged, known.end)
 
-    def _read_on(self, path: Path, known: Lines) -> Lines:
+    def _read_appended(self, path: Path, known: ParsedLines) -> ParsedLines:
         stat = path.stat()
         if not path.is_file():
             return known  # a pipe would never answer
         with path.open("rb") as file:
             file.seek(max(0, known.end - len(known.last)))
             if stat.st_ino != known.inode or stat.st_size < known.end or file.read(len(known.last)) != known.last:
-                known = Lines(inode=stat.st_ino)
+                known = ParsedLines(inode=stat.st_ino)
             file.seek(known.end)
             for line in file:
                 if not line.endswith(b"\n"):
                     break
                 known.end, known.last = known.end + len(line), line
-                record = _record(line)
+                record = _parse_line(line)
                 if record is None:
                     known.damaged += 1
                 else:
@@ -74,14 +74,14 @@ class LinesCache:
         return known
 
 
-def series(lines: Sequence[Line], name: str) -> list[tuple[float, float]]:
+def extract_series(lines: Sequence[MetricsLine], name: str) -> list[tuple[float, float]]:
     """(environment steps, value) of one metric; by iterations where steps were not counted."""
     return [
-        (x_of(line, number), float(value)) for number, line in enumerate(lines) if is_number(value := line.get(name))
+        (get_x(line, number), float(value)) for number, line in enumerate(lines) if is_number(value := line.get(name))
     ]
 
 
-def x_of(line: Line, number: int) -> float:
+def get_x(line: MetricsLine, number: int) -> float:
     """Where a line stands on the common axis."""
     steps = line.get("env_steps")
     return float(steps) if is_number(steps) else float(number)
@@ -92,7 +92,7 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _record(line: bytes) -> Line | None:
+def _parse_line(line: bytes) -> MetricsLine | None:
     try:
         record = parse_json(line, "drop")
     except ValueError:

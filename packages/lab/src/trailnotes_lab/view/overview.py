@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from trailnotes.config.methods import label
+from trailnotes.config.methods import get_label
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import diff, flatten
+from trailnotes.config.toml import diff_configs, flatten_config
 from trailnotes.errors import RunError
 from trailnotes.storage.files import read_small
 from trailnotes.storage.parsing import parse_json
-from trailnotes_lab.view.curves import SMALL, picture, spark
-from trailnotes_lab.view.lines import Line, Lines, is_number, series
-from trailnotes_lab.view.places import COMPARISON, Place, differences, holder, progress
+from trailnotes_lab.view.curves import SMALL_SIZE, make_chart, make_sparkline
+from trailnotes_lab.view.lines import MetricsLine, ParsedLines, extract_series, is_number
+from trailnotes_lab.view.places import (
+    COMPARISON_FILE,
+    ViewEntry,
+    estimate_progress,
+    find_differing_settings,
+    find_running_process,
+)
 from trailnotes_lab.view.window import Query, Window
 
-LAID: Final = 8  # curves over each other, where nobody says which
+DEFAULT_CURVES: Final = 8  # curves over each other, where nobody says which
 METRICS: Final = (
     ("rollout/success/plain", "success without tips"),
     ("rollout/success", "success"),
@@ -26,7 +32,7 @@ METRICS: Final = (
     ("update/loss", "loss"),
     ("update/entropy", "entropy"),
 )
-PANELS: Final = (  # pictures of one run: title, (metric, label) ...
+RUN_CHARTS: Final = (  # pictures of one run: title, (metric, label) ...
     ("Success", (("rollout/success/plain", "without tips"), ("rollout/success/on_policy_tips", "with tips, on policy"),
                  ("rollout/success/off_policy", "with tips, off policy"), ("rollout/success", "all"))),
     ("Return", (("rollout/return/plain", "without tips"), ("rollout/return/on_policy_tips", "with tips, on policy"),
@@ -39,84 +45,84 @@ PANELS: Final = (  # pictures of one run: title, (metric, label) ...
                           ("update/kl_to_behavior_off_policy", "by the update's ratio"))),
     ("Entropy", (("update/entropy", "nats a token"),)),
 )  # fmt: skip
-COSTS: Final = ("env_steps", "tokens_generated", "tokens_trained", "seconds")
+COST_METRICS: Final = ("env_steps", "tokens_generated", "tokens_trained", "seconds")
 
 
-def runs(window: Window, query: Query) -> dict[str, Any]:
+def load_runs_page(window: Window, query: Query) -> dict[str, Any]:
     """All runs as a table, some of their curves over each other, and the comparisons."""
-    places = window.places()
+    places = window.list_entries()
     found = [place for place in places if place.kind == "run"]
-    known = [(place, *window.settings(place), *_lines(window, place)) for place in found]
-    differing = differences([(place.path.parent, config) for place, config, *_ in known])
+    known = [(place, *window.get_settings(place), *_load_metrics(window, place)) for place in found]
+    differing = find_differing_settings([(place.path.parent, config) for place, config, *_ in known])
     names = sorted({name for *_, lines, _ in known for line in lines.lines[-1:] for name in line
                     if is_number(line[name])})  # fmt: skip
     metric = next(iter(query.get("metric") or []), "") or next((name for name, _ in METRICS if name in names), "")
     chosen = set(query.get("run") or [])
     rows: list[dict[str, Any]] = [
         {
-            "place": place, "method": label_of(config), "seed": config.run.seed if config else None,
-            "trouble": trouble or unread, "running": holder(place.path), "differs": differs,
-            "progress": progress(config, lines.lines), "iterations": len(lines.lines),
-            "spark": spark(series(lines.lines, metric)), "last": _last(lines.lines, metric),
-            "costs": {name: _last(lines.lines, name) for name in COSTS}, "laid": place.slug in chosen,
+            "place": place, "method": get_method_label(config), "seed": config.run.seed if config else None,
+            "trouble": trouble or unread, "running": find_running_process(place.path), "differs": differs,
+            "progress": estimate_progress(config, lines.lines), "iterations": len(lines.lines),
+            "spark": make_sparkline(extract_series(lines.lines, metric)), "last": _find_last_value(lines.lines, metric),
+            "costs": {name: _find_last_value(lines.lines, name) for name in COST_METRICS}, "laid": place.slug in chosen,
         }
         for (place, config, trouble, lines, unread), differs in zip(known, differing, strict=True)
     ]  # fmt: skip
-    curves = [(row["place"].name, series(lines.lines, metric), f"/run/{row['place'].slug}")
+    curves = [(row["place"].name, extract_series(lines.lines, metric), f"/run/{row['place'].slug}")
               for row, (*_, lines, _) in zip(rows, known, strict=True) if row["laid"] or not chosen]  # fmt: skip
     curves = [curve for curve in curves if curve[1]]
     return {
         "rows": rows, "metric": metric, "names": names, "tabs": [tab for tab in METRICS if tab[0] in names],
-        "curves": picture(curves if chosen else curves[:LAID]), "left_out": 0 if chosen else max(0, len(curves) - LAID),
+        "curves": make_chart(curves if chosen else curves[:DEFAULT_CURVES]), "left_out": 0 if chosen else max(0, len(curves) - DEFAULT_CURVES),
         "comparisons": [place for place in places if place.kind == "comparison"], "root": window.root.resolve().name,
         "live": any(row["running"] for row in rows) and not window.exported, "exported": window.exported,
     }  # fmt: skip
 
 
-def run(window: Window, place: Place) -> dict[str, Any]:
+def load_run_page(window: Window, place: ViewEntry) -> dict[str, Any]:
     """One run: where it stands, its curves, its settings, its starts."""
-    config, trouble = window.settings(place)
-    lines, unread = _lines(window, place)
-    index, known = window.index(place.path)
-    panels = [(title, picture([(label, series(lines.lines, name), "") for name, label in wanted], size=SMALL))
-              for title, wanted in PANELS]  # fmt: skip
+    config, trouble = window.get_settings(place)
+    lines, unread = _load_metrics(window, place)
+    index, known = window.get_index(place.path)
+    panels = [(title, make_chart([(label, extract_series(lines.lines, name), "") for name, label in wanted], size=SMALL_SIZE))
+              for title, wanted in RUN_CHARTS]  # fmt: skip
     last = lines.lines[-1] if lines.lines else {}
     return {
-        "method": label_of(config), "config": config, "trouble": trouble or unread, "damaged": lines.damaged,
-        "progress": progress(config, lines.lines), "iterations": len(lines.lines), "episodes": index.count(),
+        "method": get_method_label(config), "config": config, "trouble": trouble or unread, "damaged": lines.damaged,
+        "progress": estimate_progress(config, lines.lines), "iterations": len(lines.lines), "episodes": index.count(),
         "known": known, "panels": [(title, curves) for title, curves in panels if curves],
-        "costs": {name: _last(lines.lines, name) for name in COSTS}, "starts": _starts(place),
-        "settings": settings_table(config) if config else [],
-        "metrics": [(name, value, spark(series(lines.lines, name))) for name, value in last.items()
+        "costs": {name: _find_last_value(lines.lines, name) for name in COST_METRICS}, "starts": _load_starts(place),
+        "settings": list_nondefault_settings(config) if config else [],
+        "metrics": [(name, value, make_sparkline(extract_series(lines.lines, name))) for name, value in last.items()
                     if is_number(value)],
         "has_tips": (place.path / "memory.db").is_file(),
     }  # fmt: skip
 
 
-def comparison(window: Window, place: Place) -> dict[str, Any]:
+def load_comparison_page(window: Window, place: ViewEntry) -> dict[str, Any]:
     """The table and the curves that `trailnotes compare` has written."""
-    file = place.path / COMPARISON
+    file = place.path / COMPARISON_FILE
     try:
         record = parse_json(read_small(file), "drop")
-        lines = [_compared(line) for line in record["lines"]]
-        panels = [_panel(panel) for panel in record.get("panels", ())]
+        lines = [_parse_method_line(line) for line in record["lines"]]
+        panels = [_parse_panel(panel) for panel in record.get("panels", ())]
         curves = [(f"{label}, run {number}" if len(own) > 1 else label, [(float(x), float(y)) for x, y in points], "")
                   for label, own in record["curves"].items() for number, points in enumerate(own)]  # fmt: skip
         texts = {name: str(record[name]) for name in ("title", "metric", "baseline")}
         notes = [str(note) for note in [*record["notes"], *record["methods"]]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{file} cannot be read ({error}): run `trailnotes compare` again") from error
-    runs = [each for each in window.places() if each.kind == "run" and each.path.parent == place.path / "runs"]
-    costs = [name for name in COSTS if any(name in line["costs"] for line in lines)]
-    return {"lines": lines, "curves": picture(curves), "notes": notes, "cost_names": costs, "panels": panels,
+    runs = [each for each in window.list_entries() if each.kind == "run" and each.path.parent == place.path / "runs"]
+    costs = [name for name in COST_METRICS if any(name in line["costs"] for line in lines)]
+    return {"lines": lines, "curves": make_chart(curves), "notes": notes, "cost_names": costs, "panels": panels,
             "runs": runs, **texts}  # fmt: skip
 
 
-def _compared(line: Mapping[str, Any]) -> dict[str, Any]:
-    one = _estimate(line["one"])
-    final = _estimate(line["last"]) or _estimate(line["best"]) or one
+def _parse_method_line(line: Mapping[str, Any]) -> dict[str, Any]:
+    one = _parse_estimate(line["one"])
+    final = _parse_estimate(line["last"]) or _parse_estimate(line["best"]) or one
     difference = line["difference"] and {
-        "estimate": _estimate(line["difference"]["estimate"]), "call": str(line["difference"]["call"])
+        "estimate": _parse_estimate(line["difference"]["estimate"]), "call": str(line["difference"]["call"])
     }  # fmt: skip
     return {
         "label": str(line["label"]), "seeds": len(line["seeds"]), "games": int(line["num_games"]),
@@ -126,7 +132,7 @@ def _compared(line: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _estimate(own: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _parse_estimate(own: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """A mean with its intervals, as numbers."""
     if own is None:
         return None
@@ -135,35 +141,35 @@ def _estimate(own: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {"mean": float(own["mean"]), **sides}
 
 
-def _panel(panel: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_panel(panel: Mapping[str, Any]) -> dict[str, Any]:
     lines = [(str(line["label"]), [float(trial["mean"]) for trial in line["trials"]]) for line in panel["lines"]]
     return {"label": str(panel["label"]), "metric": str(panel["metric"]), "lines": lines}
 
 
-def label_of(config: Config | None) -> str:
+def get_method_label(config: Config | None) -> str:
     """What tables call the method of a run."""
-    return label(config.algorithm.name) if config else "?"
+    return get_label(config.algorithm.name) if config else "?"
 
 
-def settings_table(config: Config) -> list[tuple[str, str]]:
+def list_nondefault_settings(config: Config) -> list[tuple[str, str]]:
     """The settings that are not at their default."""
-    values = flatten(config)
-    return [(name, str(values[name])) for name in diff(Config(), config)]
+    values = flatten_config(config)
+    return [(name, str(values[name])) for name in diff_configs(Config(), config)]
 
 
-def _lines(window: Window, place: Place) -> tuple[Lines, str]:
+def _load_metrics(window: Window, place: ViewEntry) -> tuple[ParsedLines, str]:
     """A run's metrics, and why they cannot be read."""
     try:
         return window.lines.read(place.path / "metrics.jsonl"), ""
     except RunError as error:
-        return Lines(), str(error)
+        return ParsedLines(), str(error)
 
 
-def _last(lines: Sequence[Line], name: str) -> float | None:
+def _find_last_value(lines: Sequence[MetricsLine], name: str) -> float | None:
     return next((float(value) for line in reversed(lines) if is_number(value := line.get(name))), None)
 
 
-def _starts(place: Place) -> list[dict[str, Any]]:
+def _load_starts(place: ViewEntry) -> list[dict[str, Any]]:
     """When the run was begun and resumed, and by which command; none where nothing can be read of it."""
     try:
         file = place.path / "run.json"

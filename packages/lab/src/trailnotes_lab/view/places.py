@@ -10,27 +10,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from trailnotes.config.methods import known_method
+from trailnotes.config.methods import find_method
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import flatten
+from trailnotes.config.toml import flatten_config
 from trailnotes.errors import RunError, TrailnotesError
-from trailnotes.runs.directory import run_config
-from trailnotes_lab.view.lines import Line, is_number
+from trailnotes.runs.directory import load_run_config
+from trailnotes_lab.view.lines import MetricsLine, is_number
 
-DEEPEST: Final = 4  # folders below the one that is viewed
-MOST: Final = 5_000  # folders that are looked into
-SKIPPED: Final = frozenset({
+MAX_DEPTH: Final = 4  # folders below the one that is viewed
+MAX_FOLDERS: Final = 5_000  # folders that are looked into
+SKIPPED_FOLDERS: Final = frozenset({
     "checkpoints", "tensorboard", "trackers", "phases", "rehearsal", "logs", "settings", "eval", "roles"
 })  # fmt: skip
-SIGNS: Final = ("metrics.jsonl", "trajectories.jsonl", "memory.db", "run.json")  # any of them beside config.toml
-COMPARISON: Final = "table.json"
-UNTOLD: Final = ("run.name", "run.seed", "algorithm.name")  # keys that have a place of their own
+RUN_FILES: Final = ("metrics.jsonl", "trajectories.jsonl", "memory.db", "run.json")  # any of them beside config.toml
+COMPARISON_FILE: Final = "table.json"
+HIDDEN_KEYS: Final = ("run.name", "run.seed", "algorithm.name")  # keys that have a place of their own
 
 Kind = Literal["run", "comparison"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ViewEntry:
     """One run or comparison. `slug` names it in addresses and is the same as long as it stays where it is."""
 
     slug: str
@@ -39,7 +39,7 @@ class Place:
     kind: Kind
 
 
-def find_places(root: Path) -> list[Place]:
+def find_entries(root: Path) -> list[ViewEntry]:
     """All runs and comparisons at and below `root`, by name.
 
     Raises:
@@ -47,25 +47,25 @@ def find_places(root: Path) -> list[Place]:
     """
     if not root.is_dir():
         raise RunError(f"{root} is no directory: name one that holds runs")
-    found: list[Place] = []
-    for path in _folders(root):
+    found: list[ViewEntry] = []
+    for path in _walk_folders(root):
         relative = path.relative_to(root)
         name = relative.as_posix() if relative.parts else root.resolve().name
-        if kind := kind_of(path):
-            found.append(Place(slug_of(relative), name, path, kind))
-    return sorted(found, key=lambda place: [*map(_natural, Path(place.name).parts)])
+        if kind := detect_kind(path):
+            found.append(ViewEntry(make_slug(relative), name, path, kind))
+    return sorted(found, key=lambda place: [*map(_natural_sort_key, Path(place.name).parts)])
 
 
-def kind_of(path: Path) -> Kind | None:
+def detect_kind(path: Path) -> Kind | None:
     """What a folder is, by what exists in it."""
-    if (path / "config.toml").is_file() and any((path / sign).is_file() for sign in SIGNS):
+    if (path / "config.toml").is_file() and any((path / sign).is_file() for sign in RUN_FILES):
         return "run"
-    if (path / COMPARISON).is_file() and (path / "runs").is_dir():
+    if (path / COMPARISON_FILE).is_file() and (path / "runs").is_dir():
         return "comparison"
     return None
 
 
-def slug_of(relative: Path) -> str:
+def make_slug(relative: Path) -> str:
     """A path as one word of an address: letters, digits, ``-._`` and ``~`` between folders.
 
     Whatever else a name holds is spelt ``!`` and its code, so that no two paths share a slug.
@@ -74,7 +74,7 @@ def slug_of(relative: Path) -> str:
     return "~".join(words) or "here"
 
 
-def holder(run: Path) -> str:
+def find_running_process(run: Path) -> str:
     """The process that trains in a run directory, as its lock names it; "" where it is known to have ended."""
     try:
         if not (run / "lock").is_file():  # a pipe would never answer
@@ -95,21 +95,21 @@ def holder(run: Path) -> str:
     return f"process {found[1]}"
 
 
-def settings_of(run: Path) -> tuple[Config | None, str]:
+def load_settings(run: Path) -> tuple[Config | None, str]:
     """A run's settings, or None and why they cannot be read."""
     try:
-        return run_config(run), ""
+        return load_run_config(run), ""
     except (TrailnotesError, OSError, UnicodeDecodeError) as error:
         return None, str(error)
 
 
-def differences(runs: Sequence[tuple[Path, Config | None]]) -> list[dict[str, str]]:
+def find_differing_settings(runs: Sequence[tuple[Path, Config | None]]) -> list[dict[str, str]]:
     """For each run the settings that are not the same in all of its folder; {} of one without readable settings.
 
     Args:
         runs: the folder that each lies in, and its settings.
     """
-    flat = [{} if config is None else {name: str(value) for name, value in flatten(config).items()}
+    flat = [{} if config is None else {name: str(value) for name, value in flatten_config(config).items()}
             for _, config in runs]  # fmt: skip
     varying: dict[Path, set[str]] = {}
     first: dict[Path, dict[str, str]] = {}
@@ -118,39 +118,39 @@ def differences(runs: Sequence[tuple[Path, Config | None]]) -> list[dict[str, st
             common = first.setdefault(folder, values)
             varying.setdefault(folder, set()).update(name for name in values if values[name] != common[name])
     return [
-        {name: value for name, value in values.items() if name in varying.get(folder, ()) and name not in UNTOLD}
+        {name: value for name, value in values.items() if name in varying.get(folder, ()) and name not in HIDDEN_KEYS}
         for (folder, _), values in zip(runs, flat, strict=True)
     ]
 
 
-def progress(config: Config | None, lines: Sequence[Line]) -> float | None:
+def estimate_progress(config: Config | None, lines: Sequence[MetricsLine]) -> float | None:
     """How far a training is by its own limits, 0 to 1; None where it does not train, or nobody can say."""
     if config is None or not lines:
         return None
-    if not known_method(config.algorithm.name).trains:
+    if not find_method(config.algorithm.name).trains:
         return None
     numbers = {name: value for name, value in lines[-1].items() if is_number(value)}
-    return min(1.0, config.train.share({**numbers, "iteration": numbers.get("iteration", 0) + 1}))
+    return min(1.0, config.train.compute_progress({**numbers, "iteration": numbers.get("iteration", 0) + 1}))
 
 
-def _folders(root: Path) -> Iterator[Path]:
+def _walk_folders(root: Path) -> Iterator[Path]:
     """`root` and what lies below it; links are not followed."""
     waiting, seen = [root], 0
-    while waiting and seen < MOST:
+    while waiting and seen < MAX_FOLDERS:
         path = waiting.pop()
         seen += 1
         yield path
-        if len(path.relative_to(root).parts) < DEEPEST:
+        if len(path.relative_to(root).parts) < MAX_DEPTH:
             try:
                 inside = [entry for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
             except OSError:  # gone, or closed to us
                 continue
             waiting += [
-                Path(each.path) for each in inside if each.name not in SKIPPED and not each.name.startswith(".")
+                Path(each.path) for each in inside if each.name not in SKIPPED_FOLDERS and not each.name.startswith(".")
             ]
 
 
-def _natural(name: str) -> list[tuple[int, int, str]]:
+def _natural_sort_key(name: str) -> list[tuple[int, int, str]]:
     """Sorts run-2 before run-10."""
     parts = re.split(r"(\d+)", name)
     return [(1, int(part), "") if part.isdigit() and part.isascii() else (0, 0, part) for part in parts]

@@ -20,40 +20,42 @@ from typing import Final
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
-from trailnotes.memory.exchange import check_reader, delete_tips, edit_tip, enable_tips, open_store, show_tip
+from trailnotes.memory.exchange import delete_tips, edit_tip, enable_tips, open_store, require_searchable, require_tip
 from trailnotes.memory.migrations import MIGRATIONS
-from trailnotes.memory.retired import MARK, Retirement
-from trailnotes.memory.retrieval import embedder_for
-from trailnotes.memory.schema import named_errors, opened_snapshot, read_rows
-from trailnotes.memory.store import READINGS, SELECT, TipStore, tip_of
-from trailnotes.memory.tip_stats import Readers
+from trailnotes.memory.retired import RETIREMENT_COLUMNS, Retirement
+from trailnotes.memory.retrieval import load_file_embedder
+from trailnotes.memory.schema import open_snapshot, read_rows, translate_errors
+from trailnotes.memory.store import READER_COLUMNS, SELECT_TIP, TipStore, parse_tip_row
+from trailnotes.memory.tip_stats import ReaderStats
 from trailnotes.memory.tips import MAX_KEY_CHARS, TipMemory
 from trailnotes.types import Tip
 
-PAGE: Final = 50  # tips on a page
-NEAREST: Final = 20  # of a search
-KEPT_OPEN: Final = 4  # memories that are searched
-PATIENCE_S: Final = 1.0  # that a page waits for a memory to be opened
-LATE_S: Final = 600.0  # after which what was found too late is searched anew
-STALE: Final = "this tip has changed since its page was drawn, so nothing was done: here it is as it is now"
+PAGE_SIZE: Final = 50  # tips on a page
+MAX_RESULTS: Final = 20  # of a search
+MAX_OPEN_MEMORIES: Final = 4  # memories that are searched
+OPEN_TIMEOUT_S: Final = 1.0  # that a page waits for a memory to be opened
+RESULT_TTL_S: Final = 600.0  # after which what was found too late is searched anew
+STALE_TIP_ERROR: Final = "this tip has changed since its page was drawn, so nothing was done: here it is as it is now"
 
-ORDERS: Final = {
+SORT_ORDERS: Final = {
     "newest": "age DESC",
     "score": "score DESC, age DESC",
     "read most": "shown DESC, age DESC",
     "earned": "(0.5 + earned) / (1 + shown) DESC, age DESC",
     "repeated": "support DESC, age DESC",
 }
-LOOKED: Final = 5_000  # retired tips that are gone through for a page: there is no index of what they became one with
-SORTED: Final = 20_000  # tips that are counted and sorted for a page; of more the newest come first
+MAX_RETIRED_SCANNED: Final = (
+    5_000  # retired tips that are gone through for a page: there is no index of what they became one with
+)
+MAX_SORTED: Final = 20_000  # tips that are counted and sorted for a page; of more the newest come first
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TipRow:
     """A tip with what came of reading it."""
 
     tip: Tip
-    readers: Readers
+    readers: ReaderStats
     similarity: float | None = None
     retirement: Retirement | None = None
     joined: tuple[int, ...] = ()  # tips that became one with it, and are counted with it
@@ -70,10 +72,10 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class TipPage:
     """A page of tips."""
 
-    rows: list[Row]
+    rows: list[TipRow]
     total: int  # SORTED + 1: more than are counted
     order: str  # as they stand
     sorted: bool  # False: there are too many to sort
@@ -89,46 +91,46 @@ class TipsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def newest(self, before: int | None) -> Listed:
+    def list_newest(self, before: int | None) -> TipPage:
         """`PAGE` tips of all tasks with ids below `before`, the highest first: the way through a file of any size."""
-        with self._reading() as connection:
+        with self._open_connection() as connection:
             sql = "SELECT id FROM tips WHERE id < ? ORDER BY id DESC LIMIT ?"
-            ids = [row[0] for row in read_rows(connection, sql, [before or 2**62, PAGE])]
-            rows = [row for tip_id in ids if (row := self._row(connection, tip_id))]
-            return Listed(rows, self._total(connection, ""), "newest", sorted=True)
+            ids = [row[0] for row in read_rows(connection, sql, [before or 2**62, PAGE_SIZE])]
+            rows = [row for tip_id in ids if (row := self._load_row(connection, tip_id))]
+            return TipPage(rows, self._count_tips(connection, ""), "newest", sorted=True)
 
-    def page(self, namespace: str, order: str, first: int) -> Listed:
+    def list_tips(self, namespace: str, order: str, first: int) -> TipPage:
         """`PAGE` tips from the `first` on, counted from 0; of all tasks where `namespace` is ""."""
         if not namespace and order == "newest":
-            return self.newest(None)
-        with self._reading() as connection:
-            total = self._total(connection, namespace)
-            is_sorted = order == "newest" or total <= SORTED
+            return self.list_newest(None)
+        with self._open_connection() as connection:
+            total = self._count_tips(connection, namespace)
+            is_sorted = order == "newest" or total <= MAX_SORTED
             if not is_sorted and not namespace:
-                return replace(self.newest(None), sorted=False)
+                return replace(self.list_newest(None), sorted=False)
             order = order if is_sorted else "newest"
             where, values = ("WHERE namespace = ?", [namespace]) if namespace else ("", [])
-            sql = f"SELECT id FROM tips {where} ORDER BY {ORDERS[order]} LIMIT ? OFFSET ?"  # noqa: S608 (constants)
-            ids = [row[0] for row in read_rows(connection, sql, [*values, PAGE, first])]
-            rows = [row for tip_id in ids if (row := self._row(connection, tip_id))]
-        return Listed(rows, total, order, is_sorted)
+            sql = f"SELECT id FROM tips {where} ORDER BY {SORT_ORDERS[order]} LIMIT ? OFFSET ?"  # noqa: S608 (constants)
+            ids = [row[0] for row in read_rows(connection, sql, [*values, PAGE_SIZE, first])]
+            rows = [row for tip_id in ids if (row := self._load_row(connection, tip_id))]
+        return TipPage(rows, total, order, is_sorted)
 
-    def row(self, tip_id: int) -> Row:
+    def get_tip_row(self, tip_id: int) -> TipRow:
         """One tip, with those of the newest `LOOKED` retired ones that became one with it."""
         sql = (
             "SELECT id FROM (SELECT id, merged_into FROM tips INDEXED BY tips_by_retirement WHERE retired_at > 0 "
             "ORDER BY retired_at DESC LIMIT ?) WHERE merged_into = ? ORDER BY id"
         )
-        with self._reading() as connection:
-            found = self._row(connection, tip_id)
-            joined = tuple(each for (each,) in read_rows(connection, sql, [LOOKED, tip_id]))
+        with self._open_connection() as connection:
+            found = self._load_row(connection, tip_id)
+            joined = tuple(each for (each,) in read_rows(connection, sql, [MAX_RETIRED_SCANNED, tip_id]))
         if found is None:
             raise MemoryStoreError(
                 f"there is no tip {tip_id} any more: it was deleted, or has made room for newer ones"
             )
         return replace(found, joined=joined)
 
-    def tasks(self, most: int = 500) -> list[str]:
+    def list_tasks(self, most: int = 500) -> list[str]:
         """Tasks that have tips, the first `most` by name: one step in the index for each."""
         sql = """
             WITH RECURSIVE names (name) AS (
@@ -138,29 +140,33 @@ class TipsFile:
             )
             SELECT name FROM names WHERE name IS NOT NULL LIMIT ?
         """
-        with self._reading() as connection:
+        with self._open_connection() as connection:
             return [str(name) for (name,) in connection.execute(sql, [most])]
 
-    def _total(self, connection: sqlite3.Connection, namespace: str) -> int:
+    def _count_tips(self, connection: sqlite3.Connection, namespace: str) -> int:
         """How many there are, `SORTED` + 1 at most: counting a million takes longer than a page may."""
         where, values = ("WHERE namespace = ?", [namespace]) if namespace else ("", [])
         sql = f"SELECT COUNT(*) FROM (SELECT 1 FROM tips {where} LIMIT ?)"  # noqa: S608 (constants)
-        return int(connection.execute(sql, [*values, SORTED + 1]).fetchone()[0])
+        return int(connection.execute(sql, [*values, MAX_SORTED + 1]).fetchone()[0])
 
-    def _row(self, connection: sqlite3.Connection, tip_id: int) -> Row | None:
-        columns, _, table = SELECT.partition(" FROM ")
-        sql = f"{columns}, {', '.join((*MARK, *READINGS))} FROM {table} WHERE id = ?"
+    def _load_row(self, connection: sqlite3.Connection, tip_id: int) -> TipRow | None:
+        columns, _, table = SELECT_TIP.partition(" FROM ")
+        sql = f"{columns}, {', '.join((*RETIREMENT_COLUMNS, *READER_COLUMNS))} FROM {table} WHERE id = ?"
         for found in read_rows(connection, sql, [tip_id]):
-            end = len(found) - len(READINGS)
-            mark = Retirement(*found[end - len(MARK) : end])
-            return Row(tip_of(found[: end - len(MARK)]), Readers(*found[end:]), retirement=mark if mark.rule else None)
+            end = len(found) - len(READER_COLUMNS)
+            mark = Retirement(*found[end - len(RETIREMENT_COLUMNS) : end])
+            return TipRow(
+                parse_tip_row(found[: end - len(RETIREMENT_COLUMNS)]),
+                ReaderStats(*found[end:]),
+                retirement=mark if mark.rule else None,
+            )
         return None
 
     @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
+    def _open_connection(self) -> Iterator[sqlite3.Connection]:
         if not self.path.is_file():
             raise MemoryStoreError(f"there is no {self.path.name} in this run: it has no tips")
-        with opened_snapshot(self.path, every_page=False) as connection:
+        with open_snapshot(self.path, every_page=False) as connection:
             if connection.execute("PRAGMA user_version").fetchone()[0] < len(MIGRATIONS):
                 raise MemoryStoreError(
                     f"{self.path} was written by an earlier version: `trailnotes memory stats` brings it up to date, "
@@ -169,20 +175,22 @@ class TipsFile:
             yield connection
 
 
-Ask = tuple[Path, str, str, str]  # file, settings, task, words
+SearchKey = tuple[Path, str, str, str]  # file, settings, task, words
 
 
-class Opening(MemoryStoreError):  # noqa: N818 (it is an answer)
+class MemoryNotReady(MemoryStoreError):  # noqa: N818 (it is an answer)
     """A memory is still being opened: its file is checked, or its index built."""
 
 
-class Searcher:
+class TipSearcher:
     """Searches as an agent does, in a thread of its own. What was searched stays open, since opening may take long."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="searcher")
         self._lock = threading.Lock()
-        self._late: dict[Ask, tuple[Future[list[Row]], float]] = {}  # what was told to wait, and when it first asked
+        self._late: dict[
+            SearchKey, tuple[Future[list[TipRow]], float]
+        ] = {}  # what was told to wait, and when it first asked
         self._open: OrderedDict[tuple[Path, int, str], TipMemory] = OrderedDict()
 
     def close(self) -> None:
@@ -192,7 +200,7 @@ class Searcher:
             memory.close()
         self._open.clear()
 
-    def search(self, path: Path, config: MemoryConfig, namespace: str, query: str) -> list[Row]:
+    def search(self, path: Path, config: MemoryConfig, namespace: str, query: str) -> list[TipRow]:
         """What an agent of these settings would be shown for `query`, the best first, each with its similarity.
 
         `config.embedder` is what the user names, as for `embedder_for`.
@@ -205,74 +213,74 @@ class Searcher:
         """
         ask, now = (path, config.model_dump_json(), namespace, query), time.monotonic()
         with self._lock:
-            self._late = {each: late for each, late in self._late.items() if now - late[1] < LATE_S}
+            self._late = {each: late for each, late in self._late.items() if now - late[1] < RESULT_TTL_S}
             if ask not in self._late:
-                self._late[ask] = self._thread.submit(self._search, path, config, namespace, query), now
+                self._late[ask] = self._thread.submit(self._run_search, path, config, namespace, query), now
             found, _ = self._late[ask]
-        wait([found], PATIENCE_S)
+        wait([found], OPEN_TIMEOUT_S)
         if not found.done():
-            raise Opening(f"{path.name} is being opened")
+            raise MemoryNotReady(f"{path.name} is being opened")
         with self._lock:
             self._late.pop(ask, None)
         return found.result()
 
-    def _search(self, path: Path, config: MemoryConfig, namespace: str, query: str) -> list[Row]:
-        memory = self._memory(path, config)
-        if not (found := memory.search(namespace, query, NEAREST)):
-            check_reader(memory.store, namespace, memory.config.scope)  # goes through all names
+    def _run_search(self, path: Path, config: MemoryConfig, namespace: str, query: str) -> list[TipRow]:
+        memory = self._get_memory(path, config)
+        if not (found := memory.search(namespace, query, MAX_RESULTS)):
+            require_searchable(memory.store, namespace, memory.config.scope)  # goes through all names
             return []
         (vector,) = memory.embedder.embed([query[:MAX_KEY_CHARS]])
-        alike = memory.vectors(found) @ vector
+        alike = memory.embed_keys(found) @ vector
         return [
-            Row(tip, readers, float(each))
+            TipRow(tip, readers, float(each))
             for tip, each in zip(found, alike, strict=True)
-            for readers in memory.store.readers(tip.id or 0).values()  # none of one that was just deleted
+            for readers in memory.store.load_reader_stats(tip.id or 0).values()  # none of one that was just deleted
         ]
 
-    def _memory(self, path: Path, config: MemoryConfig) -> TipMemory:
-        with named_errors(path):
+    def _get_memory(self, path: Path, config: MemoryConfig) -> TipMemory:
+        with translate_errors(path):
             slot = (path, path.stat().st_ino, config.model_dump_json())
         if slot not in self._open:
             store = open_store(path)
             try:
-                embedder = embedder_for(store.identity.name, config.embedder)
+                embedder = load_file_embedder(store.identity.name, config.embedder)
                 self._open[slot] = TipMemory(store, embedder, config)
             except BaseException:
                 store.close()
                 raise
         self._open.move_to_end(slot)
-        while len(self._open) > KEPT_OPEN:
+        while len(self._open) > MAX_OPEN_MEMORIES:
             self._open.popitem(last=False)[1].close()
         return self._open[slot]
 
 
-def change(path: Path, tip_id: int, seen: str, act: Callable[[TipStore], object]) -> None:
+def apply_change(path: Path, tip_id: int, seen: str, act: Callable[[TipStore], object]) -> None:
     """Do something to a tip, unless it is not the one that the page showed (`mark_of`).
 
     Raises:
         MemoryStoreError: it has changed or gone, or what is asked is refused; nothing has changed then.
     """
     with closing(open_store(path)) as store:
-        if mark_of(show_tip(store, tip_id)) != seen:
-            raise MemoryStoreError(STALE)
+        if hash_tip(require_tip(store, tip_id)) != seen:
+            raise MemoryStoreError(STALE_TIP_ERROR)
         act(store)
 
 
-def edited(tip_id: int, text: str, score: float) -> Callable[[TipStore], object]:
+def make_edit(tip_id: int, text: str, score: float) -> Callable[[TipStore], object]:
     """Give it this text and score."""
     return lambda store: edit_tip(store, tip_id, text, score=score)
 
 
-def switched(tip_id: int, *, enabled: bool) -> Callable[[TipStore], object]:
+def make_switch(tip_id: int, *, enabled: bool) -> Callable[[TipStore], object]:
     """Let it be found, or not."""
     return lambda store: enable_tips(store, [tip_id], enabled=enabled)
 
 
-def deleted(tip_id: int) -> Callable[[TipStore], object]:
+def make_delete(tip_id: int) -> Callable[[TipStore], object]:
     """Delete it."""
     return lambda store: delete_tips(store, [tip_id])
 
 
-def mark_of(tip: Tip) -> str:
+def hash_tip(tip: Tip) -> str:
     """What a form says of the tip that its page showed."""
     return blake2b(f"{tip.text}\n{tip.score}\n{tip.enabled}".encode(), digest_size=8).hexdigest()

@@ -12,32 +12,32 @@ from urllib.parse import urlencode
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import RunError, TrailnotesError
-from trailnotes_lab.view.drawing import Href, draw
+from trailnotes_lab.view.drawing import Href, render_template
 from trailnotes_lab.view.index import EpisodeIndex
 from trailnotes_lab.view.lines import LinesCache
-from trailnotes_lab.view.places import Place, find_places, settings_of
-from trailnotes_lab.view.tips import Searcher
+from trailnotes_lab.view.places import ViewEntry, find_entries, load_settings
+from trailnotes_lab.view.tips import TipSearcher
 
-PATIENCE_S: Final = 0.04  # that a page spends on reading on; a thread does the rest
-FRESH_S: Final = 2.0  # for which the list of places is believed
+READ_SLICE_S: Final = 0.04  # that a page spends on reading on; a thread does the rest
+ENTRIES_TTL_S: Final = 2.0  # for which the list of places is believed
 
 Query = Mapping[str, list[str]]
-Drawn = Callable[["Window", str, Query, Href], str]  # from an address to its page
+PageRenderer = Callable[["Window", str, Query, Href], str]  # from an address to its page
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RenderedPage:
     """A page."""
 
     text: str
     status: int = 200
 
 
-class Missing(RunError):  # noqa: N818 (it is an answer)
+class PageNotFound(RunError):  # noqa: N818 (it is an answer)
     """There is no such page."""
 
 
-def live(path: str, **query: Any) -> str:
+def make_url(path: str, **query: Any) -> str:
     """An address of the served window."""
     asked = [(name, value) for name, value in query.items() if value not in (None, "")]
     return f"{path}?{urlencode(asked, doseq=True)}" if asked else path
@@ -55,12 +55,12 @@ class Window:
 
     def __init__(self, root: Path, *, write: bool = False, exported: bool = False, embedder: str = "") -> None:
         self.root, self.write, self.exported, self.embedder = root, write, exported, embedder
-        self.lines, self.searcher = LinesCache(), Searcher()
+        self.lines, self.searcher = LinesCache(), TipSearcher()
         self._lock = threading.Lock()
         self._indices: dict[Path, EpisodeIndex] = {}
         self._reading: set[Path] = set()
         self._kept: dict[str, tuple[object, Any]] = {}
-        self._places: tuple[float, list[Place]] = (-FRESH_S, [])
+        self._places: tuple[float, list[ViewEntry]] = (-ENTRIES_TTL_S, [])
 
     def close(self) -> None:
         """Let go of all files."""
@@ -70,70 +70,70 @@ class Window:
                 index.close()
             self._indices.clear()
 
-    def places(self) -> list[Place]:
+    def list_entries(self) -> list[ViewEntry]:
         """Runs and comparisons, looked for again every now and then."""
         seen, places = self._places
-        if time.monotonic() - seen >= FRESH_S:
-            places = find_places(self.root)
+        if time.monotonic() - seen >= ENTRIES_TTL_S:
+            places = find_entries(self.root)
             self._places = (time.monotonic(), places)
         return places
 
-    def place(self, kind: str, slug: str) -> Place:
+    def place(self, kind: str, slug: str) -> ViewEntry:
         """One of them.
 
         Raises:
             Missing: there is none of that name, or not any more.
         """
-        found = next((place for place in self.places() if (place.kind, place.slug) == (kind, slug)), None)
+        found = next((place for place in self.list_entries() if (place.kind, place.slug) == (kind, slug)), None)
         if found is None or not found.path.is_dir():
-            raise Missing(f"there is no {kind} of this name below {self.root.resolve().name} (any more)")
+            raise PageNotFound(f"there is no {kind} of this name below {self.root.resolve().name} (any more)")
         return found
 
-    def settings(self, place: Place) -> tuple[Config | None, str]:
+    def get_settings(self, place: ViewEntry) -> tuple[Config | None, str]:
         """See `settings_of`; read again where config.toml has changed."""
         try:
             stat = (place.path / "config.toml").stat()
         except OSError as error:
             return None, f"{place.path / 'config.toml'}: {error.strerror}"
-        found: tuple[Config | None, str] = self.kept(
-            f"settings {place.slug}", (stat.st_mtime_ns, stat.st_size), lambda: settings_of(place.path)
+        found: tuple[Config | None, str] = self.get_cached(
+            f"settings {place.slug}", (stat.st_mtime_ns, stat.st_size), lambda: load_settings(place.path)
         )
         return found
 
-    def kept(self, name: str, state: object, make: Callable[[], Any]) -> Any:
+    def get_cached(self, name: str, state: object, make: Callable[[], Any]) -> Any:
         """What `make` made when `state` was last another."""
         if name not in self._kept or self._kept[name][0] != state:
             self._kept[name] = (state, make())
         return self._kept[name][1]
 
-    def index(self, run: Path) -> tuple[EpisodeIndex, float]:
+    def get_index(self, run: Path) -> tuple[EpisodeIndex, float]:
         """The index of a run's episodes, and the share of them that it knows. The rest is read meanwhile."""
         file = run / "trajectories.jsonl"
         with self._lock:
             if file not in self._indices:
                 self._indices[file] = EpisodeIndex(file)
             index = self._indices[file]
-        known = index.catch_up(float("inf") if self.exported else PATIENCE_S)
+        known = index.catch_up(float("inf") if self.exported else READ_SLICE_S)
         if known < 1:
             with self._lock:
                 begin = file not in self._reading
                 self._reading.add(file)
             if begin:
-                threading.Thread(target=self._read_on, args=(index,), daemon=True).start()
+                threading.Thread(target=self._read_in_background, args=(index,), daemon=True).start()
         return index, known
 
-    def page(self, draw_page: Drawn, path: str, query: Query, href: Href = live) -> Answer:
+    def render(self, draw_page: PageRenderer, path: str, query: Query, href: Href = make_url) -> RenderedPage:
         """The page of an address; what goes wrong is a page, too."""
         try:
-            return Answer(draw_page(self, path, query, href))
-        except Missing as error:
-            return Answer(refusal(404, str(error), href), 404)
+            return RenderedPage(draw_page(self, path, query, href))
+        except PageNotFound as error:
+            return RenderedPage(render_error(404, str(error), href), 404)
         except (TrailnotesError, OSError) as error:
-            return Answer(refusal(409, str(error), href), 409)
+            return RenderedPage(render_error(409, str(error), href), 409)
 
-    def _read_on(self, index: EpisodeIndex) -> None:
+    def _read_in_background(self, index: EpisodeIndex) -> None:
         try:
-            while index.catch_up(PATIENCE_S) < 1:
+            while index.catch_up(READ_SLICE_S) < 1:
                 time.sleep(0.001)  # pages come first
         except (TrailnotesError, OSError):
             pass  # the next page will say so
@@ -142,12 +142,14 @@ class Window:
                 self._reading.discard(index.file)
 
 
-HEADINGS: Final = {
+ERROR_HEADINGS: Final = {
     400: "That cannot be read", 403: "Not without the token", 404: "Nothing here", 405: "Not that way",
     409: "That cannot be shown", 413: "That is too much", 421: "Not by that name", 500: "Something went wrong",
 }  # fmt: skip
 
 
-def refusal(status: int, text: str, href: Href = live) -> str:
+def render_error(status: int, text: str, href: Href = make_url) -> str:
     """A page that says what is wrong."""
-    return draw("error", href, heading=HEADINGS.get(status, "That did not work"), text=text, live=False, way=[])
+    return render_template(
+        "error", href, heading=ERROR_HEADINGS.get(status, "That did not work"), text=text, live=False, way=[]
+    )

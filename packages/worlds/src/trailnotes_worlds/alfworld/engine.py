@@ -23,17 +23,17 @@ from typing import Any, Final
 
 from trailnotes.errors import EnvError
 from trailnotes.storage.parsing import parse_json
-from trailnotes_worlds.alfworld.rooms import mangled, package
+from trailnotes_worlds.alfworld.rooms import escape_pddl_name, import_alfworld_module
 
-_KEPT: Final = 64  # games that stay translated
-_TASK: Final = re.compile(r"Your task is to: (.*?)\.?(?=\"|\\n|$)")
+_CACHE_SIZE: Final = 64  # games that stay translated
+_TASK_PATTERN: Final = re.compile(r"Your task is to: (.*?)\.?(?=\"|\\n|$)")
 _UNKNOWN: Final = "UNKNOWN GOAL."
 _NOTHING: Final = "Nothing happens."
 _INTRO: Final = "-= Welcome to TextWorld, ALFRED! =-\n\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Translated:
+class TranslatedGame:
     """A game as Fast Downward takes it, and what its parts are called."""
 
     sas: bytes
@@ -55,7 +55,7 @@ def read_game(text: str) -> tuple[str, str]:
     """Problem and task of a ``game.tw-pddl``. Raises `EnvError` if it is none."""
     try:
         facts = parse_json(text)
-        problem, found = facts["pddl_problem"], _TASK.search(facts["grammar"])
+        problem, found = facts["pddl_problem"], _TASK_PATTERN.search(facts["grammar"])
     except (ValueError, KeyError, TypeError) as error:
         raise EnvError(f"that is no game of ALFWorld: {type(error).__name__} {error}") from error
     if not isinstance(problem, str) or not found:
@@ -64,58 +64,58 @@ def read_game(text: str) -> tuple[str, str]:
 
 
 @cache
-def _logic() -> Any:
+def _load_logic() -> Any:
     """Grammar and actions of the package, read once."""
     from textworld.envs.pddl import logic
 
-    info = package("info")
+    info = import_alfworld_module("info")
     domain, grammar = (
         Path(path).read_text(encoding="utf-8") for path in (info.ALFRED_PDDL_PATH, info.ALFRED_TWL2_PATH)
     )
     return logic.GameLogic(domain=domain, grammar=grammar)
 
 
-@lru_cache(_KEPT)
-def translated(problem: str) -> Translated:
+@lru_cache(_CACHE_SIZE)
+def translate_game(problem: str) -> TranslatedGame:
     """A game ready to be played. Raises `EnvError` if it cannot be."""
     from textworld.generator.game import EntityInfo
     from textworld.logic import Proposition, Type, Variable
 
-    task, sas = _to_sas(problem)
+    task, sas = _translate_to_sas(problem)
     types = {each.name: each.type_name for each in task.objects}
     for type_ in task.types:
         with suppress(ValueError):  # known from an earlier game
-            _logic().types.add(Type(type_.name, type_.supertype_names))
+            _load_logic().types.add(Type(type_.name, type_.supertype_names))
     facts = tuple(
         Proposition(atom.predicate, [Variable(name, types[name]) for name in atom.args])
         for atom in task.init
         if hasattr(atom, "predicate") and atom.predicate != "="
     )
     infos = {name: EntityInfo(name, type_) for name, type_ in types.items()}
-    demangler = package("agents.utils.misc").Demangler(game_infos=infos)
+    demangler = import_alfworld_module("agents.utils.misc").Demangler(game_infos=infos)
     for name, info in infos.items():
         info.name, info.definite, info.indefinite = demangler.demangle_alfred_name(name), "the", "a"
     parameters = {
         action.name: tuple((parameter.name.strip("?"), parameter.type_name) for parameter in action.parameters)
         for action in task.actions
     }
-    return Translated(sas.encode(), facts, types, infos, parameters)
+    return TranslatedGame(sas.encode(), facts, types, infos, parameters)
 
 
-def _to_sas(problem: str) -> tuple[Any, str]:
+def _translate_to_sas(problem: str) -> tuple[Any, str]:
     """Fast Downward's translation, which reads and changes the arguments of the process."""
     import fast_downward
 
-    with _same_arguments():
+    with _preserve_argv():
         try:
-            task, sas = fast_downward.pddl2sas(_logic().domain, problem)
+            task, sas = fast_downward.pddl2sas(_load_logic().domain, problem)
         except (Exception, SystemExit) as error:
             raise EnvError(f"ALFWorld's translator refuses this game: {type(error).__name__} {error}") from error
     return task, str(sas)
 
 
 @contextmanager
-def _same_arguments() -> Iterator[None]:
+def _preserve_argv() -> Iterator[None]:
     before = sys.argv
     try:
         yield
@@ -125,21 +125,21 @@ def _same_arguments() -> Iterator[None]:
 
 # Libraries that no engine uses. One that is unloaded takes the process with it when another is loaded (a segmentation
 # fault in dlopen), so none ever is: an engine that closes leaves its own to the next.
-_SPARE: Final[list[Any]] = []
+_SPARE_LIBRARIES: Final[list[Any]] = []
 
 
-class Engine:
+class AlfworldEngine:
     """Plays one game after another. The library behind it has one state, so each engine has its own (33 MB)."""
 
     def __init__(self) -> None:
         import fast_downward
         from textworld.envs.pddl import logic
 
-        self._library: Any = _SPARE.pop() if _SPARE else fast_downward.load_lib()
+        self._library: Any = _SPARE_LIBRARIES.pop() if _SPARE_LIBRARIES else fast_downward.load_lib()
         self._atom, self._operator = logic.Atom, fast_downward.Operator
         self._state: Any = None
         self._moves: dict[str, Move] = {}
-        self.game: Translated | None = None
+        self.game: TranslatedGame | None = None
 
     @property
     def won(self) -> bool:
@@ -151,14 +151,14 @@ class Engine:
         """What can be done, in alphabetical order, each once."""
         return tuple(self._moves)
 
-    def begin(self, game: Translated, task: str) -> str:
+    def begin(self, game: TranslatedGame, task: str) -> str:
         """Begin a game; what is seen first, with `task` at its end."""
         self.game = game
         self._library.load_sas(game.sas)
-        self._state = _state(_logic(), game)
-        self._update_facts_of_beginning()
-        self._moves = self._listed()
-        said: str = _logic().grammar.derive("#intro#", self._context({}, {}))
+        self._state = _make_initial_state(_load_logic(), game)
+        self._refresh_initial_facts()
+        self._moves = self._list_moves()
+        said: str = _load_logic().grammar.derive("#intro#", self._build_context({}, {}))
         return said.removeprefix(_INTRO).replace(_UNKNOWN, f"{task}.")
 
     def step(self, command: str) -> str:
@@ -167,42 +167,46 @@ class Engine:
         if move is None:
             return _NOTHING
         self._state.apply(SimpleNamespace(id=move.id))
-        self._moves = self._listed()
+        self._moves = self._list_moves()
         name, *arguments = move.operator.split()
-        variables, mapping = self._bound(name, arguments)
-        said: str = _logic().grammar.derive(_logic().actions[name].feedback_rule, self._context(variables, mapping))
+        variables, mapping = self._bind_arguments(name, arguments)
+        said: str = _load_logic().grammar.derive(
+            _load_logic().actions[name].feedback_rule, self._build_context(variables, mapping)
+        )
         return said
 
-    def named(self, plan: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    def format_plan(self, plan: Sequence[Sequence[str]]) -> tuple[str, ...]:
         """The commands of a plan that was made with the game: its names, as they are shown."""
         assert self.game
         infos = self.game.infos
-        return tuple(form.format(*(infos[mangled(name).lower()].name for name in names)) for form, *names in plan)
+        return tuple(
+            form.format(*(infos[escape_pddl_name(name).lower()].name for name in names)) for form, *names in plan
+        )
 
     def close(self) -> None:
         """Leave the library to the next engine. Twice is fine."""
         if self._library is not None:
-            _SPARE.append(self._library)
+            _SPARE_LIBRARIES.append(self._library)
         self._library = None
 
-    def _listed(self) -> dict[str, Move]:
+    def _list_moves(self) -> dict[str, Move]:
         found = (self._operator * self._library.get_applicable_operators_count())()
         self._library.get_applicable_operators(found)
         self._state._operators = {operator.id: operator for operator in found}  # noqa: SLF001 (as its own method does)
         moves: dict[str, Move] = {}
         for operator in found:
             name = operator.name
-            moves.setdefault(self._worded(name), Move(operator.id, name))
+            moves.setdefault(self._format_command(name), Move(operator.id, name))
         return dict(sorted(moves.items()))
 
-    def _worded(self, operator: str) -> str:
+    def _format_command(self, operator: str) -> str:
         assert self.game
         name, *arguments = operator.split()
-        template = "go to {r}" if name == "gotolocation" else _logic().actions[name].template
+        template = "go to {r}" if name == "gotolocation" else _load_logic().actions[name].template
         names = zip(self.game.parameters[name], arguments, strict=False)
         return str(template.format(**{key: self.game.infos[argument].name for (key, _), argument in names}))
 
-    def _update_facts_of_beginning(self) -> None:
+    def _refresh_initial_facts(self) -> None:
         assert self.game
         atoms = (self._atom * self._library.get_state_size())()
         self._library.get_state(atoms)
@@ -210,7 +214,7 @@ class Engine:
         self._state.downward_lib = self._library
         self._state.add_facts([fact for fact in facts if not fact.is_negation])
 
-    def _bound(self, name: str, arguments: list[str]) -> tuple[dict[str, Any], dict[Any, Any]]:
+    def _bind_arguments(self, name: str, arguments: list[str]) -> tuple[dict[str, Any], dict[Any, Any]]:
         from textworld.logic import Placeholder, Variable
 
         assert self.game
@@ -219,7 +223,7 @@ class Engine:
         mapping = {Placeholder(key, type_): Variable(argument, type_) for (key, type_), argument in pairs}
         return variables, mapping
 
-    def _context(self, variables: dict[str, Any], mapping: dict[Any, Any]) -> dict[str, Any]:
+    def _build_context(self, variables: dict[str, Any], mapping: dict[Any, Any]) -> dict[str, Any]:
         assert self.game
         return {
             "state": self._state,
@@ -230,7 +234,7 @@ class Engine:
         }
 
 
-def _state(logic: Any, game: Translated) -> Any:
+def _make_initial_state(logic: Any, game: TranslatedGame) -> Any:
     """TextWorld's state of a game at its beginning, made of a translation that is there already."""
     from textworld.envs.pddl.logic import PddlState
 

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from trailnotes.envs.base import as_offered
-from trailnotes.envs.options import one_of, whole
+from trailnotes.envs.base import match_offered
+from trailnotes.envs.options import require_choice, require_int
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.storage.parsing import parse_json
 from trailnotes.types import Observation, Task
-from trailnotes_worlds.alfworld.engine import Engine, read_game, translated
-from trailnotes_worlds.alfworld.games import GAME_FILE, GAMES, alfworld_tasks, data_folder
-from trailnotes_worlds.alfworld.rooms import TASK_TYPES, VERSION, made, package
+from trailnotes_worlds.alfworld.engine import AlfworldEngine, read_game, translate_game
+from trailnotes_worlds.alfworld.games import GAME_FILE, GAMES, alfworld_tasks, find_data_folder
+from trailnotes_worlds.alfworld.rooms import TASK_TYPES, VERSION, generate_game, import_alfworld_module
 
 MAX_STEPS = 50  # as everywhere in the literature
 
@@ -46,12 +46,12 @@ class AlfworldEnv:
             max_steps: actions until the episode is truncated.
             actions: offer the admissible actions.
         """
-        package("info")  # what is missing is said before anything is played
+        import_alfworld_module("info")  # what is missing is said before anything is played
         alfworld_tasks("train", "generated", task_types, num_games or 1, dataset_seed)
-        if one_of("games", games, GAMES) == "published":
-            data_folder(data)
-        self._max_steps, self._offers, self._data = whole("max_steps", max_steps, 1, 100_000), bool(actions), data
-        self._engine: Engine | None = None
+        if require_choice("games", games, GAMES) == "published":
+            find_data_folder(data)
+        self._max_steps, self._offers, self._data = require_int("max_steps", max_steps, 1, 100_000), bool(actions), data
+        self._engine: AlfworldEngine | None = None
         self._steps_left = 0
 
     tasks = staticmethod(alfworld_tasks)
@@ -68,11 +68,11 @@ class AlfworldEnv:
     def reset(self, task: Task) -> Observation:
         """Start `task`. The first time in a process its game is translated, which takes most of a second."""
         self._steps_left = 0
-        problem, words = self._game(task)
-        engine = self._ready()
-        seen = engine.begin(translated(problem), words)
+        problem, words = self._load_game(task)
+        engine = self._get_engine()
+        seen = engine.begin(translate_game(problem), words)
         self._steps_left = self._max_steps
-        return Observation(seen, actions=self._offered(), instruction=f"{words}.")
+        return Observation(seen, actions=self._get_offered_actions(), instruction=f"{words}.")
 
     def step(self, action: str) -> Observation:
         """Take one action: an admissible one whatever its case and final punctuation; for any other nothing happens.
@@ -82,7 +82,7 @@ class AlfworldEnv:
         if not self._steps_left or self._engine is None:
             raise EnvError("the episode is over, or it failed, or none has begun: call reset before step")
         left, self._steps_left = self._steps_left - 1, 0  # what raises below ends the episode
-        said = self._engine.step(as_offered(action, self._engine.commands))
+        said = self._engine.step(match_offered(action, self._engine.commands))
         won = self._engine.won
         self._steps_left = 0 if won else left
         return Observation(
@@ -90,7 +90,7 @@ class AlfworldEnv:
             reward=float(won),
             terminated=won,
             truncated=not won and not left,
-            actions=self._offered(over=won),
+            actions=self._get_offered_actions(over=won),
             success=won,
             score=float(won),
         )
@@ -106,12 +106,12 @@ class AlfworldEnv:
         self.reset(task)
         self._steps_left = 0
         if "game" in task.options:
-            walk = parse_json(self._read(task)).get("walkthrough")
+            walk = parse_json(self._read_game_file(task)).get("walkthrough")
             if not isinstance(walk, list) or not walk:
                 raise EnvError(f"{task.id} has no walkthrough: make one with alfworld-generate --expert_type planner")
             return tuple(map(str, walk))
         assert self._engine
-        return self._engine.named(made(task.options["plan"], task.options["type"], task.seed).plan)
+        return self._engine.format_plan(generate_game(task.options["plan"], task.options["type"], task.seed).plan)
 
     def close(self) -> None:
         """Let go of the engine. Twice is fine."""
@@ -120,29 +120,29 @@ class AlfworldEnv:
             self._engine.close()
         self._engine = None
 
-    def _game(self, task: Task) -> tuple[str, str]:
+    def _load_game(self, task: Task) -> tuple[str, str]:
         """Problem and task in words."""
         if "game" in task.options:
-            return read_game(self._read(task))
+            return read_game(self._read_game_file(task))
         plan, kind = task.options.get("plan"), task.options.get("type")
         if not isinstance(plan, int) or kind not in TASK_TYPES:
             raise ConfigError(f"task {task.id} is none of ALFWorld: it has neither a game nor a plan and a type")
-        game = made(plan, kind, task.seed)
+        game = generate_game(plan, kind, task.seed)
         return game.problem, game.task
 
-    def _read(self, task: Task) -> str:
-        path = data_folder(self._data) / str(task.options["game"]) / GAME_FILE
+    def _read_game_file(self, task: Task) -> str:
+        path = find_data_folder(self._data) / str(task.options["game"]) / GAME_FILE
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise EnvError(f"{task.id} cannot be read ({type(error).__name__}): download the data again") from error
 
-    def _ready(self) -> Engine:
+    def _get_engine(self) -> AlfworldEngine:
         if self._engine is None:
-            self._engine = Engine()
+            self._engine = AlfworldEngine()
         return self._engine
 
-    def _offered(self, *, over: bool = False) -> tuple[str, ...] | None:
+    def _get_offered_actions(self, *, over: bool = False) -> tuple[str, ...] | None:
         if not self._offers:
             return None
         assert self._engine

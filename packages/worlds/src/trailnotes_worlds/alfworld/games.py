@@ -11,11 +11,11 @@ from collections.abc import Collection, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from trailnotes.envs.options import one_of, whole
+from trailnotes.envs.options import require_choice, require_int
 from trailnotes.errors import ConfigError
 from trailnotes.storage.parsing import parse_json
 from trailnotes.types import Task
-from trailnotes_worlds.alfworld.rooms import PLANS, TASK_TYPES, plan_numbers
+from trailnotes_worlds.alfworld.rooms import FLOOR_PLANS, TASK_TYPES, list_floor_plans
 
 GAMES = ("generated", "published")
 # Split -> its folder in the data. A model is examined in rooms that it has not seen.
@@ -32,7 +32,7 @@ def resolve_types(task_types: str | Sequence[str]) -> tuple[str, ...]:
     names = (task_types,) if isinstance(task_types, str) else tuple(map(str, task_types))
     if not names or len(set(names)) < len(names):
         raise ConfigError("task_types must name each kind of task once, and one at least; or say 'all'")
-    return tuple(one_of("task_types", name, TASK_TYPES) for name in names)
+    return tuple(require_choice("task_types", name, TASK_TYPES) for name in names)
 
 
 def alfworld_tasks(
@@ -58,25 +58,29 @@ def alfworld_tasks(
         ConfigError: an unknown name, a number out of range, or no data.
         MissingExtraError: the package is not installed.
     """
-    one_of("split", split, FOLDERS)
+    require_choice("split", split, FOLDERS)
     kinds = resolve_types(task_types)
-    published = one_of("games", games, GAMES) == "published"
-    whole("num_games", num_games, 0 if published else 1, _SEEDS_PER_SPLIT)
-    whole("dataset_seed", dataset_seed, 0, 9999)
+    published = require_choice("games", games, GAMES) == "published"
+    require_int("num_games", num_games, 0 if published else 1, _SEEDS_PER_SPLIT)
+    require_int("dataset_seed", dataset_seed, 0, 9999)
     if published:
-        found = _published(data_folder(data) / FOLDERS[split])
-        return [_published_task(split, name, kind) for kind in kinds for name in _of_kind(found, kind, num_games)]
-    first = (dataset_seed * len(PLANS) + list(FOLDERS).index(split)) * _SEEDS_PER_SPLIT
+        found = _list_published_games(find_data_folder(data) / FOLDERS[split])
+        return [
+            _make_published_task(split, name, kind)
+            for kind in kinds
+            for name in _filter_by_kind(found, kind, num_games)
+        ]
+    first = (dataset_seed * len(FLOOR_PLANS) + list(FOLDERS).index(split)) * _SEEDS_PER_SPLIT
     tasks = []
     for kind in kinds:
-        plans, family = plan_numbers(split, kind), f"alfworld/{kind}"
+        plans, family = list_floor_plans(split, kind), f"alfworld/{kind}"
         for seed in range(first, first + num_games):
             options = {"type": kind, "plan": plans[seed % len(plans)]}
             tasks.append(Task(f"{family}/{split}-{seed}", "alfworld", seed, split, options, family))
     return tasks
 
 
-def data_folder(data: str) -> Path:
+def find_data_folder(data: str) -> Path:
     """The folder ``json_2.1.1`` of the published games. Raises `ConfigError` if there is none."""
     root = data or os.environ.get("ALFWORLD_DATA", "")
     if not root:
@@ -90,7 +94,7 @@ def data_folder(data: str) -> Path:
 
 
 @lru_cache(8)
-def _published(folder: Path) -> tuple[str, ...]:
+def _list_published_games(folder: Path) -> tuple[str, ...]:
     """Names of the games below a folder of the data that the package would play: solvable, of a kind that it has."""
     names = []
     for file in sorted(folder.glob(f"*/*/{GAME_FILE}")):
@@ -108,10 +112,10 @@ def _published(folder: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _of_kind(names: Collection[str], kind: str, num: int) -> list[str]:
+def _filter_by_kind(names: Collection[str], kind: str, num: int) -> list[str]:
     chosen = [name for name in names if name.split("/")[1].partition("-")[0] == kind]
     return chosen[:num] if num else chosen
 
 
-def _published_task(split: str, name: str, kind: str) -> Task:
+def _make_published_task(split: str, name: str, kind: str) -> Task:
     return Task(f"alfworld/{name}", "alfworld", 0, split, {"type": kind, "game": name}, f"alfworld/{kind}")

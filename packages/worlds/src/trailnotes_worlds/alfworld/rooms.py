@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from trailnotes.errors import ConfigError, MissingExtraError, how_to_install
+from trailnotes.errors import ConfigError, MissingExtraError, format_install_command
 from trailnotes.seeds import derive_seed
 
 EXTRA: Final = "alfworld"
@@ -33,12 +33,17 @@ TASK_TYPES: Final[dict[str, tuple[str, ...]]] = {
     "pick_cool_then_place_in_recep": ("Kitchen",),
     "pick_two_obj_and_place": ("Kitchen", "LivingRoom", "Bedroom", "Bathroom"),
 }
-ROOMS: Final[dict[str, int]] = {"Kitchen": 0, "LivingRoom": 200, "Bedroom": 300, "Bathroom": 400}  # plan 1, but for one
+ROOM_OFFSETS: Final[dict[str, int]] = {
+    "Kitchen": 0,
+    "LivingRoom": 200,
+    "Bedroom": 300,
+    "Bathroom": 400,
+}  # plan 1, but for one
 # Floor plans of each kind of room, from its first one on. The test plans are the package's own.
-PLANS: Final[dict[str, range]] = {"test": range(1, 7), "validation": range(7, 11), "train": range(11, 31)}
+FLOOR_PLANS: Final[dict[str, range]] = {"test": range(1, 7), "validation": range(7, 11), "train": range(11, 31)}
 # Bedrooms whose lists name no lamp of a kind that a goal may name.
-_DARK: Final = frozenset((310, 311, 312, 313, 321, 322, 325, 326, 329, 330))
-_TREATED: Final = {  # kind of task -> what the thing must be fit for, and the piece of furniture that does it
+_PLANS_WITHOUT_LAMP: Final = frozenset((310, 311, 312, 313, 321, 322, 325, 326, 329, 330))
+_APPLIANCES: Final = {  # kind of task -> what the thing must be fit for, and the piece of furniture that does it
     "pick_clean_then_place_in_recep": ("Cleanable", "SinkBasin"),
     "pick_heat_then_place_in_recep": ("Heatable", "Microwave"),
     "pick_cool_then_place_in_recep": ("Coolable", "Fridge"),
@@ -48,13 +53,13 @@ _VERBS: Final = {
     "pick_heat_then_place_in_recep": "heat",
     "pick_cool_then_place_in_recep": "cool",
 }
-_MOST_OF_A_KIND: Final = 3  # things; the package's own number
-_BURNERS: Final = 4
-_MANGLED: Final = (("|", "_bar_"), ("-", "_minus_"), ("+", "_plus_"), (".", "_dot_"), (",", "_comma_"))
+_MAX_PER_KIND: Final = 3  # things; the package's own number
+_NUM_BURNERS: Final = 4
+_PDDL_ESCAPES: Final = (("|", "_bar_"), ("-", "_minus_"), ("+", "_plus_"), (".", "_dot_"), (",", "_comma_"))
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class FurnishedRoom:
     """A furnished room with things in it."""
 
     furniture: tuple[tuple[str, str], ...]  # name, and kind
@@ -62,7 +67,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class HouseholdGoal:
     """What is to be done, by kinds of things."""
 
     type: str
@@ -71,23 +76,23 @@ class Goal:
     lamp: str = ""  # kind of lamp
 
 
-def package(module: str) -> ModuleType:
+def import_alfworld_module(module: str) -> ModuleType:
     """A module of the package. Raises `MissingExtraError` if it is not installed."""
     if find_spec("alfworld") is None or find_spec("fast_downward") is None:
         raise MissingExtraError(
-            f"ALFWorld needs the packages alfworld and fast_downward: {how_to_install(EXTRA)}", name="alfworld"
+            f"ALFWorld needs the packages alfworld and fast_downward: {format_install_command(EXTRA)}", name="alfworld"
         )
     return importlib.import_module(f"alfworld.{module}")
 
 
-def plan_numbers(split: str, task_type: str) -> list[int]:
+def list_floor_plans(split: str, task_type: str) -> list[int]:
     """The floor plans of a split that allow a kind of task."""
-    plans = [ROOMS[room] + number for room in TASK_TYPES[task_type] for number in PLANS[split]]
-    return [plan for plan in plans if task_type != "look_at_obj_in_light" or plan not in _DARK]
+    plans = [ROOM_OFFSETS[room] + number for room in TASK_TYPES[task_type] for number in FLOOR_PLANS[split]]
+    return [plan for plan in plans if task_type != "look_at_obj_in_light" or plan not in _PLANS_WITHOUT_LAMP]
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class GeneratedGame:
     """A game that was made."""
 
     problem: str  # in PDDL
@@ -95,7 +100,7 @@ class Made:
     plan: tuple[tuple[str, ...], ...]  # an expert's: a form of command, and the names that fill it
 
 
-def made(plan: int, task_type: str, seed: int) -> Made:
+def generate_game(plan: int, task_type: str, seed: int) -> GeneratedGame:
     """The game of these arguments, the same in every process.
 
     Raises:
@@ -104,26 +109,26 @@ def made(plan: int, task_type: str, seed: int) -> Made:
     """
     rng = random.Random(derive_seed("alfworld", plan, task_type, seed))
     for _ in range(100):
-        room = furnished(plan, rng)
-        if goals := goals_in(room, task_type):
+        room = furnish_room(plan, rng)
+        if goals := list_goals(room, task_type):
             goal = rng.choice(goals)
-            wording = rng.choice(_library(task_type)["templates"])
+            wording = rng.choice(_load_goal_library(task_type)["templates"])
             words = wording.format(obj=goal.thing.lower(), recep=goal.place.lower(), toggle=goal.lamp.lower())
-            return Made(problem(room, goal), str(words), expert_plan(room, goal))
+            return GeneratedGame(format_pddl_problem(room, goal), str(words), build_expert_plan(room, goal))
     raise ConfigError(f"floor plan {plan} allows no task of the kind {task_type}: leave one of them out")
 
 
-def furnished(plan: int, rng: random.Random) -> Room:
+def furnish_room(plan: int, rng: random.Random) -> FurnishedRoom:
     """The furniture of a floor plan, always the same, with one to three things of each of its kinds somewhere in it."""
-    fits = package("gen.constants").VAL_RECEPTACLE_OBJECTS
-    furniture, kinds = _plan(plan)
+    fits = import_alfworld_module("gen.constants").VAL_RECEPTACLE_OBJECTS
+    furniture, kinds = _load_floor_plan(plan)
     placed: list[tuple[str, str, str]] = []
     for kind in kinds:
         fitting = _LAMPS.get(kind, ())
         places = [name for name, piece in furniture if kind in fits[piece] or piece in fitting]
-        num = 1 if fitting else rng.randint(1, _MOST_OF_A_KIND)
+        num = 1 if fitting else rng.randint(1, _MAX_PER_KIND)
         placed += [(f"{kind}|{number}", kind, rng.choice(places)) for number in range(num) if places]
-    return Room(furniture, tuple(placed))
+    return FurnishedRoom(furniture, tuple(placed))
 
 
 # A lamp stands on furniture, which no table of the package says, since nobody puts it there.
@@ -134,38 +139,40 @@ _LAMPS: Final = {
 
 
 @cache
-def _plan(number: int) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+def _load_floor_plan(number: int) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
     """Furniture as (name, kind), and kinds of things."""
-    constants = package("gen.constants")
+    constants = import_alfworld_module("gen.constants")
     assert constants.__file__
     folder = Path(constants.__file__).parent / "layouts"
     kinds = json.loads((folder / f"FloorPlan{number}-objects.json").read_text(encoding="utf-8"))
     listed = json.loads((folder / f"FloorPlan{number}-openable.json").read_text(encoding="utf-8"))
     holds = set(constants.VAL_RECEPTACLE_OBJECTS) - set(constants.MOVABLE_RECEPTACLES)
-    furniture = [(name, kind) for name in sorted(listed) if (kind := _kind(name)) in holds]
+    furniture = [(name, kind) for name in sorted(listed) if (kind := _parse_kind(name)) in holds]
     for kind in sorted(holds & set(kinds) - {kind for _, kind in furniture}):
         basin = kind.removesuffix("Basin")
         form = f"{kind}|{{}}" if basin == kind else f"{basin}|{{}}|{kind}"  # as the package names them
-        furniture += [(form.format(place), kind) for place in range(_BURNERS if kind == "StoveBurner" else 1)]
+        furniture += [(form.format(place), kind) for place in range(_NUM_BURNERS if kind == "StoveBurner" else 1)]
     small = {thing for things in constants.VAL_RECEPTACLE_OBJECTS.values() for thing in things} | set(_LAMPS)
     return tuple(furniture), tuple(sorted(set(kinds) & small))
 
 
-def _kind(name: str) -> str:
+def _parse_kind(name: str) -> str:
     """``Cabinet|-01|+01|-02`` is a Cabinet, and ``Sink|-01|+01|-02|SinkBasin`` a SinkBasin."""
     last = name.rsplit("|", 1)[-1]
     return last if last.endswith("Basin") else name.split("|", 1)[0]
 
 
-def goals_in(room: Room, task_type: str) -> list[Goal]:
+def list_goals(room: FurnishedRoom, task_type: str) -> list[HouseholdGoal]:
     """The tasks of this kind that a room allows and that are not done already."""
-    constants = package("gen.constants")
+    constants = import_alfworld_module("gen.constants")
     kinds = {kind for _, kind, _ in room.things}
     pieces = {kind for _, kind in room.furniture}
     pickable = sorted(kinds - set(_LAMPS))
     if task_type == "look_at_obj_in_light":
-        return [Goal(task_type, thing, lamp=lamp) for thing in pickable for lamp in sorted(kinds & set(_LAMPS))]
-    fit, needs = _TREATED.get(task_type, ("", ""))
+        return [
+            HouseholdGoal(task_type, thing, lamp=lamp) for thing in pickable for lamp in sorted(kinds & set(_LAMPS))
+        ]
+    fit, needs = _APPLIANCES.get(task_type, ("", ""))
     if needs and needs not in pieces:
         return []
     own = dict(room.furniture)
@@ -176,14 +183,14 @@ def goals_in(room: Room, task_type: str) -> list[Goal]:
         if len(where) < num or (fit and thing not in constants.VAL_ACTION_OBJECTS[fit]):
             continue
         goals += [
-            Goal(task_type, thing, piece)
+            HouseholdGoal(task_type, thing, piece)
             for piece in sorted(pieces - {needs})
             if thing in constants.VAL_RECEPTACLE_OBJECTS[piece] and (fit or piece not in where)
         ]
     return goals
 
 
-def problem(room: Room, goal: Goal) -> str:
+def format_pddl_problem(room: FurnishedRoom, goal: HouseholdGoal) -> str:
     """The problem of a room and a goal in the package's PDDL domain. Each piece of furniture has a place of its own."""
     place = {name: f"loc_bar_{number}" for number, (name, _) in enumerate(room.furniture, 1)}
     kinds = {kind for _, kind, _ in room.things}
@@ -191,41 +198,41 @@ def problem(room: Room, goal: Goal) -> str:
     objects = {
         "agent": ["agent1"],
         "location": ["loc_bar_0", *place.values()],
-        "receptacle": [mangled(name) for name in place],
-        "object": [mangled(name) for name, _, _ in room.things],
+        "receptacle": [escape_pddl_name(name) for name in place],
+        "object": [escape_pddl_name(name) for name, _, _ in room.things],
         # The domain speaks of these whether or not a room has them.
         "rtype": sorted(f"{kind}Type" for kind in pieces | {"SinkBasin", "Microwave", "Fridge"}),
         "otype": sorted(f"{kind}Type" for kind in kinds | {"Knife", "ButterKnife"}),
     }
     listed = "\n".join(f"{name} - {type_}" for type_, names in objects.items() for name in names)
     facts = "\n".join(
-        f"({fact})" for fact in [*_facts_of_furniture(room, place, kinds), *_facts_of_things(room, place)]
+        f"({fact})" for fact in [*_iter_furniture_facts(room, place, kinds), *_iter_thing_facts(room, place)]
     )
     return (
         f"(define (problem made)\n(:domain alfred)\n(:objects\n{listed}\n)\n"
         f"(:init\n(= (total-cost) 0)\n(atLocation agent1 loc_bar_0)\n{facts}\n)\n"
-        f"{_goal(goal)}\n(:metric minimize (total-cost))\n)\n"
+        f"{_format_pddl_goal(goal)}\n(:metric minimize (total-cost))\n)\n"
     )
 
 
-def _facts_of_furniture(room: Room, place: Mapping[str, str], kinds: Collection[str]) -> Iterator[str]:
-    constants = package("gen.constants")
+def _iter_furniture_facts(room: FurnishedRoom, place: Mapping[str, str], kinds: Collection[str]) -> Iterator[str]:
+    constants = import_alfworld_module("gen.constants")
     for name, kind in room.furniture:
-        yield f"receptacleType {mangled(name)} {kind}Type"
-        yield f"receptacleAtLocation {mangled(name)} {place[name]}"
+        yield f"receptacleType {escape_pddl_name(name)} {kind}Type"
+        yield f"receptacleAtLocation {escape_pddl_name(name)} {place[name]}"
         if kind in constants.OPENABLE_CLASS_SET:
-            yield f"openable {mangled(name)}"
+            yield f"openable {escape_pddl_name(name)}"
     for piece in sorted({kind for _, kind in room.furniture}):
         for kind in sorted(constants.VAL_RECEPTACLE_OBJECTS[piece].intersection(kinds)):
             yield f"canContain {piece}Type {kind}Type"
 
 
-def _facts_of_things(room: Room, place: Mapping[str, str]) -> Iterator[str]:
-    constants = package("gen.constants")
+def _iter_thing_facts(room: FurnishedRoom, place: Mapping[str, str]) -> Iterator[str]:
+    constants = import_alfworld_module("gen.constants")
     for name, kind, where in room.things:
-        thing = mangled(name)
+        thing = escape_pddl_name(name)
         yield f"objectType {thing} {kind}Type"
-        yield f"inReceptacle {thing} {mangled(where)}"
+        yield f"inReceptacle {thing} {escape_pddl_name(where)}"
         yield f"objectAtLocation {thing} {place[where]}"
         yield f"{'toggleable' if kind in _LAMPS else 'pickupable'} {thing}"
         if kind in constants.MOVABLE_RECEPTACLES:
@@ -235,9 +242,9 @@ def _facts_of_things(room: Room, place: Mapping[str, str]) -> Iterator[str]:
                 yield f"{able.lower()} {thing}"
 
 
-def expert_plan(room: Room, goal: Goal) -> tuple[tuple[str, ...], ...]:
+def build_expert_plan(room: FurnishedRoom, goal: HouseholdGoal) -> tuple[tuple[str, ...], ...]:
     """The way of somebody who knows where everything is: no piece of furniture is gone to in vain."""
-    openable = package("gen.constants").OPENABLE_CLASS_SET
+    openable = import_alfworld_module("gen.constants").OPENABLE_CLASS_SET
     kinds, opened = dict(room.furniture), set[str]()
     things = [(name, where) for name, kind, where in room.things if kind == goal.thing]
     plan: list[tuple[str, ...]] = []
@@ -262,8 +269,8 @@ def expert_plan(room: Room, goal: Goal) -> tuple[tuple[str, ...], ...]:
             go(stand, inside=False)
             plan.append(("use {}", lamp))
             continue
-        if goal.type in _TREATED:
-            device = next(name for name, kind in room.furniture if kind == _TREATED[goal.type][1])
+        if goal.type in _APPLIANCES:
+            device = next(name for name, kind in room.furniture if kind == _APPLIANCES[goal.type][1])
             go(device, inside=False)
             plan.append((f"{_VERBS[goal.type]} {{}} with {{}}", thing, device))
         go(target, inside=True)
@@ -271,16 +278,20 @@ def expert_plan(room: Room, goal: Goal) -> tuple[tuple[str, ...], ...]:
     return tuple(plan)
 
 
-def mangled(name: str) -> str:
+def escape_pddl_name(name: str) -> str:
     """A name as PDDL can have it; the package turns it back."""
-    for char, word in _MANGLED:
+    for char, word in _PDDL_ESCAPES:
         name = name.replace(char, word)
     return name
 
 
-def _goal(goal: Goal) -> str:
+def _format_pddl_goal(goal: HouseholdGoal) -> str:
     """The package's goal of this kind. Its text has ``#`` for ``-``, and some closing brackets too many."""
-    text = _library(goal.type)["pddl"].format(obj=goal.thing, recep=goal.place, toggle=goal.lamp).replace("#", "-")
+    text = (
+        _load_goal_library(goal.type)["pddl"]
+        .format(obj=goal.thing, recep=goal.place, toggle=goal.lamp)
+        .replace("#", "-")
+    )
     depth = 0
     for found in re.finditer(r"[()]", text):
         depth += 1 if found[0] == "(" else -1
@@ -289,6 +300,6 @@ def _goal(goal: Goal) -> str:
     raise AssertionError(f"the package's goal of {goal.type} never ends")
 
 
-def _library(task_type: str) -> dict[str, str]:
-    goals: dict[str, dict[str, str]] = package("gen.goal_library").gdict
+def _load_goal_library(task_type: str) -> dict[str, str]:
+    goals: dict[str, dict[str, str]] = import_alfworld_module("gen.goal_library").gdict
     return goals[task_type]

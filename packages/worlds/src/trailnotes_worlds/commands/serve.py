@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, Group, argument
 from trailnotes.commands.envs import refuse_missing
-from trailnotes.errors import ConfigError, Interrupted, MissingExtraError, how_to_install, missing_package
+from trailnotes.errors import ConfigError, Interrupted, MissingExtraError, find_missing_module, format_install_command
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -25,12 +25,12 @@ OPEN = (
 
 def _serve(args: Namespace) -> None:
     from trailnotes.config.toml import load_config
-    from trailnotes.envs import env_class
+    from trailnotes.envs import load_env_class
     from trailnotes.envs.tasks import tasks_of
 
     refuse_missing(args.name)
-    if package := missing_package("openenv"):
-        raise MissingExtraError(f"{args.name} needs the package {package}: {how_to_install('openenv')}")
+    if package := find_missing_module("openenv"):
+        raise MissingExtraError(f"{args.name} needs the package {package}: {format_install_command('openenv')}")
     if args.sessions < 1 or not args.idle > 0:
         raise ConfigError(f"--sessions {args.sessions} and --idle {args.idle:g} must both be above 0")
     config = load_config(None, ["--env.name", args.name, *args.settings])
@@ -41,18 +41,18 @@ def _serve(args: Namespace) -> None:
                 tasks += tasks_of(config, split)
     from trailnotes.envs.workers.pool import EnvPool
     from trailnotes.web import guard
-    from trailnotes.web.serving import address_of, host_of, listening, serve
-    from trailnotes_worlds.openenv.server import MOST_BYTES, Settings, make_app
-    from trailnotes_worlds.openenv.sessions import Games
+    from trailnotes.web.serving import format_host, format_url, open_listener, serve
+    from trailnotes_worlds.openenv.server import MAX_MESSAGE_BYTES, ServerSettings, make_app
+    from trailnotes_worlds.openenv.sessions import ServedTasks
 
-    about = (env_class(args.name).__doc__ or args.name).strip().partition("\n")[0]
-    with EnvPool(config.env) as pool, listening(args.host, args.port, refusal="" if args.public else OPEN) as door:
-        names = None if args.public else guard.LOOPBACK | {host_of(door)}
-        settings = Settings(args.name, about, names, args.sessions, args.idle)
-        ready = f"ready: {address_of(door)} ({len(tasks)} tasks of {_said_of(tasks)})"
+    about = (load_env_class(args.name).__doc__ or args.name).strip().partition("\n")[0]
+    with EnvPool(config.env) as pool, open_listener(args.host, args.port, refusal="" if args.public else OPEN) as door:
+        names = None if args.public else guard.LOOPBACK_NAMES | {format_host(door)}
+        settings = ServerSettings(args.name, about, names, args.sessions, args.idle)
+        ready = f"ready: {format_url(door)} ({len(tasks)} tasks of {_said_of(tasks)})"
         try:
-            app = make_app(pool, Games(tasks), settings)
-            serve(app, door, ready=lambda: print(ready, flush=True), most_ws_bytes=MOST_BYTES)
+            app = make_app(pool, ServedTasks(tasks), settings)
+            serve(app, door, ready=lambda: print(ready, flush=True), most_ws_bytes=MAX_MESSAGE_BYTES)
         except Interrupted:  # SIGTERM or SIGHUP, which whoever sent it wants to read from the exit code
             raise
         except KeyboardInterrupt:

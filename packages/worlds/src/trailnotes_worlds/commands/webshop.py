@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, Group, argument
 from trailnotes.errors import ConfigError, Interrupted
-from trailnotes.reporting.terminal import printable
+from trailnotes.reporting.terminal import escape_unprintable
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 PORT = 7466
-LONGEST_TITLE = 300  # characters
-OPEN = (
+MAX_TITLE_LENGTH = 300  # characters
+PUBLIC_HOST_WARNING = (
     "would open the shop to other machines, without passwords or encryption: add --public if that is meant, or leave "
     "--host out"
 )
 
 
 def _import(args: Namespace) -> None:
-    from trailnotes.runs.console import Bar
+    from trailnotes.runs.console import ProgressBar
     from trailnotes_worlds.webshop.catalogue import REPORT
-    from trailnotes_worlds.webshop.importing import Sources, import_catalogue
+    from trailnotes_worlds.webshop.importing import SourceFiles, import_catalogue
 
     if args.limit is not None and args.limit < 1:
         raise ConfigError(f"--limit {args.limit} leaves no product: give 1 or more, or leave it out")
-    sources = Sources(args.products, args.attributes, args.human, args.order)
-    with Bar(2.0, "import") as bar:
+    sources = SourceFiles(args.products, args.attributes, args.human, args.order)
+    with ProgressBar(2.0, "import") as bar:
 
         def tell(stage: str, done: float, total: float) -> None:
             share = done / total if total else 1.0
@@ -57,7 +57,7 @@ def _import(args: Namespace) -> None:
 def _show(args: Namespace) -> None:
     from trailnotes_worlds.webshop.synthetic import open_catalogue
 
-    _refuse_unclear(args)
+    _validate_arguments(args)
     with closing(open_catalogue(args.catalogue)) as catalogue:
         if args.verify:
             catalogue.verify()
@@ -66,17 +66,17 @@ def _show(args: Namespace) -> None:
             asin = next((each for each in (args.asin, args.asin.upper()) if each in catalogue), None)
             if asin is None:
                 raise ConfigError(f"{args.catalogue} has no product {args.asin}: --search WORDS finds some")
-            _print([catalogue[asin]], in_full=True)
+            _print_products([catalogue[asin]], in_full=True)
         elif args.search is not None:
             found = catalogue.search(args.search, args.limit)
-            _print([catalogue[asin] for asin in found], in_full=False)
+            _print_products([catalogue[asin] for asin in found], in_full=False)
             if not found:
                 print("no product has any of these words")
         else:
             _describe(catalogue)
 
 
-def _refuse_unclear(args: Namespace) -> None:
+def _validate_arguments(args: Namespace) -> None:
     if args.asin is not None and args.search is not None:
         raise ConfigError("--asin and --search ask for two things: give one of them")
     if args.search is not None and not args.search.strip():
@@ -85,52 +85,56 @@ def _refuse_unclear(args: Namespace) -> None:
         raise ConfigError(f"--limit {args.limit} shows no product: give 1 or more, or leave it out")
 
 
-def _print(products: list[Product], *, in_full: bool) -> None:
-    from trailnotes_worlds.webshop.texts import clean
+def _print_products(products: list[Product], *, in_full: bool) -> None:
+    from trailnotes_worlds.webshop.texts import sanitize_text
 
     for product in products:
         if in_full:
             print(json.dumps(asdict(product), ensure_ascii=True, indent=1))
         else:
-            print(printable(f"{product.asin}  {product.tag:<20}  {clean(product.title, LONGEST_TITLE)}"))
+            print(
+                escape_unprintable(
+                    f"{product.asin}  {product.tag:<20}  {sanitize_text(product.title, MAX_TITLE_LENGTH)}"
+                )
+            )
 
 
 def _describe(catalogue: Catalogue) -> None:
     print(f"{len(catalogue):,} products, {catalogue.meta['bytes'] / 1e6:,.1f} MB; catalogue {catalogue.name}")
     for role, (name, size) in catalogue.meta.get("sources", {}).items():
-        print(printable(f"  {role:<12} {name} ({size / 1e6:,.1f} MB)"))
+        print(escape_unprintable(f"  {role:<12} {name} ({size / 1e6:,.1f} MB)"))
     for reason, count in sorted(catalogue.meta.get("left_out", {}).items()):
-        print(printable(f"  left out     {count:,} x {reason}"))
+        print(escape_unprintable(f"  left out     {count:,} x {reason}"))
     for name, count in sorted(catalogue.meta.get("counts", {}).items()):
-        print(printable(f"  {name:<24} {count:>9,}"))
+        print(escape_unprintable(f"  {name:<24} {count:>9,}"))
 
 
 def _serve(args: Namespace) -> None:
     from trailnotes.envs.tasks import tasks_of
     from trailnotes.web import guard
-    from trailnotes.web.serving import address_of, host_of, listening, serve
+    from trailnotes.web.serving import format_host, format_url, open_listener, serve
     from trailnotes_worlds.webshop.env import WebShopEnv
-    from trailnotes_worlds.webshop.site.app import Settings, make_app
-    from trailnotes_worlds.webshop.site.visits import MOST_STEPS, Floor
+    from trailnotes_worlds.webshop.site.app import SiteSettings, make_app
+    from trailnotes_worlds.webshop.site.visits import MAX_VISIT_STEPS, ShopService
 
     if args.record and args.split != "train":
         raise ConfigError(
             f"--record keeps what models learn from, and goals of split {args.split!r} are examined: leave out "
             "--record or --split"
         )
-    config = _shop_config(args.config, args.settings, args.catalogue)
+    config = _load_shop_config(args.config, args.settings, args.catalogue)
     tasks = tasks_of(config, args.split)
     if args.goal is not None and not 0 <= args.goal < len(tasks):
         raise ConfigError(f"--goal {args.goal}: split {args.split!r} has goals 0 to {len(tasks) - 1}")
-    options = {**config.env.options, "max_steps": MOST_STEPS}  # a person takes the time that they need
-    refusal = "" if args.public else OPEN
-    with closing(WebShopEnv(**options)) as env, listening(args.host, args.port, refusal=refusal) as door:
-        address, port = address_of(door), door.getsockname()[1]
-        names = None if args.public else guard.LOOPBACK | {host_of(door)}
-        settings = Settings(cookie=f"trailnotes-shop-{port}", names=names, only=args.goal)
-        recording = closing(_recorder(args.record, env, config)) if args.record else nullcontext()
+    options = {**config.env.options, "max_steps": MAX_VISIT_STEPS}  # a person takes the time that they need
+    refusal = "" if args.public else PUBLIC_HOST_WARNING
+    with closing(WebShopEnv(**options)) as env, open_listener(args.host, args.port, refusal=refusal) as door:
+        address, port = format_url(door), door.getsockname()[1]
+        names = None if args.public else guard.LOOPBACK_NAMES | {format_host(door)}
+        settings = SiteSettings(cookie=f"trailnotes-shop-{port}", names=names, only=args.goal)
+        recording = closing(_open_recorder(args.record, env, config)) if args.record else nullcontext()
         with recording as recorder:
-            app = make_app(Floor(env.shop, tasks), settings, recorder)
+            app = make_app(ShopService(env.shop, tasks), settings, recorder)
             try:
                 serve(app, door, ready=lambda: print(f"ready: {address}", flush=True))
             except Interrupted:  # SIGTERM or SIGHUP, which whoever sent it wants to read from the exit code
@@ -139,7 +143,7 @@ def _serve(args: Namespace) -> None:
                 print("the shop is closed")
 
 
-def _shop_config(path: Path | None, settings: Sequence[str], catalogue: str | None) -> Config:
+def _load_shop_config(path: Path | None, settings: Sequence[str], catalogue: str | None) -> Config:
     """The settings of a config, or those of the environment without any, with the catalogue given.
 
     Raises:
@@ -156,21 +160,21 @@ def _shop_config(path: Path | None, settings: Sequence[str], catalogue: str | No
     return config.model_copy(update={"env": env})
 
 
-def _recorder(path: Path, env: WebShopEnv, config: Config) -> PlayRecorder:
+def _open_recorder(path: Path, env: WebShopEnv, config: Config) -> PlayRecorder:
     from trailnotes_worlds.demonstrations.played import PlayRecorder
 
-    recorder = PlayRecorder(path, env, config, counting(config))
-    if recorder.half:
-        print(f"the last line of {path} was cut: it is now in {recorder.half}")
+    recorder = PlayRecorder(path, env, config, build_token_counter(config))
+    if recorder.torn_line_path:
+        print(f"the last line of {path} was cut: it is now in {recorder.torn_line_path}")
     return recorder
 
 
-def counting(config: Config) -> Callable[[str], int]:
+def build_token_counter(config: Config) -> Callable[[str], int]:
     """Tokens of the config's model, or words where there is none, or it is still to be made."""
-    from trailnotes.config.model_schema import is_unmade
+    from trailnotes.config.model_schema import is_missing_directory
     from trailnotes.runs.load_policy import RANDOM
 
-    if config.model.path in ("", RANDOM) or is_unmade(config.model.path):
+    if config.model.path in ("", RANDOM) or is_missing_directory(config.model.path):
         return lambda text: len(text.split())
     from trailnotes.policies.chat import ChatFormat
     from trailnotes.policies.hf.policy import load_tokenizer

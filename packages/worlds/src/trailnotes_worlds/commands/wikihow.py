@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, Group, argument
 from trailnotes.errors import ConfigError
-from trailnotes.reporting.terminal import printable
+from trailnotes.reporting.terminal import escape_unprintable
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def _import(args: Namespace) -> None:
-    from trailnotes.runs.console import Bar
+    from trailnotes.runs.console import ProgressBar
     from trailnotes_worlds.wikihow.importing import import_library
     from trailnotes_worlds.wikihow.library import REPORT
 
     if args.limit is not None and args.limit < 1:
         raise ConfigError(f"--limit {args.limit} leaves no page: give 1 or more, or leave it out")
-    with Bar(1.0, "import") as bar:
+    with ProgressBar(1.0, "import") as bar:
         library = import_library(
             args.folder,
             args.pages,
@@ -55,7 +55,7 @@ def _show(args: Namespace) -> None:
         elif args.search is not None:
             found = [*library.articles(library.search(args.search, args.limit))]
             for article in found:
-                print(printable(f"{article.path}  {article.headed}"))
+                print(escape_unprintable(f"{article.path}  {article.display_title}"))
             if not found:
                 print("no title has any of these words")
         else:
@@ -66,7 +66,7 @@ def _describe(library: Library) -> None:
     counts = ", ".join(f"{count:,} x {kind}" for kind, count in sorted(library.meta["counts"].items()))
     print(f"{counts}; library {library.name}")
     for reason, count in sorted(library.meta.get("left_out", {}).items()):
-        print(printable(f"  left out     {count:,} x {reason}"))
+        print(escape_unprintable(f"  left out     {count:,} x {reason}"))
 
 
 COMMANDS = (

@@ -14,11 +14,16 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self, cast
 
-from trailnotes.envs import env_tasks, make_env
-from trailnotes.envs.tasks import kept_apart
+from trailnotes.envs import list_env_tasks, make_env
+from trailnotes.envs.tasks import select_unused
 from trailnotes.errors import ConfigError
 from trailnotes.types import Tip
-from trailnotes.warmstart.demonstrations.episodes import conversations, follow, of_rehearsal, played
+from trailnotes.warmstart.demonstrations.episodes import (
+    apply_rehearsal_options,
+    build_demonstrations,
+    play_script,
+    replay_actions,
+)
 from trailnotes_worlds.demonstrations.experts import ExpertDemonstrator
 
 if TYPE_CHECKING:
@@ -31,7 +36,7 @@ if TYPE_CHECKING:
     from trailnotes_worlds.textworld_express.env import TextWorldExpressEnv
 
 TAKE: Final = "take coin"
-LONGEST: Final = 100  # steps of the search from which a right tip is made
+MAX_SEARCH_STEPS: Final = 100  # steps of the search from which a right tip is made
 PATIENCE: Final = 200  # episodes in a row that have nothing to teach
 _ROOM: Final = re.compile(r"You are in the ([^.]+)\.")
 _WAY_ON: Final = re.compile(r"To the (\w+) you see the ([^.]+)\.")
@@ -53,25 +58,25 @@ class Searcher:
         """As long as the coin is not found, or for `num` steps."""
         observation = first
         for _ in range(num):
-            observation = yield self.next(observation)
+            observation = yield self.choose_action(observation)
 
     def wander(self, num: int, first: Observation) -> Script:
         """Anywhere, without a thought of where it has been; it takes the coin where it sees it."""
         observation = first
         for _ in range(num):
-            _, ways = place(observation.text)
-            observation = yield TAKE if sees_coin(observation) else f"move {self.rng.choice([*ways])}"
+            _, ways = parse_room(observation.text)
+            observation = yield TAKE if is_coin_visible(observation) else f"move {self.rng.choice([*ways])}"
 
-    def next(self, observation: Observation) -> str:
+    def choose_action(self, observation: Observation) -> str:
         """The next step of a search."""
-        room, ways = place(observation.text)
+        room, ways = parse_room(observation.text)
         self.rooms[room] = ways
-        if sees_coin(observation):
+        if is_coin_visible(observation):
             return TAKE
         known = {*self.rooms, *self.empty}
-        return f"move {self._towards(room, known) or self._towards(room, self.rooms) or self.rng.choice([*ways])}"
+        return f"move {self._find_direction(room, known) or self._find_direction(room, self.rooms) or self.rng.choice([*ways])}"
 
-    def _towards(self, start: str, known: Collection[str]) -> str:
+    def _find_direction(self, start: str, known: Collection[str]) -> str:
         """The direction of the nearest room that is not in `known`, by way of seen rooms; "" if there is none."""
         reached, waiting = {start}, deque([(start, "")])
         while waiting:
@@ -99,24 +104,24 @@ class CoinDemonstrator(ExpertDemonstrator):
 
     def __init__(self, config: Config, count_tokens: Callable[[str], int], seed: int) -> None:
         super().__init__(config, count_tokens, seed)
-        tasks = env_tasks("textworld-express", "train", config.env.options)
+        tasks = list_env_tasks("textworld-express", "train", config.env.options)
         self.coins = tasks if all(map(is_searched, tasks)) else []
         self.env = cast(
             "TextWorldExpressEnv",
-            make_env("textworld-express", **{**config.env.options, "max_steps": LONGEST, "actions": True}),
+            make_env("textworld-express", **{**config.env.options, "max_steps": MAX_SEARCH_STEPS, "actions": True}),
         )
 
     @classmethod
-    def apart(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
+    def build_held_out(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
         """Those of the games that `rehearsal.options` names and `config` neither trains on nor examines.
 
         Raises:
             ConfigError: none is left.
         """
-        subject = cls(of_rehearsal(config), count_tokens, seed)
+        subject = cls(apply_rehearsal_options(config), count_tokens, seed)
         if not subject.coins:
-            return super().apart(config, count_tokens, seed)
-        subject.coins = kept_apart(subject.coins, config)
+            return super().build_held_out(config, count_tokens, seed)
+        subject.coins = select_unused(subject.coins, config)
         if not subject.coins:
             raise ConfigError(
                 "every game of the train split is trained on or examined: name others in rehearsal.options"
@@ -129,7 +134,7 @@ class CoinDemonstrator(ExpertDemonstrator):
         in_vain = 0
         try:
             while in_vain < PATIENCE:
-                made = self.searched(self.rng.choice(self.coins))
+                made = self.demonstrate_search(self.rng.choice(self.coins))
                 in_vain = 0 if made else in_vain + 1
                 yield from made
         finally:
@@ -139,47 +144,52 @@ class CoinDemonstrator(ExpertDemonstrator):
             "games: raise it, or set warmstart.obey below 1"
         )
 
-    def searched(self, task: Task) -> list[Demonstration]:
+    def demonstrate_search(self, task: Task) -> list[Demonstration]:
         """One episode's demonstrations: a row to act, and where it acted on tips, a tip-free row to write."""
         warm = self.config.warmstart
         tips: tuple[Tip, ...] = ()
         if self.rng.random() < warm.obey:
-            told = self.told(task)
+            told = self.play_with_tip(task)
             if told is None:
                 return []
             trajectory, tips = told
         elif self.rng.random() < warm.read:
             trajectory = self.play(task, "wander")
         else:
-            tips = self.failed_searches(task) if self.rng.random() < 0.4 else ()
-            trajectory = self.play(task, "search", told_empty(tips))
-        return conversations(trajectory, self.ranked(tips), note_of_search(trajectory), self.config, self.count_tokens)
+            tips = self.build_failed_search_tips(task) if self.rng.random() < 0.4 else ()
+            trajectory = self.play(task, "search", parse_empty_rooms(tips))
+        return build_demonstrations(
+            trajectory, self.rank_tips(tips), format_search_note(trajectory), self.config, self.count_tokens
+        )
 
-    def told(self, task: Task) -> tuple[Trajectory, tuple[Tip, ...]] | None:
+    def play_with_tip(self, task: Task) -> tuple[Trajectory, tuple[Tip, ...]] | None:
         """An episode that goes the way of a right tip, and the tips that it has seen; None if the way is too long."""
-        found = played(self.env, task, partial(Searcher(self.rng).search, LONGEST))
-        way = way_of(found)
+        found = play_script(self.env, task, partial(Searcher(self.rng).search, MAX_SEARCH_STEPS))
+        way = extract_path(found)
         if not found.success or len(way) >= self.config.rollout.max_steps:
             return None
         actions = [*(f"move {direction}" for _, direction in way), TAKE]
-        others = self.failed_searches(task) if self.rng.random() < 0.4 else ()
-        return played(self.env, task, partial(follow, actions)), (self.tip(found, found.score), *others)
+        others = self.build_failed_search_tips(task) if self.rng.random() < 0.4 else ()
+        return play_script(self.env, task, partial(replay_actions, actions)), (
+            self.build_tip(found, found.score),
+            *others,
+        )
 
-    def failed_searches(self, task: Task) -> tuple[Tip, ...]:
+    def build_failed_search_tips(self, task: Task) -> tuple[Tip, ...]:
         """Up to two tips about searches that did not find the coin."""
         tries = (self.play(task, self.rng.choice(("search", "wander"))) for _ in range(self.rng.randint(1, 2)))
-        return tuple(self.tip(trajectory, trajectory.score) for trajectory in tries if not trajectory.success)
+        return tuple(self.build_tip(trajectory, trajectory.score) for trajectory in tries if not trajectory.success)
 
     def play(self, task: Task, manner: str, empty: Collection[str] = ()) -> Trajectory:
         """An episode of a searcher: "search" or "wander"."""
         acting = getattr(Searcher(self.rng, empty), manner)
-        return played(self.env, task, partial(acting, self.config.rollout.max_steps))
+        return play_script(self.env, task, partial(acting, self.config.rollout.max_steps))
 
-    def note(self, trajectory: Trajectory, score: float) -> str:
+    def write_note(self, trajectory: Trajectory, score: float) -> str:
         """What a good writer writes about an episode."""
-        return note_of_search(trajectory) if is_searched(trajectory.task) else super().note(trajectory, score)
+        return format_search_note(trajectory) if is_searched(trajectory.task) else super().write_note(trajectory, score)
 
-    def ranked(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
+    def rank_tips(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
         """As many as are shown, by score."""
         most = min(self.config.warmstart.num_tips, self.config.memory.top_k)
         return tuple(sorted(tips, key=lambda tip: -tip.score)[:most])
@@ -190,22 +200,22 @@ def is_searched(task: Task) -> bool:
     return bool(task.options["game"] == "coin" and task.options["params"].get("includeDoors") == 0)
 
 
-def sees_coin(observation: Observation) -> bool:
+def is_coin_visible(observation: Observation) -> bool:
     """Whether the coin can be taken."""
     return TAKE in (observation.actions or ())
 
 
-def place(text: str) -> tuple[str, Mapping[str, str]]:
+def parse_room(text: str) -> tuple[str, Mapping[str, str]]:
     """The room that an observation shows, and the rooms around it by direction. ("", {}) if it shows none."""
     room = _ROOM.search(text)
     return (room[1] if room else ""), {direction.lower(): there for direction, there in _WAY_ON.findall(text)}
 
 
-def way_of(trajectory: Trajectory) -> list[tuple[str, str]]:
+def extract_path(trajectory: Trajectory) -> list[tuple[str, str]]:
     """The rooms before the last one with the direction that led on, detours left out."""
     left: dict[str, str] = {}
     for step in trajectory.steps:
-        room, _ = place(step.observation.text)
+        room, _ = parse_room(step.observation.text)
         if room in left:  # what came since was a detour
             names = [*left]
             left = {name: left[name] for name in names[: names.index(room)]}
@@ -213,17 +223,17 @@ def way_of(trajectory: Trajectory) -> list[tuple[str, str]]:
     return [(room, direction) for room, direction in left.items() if direction != TAKE]
 
 
-def note_of_search(trajectory: Trajectory) -> str:
+def format_search_note(trajectory: Trajectory) -> str:
     """The tip that a good writer writes: the way to the coin and its room, or the rooms that held none."""
     texts = [step.observation.text for step in trajectory.steps] + [trajectory.final_observation.text]
-    rooms = [room for room in dict.fromkeys(place(text)[0] for text in texts) if room]
+    rooms = [room for room in dict.fromkeys(parse_room(text)[0] for text in texts) if room]
     if not trajectory.success:
         return f"no coin in {' , '.join(rooms)}"
-    last, _ = place(trajectory.steps[-1].observation.text)
-    return " , ".join([*(f"{room} {direction}" for room, direction in way_of(trajectory)), f"coin in {last}"])
+    last, _ = parse_room(trajectory.steps[-1].observation.text)
+    return " , ".join([*(f"{room} {direction}" for room, direction in extract_path(trajectory)), f"coin in {last}"])
 
 
-def told_empty(tips: Sequence[Tip]) -> frozenset[str]:
+def parse_empty_rooms(tips: Sequence[Tip]) -> frozenset[str]:
     """The rooms that tips call empty."""
     return frozenset(
         room for tip in tips for room in tip.text.removeprefix("no coin in ").split(" , ") if not tip.score

@@ -10,11 +10,16 @@ import random
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
-from trailnotes.envs import Env, env_identity, env_tasks, make_env
-from trailnotes.envs.tasks import kept_apart, panel
+from trailnotes.envs import Env, get_env_identity, list_env_tasks, make_env
+from trailnotes.envs.tasks import panel, select_unused
 from trailnotes.errors import ConfigError
-from trailnotes.warmstart.demonstrations.episodes import follow, of_rehearsal, played
-from trailnotes.warmstart.demonstrations.recorded import WANDERINGS, Recorded, RecordedDemonstrator, read_or_record
+from trailnotes.warmstart.demonstrations.episodes import apply_rehearsal_options, play_script, replay_actions
+from trailnotes.warmstart.demonstrations.recorded import (
+    NUM_WANDERINGS,
+    RecordedDemonstrator,
+    RecordedGame,
+    load_or_record,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +32,7 @@ if TYPE_CHECKING:
 VERSION = 1  # of the scripts: recordings of another are not used
 
 
-class Expert(Env, Protocol):
+class ExpertEnv(Env, Protocol):
     """An environment that knows how its games are won."""
 
     def solution(self, task: Task) -> tuple[str, ...]:
@@ -42,14 +47,14 @@ class ExpertDemonstrator(RecordedDemonstrator):
     """
 
     @classmethod
-    def apart(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
+    def build_held_out(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
         """Those of the games that `rehearsal.options` names and `config` neither trains on nor examines.
 
         Raises:
             ConfigError: none is left.
         """
-        subject = cls(of_rehearsal(config), count_tokens, seed)
-        left = {task.id for task in kept_apart(_chosen(subject.config), config)}
+        subject = cls(apply_rehearsal_options(config), count_tokens, seed)
+        left = {task.id for task in select_unused(_choose_tasks(subject.config), config)}
         subject.recordings = [each for each in subject.recordings if each.wandered[0].task.id in left]
         if not subject.recordings:
             raise ConfigError(
@@ -58,51 +63,51 @@ class ExpertDemonstrator(RecordedDemonstrator):
         return subject
 
     def __iter__(self) -> Iterator[Demonstration]:
-        by_family: dict[str, list[Recorded]] = {}
+        by_family: dict[str, list[RecordedGame]] = {}
         for recorded in self.recordings:
             by_family.setdefault(recorded.wandered[0].task.family, []).append(recorded)
         families = sorted(by_family)
         while True:
-            yield from self.episode(self.rng.choice(by_family[self.rng.choice(families)]))
+            yield from self.demonstrate_episode(self.rng.choice(by_family[self.rng.choice(families)]))
 
     @cached_property
-    def recordings(self) -> list[Recorded]:
+    def recordings(self) -> list[RecordedGame]:
         """One for each game, from the cache or recorded now."""
         config = self.config
         wanted = {
             "version": VERSION,
             "options": dict(config.env.options),
-            "identity": env_identity(config.env.name, config.env.options),
+            "identity": get_env_identity(config.env.name, config.env.options),
             "variations": config.warmstart.variations,
             "max_steps": config.rollout.max_steps,
         }
-        return read_or_record(config.env.name, wanted, lambda: _record(config))
+        return load_or_record(config.env.name, wanted, lambda: _record_episodes(config))
 
 
-def _chosen(config: Config) -> list[Task]:
+def _choose_tasks(config: Config) -> list[Task]:
     """`warmstart.variations` training games of each family, evenly spaced."""
     by_family: dict[str, list[Task]] = {}
-    for task in env_tasks(config.env.name, "train", config.env.options):
+    for task in list_env_tasks(config.env.name, "train", config.env.options):
         by_family.setdefault(task.family, []).append(task)
     return [task for tasks in by_family.values() for task in panel(tasks, config.warmstart.variations)]
 
 
-def _record(config: Config) -> Iterator[Trajectory]:
+def _record_episodes(config: Config) -> Iterator[Trajectory]:
     """Of each game the expert's episode (member 0) if it fits `rollout.max_steps`, and wanderings (members 1 on)."""
     options: dict[str, Any] = {**config.env.options, "max_steps": config.rollout.max_steps, "actions": True}
-    env = cast("Expert", make_env(config.env.name, **options))
+    env = cast("ExpertEnv", make_env(config.env.name, **options))
     try:
-        for task in _chosen(config):
-            best = played(env, task, partial(follow, env.solution(task)))
+        for task in _choose_tasks(config):
+            best = play_script(env, task, partial(replay_actions, env.solution(task)))
             if best.success:
                 yield best
-            for member in range(1, 1 + WANDERINGS):
-                yield played(env, task, partial(_wandering, random.Random(f"{task.id} {member}")), member)
+            for member in range(1, 1 + NUM_WANDERINGS):
+                yield play_script(env, task, partial(_act_randomly, random.Random(f"{task.id} {member}")), member)
     finally:
         env.close()
 
 
-def _wandering(rng: random.Random, observation: Observation) -> Script:
+def _act_randomly(rng: random.Random, observation: Observation) -> Script:
     """Any admissible action."""
     while True:
         observation = yield rng.choice(observation.actions or ("look",))

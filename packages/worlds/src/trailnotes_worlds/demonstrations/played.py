@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from trailnotes.errors import RunError
 from trailnotes.prompts import Conversation, parse_action
-from trailnotes.storage.demonstrations import Demonstration, record_of, spoken
-from trailnotes.storage.files import append_jsonl, set_aside
+from trailnotes.storage.demonstrations import Demonstration, demonstration_to_json, list_assistant_turns
+from trailnotes.storage.files import append_jsonl, split_after
 from trailnotes.storage.parsing import parse_json
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trailnotes.types import Task
 
 KIND = "played"
-BEGINNING = b'{"messages": ['  # of each line that is recorded
+LINE_PREFIX = b'{"messages": ['  # of each line that is recorded
 
 
 class PlayRecorder:
@@ -55,11 +55,11 @@ class PlayRecorder:
             self.close()
             raise RunError(f"another process records to {path}: stop it, or choose another file") from error
         try:
-            refuse_other(path)
+            validate_recording_file(path)
         except RunError:
             self.close()
             raise
-        self.half = set_aside(path)  # the file that now holds the half of a line, if there was one
+        self.torn_line_path = split_after(path)  # the file that now holds the half of a line, if there was one
 
     def line(self, task: Task, actions: Sequence[str]) -> Mapping[str, Any]:
         """The record of an episode.
@@ -67,7 +67,9 @@ class PlayRecorder:
         Raises:
             RunError: the environment does not end with the last of these actions.
         """
-        return record_of(played(self._env, task, actions, self._config, self._count_tokens))
+        return demonstration_to_json(
+            build_played_demonstration(self._env, task, actions, self._config, self._count_tokens)
+        )
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Append a record; when this returns, it is on the disk.
@@ -84,7 +86,7 @@ class PlayRecorder:
             self._lock = -1
 
 
-def refuse_other(path: Path) -> None:
+def validate_recording_file(path: Path) -> None:
     """Refuse to append to a file whose first line is no demonstration, nor the beginning of one that a crash has cut.
 
     Raises:
@@ -98,12 +100,14 @@ def refuse_other(path: Path) -> None:
         record = parse_json(line)
         is_ours = isinstance(record, dict) and "messages" in record
     except ValueError:
-        is_ours = BEGINNING.startswith(line[: len(BEGINNING)]) and not line.endswith(b"\n")
+        is_ours = LINE_PREFIX.startswith(line[: len(LINE_PREFIX)]) and not line.endswith(b"\n")
     if not is_ours:
         raise RunError(f"the first line of {path} is no demonstration: choose another file to record to")
 
 
-def played(env: Env, task: Task, actions: Sequence[str], config: Config, count_tokens: CountTokens) -> Demonstration:
+def build_played_demonstration(
+    env: Env, task: Task, actions: Sequence[str], config: Config, count_tokens: CountTokens
+) -> Demonstration:
     """The conversation of an episode in which an agent does what a person did. It helped if it won.
 
     Raises:
@@ -124,4 +128,4 @@ def played(env: Env, task: Task, actions: Sequence[str], config: Config, count_t
     if not observation.terminated:
         raise RunError(f"{task.id} has not ended after the {len(actions)} steps that were recorded of it")
     messages = tuple(conversation.plain)
-    return Demonstration(messages, spoken(messages), task, KIND, observation.success)
+    return Demonstration(messages, list_assistant_turns(messages), task, KIND, observation.success)

@@ -13,13 +13,18 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Self
 
 from trailnotes.envs import make_env
-from trailnotes.envs.tasks import kept_apart
+from trailnotes.envs.tasks import select_unused
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task, Trajectory
-from trailnotes.warmstart.demonstrations.episodes import follow, of_rehearsal, played
-from trailnotes.warmstart.demonstrations.recorded import WANDERINGS, Recorded, RecordedDemonstrator, read_or_record
-from trailnotes_worlds.demonstrations.scienceworld_scripts import shortened, wandering
-from trailnotes_worlds.scienceworld.client import close_gold_paths, gold_path
+from trailnotes.warmstart.demonstrations.episodes import apply_rehearsal_options, play_script, replay_actions
+from trailnotes.warmstart.demonstrations.recorded import (
+    NUM_WANDERINGS,
+    RecordedDemonstrator,
+    RecordedGame,
+    load_or_record,
+)
+from trailnotes_worlds.demonstrations.scienceworld_scripts import shorten_path, wander
+from trailnotes_worlds.scienceworld.client import close_gold_path_finder, find_gold_path
 from trailnotes_worlds.scienceworld.tasks import scienceworld_tasks
 
 if TYPE_CHECKING:
@@ -42,15 +47,15 @@ class ScienceWorldDemonstrator(RecordedDemonstrator):
     """
 
     @classmethod
-    def apart(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
+    def build_held_out(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
         """Those of the tasks in `rehearsal.options`, without variations that `config` trains on or examines.
 
         Raises:
             ConfigError: none is left.
         """
-        subject = cls(of_rehearsal(config), count_tokens, seed)
+        subject = cls(apply_rehearsal_options(config), count_tokens, seed)
         names = subject.config.env.options.get("task", "all")
-        left = {task.id for task in kept_apart(_chosen(names, config.warmstart.variations), config)}
+        left = {task.id for task in select_unused(_choose_tasks(names, config.warmstart.variations), config)}
         if not left:
             raise ConfigError(
                 f"every training variation of task = {names!r} is trained on or examined: name other tasks in "
@@ -60,23 +65,23 @@ class ScienceWorldDemonstrator(RecordedDemonstrator):
         return subject
 
     def __iter__(self) -> Iterator[Demonstration]:
-        by_task: dict[str, list[Recorded]] = {}
+        by_task: dict[str, list[RecordedGame]] = {}
         for recorded in self.recordings:
             by_task.setdefault(recorded.wandered[0].task.options["task"], []).append(recorded)
         names = sorted(by_task)
         while True:
-            yield from self.episode(self.rng.choice(by_task[self.rng.choice(names)]))
+            yield from self.demonstrate_episode(self.rng.choice(by_task[self.rng.choice(names)]))
 
     @cached_property
-    def recordings(self) -> list[Recorded]:
+    def recordings(self) -> list[RecordedGame]:
         """One for each variation, from the cache or recorded now."""
-        return recordings(self.config)
+        return load_recordings(self.config)
 
 
 # --- recording --------------------------------------------------------------------------------------------------
 
 
-def recordings(config: Config, folder: Path | None = None) -> list[Recorded]:
+def load_recordings(config: Config, folder: Path | None = None) -> list[RecordedGame]:
     """The recorded episodes that `config` asks for; the same in every process.
 
     Raises:
@@ -88,31 +93,31 @@ def recordings(config: Config, folder: Path | None = None) -> list[Recorded]:
         "variations": config.warmstart.variations,
         "max_steps": config.rollout.max_steps,
     }
-    found = read_or_record("scienceworld", wanted, lambda: _record(config), folder)
+    found = load_or_record("scienceworld", wanted, lambda: _record_episodes(config), folder)
     if not found:
         raise ConfigError(f"no episode of {config.env.options.get('task')!r} fits rollout.max_steps: raise it")
     return found
 
 
-def _record(config: Config) -> Iterator[Trajectory]:
+def _record_episodes(config: Config) -> Iterator[Trajectory]:
     """Gold path (member 0) and wanderings (members 1 and up) of each variation."""
     options = {key: value for key, value in config.env.options.items() if key not in ("task", "protocol")}
     names = config.env.options.get("task", "all")
     env = make_env("scienceworld", **{**options, "max_steps": config.rollout.max_steps})
     try:
-        for task in _chosen(names, config.warmstart.variations):
-            if gold := _gold(env, task, options.get("simplification", "easy"), config.rollout.max_steps):
+        for task in _choose_tasks(names, config.warmstart.variations):
+            if gold := _play_gold_path(env, task, options.get("simplification", "easy"), config.rollout.max_steps):
                 yield gold
-            for member in range(1, 1 + WANDERINGS):
+            for member in range(1, 1 + NUM_WANDERINGS):
                 rng = random.Random(f"{task.id} {member}")
-                yield played(env, task, partial(wandering, rng), member)
+                yield play_script(env, task, partial(wander, rng), member)
             logger.info("recorded %s", task.id)
     finally:
         env.close()
-        close_gold_paths()
+        close_gold_path_finder()
 
 
-def _chosen(names: str | list[str], num: int) -> list[Task]:
+def _choose_tasks(names: str | list[str], num: int) -> list[Task]:
     """`num` training variations of each task, evenly spaced."""
     tasks = scienceworld_tasks("train", names, protocol="simulator")
     by_name: dict[str, list[Task]] = {}
@@ -123,10 +128,13 @@ def _chosen(names: str | list[str], num: int) -> list[Task]:
     ]
 
 
-def _gold(env: Env, task: Task, simplification: str | Sequence[str], max_steps: int) -> Trajectory | None:
+def _play_gold_path(env: Env, task: Task, simplification: str | Sequence[str], max_steps: int) -> Trajectory | None:
     """The simulator's own solution, shortened if it still reaches the full score."""
-    path = gold_path(task.options["task"], task.options["variation"], simplification)
-    for actions in shortened(path):
-        if len(actions) <= max_steps and (trajectory := played(env, task, partial(follow, actions), 0)).success:
+    path = find_gold_path(task.options["task"], task.options["variation"], simplification)
+    for actions in shorten_path(path):
+        if (
+            len(actions) <= max_steps
+            and (trajectory := play_script(env, task, partial(replay_actions, actions), 0)).success
+        ):
             return trajectory
     return None

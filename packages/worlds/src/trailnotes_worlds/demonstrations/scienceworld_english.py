@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, Literal
 
-from trailnotes.warmstart.demonstrations.episodes import actions_of
+from trailnotes.warmstart.demonstrations.episodes import get_actions
 from trailnotes_worlds.demonstrations.scienceworld import ScienceWorldDemonstrator
 
 if TYPE_CHECKING:
@@ -75,27 +75,27 @@ _END: Final = re.compile(r"\.(?: |$)")
 class EnglishScienceWorld(ScienceWorldDemonstrator):
     """The same episodes with tips in English."""
 
-    def note(self, trajectory: Trajectory, score: float) -> str:
+    def write_note(self, trajectory: Trajectory, score: float) -> str:
         """What is written about an episode that ended with `score`."""
-        return attempt_words(actions_of(trajectory), score, self.rng)
+        return format_attempt_tip(get_actions(trajectory), score, self.rng)
 
 
-def attempt_words(actions: Sequence[str], score: float, rng: random.Random) -> str:
+def format_attempt_tip(actions: Sequence[str], score: float, rng: random.Random) -> str:
     """A tip about `actions` that ended with `score` (of 100; below 0 is failed for good)."""
     ending: Ending = "solved" if score >= 100 else "failed" if score < 0 else "unfinished"
     opening = rng.choice(OPENINGS[ending]).format(num=len(actions))
     closing = rng.choice(ENDINGS[ending]).format(score=f"{score:g}", last=actions[-1])
-    return f"{opening}{_listed(actions, rng)}. {closing}"
+    return f"{opening}{_format_actions(actions, rng)}. {closing}"
 
 
-def told_actions(text: str) -> tuple[str, ...]:
+def parse_listed_actions(text: str) -> tuple[str, ...]:
     """The actions that a tip lists between its first colon and the end of that sentence, or () if there is no list."""
     _, colon, rest = text.partition(": ")
     listed = _END.split(rest, maxsplit=1)[0] if colon else ""
     return tuple(action for part in _PARTS.split(listed) if (action := part.strip(" '")))
 
 
-def _listed(actions: Sequence[str], rng: random.Random) -> str:
+def _format_actions(actions: Sequence[str], rng: random.Random) -> str:
     """All of `actions`: one after the other, numbered, or quoted."""
     way = rng.randrange(len(LISTS) + 2)
     if way == len(LISTS):

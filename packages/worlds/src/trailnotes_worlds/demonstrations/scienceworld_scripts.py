@@ -19,7 +19,7 @@ ROOMS = (
     "kitchen", "bathroom", "living room", "bedroom", "workshop", "art studio", "hallway", "greenhouse", "outside",
     "foundry",
 )  # fmt: skip
-SURROUNDINGS = {"agent", "air", "ground"}
+IGNORED_THINGS = {"agent", "air", "ground"}
 _GO = re.compile(r"(?:go to|teleport to) (.+)")
 _MOVING = re.compile(r"(?:open door to|go to|teleport to|look around)\b")
 _ARTICLE = re.compile(r"^(?:an?|the|some) +")
@@ -29,17 +29,17 @@ _NAMED_THING = re.compile(r"ocus on the ((?!thing|animal)[\w -]+)\.")
 _ELECTRIC = re.compile(r"wire|battery|generator|solar panel|turbine")
 
 
-def shortened(path: Sequence[str]) -> Iterator[list[str]]:
+def shorten_path(path: Sequence[str]) -> Iterator[list[str]]:
     """Ways to shorten a gold path that may or may not still work, the shortest first; the path itself comes last."""
-    short = _teleporting(path)
-    renamed = [_renamed(action) for action in short]
+    short = _replace_walks(path)
+    renamed = [_normalize_names(action) for action in short]
     yield [action for action in renamed if not action.startswith("wait")]
     yield renamed
     yield short
     yield list(path)
 
 
-def _teleporting(path: Sequence[str]) -> list[str]:
+def _replace_walks(path: Sequence[str]) -> list[str]:
     """Every walk through rooms becomes one teleportation; a look comes after the first, or before the first deed."""
     short: list[str] = []
     room = ""
@@ -56,14 +56,14 @@ def _teleporting(path: Sequence[str]) -> list[str]:
     return short
 
 
-def _renamed(action: str) -> str:
+def _normalize_names(action: str) -> str:
     """Names as a listing has them: the paths repeat a word ("baby baby mouse") and add where a thing is."""
     words = re.sub(r"\b(\w+) \1\b", r"\1", action)
     words = re.sub(r"\begg (\w+ egg)\b", r"\1", words)
     return words.removesuffix(" in inventory").replace(" in inventory to ", " to ")
 
 
-def things(listing: str) -> list[str]:
+def parse_things(listing: str) -> list[str]:
     """Names of what a look shows, what lies on and in other things too; doors and surroundings are left out."""
     inside = listing.partition("You also see:")[0].partition("\n")[2]
     found: list[str] = []
@@ -71,25 +71,25 @@ def things(listing: str) -> list[str]:
         head, _, content = line.strip().partition(": ")
         for item in (head, *content.rstrip(". )").split(", ")):
             name = _REST.split(_ARTICLE.sub("", item.strip()).removeprefix("substance called "))[0]
-            if name and name not in SURROUNDINGS | {"nothing"} and not name.startswith(("which", "currently", "On ")):
+            if name and name not in IGNORED_THINGS | {"nothing"} and not name.startswith(("which", "currently", "On ")):
                 found.append(_ARTICLE.sub("", name))
     return list(dict.fromkeys(found))
 
 
-def wandering(rng: random.Random, first: Observation) -> Script:
+def wander(rng: random.Random, first: Observation) -> Script:
     """Without a plan: a place, a look, and actions of the right form on things seen, each drawn at random."""
     task = first.instruction or ""
     named = [room for room in ROOMS if room in task]
     room = rng.choice(named) if named and rng.random() < 0.5 else rng.choice(ROOMS)
     yield f"teleport to {room}"
-    seen = things((yield "look around").text) or ["agent"]
+    seen = parse_things((yield "look around").text) or ["agent"]
     if "paint" in task:
-        yield from _mixing(seen, rng)
+        yield from _mix_randomly(seen, rng)
     named_thing = _NAMED_THING.search(task)
     thing = named_thing[1] if named_thing and rng.random() < 0.7 else rng.choice(seen)
     yield f"focus on {thing}"
     if "circuit" in task or "conductive" in task:
-        yield from _tinkering(thing, seen, rng)
+        yield from _connect_randomly(thing, seen, rng)
     if boxes := sorted(set(_BOX.findall(task))):
         if named and rng.random() < 0.5:
             yield f"pick up {thing}"
@@ -97,22 +97,22 @@ def wandering(rng: random.Random, first: Observation) -> Script:
         yield f"move {thing} to {rng.choice(boxes)}"
 
 
-def _tinkering(thing: str, seen: Sequence[str], rng: random.Random) -> Script:
+def _connect_randomly(thing: str, seen: Sequence[str], rng: random.Random) -> Script:
     """Some connections between ends of wires, sources and `thing`, drawn at random."""
     parts = [name for name in seen if _ELECTRIC.search(name)] or list(seen)
     for _ in range(rng.randint(2, 5)):
-        first, second = _end(rng.choice(parts), rng), _end(rng.choice([thing, *parts]), rng)
+        first, second = _name_terminal(rng.choice(parts), rng), _name_terminal(rng.choice([thing, *parts]), rng)
         yield f"connect {first} to {second}"
 
 
-def _end(part: str, rng: random.Random) -> str:
+def _name_terminal(part: str, rng: random.Random) -> str:
     if "wire" in part:
         return f"{part} terminal {rng.choice((1, 2))}"
     pole = rng.choice(("anode", "cathode"))
     return f"{part} {pole}" if _ELECTRIC.search(part) else f"{pole} in {part}"
 
 
-def _mixing(seen: Sequence[str], rng: random.Random) -> Script:
+def _mix_randomly(seen: Sequence[str], rng: random.Random) -> Script:
     """Some pouring from and into things drawn at random."""
     for _ in range(rng.randint(1, 2)):
         yield f"pour {rng.choice(seen)} in {rng.choice(seen)}"

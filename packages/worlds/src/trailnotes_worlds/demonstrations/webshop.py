@@ -13,17 +13,42 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Self, cast
 
-from trailnotes.algorithms.rememberer.advice import Example, Situation, Valued, advice_messages, advice_text
-from trailnotes.envs import env_tasks, make_env
-from trailnotes.envs.tasks import kept_apart
+from trailnotes.algorithms.rememberer.advice import (
+    Example,
+    Situation,
+    ValuedAction,
+    build_advice_messages,
+    format_advice,
+)
+from trailnotes.envs import list_env_tasks, make_env
+from trailnotes.envs.tasks import select_unused
 from trailnotes.errors import ConfigError
-from trailnotes.prompts import instruction_of, reflection_messages, truncate
+from trailnotes.prompts import build_reflection_messages, get_instruction, truncate
 from trailnotes.storage.demonstrations import Demonstration
 from trailnotes.types import Message, Tip
-from trailnotes.warmstart.demonstrations.episodes import actions_of, conversations, follow, of_rehearsal, played
-from trailnotes_worlds.demonstrations.webshop_buyers import BUY, Buyer, Page, Wish, faults_of, way_of
-from trailnotes_worlds.demonstrations.webshop_words import NEXT, Fault, english_words, spaced, terse_words
-from trailnotes_worlds.webshop.protocols import known_title
+from trailnotes.warmstart.demonstrations.episodes import (
+    apply_rehearsal_options,
+    build_demonstrations,
+    get_actions,
+    play_script,
+    replay_actions,
+)
+from trailnotes_worlds.demonstrations.webshop_buyers import (
+    BUY,
+    Buyer,
+    ShopPage,
+    ShoppingGoal,
+    extract_purchase_path,
+    find_faults,
+)
+from trailnotes_worlds.demonstrations.webshop_words import (
+    NEXT,
+    Fault,
+    format_english_tip,
+    format_terse_tip,
+    space_brackets,
+)
+from trailnotes_worlds.webshop.protocols import normalize_title
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,8 +58,8 @@ if TYPE_CHECKING:
     from trailnotes.warmstart.demonstrations.episodes import Script
     from trailnotes_worlds.webshop.env import WebShopEnv
 
-EXAMINED = ("validation", "test")
-PAGES = 3  # of results that a teacher leafs through
+EVAL_SPLITS = ("validation", "test")
+MAX_RESULT_PAGES = 3  # of results that a teacher leafs through
 PATIENCE = 1000  # goals in a row whose episodes show what is examined, before the search for another one ends
 
 
@@ -52,29 +77,29 @@ class Attempt:
         return self.trajectory.score / self.trajectory.max_score
 
 
-class Visit:
+class TrackedShop:
     """The shop as an environment that keeps what its pages have shown since the last reset."""
 
     def __init__(self, **options: object) -> None:
         self.env = cast("WebShopEnv", make_env("webshop", **options))
-        self.page = self.item = self.results = Page()  # the newest; that of a product, and of results
+        self.page = self.item = self.results = ShopPage()  # the newest; that of a product, and of results
         self.shown: set[str] = set()  # asins
 
     def reset(self, task: Task) -> Observation:
         """Start a goal."""
-        self.item, self.results, self.shown = Page(), Page(), set()
-        return self._seen(self.env.reset(task))
+        self.item, self.results, self.shown = ShopPage(), ShopPage(), set()
+        return self._track_page(self.env.reset(task))
 
     def step(self, action: str) -> Observation:
         """Take an action."""
-        return self._seen(self.env.step(action))
+        return self._track_page(self.env.step(action))
 
     def close(self) -> None:
         """Close the shop."""
         self.env.close()
 
-    def _seen(self, observation: Observation) -> Observation:
-        self.page = Page.of(self.env.shop.parts(self.env.state))
+    def _track_page(self, observation: Observation) -> Observation:
+        self.page = ShopPage.from_parts(self.env.shop.list_elements(self.env.state))
         self.shown.update(listing.asin for listing in self.page.listings)
         if self.page.title:
             self.item = self.page
@@ -83,18 +108,19 @@ class Visit:
         return observation
 
 
-def examined_asins(env: WebShopEnv, options: Mapping[str, object]) -> Iterator[str]:
+def iter_eval_asins(env: WebShopEnv, options: Mapping[str, object]) -> Iterator[str]:
     """The products of examined goals, and those of the same title, which by-product takes for the same.
 
     A split without goals, or one that may not be examined, has none.
     """
     shelves, titles = env.shop.shelves, set[str]()
-    for split in EXAMINED:
+    for split in EVAL_SPLITS:
         with suppress(ConfigError):
             titles.update(
-                known_title(shelves[task.options["asin"]].title) for task in env_tasks("webshop", split, options)
+                normalize_title(shelves[task.options["asin"]].title)
+                for task in list_env_tasks("webshop", split, options)
             )
-    return (product.asin.lower() for product in shelves if known_title(product.title) in titles)
+    return (product.asin.lower() for product in shelves if normalize_title(product.title) in titles)
 
 
 class WebShopDemonstrator:
@@ -116,20 +142,20 @@ class WebShopDemonstrator:
         self.config, self.count_tokens = config, count_tokens
         self.rng = random.Random(seed)
         options = {**config.env.options, "max_steps": config.rollout.max_steps}
-        self.visit = Visit(**{**options, "actions": config.rollout.show_actions})
-        self.tasks = env_tasks("webshop", "train", options)
-        self.forbidden = frozenset(examined_asins(self.visit.env, options))  # asins
+        self.visit = TrackedShop(**{**options, "actions": config.rollout.show_actions})
+        self.tasks = list_env_tasks("webshop", "train", options)
+        self.forbidden = frozenset(iter_eval_asins(self.visit.env, options))  # asins
 
     @classmethod
-    def apart(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
+    def build_held_out(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
         """Those of the goals in `rehearsal.options` that `config` neither trains on nor examines.
 
         Raises:
             ConfigError: none is left.
         """
-        subject = cls(of_rehearsal(config), count_tokens, seed)
+        subject = cls(apply_rehearsal_options(config), count_tokens, seed)
         subject.forbidden |= cls(config, count_tokens, seed).forbidden
-        subject.tasks = kept_apart(subject.tasks, config)
+        subject.tasks = select_unused(subject.tasks, config)
         if not subject.tasks:
             raise ConfigError(
                 "every training goal is trained on or examined: name another catalogue in rehearsal.options.catalogue"
@@ -139,7 +165,7 @@ class WebShopDemonstrator:
     def __iter__(self) -> Iterator[Demonstration]:
         in_vain = 0
         while in_vain < PATIENCE:
-            made = self.episode(self.rng.choice(self.tasks))
+            made = self.demonstrate_episode(self.rng.choice(self.tasks))
             in_vain = 0 if made else in_vain + 1
             yield from made
         raise ConfigError(
@@ -147,7 +173,7 @@ class WebShopDemonstrator:
             'or env.options.protocol to "by-product"'
         )
 
-    def episode(self, task: Task) -> list[Demonstration]:
+    def demonstrate_episode(self, task: Task) -> list[Demonstration]:
         """One episode's demonstrations: a row to act, and where it acted on tips, a tip-free row to write.
 
         Or one step of an episode that is advised, or what is written about a careless one.
@@ -156,95 +182,109 @@ class WebShopDemonstrator:
         if warm.advice + warm.write:  # without any, nothing is drawn, and models of before come out as they did
             drawn = self.rng.random()
             if drawn < warm.advice:
-                return self.advised(task)
+                return self.demonstrate_advice(task)
             if drawn < warm.advice + warm.write:
-                return self.written(task)
+                return self.demonstrate_writing(task)
         if self.rng.random() < warm.obey:
-            attempt, tips = self.told(task)
+            attempt, tips = self.play_with_tip(task)
         else:
-            attempt = self.careless(task) if self.rng.random() < warm.read else self.attempt(task, "good")
-            others = self.failures(task, attempt) if self.rng.random() < 0.4 else ()
-            tips = tuple(self.tip(other, other.worth) for other in others)
+            attempt = self.play_carelessly(task) if self.rng.random() < warm.read else self.play_buyer(task, "good")
+            others = self.play_failures(task, attempt) if self.rng.random() < 0.4 else ()
+            tips = tuple(self.build_tip(other, other.worth) for other in others)
         if attempt is None:
             return []
-        return conversations(self.said(attempt), self.ranked(tips), self.note(attempt), self.config, self.count_tokens)
+        return build_demonstrations(
+            self.format_trajectory(attempt),
+            self.rank_tips(tips),
+            self.write_note(attempt),
+            self.config,
+            self.count_tokens,
+        )
 
-    def said(self, attempt: Attempt) -> Trajectory:
+    def format_trajectory(self, attempt: Attempt) -> Trajectory:
         """The episode as it is said, action by action."""
         said = [
-            replace(step, completion=replace(step.completion, text=self.say(step.action)))
+            replace(step, completion=replace(step.completion, text=self.format_action(step.action)))
             for step in attempt.trajectory.steps
         ]
         return replace(attempt.trajectory, steps=tuple(said))
 
-    def say(self, action: str) -> str:
+    def format_action(self, action: str) -> str:
         """An action as it is said."""
-        return spaced(action)
+        return space_brackets(action)
 
-    def told(self, task: Task) -> tuple[Attempt | None, tuple[Tip, ...]]:
+    def play_with_tip(self, task: Task) -> tuple[Attempt | None, tuple[Tip, ...]]:
         """An episode that does what a tip with a full score tells, and the tips that it has seen.
 
         What is told is half of the time what has earned the full score, else any purchase, so that it is the tip that
         is followed and not the instruction.
         """
-        source = self.right(task) if self.rng.random() < 0.5 else self.careless(task)
+        source = self.play_perfectly(task) if self.rng.random() < 0.5 else self.play_carelessly(task)
         if source is None or not source.way or source.way[-1] != BUY:
             return None, ()
-        attempt = self.play(task, partial(follow, source.way))
-        others = self.failures(task, source) if self.rng.random() < 0.4 else ()
+        attempt = self.play(task, partial(replay_actions, source.way))
+        others = self.play_failures(task, source) if self.rng.random() < 0.4 else ()
         praised = Attempt(source.trajectory, source.way, ())
-        return attempt, (self.tip(praised, 1.0), *(self.tip(other, other.worth) for other in others))
+        return attempt, (self.build_tip(praised, 1.0), *(self.build_tip(other, other.worth) for other in others))
 
-    def written(self, task: Task) -> list[Demonstration]:
+    def demonstrate_writing(self, task: Task) -> list[Demonstration]:
         """What is written about a careless episode, which is not imitated itself."""
-        attempt = self.careless(task)
+        attempt = self.play_carelessly(task)
         if attempt is None:
             return []
         config = self.config
-        asked = reflection_messages(self.said(attempt), config.rollout, config.memory, self.count_tokens)
-        messages = (*asked, Message("assistant", self.note(attempt)))
+        asked = build_reflection_messages(
+            self.format_trajectory(attempt), config.rollout, config.memory, self.count_tokens
+        )
+        messages = (*asked, Message("assistant", self.write_note(attempt)))
         return [Demonstration(messages, frozenset({len(asked)}), task)]
 
-    def advised(self, task: Task) -> list[Demonstration]:
+    def demonstrate_advice(self, task: Task) -> list[Demonstration]:
         """One step under examples of the memory: answered as one of the same page encourages, else as a good buyer.
 
         The value of an answer is that of the example that it follows, and 0 where it follows none.
         """
         obeys = self.rng.random() < self.config.warmstart.obey
-        attempt = self.rng.choice((self.right, self.careless))(task) if obeys else self.attempt(task, "good")
+        attempt = (
+            self.rng.choice((self.play_perfectly, self.play_carelessly))(task)
+            if obeys
+            else self.play_buyer(task, "good")
+        )
         if attempt is None:
             return []
-        present, action = self.situation(attempt, step := self.rng.randrange(len(attempt.trajectory.steps)))
-        others = (self.attempt(self.rng.choice((task, self.rng.choice(self.tasks))), "hasty") for _ in range(2))
-        examples = [self.example(other, self.rng.randrange(len(other.trajectory.steps))) for other in others if other]
+        present, action = self.build_situation(attempt, step := self.rng.randrange(len(attempt.trajectory.steps)))
+        others = (self.play_buyer(self.rng.choice((task, self.rng.choice(self.tasks))), "hasty") for _ in range(2))
+        examples = [
+            self.build_example(other, self.rng.randrange(len(other.trajectory.steps))) for other in others if other
+        ]
         if obeys:
-            examples = [*examples[1:], self.example(attempt, step, self.rng.randint(1, 10) / 10)]
+            examples = [*examples[1:], self.build_example(attempt, step, self.rng.randint(1, 10) / 10)]
         fitting = (each for each in examples if each.situation.observation == present.observation)
         encouraged = [valued for each in fitting if each.situation.task == present.task for valued in each.encouraged]
-        answer = max(encouraged, key=lambda valued: valued.value, default=Valued(action, 0.0))
-        messages = advice_messages(present, examples, self.config.rollout.style)
-        answered = (*messages, Message("assistant", advice_text([answer])))
+        answer = max(encouraged, key=lambda valued: valued.value, default=ValuedAction(action, 0.0))
+        messages = build_advice_messages(present, examples, self.config.rollout.style)
+        answered = (*messages, Message("assistant", format_advice([answer])))
         return [Demonstration(answered, frozenset({len(messages)}), task)]
 
-    def situation(self, attempt: Attempt, step: int) -> tuple[Situation, str]:
+    def build_situation(self, attempt: Attempt, step: int) -> tuple[Situation, str]:
         """What is known before a step of an episode, and what is done then."""
         config, steps = self.config, attempt.trajectory.steps
         task, text = (
             truncate(whole, config.rollout.max_observation_tokens, self.count_tokens)
-            for whole in (instruction_of(attempt.trajectory), steps[step].observation.text)
+            for whole in (get_instruction(attempt.trajectory), steps[step].observation.text)
         )
-        *before, action = (self.say(each.action) for each in steps[: step + 1])
+        *before, action = (self.format_action(each.action) for each in steps[: step + 1])
         return Situation(task, text, tuple(before[max(0, step - config.rememberer.history) :])), action
 
-    def example(self, attempt: Attempt, step: int, value: float | None = None) -> Example:
+    def build_example(self, attempt: Attempt, step: int, value: float | None = None) -> Example:
         """A step as it is remembered, by default with what its episode earned: encouraged, or discouraged at 0."""
-        situation, action = self.situation(attempt, step)
-        valued = (Valued(action, attempt.worth if value is None else value),)
+        situation, action = self.build_situation(attempt, step)
+        valued = (ValuedAction(action, attempt.worth if value is None else value),)
         return Example(situation, valued, ()) if valued[0].value else Example(situation, (), valued)
 
-    def right(self, task: Task) -> Attempt | None:
+    def play_perfectly(self, task: Task) -> Attempt | None:
         """An episode that earned the full score: a good buyer's, or that of a teacher who knows the goal's product."""
-        attempt = self.attempt(task, "good")
+        attempt = self.play_buyer(task, "good")
         if attempt is None or attempt.faults:
             attempt = self.play(task, partial(self.teach, task))
         return None if attempt is None or attempt.faults else attempt
@@ -254,7 +294,7 @@ class WebShopDemonstrator:
         asin = task.options["asin"].lower()
         title = self.visit.env.shop.shelves[task.options["asin"]].title
         yield Buyer(title, lambda: self.visit.page, self.rng).search(5)
-        for _page in range(PAGES):
+        for _page in range(MAX_RESULT_PAGES):
             if any(listing.asin == asin for listing in self.visit.page.listings):
                 yield f"click[{asin}]"
                 wanted = {value for _, value in task.options["options"]}
@@ -268,22 +308,22 @@ class WebShopDemonstrator:
                 return
             yield NEXT
 
-    def careless(self, task: Task) -> Attempt | None:
+    def play_carelessly(self, task: Task) -> Attempt | None:
         """A hasty episode, or one that wanders."""
-        return self.attempt(task, self.rng.choice(("hasty", "wandering")))
+        return self.play_buyer(task, self.rng.choice(("hasty", "wandering")))
 
-    def failures(self, task: Task, beside: Attempt | None) -> tuple[Attempt, ...]:
+    def play_failures(self, task: Task, beside: Attempt | None) -> tuple[Attempt, ...]:
         """Up to two episodes that did not earn the full score, other purchases than `beside`."""
         told = {beside.way} if beside else set()
         found = []
         for _ in range(self.rng.randint(1, 2)):
-            other = self.careless(task)
+            other = self.play_carelessly(task)
             if other and other.faults and other.way not in told:
                 told.add(other.way)
                 found.append(other)
         return tuple(found)
 
-    def attempt(self, task: Task, manner: str) -> Attempt | None:
+    def play_buyer(self, task: Task, manner: str) -> Attempt | None:
         """An episode of a scripted buyer: "good", "hasty" or "wandering"; None if it showed what is examined."""
 
         def script(first: Observation) -> Script:
@@ -295,23 +335,26 @@ class WebShopDemonstrator:
 
     def play(self, task: Task, script: Callable[[Observation], Script]) -> Attempt | None:
         """An episode of any script; None if it showed what is examined, or did nothing."""
-        trajectory = played(self.visit, task, script)
+        trajectory = play_script(self.visit, task, script)
         if not trajectory.steps or self.visit.shown & self.forbidden:
             return None
-        way, wish = way_of(actions_of(trajectory)), Wish.of(trajectory.steps[0].observation.instruction or "")
-        faults = () if trajectory.success else faults_of(way, self.visit.item, self.visit.results, wish)
+        way, wish = (
+            extract_purchase_path(get_actions(trajectory)),
+            ShoppingGoal.parse(trajectory.steps[0].observation.instruction or ""),
+        )
+        faults = () if trajectory.success else find_faults(way, self.visit.item, self.visit.results, wish)
         return Attempt(trajectory, way, faults)
 
-    def tip(self, attempt: Attempt, worth: float) -> Tip:
+    def build_tip(self, attempt: Attempt, worth: float) -> Tip:
         """What a memory would hold of an episode that was worth so much."""
         most = attempt.trajectory.max_score
-        return Tip(attempt.trajectory.task.id, self.note(attempt), key="", score=worth * most, max_score=most)
+        return Tip(attempt.trajectory.task.id, self.write_note(attempt), key="", score=worth * most, max_score=most)
 
-    def note(self, attempt: Attempt) -> str:
+    def write_note(self, attempt: Attempt) -> str:
         """What a good writer writes about an episode."""
-        return terse_words(attempt.way, attempt.faults)
+        return format_terse_tip(attempt.way, attempt.faults)
 
-    def ranked(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
+    def rank_tips(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
         """As many as are shown, by score, then at random."""
         shuffled = self.rng.sample(tips, len(tips))
         most = min(self.config.warmstart.num_tips, self.config.memory.top_k)
@@ -321,10 +364,10 @@ class WebShopDemonstrator:
 class EnglishWebShop(WebShopDemonstrator):
     """The same episodes with tips in English."""
 
-    def say(self, action: str) -> str:
+    def format_action(self, action: str) -> str:
         """An action as it is said: as it stands."""
         return action
 
-    def note(self, attempt: Attempt) -> str:
+    def write_note(self, attempt: Attempt) -> str:
         """What a good writer writes about an episode."""
-        return english_words(attempt.way, attempt.faults, attempt.worth, self.rng)
+        return format_english_tip(attempt.way, attempt.faults, attempt.worth, self.rng)

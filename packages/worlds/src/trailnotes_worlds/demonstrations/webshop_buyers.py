@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from trailnotes_worlds.demonstrations.webshop_words import NEXT, Fault
-from trailnotes_worlds.webshop.goals import without_limit
+from trailnotes_worlds.webshop.goals import split_price_limit
 
 if TYPE_CHECKING:
     import random
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from trailnotes.types import Observation
     from trailnotes.warmstart.demonstrations.episodes import Script
-    from trailnotes_worlds.webshop.shop import Part
+    from trailnotes_worlds.webshop.shop import PageElement
 
 BUY: Final = "click[buy now]"
 BACK: Final = "click[< prev]"
@@ -38,16 +38,16 @@ _FILLING: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ShoppingGoal:
     """What an instruction asks for."""
 
     text: str  # without the limit
     limit: float  # dollars; `NO_LIMIT` where none is named
 
     @classmethod
-    def of(cls, instruction: str) -> Wish:
+    def parse(cls, instruction: str) -> ShoppingGoal:
         """Read an instruction."""
-        text, limit = without_limit(instruction)
+        text, limit = split_price_limit(instruction)
         return cls(text.lower(), limit)
 
     @property
@@ -55,7 +55,7 @@ class Wish:
         """The words that tell products apart, in order, each once."""
         return [word for word in dict.fromkeys(_WORD.findall(self.text)) if word not in _FILLING]
 
-    def asked(self, name: str, values: Sequence[str]) -> str:
+    def find_requested_value(self, name: str, values: Sequence[str]) -> str:
         """The longest of an option's values that the instruction names, best beside its name; "" if it names none."""
         for before in (f"{name}: ", ""):
             named = [value for value in values if re.search(rf"(?<!\w){re.escape(before + value)}(?!\w)", self.text)]
@@ -63,7 +63,7 @@ class Wish:
                 return max(named, key=len)
         return ""
 
-    def lacks(self, options: Sequence[tuple[str, Sequence[str]]]) -> bool:
+    def is_option_missing(self, options: Sequence[tuple[str, Sequence[str]]]) -> bool:
         """Whether a value that is asked for by the name of its option is not among those offered."""
         left = self.text
         for name, values in options:
@@ -72,7 +72,7 @@ class Wish:
                 left = re.sub(rf"\b{re.escape(each)}(?=, and |$)", "", left)
         return _NAMED.search(left) is not None
 
-    def fit(self, title: str) -> float:
+    def score_title(self, title: str) -> float:
         """The share of the words asked for that a title has."""
         words, has = self.words, set(_WORD.findall(title.lower()))
         return sum(word in has for word in words) / max(1, len(words))
@@ -88,7 +88,7 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ShopPage:
     """What a buyer makes of a page: the results on it, or the options and the price of a product."""
 
     listings: tuple[Listing, ...] = ()
@@ -98,7 +98,7 @@ class Page:
     more: bool = False  # whether there is another page of results
 
     @classmethod
-    def of(cls, parts: Sequence[Part]) -> Page:
+    def from_parts(cls, parts: Sequence[PageElement]) -> ShopPage:
         """Read what is shown, and nothing else that a part may hold."""
         listings, options, title, price = [], dict[str, tuple[str, ...]](), "", 0.0
         sells = any(
@@ -106,16 +106,16 @@ class Page:
         )  # other texts begin with "Price: " as well
         for i, part in enumerate(parts):
             if part.kind == "product":
-                listings.append(Listing(part.target, parts[i + 1].text, dollars(parts[i + 2].text)))
+                listings.append(Listing(part.target, parts[i + 1].text, parse_price(parts[i + 2].text)))
             elif part.option:
                 options[part.option[0]] = (*options.get(part.option[0], ()), part.target)
             elif sells and part.kind == "text" and part.text.startswith("Price: "):
-                title, price = parts[i - 1].text, dollars(part.text)
+                title, price = parts[i - 1].text, parse_price(part.text)
         more = any(part.target == NEXT[len("click[") : -1] for part in parts)
         return cls(tuple(listings), title, tuple(options.items()), price, more)
 
 
-def dollars(tag: str) -> float:
+def parse_price(tag: str) -> float:
     """The price that a tag names, of a range the lower one; 0 where it names none."""
     found = _PRICE.search(tag)
     return float(found[1]) if found else 0.0
@@ -130,8 +130,8 @@ class Buyer:
         rng: draws what is left open.
     """
 
-    def __init__(self, instruction: str, look: Callable[[], Page], rng: random.Random) -> None:
-        self.wish, self.look, self.rng = Wish.of(instruction), look, rng
+    def __init__(self, instruction: str, look: Callable[[], ShopPage], rng: random.Random) -> None:
+        self.wish, self.look, self.rng = ShoppingGoal.parse(instruction), look, rng
 
     def good(self, _: Observation) -> Script:
         """Searches by what is asked, opens what fits best, chooses what is asked, and buys.
@@ -142,10 +142,10 @@ class Buyer:
         ranked = sorted(self.look().listings, key=self.rank)[:3]
         for listing in ranked:
             yield f"click[{listing.asin}]"
-            bad = self.look().price > self.wish.limit or self.wish.lacks(self.look().options)
+            bad = self.look().price > self.wish.limit or self.wish.is_option_missing(self.look().options)
             if not bad or listing is ranked[-1]:
                 for option in self.look().options:
-                    if value := self.wish.asked(*option):
+                    if value := self.wish.find_requested_value(*option):
                         yield f"click[{value}]"
                 yield BUY
                 return
@@ -179,7 +179,7 @@ class Buyer:
 
     def rank(self, listing: Listing) -> tuple[bool, float]:
         """Sorts what can be afforded first, and of that what fits best."""
-        return listing.price > self.wish.limit, -self.wish.fit(listing.title)
+        return listing.price > self.wish.limit, -self.wish.score_title(listing.title)
 
     def search(self, most: int) -> str:
         """By up to `most` of the words that are asked for: mostly the first, else any, in their order."""
@@ -189,7 +189,7 @@ class Buyer:
         return f"search[{' '.join(sorted(self.rng.sample(words, min(most, len(words))), key=words.index))}]"
 
 
-def way_of(actions: Sequence[str]) -> tuple[str, ...]:
+def extract_purchase_path(actions: Sequence[str]) -> tuple[str, ...]:
     """Those of `actions` that led to where they ended: what was turned back from is left out.
 
     Where pages are as in ``compat = "fixed"``, and each action was one that its page offers.
@@ -213,7 +213,7 @@ def way_of(actions: Sequence[str]) -> tuple[str, ...]:
     return tuple(way)
 
 
-def faults_of(way: Sequence[str], page: Page, results: Page, wish: Wish) -> tuple[Fault, ...]:
+def find_faults(way: Sequence[str], page: ShopPage, results: ShopPage, wish: ShoppingGoal) -> tuple[Fault, ...]:
     """What a buyer can see to be wrong with a purchase that has not earned the full score.
 
     Args:
@@ -225,11 +225,13 @@ def faults_of(way: Sequence[str], page: Page, results: Page, wish: Wish) -> tupl
     if BUY not in way:
         return (Fault("unbought"),)
     chosen = {action[len("click[") : -1] for action in way}
-    asked = [(name, wish.asked(name, values), chosen.intersection(values)) for name, values in page.options]
+    asked = [
+        (name, wish.find_requested_value(name, values), chosen.intersection(values)) for name, values in page.options
+    ]
     faults = [Fault("value", value) for _, value, _ in asked if value and value not in chosen]
     if page.price > wish.limit:
         faults.append(Fault("price", f"{wish.limit:g}"))
-    if any(wish.fit(listing.title) > wish.fit(page.title) for listing in results.listings):
+    if any(wish.score_title(listing.title) > wish.score_title(page.title) for listing in results.listings):
         faults.append(Fault("other"))
     left_open = [Fault("option", name) for name, value, own in asked if not value and not own]
     return tuple(faults or left_open or [Fault("other")])

@@ -68,14 +68,14 @@ _PARTS: Final = re.compile(r"(?:, then|,| ?;) (?=(?:search|click) )")
 _END: Final = re.compile(r"\.(?= [A-Z]|$)| \. ")
 
 
-def terse_words(way: Sequence[str], faults: Sequence[Fault]) -> str:
+def format_terse_tip(way: Sequence[str], faults: Sequence[Fault]) -> str:
     """A tip of few words: the way, and behind a full stop what was missed."""
-    told = " ; ".join(map(bare, way)) or "nothing"
+    told = " ; ".join(map(strip_brackets, way)) or "nothing"
     missed = " , ".join(TERSE[fault.kind].format(what=fault.what) for fault in faults)
     return f"{told} . {missed}" if missed else told
 
 
-def english_words(way: Sequence[str], faults: Sequence[Fault], score: float, rng: random.Random) -> str:
+def format_english_tip(way: Sequence[str], faults: Sequence[Fault], score: float, rng: random.Random) -> str:
     """A tip in English, its wording drawn.
 
     Args:
@@ -85,13 +85,13 @@ def english_words(way: Sequence[str], faults: Sequence[Fault], score: float, rng
         rng: draws the wording.
     """
     right = not faults
-    told = rng.choice(SEPARATORS).join(map(bare, way)) or "nothing"
+    told = rng.choice(SEPARATORS).join(map(strip_brackets, way)) or "nothing"
     missed = " and ".join(rng.choice(ENGLISH[fault.kind]).format(what=fault.what) for fault in faults)
     opening = rng.choice(OPENINGS[right]).format(num=len(way))
     return f"{opening}{told}. {rng.choice(ENDINGS[right]).format(faults=missed, score=f'{score:.2g}')}"
 
 
-def told_way(text: str) -> tuple[str, ...]:
+def parse_tip_actions(text: str) -> tuple[str, ...]:
     """The actions that a tip tells, in order, as the shop takes them; () where it tells none."""
     begin = re.search(r"(?:^|(?<=: ))(?:search|click) ", text)
     if begin is None:
@@ -102,19 +102,19 @@ def told_way(text: str) -> tuple[str, ...]:
     return tuple(NEXT if action == "click[next]" else action for action in actions)
 
 
-def spaced(action: str) -> str:
+def space_brackets(action: str) -> str:
     """An action with blanks inside its brackets, so that its words are the same tokens as on a page."""
     match = _ACTION.fullmatch(action)
     return f"{match[1]}[ {match[2]} ]" if match else action
 
 
-def plain(action: str) -> str:
+def unspace_brackets(action: str) -> str:
     """The inverse of `spaced`; any other text as it is."""
     match = _ACTION.fullmatch(action)
     return f"{match[1]}[{match[2].strip()}]" if match else action
 
 
-def bare(action: str) -> str:
+def strip_brackets(action: str) -> str:
     """An action without its brackets; any other text as it is."""
     if action == NEXT:
         return "click next"

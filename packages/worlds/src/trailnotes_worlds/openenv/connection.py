@@ -17,7 +17,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlsplit
 
-from trailnotes.envs.base import in_print, one_line
+from trailnotes.envs.base import format_error, sanitize_text
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.storage.parsing import parse_json
 from trailnotes.web.loopback import is_loopback
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
 _SCHEMES: Final = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
-_MOST_PAGE: Final = 1 << 20  # bytes of a page that says what a server is
-_MOST_TOLD: Final = 300  # characters of a server's own words in an error
-_CLOSING_S: Final = 1.0  # to say goodbye
+_MAX_PAGE_BYTES: Final = 1 << 20  # bytes of a page that says what a server is
+_MAX_MESSAGE_CHARS: Final = 300  # characters of a server's own words in an error
+_CLOSE_TIMEOUT_S: Final = 1.0  # to say goodbye
 
-FULL: Final = "CAPACITY_REACHED"
-INVALID: Final = "VALIDATION_ERROR"
+CAPACITY_REACHED: Final = "CAPACITY_REACHED"
+VALIDATION_ERROR: Final = "VALIDATION_ERROR"
 
 
-class LostError(EnvError):
+class ConnectionLostError(EnvError):
     """The connection is gone, or never was: another one may be had."""
 
 
-class RefusedError(EnvError):
+class RequestRefusedError(EnvError):
     """The server answered a request with an error; `code` is the protocol's, `data` all that it said."""
 
     def __init__(self, text: str, code: str, data: Mapping[str, Any]) -> None:
@@ -47,13 +47,13 @@ class RefusedError(EnvError):
 
 
 @dataclass(frozen=True)
-class Address:
+class ServerAddress:
     """Where a server is. `name` is what messages and task ids call it: it holds no secret."""
 
     base: str  # "http://host:port/path" or https, without a slash at its end
 
     @classmethod
-    def of(cls, url: object) -> Address:
+    def parse_url(cls, url: object) -> ServerAddress:
         """Read ``http://host:port/path``, or the same with https, ws or wss.
 
         Raises:
@@ -87,12 +87,12 @@ class Address:
         return f"ws{self.base.removeprefix('http')}/ws"
 
     @property
-    def is_here(self) -> bool:
+    def is_local(self) -> bool:
         """Whether the server is on this machine, so that no proxy leads to it."""
         return is_loopback(urlsplit(self.base).hostname or "")
 
 
-def headers_of(token_env: str) -> dict[str, str]:
+def build_headers(token_env: str) -> dict[str, str]:
     """What is sent along to be let in. Raises `ConfigError` where the variable holds no token."""
     if not token_env:
         return {}
@@ -102,7 +102,7 @@ def headers_of(token_env: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-class Session:
+class ClientSession:
     """One connection to ``/ws``, opened at once.
 
     Args:
@@ -118,7 +118,7 @@ class Session:
     """
 
     def __init__(
-        self, address: Address, headers: Mapping[str, str], timeout: float, left: float, most_bytes: int
+        self, address: ServerAddress, headers: Mapping[str, str], timeout: float, left: float, most_bytes: int
     ) -> None:
         from websockets.exceptions import InvalidHandshake, InvalidStatus, InvalidURI
         from websockets.sync.client import connect
@@ -127,27 +127,27 @@ class Session:
         self._open = ExitStack()
         try:
             self._socket: ClientConnection = self._open.enter_context(
-                _staying(connect)(
-                    address.socket, additional_headers=headers, open_timeout=left, close_timeout=_CLOSING_S,
+                _disable_redirects(connect)(
+                    address.socket, additional_headers=headers, open_timeout=left, close_timeout=_CLOSE_TIMEOUT_S,
                     max_size=most_bytes, ping_interval=None, compression=None,
-                    proxy=None if address.is_here else True,
+                    proxy=None if address.is_local else True,
                 )
             )  # fmt: skip
-            self._limit_sending(left)
+            self._set_send_timeout(left)
         except (OSError, EOFError, InvalidHandshake, InvalidURI, ValueError) as error:
             self._open.close()
             lasting = isinstance(error, InvalidStatus) and 300 <= error.response.status_code < 500
-            raise (EnvError if lasting else LostError)(
-                f"no OpenEnv server can be reached at {address.name} ({one_line(error)}): is env.options.url right?"
+            raise (EnvError if lasting else ConnectionLostError)(
+                f"no OpenEnv server can be reached at {address.name} ({format_error(error)}): is env.options.url right?"
             ) from error
 
-    def _limit_sending(self, most: float) -> None:
+    def _set_send_timeout(self, most: float) -> None:
         """A server that reads nothing must not hold a request up for longer than these seconds."""
         seconds = struct.pack("ll", int(most), max(int(most % 1 * 1e6), 1))  # all 0 would be no limit
         with suppress(OSError):  # one that has hung up by now: the first request finds its last words
             self._socket.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
 
-    def ask(self, kind: str, data: Mapping[str, Any], left: float) -> dict[str, Any]:
+    def send_request(self, kind: str, data: Mapping[str, Any], left: float) -> dict[str, Any]:
         """Send a request; the data of the observation that answers it within `left` seconds.
 
         Raises:
@@ -159,62 +159,64 @@ class Session:
 
         until = time.monotonic() + left
         try:
-            if (early := self._received(0.0)) is not None:
-                self._read(early)  # an error that came with the connection says more than that it is unasked
+            if (early := self._receive(0.0)) is not None:
+                self._parse_answer(early)  # an error that came with the connection says more than that it is unasked
                 raise EnvError(f"{self._address.name} has sent an answer that nothing was asked for")
-            self._limit_sending(left)
+            self._set_send_timeout(left)
             self._socket.send(json.dumps({"type": kind, "data": data}))
-            answer = self._received(max(until - time.monotonic(), 0.0))
+            answer = self._receive(max(until - time.monotonic(), 0.0))
         except (ConnectionClosed, OSError) as error:
-            if (words := self._last_words()) is not None:
-                self._read(words)
-            raise LostError(f"{self._address.name} has closed the connection ({_why(error)})") from error
+            if (words := self._receive_last()) is not None:
+                self._parse_answer(words)
+            raise ConnectionLostError(
+                f"{self._address.name} has closed the connection ({_describe_closure(error)})"
+            ) from error
         if answer is None:
             raise EnvError(f"{self._address.name} did not answer within env.options.timeout = {self._timeout:g} s")
-        return self._read(answer)
+        return self._parse_answer(answer)
 
     def close(self) -> None:
         """End the session. Never raises, never waits long."""
-        self._limit_sending(_CLOSING_S)
+        self._set_send_timeout(_CLOSE_TIMEOUT_S)
         with suppress(Exception):
             self._socket.send(json.dumps({"type": "close"}))
         with suppress(Exception):
             self._open.close()
 
-    def _received(self, timeout: float) -> str | bytes | None:
+    def _receive(self, timeout: float) -> str | bytes | None:
         try:
             return self._socket.recv(timeout=timeout)
         except TimeoutError:
             return None
 
-    def _last_words(self) -> str | bytes | None:
+    def _receive_last(self) -> str | bytes | None:
         """What came before the connection closed."""
         try:
-            return self._received(0.0)
+            return self._receive(0.0)
         except Exception:  # noqa: BLE001 - it is closed: there are none
             return None
 
-    def _read(self, text: str | bytes) -> dict[str, Any]:
+    def _parse_answer(self, text: str | bytes) -> dict[str, Any]:
         name = self._address.name
         if not isinstance(text, str):
             raise EnvError(f"{name} answered with bytes: OpenEnv speaks JSON texts")
         try:
             answer = parse_json(text)
         except ValueError as error:
-            raise EnvError(f"{name} answered with something that is no JSON: {one_line(error)}") from error
+            raise EnvError(f"{name} answered with something that is no JSON: {format_error(error)}") from error
         data = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(data, dict):
             raise EnvError(f"{name} answered outside the protocol: {text[:100]!r}")
         if answer.get("type") == "error":
-            code = in_print(str(data.get("code", "UNKNOWN")), 40)
-            said = in_print(str(data.get("message", "")), _MOST_TOLD)
-            raise RefusedError(f"{name} answered with an error ({code}): {said}", code, data)
+            code = sanitize_text(str(data.get("code", "UNKNOWN")), 40)
+            said = sanitize_text(str(data.get("message", "")), _MAX_MESSAGE_CHARS)
+            raise RequestRefusedError(f"{name} answered with an error ({code}): {said}", code, data)
         if answer.get("type") != "observation":
             raise EnvError(f"{name} answered a request with {str(answer.get('type'))[:40]!r}, not an observation")
         return data
 
 
-def _staying(connect: Any) -> Callable[..., AbstractContextManager[ClientConnection]]:
+def _disable_redirects(connect: Any) -> Callable[..., AbstractContextManager[ClientConnection]]:
     """The `connect` of websockets, following no redirect: nobody is spoken to that a server names in place of itself.
 
     It follows them since 17, which can return what will connect in place of the connection (`legacy`).
@@ -230,12 +232,12 @@ def _staying(connect: Any) -> Callable[..., AbstractContextManager[ClientConnect
     return staying
 
 
-def _why(error: BaseException) -> str:
+def _describe_closure(error: BaseException) -> str:
     """What closed a connection: the reason behind websockets' own where there is one."""
-    return one_line(error.__cause__ or error)
+    return format_error(error.__cause__ or error)
 
 
-class _Punctual(io.RawIOBase):
+class _DeadlineStream(io.RawIOBase):
     """What a socket says, up to a moment: its own limit is for each read, and a server may send a byte at a time."""
 
     def __init__(self, connection: socket.socket, until: float) -> None:
@@ -261,13 +263,13 @@ class _Punctual(io.RawIOBase):
         super().close()
 
 
-def page_of(address: Address, path: str, headers: Mapping[str, str], timeout: float) -> dict[str, Any]:
+def fetch_page(address: ServerAddress, path: str, headers: Mapping[str, str], timeout: float) -> dict[str, Any]:
     """The JSON object at a path of the server, {} where there is none: what a server says of itself is optional."""
     until = time.monotonic() + timeout
 
     class Answer(HTTPResponse):
         def __init__(self, sock: socket.socket, **options: Any) -> None:
-            super().__init__(cast("socket.socket", _Punctual(sock, until)), **options)
+            super().__init__(cast("socket.socket", _DeadlineStream(sock, until)), **options)
 
     class Opening(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
         def do_open(self, http_class: Any, req: Any, **options: Any) -> Any:
@@ -285,14 +287,14 @@ def page_of(address: Address, path: str, headers: Mapping[str, str], timeout: fl
             return None
 
     handlers: list[urllib.request.BaseHandler] = [Opening(), Staying()]
-    if address.is_here:
+    if address.is_local:
         handlers.append(urllib.request.ProxyHandler({}))
     opener = urllib.request.build_opener(*handlers)
     request = urllib.request.Request(f"{address.base}{path}", headers=dict(headers))  # noqa: S310 - http(s) by `of`
     body = b""
     try:
         with opener.open(request, timeout=timeout) as response:
-            while (part := response.read1(1 << 16)) and len(body) <= _MOST_PAGE:
+            while (part := response.read1(1 << 16)) and len(body) <= _MAX_PAGE_BYTES:
                 body += part
         page = parse_json(body)
     except (OSError, HTTPException, ValueError):

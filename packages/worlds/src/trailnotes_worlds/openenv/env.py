@@ -8,26 +8,26 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from trailnotes.envs.base import in_print
-from trailnotes.envs.options import of_kind, table
+from trailnotes.envs.base import sanitize_text
+from trailnotes.envs.options import require_table, require_type
 from trailnotes.errors import ConfigError, EnvError
-from trailnotes.types import Observation, Task, speakable
+from trailnotes.types import Observation, Task, replace_surrogates
 from trailnotes_worlds.openenv.connection import (
-    FULL,
-    INVALID,
-    Address,
-    LostError,
-    RefusedError,
-    Session,
-    headers_of,
-    page_of,
+    CAPACITY_REACHED,
+    VALIDATION_ERROR,
+    ClientSession,
+    ConnectionLostError,
+    RequestRefusedError,
+    ServerAddress,
+    build_headers,
+    fetch_page,
 )
-from trailnotes_worlds.openenv.reading import ActionForm, Answer, answer_of
-from trailnotes_worlds.third_party import FIRST_SEED, Success, game_name, seeded_tasks
+from trailnotes_worlds.openenv.reading import ActionForm, ServerObservation, parse_observation
+from trailnotes_worlds.third_party import FIRST_SEED, SuccessRule, format_game_name, make_seeded_tasks
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
-MOST_BYTES: Final = 16 << 20  # of one answer
-_PAGE_S: Final = 5.0  # for a page that says what a server is; without it the options must
+EMPTY_MAPPING: Mapping[str, Any] = MappingProxyType({})
+MAX_MESSAGE_BYTES: Final = 16 << 20  # of one answer
+_PAGE_TIMEOUT_S: Final = 5.0  # for a page that says what a server is; without it the options must
 _FIRST_PAUSE_S: Final = 0.1  # before a server that is full, or not there yet, is asked again; doubled each time
 
 
@@ -63,10 +63,10 @@ class OpenEnvClient:
         connect_timeout: float = 10.0,
         token_env: str = "",
         action_field: str = "auto",
-        action_rest: Mapping[str, Any] = NOTHING,
+        action_rest: Mapping[str, Any] = EMPTY_MAPPING,
         observation_field: str = "auto",
         actions_field: str = "auto",
-        reset: Mapping[str, Any] = NOTHING,
+        reset: Mapping[str, Any] = EMPTY_MAPPING,
         instruction: str = "",
         success_return: float | None = None,
         success_reward: float | None = None,
@@ -80,20 +80,20 @@ class OpenEnvClient:
                 f"env.options.connect_timeout = {connect_timeout:g} is above env.options.timeout = {timeout:g}, which "
                 "a reset has for everything: raise that (and env.timeout), or lower this"
             )
-        self._address = Address.of(url)
-        self._headers = headers_of(of_kind(str, "token_env", token_env))
+        self._address = ServerAddress.parse_url(url)
+        self._headers = build_headers(require_type(str, "token_env", token_env))
         self._timeout, self._patience = timeout, connect_timeout
         self._fields = (
-            of_kind(str, "observation_field", observation_field),
-            of_kind(str, "actions_field", actions_field),
+            require_type(str, "observation_field", observation_field),
+            require_type(str, "actions_field", actions_field),
         )
-        self._action = of_kind(str, "action_field", action_field), table("action_rest", action_rest)
-        self._reset = table("reset", reset)
-        self._instruction = of_kind(str, "instruction", instruction)
-        self._success = Success(success_return, success_reward, max_return)
+        self._action = require_type(str, "action_field", action_field), require_table("action_rest", action_rest)
+        self._reset = require_table("reset", reset)
+        self._instruction = require_type(str, "instruction", instruction)
+        self._success = SuccessRule(success_return, success_reward, max_return)
         self._form: ActionForm | None = None
         self._about: Mapping[str, Any] | None = None
-        self._session: Session | None = None
+        self._session: ClientSession | None = None
         self._playing = False
         self._actions: tuple[str, ...] | None = None
         self._total, self._score = 0.0, (0.0, 1.0)
@@ -104,7 +104,7 @@ class OpenEnvClient:
         *,
         url: str = "",
         game: str = "",
-        reset: Mapping[str, Any] = NOTHING,
+        reset: Mapping[str, Any] = EMPTY_MAPPING,
         num_train: int = 64,
         num_validation: int = 16,
         num_test: int = 64,
@@ -121,23 +121,23 @@ class OpenEnvClient:
             num_test: the same.
         """
         numbers = {"train": num_train, "validation": num_validation, "test": num_test}
-        return seeded_tasks("openenv", _game(game, url, reset), split, numbers)
+        return make_seeded_tasks("openenv", _get_game_name(game, url, reset), split, numbers)
 
     @staticmethod
-    def identity(*, url: str = "", game: str = "", reset: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
+    def identity(*, url: str = "", game: str = "", reset: Mapping[str, Any] = EMPTY_MAPPING) -> dict[str, Any]:
         """What is played, and the first seed of each split. What the server does with a seed it alone knows."""
-        return {"game": _game(game, url, reset), "seeds": dict(FIRST_SEED)}
+        return {"game": _get_game_name(game, url, reset), "seeds": dict(FIRST_SEED)}
 
     def reset(self, task: Task) -> Observation:
         """Start the game that the server draws from the task's seed, over a new connection where there is none."""
         self._playing = False
         until = time.monotonic() + self._timeout
-        answer = self._begun({**self._reset, "seed": task.seed}, until)
-        self._refuse_other_split(task, until)
-        form = self._known_form(until)
+        answer = self._begin_episode({**self._reset, "seed": task.seed}, until)
+        self._require_served_split(task, until)
+        form = self._get_action_form(until)
         if answer.done:
-            raise self._failed(EnvError(f"{self._address.name} says at reset that the episode is over"))
-        instruction = answer.instruction or self._instruction or self._described(until)
+            raise self._close_on_error(EnvError(f"{self._address.name} says at reset that the episode is over"))
+        instruction = answer.instruction or self._instruction or self._get_instruction(until)
         self._playing, self._total = True, 0.0
         self._score = answer.score or self._success.score(0.0, success=False)
         self._actions = answer.actions or form.choices or None
@@ -150,18 +150,18 @@ class OpenEnvClient:
         """Send one action. One that cannot be what the server wants is answered here, or by the server's refusal."""
         if not self._playing or self._session is None or self._form is None:
             raise EnvError("the episode is over: call reset first")
-        data = self._form.made(action)
+        data = self._form.build_action(action)
         if data is None:
-            return self._not_taken(f"of type {self._form.kind}" if self._form.name else "a JSON object")
+            return self._reject_action(f"of type {self._form.kind}" if self._form.name else "a JSON object")
         try:
-            answer = self._read(self._session.ask("step", data, self._timeout))
-        except RefusedError as error:
-            if error.code == INVALID:
-                return self._not_taken(_reason(error))
-            raise self._failed(error) from None
+            answer = self._parse_observation(self._session.send_request("step", data, self._timeout))
+        except RequestRefusedError as error:
+            if error.code == VALIDATION_ERROR:
+                return self._reject_action(_describe_refusal(error))
+            raise self._close_on_error(error) from None
         except EnvError as error:
-            raise self._failed(error) from None
-        return self._observed(answer, self._form)
+            raise self._close_on_error(error) from None
+        return self._make_observation(answer, self._form)
 
     def close(self) -> None:
         """End the session."""
@@ -170,48 +170,50 @@ class OpenEnvClient:
             self._session.close()
         self._session = None
 
-    def _begun(self, data: Mapping[str, Any], until: float) -> Answer:
+    def _begin_episode(self, data: Mapping[str, Any], until: float) -> ServerObservation:
         """The answer to a reset, asked again over another connection if the one of earlier episodes has gone."""
         again_until, pause = min(until, time.monotonic() + self._patience), _FIRST_PAUSE_S
         while True:
             try:
                 if self._session is None:
-                    self._session = Session(self._address, self._headers, self._timeout, _left(until), MOST_BYTES)
-                return self._read(self._session.ask("reset", data, _left(until)))
-            except (LostError, RefusedError) as error:
+                    self._session = ClientSession(
+                        self._address, self._headers, self._timeout, _compute_seconds_left(until), MAX_MESSAGE_BYTES
+                    )
+                return self._parse_observation(self._session.send_request("reset", data, _compute_seconds_left(until)))
+            except (ConnectionLostError, RequestRefusedError) as error:
                 self.close()
-                may_pass = isinstance(error, LostError) or error.code == FULL
+                may_pass = isinstance(error, ConnectionLostError) or error.code == CAPACITY_REACHED
                 if not may_pass or time.monotonic() + pause > again_until:
-                    raise self._explained(error) from None
+                    raise self._explain_error(error) from None
                 time.sleep(pause)
                 pause *= 2
             except EnvError:
                 self.close()
                 raise
 
-    def _explained(self, error: EnvError) -> EnvError:
-        if isinstance(error, RefusedError) and error.code == FULL:
+    def _explain_error(self, error: EnvError) -> EnvError:
+        if isinstance(error, RequestRefusedError) and error.code == CAPACITY_REACHED:
             return EnvError(f"{error}; set env.max_envs to the number of sessions that it allows")
         return error
 
-    def _failed(self, error: EnvError) -> EnvError:
+    def _close_on_error(self, error: EnvError) -> EnvError:
         """A session that failed is of no use: what comes next might be the answer to what came before."""
         self.close()
         return error
 
-    def _read(self, data: Mapping[str, Any]) -> Answer:
-        return answer_of(data, self._address.name, *self._fields)
+    def _parse_observation(self, data: Mapping[str, Any]) -> ServerObservation:
+        return parse_observation(data, self._address.name, *self._fields)
 
-    def _observed(self, answer: Answer, form: ActionForm) -> Observation:
+    def _make_observation(self, answer: ServerObservation, form: ActionForm) -> Observation:
         self._total += answer.reward
         terminated = answer.done and not answer.truncated
-        won = terminated and self._success.reached(self._total, answer.reward)
+        won = terminated and self._success.is_won(self._total, answer.reward)
         if answer.success is not None:
             won = answer.done and answer.success
         said, _ = answer.score or self._success.score(self._total, success=won)
         score = min(said, self._score[1])  # the highest score is that of the reset
         if won and score <= 0:
-            raise self._failed(EnvError(f"{self._address.name} says success with a score of {score:g}"))
+            raise self._close_on_error(EnvError(f"{self._address.name} says success with a score of {score:g}"))
         self._score = score, self._score[1]
         self._actions = answer.actions or form.choices or None
         self._playing = not answer.done
@@ -220,67 +222,67 @@ class OpenEnvClient:
             success=won, score=score, max_score=self._score[1],
         )  # fmt: skip
 
-    def _not_taken(self, why: str) -> Observation:
+    def _reject_action(self, why: str) -> Observation:
         score, max_score = self._score
         return Observation(
             f"There is no such action: it must be {why}.", actions=self._actions, score=score, max_score=max_score
         )
 
-    def _known_form(self, until: float) -> ActionForm:
+    def _get_action_form(self, until: float) -> ActionForm:
         """How actions are to be worded, asked for once."""
         if self._form is None:
-            schema = self._page("/schema", until)
-            self._form = ActionForm.of(schema.get("action"), *self._action)
+            schema = self._fetch_page("/schema", until)
+            self._form = ActionForm.from_schema(schema.get("action"), *self._action)
         return self._form
 
-    def _told(self, until: float) -> Mapping[str, Any]:
+    def _get_metadata(self, until: float) -> Mapping[str, Any]:
         """What the server says of itself, asked for once."""
         if self._about is None:
-            self._about = self._page("/metadata", until)
+            self._about = self._fetch_page("/metadata", until)
         return self._about
 
-    def _page(self, path: str, until: float) -> dict[str, Any]:
+    def _fetch_page(self, path: str, until: float) -> dict[str, Any]:
         """What the server says there, within what is left of a reset: one that came too late is none that is empty."""
-        page = page_of(self._address, path, self._headers, min(_PAGE_S, _left(until)))
+        page = fetch_page(self._address, path, self._headers, min(_PAGE_TIMEOUT_S, _compute_seconds_left(until)))
         if not page and time.monotonic() >= until:
-            raise self._failed(
+            raise self._close_on_error(
                 EnvError(f"{self._address.name} did not answer within env.options.timeout = {self._timeout:g} s")
             )
         return page
 
-    def _refuse_other_split(self, task: Task, until: float) -> None:
+    def _require_served_split(self, task: Task, until: float) -> None:
         """Refuse a server of ours that serves other splits: there the seed of this one would be a game of theirs."""
-        served = self._told(until).get("splits")
+        served = self._get_metadata(until).get("splits")
         if isinstance(served, list) and task.split not in served:
             self.close()
-            names = ", ".join(in_print(str(name), 40) for name in served[:9])
+            names = ", ".join(sanitize_text(str(name), 40) for name in served[:9])
             raise ConfigError(
                 f"{self._address.name} serves the split {names}, and {task.id} is of {task.split}: serve all of them "
                 "(trailnotes envs serve NAME --split all), or name a server of that split in env.options.url"
             )
 
-    def _described(self, until: float) -> str:
+    def _get_instruction(self, until: float) -> str:
         """The goal as the server's description tells it."""
-        said = self._told(until).get("description")
+        said = self._get_metadata(until).get("description")
         if not isinstance(said, str) or not said.strip():
             raise ConfigError(f"env.options.instruction is missing: {self._address.name} does not say what the goal is")
-        self._instruction = speakable(said.strip())
+        self._instruction = replace_surrogates(said.strip())
         return self._instruction
 
 
-def _game(game: object, url: object, reset: object) -> str:
+def _get_game_name(game: object, url: object, reset: object) -> str:
     """What is played, in the ids of tasks."""
-    return game_name(of_kind(str, "game", game) or Address.of(url).name, "reset", reset)
+    return format_game_name(require_type(str, "game", game) or ServerAddress.parse_url(url).name, "reset", reset)
 
 
-def _left(until: float) -> float:
+def _compute_seconds_left(until: float) -> float:
     """Seconds until then, and a moment where it has passed: what is there already may be taken."""
     return max(until - time.monotonic(), 0.01)
 
 
-def _reason(error: RefusedError) -> str:
+def _describe_refusal(error: RequestRefusedError) -> str:
     """What the server found wrong with an action, in a few words."""
     errors = error.data.get("errors")
     first = errors[0] if isinstance(errors, list) and errors else None
     said = first.get("msg") if isinstance(first, dict) else None
-    return in_print(said, 200) if isinstance(said, str) else "one that the server accepts"
+    return sanitize_text(said, 200) if isinstance(said, str) else "one that the server accepts"

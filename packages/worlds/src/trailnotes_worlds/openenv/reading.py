@@ -10,11 +10,13 @@ from typing import Any, Final, NamedTuple
 
 from trailnotes.errors import EnvError
 from trailnotes.storage.parsing import parse_json
-from trailnotes.types import speakable
+from trailnotes.types import replace_surrogates
 
-_LISTS: Final = ("actions", "legal_actions", "available_actions", "admissible_actions", "valid_actions")
-_ROLES: Final = frozenset({"instruction", "success", "score", "max_score", "truncated", "metadata", "done", "reward"})
-_MOST_ACTIONS: Final = 1_000  # that are offered; a longer list is not
+_ACTION_LIST_FIELDS: Final = ("actions", "legal_actions", "available_actions", "admissible_actions", "valid_actions")
+_RESERVED_FIELDS: Final = frozenset(
+    {"instruction", "success", "score", "max_score", "truncated", "metadata", "done", "reward"}
+)
+_MAX_ACTIONS: Final = 1_000  # that are offered; a longer list is not
 _MISSING: Final = object()
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "object": (dict,),
@@ -39,7 +41,7 @@ class ActionForm:
     choices: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, schema: object, wish: str, rest: Mapping[str, Any]) -> ActionForm:
+    def from_schema(cls, schema: object, wish: str, rest: Mapping[str, Any]) -> ActionForm:
         """From a server's JSON schema of actions, as far as it has one.
 
         Args:
@@ -56,23 +58,23 @@ class ActionForm:
         }
         if wish == "json":
             return cls("", rest=rest)
-        name = _only_field(schema, properties) if wish == "auto" else wish
+        name = _find_only_field(schema, properties) if wish == "auto" else wish
         described = properties.get(name, {})
         choices = described.get("enum")
-        return cls(name, _type_of(described), rest, _words(choices) if choices else ())
+        return cls(name, _get_json_type(described), rest, _parse_actions(choices) if choices else ())
 
-    def made(self, text: str) -> dict[str, Any] | None:
+    def build_action(self, text: str) -> dict[str, Any] | None:
         """The object for one action; None where its text cannot be one."""
-        text = speakable(text)
+        text = replace_surrogates(text)
         value: Any = (
-            text if self.name and self.kind == "string" else _parsed(text, self.kind if self.name else "object")
+            text if self.name and self.kind == "string" else _parse_value(text, self.kind if self.name else "object")
         )
         if value is _MISSING:
             return None
         return {**self.rest, **({self.name: value} if self.name else value)}
 
 
-def _type_of(described: Mapping[str, Any]) -> str:
+def _get_json_type(described: Mapping[str, Any]) -> str:
     """The JSON type that a schema gives a value, of several the first that is known here; "string" if none is."""
     several = described.get("anyOf")
     parts = [described, *(several if isinstance(several, list) else [])]
@@ -80,7 +82,7 @@ def _type_of(described: Mapping[str, Any]) -> str:
     return next((kind for kind in kinds if isinstance(kind, str) and kind in _TYPES), "string")
 
 
-def _only_field(schema: object, properties: Mapping[str, Any]) -> str:
+def _find_only_field(schema: object, properties: Mapping[str, Any]) -> str:
     required = schema.get("required") if isinstance(schema, dict) else None
     needed = [name for name in properties if isinstance(required, list) and name in required]
     for names in (needed, list(properties)):
@@ -89,7 +91,7 @@ def _only_field(schema: object, properties: Mapping[str, Any]) -> str:
     return ""
 
 
-def _parsed(text: str, kind: str) -> Any:
+def _parse_value(text: str, kind: str) -> Any:
     """The text as a value of that JSON type; `_MISSING` where it is none."""
     try:
         value = parse_json(text, "refuse")
@@ -100,7 +102,7 @@ def _parsed(text: str, kind: str) -> Any:
     return value if fits else _MISSING
 
 
-class Answer(NamedTuple):
+class ServerObservation(NamedTuple):
     """One observation of a server, checked."""
 
     text: str
@@ -113,7 +115,7 @@ class Answer(NamedTuple):
     score: tuple[float, float] | None  # so far, and the highest; None: the server does not say
 
 
-def answer_of(data: Mapping[str, Any], name: str, text_field: str, actions_field: str) -> Answer:
+def parse_observation(data: Mapping[str, Any], name: str, text_field: str, actions_field: str) -> ServerObservation:
     """Read the data of an observation.
 
     Args:
@@ -127,46 +129,53 @@ def answer_of(data: Mapping[str, Any], name: str, text_field: str, actions_field
     """
     seen = data.get("observation")
     if not isinstance(seen, dict):
-        raise EnvError(f"{name} answered without an observation (a JSON object), but with {_kind(seen)}")
+        raise EnvError(f"{name} answered without an observation (a JSON object), but with {_describe_type(seen)}")
     done = data.get("done", False)
     if not isinstance(done, bool):
         raise EnvError(f"{name} answered with done = {str(done)[:40]!r}: it must be true or false")
     reward = data.get("reward")
-    listed = next((seen[key] for key in (_LISTS if actions_field == "auto" else (actions_field,)) if key in seen), None)
+    listed = next(
+        (seen[key] for key in (_ACTION_LIST_FIELDS if actions_field == "auto" else (actions_field,)) if key in seen),
+        None,
+    )
     success = seen.get("success")
-    return Answer(
-        text=speakable(_shown(seen, name, text_field)),
-        reward=0.0 if reward is None else _number(reward, name),
+    return ServerObservation(
+        text=replace_surrogates(_get_text(seen, name, text_field)),
+        reward=0.0 if reward is None else _parse_number(reward, name),
         done=done,
         truncated=done and seen.get("truncated") is True,
-        actions=_words(listed) or None,
-        instruction=speakable(told) if isinstance(told := seen.get("instruction"), str) else "",
+        actions=_parse_actions(listed) or None,
+        instruction=replace_surrogates(told) if isinstance(told := seen.get("instruction"), str) else "",
         success=success if isinstance(success, bool) else None,
-        score=_score(seen),
+        score=_parse_score(seen),
     )
 
 
-def _shown(seen: Mapping[str, Any], name: str, text_field: str) -> str:
+def _get_text(seen: Mapping[str, Any], name: str, text_field: str) -> str:
     if text_field != "auto":
         if text_field not in seen:
             raise EnvError(
                 f"{name} answered without env.options.observation_field = {text_field!r}, but with {list(seen)}"
             )
-        return _as_text(seen[text_field])
+        return _format_value(seen[text_field])
     if isinstance(seen.get("text"), str):
         return str(seen["text"])
-    fields = {key: value for key, value in seen.items() if key not in _ROLES and key not in _LISTS}
+    fields = {
+        key: value for key, value in seen.items() if key not in _RESERVED_FIELDS and key not in _ACTION_LIST_FIELDS
+    }
     texts = [value for value in fields.values() if isinstance(value, str)]
     if len(texts) == 1:
         return texts[0]
-    return "\n".join(f"{key}: {_as_text(value)}" for key, value in fields.items() if value not in (None, "", [], {}))
+    return "\n".join(
+        f"{key}: {_format_value(value)}" for key, value in fields.items() if value not in (None, "", [], {})
+    )
 
 
-def _as_text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _number(value: object, name: str) -> float:
+def _parse_number(value: object, name: str) -> float:
     try:
         number = float(value) if isinstance(value, bool | int | float) else math.nan
     except OverflowError:
@@ -176,7 +185,7 @@ def _number(value: object, name: str) -> float:
     return number
 
 
-def _score(seen: Mapping[str, Any]) -> tuple[float, float] | None:
+def _parse_score(seen: Mapping[str, Any]) -> tuple[float, float] | None:
     """Only where both numbers are there and fit together: many a game calls something else its score."""
     told: list[Any] = [seen.get("score"), seen.get("max_score")]
     if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in told):
@@ -189,14 +198,14 @@ def _score(seen: Mapping[str, Any]) -> tuple[float, float] | None:
     return (score, most) if fits else None
 
 
-def _words(listed: object) -> tuple[str, ...]:
+def _parse_actions(listed: object) -> tuple[str, ...]:
     """Actions as texts; () where what is listed is no list of names or numbers."""
-    if not isinstance(listed, list) or len(listed) > _MOST_ACTIONS:
+    if not isinstance(listed, list) or len(listed) > _MAX_ACTIONS:
         return ()
     if not all(isinstance(each, str | int) and not isinstance(each, bool) and str(each).strip() for each in listed):
         return ()
-    return tuple(speakable(str(each)) for each in listed)
+    return tuple(replace_surrogates(str(each)) for each in listed)
 
 
-def _kind(value: object) -> str:
+def _describe_type(value: object) -> str:
     return "none" if value is None else type(value).__name__

@@ -15,8 +15,15 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocketDisconnect
 
-from trailnotes.web.guard import Guard, from_elsewhere, name_of
-from trailnotes_worlds.openenv.sessions import ACTION, OBSERVATION, STATE, Games, Visitor, refusal
+from trailnotes.web.guard import SecurityMiddleware, is_cross_site, parse_host_name
+from trailnotes_worlds.openenv.sessions import (
+    ACTION_SCHEMA,
+    OBSERVATION_SCHEMA,
+    STATE_SCHEMA,
+    ServedTasks,
+    ServerSession,
+    make_error_reply,
+)
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -25,13 +32,13 @@ if TYPE_CHECKING:
 
     from trailnotes.envs.workers.pool import EnvPool
 
-MOST_BYTES: Final = 1 << 20  # of one request
-_TRY_AGAIN: Final = 1013  # WebSocket close codes (RFC 6455 and the IANA registry)
-_AWAY: Final = 1001
+MAX_MESSAGE_BYTES: Final = 1 << 20  # of one request
+_CLOSE_TRY_AGAIN: Final = 1013  # WebSocket close codes (RFC 6455 and the IANA registry)
+_CLOSE_GOING_AWAY: Final = 1001
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServerSettings:
     """What is served, and to how many."""
 
     name: str  # of the environment
@@ -41,7 +48,7 @@ class Settings:
     idle_s: float = 600.0  # without a request, after which a session is ended
 
 
-class Service:
+class OpenEnvService:
     """The routes of a server. All that changes is in its sessions.
 
     Args:
@@ -50,14 +57,14 @@ class Service:
         settings: name and limits.
     """
 
-    def __init__(self, pool: EnvPool, games: Games, settings: Settings) -> None:
+    def __init__(self, pool: EnvPool, games: ServedTasks, settings: ServerSettings) -> None:
         self.settings = settings
         self._pool, self._games = pool, games
         self._open = 0
 
     async def session(self, websocket: WebSocket) -> None:
         """One connection, from its first message to its last."""
-        if not self._lets_in(websocket.headers):
+        if not self._is_same_origin(websocket.headers):
             await websocket.close()  # before it is accepted: the answer is a plain 403
             return
         await websocket.accept()
@@ -65,40 +72,42 @@ class Service:
             if self._open >= self.settings.sessions:
                 taken = {"active_sessions": self._open, "max_sessions": self.settings.sessions}
                 text = "all sessions of this server are taken"
-                await websocket.send_text(json.dumps(refusal("CAPACITY_REACHED", text, **taken)))
-                await websocket.close(_TRY_AGAIN)
+                await websocket.send_text(json.dumps(make_error_reply("CAPACITY_REACHED", text, **taken)))
+                await websocket.close(_CLOSE_TRY_AGAIN)
                 return
             self._open += 1
-            visitor = Visitor(self._pool, self._games)
+            visitor = ServerSession(self._pool, self._games)
             try:
                 await self._serve(websocket, visitor)
             finally:
                 self._open -= 1
-                await visitor.leave()
+                await visitor.release_env()
 
-    async def _serve(self, websocket: WebSocket, visitor: Visitor) -> None:
+    async def _serve(self, websocket: WebSocket, visitor: ServerSession) -> None:
         while True:
             try:
                 message = await asyncio.wait_for(websocket.receive(), self.settings.idle_s)
             except TimeoutError:
-                await websocket.send_text(json.dumps(refusal("SESSION_ERROR", "the session was idle for too long")))
-                await websocket.close(_AWAY)
+                await websocket.send_text(
+                    json.dumps(make_error_reply("SESSION_ERROR", "the session was idle for too long"))
+                )
+                await websocket.close(_CLOSE_GOING_AWAY)
                 return
             if message["type"] == "websocket.disconnect":
                 return
-            answer = await visitor.answer(message.get("text"))
+            answer = await visitor.handle_message(message.get("text"))
             if answer is None:
                 with suppress(RuntimeError):  # who says that it closes may have closed
                     await websocket.close()
                 return
             await asyncio.wait_for(websocket.send_text(json.dumps(answer)), self.settings.idle_s)
 
-    def _lets_in(self, headers: Headers) -> bool:
+    def _is_same_origin(self, headers: Headers) -> bool:
         """Browsers open WebSockets to any server for any page: only pages of this server's own address may."""
         host = headers.get("host", "")
         names = self.settings.names
-        mine = names is None or name_of(host) in names
-        return mine and not from_elsewhere(host, headers.get("origin"), headers.get("sec-fetch-site"))
+        mine = names is None or parse_host_name(host) in names
+        return mine and not is_cross_site(host, headers.get("origin"), headers.get("sec-fetch-site"))
 
     async def health(self, _: Request) -> JSONResponse:
         """That it runs."""
@@ -106,17 +115,17 @@ class Service:
 
     async def metadata(self, _: Request) -> JSONResponse:
         """What it serves."""
-        about = {"name": self.settings.name, "description": self.settings.description, "version": _version()}
-        served = {"num_tasks": len(self._games.tasks), "splits": list(self._games.splits)}
+        about = {"name": self.settings.name, "description": self.settings.description, "version": _get_version()}
+        served = {"num_tasks": len(self._games.tasks), "splits": list(self._games.tasks_by_split)}
         return JSONResponse({**about, **served, "max_sessions": self.settings.sessions})
 
     async def schema(self, _: Request) -> JSONResponse:
         """JSON schemas of actions, observations and states."""
-        return JSONResponse({"action": ACTION, "observation": OBSERVATION, "state": STATE})
+        return JSONResponse({"action": ACTION_SCHEMA, "observation": OBSERVATION_SCHEMA, "state": STATE_SCHEMA})
 
     async def openapi(self, _: Request) -> JSONResponse:
         """The pages of this server. Episodes are played over ``/ws`` alone, which OpenAPI has no words for."""
-        info = {"title": self.settings.name, "version": _version(), "description": self.settings.description}
+        info = {"title": self.settings.name, "version": _get_version(), "description": self.settings.description}
         paths = {path: {method.lower(): {"summary": summary}} for path, method, summary in _PAGES}
         return JSONResponse({"openapi": "3.1.0", "info": info, "paths": paths})
 
@@ -134,16 +143,16 @@ _PAGES: Final = (
 )
 
 
-def make_app(pool: EnvPool, games: Games, settings: Settings) -> ASGIApp:
+def make_app(pool: EnvPool, games: ServedTasks, settings: ServerSettings) -> ASGIApp:
     """The application that `web.serving.serve` serves."""
-    service = Service(pool, games, settings)
+    service = OpenEnvService(pool, games, settings)
     pages: dict[str, Any] = {"/health": service.health, "/metadata": service.metadata, "/schema": service.schema}
     pages |= {"/mcp": service.mcp, "/openapi.json": service.openapi}
     posted = {path for path, method, _ in _PAGES if method == "POST"}
     routes = [Route(path, page, methods=["POST" if path in posted else "GET"]) for path, page in pages.items()]
     app = Starlette(routes=[*routes, WebSocketRoute("/ws", service.session)])
-    return Guard(app, settings.names, lambda status, text: JSONResponse({"detail": text}, status))
+    return SecurityMiddleware(app, settings.names, lambda status, text: JSONResponse({"detail": text}, status))
 
 
-def _version() -> str:
+def _get_version() -> str:
     return version("trailnotes")

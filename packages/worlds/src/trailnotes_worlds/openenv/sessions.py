@@ -26,7 +26,7 @@ Reply = dict[str, Any]
 
 _KINDS: Final = ("reset", "step", "state", "close")
 
-ACTION: Final = {
+ACTION_SCHEMA: Final = {
     "title": "Action",
     "type": "object",
     "additionalProperties": False,
@@ -36,7 +36,7 @@ ACTION: Final = {
     },
     "required": ["action"],
 }
-OBSERVATION: Final = {
+OBSERVATION_SCHEMA: Final = {
     "title": "Observation",
     "type": "object",
     "properties": {
@@ -50,7 +50,7 @@ OBSERVATION: Final = {
         "task": {"type": "string", "description": "Which game this is"},
     },
 }
-STATE: Final = {
+STATE_SCHEMA: Final = {
     "title": "State",
     "type": "object",
     "properties": {
@@ -61,7 +61,7 @@ STATE: Final = {
 }
 
 
-class _RefusedError(Exception):
+class _ProtocolError(Exception):
     """A request that is answered with an error; the session goes on."""
 
     def __init__(self, code: Code, text: str) -> None:
@@ -70,20 +70,20 @@ class _RefusedError(Exception):
 
 
 @dataclass(frozen=True)
-class Games:
+class ServedTasks:
     """The tasks that are served, in the environment's order: of one split, or of several."""
 
     tasks: Sequence[Task]
 
     @cached_property
-    def splits(self) -> Mapping[str, Sequence[Task]]:
+    def tasks_by_split(self) -> Mapping[str, Sequence[Task]]:
         """The tasks of each split."""
         found: dict[str, list[Task]] = {}
         for task in self.tasks:
             found.setdefault(task.split, []).append(task)
         return found
 
-    def chosen(self, data: Mapping[str, Any]) -> Task:
+    def choose_task(self, data: Mapping[str, Any]) -> Task:
         """The task that a reset asks for: by its id, by a seed, or any.
 
         A seed counts through the tasks of the one split that is served. Of several, each has the seeds that our client
@@ -97,22 +97,22 @@ class Games:
             found = next((task for task in self.tasks if task.id == wanted), None)
             if found is None:
                 text = f"there is no task {str(wanted)[:100]!r} among the {len(self.tasks)} that are served"
-                raise _RefusedError("VALIDATION_ERROR", text)
+                raise _ProtocolError("VALIDATION_ERROR", text)
             return found
         if seed is None:
-            return random.SystemRandom().choice(self.splits.get("train", self.tasks))
+            return random.SystemRandom().choice(self.tasks_by_split.get("train", self.tasks))
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise _RefusedError("VALIDATION_ERROR", "seed must be a whole number from 0 on")
-        if len(self.splits) == 1:
+            raise _ProtocolError("VALIDATION_ERROR", "seed must be a whole number from 0 on")
+        if len(self.tasks_by_split) == 1:
             return self.tasks[seed % len(self.tasks)]
         split = max((name for name, first in FIRST_SEED.items() if first <= seed), key=FIRST_SEED.__getitem__)
-        if split not in self.splits:
-            text = f"seed {seed} is of split {split}, which is not served: there are {', '.join(self.splits)}"
-            raise _RefusedError("VALIDATION_ERROR", text)
-        return self.splits[split][(seed - FIRST_SEED[split]) % len(self.splits[split])]
+        if split not in self.tasks_by_split:
+            text = f"seed {seed} is of split {split}, which is not served: there are {', '.join(self.tasks_by_split)}"
+            raise _ProtocolError("VALIDATION_ERROR", text)
+        return self.tasks_by_split[split][(seed - FIRST_SEED[split]) % len(self.tasks_by_split[split])]
 
 
-class Visitor:
+class ServerSession:
     """Who is in a session, with an environment of its own. One request at a time.
 
     Args:
@@ -120,7 +120,7 @@ class Visitor:
         games: what can be played.
     """
 
-    def __init__(self, pool: EnvPool, games: Games) -> None:
+    def __init__(self, pool: EnvPool, games: ServedTasks) -> None:
         self._pool, self._games = pool, games
         self._borrowed = AsyncExitStack()
         self._lease: Lease | None = None
@@ -128,31 +128,31 @@ class Visitor:
         self._playing = False
         self._episode, self._steps = "", 0
 
-    async def answer(self, text: str | None) -> Reply | None:
+    async def handle_message(self, text: str | None) -> Reply | None:
         """The answer to one message (None: bytes); None where it says that the session is over."""
         try:
-            kind, data = _read(text)
+            kind, data = _parse_message(text)
             if kind == "close":
                 return None
             if kind == "reset":
                 return await self._reset(data)
             return await self._step(data) if kind == "step" else self._state()
-        except _RefusedError as refused:
-            return refusal(refused.code, str(refused))
+        except _ProtocolError as refused:
+            return make_error_reply(refused.code, str(refused))
         except EnvError as error:
-            await self.leave()  # an environment that failed is of no use; the next reset gets another
-            return refusal("EXECUTION_ERROR", str(error))
+            await self.release_env()  # an environment that failed is of no use; the next reset gets another
+            return make_error_reply("EXECUTION_ERROR", str(error))
         except TrailnotesError as error:
-            await self.leave()
-            return refusal("FACTORY_ERROR", str(error))
+            await self.release_env()
+            return make_error_reply("FACTORY_ERROR", str(error))
 
-    async def leave(self) -> None:
+    async def release_env(self) -> None:
         """Give the environment back."""
         self._playing, self._lease = False, None
         await self._borrowed.aclose()
 
     async def _reset(self, data: Mapping[str, Any]) -> Reply:
-        task = self._games.chosen(data)
+        task = self._games.choose_task(data)
         if self._lease is None:
             self._lease = await self._borrowed.enter_async_context(self._pool.lease())
         self._playing = False
@@ -160,18 +160,18 @@ class Visitor:
         name = data.get("episode_id")
         self._episode = name[:255] if isinstance(name, str) and name else str(uuid4())
         self._task, self._steps, self._playing = task, 0, True
-        return self._observed(observation, reward=None)
+        return self._make_reply(observation, reward=None)
 
     async def _step(self, data: Mapping[str, Any]) -> Reply:
         action = data.get("action")
         if not isinstance(action, str) or set(data) - {"action", "metadata"}:
-            raise _RefusedError("VALIDATION_ERROR", 'an action is {"action": TEXT}')
+            raise _ProtocolError("VALIDATION_ERROR", 'an action is {"action": TEXT}')
         if self._lease is None or not self._playing:
-            raise _RefusedError("EXECUTION_ERROR", "no episode is under way: send a reset first")
+            raise _ProtocolError("EXECUTION_ERROR", "no episode is under way: send a reset first")
         observation = await self._lease.step(action)
         self._steps += 1
         self._playing = not observation.done
-        return self._observed(observation, reward=observation.reward)
+        return self._make_reply(observation, reward=observation.reward)
 
     def _state(self) -> Reply:
         task = self._task.id if self._task else None
@@ -180,7 +180,7 @@ class Visitor:
             "data": {"episode_id": self._episode or None, "step_count": self._steps, "task": task},
         }
 
-    def _observed(self, observation: Observation, reward: float | None) -> Reply:
+    def _make_reply(self, observation: Observation, reward: float | None) -> Reply:
         assert self._task is not None
         seen = {
             "text": observation.text,
@@ -195,21 +195,21 @@ class Visitor:
         return {"type": "observation", "data": {"observation": seen, "reward": reward, "done": observation.done}}
 
 
-def _read(text: str | None) -> tuple[str, dict[str, Any]]:
+def _parse_message(text: str | None) -> tuple[str, dict[str, Any]]:
     """Kind and data of a message."""
     try:
         message = parse_json(text or "")
     except ValueError:
-        raise _RefusedError("INVALID_JSON", "a message is a JSON text") from None
+        raise _ProtocolError("INVALID_JSON", "a message is a JSON text") from None
     if not isinstance(message, dict) or message.get("type") not in _KINDS:
-        raise _RefusedError("UNKNOWN_TYPE", f"the type of a message is one of {', '.join(_KINDS)}")
+        raise _ProtocolError("UNKNOWN_TYPE", f"the type of a message is one of {', '.join(_KINDS)}")
     data = message.get("data", {})
     if not isinstance(data, dict):
-        raise _RefusedError("VALIDATION_ERROR", "the data of a message is a JSON object")
+        raise _ProtocolError("VALIDATION_ERROR", "the data of a message is a JSON object")
     return message["type"], data
 
 
-def refusal(code: Code, message: str, **more: Any) -> Reply:
+def make_error_reply(code: Code, message: str, **more: Any) -> Reply:
     """An error of the protocol. `errors` has the message as the official server lists what it found."""
     errors = {"errors": [{"msg": message}]} if code == "VALIDATION_ERROR" else {}
     return {"type": "error", "data": {"message": message, "code": code, **errors, **more}}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final, Protocol
 
-from trailnotes.envs.base import commanded
-from trailnotes.envs.options import one_of, whole
+from trailnotes.envs.base import normalize_command
+from trailnotes.envs.options import require_choice, require_int
 from trailnotes.errors import EnvError
 from trailnotes.types import Observation, Task
 
@@ -13,7 +13,7 @@ REWARDS = ("sparse", "dense")
 VERSION: Final = 2  # of the generators: another one makes other levels of the same seeds
 
 
-class Game(Protocol):
+class PuzzleGame(Protocol):
     """One level in play."""
 
     @property
@@ -31,11 +31,11 @@ class Game(Protocol):
         """Share of the goal that has been reached, 0 to 1; 1 exactly when it is won."""
         ...
 
-    def take(self, action: str) -> str:
+    def apply_action(self, action: str) -> str:
         """Take an action in lower case; what is to be said about it, "" if nothing."""
         ...
 
-    def shown(self) -> str:
+    def render(self) -> str:
         """What is seen."""
         ...
 
@@ -51,10 +51,10 @@ class PuzzleEnv:
     formats: tuple[str, ...]  # what an action may look like
 
     def __init__(self, max_steps: int, reward: str, actions: bool) -> None:
-        self._max_steps = whole("max_steps", max_steps, 0, 100_000)
-        self._dense = one_of("reward", reward, REWARDS) == "dense"
+        self._max_steps = require_int("max_steps", max_steps, 0, 100_000)
+        self._dense = require_choice("reward", reward, REWARDS) == "dense"
         self._offers = bool(actions)
-        self._game: Game | None = None
+        self._game: PuzzleGame | None = None
         self._score = 0.0
         self._steps_left = 0
 
@@ -63,26 +63,26 @@ class PuzzleEnv:
         """The version of the generators."""
         return {"puzzles": VERSION}
 
-    def make(self, task: Task) -> tuple[Game, int]:
+    def make_game(self, task: Task) -> tuple[PuzzleGame, int]:
         """The level of `task`, and the actions that its difficulty allows. Raises `ConfigError` if it has none."""
         raise NotImplementedError
 
     def reset(self, task: Task) -> Observation:
         """Start `task`, generating its level unless this process has done so lately."""
         self._steps_left, self._score = 0, 0.0
-        self._game, max_steps = self.make(task)
+        self._game, max_steps = self.make_game(task)
         self._steps_left = self._max_steps or max_steps
         briefing = {"action_formats": list(self.formats)}
-        return self._observed("", 0.0, self._steps_left, instruction=self.instruction, briefing=briefing)
+        return self._make_observation("", 0.0, self._steps_left, instruction=self.instruction, briefing=briefing)
 
     def step(self, action: str) -> Observation:
         """Take one action; what is none costs a step and changes nothing."""
         if not self._steps_left or self._game is None:
             raise EnvError("the episode is over: call reset before step")
-        said = self._game.take(commanded(action).lower())
+        said = self._game.apply_action(normalize_command(action).lower())
         self._steps_left -= 1
         before, self._score = self._score, self._game.progress if self._dense or self._game.won else 0.0
-        observation = self._observed(said, self._score - before, self._steps_left)
+        observation = self._make_observation(said, self._score - before, self._steps_left)
         if observation.done:
             self._steps_left = 0
         return observation
@@ -92,11 +92,11 @@ class PuzzleEnv:
         self._game = None
         self._steps_left = 0
 
-    def _observed(self, said: str, reward: float, left: int, **facts: Any) -> Observation:
+    def _make_observation(self, said: str, reward: float, left: int, **facts: Any) -> Observation:
         assert self._game
         over = self._game.won or self._game.lost
         return Observation(
-            "\n".join(text for text in (said, self._game.shown()) if text),
+            "\n".join(text for text in (said, self._game.render()) if text),
             reward=reward,
             terminated=over,
             truncated=not over and not left,

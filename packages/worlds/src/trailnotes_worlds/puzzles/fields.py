@@ -12,24 +12,24 @@ from functools import cache
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class Minefield:
     """A square field; cell (row, column) is bit ``row * size + column``."""
 
     size: int
     mines: int  # bit mask
 
     @property
-    def whole(self) -> int:
+    def all_cells(self) -> int:
         """Mask of all cells."""
         return (1 << self.size * self.size) - 1
 
-    def number(self, cell: int) -> int:
+    def count_adjacent_mines(self, cell: int) -> int:
         """How many of a cell's up to eight neighbours are mines."""
-        return (around(self.size, cell) & self.mines).bit_count()
+        return (get_neighbours(self.size, cell) & self.mines).bit_count()
 
 
 @cache
-def around(size: int, cell: int) -> int:
+def get_neighbours(size: int, cell: int) -> int:
     """Mask of the neighbours of a cell, itself left out."""
     row, column = divmod(cell, size)
     rows = range(max(0, row - 1), min(size, row + 2))
@@ -37,7 +37,7 @@ def around(size: int, cell: int) -> int:
     return sum(1 << r * size + c for r in rows for c in columns) & ~(1 << cell)
 
 
-def opened(field: Field, already: int, cell: int) -> int:
+def open_cell(field: Minefield, already: int, cell: int) -> int:
     """Mask of what is open once a safe `cell` is: a 0 opens all its neighbours."""
     waiting = [cell]
     while waiting:
@@ -45,29 +45,31 @@ def opened(field: Field, already: int, cell: int) -> int:
         if already >> cell & 1:
             continue
         already |= 1 << cell
-        if not field.number(cell):
-            waiting += bits(around(field.size, cell) & ~already)
+        if not field.count_adjacent_mines(cell):
+            waiting += list_cells(get_neighbours(field.size, cell) & ~already)
     return already
 
 
-def solved_by_logic(field: Field, start: int) -> tuple[int, ...] | None:
+def solve_by_logic(field: Minefield, start: int) -> tuple[int, ...] | None:
     """The cells to open, one after the other, after `start`: each follows from what is open then. None: one must guess.
 
     Cells that have opened by themselves are left out.
     """
-    open_, order = opened(field, 0, start), list[int]()
-    while open_ != field.whole & ~field.mines:
-        follows = safe(field.size, {cell: field.number(cell) for cell in bits(open_)}, field.mines.bit_count())
+    open_, order = open_cell(field, 0, start), list[int]()
+    while open_ != field.all_cells & ~field.mines:
+        follows = find_safe_cells(
+            field.size, {cell: field.count_adjacent_mines(cell) for cell in list_cells(open_)}, field.mines.bit_count()
+        )
         if not follows:
             return None
-        for cell in bits(follows):
+        for cell in list_cells(follows):
             if not open_ >> cell & 1:
-                open_ = opened(field, open_, cell)
+                open_ = open_cell(field, open_, cell)
                 order.append(cell)
     return tuple(order)
 
 
-def safe(size: int, numbers: Mapping[int, int], num_mines: int) -> int:
+def find_safe_cells(size: int, numbers: Mapping[int, int], num_mines: int) -> int:
     """Mask of the closed cells that can have no mine.
 
     Args:
@@ -76,22 +78,22 @@ def safe(size: int, numbers: Mapping[int, int], num_mines: int) -> int:
         num_mines: of the whole field.
     """
     closed = ((1 << size * size) - 1) & ~sum(1 << cell for cell in numbers)
-    clues = {(around(size, cell) & closed, number) for cell, number in numbers.items()}
-    parts = list(_parts({clue for clue in clues if clue[0]}))
+    clues = {(get_neighbours(size, cell) & closed, number) for cell, number in numbers.items()}
+    parts = list(_group_clues({clue for clue in clues if clue[0]}))
     bordering = 0
     for mask, _ in parts:
         bordering |= mask
     far = (closed & ~bordering).bit_count()  # cells of which no number says anything
-    told = [_arrangements(part) for _, part in parts]
+    told = [_enumerate_arrangements(part) for _, part in parts]
     never = 0
     for index, (mask, _) in enumerate(parts):
-        others = _sums(other for place, other in enumerate(told) if place != index)
+        others = _compute_totals(other for place, other in enumerate(told) if place != index)
         mined = 0
         for num, where in told[index].items():
             if any(0 <= num_mines - num - rest <= far for rest in others):
                 mined |= where
         never |= mask & ~mined
-    if all(total == num_mines for total in _sums(told) if 0 <= num_mines - total <= far):
+    if all(total == num_mines for total in _compute_totals(told) if 0 <= num_mines - total <= far):
         never |= closed & ~bordering
     return never
 
@@ -99,7 +101,7 @@ def safe(size: int, numbers: Mapping[int, int], num_mines: int) -> int:
 Clue = tuple[int, int]  # mask of closed cells, and how many of them are mines
 
 
-def _parts(clues: set[Clue]) -> Iterator[tuple[int, list[Clue]]]:
+def _group_clues(clues: set[Clue]) -> Iterator[tuple[int, list[Clue]]]:
     """Clues that share cells, directly or by others, with the mask of their cells."""
     left = sorted(clues)
     while left:
@@ -112,7 +114,7 @@ def _parts(clues: set[Clue]) -> Iterator[tuple[int, list[Clue]]]:
         yield mask, part
 
 
-def _arrangements(clues: list[Clue]) -> dict[int, int]:
+def _enumerate_arrangements(clues: list[Clue]) -> dict[int, int]:
     """Number of mines -> mask of the cells that have one in any arrangement of so many that fits all clues."""
     found: dict[int, int] = {}
 
@@ -123,25 +125,25 @@ def _arrangements(clues: list[Clue]) -> dict[int, int]:
         cells, number = clues[index]
         free = cells & ~mines & ~clear
         missing = number - (cells & mines).bit_count()
-        for chosen in _choices(free, missing):
+        for chosen in _iter_choices(free, missing):
             place(index + 1, mines | chosen, clear | free & ~chosen)
 
     place(0, 0, 0)
     return found
 
 
-def _choices(mask: int, num: int) -> Iterator[int]:
+def _iter_choices(mask: int, num: int) -> Iterator[int]:
     """All masks of `num` cells of `mask`."""
     if num == 0:
         yield 0
     elif 0 < num <= mask.bit_count():
         low = mask & -mask
-        for rest in _choices(mask ^ low, num - 1):
+        for rest in _iter_choices(mask ^ low, num - 1):
             yield rest | low
-        yield from _choices(mask ^ low, num)
+        yield from _iter_choices(mask ^ low, num)
 
 
-def _sums(told: Iterable[Mapping[int, int]]) -> set[int]:
+def _compute_totals(told: Iterable[Mapping[int, int]]) -> set[int]:
     """The totals of mines that are possible over several parts."""
     totals = {0}
     for part in told:
@@ -149,6 +151,6 @@ def _sums(told: Iterable[Mapping[int, int]]) -> set[int]:
     return totals
 
 
-def bits(mask: int) -> list[int]:
+def list_cells(mask: int) -> list[int]:
     """Numbers of the cells of a mask, in order."""
     return [cell for cell in range(mask.bit_length()) if mask >> cell & 1]

@@ -13,12 +13,12 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
-from trailnotes.envs.options import of_kind, one_of
+from trailnotes.envs.options import require_choice, require_type
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Task
-from trailnotes_worlds.puzzles.base import Game, PuzzleEnv
-from trailnotes_worlds.puzzles.fields import Field, around, bits, opened, solved_by_logic
-from trailnotes_worlds.puzzles.splits import SHARES, puzzle_tasks, same_in_all_orientations, split_of
+from trailnotes_worlds.puzzles.base import PuzzleEnv, PuzzleGame
+from trailnotes_worlds.puzzles.fields import Minefield, get_neighbours, list_cells, open_cell, solve_by_logic
+from trailnotes_worlds.puzzles.splits import SPLIT_BUCKETS, assign_split, canonicalize_orientation, make_puzzle_tasks
 
 INSTRUCTION = (
     "Open every cell that has no mine. A number says how many of the up to eight cells around it have a mine, . is a "
@@ -27,38 +27,38 @@ INSTRUCTION = (
 )
 CLOSED, FLAG, MINE = ".F*"
 _ACTION: Final = re.compile(r"(open|reveal|flag)\s*[(\[]?\s*(\d{1,3})\s*(?:,|\s)\s*(\d{1,3})\s*[)\]]?", re.ASCII)
-_REPEATS: Final = 10_000  # fields in a row of which none is of the split and solvable; it takes some dozen
+_MAX_ATTEMPTS: Final = 10_000  # fields in a row of which none is of the split and solvable; it takes some dozen
 
 
 @dataclass(frozen=True, slots=True)
-class Difficulty:
+class MinesweeperDifficulty:
     """What is generated."""
 
     size: int  # of the square field
     mines: int
 
 
-DIFFICULTIES: Mapping[str, Difficulty] = MappingProxyType(
+DIFFICULTIES: Mapping[str, MinesweeperDifficulty] = MappingProxyType(
     {
-        "easy": Difficulty(5, 3),
-        "medium": Difficulty(6, 6),
-        "hard": Difficulty(9, 10),  # what is called beginner in the usual program
-        "expert": Difficulty(9, 16),
+        "easy": MinesweeperDifficulty(5, 3),
+        "medium": MinesweeperDifficulty(6, 6),
+        "hard": MinesweeperDifficulty(9, 10),  # what is called beginner in the usual program
+        "expert": MinesweeperDifficulty(9, 16),
     }
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class MinesweeperLevel:
     """A field, the first click, and the cells that are to be opened after it, in an order that an expert takes."""
 
-    field: Field
+    field: Minefield
     start: int
     solution: tuple[int, ...]
 
 
 @lru_cache(1024)
-def level_of(difficulty: str, logic: bool, split: str, seed: int) -> Level:
+def generate_level(difficulty: str, logic: bool, split: str, seed: int) -> MinesweeperLevel:
     """The level of this number: a pure function of its arguments.
 
     No field, nor a mirror image or rotation of it, is in two splits, whatever the first click: different clicks show
@@ -66,37 +66,37 @@ def level_of(difficulty: str, logic: bool, split: str, seed: int) -> Level:
     """
     wanted = DIFFICULTIES[difficulty]
     rng = random.Random(derive_seed("minesweeper", difficulty, logic, split, seed))
-    for _ in range(_REPEATS):
-        field, start = _drawn(wanted, rng)
-        if split_of(same_in_all_orientations(_picture(field))) != split:
+    for _ in range(_MAX_ATTEMPTS):
+        field, start = _draw_field(wanted, rng)
+        if assign_split(canonicalize_orientation(_render_rows(field))) != split:
             continue
-        solution = solved_by_logic(field, start)
+        solution = solve_by_logic(field, start)
         if solution is None and not logic:
-            solution = _by_knowing(field, start)
+            solution = _solve_with_knowledge(field, start)
         if solution:
-            return Level(field, start, solution)
+            return MinesweeperLevel(field, start, solution)
     raise AssertionError(f"no field of difficulty {difficulty} is solved by logic: loosen it")
 
 
-def _drawn(wanted: Difficulty, rng: random.Random) -> tuple[Field, int]:
+def _draw_field(wanted: MinesweeperDifficulty, rng: random.Random) -> tuple[Minefield, int]:
     """A first click anywhere, and mines anywhere but on it and around it."""
     start = rng.randrange(wanted.size**2)
-    spared = around(wanted.size, start) | 1 << start
+    spared = get_neighbours(wanted.size, start) | 1 << start
     others = [cell for cell in range(wanted.size**2) if not spared >> cell & 1]
-    return Field(wanted.size, sum(1 << cell for cell in rng.sample(others, wanted.mines))), start
+    return Minefield(wanted.size, sum(1 << cell for cell in rng.sample(others, wanted.mines))), start
 
 
-def _picture(field: Field) -> list[str]:
+def _render_rows(field: Minefield) -> list[str]:
     symbols = "".join(MINE if field.mines >> cell & 1 else CLOSED for cell in range(field.size**2))
     return [symbols[row * field.size :][: field.size] for row in range(field.size)]
 
 
-def _by_knowing(field: Field, start: int) -> tuple[int, ...]:
+def _solve_with_knowledge(field: Minefield, start: int) -> tuple[int, ...]:
     """The cells to open for somebody who knows where the mines are."""
-    open_, order = opened(field, 0, start), list[int]()
-    for cell in bits(field.whole & ~field.mines):
+    open_, order = open_cell(field, 0, start), list[int]()
+    for cell in list_cells(field.all_cells & ~field.mines):
         if not open_ >> cell & 1:
-            open_ = opened(field, open_, cell)
+            open_ = open_cell(field, open_, cell)
             order.append(cell)
     return tuple(order)
 
@@ -117,11 +117,11 @@ def minesweeper_tasks(
         ConfigError: an unknown split or difficulty, or a number out of range.
     """
     options: dict[str, str | bool] = {
-        "difficulty": one_of("difficulty", difficulty, DIFFICULTIES),
-        "logic": of_kind(bool, "logic", logic),
+        "difficulty": require_choice("difficulty", difficulty, DIFFICULTIES),
+        "logic": require_type(bool, "logic", logic),
     }
     kind = difficulty if logic else f"{difficulty}-luck"
-    return puzzle_tasks("minesweeper", kind, split, num_games, dataset_seed, options)
+    return make_puzzle_tasks("minesweeper", kind, split, num_games, dataset_seed, options)
 
 
 class MinesweeperEnv(PuzzleEnv):
@@ -158,40 +158,40 @@ class MinesweeperEnv(PuzzleEnv):
 
     tasks = staticmethod(minesweeper_tasks)
 
-    def make(self, task: Task) -> tuple[Game, int]:
+    def make_game(self, task: Task) -> tuple[PuzzleGame, int]:
         """As `PuzzleEnv.make`."""
-        level = _level(task)
-        return Sweep(level.field, level.start), level.field.size**2
+        level = _generate_task_level(task)
+        return MinesweeperGame(level.field, level.start), level.field.size**2
 
     def solution(self, task: Task) -> tuple[str, ...]:
         """Actions that solve `task`: each opens what follows from what is open, unless the task is one of luck."""
-        level = _level(task)
-        return tuple(_said("open", cell, level.field.size) for cell in level.solution)
+        level = _generate_task_level(task)
+        return tuple(_format_action("open", cell, level.field.size) for cell in level.solution)
 
 
-def _level(task: Task) -> Level:
-    difficulty = one_of("difficulty", task.options.get("difficulty"), DIFFICULTIES, where=f"task {task.id}: ")
-    split = one_of("split", task.split, SHARES, where=f"task {task.id}: ")
-    return level_of(difficulty, bool(task.options.get("logic", True)), split, task.seed)
+def _generate_task_level(task: Task) -> MinesweeperLevel:
+    difficulty = require_choice("difficulty", task.options.get("difficulty"), DIFFICULTIES, where=f"task {task.id}: ")
+    split = require_choice("split", task.split, SPLIT_BUCKETS, where=f"task {task.id}: ")
+    return generate_level(difficulty, bool(task.options.get("logic", True)), split, task.seed)
 
 
-def _said(verb: str, cell: int, size: int) -> str:
+def _format_action(verb: str, cell: int, size: int) -> str:
     return f"{verb} {cell // size} {cell % size}"
 
 
-class Sweep:
+class MinesweeperGame:
     """A `Game` of Minesweeper."""
 
-    def __init__(self, field: Field, start: int) -> None:
+    def __init__(self, field: Minefield, start: int) -> None:
         self.field = field
-        self._open = self._first = opened(field, 0, start)
+        self._open = self._first = open_cell(field, 0, start)
         self._flags = 0
         self._hit = -1  # the mine that was opened
 
     @property
     def won(self) -> bool:
         """Whether every cell without a mine is open."""
-        return self._open == self.field.whole & ~self.field.mines
+        return self._open == self.field.all_cells & ~self.field.mines
 
     @property
     def lost(self) -> bool:
@@ -201,11 +201,11 @@ class Sweep:
     @property
     def progress(self) -> float:
         """Share of the cells without a mine that have been opened since the first click."""
-        done, all_ = self._open.bit_count(), (self.field.whole & ~self.field.mines).bit_count()
+        done, all_ = self._open.bit_count(), (self.field.all_cells & ~self.field.mines).bit_count()
         first = self._first.bit_count()
         return (done - first) / (all_ - first)
 
-    def take(self, action: str) -> str:
+    def apply_action(self, action: str) -> str:
         """Open a cell, or put a flag on it. As `Game.take`."""
         found = _ACTION.fullmatch(action)
         if not found:
@@ -224,29 +224,30 @@ class Sweep:
             self._hit = bit.bit_length() - 1
             return "That was a mine."
         else:
-            self._open = opened(self.field, self._open, bit.bit_length() - 1)
+            self._open = open_cell(self.field, self._open, bit.bit_length() - 1)
             self._flags &= ~self._open
         return ""
 
-    def shown(self) -> str:
+    def render(self) -> str:
         """The field with numbered rows and columns, and the mines that have no flag."""
         size = self.field.size
         head = " ".join([" ", *map(str, range(size))])
         rows = (
-            " ".join([str(row), *(self._symbol(row * size + column) for column in range(size))]) for row in range(size)
+            " ".join([str(row), *(self._get_symbol(row * size + column) for column in range(size))])
+            for row in range(size)
         )
         left = self.field.mines.bit_count() - self._flags.bit_count()
         return "\n".join((f"mines without a flag: {left}", head, *rows))
 
     def actions(self) -> tuple[str, ...]:
         """Every closed cell to open unless it has a flag, and every closed cell to put a flag on or take it away."""
-        closed, size = self.field.whole & ~self._open, self.field.size
-        opening = (_said("open", cell, size) for cell in bits(closed & ~self._flags))
-        return (*opening, *(_said("flag", cell, size) for cell in bits(closed)))
+        closed, size = self.field.all_cells & ~self._open, self.field.size
+        opening = (_format_action("open", cell, size) for cell in list_cells(closed & ~self._flags))
+        return (*opening, *(_format_action("flag", cell, size) for cell in list_cells(closed)))
 
-    def _symbol(self, cell: int) -> str:
+    def _get_symbol(self, cell: int) -> str:
         if cell == self._hit:
             return MINE
         if self._open >> cell & 1:
-            return str(self.field.number(cell))
+            return str(self.field.count_adjacent_mines(cell))
         return FLAG if self._flags >> cell & 1 else CLOSED

@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from trailnotes_worlds.puzzles.rooms import Position, Room, cells, moved, region
+from trailnotes_worlds.puzzles.rooms import Position, Room, find_reachable, list_cells, move_player
 
 
-class Place(NamedTuple):
+class CanonicalPosition(NamedTuple):
     """All positions that differ by a walk only."""
 
     boxes: int
@@ -25,67 +25,67 @@ class Push(NamedTuple):
 
     box: int  # cell
     direction: str
-    then: Place | None  # the place after it; None where everything is on its goal already
+    then: CanonicalPosition | None  # the place after it; None where everything is on its goal already
     left: int  # pushes to the goals, this one included
 
 
-def place_of(room: Room, position: Position) -> Place:
+def canonicalize_position(room: Room, position: Position) -> CanonicalPosition:
     """The place of a position."""
-    return Place(position.boxes, region(room.floor & ~position.boxes, position.player, room.width))
+    return CanonicalPosition(position.boxes, find_reachable(room.floor & ~position.boxes, position.player, room.width))
 
 
-def backwards(room: Room) -> Iterator[tuple[Place, Push]]:
+def search_backwards(room: Room) -> Iterator[tuple[CanonicalPosition, Push]]:
     """All places from which the goals can be reached, nearest first, each with the push to make there.
 
     The solved places come first, with ``left`` 0.
     """
-    steps = room.steps()
-    waiting: deque[tuple[Place, int]] = deque()
-    known: set[Place] = set()
+    steps = room.get_offsets()
+    waiting: deque[tuple[CanonicalPosition, int]] = deque()
+    known: set[CanonicalPosition] = set()
     unseen = room.floor & ~room.goals
     while unseen:
-        solved = Place(room.goals, region(unseen, cells(unseen)[0], room.width))
+        solved = CanonicalPosition(room.goals, find_reachable(unseen, list_cells(unseen)[0], room.width))
         unseen &= ~solved.player
         known.add(solved)
         waiting.append((solved, 0))
         yield solved, Push(-1, "", None, 0)
     while waiting:
         after, left = waiting.popleft()
-        for box in cells(after.boxes):
+        for box in list_cells(after.boxes):
             for direction, step in steps.items():
                 # Before the push the box stood where the player stands after it, and the player one cell further back.
                 was, player = box - step, box - 2 * step
                 if not after.player >> was & 1 or not room.floor >> player & 1 or after.boxes >> player & 1:
                     continue
                 boxes = after.boxes ^ (1 << box) ^ (1 << was)
-                before = Place(boxes, region(room.floor & ~boxes, player, room.width))
+                before = CanonicalPosition(boxes, find_reachable(room.floor & ~boxes, player, room.width))
                 if before not in known:
                     known.add(before)
                     waiting.append((before, left + 1))
                     yield before, Push(was, direction, after, left + 1)
 
 
-def moves_of(room: Room, position: Position, ways: dict[Place, Push]) -> tuple[str, ...]:
+def expand_pushes(room: Room, position: Position, ways: dict[CanonicalPosition, Push]) -> tuple[str, ...]:
     """The moves of the pushes in `ways`, with the shortest walks between them.
 
     Raises:
         KeyError: `ways` does not lead from `position` to the goals.
     """
     moves: list[str] = []
-    steps = room.steps()
-    while (push := ways[place_of(room, position)]).left:
-        walk = _walk(room, position, push.box - steps[push.direction])
+    steps = room.get_offsets()
+    while (push := ways[canonicalize_position(room, position)]).left:
+        walk = _find_walk(room, position, push.box - steps[push.direction])
         for direction in (*walk, push.direction):
-            after = moved(room, position, direction)
+            after = move_player(room, position, direction)
             assert after
             position = after
             moves.append(direction)
     return tuple(moves)
 
 
-def _walk(room: Room, position: Position, to: int) -> list[str]:
+def _find_walk(room: Room, position: Position, to: int) -> list[str]:
     """The directions of a shortest walk between two cells of one place."""
-    free, steps = room.floor & ~position.boxes, room.steps()
+    free, steps = room.floor & ~position.boxes, room.get_offsets()
     came: dict[int, tuple[int, str]] = {position.player: (-1, "")}
     waiting = deque([position.player])
     while to not in came:

@@ -21,7 +21,7 @@ class Room:
     floor: int  # all that is no wall; none of it on the border
     goals: int
 
-    def steps(self) -> dict[str, int]:
+    def get_offsets(self) -> dict[str, int]:
         """Direction -> what is added to the number of a cell."""
         return dict(zip(DIRECTIONS, (-self.width, self.width, -1, 1), strict=True))
 
@@ -34,9 +34,9 @@ class Position:
     player: int  # number of a cell
 
 
-def moved(room: Room, position: Position, direction: str) -> Position | None:
+def move_player(room: Room, position: Position, direction: str) -> Position | None:
     """The position after a move, with the box that was pushed; None if a wall or a second box is in the way."""
-    step = room.steps()[direction]
+    step = room.get_offsets()[direction]
     to = position.player + step
     if not room.floor >> to & 1:
         return None
@@ -48,15 +48,15 @@ def moved(room: Room, position: Position, direction: str) -> Position | None:
     return Position(position.boxes ^ (1 << to) ^ (1 << behind), to)
 
 
-def drawn(room: Room, position: Position | None = None) -> list[str]:
+def render_rows(room: Room, position: Position | None = None) -> list[str]:
     """Rows of symbols: the room, with what stands in it unless `position` is None."""
     return [
-        "".join(_symbol(room, position, row * room.width + column) for column in range(room.width))
+        "".join(_get_symbol(room, position, row * room.width + column) for column in range(room.width))
         for row in range(room.height)
     ]
 
 
-def _symbol(room: Room, position: Position | None, cell: int) -> str:
+def _get_symbol(room: Room, position: Position | None, cell: int) -> str:
     if not room.floor >> cell & 1:
         return WALL
     goal = room.goals >> cell & 1
@@ -67,14 +67,14 @@ def _symbol(room: Room, position: Position | None, cell: int) -> str:
     return GOAL if goal else FLOOR
 
 
-def border(width: int, height: int) -> int:
+def make_border_mask(width: int, height: int) -> int:
     """Mask of the outermost cells."""
     row = (1 << width) - 1
     side = sum(1 << line * width for line in range(height))
     return row | row << (height - 1) * width | side | side << (width - 1)
 
 
-def region(free: int, cell: int, width: int) -> int:
+def find_reachable(free: int, cell: int, width: int) -> int:
     """Mask of the cells of `free` that can be walked to from `cell`, itself included.
 
     No cell of `free` may lie on the border.
@@ -86,6 +86,6 @@ def region(free: int, cell: int, width: int) -> int:
     return reached
 
 
-def cells(mask: int) -> list[int]:
+def list_cells(mask: int) -> list[int]:
     """Numbers of the cells of a mask, in order."""
     return [cell for cell in range(mask.bit_length()) if mask >> cell & 1]

@@ -11,13 +11,22 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
-from trailnotes.envs.options import one_of
+from trailnotes.envs.options import require_choice
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Task
-from trailnotes_worlds.puzzles.base import Game, PuzzleEnv
-from trailnotes_worlds.puzzles.pushes import Place, Push, backwards, moves_of
-from trailnotes_worlds.puzzles.rooms import DIRECTIONS, Position, Room, border, cells, drawn, moved, region
-from trailnotes_worlds.puzzles.splits import SHARES, puzzle_tasks, same_in_all_orientations, split_of
+from trailnotes_worlds.puzzles.base import PuzzleEnv, PuzzleGame
+from trailnotes_worlds.puzzles.pushes import CanonicalPosition, Push, expand_pushes, search_backwards
+from trailnotes_worlds.puzzles.rooms import (
+    DIRECTIONS,
+    Position,
+    Room,
+    find_reachable,
+    list_cells,
+    make_border_mask,
+    move_player,
+    render_rows,
+)
+from trailnotes_worlds.puzzles.splits import SPLIT_BUCKETS, assign_split, canonicalize_orientation, make_puzzle_tasks
 
 INSTRUCTION = (
     "Push every box onto a goal. In the picture # is a wall, - floor, @ you, $ a box, . a goal, * a box on a goal, and "
@@ -25,12 +34,12 @@ INSTRUCTION = (
     "no box can be pulled."
 )
 VIEWS = ("picture", "words")
-_REPEATS = 300  # rooms in a row of which none gives a level: with the difficulties below it takes a few
+_MAX_ATTEMPTS = 300  # rooms in a row of which none gives a level: with the difficulties below it takes a few
 _FIRST_WORDS = frozenset(("go", "move", "push", "walk", "step"))
 
 
 @dataclass(frozen=True, slots=True)
-class Difficulty:
+class SokobanDifficulty:
     """What is generated."""
 
     size: int  # of the square room, walls around it included
@@ -40,18 +49,18 @@ class Difficulty:
     max_steps: int  # moves of an episode; a solution takes at most half of them
 
 
-DIFFICULTIES: Mapping[str, Difficulty] = MappingProxyType(
+DIFFICULTIES: Mapping[str, SokobanDifficulty] = MappingProxyType(
     {
-        "easy": Difficulty(6, 1, 0.15, range(1, 4), 20),
-        "medium": Difficulty(6, 2, 0.15, range(3, 8), 50),
-        "hard": Difficulty(7, 2, 0.25, range(7, 15), 100),
-        "expert": Difficulty(8, 3, 0.3, range(10, 25), 160),
+        "easy": SokobanDifficulty(6, 1, 0.15, range(1, 4), 20),
+        "medium": SokobanDifficulty(6, 2, 0.15, range(3, 8), 50),
+        "hard": SokobanDifficulty(7, 2, 0.25, range(7, 15), 100),
+        "expert": SokobanDifficulty(8, 3, 0.3, range(10, 25), 160),
     }
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class SokobanLevel:
     """One level, and how it is solved with the fewest pushes."""
 
     room: Room
@@ -60,39 +69,39 @@ class Level:
 
 
 @lru_cache(1024)
-def level_of(difficulty: str, split: str, seed: int) -> Level:
+def generate_level(difficulty: str, split: str, seed: int) -> SokobanLevel:
     """The level of this number: a pure function of its arguments.
 
     No room with its goals, nor a mirror image or rotation of it, is in two splits.
     """
     wanted = DIFFICULTIES[difficulty]
     rng = random.Random(derive_seed("sokoban", difficulty, split, seed))
-    for _ in range(_REPEATS):
-        room = _room(wanted, rng)
-        while split_of(same_in_all_orientations(drawn(room))) != split:
-            room = _room(wanted, rng)
-        if level := _started(room, wanted, rng):
+    for _ in range(_MAX_ATTEMPTS):
+        room = _generate_room(wanted, rng)
+        while assign_split(canonicalize_orientation(render_rows(room))) != split:
+            room = _generate_room(wanted, rng)
+        if level := _generate_start(room, wanted, rng):
             return level
     raise AssertionError(f"no room of difficulty {difficulty} can be started in: loosen it")
 
 
-def _room(wanted: Difficulty, rng: random.Random) -> Room:
+def _generate_room(wanted: SokobanDifficulty, rng: random.Random) -> Room:
     """The largest connected part of a square with walls strewn into it, and goals on it."""
     size = wanted.size
-    inner = cells(((1 << size * size) - 1) & ~border(size, size))
+    inner = list_cells(((1 << size * size) - 1) & ~make_border_mask(size, size))
     while True:
         free = sum(1 << cell for cell in inner if rng.random() >= wanted.walls)
-        parts = {region(free, cell, size) for cell in cells(free)}
+        parts = {find_reachable(free, cell, size) for cell in list_cells(free)}
         floor = max(parts, key=lambda part: (part.bit_count(), part), default=0)
         if floor.bit_count() > 3 * wanted.boxes:
-            goals = sum(1 << cell for cell in rng.sample(cells(floor), wanted.boxes))
+            goals = sum(1 << cell for cell in rng.sample(list_cells(floor), wanted.boxes))
             return Room(size, size, floor, goals)
 
 
-def _started(room: Room, wanted: Difficulty, rng: random.Random) -> Level | None:
+def _generate_start(room: Room, wanted: SokobanDifficulty, rng: random.Random) -> SokobanLevel | None:
     """A level of this room with no box on a goal, as many pushes away as is wanted; None if it has none."""
-    ways, starts = dict[Place, Push](), list[Place]()
-    for place, push in backwards(room):
+    ways, starts = dict[CanonicalPosition, Push](), list[CanonicalPosition]()
+    for place, push in search_backwards(room):
         if push.left >= wanted.pushes.stop:
             break
         ways[place] = push
@@ -101,9 +110,9 @@ def _started(room: Room, wanted: Difficulty, rng: random.Random) -> Level | None
     if not starts:
         return None
     place = rng.choice(starts)
-    start = Position(place.boxes, rng.choice(cells(place.player)))
-    solution = moves_of(room, start, ways)
-    return Level(room, start, solution) if 2 * len(solution) <= wanted.max_steps else None
+    start = Position(place.boxes, rng.choice(list_cells(place.player)))
+    solution = expand_pushes(room, start, ways)
+    return SokobanLevel(room, start, solution) if 2 * len(solution) <= wanted.max_steps else None
 
 
 def sokoban_tasks(split: str, difficulty: str = "easy", num_games: int = 100, dataset_seed: int = 0) -> list[Task]:
@@ -118,8 +127,8 @@ def sokoban_tasks(split: str, difficulty: str = "easy", num_games: int = 100, da
     Raises:
         ConfigError: an unknown split or difficulty, or a number out of range.
     """
-    options = {"difficulty": one_of("difficulty", difficulty, DIFFICULTIES)}
-    return puzzle_tasks("sokoban", difficulty, split, num_games, dataset_seed, options)
+    options = {"difficulty": require_choice("difficulty", difficulty, DIFFICULTIES)}
+    return make_puzzle_tasks("sokoban", difficulty, split, num_games, dataset_seed, options)
 
 
 class SokobanEnv(PuzzleEnv):
@@ -152,26 +161,28 @@ class SokobanEnv(PuzzleEnv):
         """
         super().__init__(max_steps, reward, actions)
         sokoban_tasks("train", difficulty, num_games, dataset_seed)
-        self._in_words = one_of("view", view, VIEWS) == "words"
+        self._in_words = require_choice("view", view, VIEWS) == "words"
 
     tasks = staticmethod(sokoban_tasks)
 
-    def make(self, task: Task) -> tuple[Game, int]:
+    def make_game(self, task: Task) -> tuple[PuzzleGame, int]:
         """As `PuzzleEnv.make`."""
-        level = _level(task)
-        return Warehouse(level.room, level.start, self._in_words), DIFFICULTIES[task.options["difficulty"]].max_steps
+        level = _generate_task_level(task)
+        return SokobanGame(level.room, level.start, self._in_words), DIFFICULTIES[task.options["difficulty"]].max_steps
 
     def solution(self, task: Task) -> tuple[str, ...]:
         """The moves that solve `task` with the fewest pushes."""
-        return _level(task).solution
+        return _generate_task_level(task).solution
 
 
-def _level(task: Task) -> Level:
-    difficulty = one_of("difficulty", task.options.get("difficulty"), DIFFICULTIES, where=f"task {task.id}: ")
-    return level_of(difficulty, one_of("split", task.split, SHARES, where=f"task {task.id}: "), task.seed)
+def _generate_task_level(task: Task) -> SokobanLevel:
+    difficulty = require_choice("difficulty", task.options.get("difficulty"), DIFFICULTIES, where=f"task {task.id}: ")
+    return generate_level(
+        difficulty, require_choice("split", task.split, SPLIT_BUCKETS, where=f"task {task.id}: "), task.seed
+    )
 
 
-class Warehouse:
+class SokobanGame:
     """A `Game` of Sokoban."""
 
     lost = False  # a box in a corner is never said to be stuck: to see that is part of the game
@@ -189,32 +200,32 @@ class Warehouse:
         """Share of the boxes that are on goals."""
         return (self.position.boxes & self.room.goals).bit_count() / self.room.goals.bit_count()
 
-    def take(self, action: str) -> str:
+    def apply_action(self, action: str) -> str:
         """Move. As `Game.take`."""
         words = action.split()
         direction = words[-1] if words and (len(words) == 1 or words[0] in _FIRST_WORDS) else ""
         if direction not in DIRECTIONS:
             return "That is no move: say up, down, left or right."
-        after = moved(self.room, self.position, direction)
+        after = move_player(self.room, self.position, direction)
         if after is None:
             return "You cannot go there."
         self.position = after
         return ""
 
-    def shown(self) -> str:
+    def render(self) -> str:
         """The picture, and where things are if that is asked for."""
-        picture = "\n".join(drawn(self.room, self.position))
+        picture = "\n".join(render_rows(self.room, self.position))
         if not self._in_words:
             return picture
         boxes, goals = self.position.boxes, self.room.goals
         named = {"you": 1 << self.position.player, "boxes": boxes & ~goals, "goals": goals & ~boxes}
         named["boxes on goals"] = boxes & goals
-        places = [f"{name} {self._places(mask)}" for name, mask in named.items() if mask]
+        places = [f"{name} {self._format_places(mask)}" for name, mask in named.items() if mask]
         return f"{picture}\n(row, column) from the top left corner, which is (0, 0): {'; '.join(places)}."
 
     def actions(self) -> tuple[str, ...]:
         """The moves that can be made: one at least, back to where the player came from."""
-        return tuple(each for each in DIRECTIONS if moved(self.room, self.position, each))
+        return tuple(each for each in DIRECTIONS if move_player(self.room, self.position, each))
 
-    def _places(self, mask: int) -> str:
-        return ", ".join(f"({cell // self.room.width}, {cell % self.room.width})" for cell in cells(mask))
+    def _format_places(self, mask: int) -> str:
+        return ", ".join(f"({cell // self.room.width}, {cell % self.room.width})" for cell in list_cells(mask))

@@ -16,35 +16,37 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from trailnotes.envs.base import imperative
+from trailnotes.envs.base import strip_intent
 from trailnotes.errors import ConfigError
 
 MODES = ("exact", "jaccard", "ordered")
-FLOOR = 0.6  # ordered: similarity below which nothing is replaced
-_SPELLING = 0.75  # ordered: similarity of letters from which a word may be a misspelling of another
+MIN_SIMILARITY = 0.6  # ordered: similarity below which nothing is replaced
+_MIN_SPELLING_SIMILARITY = 0.75  # ordered: similarity of letters from which a word may be a misspelling of another
 _ARTICLES = frozenset(("a", "an", "the"))
-_OPENING = "\"'`\u2018\u201c\u00ab"  # quotes that open
+_OPENING_QUOTES = "\"'`\u2018\u201c\u00ab"  # quotes that open
 _QUESTION = "Ambiguous request:"
 _ANSWER = re.compile(r"^(\d+):\s*(.+?)\s*$", re.MULTILINE)
 _PLACE = re.compile(r"\s*\([^()]*\)")
 
 
 @dataclass(frozen=True, slots=True)
-class Corrected:
+class CorrectedAction:
     """What the simulator is told."""
 
     action: str
     changed: bool  # by more than cleaning
 
 
-def check_mode(mode: str) -> str:
+def validate_mode(mode: str) -> str:
     """`mode`, if it is one of `MODES`; raises `ConfigError` if not."""
     if mode not in MODES:
         raise ConfigError(f"action_correction = {mode!r} is unknown: use one of {', '.join(MODES)}")
     return mode
 
 
-def correct(text: str, mode: str, valid: Callable[[], Sequence[str]], answers: Sequence[str] = ()) -> Corrected:
+def correct_action(
+    text: str, mode: str, valid: Callable[[], Sequence[str]], answers: Sequence[str] = ()
+) -> CorrectedAction:
     """What the simulator is told when the agent says `text`.
 
     After a question of the simulator's ("enter the number"), the number or the text of an answer is taken in every
@@ -63,26 +65,26 @@ def correct(text: str, mode: str, valid: Callable[[], Sequence[str]], answers: S
     Raises:
         ConfigError: an unknown mode.
     """
-    check_mode(mode)
-    cleaned = clean(text)
+    validate_mode(mode)
+    cleaned = normalize_action(text)
     if answers:
-        chosen = _answer(cleaned, mode, answers)
+        chosen = _resolve_answer(cleaned, mode, answers)
     elif mode == "jaccard":
-        chosen = jaccard(text, valid())
+        chosen = match_by_jaccard(text, valid())
     elif mode == "ordered":
-        chosen = ordered(cleaned, valid())
+        chosen = match_in_order(cleaned, valid())
     else:
         chosen = cleaned
-    return Corrected(chosen, chosen != cleaned)
+    return CorrectedAction(chosen, chosen != cleaned)
 
 
-def clean(text: str) -> str:
+def normalize_action(text: str) -> str:
     """Lower case, one blank between words, no quote or "I will" before them, nothing but letters and digits at the end.
 
     Characters that cannot be printed (line breaks, control characters, lone surrogates) count as blanks.
     """
     printable = "".join(char if char.isprintable() else " " for char in text)
-    words = imperative(" ".join(printable.split()).lstrip(_OPENING + " ")).lower()
+    words = strip_intent(" ".join(printable.split()).lstrip(_OPENING_QUOTES + " ")).lower()
     end = len(words)
     while end and not words[end - 1].isalnum():
         end -= 1
@@ -92,7 +94,7 @@ def clean(text: str) -> str:
 # ---------------------------------------------------------------------------------------------- questions
 
 
-def question(text: str) -> tuple[str, ...]:
+def parse_question(text: str) -> tuple[str, ...]:
     """The answers that an observation asks to choose from, by number; () if it asks nothing."""
     if not text.startswith(_QUESTION):
         return ()
@@ -100,27 +102,27 @@ def question(text: str) -> tuple[str, ...]:
     return tuple(found[number] for number in range(len(found))) if set(found) == set(range(len(found))) else ()
 
 
-def _answer(cleaned: str, mode: str, answers: Sequence[str]) -> str:
+def _resolve_answer(cleaned: str, mode: str, answers: Sequence[str]) -> str:
     """The number of the answer meant, or `cleaned`."""
     numbers = [str(number) for number in range(len(answers))]
     if cleaned in numbers:
         return cleaned
-    full = [clean(answer) for answer in answers]
-    short = [clean(_PLACE.sub("", answer)) for answer in answers]  # without "(in seed jar, in kitchen)"
+    full = [normalize_action(answer) for answer in answers]
+    short = [normalize_action(_PLACE.sub("", answer)) for answer in answers]  # without "(in seed jar, in kitchen)"
     numbered = [f"{number}: {answer}" for number, answer in zip(numbers, full, strict=True)]
     for texts in (full, numbered, short):
         if cleaned in texts:
             return numbers[texts.index(cleaned)]  # equal answers: the first, as nothing tells them apart
     if mode == "jaccard":
         return numbers[0]
-    closest = ordered(cleaned, short) if mode == "ordered" else ""
+    closest = match_in_order(cleaned, short) if mode == "ordered" else ""
     return numbers[short.index(closest)] if closest in short else cleaned
 
 
 # ---------------------------------------------------------------------------------------------- the release's mode
 
 
-def jaccard(text: str, valid: Sequence[str]) -> str:
+def match_by_jaccard(text: str, valid: Sequence[str]) -> str:
     """The admissible action that shares the most words with `text`: the first of the greatest |A and B| / |A or B|.
 
     This is what EMPO2's release does (commit 0b40cb72), with two defects, kept because its figures contain them:
@@ -143,7 +145,7 @@ def jaccard(text: str, valid: Sequence[str]) -> str:
 # ---------------------------------------------------------------------------------------------- ours
 
 
-def ordered(text: str, valid: Sequence[str]) -> str:
+def match_in_order(text: str, valid: Sequence[str]) -> str:
     """The closest admissible action, taking word order into account; `text` itself if none is close.
 
     The verb stays the agent's: "examine cup" must not become "eat cup", and may be understood as it stands. Closeness
@@ -160,18 +162,20 @@ def ordered(text: str, valid: Sequence[str]) -> str:
         return text
     words = text.split()
     verbs = {action.split(maxsplit=1)[0] for action in valid if action}
-    verb = _closest_word(words[0], verbs) if words else ""
+    verb = _find_closest_word(words[0], verbs) if words else ""
     actions = {action: action.split() for action in valid if action == verb or action.startswith(f"{verb} ")}
     if not verb or not actions:
         return text
     holders = Counter(word for other in actions.values() for word in set(other))
-    spelt = {word: _closest_word(word, holders) for word in set(words)}
+    spelt = {word: _find_closest_word(word, holders) for word in set(words)}
     read = [verb, *(spelt[word] or word for word in words[1:] if word in holders or word not in _ARTICLES)]
     weights = {word: math.log1p(len(actions) / holders.get(word, 0.5)) for word in {*read, *holders}}
-    return _closest(read, actions, weights) or text
+    return _find_closest_action(read, actions, weights) or text
 
 
-def _closest(words: Sequence[str], actions: Mapping[str, Sequence[str]], weights: Mapping[str, float]) -> str:
+def _find_closest_action(
+    words: Sequence[str], actions: Mapping[str, Sequence[str]], weights: Mapping[str, float]
+) -> str:
     """The first of the closest actions, or "" if none reaches `FLOOR`. Most are ruled out by their words alone."""
     own, counts = sum(weights[word] for word in words), Counter(words)
     bounds = []
@@ -183,19 +187,19 @@ def _closest(words: Sequence[str], actions: Mapping[str, Sequence[str]], weights
             if left.get(word, 0):
                 left[word] -= 1
                 shared += weight
-        if 2 * shared >= FLOOR * total:
+        if 2 * shared >= MIN_SIMILARITY * total:
             bounds.append((-2 * shared / total, place, action, total))
-    best, best_place, best_score = "", len(actions), FLOOR
+    best, best_place, best_score = "", len(actions), MIN_SIMILARITY
     for bound, place, action, total in sorted(bounds):
         if -bound < best_score:
             break
-        score = 2 * _common(words, actions[action], weights) / total
+        score = 2 * _weigh_common_subsequence(words, actions[action], weights) / total
         if score > best_score or (score == best_score and place < best_place):
             best, best_place, best_score = action, place, score
     return best
 
 
-def _common(first: Sequence[str], second: Sequence[str], weights: Mapping[str, float]) -> float:
+def _weigh_common_subsequence(first: Sequence[str], second: Sequence[str], weights: Mapping[str, float]) -> float:
     """Weight of the heaviest common subsequence of two lists of words."""
     above = [0.0] * (len(second) + 1)
     for word in first:
@@ -206,11 +210,11 @@ def _common(first: Sequence[str], second: Sequence[str], weights: Mapping[str, f
     return above[-1]
 
 
-def _closest_word(word: str, known: Collection[str]) -> str:
+def _find_closest_word(word: str, known: Collection[str]) -> str:
     """`word` if it is known, else the known word that is spelt most like it, else ""."""
     if word in known:
         return word
-    best, best_score = "", _SPELLING
+    best, best_score = "", _MIN_SPELLING_SIMILARITY
     for other in sorted(known):
         if abs(len(word) - len(other)) > 1 or min(len(word), len(other)) < 3:  # "activate" is not "deactivate"
             continue

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trailnotes.errors import ConfigError
-from trailnotes_worlds.scienceworld.tasks import check_variation, simulator_split
+from trailnotes_worlds.scienceworld.tasks import get_simulator_split, validate_variation
 
 Turns = Sequence[tuple[str, str]]  # what was seen, what was done then
 
@@ -19,14 +19,14 @@ MAX_TURNS = 10  # of an example; of a longer solution the beginning and the end 
 MAX_CHARS = 80  # of an observation in an example
 
 _FOCUS = re.compile(r"\bfocus on (.+)", re.IGNORECASE | re.DOTALL)
-_ORDER = ("first", "then", "next", "")
-_STANDS_FOR = {  # words of the focus sentence -> where the task says what they mean
+_ORDINALS = ("first", "then", "next", "")
+_REFERENTS = {  # words of the focus sentence -> where the task says what they mean
     "the thing": re.compile(r"\bfind a\(n\) (.+?)\."),
     "the substance": re.compile(r"\bto (?:boil|melt|freeze|change the state of matter of) (.+?)\."),
 }
 
 
-def focus_objects(task_text: str) -> tuple[str, ...]:
+def parse_focus_objects(task_text: str) -> tuple[str, ...]:
     """What a task says must be focused on, in its order and words; () if it asks for no focus.
 
     "The thing" and "the substance" are followed by what they stand for, and everything by the condition that its
@@ -41,17 +41,19 @@ def focus_objects(task_text: str) -> tuple[str, ...]:
         if not found:
             continue
         name = found[1].rstrip(". ")
-        if (meaning := _STANDS_FOR.get(name)) and (said := meaning.search(task_text)):
+        if (meaning := _REFERENTS.get(name)) and (said := meaning.search(task_text)):
             name += f" ({said[1]})"
         lead = sentence[: found.start()].strip(" ,")
         when = (
-            "" if lead.lower() in _ORDER or lead.lower().startswith("your task") else f" ({lead[0].lower()}{lead[1:]})"
+            ""
+            if lead.lower() in _ORDINALS or lead.lower().startswith("your task")
+            else f" ({lead[0].lower()}{lead[1:]})"
         )
         objects.append(name + when)
     return tuple(objects)
 
 
-def example_variations(task: str, variation: int, num: int) -> list[int]:
+def pick_example_variations(task: str, variation: int, num: int) -> list[int]:
     """Variations to show in episodes of `variation`: the first of the training split, never itself.
 
     The first, because those are the ones that the paper's protocol trains on.
@@ -59,8 +61,8 @@ def example_variations(task: str, variation: int, num: int) -> list[int]:
     Raises:
         ConfigError: there are not that many.
     """
-    check_variation(task, variation)
-    others = [other for other in simulator_split(task)["train"] if other != variation]
+    validate_variation(task, variation)
+    others = [other for other in get_simulator_split(task)["train"] if other != variation]
     if not 0 <= num <= len(others):
         raise ConfigError(
             f"examples = {num} of {task}: there are {len(others)} other training variations; ask for fewer"
@@ -68,7 +70,7 @@ def example_variations(task: str, variation: int, num: int) -> list[int]:
     return others[:num]
 
 
-def worked_examples(
+def build_worked_examples(
     task: str, variation: int, num: int, play: Callable[[int], tuple[str, Turns]]
 ) -> list[dict[str, Any]]:
     """The examples of a briefing.
@@ -83,26 +85,26 @@ def worked_examples(
         ConfigError: the task has too few training variations.
     """
     examples = []
-    for other in example_variations(task, variation, num):
+    for other in pick_example_variations(task, variation, num):
         text, turns = play(other)
-        examples.append({"instruction": text, "turns": shortened(turns)})
+        examples.append({"instruction": text, "turns": shorten_turns(turns)})
     return examples
 
 
-def shortened(turns: Turns, max_turns: int = MAX_TURNS, max_chars: int = MAX_CHARS) -> list[list[str]]:
+def shorten_turns(turns: Turns, max_turns: int = MAX_TURNS, max_chars: int = MAX_CHARS) -> list[list[str]]:
     """Turns with observations cut to `max_chars`, and without those in the middle that are more than `max_turns`.
 
     Where some are missing, the next observation says so.
     """
     missing = len(turns) - max_turns
     head = (max_turns + 1) // 2 if missing > 0 else len(turns)
-    result = [[_cut(seen, max_chars), done] for seen, done in turns[:head]]
-    rest = [[_cut(seen, max_chars), done] for seen, done in turns[head + max(0, missing) :]]
+    result = [[_truncate(seen, max_chars), done] for seen, done in turns[:head]]
+    rest = [[_truncate(seen, max_chars), done] for seen, done in turns[head + max(0, missing) :]]
     if missing > 0 and rest:
         rest[0][0] = f"({missing} turns later) {rest[0][0]}"
     return result + rest
 
 
-def _cut(text: str, max_chars: int) -> str:
+def _truncate(text: str, max_chars: int) -> str:
     line = " ".join(text.split())
     return line if len(line) <= max_chars else line[: max_chars - 4].rstrip() + " ..."

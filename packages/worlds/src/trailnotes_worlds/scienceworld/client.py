@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from typing import cast
 
 from trailnotes.errors import EnvError
-from trailnotes_worlds.scienceworld.jvm import GOLD_HEAP, HEAP, Reference, Simulator, SimulatorLostError
-from trailnotes_worlds.scienceworld.tasks import check_variation, resolve_task, simplifications
+from trailnotes_worlds.scienceworld.jvm import GOLD_HEAP, HEAP, Reference, ScienceWorldSimulator, SimulatorLostError
+from trailnotes_worlds.scienceworld.tasks import resolve_simplifications, resolve_task, validate_variation
 
 __all__ = [
+    "GOLD_PATH_FINDER",
     "LOOK",
-    "SOLUTIONS",
-    "Client",
-    "GoldPaths",
+    "GoldPathFinder",
+    "ScienceWorldClient",
     "SimulatorLostError",
     "Solution",
     "StepResult",
-    "close_gold_paths",
-    "gold_path",
+    "close_gold_path_finder",
+    "find_gold_path",
 ]
 
 LOOK = "look around"  # the first action of every episode: free, and the first observation
@@ -36,12 +36,12 @@ class StepResult:
     moves: int  # so far, in the simulator's own count: looking is free, waiting is more than one
 
 
-class Client:
+class ScienceWorldClient:
     """One simulator in a Java process of its own. Every call raises as `Simulator.call` does."""
 
     def __init__(self, java: str = "", timeout: float = 30.0, heap: str = HEAP) -> None:
         """Start the process. Raises as `Simulator` does."""
-        self.simulator = Simulator(java, timeout, heap)
+        self.simulator = ScienceWorldSimulator(java, timeout, heap)
 
     @property
     def alive(self) -> bool:
@@ -84,25 +84,25 @@ class Client:
 
     def action_templates(self) -> tuple[str, ...]:
         """All kinds of action, with OBJ for an object: ``"focus on OBJ"``."""
-        return self._listed("getPossibleActions")
+        return self._list_strings("getPossibleActions")
 
     def objects(self) -> tuple[str, ...]:
         """Names of what the agent can see and reach."""
-        return self._listed("getPossibleObjects")
+        return self._list_strings("getPossibleObjects")
 
     def valid_actions(self) -> tuple[str, ...]:
         """All actions that can be taken now, some hundreds, in the simulator's order (10 to 30 ms)."""
-        return self._listed("getValidActionObjectCombinations")
+        return self._list_strings("getValidActionObjectCombinations")
 
     def gold_path(self) -> tuple[str, ...]:
         """Actions that solve the task loaded with `gold`; some may be left over after the last that counts."""
-        return self._listed("getGoldActionSequence")
+        return self._list_strings("getGoldActionSequence")
 
     def close(self) -> None:
         """End the process. Twice is fine."""
         self.simulator.close()
 
-    def _listed(self, method: str) -> tuple[str, ...]:
+    def _list_strings(self, method: str) -> tuple[str, ...]:
         """The elements of a list that stays in Java, joined there: an answer for each element takes long."""
         elements = cast("Reference", self.simulator.call(method))
         text = str(self.simulator.call("join", "\n", elements, of="java.lang.String"))
@@ -123,15 +123,15 @@ class Solution:
         return tuple(action for _, action in self.turns)
 
 
-class GoldPaths:
+class GoldPathFinder:
     """Finds solutions in a simulator of its own, with a larger heap, started when a new one is asked for."""
 
     def __init__(self, java: str = "", timeout: float = GOLD_TIMEOUT) -> None:
         self.java, self._timeout = java, timeout
-        self._client: Client | None = None
+        self._client: ScienceWorldClient | None = None
         self._found: dict[tuple[str, int, str], Solution] = {}
 
-    def solution(self, task: str, variation: int, simplification: str | Sequence[str] = "easy") -> Solution:
+    def find_solution(self, task: str, variation: int, simplification: str | Sequence[str] = "easy") -> Solution:
         """The simulator's own solution of a task (up to 9 s, and nothing when asked again).
 
         Args:
@@ -144,11 +144,11 @@ class GoldPaths:
             EnvError: the simulator found no path that solves it.
         """
         name = resolve_task(task)
-        setup = (name, check_variation(name, variation), simplifications(name, simplification))
+        setup = (name, validate_variation(name, variation), resolve_simplifications(name, simplification))
         if setup not in self._found:
             if self._client is None or not self._client.alive:
-                self._client = Client(self.java, self._timeout, GOLD_HEAP)
-            self._found[setup] = _solved(self._client, *setup)
+                self._client = ScienceWorldClient(self.java, self._timeout, GOLD_HEAP)
+            self._found[setup] = _solve(self._client, *setup)
         return self._found[setup]
 
     def close(self) -> None:
@@ -158,7 +158,7 @@ class GoldPaths:
         self._client = None
 
 
-def _solved(client: Client, name: str, variation: int, labels: str) -> Solution:
+def _solve(client: ScienceWorldClient, name: str, variation: int, labels: str) -> Solution:
     client.load(name, variation, labels, gold=True)
     path = client.gold_path()
     client.load(name, variation, labels)
@@ -171,15 +171,15 @@ def _solved(client: Client, name: str, variation: int, labels: str) -> Solution:
     raise EnvError(f"the simulator's gold path of {name}, variation {variation}, does not solve it")
 
 
-SOLUTIONS = GoldPaths()
+GOLD_PATH_FINDER = GoldPathFinder()
 """Of this process: they are looked for once, and one simulator is enough for that."""
 
 
-def gold_path(task: str, variation: int, simplification: str | Sequence[str] = "easy") -> list[str]:
+def find_gold_path(task: str, variation: int, simplification: str | Sequence[str] = "easy") -> list[str]:
     """The actions of a solution in `SOLUTIONS`. Call `close_gold_paths` after asking for the last one."""
-    return list(SOLUTIONS.solution(task, variation, simplification).actions)
+    return list(GOLD_PATH_FINDER.find_solution(task, variation, simplification).actions)
 
 
-def close_gold_paths() -> None:
+def close_gold_path_finder() -> None:
     """End the simulator of `SOLUTIONS` (some 300 MB); the next one that is not known starts another."""
-    SOLUTIONS.close()
+    GOLD_PATH_FINDER.close()

@@ -8,28 +8,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trailnotes.envs.options import one_of, whole
+from trailnotes.envs.options import require_choice, require_int
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
-from trailnotes_worlds.scienceworld.actions import Corrected, check_mode, correct, question
-from trailnotes_worlds.scienceworld.briefing import focus_objects, worked_examples
-from trailnotes_worlds.scienceworld.client import SOLUTIONS, Client, StepResult
-from trailnotes_worlds.scienceworld.game import Game
-from trailnotes_worlds.scienceworld.jvm import find_jars, find_java
+from trailnotes_worlds.scienceworld.actions import CorrectedAction, correct_action, parse_question, validate_mode
+from trailnotes_worlds.scienceworld.briefing import build_worked_examples, parse_focus_objects
+from trailnotes_worlds.scienceworld.client import GOLD_PATH_FINDER, ScienceWorldClient, StepResult
+from trailnotes_worlds.scienceworld.game import FaultTolerantGame
+from trailnotes_worlds.scienceworld.jvm import find_java, find_scienceworld_jars
 from trailnotes_worlds.scienceworld.tasks import (
     MAX_STEPS,
-    check_variation,
+    resolve_simplifications,
     resolve_task,
     resolve_tasks,
     scienceworld_tasks,
-    simplifications,
+    validate_variation,
 )
 
-SCORES = ("raw", "floor0", "last_positive")
-SUCCESSES = ("complete", "above70")
-OFFERS = ("none", "templates", "valid")
-RESET = "reset task"  # drops the progress made; not advertised, but not forbidden, as in the published protocol
-MAX_ACTION = 500  # characters that are looked at: no action of the simulator is longer
+SCORE_CONVENTIONS = ("raw", "floor0", "last_positive")
+SUCCESS_RULES = ("complete", "above70")
+ACTION_OFFERS = ("none", "templates", "valid")
+RESET_ACTION = "reset task"  # drops the progress made; not advertised, but not forbidden, as in the published protocol
+MAX_ACTION_CHARS = 500  # characters that are looked at: no action of the simulator is longer
 
 
 class ScienceWorldEnv:
@@ -75,25 +75,25 @@ class ScienceWorldEnv:
                 fit into what is left of ``env.timeout``.
             max_restarts: replacements in one episode; after that it fails.
         """
-        find_jars()  # what is missing is said before anything is run
+        find_scienceworld_jars()  # what is missing is said before anything is run
         find_java(java)
         resolve_tasks(task)
-        one_of("score", score, SCORES)
-        one_of("success", success, SUCCESSES)
-        one_of("actions", actions, OFFERS)
-        _check_number("timeout", timeout, 0.001)
+        require_choice("score", score, SCORE_CONVENTIONS)
+        require_choice("success", success, SUCCESS_RULES)
+        require_choice("actions", actions, ACTION_OFFERS)
+        _validate_number("timeout", timeout, 0.001)
         for key, number, least in (("max_restarts", max_restarts, 0), ("examples", examples, 0)):
-            whole(key, number, least)
+            require_int(key, number, least)
         self._defaults = {
             "task": task,
             "variation": variation,
             "simplification": simplification,
-            "max_steps": whole("max_steps", max_steps, 1),
-            "action_correction": check_mode(action_correction),
+            "max_steps": require_int("max_steps", max_steps, 1),
+            "action_correction": validate_mode(action_correction),
         }
         self._convention, self._success_rule, self._offer = score, success, actions
         self._num_examples, self._java = examples, java
-        self._game = Game(java, timeout, max_restarts)
+        self._game = FaultTolerantGame(java, timeout, max_restarts)
         self._correction = action_correction
         self._steps_left = 0
         self._score = 0  # by the convention
@@ -110,22 +110,22 @@ class ScienceWorldEnv:
         if not isinstance(options["task"], str):
             raise ConfigError(f"task {task.id} does not say which ScienceWorld task it is: give it the option task")
         name, simplification = resolve_task(options["task"]), options["simplification"]
-        variation = check_variation(name, options["variation"])
-        labels = simplifications(name, simplification)
-        max_steps = whole("max_steps", options["max_steps"], 1)
-        self._correction = check_mode(options["action_correction"])
+        variation = validate_variation(name, options["variation"])
+        labels = resolve_simplifications(name, simplification)
+        max_steps = require_int("max_steps", options["max_steps"], 1)
+        self._correction = validate_mode(options["action_correction"])
         first = self._game.begin(name, variation, labels)
-        self._seen, self._valid, self._score, self._paid = first.text, None, _score_of(first), 0
-        instruction, briefing = self._game.ask(_brief)
+        self._seen, self._valid, self._score, self._paid = first.text, None, _scale_score(first), 0
+        instruction, briefing = self._game.query(_build_briefing)
         if self._num_examples:
-            briefing["examples"] = self._examples(name, variation, simplification)
+            briefing["examples"] = self._build_examples(name, variation, simplification)
         observation = Observation(
             first.text,
-            actions=self._offered(),
+            actions=self._get_offered_actions(),
             instruction=instruction,
             score=float(self._score),
             max_score=100.0,
-            info=_info(first, self._game.restarts),
+            info=_build_info(first, self._game.restarts),
             briefing=briefing,
         )
         self._steps_left = max_steps
@@ -141,24 +141,26 @@ class ScienceWorldEnv:
             raise EnvError("the episode is over, or it failed, or none has begun: call reset before step")
         left, self._steps_left = self._steps_left - 1, 0  # what raises below ends the episode
         restarts = self._game.restarts
-        said = correct(action[:MAX_ACTION], self._correction, self._admissible, question(self._seen))
+        said = correct_action(
+            action[:MAX_ACTION_CHARS], self._correction, self._get_admissible_actions, parse_question(self._seen)
+        )
         result = self._game.step(said.action)
         self._seen, self._valid = result.text, None
-        raw = _score_of(result)
+        raw = _scale_score(result)
         over = result.completed or raw < 0
-        self._score = self._converted(raw)
+        self._score = self._convert_score(raw)
         paid, self._paid = self._paid, self._score
-        actions = self._offered(over=over)
+        actions = self._get_offered_actions(over=over)
         observation = Observation(
             result.text,
             reward=float(self._score - paid),
             terminated=over,
             truncated=not over and not left,
             actions=actions,
-            success=self._succeeded(raw, ended=over or not left),
+            success=self._is_success(raw, ended=over or not left),
             score=float(self._score),
             max_score=100.0,
-            info=_info(result, self._game.restarts - restarts, said),
+            info=_build_info(result, self._game.restarts - restarts, said),
         )
         self._steps_left = 0 if over else left
         return observation
@@ -168,57 +170,57 @@ class ScienceWorldEnv:
         self._steps_left = 0
         self._game.close()
 
-    def _converted(self, raw: int) -> int:
+    def _convert_score(self, raw: int) -> int:
         """The score by the chosen convention."""
         if raw >= 0 or self._convention == "raw":
             return raw
         return 0 if self._convention == "floor0" else self._score
 
-    def _succeeded(self, raw: int, *, ended: bool) -> bool:
+    def _is_success(self, raw: int, *, ended: bool) -> bool:
         return raw == 100 or (self._success_rule == "above70" and ended and raw > 70)
 
-    def _offered(self, *, over: bool = False) -> tuple[str, ...] | None:
+    def _get_offered_actions(self, *, over: bool = False) -> tuple[str, ...] | None:
         if self._offer == "none":
             return None
         if over:
             return ()
         if self._offer == "templates":
-            return self._game.ask(lambda client: client.action_templates() + client.objects())
-        return self._admissible()
+            return self._game.query(lambda client: client.action_templates() + client.objects())
+        return self._get_admissible_actions()
 
-    def _admissible(self) -> tuple[str, ...]:
+    def _get_admissible_actions(self) -> tuple[str, ...]:
         """Every admissible action, asked for once per turn."""
         if self._valid is None:
             self._valid = self._game.valid_actions()
         return self._valid
 
-    def _examples(self, name: str, variation: int, simplification: str | Sequence[str]) -> list[dict[str, Any]]:
+    def _build_examples(self, name: str, variation: int, simplification: str | Sequence[str]) -> list[dict[str, Any]]:
         """Worked examples of the task, from solutions that this process looks for once."""
-        SOLUTIONS.java = self._java
+        GOLD_PATH_FINDER.java = self._java
 
         def play(other: int) -> tuple[str, Sequence[tuple[str, str]]]:
-            solved = SOLUTIONS.solution(name, other, simplification)
+            solved = GOLD_PATH_FINDER.find_solution(name, other, simplification)
             return solved.task_description, solved.turns
 
         try:
-            return worked_examples(name, variation, self._num_examples, play)
+            return build_worked_examples(name, variation, self._num_examples, play)
         finally:
-            SOLUTIONS.close()
+            GOLD_PATH_FINDER.close()
 
 
-def _brief(client: Client) -> tuple[str, dict[str, Any]]:
+def _build_briefing(client: ScienceWorldClient) -> tuple[str, dict[str, Any]]:
     """The goal in words, and the facts of a briefing."""
     instruction = client.task_description()
     facts: dict[str, Any] = {
-        "action_formats": [template for template in client.action_templates() if template != RESET],
+        "action_formats": [template for template in client.action_templates() if template != RESET_ACTION],
         "inventory": client.inventory(),
     }
-    if objects := focus_objects(instruction):
+    if objects := parse_focus_objects(instruction):
         facts["focus"] = "; ".join(objects)
     return instruction, facts
 
 
-def _info(result: StepResult, restarts: int, said: Corrected | None = None) -> dict[str, Any]:
+def _build_info(result: StepResult, restarts: int, said: CorrectedAction | None = None) -> dict[str, Any]:
     facts: dict[str, Any] = {"moves": result.moves}
     if said and said.changed:
         facts |= {"action_changed": True, "action_taken": said.action}
@@ -227,11 +229,11 @@ def _info(result: StepResult, restarts: int, said: Corrected | None = None) -> d
     return facts
 
 
-def _score_of(result: StepResult) -> int:
+def _scale_score(result: StepResult) -> int:
     """0 to 100, or -100."""
     return round(100 * result.score)
 
 
-def _check_number(key: str, number: object, least: float) -> None:
+def _validate_number(key: str, number: object, least: float) -> None:
     if isinstance(number, bool) or not isinstance(number, int | float) or not number >= least:
         raise ConfigError(f"{key} = {number!r} must be a number, {least:g} or more")

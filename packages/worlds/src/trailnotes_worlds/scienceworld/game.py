@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from trailnotes.errors import EnvError
-from trailnotes_worlds.scienceworld.client import LOOK, Client, SimulatorLostError, StepResult
+from trailnotes_worlds.scienceworld.client import LOOK, ScienceWorldClient, SimulatorLostError, StepResult
 
 T = TypeVar("T")
 
 
-class Game:
+class FaultTolerantGame:
     """Plays one episode after another in one simulator, and replaces it when it dies, hangs or was interrupted.
 
     The simulator is deterministic, so the new one must give every answer of the old one again, byte for byte. A
@@ -28,7 +28,7 @@ class Game:
             max_restarts: new simulators in one episode; after that it fails.
         """
         self._java, self._timeout, self._max_restarts = java, timeout, max_restarts
-        self._client: Client | None = None
+        self._client: ScienceWorldClient | None = None
         self._setup: tuple[str, int, str] | None = None
         self._played: list[tuple[str, StepResult]] = []
         self._listings: Counter[int] = Counter()  # times that the admissible actions were listed, by actions played
@@ -45,11 +45,11 @@ class Game:
         self._setup, self._played, self.restarts = (name, variation, simplifications), [], 0
         self._listings.clear()
 
-        def first_look(client: Client) -> StepResult:
+        def first_look(client: ScienceWorldClient) -> StepResult:
             client.load(name, variation, simplifications)
             return client.step(LOOK)
 
-        result = self.ask(first_look)
+        result = self.query(first_look)
         self._played.append((LOOK, result))
         return result
 
@@ -59,7 +59,7 @@ class Game:
         Raises:
             EnvError: the simulator was lost too often, or a new one gave other answers than the lost one.
         """
-        result = self.ask(lambda client: client.step(action))
+        result = self.query(lambda client: client.step(action))
         self._played.append((action, result))
         return result
 
@@ -68,15 +68,15 @@ class Game:
 
         If an object has several names, the simulator draws one each time, so a replay must ask just as often.
         """
-        actions = self.ask(lambda client: client.valid_actions())
+        actions = self.query(lambda client: client.valid_actions())
         self._listings[len(self._played)] += 1
         return actions
 
-    def ask(self, question: Callable[[Client], T]) -> T:
+    def query(self, question: Callable[[ScienceWorldClient], T]) -> T:
         """Ask something that changes nothing, for example ``Client.inventory``. Raises as `step` does."""
         while True:
             try:
-                return question(self._ready())
+                return question(self._get_client())
             except SimulatorLostError as error:
                 if self.restarts >= self._max_restarts:
                     where = f"in {self.restarts + 1} simulators, after {len(self._played)} actions"
@@ -90,16 +90,16 @@ class Game:
         self._client = None
         self._setup = None
 
-    def _ready(self) -> Client:
+    def _get_client(self) -> ScienceWorldClient:
         """The simulator; if none is alive, a new one that has been brought to where the episode is."""
         if self._client is None or not self._client.alive:
             if self._setup is None:
                 raise EnvError("no episode has begun: call reset before step")
-            self._client = Client(self._java, self._timeout)
+            self._client = ScienceWorldClient(self._java, self._timeout)
             self._replay(self._client)
         return self._client
 
-    def _replay(self, client: Client) -> None:
+    def _replay(self, client: ScienceWorldClient) -> None:
         assert self._setup
         if self._played:
             client.load(*self._setup)

@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from trailnotes.envs.options import one_of
+from trailnotes.envs.options import require_choice
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task
 
@@ -79,7 +79,7 @@ PAPER_PANEL: tuple[str, ...] = (
 )
 
 # Words that stand for several tasks where one may be named.
-GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+TASK_GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"panel": PAPER_PANEL, "scienceworld-18": PAPER_PANEL, "all": tuple(_TASKS)}
 )
 
@@ -99,7 +99,7 @@ RELEASE_STEP_LIMITS: Mapping[str, int] = MappingProxyType(
 STEP_LIMITS = ("paper", "release")
 
 SIMPLIFICATIONS = ("teleportAction", "openDoors", "openContainers", "selfWateringFlowerPots", "noElectricalAction")
-_EASY = ("teleportAction", "openDoors", "selfWateringFlowerPots")
+_EASY_SIMPLIFICATIONS = ("teleportAction", "openDoors", "selfWateringFlowerPots")
 
 
 # ---------------------------------------------------------------------------------------------- names
@@ -117,7 +117,9 @@ def resolve_task(name: str) -> str:
     by_id = {task_id: known for known, task_id in TASK_IDS.items()}
     if wanted in by_id:
         return by_id[wanted]
-    raise ConfigError(f"unknown ScienceWorld task {name!r}{_nearest(wanted, [*_TASKS, *GROUPS, *TASK_IDS.values()])}")
+    raise ConfigError(
+        f"unknown ScienceWorld task {name!r}{_suggest_nearest(wanted, [*_TASKS, *TASK_GROUPS, *TASK_IDS.values()])}"
+    )
 
 
 def resolve_tasks(task: str | Sequence[str]) -> tuple[str, ...]:
@@ -129,7 +131,7 @@ def resolve_tasks(task: str | Sequence[str]) -> tuple[str, ...]:
     words = [task] if isinstance(task, str) else list(task)
     names: list[str] = []
     for word in words:
-        names += GROUPS.get(str(word).strip().lower()) or [resolve_task(word)]
+        names += TASK_GROUPS.get(str(word).strip().lower()) or [resolve_task(word)]
     if not names:
         raise ConfigError("task = [] names no ScienceWorld task: name one, or 'panel', or 'all'")
     twice = [name for index, name in enumerate(names) if name in names[:index]]
@@ -138,7 +140,7 @@ def resolve_tasks(task: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def check_variation(task: str, variation: int) -> int:
+def validate_variation(task: str, variation: int) -> int:
     """`variation`, if the task has it. The simulator itself only answers with a text.
 
     Raises:
@@ -153,7 +155,7 @@ def check_variation(task: str, variation: int) -> int:
 # ---------------------------------------------------------------------------------------------- splits
 
 
-def split_ranges(num: int) -> dict[str, range]:
+def compute_split_ranges(num: int) -> dict[str, range]:
     """How the simulator splits `num` variations: groups of floor(num / 4), two to train on, one, and up to two to test.
 
     With four variations or fewer it has a table of its own, which no task of version 1.2.3 needs.
@@ -165,12 +167,12 @@ def split_ranges(num: int) -> dict[str, range]:
     return {"train": range(train), "validation": range(train, dev), "test": range(test, last)}
 
 
-def simulator_split(task: str) -> dict[str, range]:
+def get_simulator_split(task: str) -> dict[str, range]:
     """The simulator's own variations of each split; its "dev" is our validation."""
-    return split_ranges(NUM_VARIATIONS[resolve_task(task)])
+    return compute_split_ranges(NUM_VARIATIONS[resolve_task(task)])
 
 
-def paper_split(task: str, num_train: int = 5, num_validation: int = 20, num_test: int = 20) -> dict[str, range]:
+def get_paper_split(task: str, num_train: int = 5, num_validation: int = 20, num_test: int = 20) -> dict[str, range]:
     """The first variations of each of the simulator's splits; all of them where a task has fewer.
 
     Paper and release train on the first 5 and test on the first 20, and neither validates: the release looks at the
@@ -178,13 +180,13 @@ def paper_split(task: str, num_train: int = 5, num_validation: int = 20, num_tes
     chosen on the test.
     """
     nums = (num_train, num_validation, num_test)
-    return {name: whole[:num] for (name, whole), num in zip(simulator_split(task).items(), nums, strict=True)}
+    return {name: whole[:num] for (name, whole), num in zip(get_simulator_split(task).items(), nums, strict=True)}
 
 
-def split_of(task: str, variation: int) -> str:
+def get_split(task: str, variation: int) -> str:
     """The split of the simulator that a variation belongs to."""
-    check_variation(task, variation)
-    return next(name for name, variations in simulator_split(task).items() if variation in variations)
+    validate_variation(task, variation)
+    return next(name for name, variations in get_simulator_split(task).items() if variation in variations)
 
 
 def scienceworld_tasks(
@@ -215,16 +217,16 @@ def scienceworld_tasks(
     Raises:
         ConfigError: an unknown split, task, protocol or step limits, or a number below 1.
     """
-    one_of("split", split, SPLITS)
-    one_of("protocol", protocol, PROTOCOLS)
-    one_of("step_limits", step_limits, STEP_LIMITS)
+    require_choice("split", split, SPLITS)
+    require_choice("protocol", protocol, PROTOCOLS)
+    require_choice("step_limits", step_limits, STEP_LIMITS)
     nums = {"num_train": num_train, "num_validation": num_validation, "num_test": num_test}
     for key, num in nums.items():
         if isinstance(num, bool) or not isinstance(num, int) or num < 1:
             raise ConfigError(f"{key} = {num!r} leaves nothing to play: set it to 1 or more")
     tasks = []
     for name in resolve_tasks(task):
-        splits = paper_split(name, **nums) if protocol == "paper" else simulator_split(name)
+        splits = get_paper_split(name, **nums) if protocol == "paper" else get_simulator_split(name)
         limit = {"max_steps": RELEASE_STEP_LIMITS[name]} if step_limits == "release" else {}
         for variation in splits[split]:
             options = {"task": name, "variation": variation, **limit}
@@ -236,7 +238,7 @@ def scienceworld_tasks(
 # ---------------------------------------------------------------------------------------------- simplifications
 
 
-def simplifications(task: str, simplification: str | Sequence[str] = "easy") -> str:
+def resolve_simplifications(task: str, simplification: str | Sequence[str] = "easy") -> str:
     """What the simulator is told: labels between commas, in one order; "" for none.
 
     Args:
@@ -252,12 +254,14 @@ def simplifications(task: str, simplification: str | Sequence[str] = "easy") -> 
     words = simplification.split(",") if isinstance(simplification, str) else [str(word) for word in simplification]
     labels = [word.strip() for word in words if word.strip() not in ("", "none")]
     if labels == ["easy"]:
-        return ",".join(_EASY if electrical else (*_EASY, "noElectricalAction"))
+        return ",".join(_EASY_SIMPLIFICATIONS if electrical else (*_EASY_SIMPLIFICATIONS, "noElectricalAction"))
     if "easy" in labels:
-        raise ConfigError(f"simplification = 'easy' stands alone: with others write {','.join(_EASY)},... instead")
+        raise ConfigError(
+            f"simplification = 'easy' stands alone: with others write {','.join(_EASY_SIMPLIFICATIONS)},... instead"
+        )
     for label in labels:
         if label not in SIMPLIFICATIONS:
-            raise ConfigError(f"unknown simplification {label!r}{_nearest(label, ['easy', *SIMPLIFICATIONS])}")
+            raise ConfigError(f"unknown simplification {label!r}{_suggest_nearest(label, ['easy', *SIMPLIFICATIONS])}")
     if electrical and "noElectricalAction" in labels:
         raise ConfigError(f"{name} needs electricity: leave noElectricalAction out of the simplification")
     return ",".join(label for label in SIMPLIFICATIONS if label in labels)
@@ -268,7 +272,7 @@ def needs_electricity(task: str) -> bool:
     return "power-component" in task or "conductivity" in task
 
 
-def _nearest(word: str, known: Iterable[str]) -> str:
+def _suggest_nearest(word: str, known: Iterable[str]) -> str:
     lowered = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), lowered, n=2)
     if close:

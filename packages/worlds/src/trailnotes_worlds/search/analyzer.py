@@ -10,20 +10,20 @@ STOPWORDS = frozenset(
      "on", "or", "such", "that", "the", "their", "then", "there", "these", "they", "this", "to", "was", "will", "with")
 )  # fmt: skip
 _POSSESSIVES = ("'s", "\u2019s", "\uff07s")
-_CACHED = 1 << 18  # words; natural text repeats itself
+_CACHE_SIZE = 1 << 18  # words; natural text repeats itself
 
 
 class TermCache(dict[str, str]):
     """Word -> term; "" for a stopword."""
 
     def __missing__(self, word: str) -> str:
-        if len(self) >= _CACHED:
+        if len(self) >= _CACHE_SIZE:
             self.clear()
-        self[word] = term = term_of(word)
+        self[word] = term = to_term(word)
         return term
 
 
-def term_of(word: str) -> str:
+def to_term(word: str) -> str:
     """The term of one word: without its possessive, in lower case, stemmed; "" if it is a stopword."""
     word = word.lower()
     if word.endswith(_POSSESSIVES):
@@ -31,9 +31,9 @@ def term_of(word: str) -> str:
     return "" if word in STOPWORDS else stem(word)
 
 
-_TERMS = TermCache()
+_TERM_CACHE = TermCache()
 
 
 def analyze(text: str) -> list[str]:
     """The terms of `text` in order, with repeats."""
-    return [term for term in map(_TERMS.__getitem__, split_words(text)) if term]
+    return [term for term in map(_TERM_CACHE.__getitem__, split_words(text)) if term]

@@ -18,7 +18,7 @@ MAX_FREQUENCY = 255  # above, a posting's frequency is looked up apart
 _EXACT = 24  # lengths below are stored as they are
 
 
-def _decode(byte: int) -> int:
+def _decode_length(byte: int) -> int:
     """The length that a byte stands for: the smallest of those that share it."""
     if byte < _EXACT:
         return byte
@@ -27,7 +27,7 @@ def _decode(byte: int) -> int:
     return _EXACT + (rest & 7 if shift < 0 else (rest & 7 | 8) << shift)
 
 
-LENGTHS: NDArray[np.int64] = np.array([_decode(byte) for byte in range(256)], dtype=np.int64)
+LENGTHS: NDArray[np.int64] = np.array([_decode_length(byte) for byte in range(256)], dtype=np.int64)
 
 
 def encode_lengths(lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
@@ -40,13 +40,13 @@ def idf(documents: int, frequency: int) -> np.float32:
     return np.float32(math.log(1 + (documents - frequency + 0.5) / (frequency + 0.5)))
 
 
-def inverse_norms(mean_length: float) -> NDArray[np.float32]:
+def compute_inverse_norms(mean_length: float) -> NDArray[np.float32]:
     """``1 / (k1 (1 - b + b length / mean_length))`` for each length byte, shape [256]."""
     one, k1, b = np.float32(1), np.float32(K1), np.float32(B)
     return np.asarray(one / (k1 * ((one - b) + b * LENGTHS.astype(np.float32) / np.float32(mean_length))))
 
 
-def saturation(inverse: NDArray[np.float32]) -> NDArray[np.float32]:
+def compute_saturation(inverse: NDArray[np.float32]) -> NDArray[np.float32]:
     """``1 + frequency * inverse`` for each frequency and length byte, shape [256 * 256].
 
     Entry ``frequency * 256 + byte`` belongs to a posting with that code.

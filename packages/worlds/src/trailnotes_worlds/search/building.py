@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trailnotes.errors import ConfigError
-from trailnotes_worlds.search.analyzer import term_of
+from trailnotes_worlds.search.analyzer import to_term
 from trailnotes_worlds.search.bm25 import MAX_FREQUENCY, encode_lengths
 from trailnotes_worlds.search.mapped import allocate, write_meta
 from trailnotes_worlds.search.words import split_words
@@ -25,24 +25,24 @@ KIND, VERSION = "search index", 1
 FILES = ["ids.npy", "terms.npy", "term_offsets.npy", "posting_offsets.npy", "docs.npy", "codes.npy", "frequent.npy"]
 MAX_ID = 255  # bytes
 
-_RUN = 4_000_000  # tokens
-_CACHED = 1 << 20  # words
+_RUN_TOKENS = 4_000_000  # tokens
+_CACHE_SIZE = 1 << 20  # words
 
 
-class _Numbers(dict[str, int]):
+class _TermNumbers(dict[str, int]):
     """Word -> number of its term, -1 for a stopword; `terms` keeps the numbers when the words are forgotten."""
 
     def __init__(self) -> None:
         self.terms: dict[str, int] = {}
 
     def __missing__(self, word: str) -> int:
-        if len(self) >= _CACHED:
+        if len(self) >= _CACHE_SIZE:
             self.clear()
-        term = term_of(word)
-        self[word] = number = self.of_term(term) if term else -1
+        term = to_term(word)
+        self[word] = number = self.assign_number(term) if term else -1
         return number
 
-    def of_term(self, term: str) -> int:
+    def assign_number(self, term: str) -> int:
         """The number of a term, a new one if need be."""
         return self.terms.setdefault(term, len(self.terms))
 
@@ -58,11 +58,11 @@ class IndexBuilder:
             builder.finish()
     """
 
-    def __init__(self, folder: Path, *, run: int = _RUN) -> None:
+    def __init__(self, folder: Path, *, run: int = _RUN_TOKENS) -> None:
         self._folder, self._run = folder, run
         self._spool = folder / "runs"
         self._spool.mkdir(parents=True, exist_ok=True)
-        self._numbers = _Numbers()
+        self._numbers = _TermNumbers()
         self._ids: list[bytes] = []
         self._tokens, self._lengths = array("i"), array("q")  # of the run: term numbers; words in each document
         self._first, self._runs = 0, 0  # first document of the run; runs put aside
@@ -85,7 +85,7 @@ class IndexBuilder:
 
     def add_terms(self, name: str, terms: Iterable[str]) -> None:
         """Add one document whose terms are there already, and found by `Index.holding` as they are. Raises as `add`."""
-        self._append(name, list(map(self._numbers.of_term, terms)))
+        self._append(name, list(map(self._numbers.assign_number, terms)))
 
     def _append(self, name: str, numbers: list[int]) -> None:
         encoded = name.encode()
@@ -95,7 +95,7 @@ class IndexBuilder:
         self._tokens.extend(numbers)
         self._lengths.append(len(numbers))
         if len(self._tokens) >= self._run:
-            self._put_aside()
+            self._flush_run()
 
     def finish(self) -> None:
         """Write the index.
@@ -103,21 +103,21 @@ class IndexBuilder:
         Raises:
             RunError: the disk is full.
         """
-        self._put_aside()
+        self._flush_run()
         order = sorted(self._numbers.terms, key=str.encode)
         rank = np.empty(len(order), np.int64)  # number -> place in the sorted vocabulary
         rank[[self._numbers.terms[term] for term in order]] = np.arange(len(order))
         encoded = [term.encode() for term in order]
         self._save("ids.npy", np.array(self._ids, dtype=bytes))
         self._save("terms.npy", np.frombuffer(b"".join(encoded), np.uint8))
-        self._save("term_offsets.npy", _offsets(np.array([*map(len, encoded)], np.int64)))
-        starts = self._starts(rank)
+        self._save("term_offsets.npy", _compute_offsets(np.array([*map(len, encoded)], np.int64)))
+        starts = self._compute_starts(rank)
         self._save("posting_offsets.npy", starts)
         self._merge(rank, starts)
         facts = {"documents": len(self._ids), "filled": self._filled, "tokens": self._total}
         write_meta(self._folder, KIND, VERSION, FILES, facts)
 
-    def _put_aside(self) -> None:
+    def _flush_run(self) -> None:
         """Sort the postings of the run by term and document, and save them."""
         lengths = np.array(self._lengths, np.int64)
         tokens = np.array(self._tokens, np.int64)
@@ -141,24 +141,24 @@ class IndexBuilder:
         self._filled += int(np.count_nonzero(kept))
         self._tokens, self._lengths = array("i"), array("q")
 
-    def _starts(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _compute_starts(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where the postings of each term begin, and the end of the last."""
         sizes = np.zeros(len(rank), np.int64)
         for run in range(self._runs):
-            sizes += np.bincount(rank[self._part(run, "terms")], minlength=len(rank))
-        return _offsets(sizes)
+            sizes += np.bincount(rank[self._load_run_array(run, "terms")], minlength=len(rank))
+        return _compute_offsets(sizes)
 
     def _merge(self, rank: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
         docs = allocate(self._folder / "docs.npy", np.int32, int(starts[-1]))
         codes = allocate(self._folder / "codes.npy", np.uint16, int(starts[-1]))
         cursor = starts[:-1].copy()
         for run in range(self._runs):
-            terms = rank[self._part(run, "terms")]
+            terms = rank[self._load_run_array(run, "terms")]
             begins = np.flatnonzero(np.diff(terms, prepend=-1))  # of the groups of one term
             sizes = np.diff(begins, append=len(terms))
             places = np.repeat(cursor[terms[begins]] - begins, sizes) + np.arange(len(terms))
-            docs[places] = self._part(run, "docs")
-            codes[places] = self._part(run, "codes")
+            docs[places] = self._load_run_array(run, "docs")
+            codes[places] = self._load_run_array(run, "codes")
             cursor[terms[begins]] += sizes
         docs.flush()
         codes.flush()
@@ -168,7 +168,7 @@ class IndexBuilder:
             frequent[row] = start + np.searchsorted(docs[start:stop], document), frequency
         self._save("frequent.npy", frequent[np.argsort(frequent[:, 0])])
 
-    def _part(self, run: int, name: str) -> NDArray[np.int32]:
+    def _load_run_array(self, run: int, name: str) -> NDArray[np.int32]:
         part: NDArray[np.int32] = np.load(self._spool / f"{run}.{name}.npy", allow_pickle=False)
         return part
 
@@ -176,5 +176,5 @@ class IndexBuilder:
         np.save(self._folder / name, values)
 
 
-def _offsets(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+def _compute_offsets(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])

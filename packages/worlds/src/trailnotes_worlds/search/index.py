@@ -17,10 +17,10 @@ from trailnotes_worlds.search.mapped import MappedFolder
 
 MAX_TERMS = 1024  # different terms of a query that count, the first ones: Lucene refuses a query of more
 
-_BLOCK = 1024  # documents whose best score is looked at together
-_FEW = 100_000  # postings of a query that are all read; of more, those that can decide
-_RARE = 8  # documents to each posting of a term that is read sooner than all documents are looked through
-_READ = 12  # postings that are read while one document is looked up
+_BLOCK_SIZE = 1024  # documents whose best score is looked at together
+_MAX_FULL_READ = 100_000  # postings of a query that are all read; of more, those that can decide
+_RARE_TERM_RATIO = 8  # documents to each posting of a term that is read sooner than all documents are looked through
+_LOOKUP_COST_RATIO = 12  # postings that are read while one document is looked up
 _SLACK = 1e-4  # of a score: more than a sum of `MAX_TERMS` in single precision may be wrong by
 
 Documents = NDArray[np.int64]  # their numbers, ascending
@@ -39,7 +39,7 @@ class _Term(NamedTuple):
         return self.stop - self.start
 
 
-class Index:
+class SearchIndex:
     """Finds the documents that share terms with a query, best first, as Lucene's BM25 ranks them.
 
     Open one with `Index.open`; build one with `IndexBuilder` of `building.py`. Any number of threads and
@@ -48,17 +48,17 @@ class Index:
 
     def __init__(self, files: MappedFolder) -> None:
         self._files = files
-        self._ids: NDArray[np.bytes_] = files.array("ids.npy")
-        self._docs: NDArray[np.int32] = files.array("docs.npy")
-        self._codes: NDArray[np.uint16] = files.array("codes.npy")
-        self._frequent: NDArray[np.int64] = files.array("frequent.npy")
-        self._terms = files.array("terms.npy").data
-        self._term_offsets = files.array("term_offsets.npy").data
-        self._starts = files.array("posting_offsets.npy").data
+        self._ids: NDArray[np.bytes_] = files.map_array("ids.npy")
+        self._docs: NDArray[np.int32] = files.map_array("docs.npy")
+        self._codes: NDArray[np.uint16] = files.map_array("codes.npy")
+        self._frequent: NDArray[np.int64] = files.map_array("frequent.npy")
+        self._terms = files.map_array("terms.npy").data
+        self._term_offsets = files.map_array("term_offsets.npy").data
+        self._starts = files.map_array("posting_offsets.npy").data
         self._filled: int = files.meta["filled"]
         mean_length = files.meta["tokens"] / self._filled if self._filled else 1.0
-        self._inverse = bm25.inverse_norms(mean_length)
-        self._saturation = bm25.saturation(self._inverse)
+        self._inverse = bm25.compute_inverse_norms(mean_length)
+        self._saturation = bm25.compute_saturation(self._inverse)
 
     @classmethod
     def open(cls, folder: Path) -> Self:
@@ -82,35 +82,35 @@ class Index:
         Raises:
             ConfigError: a file of the index was changed meanwhile.
         """
-        self._files.check()
+        self._files.require_unchanged()
         counts = islice(Counter(analyze(query)).items(), MAX_TERMS)
-        terms = [term for text, count in counts if (term := self._term(text.encode(), count))]
+        terms = [term for text, count in counts if (term := self._find_term(text.encode(), count))]
         if not terms or limit < 1:
             return []
         # Terms add a float32 each, as in Lucene, and their sum is double, in the order of the query.
-        if _size(terms) <= _FEW or limit * _BLOCK > len(self._ids):
+        if _count_postings(terms) <= _MAX_FULL_READ or limit * _BLOCK_SIZE > len(self._ids):
             ids, totals = self._ids, np.zeros(len(self._ids))
             for term in terms:
-                self._add(totals, term)
+                self._add_scores(totals, term)
         else:
-            documents = self._promising(terms, limit)
+            documents = self._select_candidates(terms, limit)
             ids, totals = self._ids[documents], np.zeros(len(documents))
             for term in terms:
-                totals += self._looked_up(term, documents)
-        best, scores = _best(totals.astype(np.float32), ids, limit)
+                totals += self._look_up_scores(term, documents)
+        best, scores = _select_best(totals.astype(np.float32), ids, limit)
         names: list[bytes] = ids[best].tolist()
         return [(name.decode(), score) for name, score in zip(names, scores.tolist(), strict=True)]
 
-    def holding(self, term: str) -> list[str]:
+    def find_by_term(self, term: str) -> list[str]:
         """The names of all documents with this very term, in the order in which they were added."""
-        self._files.check()
-        place = self._term(term.encode(errors="surrogatepass"))
+        self._files.require_unchanged()
+        place = self._find_term(term.encode(errors="surrogatepass"))
         if place is None:
             return []
         found: list[bytes] = self._ids[self._docs[place.start : place.stop]].tolist()
         return [name.decode() for name in found]
 
-    def _term(self, text: bytes, count: int = 1) -> _Term | None:
+    def _find_term(self, text: bytes, count: int = 1) -> _Term | None:
         """A term of the sorted vocabulary that stands `count` times in the query."""
         offsets, low, high = self._term_offsets, 0, len(self._term_offsets) - 1
         while low < high:
@@ -124,7 +124,7 @@ class Index:
         start, stop = self._starts[low], self._starts[low + 1]
         return _Term(start, stop, np.float32(count) * bm25.idf(self._filled, stop - start))
 
-    def _promising(self, terms: list[_Term], limit: int) -> Documents:
+    def _select_candidates(self, terms: list[_Term], limit: int) -> Documents:
         """Some documents, the `limit` best among them.
 
         A term adds less than its weight (as in Turtle and Flood's MaxScore, doi 10.1016/0306-4573(95)00020-H). Rare
@@ -134,80 +134,80 @@ class Index:
         totals, left = np.zeros(len(self._ids), np.float32), sorted(terms, key=lambda term: term.size)
         documents = None
         while documents is None:
-            self._add(totals, left.pop(0))
-            if not left or left[0].size > len(totals) // _RARE:
-                documents = _candidates(totals, left, limit)
+            self._add_scores(totals, left.pop(0))
+            if not left or left[0].size > len(totals) // _RARE_TERM_RATIO:
+                documents = _find_candidates(totals, left, limit)
         sums = totals[documents].astype(np.float64)
         while left:
-            sums += self._looked_up(left.pop(0), documents)
-            kept = sums >= _least(np.partition(sums, -limit)[-limit], left)
+            sums += self._look_up_scores(left.pop(0), documents)
+            kept = sums >= _compute_min_score(np.partition(sums, -limit)[-limit], left)
             documents, sums = documents[kept], sums[kept]
         return documents
 
-    def _add(self, totals: NDArray[Any], term: _Term) -> None:
+    def _add_scores(self, totals: NDArray[Any], term: _Term) -> None:
         """Add a term's scores to those of its documents; codes repeat, so the score of each is computed once."""
         codes = self._codes[term.start : term.stop]
-        table = _saturated(term, self._saturation[: int(codes.max()) + 1])
+        table = _apply_saturation(term, self._saturation[: int(codes.max()) + 1])
         scores = table.astype(totals.dtype).take(codes, mode="clip")  # several times as fast as [codes]
-        postings, added = self._often(term)
+        postings, added = self._find_frequent_postings(term)
         scores[postings] = added
         np.add.at(totals, self._docs[term.start : term.stop].astype(np.intp), scores)
 
-    def _looked_up(self, term: _Term, documents: Documents) -> NDArray[np.float32]:
+    def _look_up_scores(self, term: _Term, documents: Documents) -> NDArray[np.float32]:
         """What a term adds to each of some documents."""
         docs = self._docs[term.start : term.stop]
         places = np.minimum(np.searchsorted(docs, documents.astype(np.int32)), len(docs) - 1)
-        scores = _saturated(term, self._saturation[self._codes[term.start : term.stop][places]])
-        postings, added = self._often(term)
+        scores = _apply_saturation(term, self._saturation[self._codes[term.start : term.stop][places]])
+        postings, added = self._find_frequent_postings(term)
         if len(postings):
             which = np.minimum(np.searchsorted(postings, places), len(postings) - 1)
             scores = np.where(postings[which] == places, added[which], scores)
         return np.where(docs[places] == documents, scores, np.float32(0))
 
-    def _often(self, term: _Term) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def _find_frequent_postings(self, term: _Term) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The postings of a term whose frequency does not fit in a code, and what each adds."""
         first, last = np.searchsorted(self._frequent[:, 0], (term.start, term.stop))
         postings = self._frequent[first:last, 0]
         frequencies = self._frequent[first:last, 1].astype(np.float32)
         inverse = self._inverse[self._codes[postings] & 0xFF]
-        return postings - term.start, _saturated(term, np.float32(1) + frequencies * inverse)
+        return postings - term.start, _apply_saturation(term, np.float32(1) + frequencies * inverse)
 
 
-def _saturated(term: _Term, saturation: NDArray[np.float32]) -> NDArray[np.float32]:
+def _apply_saturation(term: _Term, saturation: NDArray[np.float32]) -> NDArray[np.float32]:
     """Lucene's ``weight - weight / (1 + frequency * inverse norm)``."""
     return np.asarray(term.weight - term.weight / saturation)
 
 
-def _candidates(totals: NDArray[np.float32], left: list[_Term], limit: int) -> Documents | None:
+def _find_candidates(totals: NDArray[np.float32], left: list[_Term], limit: int) -> Documents | None:
     """The documents that may be among the best when the terms that are `left` have added; None if they are many."""
-    least = _least(_floor(totals, limit), left)
+    least = _compute_min_score(_compute_score_floor(totals, limit), left)
     if left and least <= 0:
         return None
     documents = np.flatnonzero(totals >= least if least > 0 else totals)
-    return documents if not left or len(documents) * len(left) * _READ <= _size(left) else None
+    return documents if not left or len(documents) * len(left) * _LOOKUP_COST_RATIO <= _count_postings(left) else None
 
 
-def _size(terms: list[_Term]) -> int:
+def _count_postings(terms: list[_Term]) -> int:
     """How many postings some terms have."""
     return sum(term.size for term in terms)
 
 
-def _least(floor: float, left: list[_Term]) -> float:
+def _compute_min_score(floor: float, left: list[_Term]) -> float:
     """What a document needs that is to reach `floor` by the terms that are left."""
     return (1 - _SLACK) * floor - sum(float(term.weight) for term in left)
 
 
-def _best(
+def _select_best(
     scores: NDArray[np.float32], ids: NDArray[np.bytes_], limit: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """The places and scores of the `limit` best documents. Only those that reach a floor are sorted."""
-    floor = _floor(scores, limit)
+    floor = _compute_score_floor(scores, limit)
     documents = np.flatnonzero(scores >= floor if floor > 0 else scores)
     best = documents[np.lexsort((ids[documents], -scores[documents]))[:limit]]
     return best, scores[best]
 
 
-def _floor(scores: NDArray[Any], limit: int) -> float:
+def _compute_score_floor(scores: NDArray[Any], limit: int) -> float:
     """A score that at least `limit` documents reach: the limit-th best of the best of each block; 0 of too few."""
-    blocks = np.maximum.reduceat(scores, np.arange(0, len(scores), _BLOCK))
+    blocks = np.maximum.reduceat(scores, np.arange(0, len(scores), _BLOCK_SIZE))
     return float(np.partition(blocks, -limit)[-limit]) if len(blocks) >= limit else 0.0

@@ -42,7 +42,7 @@ class MappedFolder:
         self._open: dict[Path, tuple[int, tuple[int, int]]] = {}  # path -> (file descriptor, (size, time of change))
         self._closing = weakref.finalize(self, _close, self._open)
 
-    def file(self, name: str) -> int:
+    def open_file(self, name: str) -> int:
         """The descriptor of one file, opened now if it is not yet."""
         self._require_open()
         path = self.folder / name
@@ -50,26 +50,28 @@ class MappedFolder:
             try:
                 handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError as error:
-                raise ConfigError(f"{path} cannot be read ({error.strerror}): {_again(self.meta)}") from error
-            self._open[path] = handle, _stamp(handle)
+                raise ConfigError(
+                    f"{path} cannot be read ({error.strerror}): {_get_rebuild_hint(self.meta)}"
+                ) from error
+            self._open[path] = handle, _get_stamp(handle)
             expected = self.meta["files"].get(name)
             if self._open[path][1][0] != expected:
                 raise ConfigError(
                     f"{path} has {self._open[path][1][0]} bytes instead of {expected}: it was cut or replaced; "
-                    f"{_again(self.meta)}"
+                    f"{_get_rebuild_hint(self.meta)}"
                 )
         return self._open[path][0]
 
-    def array(self, name: str) -> NDArray[Any]:
+    def map_array(self, name: str) -> NDArray[Any]:
         """The array of one ``.npy`` file, mapped."""
-        handle = self.file(name)
+        handle = self.open_file(name)
         try:
-            mapped = _mapped(handle)
+            mapped = _map_npy(handle)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{self.folder / name} is damaged ({error}): {_again(self.meta)}") from error
+            raise ConfigError(f"{self.folder / name} is damaged ({error}): {_get_rebuild_hint(self.meta)}") from error
         return np.asarray(mapped)  # a plain view: slices of numpy's own class for maps cost several times as much
 
-    def check(self) -> None:
+    def require_unchanged(self) -> None:
         """See that the files are what they were.
 
         Raises:
@@ -78,8 +80,10 @@ class MappedFolder:
         """
         self._require_open()
         for path, (handle, stamp) in self._open.items():
-            if _stamp(handle) != stamp:
-                raise ConfigError(f"{path} was changed while it was in use: {_again(self.meta)}, and start again")
+            if _get_stamp(handle) != stamp:
+                raise ConfigError(
+                    f"{path} was changed while it was in use: {_get_rebuild_hint(self.meta)}, and start again"
+                )
 
     def close(self) -> None:
         """Close the files; arrays that were handed out stay valid. Twice is fine."""
@@ -96,7 +100,7 @@ def _close(opened: dict[Path, tuple[int, tuple[int, int]]]) -> None:
     opened.clear()
 
 
-def _mapped(handle: int) -> np.memmap[Any, Any]:
+def _map_npy(handle: int) -> np.memmap[Any, Any]:
     """The array of an open ``.npy`` file. `numpy.load` maps by path, where another file may be by now.
 
     Raises:
@@ -124,17 +128,17 @@ def read_meta(folder: Path, kind: str, version: int, facts: Mapping[str, type]) 
     except OSError as error:
         raise ConfigError(f"{folder} is no {kind}: it has no {META} ({error.strerror})") from error
     except ValueError as error:
-        raise ConfigError(f"{path} is damaged: {_again({})}") from error
+        raise ConfigError(f"{path} is damaged: {_get_rebuild_hint({})}") from error
     if not isinstance(meta, dict) or meta.get("kind") != kind or not isinstance(meta.get("files"), dict):
         raise ConfigError(f"{folder} is no {kind}: {META} says something else")
     if meta.get("version") != version:
         raise ConfigError(
             f"{folder} is a {kind} of version {meta.get('version')}, and this Trailnotes reads version {version}: "
-            f"{_again(meta)}"
+            f"{_get_rebuild_hint(meta)}"
         )
     for name, wanted in facts.items():
         if not isinstance(meta.get(name), wanted):
-            raise ConfigError(f"{path} is damaged, it does not tell {name!r}: {_again(meta)}")
+            raise ConfigError(f"{path} is damaged, it does not tell {name!r}: {_get_rebuild_hint(meta)}")
     return meta
 
 
@@ -164,10 +168,10 @@ def allocate(path: Path, dtype: Any, length: int) -> np.memmap[Any, Any]:
     return array
 
 
-def _stamp(handle: int) -> tuple[int, int]:
+def _get_stamp(handle: int) -> tuple[int, int]:
     status = os.fstat(handle)
     return status.st_size, status.st_mtime_ns
 
 
-def _again(meta: Mapping[str, Any]) -> str:
+def _get_rebuild_hint(meta: Mapping[str, Any]) -> str:
     return str(meta.get("again", "make it again"))

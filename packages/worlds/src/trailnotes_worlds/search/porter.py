@@ -21,7 +21,7 @@ _STEP_4 = dict.fromkeys(
      "ous", "ive", "ize"],
     "",
 )  # fmt: skip
-_LONGEST = max(map(len, _STEP_2))
+_MAX_SUFFIX_LENGTH = max(map(len, _STEP_2))
 _VOWELS_THEN_CONSONANT = re.compile("v+c")
 
 
@@ -36,7 +36,7 @@ def stem(word: str) -> str:
     return _step_5(word)
 
 
-def _shape(word: str) -> str:
+def _classify_letters(word: str) -> str:
     """A ``v`` for each vowel of `word`, and a ``c`` for each consonant; y is a vowel after a consonant."""
     shape = ""
     for letter in word:
@@ -45,19 +45,19 @@ def _shape(word: str) -> str:
     return shape
 
 
-def _measure(word: str) -> int:
+def _compute_measure(word: str) -> int:
     """Porter's m: how often a consonant follows vowels."""
-    return len(_VOWELS_THEN_CONSONANT.findall(_shape(word)))
+    return len(_VOWELS_THEN_CONSONANT.findall(_classify_letters(word)))
 
 
-def _ends_short(word: str) -> bool:
+def _is_short_ending(word: str) -> bool:
     """Porter's *o: the end is consonant, vowel, consonant, and the last is not w, x or y."""
-    return _shape(word).endswith("cvc") and word[-1] not in "wxy"
+    return _classify_letters(word).endswith("cvc") and word[-1] not in "wxy"
 
 
-def _ends_double(word: str) -> bool:
+def _is_double_ending(word: str) -> bool:
     """Porter's *d: the same consonant twice."""
-    return len(word) > 1 and word[-1] == word[-2] and _shape(word).endswith("c")
+    return len(word) > 1 and word[-1] == word[-2] and _classify_letters(word).endswith("c")
 
 
 def _step_1a(word: str) -> str:
@@ -68,45 +68,45 @@ def _step_1a(word: str) -> str:
 
 def _step_1b(word: str) -> str:
     if word.endswith("eed"):
-        return word[:-1] if _measure(word[:-3]) > 0 else word
+        return word[:-1] if _compute_measure(word[:-3]) > 0 else word
     for suffix in ("ed", "ing"):
         base = word.removesuffix(suffix)
         if base == word:
             continue
-        return _restored(base) if "v" in _shape(base) else word
+        return _restore_ending(base) if "v" in _classify_letters(base) else word
     return word
 
 
-def _restored(base: str) -> str:
+def _restore_ending(base: str) -> str:
     """What is left of a word without its -ed or -ing."""
     if base.endswith(("at", "bl", "iz")):
         return base + "e"
-    if _ends_double(base):
+    if _is_double_ending(base):
         return base if base[-1] in "lsz" else base[:-1]
-    return base + "e" if _measure(base) == 1 and _ends_short(base) else base
+    return base + "e" if _compute_measure(base) == 1 and _is_short_ending(base) else base
 
 
 def _step_1c(word: str) -> str:
-    return word[:-1] + "i" if word.endswith("y") and "v" in _shape(word[:-1]) else word
+    return word[:-1] + "i" if word.endswith("y") and "v" in _classify_letters(word[:-1]) else word
 
 
 def _replace(word: str, suffixes: dict[str, str], above: int) -> str:
     """Replace the longest suffix that is listed, if the measure of what is before it is above `above`."""
-    for length in range(min(_LONGEST, len(word)), 1, -1):
+    for length in range(min(_MAX_SUFFIX_LENGTH, len(word)), 1, -1):
         suffix = word[-length:]
         if suffix not in suffixes:
             continue
         base = word[:-length]
         if suffix == "ion" and not base.endswith(("s", "t")):
             return word
-        return base + suffixes[suffix] if _measure(base) > above else word
+        return base + suffixes[suffix] if _compute_measure(base) > above else word
     return word
 
 
 def _step_5(word: str) -> str:
     if word.endswith("e"):
         base = word[:-1]
-        measure = _measure(base)
-        if measure > 1 or (measure == 1 and not _ends_short(base)):
+        measure = _compute_measure(base)
+        if measure > 1 or (measure == 1 and not _is_short_ending(base)):
             word = base
-    return word[:-1] if word.endswith("ll") and _measure(word) > 1 else word
+    return word[:-1] if word.endswith("ll") and _compute_measure(word) > 1 else word

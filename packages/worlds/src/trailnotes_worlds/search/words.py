@@ -14,7 +14,7 @@ import unicodedata
 
 MAX_LENGTH = 255  # characters: a longer word is cut into pieces, as Lucene does
 
-_MIDDLES = {
+_MIDDLE_CHARACTERS = {
     "M": ":·\u0387\u055f\u05f4\u2027\ufe13\ufe55\uff1a",  # between letters
     "B": ".\u2018\u2019\u2024\ufe52\uff07\uff0e",  # between letters, or between digits
     "Q": "'",  # the same
@@ -58,48 +58,52 @@ _BY_RANGE = tuple(
     }.items()
 )
 # Thai to Tai: scripts without spaces, whose runs stay whole
-_COMPLEX = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\ua9e0-\ua9ff\uaa60-\uaadf]")
+_UNSEGMENTED_SCRIPTS = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\ua9e0-\ua9ff\uaa60-\uaadf]"
+)
 _BY_CATEGORY = {"Nd": "N"} | dict.fromkeys(("Mn", "Me", "Mc", "Cf"), "X")
 _BY_CATEGORY |= dict.fromkeys(("Lu", "Ll", "Lt", "Lm", "Lo", "Nl"), "L")
 
 
-class _Classes(dict[int, str]):
+class _CharacterClasses(dict[int, str]):
     """Code point -> letter of its class, found at the first sight of it; ASCII and the middles are there before."""
 
     def __missing__(self, code: int) -> str:
-        self[code] = found = _class_of(chr(code))
+        self[code] = found = _classify_character(chr(code))
         return found
 
 
-def _class_of(character: str) -> str:
+def _classify_character(character: str) -> str:
     for name, members in _BY_RANGE:
         if members.match(character):
             return name
     found = _BY_CATEGORY.get(unicodedata.category(character), " ")
-    return "S" if found in "LX" and _COMPLEX.match(character) else found
+    return "S" if found in "LX" and _UNSEGMENTED_SCRIPTS.match(character) else found
 
 
-def _core(letter: str, digit: str, inner: str, between: str) -> str:
+def _build_core_pattern(letter: str, digit: str, inner: str, between: str) -> str:
     """Letters and digits without a gap, where `inner` may stand between letters and `between` between digits."""
     return f"(?:{digit}(?:(?:{between})?{digit})*+|{letter}(?:(?:{inner})?{letter})*+)++"
 
 
-def _plain() -> re.Pattern[str]:
-    core = _core("[A-Za-z]", "[0-9]", "[:.']", "[,;.']")
+def _compile_plain() -> re.Pattern[str]:
+    core = _build_core_pattern("[A-Za-z]", "[0-9]", "[:.']", "[,;.']")
     return re.compile(f"(?<!_)_*+{core}(?:_++{core})*+_*+")
 
 
-def _wide() -> re.Pattern[str]:
+def _compile_wide() -> re.Pattern[str]:
     extend = "[XZVT]*+"
-    core = _core(*(f"{item}{extend}" for item in ("L", "N", "[MBQ]", "[CBQ]")))
+    core = _build_core_pattern(*(f"{item}{extend}" for item in ("L", "N", "[MBQ]", "[CBQ]")))
     word, join = f"(?:{core}|(?:K{extend})++)", f"(?:U{extend})"
     pictograph = "EV?+T?+"
     others = f"{pictograph}(?:Z{pictograph})*+{extend}|RR{extend}|[HG]{extend}|(?:S{extend})++"
     return re.compile(f"(?<!U){join}*+{word}(?:{join}++{word})*+{join}*+|{others}")
 
 
-_CLASSES = _Classes({ord(character): name for name, characters in _MIDDLES.items() for character in characters})
-_PLAIN, _WIDE = _plain(), _wide()
+_CLASSES = _CharacterClasses(
+    {ord(character): name for name, characters in _MIDDLE_CHARACTERS.items() for character in characters}
+)
+_PLAIN, _WIDE = _compile_plain(), _compile_wide()
 
 
 def split_words(text: str) -> list[str]:

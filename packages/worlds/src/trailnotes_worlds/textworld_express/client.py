@@ -8,14 +8,14 @@ from typing import Final
 
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.storage.parsing import parse_json
-from trailnotes_worlds.java.simulator import Program, Reference, Simulator, find_jars
+from trailnotes_worlds.java.simulator import JavaProgram, Reference, Simulator, find_jars
 
 EXTRA: Final = "textworld-express"
 TITLE: Final = "TextWorldExpress"
-SERVER: Final = "textworldexpress.runtime.PythonInterface"
+SERVER_CLASS: Final = "textworldexpress.runtime.PythonInterface"
 HEAP: Final = "64m"
 # Java's own: steps are so many and so short that the second compiler, which ScienceWorld is better without, pays here.
-COMPILING: Final = (
+JIT_OPTIONS: Final = (
     "-XX:Tier4InvocationThreshold=5000",
     "-XX:Tier4MinInvocationThreshold=600",
     "-XX:Tier4CompileThreshold=15000",
@@ -24,7 +24,7 @@ COMPILING: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class GameState:
     """What the simulator says after a step, or at the beginning."""
 
     text: str
@@ -36,13 +36,13 @@ class State:
     failed: bool
 
 
-class Client:
+class TextWorldExpressClient:
     """One simulator in a Java process of its own. Every call raises as `Simulator.call` does."""
 
     def __init__(self, java: str = "", timeout: float = 30.0) -> None:
         """Start the process (half a second). Raises as `Simulator` and `find_jars` do."""
         jars = find_jars(TITLE, "textworld_express", EXTRA, "textworld-express.jar")
-        self.simulator = Simulator(Program(TITLE, jars, SERVER, EXTRA, COMPILING), java, timeout, HEAP)
+        self.simulator = Simulator(JavaProgram(TITLE, jars, SERVER_CLASS, EXTRA, JIT_OPTIONS), java, timeout, HEAP)
         self._loaded = ("", "")
 
     @property
@@ -50,7 +50,7 @@ class Client:
         """Whether it can be called."""
         return self.simulator.alive
 
-    def begin(self, game: str, params: Mapping[str, int], fold: str, seed: int, *, gold: bool = False) -> State:
+    def begin(self, game: str, params: Mapping[str, int], fold: str, seed: int, *, gold: bool = False) -> GameState:
         """Begin a game (1 ms).
 
         Args:
@@ -70,14 +70,14 @@ class Client:
             if refusal:
                 raise ConfigError(f"TextWorldExpress refuses {game} with params = {dict(params)}: {refusal.strip()}")
             self._loaded = wanted
-        state = read(self.simulator.call("generateNewGameJSON", seed, fold, gold))
+        state = parse_state(self.simulator.call("generateNewGameJSON", seed, fold, gold))
         if state.text.startswith("ERROR"):
             raise ConfigError(f"TextWorldExpress makes no {game} with params = {dict(params)}: {state.text.strip()}")
         return state
 
-    def step(self, action: str) -> State:
+    def step(self, action: str) -> GameState:
         """Take one action; any text is answered."""
-        return read(self.simulator.call("stepJSON", action))
+        return parse_state(self.simulator.call("stepJSON", action))
 
     def task_description(self) -> str:
         """The goal in words."""
@@ -96,11 +96,11 @@ class Client:
         self.simulator.close()
 
 
-def read(answer: object) -> State:
+def parse_state(answer: object) -> GameState:
     """The state in an answer. Raises `EnvError` if it is none."""
     try:
         facts = parse_json(str(answer))
-        return State(
+        return GameState(
             facts["observation"].strip(),
             facts["look"].strip(),
             facts["inventory"].strip(),

@@ -10,17 +10,19 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
-from trailnotes.envs.base import as_offered
-from trailnotes.envs.options import one_of, whole
+from trailnotes.envs.base import match_offered
+from trailnotes.envs.options import require_choice, require_int
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.java.simulator import find_jars, find_java
-from trailnotes_worlds.textworld_express.client import EXTRA, TITLE, Client, State
-from trailnotes_worlds.textworld_express.games import check_params, resolve_games, textworld_express_tasks
+from trailnotes_worlds.textworld_express.client import EXTRA, TITLE, GameState, TextWorldExpressClient
+from trailnotes_worlds.textworld_express.games import resolve_games, textworld_express_tasks, validate_params
 
 MAX_STEPS = 50  # of the paper's agents
 VIEWS = ("plain", "full", "short")
-_THING: Final = re.compile(r"(?:In (?:one|another) part of the room you see|There is also|You also see) [^.\n]*\. ?")
+_OBJECT_LISTING: Final = re.compile(
+    r"(?:In (?:one|another) part of the room you see|There is also|You also see) [^.\n]*\. ?"
+)
 
 
 class TextWorldExpressEnv:
@@ -54,14 +56,14 @@ class TextWorldExpressEnv:
         """
         find_jars(TITLE, "textworld_express", EXTRA, "textworld-express.jar")  # what is missing is said at once
         find_java(java, EXTRA)
-        check_params(resolve_games(game), params)
+        validate_params(resolve_games(game), params)
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
             raise ConfigError(f"timeout = {timeout!r} must be a number of seconds over 0")
-        self._max_steps, self._offers = whole("max_steps", max_steps, 1, 100_000), bool(actions)
-        self._view = one_of("view", view, VIEWS)
+        self._max_steps, self._offers = require_int("max_steps", max_steps, 1, 100_000), bool(actions)
+        self._view = require_choice("view", view, VIEWS)
         self._java, self._timeout = java, timeout
-        self._client: Client | None = None
-        self._state: State | None = None
+        self._client: TextWorldExpressClient | None = None
+        self._state: GameState | None = None
         self._steps_left = 0
 
     tasks = staticmethod(textworld_express_tasks)
@@ -77,12 +79,12 @@ class TextWorldExpressEnv:
     def reset(self, task: Task) -> Observation:
         """Start `task` in the simulator at hand."""
         self._steps_left = 0
-        game, params, fold = _options(task)
-        client = self._ready()
+        game, params, fold = _parse_task_options(task)
+        client = self._get_client()
         self._state = client.begin(game, params, fold, task.seed)
         instruction = client.task_description()
         self._steps_left = self._max_steps
-        return self._observed(self._state, 0.0, instruction=instruction)
+        return self._make_observation(self._state, 0.0, instruction=instruction)
 
     def step(self, action: str) -> Observation:
         """Take one action: an admissible one whatever its case and final punctuation, anything else as it is."""
@@ -92,8 +94,8 @@ class TextWorldExpressEnv:
         assert self._state
         left, self._steps_left = self._steps_left - 1, 0  # what raises below ends the episode
         before = self._state
-        self._state = self._client.step(as_offered(action, before.actions))
-        observation = self._observed(self._state, self._state.score - before.score, last=not left)
+        self._state = self._client.step(match_offered(action, before.actions))
+        observation = self._make_observation(self._state, self._state.score - before.score, last=not left)
         self._steps_left = 0 if observation.done else left
         return observation
 
@@ -105,7 +107,7 @@ class TextWorldExpressEnv:
         Raises:
             EnvError: the simulator was lost, or its path does not win.
         """
-        client, (game, params, fold) = self._ready(), _options(task)
+        client, (game, params, fold) = self._get_client(), _parse_task_options(task)
         self._steps_left = 0
         client.begin(game, params, fold, task.seed, gold=True)
         path = client.gold_path()
@@ -114,10 +116,10 @@ class TextWorldExpressEnv:
                 return path[:num]
         raise EnvError(f"the package's path of {len(path)} actions does not win {task.id}")
 
-    def _ready(self) -> Client:
+    def _get_client(self) -> TextWorldExpressClient:
         """The simulator; a new one if it was lost."""
         if self._client is None or not self._client.alive:
-            self._client = Client(self._java, self._timeout)
+            self._client = TextWorldExpressClient(self._java, self._timeout)
         return self._client
 
     def close(self) -> None:
@@ -127,12 +129,12 @@ class TextWorldExpressEnv:
             self._client.close()
         self._client = None
 
-    def _observed(
-        self, state: State, reward: float, *, last: bool = False, instruction: str | None = None
+    def _make_observation(
+        self, state: GameState, reward: float, *, last: bool = False, instruction: str | None = None
     ) -> Observation:
         """The package calls all of this done: a success, a failure, the last step. Only the first is a success here."""
         over = state.succeeded or state.failed
-        text = shortened(state) if self._view == "short" else state.text
+        text = shorten_text(state) if self._view == "short" else state.text
         seen = (text, *((state.look, state.inventory) if self._view == "full" else ()))
         return Observation(
             "\n".join(dict.fromkeys(text for text in seen if text)),
@@ -146,14 +148,16 @@ class TextWorldExpressEnv:
         )
 
 
-def shortened(state: State) -> str:
+def shorten_text(state: GameState) -> str:
     """The text of a state without the things that there is nothing to take from."""
     takes = (action.removeprefix("take ") for action in state.actions if action.startswith("take "))
     taken = [thing.partition(" from ")[0] for thing in takes]
-    return _THING.sub(lambda seen: seen[0] if any(thing in seen[0] for thing in taken) else "", state.text).strip()
+    return _OBJECT_LISTING.sub(
+        lambda seen: seen[0] if any(thing in seen[0] for thing in taken) else "", state.text
+    ).strip()
 
 
-def _options(task: Task) -> tuple[str, Mapping[str, int], str]:
+def _parse_task_options(task: Task) -> tuple[str, Mapping[str, int], str]:
     """Game, settings and fold of a task. Raises `ConfigError` if it is another environment's."""
     try:
         return task.options["game"], task.options["params"], task.options["fold"]

@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
-from trailnotes.envs.options import one_of, whole
+from trailnotes.envs.options import require_choice, require_int
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task
 
@@ -18,7 +18,7 @@ from trailnotes.types import Task
 FOLDS: Mapping[str, tuple[str, int]] = MappingProxyType(
     {"train": ("train", 0), "validation": ("dev", 10_000), "test": ("test", 20_000)}
 )
-SEEDS = 1000  # of each fold
+NUM_SEEDS = 1000  # of each fold
 _SWITCH = range(2)
 
 # Settings of each game with what they may be, as the package documents them.
@@ -73,13 +73,13 @@ def resolve_games(game: str | Sequence[str]) -> tuple[str, ...]:
     if not names:
         raise ConfigError("game = [] names no game of TextWorldExpress: name one, or 'all'")
     for index, name in enumerate(names):
-        one_of("game", name, GAMES)
+        require_choice("game", name, GAMES)
         if name in names[:index]:
             raise ConfigError(f"game names {name} twice: name it once")
     return names
 
 
-def check_params(names: Sequence[str], params: Mapping[str, int] | None) -> dict[str, int]:
+def validate_params(names: Sequence[str], params: Mapping[str, int] | None) -> dict[str, int]:
     """`params`, if each of them is a setting of one of these games, with a value that it may have.
 
     Raises:
@@ -88,8 +88,8 @@ def check_params(names: Sequence[str], params: Mapping[str, int] | None) -> dict
     known = {key: allowed for name in names for key, allowed in GAMES[name].items()}
     for key, value in (params or {}).items():
         if key not in known:
-            raise ConfigError(f"params.{key}: {' and '.join(names)} have no such setting{_nearest(key, known)}")
-        whole(f"params.{key}", value, known[key][0], known[key][-1])
+            raise ConfigError(f"params.{key}: {' and '.join(names)} have no such setting{_suggest_nearest(key, known)}")
+        require_int(f"params.{key}", value, known[key][0], known[key][-1])
     return dict(params or {})
 
 
@@ -113,10 +113,10 @@ def textworld_express_tasks(
     Raises:
         ConfigError: an unknown split, game or setting, or a number out of range.
     """
-    one_of("split", split, FOLDS)
-    whole("num_games", num_games, 1, SEEDS)
+    require_choice("split", split, FOLDS)
+    require_int("num_games", num_games, 1, NUM_SEEDS)
     names = resolve_games(game)
-    checked, (fold, first) = check_params(names, params), FOLDS[split]
+    checked, (fold, first) = validate_params(names, params), FOLDS[split]
     tasks = []
     for name in names:
         own = {key: checked[key] for key in sorted(checked) if key in GAMES[name]}
@@ -127,7 +127,7 @@ def textworld_express_tasks(
     return tasks
 
 
-def _nearest(word: str, known: Collection[str]) -> str:
+def _suggest_nearest(word: str, known: Collection[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1)
     if close:
         return f"; did you mean {close[0]!r}?"

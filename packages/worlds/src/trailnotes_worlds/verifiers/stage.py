@@ -16,14 +16,14 @@ from typing import Any, Final, Self, TypeVar
 
 import verifiers.v1 as vf
 
-from trailnotes.envs.base import one_line
+from trailnotes.envs.base import format_error
 from trailnotes.errors import ConfigError, EnvError
 
 _T = TypeVar("_T")
-_PROMPTLESS: Final = "it wants the user to open the conversation, and has no user"
+_NO_PROMPT_REASON: Final = "it wants the user to open the conversation, and has no user"
 
 
-def refuse_unplayable(env: vf.Env[Any], task: vf.Task[Any, Any, Any], name: str) -> None:
+def require_playable(env: vf.Env[Any], task: vf.Task[Any, Any, Any], name: str) -> None:
     """Refuse what cannot be played without the machinery of verifiers.
 
     Raises:
@@ -54,13 +54,13 @@ def _needs_machine(hook: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Over:
+class EpisodeEnd:
     """An episode has ended, with this sum of weighted rewards."""
 
     reward: float
 
 
-class Stage:
+class EpisodeRunner:
     """Plays one task after the other of an environment with one agent. Not for several threads."""
 
     def __init__(self, env: vf.Env[Any]) -> None:
@@ -72,44 +72,44 @@ class Stage:
         self._asked: asyncio.Future[str] = self._loop.create_future()
         self._answer: asyncio.Future[str] = self._loop.create_future()
 
-    def begin(self, task: vf.Task[Any, Any, Any]) -> str | Over:
+    def begin(self, task: vf.Task[Any, Any, Any]) -> str | EpisodeEnd:
         """What the player is shown first, or that it is over at once. Raises `EnvError` if the environment does."""
-        return self._await(self._begin(task))
+        return self._run_in_loop(self._begin(task))
 
-    def reply(self, text: str) -> str | Over:
+    def reply(self, text: str) -> str | EpisodeEnd:
         """What follows an answer. Raises as `begin` does."""
-        return self._await(self._reply(text))
+        return self._run_in_loop(self._reply(text))
 
     def close(self) -> None:
         """End the episode and the thread. Twice is fine."""
         if self._thread.is_alive():
             with suppress(EnvError):
-                self._await(self._end())
+                self._run_in_loop(self._end())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
 
-    async def ask(self, text: str) -> str:
+    async def ask_player(self, text: str) -> str:
         """Show a text to the player; their answer."""
         self._answer = self._loop.create_future()
         self._asked.set_result(text)
         return await self._answer
 
-    def _await(self, doing: Coroutine[Any, Any, _T]) -> _T:
+    def _run_in_loop(self, doing: Coroutine[Any, Any, _T]) -> _T:
         return asyncio.run_coroutine_threadsafe(doing, self._loop).result()
 
-    async def _begin(self, task: vf.Task[Any, Any, Any]) -> str | Over:
+    async def _begin(self, task: vf.Task[Any, Any, Any]) -> str | EpisodeEnd:
         await self._end()
         self._asked = self._loop.create_future()
         self._episode = self._loop.create_task(self._run(task))
-        return await self._next()
+        return await self._wait_for_next()
 
-    async def _reply(self, text: str) -> str | Over:
+    async def _reply(self, text: str) -> str | EpisodeEnd:
         self._asked = self._loop.create_future()
         self._answer.set_result(text)
-        return await self._next()
+        return await self._wait_for_next()
 
-    async def _next(self) -> str | Over:
+    async def _wait_for_next(self) -> str | EpisodeEnd:
         """What the player is asked next, or how it ended."""
         assert self._episode
         either: set[asyncio.Future[Any]] = {self._asked, self._episode}
@@ -117,9 +117,9 @@ class Stage:
         if self._asked.done():
             return self._asked.result()
         try:
-            return Over(await self._episode)
+            return EpisodeEnd(await self._episode)
         except (Exception, SystemExit) as error:
-            raise EnvError(f"{type(self._env).__name__} raised {one_line(error)}") from error
+            raise EnvError(f"{type(self._env).__name__} raised {format_error(error)}") from error
 
     async def _end(self) -> None:
         if self._episode and not self._episode.done():
@@ -129,18 +129,18 @@ class Stage:
 
     async def _run(self, task: vf.Task[Any, Any, Any]) -> float:
         """The environment's own course of an episode, with a seat in place of its agent."""
-        episode = vf.Episode(env=vf.EnvInfo(id=self._env.config.env_id), task=_told(task))
-        agents: Any = vf.Agents(self._env.config, lambda name, spec: Seat(self, name, spec, episode.traces))
+        episode = vf.Episode(env=vf.EnvInfo(id=self._env.config.env_id), task=_make_trace_task(task))
+        agents: Any = vf.Agents(self._env.config, lambda name, spec: AgentProxy(self, name, spec, episode.traces))
         await self._env.setup(agents)
         await self._env.run(task, agents)
         await self._env.finalize(task, episode)
         return float(sum(trace.reward for trace in episode.traces))
 
 
-class Seat:
+class AgentProxy:
     """Stands where an environment expects an agent."""
 
-    def __init__(self, stage: Stage, name: str, spec: vf.AgentConfig, finished: list[Any]) -> None:
+    def __init__(self, stage: EpisodeRunner, name: str, spec: vf.AgentConfig, finished: list[Any]) -> None:
         self.name, self.trainable = name, True
         self._stage, self._spec, self._finished = stage, spec, finished
 
@@ -150,16 +150,16 @@ class Seat:
             await talk.turn()
         return talk.trace
 
-    def interaction(self, task: vf.Task[Any, Any, Any], **_: Any) -> Talk:
+    def interaction(self, task: vf.Task[Any, Any, Any], **_: Any) -> AgentConversation:
         """A conversation in which the environment is the user."""
         agent = vf.AgentInfo(config=self._spec, name=self.name)
-        return Talk(self._stage, task, vf.Trace(task=_told(task), agent=agent), self._finished)
+        return AgentConversation(self._stage, task, vf.Trace(task=_make_trace_task(task), agent=agent), self._finished)
 
 
-class Talk:
+class AgentConversation:
     """One conversation, recorded as verifiers' rewards read it."""
 
-    def __init__(self, stage: Stage, task: vf.Task[Any, Any, Any], trace: Any, finished: list[Any]) -> None:
+    def __init__(self, stage: EpisodeRunner, task: vf.Task[Any, Any, Any], trace: Any, finished: list[Any]) -> None:
         self.trace = trace
         self._stage, self._task, self._finished = stage, task, finished
 
@@ -181,12 +181,12 @@ class Talk:
         if message is None:
             text = self._task.data.prompt_text
             if not text:
-                raise EnvError(_PROMPTLESS)
+                raise EnvError(_NO_PROMPT_REASON)
         else:
             parts = [{"role": "user", "content": message}] if isinstance(message, str) else list(message)
-            text = "\n\n".join(_text_of(part) for part in parts)
+            text = "\n\n".join(_extract_text(part) for part in parts)
         self._record(vf.UserMessage(content=text))
-        reply = vf.AssistantMessage(content=await self._stage.ask(text))
+        reply = vf.AssistantMessage(content=await self._stage.ask_player(text))
         self._record(reply, sampled=True)
         return vf.Segment(messages=[reply])
 
@@ -195,12 +195,12 @@ class Talk:
         nodes.append(vf.MessageNode(message=message, sampled=sampled, parent=len(nodes) - 1 if nodes else None))
 
 
-def _text_of(message: Any) -> str:
+def _extract_text(message: Any) -> str:
     content = message["content"] if isinstance(message, dict) else message.content
     if not isinstance(content, str):
         raise EnvError("a turn of it is more than text, which nobody here can read")
     return content
 
 
-def _told(task: vf.Task[Any, Any, Any]) -> Any:
+def _make_trace_task(task: vf.Task[Any, Any, Any]) -> Any:
     return vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)

@@ -26,18 +26,18 @@ import numpy as np
 
 from trailnotes.errors import ConfigError
 from trailnotes.storage.parsing import parse_json
-from trailnotes_worlds.search.index import Index
+from trailnotes_worlds.search.index import SearchIndex
 from trailnotes_worlds.search.mapped import MappedFolder
 from trailnotes_worlds.webshop.products import Facet, GoalKind, Product, from_record
 
 KIND, VERSION = "webshop catalogue", 1
 PRODUCTS, REPORT = "products.jsonl", "report.jsonl"
 ARRAYS = ("product_offsets.npy", "asins.npy", "asin_places.npy")
-PARTS = ("search", "facets")
+INDEX_FOLDERS = ("search", "facets")
 
-_CACHED = 1024  # products that a process keeps decoded
-_HASHED_AT_ONCE = 1 << 24  # bytes: a catalogue of no more is compared with its hashes whenever it is opened
-_FACTS = {"name": str, "products": int, "bytes": int, "sha256": dict}  # that ``meta.json`` must tell
+_CACHE_SIZE = 1024  # products that a process keeps decoded
+_MAX_EAGER_HASH_BYTES = 1 << 24  # bytes: a catalogue of no more is compared with its hashes whenever it is opened
+_REQUIRED_META = {"name": str, "products": int, "bytes": int, "sha256": dict}  # that ``meta.json`` must tell
 
 
 class Catalogue:
@@ -51,12 +51,12 @@ class Catalogue:
 
     def __init__(self, files: MappedFolder) -> None:
         self._files = files
-        self._records = files.file(PRODUCTS)
-        self._offsets = files.array("product_offsets.npy").data
-        self._asins = files.array("asins.npy")
-        self._places = files.array("asin_places.npy").data
-        self._index, self._facets = (Index.open(files.folder / part) for part in PARTS)
-        self._cached = lru_cache(maxsize=_CACHED)(self._read)
+        self._records = files.open_file(PRODUCTS)
+        self._offsets = files.map_array("product_offsets.npy").data
+        self._asins = files.map_array("asins.npy")
+        self._places = files.map_array("asin_places.npy").data
+        self._index, self._facets = (SearchIndex.open(files.folder / part) for part in INDEX_FOLDERS)
+        self._cached = lru_cache(maxsize=_CACHE_SIZE)(self._read_product)
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -65,9 +65,9 @@ class Catalogue:
         Raises:
             ConfigError: it is none, of another version, or a file of it was cut or replaced.
         """
-        files = MappedFolder(Path(path), KIND, VERSION, _FACTS)
-        if files.meta["bytes"] <= _HASHED_AT_ONCE:
-            _check_hashes(files)
+        files = MappedFolder(Path(path), KIND, VERSION, _REQUIRED_META)
+        if files.meta["bytes"] <= _MAX_EAGER_HASH_BYTES:
+            _validate_hashes(files)
         return cls(files)
 
     @property
@@ -92,13 +92,13 @@ class Catalogue:
         return len(self._places)
 
     def __iter__(self) -> Iterator[Product]:
-        return map(self._read, range(len(self)))  # past the cache, which all of them would flush
+        return map(self._read_product, range(len(self)))  # past the cache, which all of them would flush
 
     def __contains__(self, asin: object) -> bool:
-        return isinstance(asin, str) and self._place(asin) is not None
+        return isinstance(asin, str) and self._find_place(asin) is not None
 
     def __getitem__(self, asin: str) -> Product:
-        place = self._place(asin)
+        place = self._find_place(asin)
         if place is None:
             raise KeyError(asin)
         return self.at(place)
@@ -118,21 +118,21 @@ class Catalogue:
         """The asins of the products that a bag of words finds, best first."""
         return [asin for asin, _ in self._index.search(query, limit)]
 
-    def having(self, facet: Facet, value: str) -> list[str]:
+    def find_by_facet(self, facet: Facet, value: str) -> list[str]:
         """The asins of all products with exactly this attribute, of this department, or found by this query.
 
         In the order of the import: what the original's ``<a>``, ``<c>`` and ``<q>`` searches give.
         """
-        return self._facets.holding(facet_term(facet, value))
+        return self._facets.find_by_term(facet_term(facet, value))
 
-    def asked_for(self, kinds: Iterable[GoalKind]) -> Iterator[Product]:
+    def iter_by_goal_kind(self, kinds: Iterable[GoalKind]) -> Iterator[Product]:
         """The products with an instruction of one of these kinds, in the order of the import.
 
         No other is decoded, and in a large shop few have one.
         """
         marks = [f'"kind":"{kind}"'.encode() for kind in kinds]  # in a text, quotes are escaped
-        lines = map(self._line, range(len(self)))
-        return (_product(line) for line in lines if any(mark in line for mark in marks))
+        lines = map(self._read_line, range(len(self)))
+        return (_decode_product(line) for line in lines if any(mark in line for mark in marks))
 
     def verify(self) -> None:
         """Read every file and compare it with its hash.
@@ -140,7 +140,7 @@ class Catalogue:
         Raises:
             ConfigError: one is not what was written.
         """
-        _check_hashes(self._files)
+        _validate_hashes(self._files)
 
     def close(self) -> None:
         """Close the files; what is asked for afterwards is a `ValueError`."""
@@ -148,15 +148,15 @@ class Catalogue:
         self._index.close()
         self._facets.close()
 
-    def _read(self, place: int) -> Product:
-        return _product(self._line(place))
+    def _read_product(self, place: int) -> Product:
+        return _decode_product(self._read_line(place))
 
-    def _line(self, place: int) -> bytes:
-        self._files.check()
+    def _read_line(self, place: int) -> bytes:
+        self._files.require_unchanged()
         start, stop = self._offsets[place], self._offsets[place + 1]
         return os.pread(self._records, stop - start, start)
 
-    def _place(self, asin: str) -> int | None:
+    def _find_place(self, asin: str) -> int | None:
         try:
             encoded = asin.encode("ascii")
         except UnicodeEncodeError:
@@ -165,7 +165,7 @@ class Catalogue:
         return self._places[found] if found < len(self) and self._asins[found] == encoded else None
 
 
-def _product(line: bytes) -> Product:
+def _decode_product(line: bytes) -> Product:
     return from_record(parse_json(line))
 
 
@@ -174,14 +174,14 @@ def facet_term(facet: Facet, value: str) -> str:
     return f"{facet}:{value}"
 
 
-def _check_hashes(files: MappedFolder) -> None:
+def _validate_hashes(files: MappedFolder) -> None:
     for name, digest in files.meta["sha256"].items():
-        if hash_of(files.folder / name) != digest:
+        if hash_file(files.folder / name) != digest:
             again = files.meta.get("again", "make it again")
             raise ConfigError(f"{files.folder / name} is not what was written: {again}")
 
 
-def hash_of(path: Path) -> str:
+def hash_file(path: Path) -> str:
     """The SHA-256 of a file; "" if it cannot be read."""
     try:
         with path.open("rb") as file:

@@ -10,19 +10,27 @@ from dataclasses import asdict
 from functools import lru_cache
 from typing import Any, cast
 
-from trailnotes.envs.options import of_kind, one_of, whole
+from trailnotes.envs.options import require_choice, require_int, require_type
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.webshop.catalogue import Catalogue
-from trailnotes_worlds.webshop.goals import Goal, without_limit
-from trailnotes_worlds.webshop.protocols import SPLITS, Choice, Splits, identity_of, refuse_leaking, splits_of, tasks_in
+from trailnotes_worlds.webshop.goals import Goal, split_price_limit
+from trailnotes_worlds.webshop.protocols import (
+    SPLITS,
+    GoalSelection,
+    Splits,
+    build_identity,
+    compute_splits,
+    make_tasks,
+    require_leak_free_split,
+)
 from trailnotes_worlds.webshop.reward import Reward, judge_purchase
-from trailnotes_worlds.webshop.shop import MAX_SHORT, Compat, Rules, Shop, State
+from trailnotes_worlds.webshop.shop import MAX_LABEL_CHARS, Compat, Shop, ShopRules, ShopState
 from trailnotes_worlds.webshop.synthetic import open_catalogue
-from trailnotes_worlds.webshop.texts import clean
-from trailnotes_worlds.webshop.views import SHOWN_BY_REMEMBERER, VIEWS
+from trailnotes_worlds.webshop.texts import sanitize_text
+from trailnotes_worlds.webshop.views import REMEMBERER_NUM_PRODUCTS, VIEWS
 
-__all__ = ["SPLITS", "WebShopEnv", "opened", "webshop_tasks"]
+__all__ = ["SPLITS", "WebShopEnv", "open_cached_catalogue", "webshop_tasks"]
 
 MAX_STEPS = 15
 COMPATS = ("fixed", "original")
@@ -32,7 +40,7 @@ _MAX_QUERY = 400  # characters of the search that is offered
 
 
 @lru_cache(4)
-def opened(catalogue: str) -> Catalogue:
+def open_cached_catalogue(catalogue: str) -> Catalogue:
     """The catalogue of a folder, or "synthetic", once in each process."""
     return open_catalogue(catalogue)
 
@@ -60,21 +68,23 @@ def webshop_tasks(
     Raises:
         ConfigError: an unknown name, a value of the wrong kind, no catalogue, a split without goals, or one that leaks.
     """
-    choice = _choice(protocol, goals, dataset_seed, train_set)
-    refuse_leaking(split, protocol, of_kind(bool, "allow_leak", allow_leak))
-    return tasks_in(_splits(opened(of_kind(str, "catalogue", catalogue)), choice), split, protocol)
+    choice = _make_selection(protocol, goals, dataset_seed, train_set)
+    require_leak_free_split(split, protocol, require_type(bool, "allow_leak", allow_leak))
+    return make_tasks(
+        _load_splits(open_cached_catalogue(require_type(str, "catalogue", catalogue)), choice), split, protocol
+    )
 
 
-def _choice(protocol: object, goals: object, dataset_seed: object, train_set: object) -> Choice:
-    return Choice(
-        of_kind(str, "protocol", protocol), of_kind(str, "goals", goals), of_kind(int, "dataset_seed", dataset_seed),
-        of_kind(str, "train_set", train_set),
+def _make_selection(protocol: object, goals: object, dataset_seed: object, train_set: object) -> GoalSelection:
+    return GoalSelection(
+        require_type(str, "protocol", protocol), require_type(str, "goals", goals), require_type(int, "dataset_seed", dataset_seed),
+        require_type(str, "train_set", train_set),
     )  # fmt: skip
 
 
 @lru_cache(8)
-def _splits(catalogue: Catalogue, choice: Choice) -> Splits:
-    return splits_of(catalogue, choice)
+def _load_splits(catalogue: Catalogue, choice: GoalSelection) -> Splits:
+    return compute_splits(catalogue, choice)
 
 
 class WebShopEnv:
@@ -121,29 +131,29 @@ class WebShopEnv:
             actions: offer the admissible actions with each observation.
         """
         del protocol, goals, dataset_seed, train_set, allow_leak
-        self._catalogue = of_kind(str, "catalogue", catalogue)
-        self._rules = Rules(
-            compat=cast("Compat", one_of("compat", compat, COMPATS)),
-            products_per_page=whole("products_per_page", products_per_page),
-            products_shown=SHOWN_BY_REMEMBERER if view == "rememberer" else 0,
-            show_attributes=of_kind(bool, "show_attributes", show_attributes),
-            max_title=whole("max_title", max_title, most=MAX_SHORT),
-            max_text=whole("max_text", max_text),
+        self._catalogue = require_type(str, "catalogue", catalogue)
+        self._rules = ShopRules(
+            compat=cast("Compat", require_choice("compat", compat, COMPATS)),
+            products_per_page=require_int("products_per_page", products_per_page),
+            products_shown=REMEMBERER_NUM_PRODUCTS if view == "rememberer" else 0,
+            show_attributes=require_type(bool, "show_attributes", show_attributes),
+            max_title=require_int("max_title", max_title, most=MAX_LABEL_CHARS),
+            max_text=require_int("max_text", max_text),
         )
-        self._view = VIEWS[one_of("view", view, VIEWS)]
+        self._view = VIEWS[require_choice("view", view, VIEWS)]
         self._repeats = (
             compat == "original"
             if repeat_instruction is None
-            else of_kind(bool, "repeat_instruction", repeat_instruction)
+            else require_type(bool, "repeat_instruction", repeat_instruction)
         )
-        self._max_steps = whole("max_steps", max_steps)
-        self._pays_score = one_of("reward", reward, REWARDS) == "score"
-        self._offers = of_kind(bool, "actions", actions)
+        self._max_steps = require_int("max_steps", max_steps)
+        self._pays_score = require_choice("reward", reward, REWARDS) == "score"
+        self._offers = require_type(bool, "actions", actions)
         self._shop: Shop | None = None
         self._goal: Goal | None = None
         self._seed = 0
         self._instruction = ""
-        self._state = State()
+        self._state = ShopState()
         self._steps_left = 0
 
     tasks = staticmethod(webshop_tasks)
@@ -159,13 +169,13 @@ class WebShopEnv:
         show_attributes: bool = False,
     ) -> dict[str, Any]:
         """What must be the same for two results to be comparable, as JSON: catalogue, protocol, goals of each split."""
-        choice = _choice(protocol, goals, dataset_seed, train_set)
-        shelves = opened(of_kind(str, "catalogue", catalogue))
+        choice = _make_selection(protocol, goals, dataset_seed, train_set)
+        shelves = open_cached_catalogue(require_type(str, "catalogue", catalogue))
         rules = {"compat": compat, "show_attributes": show_attributes}
-        return {"catalogue": shelves.name, **identity_of(_splits(shelves, choice), choice), **rules}
+        return {"catalogue": shelves.name, **build_identity(_load_splits(shelves, choice), choice), **rules}
 
     @property
-    def state(self) -> State:
+    def state(self) -> ShopState:
         """Where the visit is."""
         return self._state
 
@@ -173,7 +183,7 @@ class WebShopEnv:
     def shop(self) -> Shop:
         """The page machine, opened when it is first asked for."""
         if self._shop is None:
-            self._shop = Shop(opened(self._catalogue), self._rules)
+            self._shop = Shop(open_cached_catalogue(self._catalogue), self._rules)
         return self._shop
 
     def reset(self, task: Task) -> Observation:
@@ -186,12 +196,12 @@ class WebShopEnv:
         if self._goal.asin not in self.shop.shelves:
             raise ConfigError(f"task {task.id} wants a product that the catalogue {self._catalogue} lacks: name the "
                               "catalogue that its list was made of")  # fmt: skip
-        self._seed, self._state = task.seed, State()
-        self._instruction = clean(self._goal.instruction, self._rules.max_text, self._rules.brackets)
+        self._seed, self._state = task.seed, ShopState()
+        self._instruction = sanitize_text(self._goal.instruction, self._rules.max_text, self._rules.brackets)
         self._steps_left = self._max_steps
         return Observation(
-            self._page(),
-            actions=self._admissible(),
+            self._render_page(),
+            actions=self._get_admissible_actions(),
             instruction=self._instruction,
             briefing={"action_formats": FORMATS},
         )
@@ -209,20 +219,22 @@ class WebShopEnv:
         self._steps_left -= 1
         self._state, refused = self._shop.step(self._state, action)
         if self._state.page == "done":
-            return self._judged(judge_purchase(self._shop.shelves, self._goal, self._state, self._seed))
+            return self._make_final_observation(judge_purchase(self._shop.shelves, self._goal, self._state, self._seed))
         info = {"action_refused": True, "refused": refused} if refused else {}
-        return Observation(self._page(), truncated=not self._steps_left, actions=self._admissible(), info=info)
+        return Observation(
+            self._render_page(), truncated=not self._steps_left, actions=self._get_admissible_actions(), info=info
+        )
 
     def close(self) -> None:
         """Leave the shop; the catalogue stays open for the next one of this process."""
         self._steps_left = 0
         self._shop = None
 
-    def _judged(self, reward: Reward) -> Observation:
+    def _make_final_observation(self, reward: Reward) -> Observation:
         self._steps_left = 0
         success = reward.total == 1
         return Observation(
-            self._page(reward.total),
+            self._render_page(reward.total),
             reward=reward.total if self._pays_score else float(success),
             terminated=True,
             actions=() if self._offers else None,
@@ -231,16 +243,16 @@ class WebShopEnv:
             info={"purchase": {"asin": self._state.asin, **asdict(reward)}},
         )
 
-    def _page(self, score: float | None = None) -> str:
+    def _render_page(self, score: float | None = None) -> str:
         assert self._shop is not None
-        return self._view(self._shop.parts(self._state, self._instruction if self._repeats else "", score))
+        return self._view(self._shop.list_elements(self._state, self._instruction if self._repeats else "", score))
 
-    def _admissible(self) -> tuple[str, ...] | None:
+    def _get_admissible_actions(self) -> tuple[str, ...] | None:
         """What can be clicked; at the search bar, the instruction without its limit of price as what to search."""
         assert self._shop is not None
         if not self._offers:
             return None
         if self._state.page != "search":
-            return self._shop.offers(self._state)
-        words = without_limit(self._instruction)[0].translate(str.maketrans("[]", "  "))[:_MAX_QUERY]
+            return self._shop.list_actions(self._state)
+        words = split_price_limit(self._instruction)[0].translate(str.maketrans("[]", "  "))[:_MAX_QUERY]
         return (f"search[{' '.join(words.split()) or '*'}]",)

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from trailnotes.seeds import derive_seed
-from trailnotes_worlds.webshop.products import PRICE_OF_NONE, GoalKind, Instruction, Product
+from trailnotes_worlds.webshop.products import DEFAULT_PRICE, GoalKind, Instruction, Product
 
 PRICE_LIMITS: Final = tuple(10.0 * step for step in range(1, 100))  # dollars
 NO_LIMIT: Final = 1_000_000.0  # dollars
-_LIMIT_SAID: Final = ", and price lower than {} dollars"
-_LIMITED: Final = re.compile("(.*)" + _LIMIT_SAID.format(r"(\d+\.\d\d)"), re.DOTALL)
-_NEAREST: Final = 4  # limits above a price that are drawn from
-_MOST_COMBINATIONS: Final = 10_000  # of the options of a product: thirty options of fifty values would never end
+_PRICE_LIMIT_TEMPLATE: Final = ", and price lower than {} dollars"
+_PRICE_LIMIT_PATTERN: Final = re.compile("(.*)" + _PRICE_LIMIT_TEMPLATE.format(r"(\d+\.\d\d)"), re.DOTALL)
+_NUM_NEAREST_LIMITS: Final = 4  # limits above a price that are drawn from
+_MAX_COMBINATIONS: Final = 10_000  # of the options of a product: thirty options of fifty values would never end
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +61,22 @@ class Goal:
             raise ValueError(f"this is no goal of the shop: {error!r}") from error
 
 
-def without_limit(instruction: str) -> tuple[str, float]:
+def split_price_limit(instruction: str) -> tuple[str, float]:
     """An instruction without its limit of price, and that limit in dollars; `NO_LIMIT` where it names none."""
-    said = _LIMITED.fullmatch(instruction)
+    said = _PRICE_LIMIT_PATTERN.fullmatch(instruction)
     return (said[1], float(said[2])) if said else (instruction, NO_LIMIT)
 
 
-def price_of(product: Product, seed: int) -> float:
+def draw_price(product: Product, seed: int) -> float:
     """What a product costs, in dollars: of a range, a price that is drawn once for each dataset seed."""
     if not product.prices:
-        return PRICE_OF_NONE
+        return DEFAULT_PRICE
     if len(product.prices) == 1:
         return product.prices[0]
     return random.Random(derive_seed("webshop", seed, "price", product.asin)).uniform(*product.prices)
 
 
-def goals_of(product: Product, kind: GoalKind, seed: int) -> Iterator[tuple[Goal, int | None]]:
+def iter_goals(product: Product, kind: GoalKind, seed: int) -> Iterator[tuple[Goal, int | None]]:
     """The goals of one kind that a product has, each with its place in the original's order where that is known.
 
     A synthetic instruction makes a goal of each combination of option values, the first 10,000 of them, all with one
@@ -85,38 +85,38 @@ def goals_of(product: Product, kind: GoalKind, seed: int) -> Iterator[tuple[Goal
     for index, instruction in enumerate(product.instructions):
         if instruction.kind != kind or not instruction.attributes:
             continue
-        limit = _limit(product, index, seed)
+        limit = _draw_price_limit(product, index, seed)
         if kind == "human":
             options = tuple(("", value) for value in instruction.options)
-            yield _goal(product, instruction, instruction.text.strip("."), options, limit), instruction.order
+            yield _make_goal(product, instruction, instruction.text.strip("."), options, limit), instruction.order
             continue
-        for options in _combinations(product):
+        for options in _iter_option_combinations(product):
             said = ", and ".join(f"{name}: {value}" for name, value in options)
             yield (
-                _goal(product, instruction, instruction.text + (f" with {said}" if said else ""), options, limit),
+                _make_goal(product, instruction, instruction.text + (f" with {said}" if said else ""), options, limit),
                 None,
             )
 
 
-def _goal(
+def _make_goal(
     product: Product, instruction: Instruction, text: str, options: tuple[tuple[str, str], ...], limit: float
 ) -> Goal:
-    said = "" if limit == NO_LIMIT else _LIMIT_SAID.format(f"{limit:.2f}")
+    said = "" if limit == NO_LIMIT else _PRICE_LIMIT_TEMPLATE.format(f"{limit:.2f}")
     return Goal(product.asin, text + said, instruction.attributes, options, limit)
 
 
-def _combinations(product: Product) -> Iterator[tuple[tuple[str, str], ...]]:
+def _iter_option_combinations(product: Product) -> Iterator[tuple[tuple[str, str], ...]]:
     """One value of each option, options by name."""
     values = dict(product.options)
     names = sorted(values)
-    for chosen in itertools.islice(itertools.product(*(values[name] for name in names)), _MOST_COMBINATIONS):
+    for chosen in itertools.islice(itertools.product(*(values[name] for name in names)), _MAX_COMBINATIONS):
         yield tuple(zip(names, chosen, strict=True))
 
 
-def _limit(product: Product, index: int, seed: int) -> float:
+def _draw_price_limit(product: Product, index: int, seed: int) -> float:
     """The higher of two drawn from the next limits above the price; none where fewer than two are left."""
-    price = price_of(product, seed)
-    nearest = [limit for limit in PRICE_LIMITS if limit > price][:_NEAREST]
+    price = draw_price(product, seed)
+    nearest = [limit for limit in PRICE_LIMITS if limit > price][:_NUM_NEAREST_LIMITS]
     if len(nearest) < 2:
         return NO_LIMIT
     return max(random.Random(derive_seed("webshop", seed, "limit", product.asin, index)).sample(nearest, 2))

@@ -22,19 +22,19 @@ from trailnotes.errors import ConfigError, RunError
 from trailnotes.storage.files import encode_line, open_no_follow, write_text_atomic
 from trailnotes.storage.parsing import parse_json
 from trailnotes_worlds.webshop.catalogue import PRODUCTS, REPORT, Catalogue
-from trailnotes_worlds.webshop.nouns import Tagger, noun_tagger
+from trailnotes_worlds.webshop.nouns import Tagger, make_noun_tagger
 from trailnotes_worlds.webshop.products import Instruction, Product, ProductError, parse_human, parse_product
-from trailnotes_worlds.webshop.reading import Entry, read_entries
-from trailnotes_worlds.webshop.writing import encode_product, require_free, seal
+from trailnotes_worlds.webshop.reading import JsonEntry, read_entries
+from trailnotes_worlds.webshop.writing import encode_product, finalize_catalogue, require_free
 
-STATE = "state.json"
-EVERY = 5000  # products between two states
+STATE_FILE = "state.json"
+SAVE_INTERVAL = 5000  # products between two states
 
 Progress = Callable[[str, float, float], None]  # (what is done, how far, of how much)
 
 
 @dataclass(frozen=True)
-class Sources:
+class SourceFiles:
     """The files of an import; only that of the products is needed."""
 
     products: Path  # items_shuffle: a list, or a line each
@@ -42,7 +42,7 @@ class Sources:
     human: Path | None = None  # items_human_ins: asin -> instructions, or a line each
     order: Path | None = None  # human_goals: the texts of the human goals in the original's order
 
-    def facts(self) -> dict[str, list[Any]]:
+    def describe_files(self) -> dict[str, list[Any]]:
         """Role -> name, size and time of change of its file.
 
         Raises:
@@ -57,7 +57,7 @@ class Sources:
 
 
 @dataclass
-class State:
+class ImportState:
     """How far an import has come."""
 
     inputs: dict[str, Any]  # what it was begun with: another input begins anew
@@ -72,7 +72,7 @@ class State:
 
 def import_catalogue(
     folder: Path,
-    sources: Sources,
+    sources: SourceFiles,
     *,
     limit: int | None = None,
     nouns: Tagger = "rules",
@@ -93,22 +93,22 @@ def import_catalogue(
         RunError: the disk is full, or another process imports into `folder`; what was done is kept.
     """
     require_free(folder)
-    inputs = {"sources": sources.facts(), "limit": limit, "nouns": nouns}
-    tagger, tell = noun_tagger(nouns), progress or (lambda *_: None)
+    inputs = {"sources": sources.describe_files(), "limit": limit, "nouns": nouns}
+    tagger, tell = make_noun_tagger(nouns), progress or (lambda *_: None)
     aside = folder.with_name(f".{folder.name}.partial")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(folder, aside):
+        with _lock_folder(folder, aside):
             aside.mkdir(exist_ok=True)
             state = _load_state(aside, inputs)
             if not state.is_read:
-                _Import(aside, sources, state, tagger).run(limit, tell)
+                _Importer(aside, sources, state, tagger).run(limit, tell)
             if not state.products:
                 faults = ", ".join(f"{count:,} x {reason}" for reason, count in sorted(state.left_out.items()))
                 raise ConfigError(f"{sources.products} holds no product: {faults or 'it is empty'}")
-            seal(aside, _facts(state), lambda done: tell("index", done, state.product_bytes))
+            finalize_catalogue(aside, _build_meta(state), lambda done: tell("index", done, state.product_bytes))
             aside.replace(folder)
-            (folder / STATE).unlink()  # no sooner: without it, what is aside would be read all over again
+            (folder / STATE_FILE).unlink()  # no sooner: without it, what is aside would be read all over again
     except OSError as error:
         raise RunError(
             f"cannot write {error.filename or aside} ({error.strerror or error}): free space or fix the permissions, "
@@ -117,17 +117,19 @@ def import_catalogue(
     return Catalogue.open(folder)
 
 
-def _facts(state: State) -> dict[str, Any]:
+def _build_meta(state: ImportState) -> dict[str, Any]:
     inputs = dict(state.inputs)
     sources = {role: fact[:2] for role, fact in inputs.pop("sources").items()}
     counts = {"entries": state.entries, "left_out": state.left_out}
     return {"again": "import it again", "sources": sources, **inputs, **counts}
 
 
-class _Import:
+class _Importer:
     """The reading half of an import."""
 
-    def __init__(self, folder: Path, sources: Sources, state: State, tagger: Callable[[str], tuple[str, ...]]) -> None:
+    def __init__(
+        self, folder: Path, sources: SourceFiles, state: ImportState, tagger: Callable[[str], tuple[str, ...]]
+    ) -> None:
         self._folder, self._sources, self._state, self._tagger = folder, sources, state, tagger
         self._left_out = Counter(state.left_out)
         self._is_ordered = sources.order is not None  # human instructions have places in the original's order
@@ -136,40 +138,40 @@ class _Import:
         """Read on to the end of the products, or to the `limit`-th."""
         state, size = self._state, self._sources.products.stat().st_size
         with (
-            _appending(self._folder / PRODUCTS, state.product_bytes) as self._products,
-            _appending(self._folder / REPORT, state.report_bytes) as self._report,
+            _open_for_append(self._folder / PRODUCTS, state.product_bytes) as self._products,
+            _open_for_append(self._folder / REPORT, state.report_bytes) as self._report,
         ):
-            self._asins = set(_asins(self._folder / PRODUCTS))
-            self._read_aside(is_new=not state.entries)
+            self._asins = set(_iter_asins(self._folder / PRODUCTS))
+            self._read_other_sources(is_new=not state.entries)
             entries = read_entries(self._sources.products, state.offset)
             for entry in islice(entries, None if limit is None else limit - state.entries):
-                self._take(entry)
+                self._import_entry(entry)
                 state.offset, state.entries = entry.end, state.entries + 1
-                if state.entries % EVERY == 0:
-                    self._save()
+                if state.entries % SAVE_INTERVAL == 0:
+                    self._save_state()
                     tell("read", state.entries if limit else entry.taken, limit or size)
             for asin, instructions in (self._humans or {}).items():
                 if asin not in self._asins:  # counted and not listed: what is missing is their product
                     self._left_out["instruction of no product"] += len(instructions)
             state.is_read = True
-            self._save()
+            self._save_state()
 
-    def _read_aside(self, *, is_new: bool) -> None:
+    def _read_other_sources(self, *, is_new: bool) -> None:
         """What the other sources say of each asin; their faults are reported once."""
         self._attributes: dict[str, bytes] = {}  # as JSON, which is a fraction of the objects
         self._humans: dict[str, list[Instruction]] | None = None
-        report = self._leave_out if is_new else None
+        report = self._report_left_out if is_new else None
         if self._sources.attributes:
             for entry in read_entries(self._sources.attributes):
                 if entry.key is not None and isinstance(entry.value, dict):
                     self._attributes[entry.key] = json.dumps(entry.value).encode()
                 elif report:
                     report("bad attributes", entry.key, "no object of an asin")
-            _refuse_useless(self._sources.attributes, self._attributes, "attributes", "items_ins_v2.json")
+            _require_entries(self._sources.attributes, self._attributes, "attributes", "items_ins_v2.json")
         if self._sources.human:
-            places = _places(self._sources.order)
+            places = _make_place_lookup(self._sources.order)
             self._humans = defaultdict(list)
-            for asin, listed in _human_entries(self._sources.human):
+            for asin, listed in _iter_human_entries(self._sources.human):
                 try:
                     instruction = parse_human(listed)
                     order = places(instruction.text) if instruction.order is None else instruction.order
@@ -178,26 +180,26 @@ class _Import:
                 except ProductError as fault:
                     if report:
                         report(fault.reason, asin, fault.detail)
-            _refuse_useless(self._sources.human, self._humans, "human", "items_human_ins.json")
+            _require_entries(self._sources.human, self._humans, "human", "items_human_ins.json")
 
-    def _take(self, entry: Entry) -> None:
+    def _import_entry(self, entry: JsonEntry) -> None:
         """Add the product of an entry, or report why it is none."""
         record = entry.value
         asin = record.get("asin") if isinstance(record, dict) else None
         asin = asin if isinstance(asin, str) else None
         try:
-            product = self._product(record, asin or "")
+            product = self._parse_entry(record, asin or "")
         except ProductError as fault:
-            self._leave_out(fault.reason, asin, fault.detail)
+            self._report_left_out(fault.reason, asin, fault.detail)
             return
         self._asins.add(product.asin)
         self._products.write(encode_product(product))
         self._state.products += 1
         for item in product.instructions:
             if self._is_ordered and item.kind == "human" and item.order is None:
-                self._leave_out("instruction without a place in the order", asin, item.text)
+                self._report_left_out("instruction without a place in the order", asin, item.text)
 
-    def _product(self, record: Any, asin: str) -> Product:
+    def _parse_entry(self, record: Any, asin: str) -> Product:
         if isinstance(record, ValueError):
             raise ProductError("no JSON", str(record))
         if asin in self._asins:
@@ -206,33 +208,33 @@ class _Import:
         humans = None if self._humans is None else self._humans.get(asin, [])
         return parse_product(record, extra, humans, self._tagger)
 
-    def _leave_out(self, reason: str, asin: str | None, detail: str) -> None:
+    def _report_left_out(self, reason: str, asin: str | None, detail: str) -> None:
         self._left_out[reason] += 1
         entry = {"entry": self._state.entries, "asin": asin, "reason": reason, "detail": detail}
         self._report.write(encode_line(entry))
 
-    def _save(self) -> None:
+    def _save_state(self) -> None:
         """Make what was read until here count."""
         for file in (self._products, self._report):
             file.flush()
             os.fsync(file.fileno())
         self._state.product_bytes, self._state.report_bytes = self._products.tell(), self._report.tell()
         self._state.left_out = dict(self._left_out)
-        write_text_atomic(self._folder / STATE, json.dumps(asdict(self._state)))
+        write_text_atomic(self._folder / STATE_FILE, json.dumps(asdict(self._state)))
 
 
-def _load_state(folder: Path, inputs: dict[str, Any]) -> State:
+def _load_state(folder: Path, inputs: dict[str, Any]) -> ImportState:
     """The state of an import of the same inputs; a new one, where there is none."""
     inputs = json.loads(json.dumps(inputs))
     try:
-        state = State(**parse_json((folder / STATE).read_bytes()))
+        state = ImportState(**parse_json((folder / STATE_FILE).read_bytes()))
     except (OSError, ValueError, TypeError):
-        return State(inputs)
-    return state if state.inputs == inputs else State(inputs)
+        return ImportState(inputs)
+    return state if state.inputs == inputs else ImportState(inputs)
 
 
 @contextmanager
-def _alone(folder: Path, aside: Path) -> Iterator[None]:
+def _lock_folder(folder: Path, aside: Path) -> Iterator[None]:
     """Hold the lock of `folder`, a file beside it, which stays as long as `aside` waits to be gone on with."""
     lock = folder.with_name(f".{folder.name}.lock")
     with os.fdopen(open_no_follow(lock), "w") as held:
@@ -249,26 +251,26 @@ def _alone(folder: Path, aside: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _appending(path: Path, length: int) -> Iterator[IO[bytes]]:
+def _open_for_append(path: Path, length: int) -> Iterator[IO[bytes]]:
     """A file to go on with after its first `length` bytes."""
     with path.open("ab") as file:
         file.truncate(length)
         yield file
 
 
-def _asins(path: Path) -> Iterator[str]:
+def _iter_asins(path: Path) -> Iterator[str]:
     """The asins of the products that were written: the first field of each line."""
     with path.open("rb") as file:
         for line in file:
             yield line[: line.index(b",")].partition(b":")[2].strip(b'"').decode()
 
 
-def _refuse_useless(path: Path, found: Mapping[str, Any], option: str, wanted: str) -> None:
+def _require_entries(path: Path, found: Mapping[str, Any], option: str, wanted: str) -> None:
     if not found:
         raise ConfigError(f"no entry of {path} is one of {wanted}: give another file to --{option}, or leave it out")
 
 
-def _human_entries(path: Path) -> Iterator[tuple[str, Any]]:
+def _iter_human_entries(path: Path) -> Iterator[tuple[str, Any]]:
     """(asin, instruction) for each of items_human_ins, or of the joined list that has a line for each."""
     for entry in read_entries(path):
         if entry.key is not None:
@@ -279,21 +281,21 @@ def _human_entries(path: Path) -> Iterator[tuple[str, Any]]:
             yield str(asin), entry.value
 
 
-def _places(path: Path | None) -> Callable[[str], int | None]:
+def _make_place_lookup(path: Path | None) -> Callable[[str], int | None]:
     """Text of a human instruction -> its place in the original's order, which lists texts without most punctuation.
 
     Where several products share a text, they take its places one after the other.
     """
     places: dict[str, deque[int]] = defaultdict(deque)
     for place, entry in enumerate(read_entries(path)) if path else ():
-        places[_key(str(entry.value))].append(place)
+        places[_normalize_text(str(entry.value))].append(place)
 
     def take(text: str) -> int | None:
-        found = places.get(_key(text))
+        found = places.get(_normalize_text(text))
         return found.popleft() if found else None
 
     return take
 
 
-def _key(text: str) -> str:
+def _normalize_text(text: str) -> str:
     return re.sub(r"[\W_]+", "", text.lower())

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
-from trailnotes.errors import MissingExtraError, how_to_install
+from trailnotes.errors import MissingExtraError, format_install_command
 
 SPACY_MODEL = "en_core_web_sm"
 Tagger = Literal["rules", "spacy"]
@@ -31,7 +31,7 @@ _POSSESSIVE = re.compile("['\u2019][sS]$")
 _NUMBER = re.compile("[\\d.,/x\u00d7-]+(?:st|nd|rd|th)?|[^\\w%]+", re.IGNORECASE)
 
 # Words of a closed class are no nouns however they are written...
-_CLOSED = """
+_CLOSED_CLASS_WORDS = """
     a an the this that these those each every any all some no both either another such
     and or but nor so yet plus w & of in on at by for from with without to into onto over under up down off out about
     above below across after against along among around as before behind beneath beside between beyond despite during
@@ -44,7 +44,7 @@ _CLOSED = """
 """
 
 # ...and these are none where they are written small.
-_PLAIN = """
+_LOWERCASE_NON_NOUNS = """
     new free long short small large big mini high low hot cold warm dry wet soft hard easy fast full good great
     best black white red blue green yellow pink brown grey gray purple orange natural organic fresh pure
     compatible portable comfortable suitable adjustable breathable wireless resealable colorful decorative friendly
@@ -52,15 +52,15 @@ _PLAIN = """
     double wide fully deep solid sheer original modern regular real true empty open
 """
 
-_NEVER, _SELDOM = frozenset(_CLOSED.split()), frozenset(_PLAIN.split())
+_NEVER, _SELDOM = frozenset(_CLOSED_CLASS_WORDS.split()), frozenset(_LOWERCASE_NON_NOUNS.split())
 
 
-def rule_nouns(title: str) -> tuple[str, ...]:
+def extract_nouns_by_rules(title: str) -> tuple[str, ...]:
     """The noun tokens of a title by rules, lower case, in order, with repeats."""
-    return tuple(token.lower() for token in _tokens(title) if _is_noun(token))
+    return tuple(token.lower() for token in _tokenize(title) if _is_noun(token))
 
 
-def _tokens(title: str) -> list[str]:
+def _tokenize(title: str) -> list[str]:
     """Words, numbers and units, cut where spaCy's tokeniser cuts them; no punctuation but within a token."""
     tokens = []
     for chunk in title.split():
@@ -78,23 +78,23 @@ def _is_noun(token: str) -> bool:
     return word not in _NEVER and not (token == word and word in _SELDOM)
 
 
-def noun_tagger(tagger: Tagger) -> Callable[[str], tuple[str, ...]]:
+def make_noun_tagger(tagger: Tagger) -> Callable[[str], tuple[str, ...]]:
     """Title -> its noun tokens.
 
     Raises:
         MissingExtraError: spaCy or its model is not installed.
     """
-    return rule_nouns if tagger == "rules" else _spacy_nouns()
+    return extract_nouns_by_rules if tagger == "rules" else _make_spacy_tagger()
 
 
-def _spacy_nouns() -> Callable[[str], tuple[str, ...]]:
+def _make_spacy_tagger() -> Callable[[str], tuple[str, ...]]:
     try:
         import spacy
 
         model = spacy.load(SPACY_MODEL, disable=["parser", "ner", "lemmatizer"])
     except (ImportError, OSError) as error:
         raise MissingExtraError(
-            f"nouns by spaCy need the package spacy and its model {SPACY_MODEL}: {how_to_install('spacy')}, then "
+            f"nouns by spaCy need the package spacy and its model {SPACY_MODEL}: {format_install_command('spacy')}, then "
             f"python -m spacy download {SPACY_MODEL}; or take --nouns rules"
         ) from error
     return lambda title: tuple(token.text.lower() for token in model(title) if token.pos_ in _TAGS)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 Facet = Literal["attribute", "category", "query"]  # what products can be listed by
 GoalKind = Literal["human", "synthetic"]
 
-PRICE_OF_NONE = 100.0  # dollars: what the original asks for a product without a listed price
+DEFAULT_PRICE = 100.0  # dollars: what the original asks for a product without a listed price
 CATEGORIES = ("beauty", "electronics", "fashion", "garden", "grocery")
 
 _ASIN = re.compile(r"[0-9A-Za-z_-]{1,10}")
@@ -68,7 +68,7 @@ class Product:
     instructions: tuple[Instruction, ...] = ()
 
     @property
-    def contents(self) -> str:
+    def search_text(self) -> str:
         """The text that is searched, word for word that of the original's `convert_product_file_format.py`."""
         options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in self.options)
         first = self.bullets[0] if self.bullets else ""
@@ -105,26 +105,29 @@ def parse_product(
     asin = record.get("asin")
     if not isinstance(asin, str) or asin == "nan" or not _ASIN.fullmatch(asin):
         raise ProductError("bad asin", repr(asin)[:40])
-    title = _text(record, "name")
+    title = _parse_text(record, "name")
     prices = parse_prices(record.get("pricing"))
     extra = {} if extra is None else extra
     attributes = extra.get("attributes", record.get("Attributes", []))
     return Product(
         asin=asin,
         title=title,
-        description=_text(record, "full_description", ""),
-        bullets=_texts(record.get("small_description") or [], "bad small_description", one_is_enough=True),
-        attributes=_texts(attributes, "bad attributes"),
-        options=_options(record),
+        description=_parse_text(record, "full_description", ""),
+        bullets=_parse_texts(record.get("small_description") or [], "bad small_description", one_is_enough=True),
+        attributes=_parse_texts(attributes, "bad attributes"),
+        options=_parse_options(record),
         prices=prices,
-        tag=price_tag(prices),
-        category=_text(record, "category"),
-        categories=tuple(part.strip() for part in _text(record, "product_category", "").split("\u203a")),
-        query=_text(record, "query").lower().strip(),
-        rating=_rating(record.get("average_rating")),
-        reviews=_reviews(record.get("Reviews") or []),
+        tag=format_price(prices),
+        category=_parse_text(record, "category"),
+        categories=tuple(part.strip() for part in _parse_text(record, "product_category", "").split("\u203a")),
+        query=_parse_text(record, "query").lower().strip(),
+        rating=_parse_rating(record.get("average_rating")),
+        reviews=_parse_reviews(record.get("Reviews") or []),
         nouns=nouns(title) if nouns else (),
-        instructions=(*_synthetic(extra), *(_humans(record) if humans is None else humans)),
+        instructions=(
+            *_parse_synthetic_instructions(extra),
+            *(_parse_human_instructions(record) if humans is None else humans),
+        ),
     )
 
 
@@ -139,7 +142,7 @@ def parse_prices(listed: Any) -> tuple[float, ...]:
     try:
         if isinstance(listed, str):
             prices = tuple(float(re.sub(r"[^\d.]", "", part)) for part in listed.split("$")[1:])
-        elif listed == [PRICE_OF_NONE]:  # what the original has put in place of none
+        elif listed == [DEFAULT_PRICE]:  # what the original has put in place of none
             return ()
         else:
             prices = tuple(float(price) for price in listed)
@@ -150,9 +153,9 @@ def parse_prices(listed: Any) -> tuple[float, ...]:
     return prices[:2]
 
 
-def price_tag(prices: Sequence[float]) -> str:
+def format_price(prices: Sequence[float]) -> str:
     """The price as the shop shows it."""
-    return " to ".join(f"${price}" for price in prices or (PRICE_OF_NONE,))
+    return " to ".join(f"${price}" for price in prices or (DEFAULT_PRICE,))
 
 
 def parse_human(entry: Any) -> Instruction:
@@ -166,8 +169,8 @@ def parse_human(entry: Any) -> Instruction:
     return Instruction(
         kind="human",
         text=clean_text(text),
-        attributes=_texts(entry.get("instruction_attributes", entry.get("attributes")), "bad instruction"),
-        options=_texts(entry.get("instruction_options", entry.get("options")) or [], "bad instruction"),
+        attributes=_parse_texts(entry.get("instruction_attributes", entry.get("attributes")), "bad instruction"),
+        options=_parse_texts(entry.get("instruction_options", entry.get("options")) or [], "bad instruction"),
         order=entry["index"] if isinstance(entry.get("index"), int) else None,
     )
 
@@ -177,7 +180,7 @@ def clean_text(text: str) -> str:
     return _SURROGATE.sub("\ufffd", _CONTROL.sub(" ", text))
 
 
-def _text(record: Mapping[str, Any], key: str, default: str | None = None) -> str:
+def _parse_text(record: Mapping[str, Any], key: str, default: str | None = None) -> str:
     value = record.get(key)
     if value is None and default is not None:
         return default
@@ -186,7 +189,7 @@ def _text(record: Mapping[str, Any], key: str, default: str | None = None) -> st
     return clean_text(value)
 
 
-def _texts(value: Any, reason: str, *, one_is_enough: bool = False) -> tuple[str, ...]:
+def _parse_texts(value: Any, reason: str, *, one_is_enough: bool = False) -> tuple[str, ...]:
     if one_is_enough and isinstance(value, str):
         value = [value]
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
@@ -194,7 +197,7 @@ def _texts(value: Any, reason: str, *, one_is_enough: bool = False) -> tuple[str
     return tuple(map(clean_text, value))
 
 
-def _options(record: Mapping[str, Any]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def _parse_options(record: Mapping[str, Any]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     listed = record.get("customization_options") or {}
     if not isinstance(listed, dict):
         raise ProductError("bad customization_options")
@@ -210,11 +213,11 @@ def _options(record: Mapping[str, Any]) -> tuple[tuple[str, tuple[str, ...]], ..
     return tuple(options.items())
 
 
-def _rating(value: Any) -> str:
+def _parse_rating(value: Any) -> str:
     return clean_text(str(value)) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
 
 
-def _reviews(value: Any) -> tuple[Review, ...]:
+def _parse_reviews(value: Any) -> tuple[Review, ...]:
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise ProductError("bad Reviews")
     return tuple(
@@ -227,17 +230,17 @@ def _reviews(value: Any) -> tuple[Review, ...]:
     )
 
 
-def _synthetic(extra: Mapping[str, Any]) -> tuple[Instruction, ...]:
+def _parse_synthetic_instructions(extra: Mapping[str, Any]) -> tuple[Instruction, ...]:
     text = extra.get("instruction")
     if text is None:
         return ()
     if not isinstance(text, str):
         raise ProductError("bad instruction")
-    attributes = _texts(extra.get("instruction_attributes"), "bad instruction")
+    attributes = _parse_texts(extra.get("instruction_attributes"), "bad instruction")
     return (Instruction("synthetic", clean_text(text), attributes),)
 
 
-def _humans(record: Mapping[str, Any]) -> tuple[Instruction, ...]:
+def _parse_human_instructions(record: Mapping[str, Any]) -> tuple[Instruction, ...]:
     listed = record.get("instructions") or []
     if not isinstance(listed, list):
         raise ProductError("bad instruction")

@@ -19,24 +19,31 @@ from typing import Any, Final, NamedTuple
 from trailnotes.errors import ConfigError
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Task
-from trailnotes_worlds.webshop.goals import Goal, goals_of
+from trailnotes_worlds.webshop.goals import Goal, iter_goals
 from trailnotes_worlds.webshop.products import GoalKind
-from trailnotes_worlds.webshop.shop import Shelves
+from trailnotes_worlds.webshop.shop import ProductCatalogue
 
 SPLITS: Final = ("train", "validation", "test")
 KINDS: Final = ("human", "synthetic", "both")
 TRAIN_SETS: Final = ("S0", "S1")
-_SHUFFLE: Final = 233  # the release's seed of the order of goals
+_SHUFFLE_SEED: Final = 233  # the release's seed of the order of goals
 _SMALL_TEST: Final = 500  # goals that verl-agent tests on: the first of a permutation
 _SMALL_WORKERS: Final = 16  # that train, a permutation each
-_SMALL_EXAMINED: Final = {"test": 1000, "validation": 1001}  # added to the seed of those that test; the second is ours
-_UP_TO: Final = {"test": 0.2, "validation": 0.3, "train": 1.0}  # by-product: where the share of each side ends
-_SIDES: Final = 0  # by-product: what sides are drawn from, the same for every dataset seed
-_MOST_OF_A_PRODUCT: Final = 4  # by-product: goals of one product; some have hundreds of combinations
+_SMALL_EVAL_SEED_OFFSETS: Final = {
+    "test": 1000,
+    "validation": 1001,
+}  # added to the seed of those that test; the second is ours
+_CUMULATIVE_SHARES: Final = {
+    "test": 0.2,
+    "validation": 0.3,
+    "train": 1.0,
+}  # by-product: where the share of each side ends
+_SPLIT_SEED: Final = 0  # by-product: what sides are drawn from, the same for every dataset seed
+_MAX_GOALS_PER_PRODUCT: Final = 4  # by-product: goals of one product; some have hundreds of combinations
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class GoalSelection:
     """What decides which goals there are."""
 
     protocol: str = "by-product"
@@ -45,7 +52,7 @@ class Choice:
     train_set: str = "S0"  # of rememberer
 
 
-class Placed(NamedTuple):
+class NumberedGoal(NamedTuple):
     """A goal, and its place in the order of its protocol."""
 
     number: int
@@ -53,19 +60,19 @@ class Placed(NamedTuple):
     seed: int  # that its limit of price was drawn from, and the prices of ranges are
 
 
-Splits = Mapping[str, Sequence[Placed]]
+Splits = Mapping[str, Sequence[NumberedGoal]]
 
 
 @dataclass(frozen=True, slots=True)
-class Protocol:
+class SplitProtocol:
     """One way to split goals."""
 
-    split: Callable[[Shelves, Choice], Splits]
+    split: Callable[[ProductCatalogue, GoalSelection], Splits]
     goals: str  # by default
     leaks: str = ""  # why its test says nothing about unseen goals; "" where it does
 
 
-def tasks_in(splits: Splits, split: str, protocol: str) -> list[Task]:
+def make_tasks(splits: Splits, split: str, protocol: str) -> list[Task]:
     """The goals of one split as tasks ``webshop/PROTOCOL/ASIN/NUMBER``, in the protocol's order.
 
     The options of a task are those of `Goal.to_json`: whoever plays it needs no list of goals.
@@ -85,10 +92,10 @@ def tasks_in(splits: Splits, split: str, protocol: str) -> list[Task]:
             f'protocol = "{protocol}" has no goal in split {split!r} with this catalogue: use protocol = "by-product", '
             "another env.options.goals, or a catalogue with more goals"
         )
-    return [_task(protocol, split, each) for each in splits[split]]
+    return [_make_task(protocol, split, each) for each in splits[split]]
 
 
-def splits_of(shelves: Shelves, choice: Choice) -> Splits:
+def compute_splits(shelves: ProductCatalogue, choice: GoalSelection) -> Splits:
     """All splits of a protocol. A catalogue may have too few goals for some of them.
 
     Raises:
@@ -96,7 +103,7 @@ def splits_of(shelves: Shelves, choice: Choice) -> Splits:
     """
     for key, value, known in (
         ("protocol", choice.protocol, tuple(PROTOCOLS)),
-        ("goals", choice.goals or PROTOCOLS.get(choice.protocol, _BY_PRODUCT).goals, KINDS),
+        ("goals", choice.goals or PROTOCOLS.get(choice.protocol, _DEFAULT_PROTOCOL).goals, KINDS),
         ("train_set", choice.train_set, TRAIN_SETS),
     ):
         if value not in known:
@@ -104,12 +111,12 @@ def splits_of(shelves: Shelves, choice: Choice) -> Splits:
     return PROTOCOLS[choice.protocol].split(shelves, choice)
 
 
-def known_title(title: str) -> str:
+def normalize_title(title: str) -> str:
     """A title as products are told apart by it: two with the same words are one, whatever their asins."""
     return " ".join(title.casefold().split())
 
 
-def refuse_leaking(split: str, protocol: str, allow: bool) -> None:
+def require_leak_free_split(split: str, protocol: str, allow: bool) -> None:
     """Refuse to examine on goals that were trained on.
 
     Raises:
@@ -123,7 +130,7 @@ def refuse_leaking(split: str, protocol: str, allow: bool) -> None:
         )
 
 
-def identity_of(splits: Splits, choice: Choice) -> dict[str, Any]:
+def build_identity(splits: Splits, choice: GoalSelection) -> dict[str, Any]:
     """Which goals a run has, as JSON: names, and for each split how many goals and a hash of all of them."""
     protocol = PROTOCOLS[choice.protocol]
     return {
@@ -132,18 +139,18 @@ def identity_of(splits: Splits, choice: Choice) -> dict[str, Any]:
         "goals": choice.goals or protocol.goals,
         "dataset_seed": choice.seed,
         "train_set": choice.train_set,
-        "splits": {split: {"goals": len(splits[split]), "sha256": _hash(splits[split])} for split in SPLITS},
+        "splits": {split: {"goals": len(splits[split]), "sha256": _hash_goals(splits[split])} for split in SPLITS},
     }
 
 
-def _hash(placed: Iterable[Placed]) -> str:
+def _hash_goals(placed: Iterable[NumberedGoal]) -> str:
     digest = hashlib.sha256()
     for number, goal, seed in placed:
         digest.update(json.dumps([number, seed, goal.to_json()], sort_keys=True).encode())
     return digest.hexdigest()
 
 
-def _task(protocol: str, split: str, placed: Placed) -> Task:
+def _make_task(protocol: str, split: str, placed: NumberedGoal) -> Task:
     suffix = f"@{placed.seed}" if placed.seed else ""
     name = f"webshop/{protocol}/{placed.goal.asin}/{placed.number}{suffix}"
     return Task(name, "webshop", placed.seed, split, placed.goal.to_json())
@@ -152,78 +159,80 @@ def _task(protocol: str, split: str, placed: Placed) -> Task:
 # -- orders
 
 
-def _listed(shelves: Shelves, kind: str, seed: int) -> Iterator[tuple[Goal, int | None]]:
+def _iter_catalogue_goals(shelves: ProductCatalogue, kind: str, seed: int) -> Iterator[tuple[Goal, int | None]]:
     """All goals in the order of the catalogue."""
     known: tuple[GoalKind, ...] = ("human", "synthetic")
     kinds = [each for each in known if kind in (each, "both")]
-    for product in shelves.asked_for(kinds):
-        yield from itertools.chain(*(goals_of(product, each, seed) for each in kinds))
+    for product in shelves.iter_by_goal_kind(kinds):
+        yield from itertools.chain(*(iter_goals(product, each, seed) for each in kinds))
 
 
-def _official(shelves: Shelves, choice: Choice) -> list[Placed]:
+def _list_official_goals(shelves: ProductCatalogue, choice: GoalSelection) -> list[NumberedGoal]:
     """Goals in the release's order: told by the catalogue, or shuffled as the release does."""
     kind = choice.goals or "human"
     if kind == "both":
         raise ConfigError(f'protocol = "{choice.protocol}" orders goals of one kind: set env.options.goals to '
                           '"human" or "synthetic"')  # fmt: skip
-    listed = list(_listed(shelves, kind, choice.seed))
-    official = [Placed(order, goal, choice.seed) for goal, order in listed if order is not None]
+    listed = list(_iter_catalogue_goals(shelves, kind, choice.seed))
+    official = [NumberedGoal(order, goal, choice.seed) for goal, order in listed if order is not None]
     if official:  # a goal without a place, which the import has reported, is in no split
         return sorted(official, key=lambda each: each.number)
-    random.Random(_SHUFFLE).shuffle(listed)
-    return [Placed(number, goal, choice.seed) for number, (goal, _) in enumerate(listed)]
+    random.Random(_SHUFFLE_SEED).shuffle(listed)
+    return [NumberedGoal(number, goal, choice.seed) for number, (goal, _) in enumerate(listed)]
 
 
-def _ranges(placed: Sequence[Placed], **numbers: range) -> Splits:
+def _split_by_ranges(placed: Sequence[NumberedGoal], **numbers: range) -> Splits:
     return {split: [each for each in placed if each.number in numbers[split]] for split in SPLITS}
 
 
 # -- protocols
 
 
-def _original(shelves: Shelves, choice: Choice) -> Splits:
-    placed = _official(shelves, choice)
+def _split_original(shelves: ProductCatalogue, choice: GoalSelection) -> Splits:
+    placed = _list_official_goals(shelves, choice)
     last = placed[-1].number + 1 if placed else 0
-    return _ranges(placed, test=range(500), validation=range(500, 1500), train=range(1500, last))
+    return _split_by_ranges(placed, test=range(500), validation=range(500, 1500), train=range(1500, last))
 
 
-def _rememberer(shelves: Shelves, choice: Choice) -> Splits:
+def _split_rememberer(shelves: ProductCatalogue, choice: GoalSelection) -> Splits:
     """Ten goals to train on. The validation is ours: a checkpoint is never chosen on the test."""
     train = range(500, 510) if choice.train_set == "S0" else range(510, 520)
-    return _ranges(_official(shelves, choice), test=range(100), validation=range(1400, 1500), train=train)
+    return _split_by_ranges(
+        _list_official_goals(shelves, choice), test=range(100), validation=range(1400, 1500), train=train
+    )
 
 
-def _verl_agent_small(shelves: Shelves, choice: Choice) -> Splits:
+def _split_verl_agent_small(shelves: ProductCatalogue, choice: GoalSelection) -> Splits:
     """Every worker shuffles the goals by a seed of its own, and calls its first 500 the test.
 
     A goal that several workers train on stands here once, with the seed of the first of them.
     """
     kind = choice.goals or "synthetic"
-    train: dict[int, Placed] = {}
+    train: dict[int, NumberedGoal] = {}
     for seed in range(choice.seed, choice.seed + _SMALL_WORKERS):
-        goals, order = _permuted(shelves, kind, seed)
+        goals, order = _shuffle_goals(shelves, kind, seed)
         for number, index in enumerate(order[_SMALL_TEST:], start=_SMALL_TEST):
-            train.setdefault(index, Placed(number, goals[index], seed))
+            train.setdefault(index, NumberedGoal(number, goals[index], seed))
         if len(train) == len(goals):
             break
     return {"train": list(train.values())} | {
-        split: _small_test(shelves, kind, choice.seed + more) for split, more in _SMALL_EXAMINED.items()
+        split: _make_small_test(shelves, kind, choice.seed + more) for split, more in _SMALL_EVAL_SEED_OFFSETS.items()
     }
 
 
-def _small_test(shelves: Shelves, kind: str, seed: int) -> list[Placed]:
-    goals, order = _permuted(shelves, kind, seed)
-    return [Placed(number, goals[index], seed) for number, index in enumerate(order[:_SMALL_TEST])]
+def _make_small_test(shelves: ProductCatalogue, kind: str, seed: int) -> list[NumberedGoal]:
+    goals, order = _shuffle_goals(shelves, kind, seed)
+    return [NumberedGoal(number, goals[index], seed) for number, index in enumerate(order[:_SMALL_TEST])]
 
 
-def _permuted(shelves: Shelves, kind: str, seed: int) -> tuple[list[Goal], list[int]]:
-    goals = [goal for goal, _ in _listed(shelves, kind, seed)]
+def _shuffle_goals(shelves: ProductCatalogue, kind: str, seed: int) -> tuple[list[Goal], list[int]]:
+    goals = [goal for goal, _ in _iter_catalogue_goals(shelves, kind, seed)]
     order = list(range(len(goals)))
     random.Random(seed).shuffle(order)
     return goals, order
 
 
-def _by_product(shelves: Shelves, choice: Choice) -> Splits:
+def _split_by_product(shelves: ProductCatalogue, choice: GoalSelection) -> Splits:
     """No product of a test goal is that of a training goal, under whatever asin: who has the title has the side.
 
     Nor is an instruction that is examined trained on, where different products have the same one.
@@ -231,37 +240,37 @@ def _by_product(shelves: Shelves, choice: Choice) -> Splits:
     The side of a product depends on its title alone, not on the others of the catalogue, nor on the dataset seed: what
     one seed trains on, no other examines.
     """
-    splits: dict[str, list[Placed]] = {split: [] for split in SPLITS}
-    listed = enumerate(_listed(shelves, choice.goals or "both", choice.seed))
+    splits: dict[str, list[NumberedGoal]] = {split: [] for split in SPLITS}
+    listed = enumerate(_iter_catalogue_goals(shelves, choice.goals or "both", choice.seed))
     for asin, own in itertools.groupby(listed, key=lambda item: item[1][0].asin):
-        placed = list({goal: Placed(number, goal, choice.seed) for number, (goal, _) in own}.values())
-        splits[_side(shelves[asin].title)] += _spread(placed, asin, choice.seed)
+        placed = list({goal: NumberedGoal(number, goal, choice.seed) for number, (goal, _) in own}.values())
+        splits[_assign_split(shelves[asin].title)] += _sample_goals(placed, asin, choice.seed)
     examined = {each.goal.instruction for split in ("validation", "test") for each in splits[split]}
     splits["train"] = [each for each in splits["train"] if each.goal.instruction not in examined]
     return splits
 
 
-def _side(title: str) -> str:
-    drawn = random.Random(derive_seed("webshop", _SIDES, "by-product", known_title(title))).random()
-    return next(split for split, end in _UP_TO.items() if drawn < end)
+def _assign_split(title: str) -> str:
+    drawn = random.Random(derive_seed("webshop", _SPLIT_SEED, "by-product", normalize_title(title))).random()
+    return next(split for split, end in _CUMULATIVE_SHARES.items() if drawn < end)
 
 
-def _spread(placed: Sequence[Placed], asin: str, seed: int) -> list[Placed]:
+def _sample_goals(placed: Sequence[NumberedGoal], asin: str, seed: int) -> list[NumberedGoal]:
     """At most `_MOST_OF_A_PRODUCT`, drawn."""
-    if len(placed) <= _MOST_OF_A_PRODUCT:
+    if len(placed) <= _MAX_GOALS_PER_PRODUCT:
         return list(placed)
     rng = random.Random(derive_seed("webshop", seed, "some of", asin))
-    return sorted(rng.sample(placed, _MOST_OF_A_PRODUCT), key=lambda each: each.number)
+    return sorted(rng.sample(placed, _MAX_GOALS_PER_PRODUCT), key=lambda each: each.number)
 
 
-_BY_PRODUCT: Final = Protocol(_by_product, "both")
-PROTOCOLS: Final[Mapping[str, Protocol]] = MappingProxyType(
+_DEFAULT_PROTOCOL: Final = SplitProtocol(_split_by_product, "both")
+PROTOCOLS: Final[Mapping[str, SplitProtocol]] = MappingProxyType(
     {
-        "by-product": _BY_PRODUCT,
-        "original": Protocol(_original, "human"),
-        "rememberer": Protocol(_rememberer, "human"),
-        "verl-agent-small": Protocol(
-            _verl_agent_small, "synthetic", "trains on goals that it tests, since each worker shuffles its own"
+        "by-product": _DEFAULT_PROTOCOL,
+        "original": SplitProtocol(_split_original, "human"),
+        "rememberer": SplitProtocol(_split_rememberer, "human"),
+        "verl-agent-small": SplitProtocol(
+            _split_verl_agent_small, "synthetic", "trains on goals that it tests, since each worker shuffles its own"
         ),
     }
 )

@@ -20,12 +20,12 @@ from trailnotes.storage.parsing import parse_json, parse_json_at
 MAX_ENTRY = 1 << 26  # characters: what does not end before is no entry
 
 _CHUNK = 1 << 20  # bytes
-_SPACE = " \t\r\n"
+_WHITE_SPACE = " \t\r\n"
 
 _Found = tuple[str | None, Any, int]  # key, value and end of an `Entry`
 
 
-class Entry(NamedTuple):
+class JsonEntry(NamedTuple):
     """One entry of a file."""
 
     key: str | None  # in an object
@@ -35,7 +35,7 @@ class Entry(NamedTuple):
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+def _open_source(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
     """(what is read, the file as it lies): two only if the name ends in ``.gz``, which is unpacked.
 
     Raises:
@@ -53,7 +53,7 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
             yield file, file
 
 
-def read_entries(path: Path, start: int = 0) -> Iterator[Entry]:
+def read_entries(path: Path, start: int = 0) -> Iterator[JsonEntry]:
     """The entries of a file, from the byte `start` on, which is 0 or the `end` of one of them.
 
     A list gives its elements and an object its values, each with its key; anything else is read line by line.
@@ -62,33 +62,35 @@ def read_entries(path: Path, start: int = 0) -> Iterator[Entry]:
         ConfigError: the file cannot be read, is cut off, is no JSON where it ends an entry, or goes on after its end.
     """
     try:
-        with _opened(path) as (file, packed):
-            opening = _opening(file)
+        with _open_source(path) as (file, packed):
+            opening = _detect_opening(file)
             if opening:
-                found = _Text(path, file, start or 1 + _indent(file)).entries(opening, first=not start)
+                found = _JsonStream(path, file, start or 1 + _count_leading_space(file)).iter_entries(
+                    opening, first=not start
+                )
             else:
-                found = _lines(file, start)
+                found = _iter_lines(file, start)
             for key, value, end in found:
-                yield Entry(key, value, end, packed.tell())
+                yield JsonEntry(key, value, end, packed.tell())
     except gzip.BadGzipFile as error:
         raise ConfigError(f"{path} is not gzipped, or damaged: get it again, or name it without .gz") from error
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path} is cut off or damaged ({error}): get it again") from error
 
 
-def _indent(file: BinaryIO) -> int:
+def _count_leading_space(file: BinaryIO) -> int:
     """Bytes of white space (and of a byte order mark) before the first character."""
     file.seek(0)
     head = file.read(_CHUNK)
     return len(head) - len(head.removeprefix(codecs.BOM_UTF8).lstrip())
 
 
-def _opening(file: BinaryIO) -> str:
+def _detect_opening(file: BinaryIO) -> str:
     """``[`` or ``{`` if all entries are in one list or object; "" where each has a line.
 
     The first object of many has a plain first value (its asin, its name); one object for all has objects or lists.
     """
-    file.seek(_indent(file))
+    file.seek(_count_leading_space(file))
     head = file.read(_CHUNK).decode("utf-8", "ignore")
     if head.startswith("["):
         return "["
@@ -98,16 +100,16 @@ def _opening(file: BinaryIO) -> str:
         _, end = parse_json_at(head, _skip(head, 1))
     except ValueError:
         return "{" if head[1:].strip() == "}" else ""
-    return "{" if head[_skip(head, end, _SPACE + ":") :].startswith(("{", "[")) else ""
+    return "{" if head[_skip(head, end, _WHITE_SPACE + ":") :].startswith(("{", "[")) else ""
 
 
-def _skip(text: str, place: int, characters: str = _SPACE) -> int:
+def _skip(text: str, place: int, characters: str = _WHITE_SPACE) -> int:
     while place < len(text) and text[place] in characters:
         place += 1
     return place
 
 
-def _lines(file: BinaryIO, start: int) -> Iterator[_Found]:
+def _iter_lines(file: BinaryIO, start: int) -> Iterator[_Found]:
     file.seek(start)
     while line := file.readline(MAX_ENTRY):
         start += len(line)
@@ -120,7 +122,7 @@ def _lines(file: BinaryIO, start: int) -> Iterator[_Found]:
         yield None, value, start
 
 
-class _Text:
+class _JsonStream:
     """The part of a file that is being decoded, and where it stands."""
 
     def __init__(self, path: Path, file: BinaryIO, start: int) -> None:
@@ -129,18 +131,18 @@ class _Text:
         self._text, self._place, self._counted, self._ended = "", 0, 0, False
         file.seek(start)
 
-    def entries(self, opening: str, *, first: bool) -> Iterator[_Found]:
+    def iter_entries(self, opening: str, *, first: bool) -> Iterator[_Found]:
         """What follows, up to the closing bracket; `first` if no entry was read before."""
         closing = "]" if opening == "[" else "}"
-        while (character := self._next()) != closing:
+        while (character := self._peek_character()) != closing:
             if not first:
                 self._expect(",", character)
             first = False
             key = None
             if opening == "{":
-                key = self._value()
-                self._expect(":", self._next())
-            value = self._value()
+                key = self._decode_value()
+                self._expect(":", self._peek_character())
+            value = self._decode_value()
             self._start += len(self._text[self._counted : self._place].encode(errors="surrogateescape"))
             self._counted = self._place
             yield key if key is None else str(key), value, self._start
@@ -152,16 +154,16 @@ class _Text:
             self._place = self._counted = _skip(self._text, self._place)
             if self._place < len(self._text):
                 raise ConfigError(f"{self._path} is no JSON: it goes on after its closing bracket; get it again")
-            if not self._more():
+            if not self._read_more():
                 return
 
-    def _next(self) -> str:
+    def _peek_character(self) -> str:
         """The next character that is no space, not consumed."""
         while True:
             self._place = _skip(self._text, self._place)
             if self._place < len(self._text):
                 return self._text[self._place]
-            if not self._more():
+            if not self._read_more():
                 raise ConfigError(f"{self._path} is cut off after {self._start} bytes: get it again")
 
     def _expect(self, wanted: str, found: str) -> None:
@@ -169,8 +171,8 @@ class _Text:
             raise ConfigError(f"{self._path} is no JSON after byte {self._start}: {wanted!r} is missing; get it again")
         self._place += 1
 
-    def _value(self) -> Any:
-        self._next()
+    def _decode_value(self) -> Any:
+        self._peek_character()
         while True:
             fault = "it does not end"
             try:
@@ -180,12 +182,12 @@ class _Text:
                     return value
             except ValueError as error:
                 fault = str(error)
-            if len(self._text) - self._place > MAX_ENTRY or not self._more():
+            if len(self._text) - self._place > MAX_ENTRY or not self._read_more():
                 raise ConfigError(
                     f"{self._path} is cut off or no JSON in the entry after byte {self._start} ({fault}): get it again"
                 )
 
-    def _more(self) -> bool:
+    def _read_more(self) -> bool:
         """Forget what was counted and read on, twice as much each time: a long entry is decoded a few times only."""
         if self._ended:
             return False

@@ -18,16 +18,16 @@ from typing import Final
 from rapidfuzz.fuzz import token_set_ratio
 from rapidfuzz.utils import default_process
 
-from trailnotes_worlds.webshop.goals import Goal, price_of
+from trailnotes_worlds.webshop.goals import Goal, draw_price
 from trailnotes_worlds.webshop.products import Product
-from trailnotes_worlds.webshop.shop import Shelves, State
+from trailnotes_worlds.webshop.shop import ProductCatalogue, ShopState
 
-MATCH: Final = 85  # of 100; more is a match
-NO_NOUNS: Final = 0.2  # similarity of titles where the wanted one has no noun
+MATCH_THRESHOLD: Final = 85  # of 100; more is a match
+NO_NOUN_SIMILARITY: Final = 0.2  # similarity of titles where the wanted one has no noun
 _LATIN_1: Final = dict.fromkeys(range(128, 256))  # characters that thefuzz drops before it compares
 
 # The names that the original looks for, in its order: the first one found counts.
-_NAMES: Final = """
+_COLOR_NAMES: Final = """
     alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo
     caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream crystal
     dark denim eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey heather indigo ivory
@@ -36,7 +36,7 @@ _NAMES: Final = """
     sapphire seashell silver skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut
     wheat white wine yellow
 """
-COLORS: Final = tuple(_NAMES.split())
+COLORS: Final = tuple(_COLOR_NAMES.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ class Reward:
     title_score: float  # share of the wanted title's nouns that the bought one has
 
 
-def judge_purchase(shelves: Shelves, goal: Goal, state: State, seed: int) -> Reward:
+def judge_purchase(shelves: ProductCatalogue, goal: Goal, state: ShopState, seed: int) -> Reward:
     """The reward of the product and the options of `state`, at the price that `seed` gives it."""
     bought = shelves[state.asin]
     values = [value for _, value in state.options]
-    return judge(goal, shelves[goal.asin], bought, values, price_of(bought, seed))
+    return compute_reward(goal, shelves[goal.asin], bought, values, draw_price(bought, seed))
 
 
-def judge(goal: Goal, wanted: Product, bought: Product, options: Iterable[str], price: float) -> Reward:
+def compute_reward(goal: Goal, wanted: Product, bought: Product, options: Iterable[str], price: float) -> Reward:
     """The reward of a purchase.
 
     Args:
@@ -70,65 +70,68 @@ def judge(goal: Goal, wanted: Product, bought: Product, options: Iterable[str], 
         options: values that were chosen.
         price: of `bought`, in dollars.
     """
-    num_attributes = sum(_has(bought, attribute) for attribute in goal.attributes)
-    num_options = _num_options(list(options), goal.options)
+    num_attributes = sum(_has_attribute(bought, attribute) for attribute in goal.attributes)
+    num_options = _count_matched_options(list(options), goal.options)
     price_fits = price <= goal.price_upper
     same_query = bought.query == wanted.query
     same_categories = len({*bought.categories} & {*wanted.categories}) >= 2
-    title_score = _title_score(wanted.nouns, bought.nouns)
-    factor = _type_factor(same_query or same_categories, title_score)
+    title_score = _compute_title_score(wanted.nouns, bought.nouns)
+    factor = _compute_type_factor(same_query or same_categories, title_score)
     share = (num_attributes + num_options + price_fits) / (len(goal.attributes) + len(goal.options) + 1)
     return Reward(
         share * factor, num_attributes, num_options, price_fits, factor, same_query, same_categories, title_score
     )
 
 
-def similarity(one: str, other: str) -> int:
+def compute_similarity(one: str, other: str) -> int:
     """The `token_set_ratio` of thefuzz, 0 to 100: a whole number, of what is left after its processing."""
-    return round(token_set_ratio(_processed(one), _processed(other)))
+    return round(token_set_ratio(_normalize_text(one), _normalize_text(other)))
 
 
-def color_of(text: str) -> str:
+def extract_color(text: str) -> str:
     """The first colour whose name is anywhere in `text`; else `text`."""
     return next((color for color in COLORS if color in text), text)
 
 
 @lru_cache(8192)
-def _processed(text: str) -> str:
+def _normalize_text(text: str) -> str:
     return default_process(text.translate(_LATIN_1))
 
 
-def _has(product: Product, attribute: str) -> bool:
+def _has_attribute(product: Product, attribute: str) -> bool:
     """Whether a product is said to have an attribute: by its hidden list, or word for word in its texts."""
-    if any(similarity(known, attribute) > MATCH for known in product.attributes):
+    if any(compute_similarity(known, attribute) > MATCH_THRESHOLD for known in product.attributes):
         return True
     texts = (product.title, " ".join(product.bullets), product.description)
     return any(attribute in text.lower() for text in texts)
 
 
-def _num_options(chosen: Sequence[str], wanted: Iterable[tuple[str, str]]) -> int:
+def _count_matched_options(chosen: Sequence[str], wanted: Iterable[tuple[str, str]]) -> int:
     """How many of the `wanted` (name, value) have a match among the `chosen` values."""
-    values = [color_of(value) for value in chosen]
-    return sum(any(similarity(value, text) > MATCH for value in values) for text in map(_wanted_text, wanted))
+    values = [extract_color(value) for value in chosen]
+    return sum(
+        any(compute_similarity(value, text) > MATCH_THRESHOLD for value in values)
+        for text in map(_format_wanted_option, wanted)
+    )
 
 
-def _wanted_text(option: tuple[str, str]) -> str:
+def _format_wanted_option(option: tuple[str, str]) -> str:
     """What is compared: of a human goal the value, of a synthetic one the pair, in which only a whole is a colour.
 
     The pair as Python writes it, which is what thefuzz compares: a no-break space in a value becomes the letters xa0.
     """
     name, value = option
     if not name:
-        return color_of(value)
+        return extract_color(value)
     return next((color for color in COLORS if color in option), str(option))
 
 
-def _title_score(wanted: Sequence[str], bought: Sequence[str]) -> float:
+def _compute_title_score(wanted: Sequence[str], bought: Sequence[str]) -> float:
     """Nouns shared, once each, over the nouns wanted, repeats included."""
-    return len({*wanted} & {*bought}) / len(wanted) if wanted else NO_NOUNS
+    return len({*wanted} & {*bought}) / len(wanted) if wanted else NO_NOUN_SIMILARITY
 
 
-def _type_factor(related: bool, title_score: float) -> float:
+def _compute_type_factor(related: bool, title_score: float) -> float:
     if title_score == 0:
         return 0.0
     if title_score < 0.1:

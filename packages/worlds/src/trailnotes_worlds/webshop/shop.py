@@ -20,26 +20,26 @@ from functools import lru_cache
 from typing import Final, Literal, NamedTuple, Protocol, cast
 
 from trailnotes.seeds import derive_seed
-from trailnotes.types import speakable
+from trailnotes.types import replace_surrogates
 from trailnotes_worlds.webshop.products import Facet, GoalKind, Product
-from trailnotes_worlds.webshop.texts import Brackets, clean
+from trailnotes_worlds.webshop.texts import Brackets, sanitize_text
 
 Compat = Literal["fixed", "original"]
 PageName = Literal["search", "results", "item", "description", "features", "reviews", "attributes", "done"]
-Kind = Literal["text", "button", "product", "option"]
+PartKind = Literal["text", "button", "product", "option"]
 
-NUM_FOUND: Final = 50  # products that a search finds at most
-MAX_ACTION: Final = 2_000  # characters; a longer action is none
+MAX_RESULTS: Final = 50  # products that a search finds at most
+MAX_ACTION_CHARS: Final = 2_000  # characters; a longer action is none
 # An offer may hold two short texts, the name of an option and its value, and lower case may double each.
-MAX_SHORT: Final = MAX_ACTION // 4 - 20  # characters
+MAX_LABEL_CHARS: Final = MAX_ACTION_CHARS // 4 - 20  # characters
 SEARCH, BACK, PREV, NEXT, BUY = "Search", "Back to Search", "< Prev", "Next >", "Buy Now"
 _SUB_PAGES: Final = ("description", "features", "reviews", "attributes")
-_WITHIN: Final = " \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK} "  # between a category and one within it
+_CATEGORY_SEPARATOR: Final = " \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK} "  # between a category and one within it
 _TENTHS: Final = re.compile(r"\.\d(?!\d)")
-_PLAIN: Final = re.compile(r"\s*(\w+)\s*\[(.*)\]\s*", re.DOTALL)
+_ACTION_PATTERN: Final = re.compile(r"\s*(\w+)\s*\[(.*)\]\s*", re.DOTALL)
 
 
-class Shelves(Protocol):
+class ProductCatalogue(Protocol):
     """What the shop needs of a catalogue; `Catalogue` is one."""
 
     def __len__(self) -> int: ...
@@ -54,21 +54,21 @@ class Shelves(Protocol):
         """By its place in the catalogue."""
         ...
 
-    def search(self, query: str, limit: int = NUM_FOUND) -> list[str]:
+    def search(self, query: str, limit: int = MAX_RESULTS) -> list[str]:
         """The asins that fit best, the best one first."""
         ...
 
-    def asked_for(self, kinds: Iterable[GoalKind]) -> Iterator[Product]:
+    def iter_by_goal_kind(self, kinds: Iterable[GoalKind]) -> Iterator[Product]:
         """The products with an instruction of one of these kinds."""
         ...
 
-    def having(self, facet: Facet, value: str) -> list[str]:
+    def find_by_facet(self, facet: Facet, value: str) -> list[str]:
         """The asins with exactly this attribute, of this department, or found by this query."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class ShopRules:
     """How the shop behaves, and how much of a product it shows."""
 
     compat: Compat = "fixed"
@@ -85,7 +85,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ShopState:
     """A visit: which page, and what led there."""
 
     page: PageName = "search"
@@ -96,10 +96,10 @@ class State:
     seen: tuple[str, ...] = ()  # asins looked at since the search page, the first one first
 
 
-class Part(NamedTuple):
+class PageElement(NamedTuple):
     """One text of a page, in the order of the page."""
 
-    kind: Kind
+    kind: PartKind
     text: str  # cleaned, as shown
     target: str = ""  # what click[...] says, in lower case; "" for what cannot be clicked
     clicked: bool = False  # an option that is chosen, a product that was looked at
@@ -107,26 +107,28 @@ class Part(NamedTuple):
     asin: str = ""  # of a product
 
 
-class Turn(NamedTuple):
+class ShopTransition(NamedTuple):
     """What an action led to."""
 
-    state: State
+    state: ShopState
     refused: str = ""  # why nothing was done; "" where something was
 
 
 class Shop:
     """A catalogue behind pages. Holds no visit: any number of them may share it, and threads may."""
 
-    def __init__(self, shelves: Shelves, rules: Rules = Rules()) -> None:
+    def __init__(self, shelves: ProductCatalogue, rules: ShopRules = ShopRules()) -> None:
         self.shelves, self.rules = shelves, rules
         self._original = rules.compat == "original"
         # A page is asked for by its offers, its text and the next action; results are by each page of them.
-        self._body: Callable[[State], tuple[Part, ...]] = lru_cache(64)(self._made)
-        self._found: Callable[[str], tuple[str, ...]] = lru_cache(512)(self._search)
+        self._body: Callable[[ShopState], tuple[PageElement, ...]] = lru_cache(64)(self._build_body)
+        self._found: Callable[[str], tuple[str, ...]] = lru_cache(512)(self._find_asins)
 
     # -- what a page holds
 
-    def parts(self, state: State, instruction: str = "", score: float | None = None) -> tuple[Part, ...]:
+    def list_elements(
+        self, state: ShopState, instruction: str = "", score: float | None = None
+    ) -> tuple[PageElement, ...]:
         """The page of `state`, from the top down.
 
         Args:
@@ -134,107 +136,109 @@ class Shop:
             instruction: shown where it is not "".
             score: of the purchase; the original's last page tells it, ours does not.
         """
-        told = [Part("text", "Instruction:"), Part("text", instruction)] if instruction else []
+        told = [PageElement("text", "Instruction:"), PageElement("text", instruction)] if instruction else []
         if state.page == "search":
-            return (Part("text", "WebShop"), *told, Part("button", SEARCH))
+            return (PageElement("text", "WebShop"), *told, PageElement("button", SEARCH))
         if state.page == "done":
-            return tuple(self._done(state, score))
-        return (*told, _button(BACK), *self._body(state))
+            return tuple(self._iter_done(state, score))
+        return (*told, _make_button(BACK), *self._body(state))
 
-    def offers(self, state: State) -> tuple[str, ...]:
+    def list_actions(self, state: ShopState) -> tuple[str, ...]:
         """What can be clicked now: ``click[...]`` each, in the original's order: buttons, products, options.
 
         On the search page there is nothing to click, and any ``search[...]`` can be said instead.
         """
-        parts = self._clickable(state)
+        parts = self._list_clickable(state)
         ordered = [p for p in parts if p.kind != "option"] + [p for p in parts if p.kind == "option"]
         return tuple(dict.fromkeys(f"click[{part.target}]" for part in ordered))
 
-    def can_search(self, state: State) -> bool:
+    def can_search(self, state: ShopState) -> bool:
         """Whether ``search[...]`` does something here."""
         return self._original or state.page == "search"
 
-    def results(self, state: State) -> tuple[str, ...]:
+    def results(self, state: ShopState) -> tuple[str, ...]:
         """The asins on a results page."""
         first = (state.number - 1) * self.rules.products_per_page
         page = self._found(state.query)[first : first + self.rules.products_per_page]
         return page[: self.rules.products_shown] if self.rules.products_shown else page
 
-    def num_found(self, state: State) -> int:
+    def num_found(self, state: ShopState) -> int:
         """How many products the search of `state` has found, on all pages."""
         return len(self._found(state.query))
 
     # -- what an action does
 
-    def step(self, state: State, action: str) -> Turn:
+    def step(self, state: ShopState, action: str) -> ShopTransition:
         """Take one action, of any text. What does not fit changes nothing, and the turn says why."""
-        if len(action) > MAX_ACTION:
-            return Turn(state, f"longer than {MAX_ACTION} characters")
-        name, argument = self._read(action)
+        if len(action) > MAX_ACTION_CHARS:
+            return ShopTransition(state, f"longer than {MAX_ACTION_CHARS} characters")
+        name, argument = self._parse_action(action)
         if name == "search":
-            return self._searched(state, argument)
+            return self._open_results(state, argument)
         if name == "click":
-            return self._clicked(state, argument)
-        return Turn(state, "neither search[...] nor click[...]")
+            return self._click(state, argument)
+        return ShopTransition(state, "neither search[...] nor click[...]")
 
-    def _read(self, action: str) -> tuple[str, str]:
+    def _parse_action(self, action: str) -> tuple[str, str]:
         if self._original:
-            return _read_greedily(action)
-        match = _PLAIN.fullmatch(action)
+            return _parse_action_greedily(action)
+        match = _ACTION_PATTERN.fullmatch(action)
         return (match[1].lower(), " ".join(match[2].lower().split())) if match else ("", "")
 
-    def _searched(self, state: State, query: str) -> Turn:
+    def _open_results(self, state: ShopState, query: str) -> ShopTransition:
         if not self.can_search(state):
-            return Turn(state, "no search bar on this page")
+            return ShopTransition(state, "no search bar on this page")
         if not query:
-            return Turn(state, "an empty search")
-        return Turn(State("results", speakable(query), seen=state.seen))
+            return ShopTransition(state, "an empty search")
+        return ShopTransition(ShopState("results", replace_surrogates(query), seen=state.seen))
 
-    def _clicked(self, state: State, target: str) -> Turn:
-        matches = [part for part in self._clickable(state) if part.target == target]
+    def _click(self, state: ShopState, target: str) -> ShopTransition:
+        matches = [part for part in self._list_clickable(state) if part.target == target]
         if not matches:
-            return Turn(state, "nothing of that name to click")
+            return ShopTransition(state, "nothing of that name to click")
         button = next((part for part in matches if part.kind != "option"), None)
         if button is None:
             assert matches[-1].option is not None
             name, value = matches[-1].option  # of equal texts the original sees the last one
-            return Turn(replace(state, page="item", options=tuple({**dict(state.options), name: value}.items())))
+            return ShopTransition(
+                replace(state, page="item", options=tuple({**dict(state.options), name: value}.items()))
+            )
         if button.kind == "product":
             seen = state.seen if button.asin in state.seen else (*state.seen, button.asin)
-            return Turn(replace(state, page="item", asin=button.asin, seen=seen))
-        return Turn(_pressed(state, button.text))
+            return ShopTransition(replace(state, page="item", asin=button.asin, seen=seen))
+        return ShopTransition(_press_button(state, button.text))
 
     # -- bodies of pages
 
-    def _clickable(self, state: State) -> list[Part]:
+    def _list_clickable(self, state: ShopState) -> list[PageElement]:
         if state.page in ("search", "done"):
             return []
-        return [_button(BACK), *(part for part in self._body(state) if part.target)]
+        return [_make_button(BACK), *(part for part in self._body(state) if part.target)]
 
-    def _made(self, state: State) -> tuple[Part, ...]:
+    def _build_body(self, state: ShopState) -> tuple[PageElement, ...]:
         """All below "Back to Search"."""
         if state.page == "results":
-            return tuple(self._results(state))
+            return tuple(self._iter_results(state))
         product = self.shelves[state.asin]
-        return tuple(self._item(state, product) if state.page == "item" else self._sub_page(state, product))
+        return tuple(self._iter_item(state, product) if state.page == "item" else self._iter_sub_page(state, product))
 
-    def _results(self, state: State) -> Iterator[Part]:
+    def _iter_results(self, state: ShopState) -> Iterator[PageElement]:
         total = self.num_found(state)
-        yield Part("text", f"Page {state.number} (Total results: {total})")
+        yield PageElement("text", f"Page {state.number} (Total results: {total})")
         if state.number > 1:
-            yield _button(PREV)
+            yield _make_button(PREV)
         if self._original or state.number * self.rules.products_per_page < total:
-            yield _button(NEXT)
+            yield _make_button(NEXT)
         for asin in self.results(state):
             product = self.shelves[asin]
-            yield Part("product", asin, asin.lower(), asin in state.seen, asin=asin)
-            yield Part("text", self._short(product.title))
-            yield Part("text", self._price(product))
+            yield PageElement("product", asin, asin.lower(), asin in state.seen, asin=asin)
+            yield PageElement("text", self._shorten(product.title))
+            yield PageElement("text", self._format_price(product))
 
-    def _item(self, state: State, product: Product) -> Iterator[Part]:
-        yield _button(PREV)
+    def _iter_item(self, state: ShopState, product: Product) -> Iterator[PageElement]:
+        yield _make_button(PREV)
         sub_pages = [name.title() for name in (_SUB_PAGES if self.rules.show_attributes else _SUB_PAGES[:-1])]
-        labels = self._labels(product, {name.lower() for name in (BACK, PREV, BUY, *sub_pages)})
+        labels = self._label_options(product, {name.lower() for name in (BACK, PREV, BUY, *sub_pages)})
         chosen = dict(state.options)
         told = json.dumps(chosen)
         for name, values in product.options:
@@ -242,26 +246,26 @@ class Shop:
                 value for value in (values if self._original else dict.fromkeys(values)) if (name, value) in labels
             ]
             if shown or self._original:
-                yield Part("text", self._short(name))
+                yield PageElement("text", self._shorten(name))
             for value in shown:
                 label = labels[name, value]
                 # The original looks for the text in its URL: under any name, and never where it is not ASCII.
                 clicked = f'"{value}"' in told if self._original else chosen.get(name) == value
-                yield Part("option", label, label.lower(), clicked, (name, value))
-        yield Part("text", self._short(product.title))
-        yield Part("text", f"Price: {self._price(product)}")
-        rating = "" if self._original else self._short(product.rating)  # the release looks it up in a file it lacks
-        yield Part("text", f"Rating: {rating or 'N.A.'}")
+                yield PageElement("option", label, label.lower(), clicked, (name, value))
+        yield PageElement("text", self._shorten(product.title))
+        yield PageElement("text", f"Price: {self._format_price(product)}")
+        rating = "" if self._original else self._shorten(product.rating)  # the release looks it up in a file it lacks
+        yield PageElement("text", f"Rating: {rating or 'N.A.'}")
         for name in sub_pages:
-            yield _button(name)
-        yield _button(BUY)
+            yield _make_button(name)
+        yield _make_button(BUY)
 
-    def _labels(self, product: Product, taken: set[str]) -> dict[tuple[str, str], str]:
+    def _label_options(self, product: Product, taken: set[str]) -> dict[tuple[str, str], str]:
         """The text of each option value. Where ours would be that of another or of a button, its option is named."""
         labels: dict[tuple[str, str], str] = {}
         left = self.rules.max_text
         for pair in dict.fromkeys((name, value) for name, values in product.options for value in values):
-            text = self._short(pair[1])
+            text = self._shorten(pair[1])
             left -= len(text)
             if left < 0:
                 break
@@ -273,7 +277,7 @@ class Shop:
         known, tries = {*taken, *counts}, Counter[str]()
         for pair, text in labels.items():
             if text.lower() in taken or counts[text.lower()] > 1:
-                label = plain = f"{self._short(pair[0])}: {text}"
+                label = plain = f"{self._shorten(pair[0])}: {text}"
                 while label.lower() in known:
                     tries[plain] += 1
                     label = f"{plain} ({tries[plain] + 1})"
@@ -281,8 +285,8 @@ class Shop:
                 labels[pair] = label
         return labels
 
-    def _sub_page(self, state: State, product: Product) -> Iterator[Part]:
-        yield _button(PREV)
+    def _iter_sub_page(self, state: ShopState, product: Product) -> Iterator[PageElement]:
+        yield _make_button(PREV)
         texts: list[str] = []
         if state.page == "description":
             texts = [product.description]
@@ -291,41 +295,41 @@ class Shop:
         elif state.page == "reviews":
             texts = [text for r in product.reviews for text in (f'"{r.title}"', r.score, r.body)]
         elif state.page == "attributes":
-            texts = [*product.attributes, product.category, product.query, _WITHIN.join(product.categories)]
+            texts = [*product.attributes, product.category, product.query, _CATEGORY_SEPARATOR.join(product.categories)]
         left = self.rules.max_text
         for text in texts:
-            if left and (shown := clean(text, left, self.rules.brackets)):
+            if left and (shown := sanitize_text(text, left, self.rules.brackets)):
                 left -= len(shown)
-                yield Part("text", shown)
+                yield PageElement("text", shown)
         if left == self.rules.max_text and not self._original:
-            yield Part("text", f"No {state.page}.")
+            yield PageElement("text", f"No {state.page}.")
 
-    def _done(self, state: State, score: float | None) -> Iterator[Part]:
+    def _iter_done(self, state: ShopState, score: float | None) -> Iterator[PageElement]:
         texts = ["Thank you for shopping with us!"]
         if self._original:
             chosen = json.dumps(dict(state.options), sort_keys=True)
             texts += ["Your code:", "None", "(Paste it in your MTurk interface.)", "Purchased", "asin", state.asin]
-            texts += ["options", self._short(chosen), "attrs", "None", "category", "None", "query", "None"]
+            texts += ["options", self._shorten(chosen), "attrs", "None", "category", "None", "query", "None"]
             texts += ["product category", "None", "Target", "asin", "options", "attrs", "price upper"]
             texts += ["instuction text", "category", "product category", "query", "Goal", "None", "Reward"]
             texts += ["Your score (min 0.0, max 1.0)", str(score), "Reward Details", "None"]
-        return (Part("text", text) for text in texts)
+        return (PageElement("text", text) for text in texts)
 
-    def _price(self, product: Product) -> str:
+    def _format_price(self, product: Product) -> str:
         """With its cents; the original has "$17.5"."""
         return product.tag if self._original else _TENTHS.sub(r"\g<0>0", product.tag)
 
-    def _short(self, text: str) -> str:
-        return clean(text, self.rules.max_title, self.rules.brackets)
+    def _shorten(self, text: str) -> str:
+        return sanitize_text(text, self.rules.max_title, self.rules.brackets)
 
     # -- finding
 
-    def _search(self, query: str) -> tuple[str, ...]:
-        special = _special(self.shelves, query) if self._original else None
-        return tuple(self.shelves.search(query, NUM_FOUND) if special is None else special)
+    def _find_asins(self, query: str) -> tuple[str, ...]:
+        special = _find_by_command(self.shelves, query) if self._original else None
+        return tuple(self.shelves.search(query, MAX_RESULTS) if special is None else special)
 
 
-def _read_greedily(action: str) -> tuple[str, str]:
+def _parse_action_greedily(action: str) -> tuple[str, str]:
     """The words before and within the last bracket of the first line, as the original's greedy pattern finds them."""
     line = action.partition("\n")[0]
     end = line.rfind("]")
@@ -333,14 +337,14 @@ def _read_greedily(action: str) -> tuple[str, str]:
     return ("", "") if start < 1 else (line[:start], line[start + 1 : end].lower())
 
 
-def _button(text: str) -> Part:
-    return Part("button", text, text.lower())
+def _make_button(text: str) -> PageElement:
+    return PageElement("button", text, text.lower())
 
 
-def _pressed(state: State, text: str) -> State:
+def _press_button(state: ShopState, text: str) -> ShopState:
     """Where a button leads."""
     if text == BACK:
-        return State()
+        return ShopState()
     if text in (NEXT, PREV) and state.page == "results":
         return replace(state, number=state.number + (1 if text == NEXT else -1))
     if text == PREV and state.page == "item":
@@ -355,7 +359,7 @@ def _pressed(state: State, text: str) -> State:
 _FACETS: Final[Mapping[str, Facet]] = {"<a>": "attribute", "<c>": "category", "<q>": "query"}
 
 
-def _special(shelves: Shelves, query: str) -> list[str] | None:
+def _find_by_command(shelves: ProductCatalogue, query: str) -> list[str] | None:
     """The asins that such a word asks for; None where the query begins with none.
 
     For ``<r>`` the original draws anew for each page; here the query is the seed, so that a page is what it was. Its
@@ -364,8 +368,8 @@ def _special(shelves: Shelves, query: str) -> list[str] | None:
     word, _, rest = query.partition(" ")
     if word == "<r>":
         rng = random.Random(derive_seed("webshop", query))
-        return [shelves.at(index).asin for index in rng.sample(range(len(shelves)), min(NUM_FOUND, len(shelves)))]
+        return [shelves.at(index).asin for index in rng.sample(range(len(shelves)), min(MAX_RESULTS, len(shelves)))]
     if word in _FACETS:
         value = rest.partition(" ")[0] if word == "<c>" else rest
-        return shelves.having(_FACETS[word], value.strip())
+        return shelves.find_by_facet(_FACETS[word], value.strip())
     return None

@@ -14,26 +14,29 @@ from functools import cache
 from pathlib import Path
 
 from trailnotes.seeds import derive_seed
-from trailnotes.storage.files import made_once, user_cache
+from trailnotes.storage.files import get_cache_dir, open_or_make
 from trailnotes_worlds.webshop import synthetic_words as words
 from trailnotes_worlds.webshop.catalogue import VERSION, Catalogue
-from trailnotes_worlds.webshop.nouns import rule_nouns
-from trailnotes_worlds.webshop.products import Instruction, Product, price_tag
+from trailnotes_worlds.webshop.nouns import extract_nouns_by_rules
+from trailnotes_worlds.webshop.products import Instruction, Product, format_price
 from trailnotes_worlds.webshop.writing import write_catalogue
 
 NAME = "synthetic"
-PRODUCTS = 1200
-RELEASE = 2  # of the generator: another one makes another shop
+NUM_PRODUCTS = 1200
+GENERATOR_VERSION = 2  # of the generator: another one makes another shop
 
-_TWINS, _MISLEADING, _WITHOUT_PRICE, _RANGES = 0.15, 0.08, 0.1, 0.2  # shares of the products
-_WANTED, _WISHED = 0.5, 0.35  # shares of the products with a synthetic instruction, with a human one
+_TWIN_SHARE, _MISLEADING_SHARE, _NO_PRICE_SHARE, _PRICE_RANGE_SHARE = 0.15, 0.08, 0.1, 0.2  # shares of the products
+_SYNTHETIC_GOAL_SHARE, _HUMAN_GOAL_SHARE = (
+    0.5,
+    0.35,
+)  # shares of the products with a synthetic instruction, with a human one
 
-_ASINS = math.prod(map(len, words.ASINS))
+_NUM_ASINS = math.prod(map(len, words.ASIN_WORDS))
 _STRIDE = 63_287  # between neighbours: shares no factor with `_ASINS`, and changes every word
 
 
 @dataclass(frozen=True)
-class Kind:
+class ProductKind:
     """A kind of product, as `synthetic_words.KINDS` describes it."""
 
     category: str
@@ -55,26 +58,26 @@ def open_catalogue(place: str | Path) -> Catalogue:
     return open_synthetic() if str(place) == NAME else Catalogue.open(place)
 
 
-def open_synthetic(count: int = PRODUCTS, seed: int = 0) -> Catalogue:
+def open_synthetic(count: int = NUM_PRODUCTS, seed: int = 0) -> Catalogue:
     """Our catalogue, from ``webshop`` in the user's cache, made if it is not there.
 
     Raises as `open_catalogue`.
     """
-    folder = user_cache("webshop") / f"{NAME}-{RELEASE}.{VERSION}-{count}-{seed}"
+    folder = get_cache_dir("webshop") / f"{NAME}-{GENERATOR_VERSION}.{VERSION}-{count}-{seed}"
     facts = {"again": "delete its folder, and it is made again"}
-    return made_once(
+    return open_or_make(
         folder, lambda: write_catalogue(folder, make_products(count, seed), facts), lambda: Catalogue.open(folder)
     )
 
 
-def make_products(count: int = PRODUCTS, seed: int = 0) -> list[Product]:
+def make_products(count: int = NUM_PRODUCTS, seed: int = 0) -> list[Product]:
     """The first `count` products of a seed: the same in every process, forever (see `RELEASE`)."""
-    rng = random.Random(derive_seed("webshop synthetic", RELEASE, seed))
-    first = rng.randrange(_ASINS)
+    rng = random.Random(derive_seed("webshop synthetic", GENERATOR_VERSION, seed))
+    first = rng.randrange(_NUM_ASINS)
     numbers = range(first, first + count * _STRIDE, _STRIDE)
     products = [
-        replace(product, asin=_asin(number), nouns=rule_nouns(product.title))
-        for number, product in zip(numbers, _stream(rng), strict=False)
+        replace(product, asin=_make_asin(number), nouns=extract_nouns_by_rules(product.title))
+        for number, product in zip(numbers, _iter_products(rng), strict=False)
     ]
     order = list(range(sum(item.kind == "human" for product in products for item in product.instructions)))
     rng.shuffle(order)
@@ -91,7 +94,7 @@ def make_products(count: int = PRODUCTS, seed: int = 0) -> list[Product]:
 
 
 @cache
-def kinds() -> tuple[Kind, ...]:
+def load_kinds() -> tuple[ProductKind, ...]:
     """All kinds of products."""
     lines = [[part.strip() for part in line.split("|")] for line in words.KINDS.strip().splitlines()]
     found = []
@@ -100,7 +103,7 @@ def kinds() -> tuple[Kind, ...]:
         low, high = prices.split("-")
         axes = tuple(axis for axis in words.OPTIONS if axis in options)
         found.append(
-            Kind(
+            ProductKind(
                 category,
                 tuple(rest),
                 name,
@@ -113,85 +116,87 @@ def kinds() -> tuple[Kind, ...]:
     return tuple(found)
 
 
-def _stream(rng: random.Random) -> Iterator[Product]:
+def _iter_products(rng: random.Random) -> Iterator[Product]:
     """Products without end: the departments in turn, and after some a twin."""
     while True:
-        shelf = list(kinds())
+        shelf = list(load_kinds())
         rng.shuffle(shelf)
         for kind in shelf:
-            product = _product(kind, rng)
+            product = _make_product(kind, rng)
             yield product
-            if rng.random() < _TWINS:
-                yield _twin(product, kind, rng)
+            if rng.random() < _TWIN_SHARE:
+                yield _make_twin(product, kind, rng)
 
 
-def _product(kind: Kind, rng: random.Random) -> Product:
+def _make_product(kind: ProductKind, rng: random.Random) -> Product:
     brand, series = rng.choice(words.BRANDS), rng.choice(words.SERIES)
     attributes = tuple(rng.sample(kind.attributes, rng.randint(2, min(4, len(kind.attributes)))))
-    options = _options(kind, rng)
-    prices = _prices(kind, rng)
+    options = _make_options(kind, rng)
+    prices = _draw_prices(kind, rng)
     return Product(
         asin="",
-        title=_title(kind, brand, series, attributes, rng),
-        description=rng.choice(words.ABOUT).format(Brand=brand, Series=series, kinds=kind.plural, first=attributes[0]),
-        bullets=_bullets(attributes, rng),
+        title=_make_title(kind, brand, series, attributes, rng),
+        description=rng.choice(words.DESCRIPTION_TEMPLATES).format(
+            Brand=brand, Series=series, kinds=kind.plural, first=attributes[0]
+        ),
+        bullets=_make_bullets(attributes, rng),
         attributes=attributes,
         options=options,
         prices=prices,
-        tag=price_tag(prices),
+        tag=format_price(prices),
         category=kind.category,
         categories=(*kind.path, kind.plural.title()),
         query=kind.plural,
         rating=rng.choice(("", f"{rng.randint(25, 50) / 10}")),
-        instructions=_instructions(kind, attributes, options, rng),
+        instructions=_make_instructions(kind, attributes, options, rng),
     )
 
 
-def _twin(product: Product, kind: Kind, rng: random.Random) -> Product:
+def _make_twin(product: Product, kind: ProductKind, rng: random.Random) -> Product:
     """Nearly `product`: another price, and one attribute replaced by one that it lacks, everywhere but in the title."""
     old = rng.choice(product.attributes)
     new = rng.choice([attribute for attribute in kind.attributes if attribute not in product.attributes])
     attributes = tuple(new if attribute == old else attribute for attribute in product.attributes)
-    prices = _prices(kind, rng)
+    prices = _draw_prices(kind, rng)
     return replace(
         product,
         description=product.description.replace(old, new),
-        bullets=_bullets(attributes, rng),
+        bullets=_make_bullets(attributes, rng),
         attributes=attributes,
         prices=prices,
-        tag=price_tag(prices),
-        instructions=_instructions(kind, attributes, product.options, rng),
+        tag=format_price(prices),
+        instructions=_make_instructions(kind, attributes, product.options, rng),
     )
 
 
-def _asin(number: int) -> str:
+def _make_asin(number: int) -> str:
     """A word for each digit: a number that a small model reads and says in a few tokens."""
     said = []
-    for each in words.ASINS:
+    for each in words.ASIN_WORDS:
         number, digit = divmod(number, len(each))
         said.append(each[digit])
     return "".join(said)
 
 
-def _title(kind: Kind, brand: str, series: str, attributes: tuple[str, ...], rng: random.Random) -> str:
-    if rng.random() < _MISLEADING:
-        other = rng.choice([other for other in kinds() if other.path != kind.path])
-        form = rng.choice(words.MISLEADING)
+def _make_title(kind: ProductKind, brand: str, series: str, attributes: tuple[str, ...], rng: random.Random) -> str:
+    if rng.random() < _MISLEADING_SHARE:
+        other = rng.choice([other for other in load_kinds() if other.path != kind.path])
+        form = rng.choice(words.MISLEADING_TITLES)
         return form.format(Brand=brand, Series=series, Kind=kind.name.title(), Others=other.plural.title())
     named = ", ".join(attribute.title() for attribute in attributes[: rng.randint(1, 2)])
     return rng.choice((f"{brand} {series} {kind.name.title()}, {named}", f"{brand} {kind.name.title()} - {named}"))
 
 
-def _bullets(attributes: tuple[str, ...], rng: random.Random) -> tuple[str, ...]:
-    forms = rng.sample(words.BULLETS, len(attributes))
+def _make_bullets(attributes: tuple[str, ...], rng: random.Random) -> tuple[str, ...]:
+    forms = rng.sample(words.BULLET_TEMPLATES, len(attributes))
     told = [
         form.format(Attribute=attribute.capitalize())
         for form, attribute in zip(forms, rng.sample(attributes, len(attributes)), strict=True)
     ]
-    return (*told, rng.choice(words.CLOSING))
+    return (*told, rng.choice(words.BULLET_ENDINGS))
 
 
-def _options(kind: Kind, rng: random.Random) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def _make_options(kind: ProductKind, rng: random.Random) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Some of what each axis offers, in its order; now and then an axis is left out."""
     options = []
     for axis in kind.options:
@@ -202,30 +207,32 @@ def _options(kind: Kind, rng: random.Random) -> tuple[tuple[str, tuple[str, ...]
     return tuple(options)
 
 
-def _prices(kind: Kind, rng: random.Random) -> tuple[float, ...]:
+def _draw_prices(kind: ProductKind, rng: random.Random) -> tuple[float, ...]:
     low, high = kind.prices
     price = rng.randint(low, high) - rng.choice((0.01, 0.05, 0.5))
     draw = rng.random()
-    if draw < _WITHOUT_PRICE:
+    if draw < _NO_PRICE_SHARE:
         return ()
-    return (price,) if draw < 1 - _RANGES else (price, round(price * rng.uniform(1.2, 1.9), 2))
+    return (price,) if draw < 1 - _PRICE_RANGE_SHARE else (price, round(price * rng.uniform(1.2, 1.9), 2))
 
 
-def _instructions(
-    kind: Kind, attributes: tuple[str, ...], options: tuple[tuple[str, tuple[str, ...]], ...], rng: random.Random
+def _make_instructions(
+    kind: ProductKind, attributes: tuple[str, ...], options: tuple[tuple[str, tuple[str, ...]], ...], rng: random.Random
 ) -> tuple[Instruction, ...]:
     found = []
-    if rng.random() < _WANTED:
-        wanted = _some(attributes, rng)
+    if rng.random() < _SYNTHETIC_GOAL_SHARE:
+        wanted = _sample_attributes(attributes, rng)
         found.append(Instruction("synthetic", f"Find {kind.plural} that are {', '.join(wanted)}", wanted))
-    if rng.random() < _WISHED:
-        wanted = _some(attributes, rng)[:2]
+    if rng.random() < _HUMAN_GOAL_SHARE:
+        wanted = _sample_attributes(attributes, rng)[:2]
         chosen = tuple(rng.choice(values) for _, values in options if rng.random() < 0.7)
-        tail = rng.choice(words.IN_OPTIONS).format(" and ".join(chosen)) if chosen else ""
-        wish = rng.choice(words.WISHES).format(kinds=kind.plural, that=" and ".join(wanted), options=tail)
+        tail = rng.choice(words.OPTION_TEMPLATES).format(" and ".join(chosen)) if chosen else ""
+        wish = rng.choice(words.INSTRUCTION_TEMPLATES).format(
+            kinds=kind.plural, that=" and ".join(wanted), options=tail
+        )
         found.append(Instruction("human", f"{wish}.", wanted, chosen))
     return tuple(found)
 
 
-def _some(attributes: tuple[str, ...], rng: random.Random) -> tuple[str, ...]:
+def _sample_attributes(attributes: tuple[str, ...], rng: random.Random) -> tuple[str, ...]:
     return tuple(rng.sample(attributes, rng.randint(1, min(3, len(attributes)))))

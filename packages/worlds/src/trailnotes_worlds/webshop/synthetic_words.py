@@ -13,7 +13,7 @@ BRANDS = (
 SERIES = ("Classic", "Comfort", "Daily", "Essential", "Harbor", "Meadow", "Nova", "Prime", "Select", "Studio")
 
 # An asin is a word of each of these: ten letters, as long as a real one.
-ASINS = (
+ASIN_WORDS = (
     ("ACRE", "BARK", "BIRD", "BOLT", "BULB", "CALF", "CAVE", "CLAY", "CLAW", "COAL", "CRAB", "CROW", "DAWN", "DEER",
      "DOVE", "DUNE", "ECHO", "FERN", "FOAM", "FROG", "GATE", "GOAT", "GULL", "HARE", "HARP", "HAWK", "HILL", "IRIS",
      "ISLE", "KELP", "KITE", "LAKE", "LARK", "LEAF", "LION", "LYNX", "MAST", "MOLE", "MOON", "MOSS", "MOTH", "NEST",
@@ -170,7 +170,7 @@ grocery > Breakfast > Granola | granola clusters | granola clusters
 """
 
 # What a person says who wants something: {kinds}, {that} for their attributes, {options} for what they come in.
-WISHES = (
+INSTRUCTION_TEMPLATES = (
     "i need {kinds}: {that}{options}",
     "i am looking for {kinds}, {that}{options}",
     "can you find me some {kinds}? {that}{options}",
@@ -179,29 +179,29 @@ WISHES = (
     "i would like to buy {kinds} for the summer, {that}{options}",
     "we ran out of {kinds}; get the kind that says {that}{options}",
 )
-IN_OPTIONS = (", in {0}", ", and i want {0}", ". i take {0} only", ", {0} please")
+OPTION_TEMPLATES = (", in {0}", ", and i want {0}", ". i take {0} only", ", {0} please")
 
-ABOUT = (
+DESCRIPTION_TEMPLATES = (
     "{Brand} makes {kinds} for everyday use. First of all: {first}. Nobody has to think about it twice.",
     "From the {Series} line of {kinds} by {Brand}. What sets it apart: {first}. We checked each one by hand.",
     "The most asked for of our {kinds}. Those who chose it name one reason before all others: {first}.",
     "Our {Series} {kinds} were drawn anew this year. What stayed: {first}. They are now a little easier to pack.",
 )
-BULLETS = (
+BULLET_TEMPLATES = (
     "{Attribute}: you will notice it from the first day. ",
     "{Attribute}, as you asked for in so many letters to us. ",
     "{Attribute} is how we made it, because everything else breaks, spills or bores. ",
     "{Attribute}: tested for a year in our own homes. ",
     "{Attribute} - and if it is not, send it back within thirty days. ",
 )
-CLOSING = (
+BULLET_ENDINGS = (
     "Comes in a box of recycled paper. ",
     "Questions? We answer within a day. ",
     "Weight and measures may differ a little from what is printed. ",
     "Drawn in a small town by the sea, made where the work is paid fairly. ",
 )
 # Titles that name another kind than the one that is sold.
-MISLEADING = (
+MISLEADING_TITLES = (
     "{Brand} {Kind} - Goes With All {Others}",
     "{Brand} {Series} {Kind}, Not for {Others}",
     "{Kind} by {Brand}, Makers of {Others}",

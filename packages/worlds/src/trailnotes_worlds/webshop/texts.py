@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 Brackets = Literal["round", "markers"]
 
-CUT: Final = "…"  # ends what was cut
+ELLIPSIS: Final = "…"  # ends what was cut
 # What the views put around buttons and between texts: whoever writes a product must not.
 _MARKER: Final = re.compile(r"\[\s*((?:sep|(?:clicked )?button_?))\s*\]", re.IGNORECASE)
 _ROUND: Final = str.maketrans("[]", "()")
@@ -18,10 +18,12 @@ _INVISIBLE: Final = re.compile(
     "\U000e0000-\U000e007f]"
 )
 _BREAKS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # control characters, halves of pairs
-_SPARE: Final = 4  # characters read for each one shown: white space and invisible ones are dropped before the cut
+_READ_AHEAD_FACTOR: Final = (
+    4  # characters read for each one shown: white space and invisible ones are dropped before the cut
+)
 
 
-def clean(text: str, limit: int, brackets: Brackets = "round") -> str:
+def sanitize_text(text: str, limit: int, brackets: Brackets = "round") -> str:
     """`text` fit to be shown: blanks joined, control and invisible characters dropped, cut to `limit` characters.
 
     Args:
@@ -30,7 +32,7 @@ def clean(text: str, limit: int, brackets: Brackets = "round") -> str:
         brackets: "round" writes () for [], so that nothing looks like a button of any view; "markers" does so only for
             [SEP], [button] and their like, and leaves others as the original shows them.
     """
-    head = text[: limit * _SPARE]
+    head = text[: limit * _READ_AHEAD_FACTOR]
     if not head.isprintable():
         head = _BREAKS.sub(" ", _INVISIBLE.sub("", head))
     shown = " ".join(head.split())
@@ -38,6 +40,6 @@ def clean(text: str, limit: int, brackets: Brackets = "round") -> str:
         shown = shown.translate(_ROUND)
     elif "[" in shown:
         shown = _MARKER.sub(r"(\1)", shown)
-    if len(shown) > limit or len(text) > limit * _SPARE:
-        return shown[: max(0, limit - len(CUT))].rstrip() + CUT
+    if len(shown) > limit or len(text) > limit * _READ_AHEAD_FACTOR:
+        return shown[: max(0, limit - len(ELLIPSIS))].rstrip() + ELLIPSIS
     return shown

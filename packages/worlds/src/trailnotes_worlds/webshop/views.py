@@ -9,32 +9,32 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from trailnotes_worlds.webshop.shop import NEXT, Part
+from trailnotes_worlds.webshop.shop import NEXT, PageElement
 
-SHOWN_BY_REMEMBERER: Final = 3  # products of a results page
+REMEMBERER_NUM_PRODUCTS: Final = 3  # products of a results page
 _ROUND: Final = str.maketrans("[]", "()")
 
 
-def text(parts: Iterable[Part]) -> str:
+def render_text(parts: Iterable[PageElement]) -> str:
     """All texts of a page in one line, with " [SEP] " between them."""
     return " [SEP] ".join(part.text for part in parts)
 
 
-def text_rich(parts: Iterable[Part]) -> str:
+def render_text_rich(parts: Iterable[PageElement]) -> str:
     """A line for each text; buttons, products and options are marked, and what was chosen is told first."""
-    return _told(parts, "You have clicked {}.\n", _rich)
+    return _prepend_clicked(parts, "You have clicked {}.\n", _mark_rich)
 
 
-def rememberer(parts: Iterable[Part]) -> str:
+def render_rememberer(parts: Iterable[PageElement]) -> str:
     """The shorter marks of REMEMBERER and ReAct: ``[x]`` can be clicked, ``[[x]]`` was; options stand in one line.
 
     Source: Zhang et al. 2023, "Large Language Models Are Semi-Parametric Reinforcement Learning Agents" (arXiv
     2306.07929), its fork of WebShop (commit 3e13e51).
     """
-    return _told(parts, "\nYou have clicked {}.", _short).strip()
+    return _prepend_clicked(parts, "\nYou have clicked {}.", _mark_short).strip()
 
 
-def short(parts: Iterable[Part]) -> str:
+def render_short(parts: Iterable[PageElement]) -> str:
     """For small models, ours: one line in lower case, as things are said in actions, without the usual buttons.
 
     Of buttons only "next >" is told, which is not always there; what was chosen has a star.
@@ -50,12 +50,12 @@ def short(parts: Iterable[Part]) -> str:
     return told.removeprefix(" ; ")
 
 
-VIEWS: Mapping[str, Callable[[Iterable[Part]], str]] = MappingProxyType(
-    {"text": text, "text_rich": text_rich, "rememberer": rememberer, "short": short}
+VIEWS: Mapping[str, Callable[[Iterable[PageElement]], str]] = MappingProxyType(
+    {"text": render_text, "text_rich": render_text_rich, "rememberer": render_rememberer, "short": render_short}
 )
 
 
-def _told(parts: Iterable[Part], sentence: str, render: Callable[[Part], str]) -> str:
+def _prepend_clicked(parts: Iterable[PageElement], sentence: str, render: Callable[[PageElement], str]) -> str:
     """Each chosen option goes before what was told so far, as in the original."""
     head, body = "", ""
     for part in parts:
@@ -65,7 +65,7 @@ def _told(parts: Iterable[Part], sentence: str, render: Callable[[Part], str]) -
     return head + body
 
 
-def _rich(part: Part) -> str:
+def _mark_rich(part: PageElement) -> str:
     mark = "clicked button" if part.clicked else "button"
     if part.kind == "text":
         return f"{part.text}\n"
@@ -73,7 +73,7 @@ def _rich(part: Part) -> str:
     return f"{before}[{mark}] {part.text} [{mark}_]\n"
 
 
-def _short(part: Part) -> str:
+def _mark_short(part: PageElement) -> str:
     if part.kind == "text":
         return f"\n{part.text.translate(_ROUND)} "  # here any brackets would look like a button
     before = "" if part.kind == "option" else "\n"

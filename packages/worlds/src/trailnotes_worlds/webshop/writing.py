@@ -18,14 +18,14 @@ from trailnotes_worlds.search.building import IndexBuilder
 from trailnotes_worlds.search.mapped import write_meta
 from trailnotes_worlds.webshop.catalogue import (
     ARRAYS,
+    INDEX_FOLDERS,
     KIND,
-    PARTS,
     PRODUCTS,
     REPORT,
     VERSION,
     Catalogue,
     facet_term,
-    hash_of,
+    hash_file,
 )
 from trailnotes_worlds.webshop.products import Product, from_record, to_record
 
@@ -47,7 +47,7 @@ def write_catalogue(folder: Path, products: Iterable[Product], facts: Mapping[st
             made.mkdir()
             with (made / PRODUCTS).open("wb") as file:
                 file.writelines(map(encode_product, products))
-            seal(made, facts or {})
+            finalize_catalogue(made, facts or {})
             made.replace(folder)
     except OSError as error:
         raise RunError(
@@ -72,7 +72,7 @@ def encode_product(product: Product) -> bytes:
     return json.dumps(to_record(product), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
-def seal(folder: Path, facts: Mapping[str, Any], progress: Report | None = None) -> None:
+def finalize_catalogue(folder: Path, facts: Mapping[str, Any], progress: Report | None = None) -> None:
     """Index the ``products.jsonl`` of `folder`, and write the ``meta.json`` that makes it a catalogue.
 
     `progress` is told how many bytes of the products are indexed.
@@ -82,14 +82,14 @@ def seal(folder: Path, facts: Mapping[str, Any], progress: Report | None = None)
         RunError: the disk is full.
     """
     offsets, asins, counts = [0], [], Counter[str]()
-    for part in PARTS:
+    for part in INDEX_FOLDERS:
         shutil.rmtree(folder / part, ignore_errors=True)
-    with IndexBuilder(folder / PARTS[0]) as search, IndexBuilder(folder / PARTS[1]) as facets:
-        for size, product in _products(folder / PRODUCTS):
+    with IndexBuilder(folder / INDEX_FOLDERS[0]) as search, IndexBuilder(folder / INDEX_FOLDERS[1]) as facets:
+        for size, product in _iter_products(folder / PRODUCTS):
             asins.append(product.asin)
             offsets.append(offsets[-1] + size)
-            search.add(product.asin, product.contents)
-            facets.add_terms(product.asin, _facets(product))
+            search.add(product.asin, product.search_text)
+            facets.add_terms(product.asin, _iter_facet_terms(product))
             counts.update((product.category, *(f"{item.kind} instructions" for item in product.instructions)))
             if progress:
                 progress(offsets[-1])
@@ -101,9 +101,9 @@ def seal(folder: Path, facts: Mapping[str, Any], progress: Report | None = None)
     names = [
         *own,
         REPORT,
-        *(str(path.relative_to(folder)) for part in PARTS for path in sorted((folder / part).iterdir())),
+        *(str(path.relative_to(folder)) for part in INDEX_FOLDERS for path in sorted((folder / part).iterdir())),
     ]
-    hashes = {name: hash_of(folder / name) for name in names}
+    hashes = {name: hash_file(folder / name) for name in names}
     facts = {
         "name": hashes[PRODUCTS][:16],
         "products": len(asins),
@@ -115,14 +115,14 @@ def seal(folder: Path, facts: Mapping[str, Any], progress: Report | None = None)
     write_meta(folder, KIND, VERSION, own, facts)
 
 
-def _products(path: Path) -> Iterator[tuple[int, Product]]:
+def _iter_products(path: Path) -> Iterator[tuple[int, Product]]:
     """(bytes of its line, product) for each."""
     with path.open("rb") as file:
         for line in file:
             yield len(line), from_record(parse_json(line))
 
 
-def _facets(product: Product) -> Iterator[str]:
+def _iter_facet_terms(product: Product) -> Iterator[str]:
     yield facet_term("category", product.category)
     yield facet_term("query", product.query)
     for attribute in dict.fromkeys(product.attributes):

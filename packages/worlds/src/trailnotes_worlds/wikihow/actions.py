@@ -22,7 +22,7 @@ class Action(NamedTuple):
     direction: str = ""  # of SCROLL: where the page is scrolled to
 
 
-def read_action(said: str) -> Action:
+def parse_action(said: str) -> Action:
     """The action that a text is: ``CLICK(3)``, ``INPUT(2, boil an egg)``, ``SCROLL(DOWN)``, ``GOBACK``."""
     match = _CALL.fullmatch(said)
     if match is None:

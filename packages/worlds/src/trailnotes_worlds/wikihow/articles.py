@@ -41,10 +41,10 @@ class Article:
     @property
     def path(self) -> str:
         """Where it is, after the host."""
-        return self.slug or slug_of(self.title)
+        return self.slug or make_slug(self.title)
 
     @property
-    def headed(self) -> str:
+    def display_title(self) -> str:
         """What stands above it."""
         return self.heading or f"How to {self.title}"
 
@@ -83,42 +83,42 @@ class Category:
         return self.slug or category_path(self.name)
 
 
-Page = Article | Author | Category
-_KINDS: Final[Mapping[str, type[Page]]] = {"article": Article, "author": Author, "category": Category}
+LibraryPage = Article | Author | Category
+_PAGE_TYPES: Final[Mapping[str, type[LibraryPage]]] = {"article": Article, "author": Author, "category": Category}
 
 
-def slug_of(title: str) -> str:
+def make_slug(title: str) -> str:
     """The path of a title: hyphens for blanks, all but letters and digits in percent."""
     return quote(" ".join(title.split()).replace(" ", "-"), safe="")
 
 
 def author_path(name: str) -> str:
     """The path of an author's page."""
-    return f"Author/{slug_of(name.replace(',', ''))}"
+    return f"Author/{make_slug(name.replace(',', ''))}"
 
 
 def category_path(name: str) -> str:
     """The path of a category's page."""
-    return f"Category:{slug_of(name)}"
+    return f"Category:{make_slug(name)}"
 
 
-def to_record(page: Page) -> dict[str, Any]:
+def to_record(page: LibraryPage) -> dict[str, Any]:
     """A page as JSON."""
-    kind = next(name for name, cls in _KINDS.items() if isinstance(page, cls))
+    kind = next(name for name, cls in _PAGE_TYPES.items() if isinstance(page, cls))
     return {"kind": kind, **{name: value for name, value in asdict(page).items() if value}}
 
 
-def from_record(record: Any) -> Page:
+def from_record(record: Any) -> LibraryPage:
     """A page of its JSON; texts are cleaned, and cut where they are longer than any screen would show.
 
     Raises:
         ConfigError: it is none; the text names the field.
     """
-    if not isinstance(record, dict) or record.get("kind") not in _KINDS:
-        raise ConfigError(f"a page is an object whose kind is one of {', '.join(_KINDS)}")
-    cls = _KINDS[record["kind"]]
+    if not isinstance(record, dict) or record.get("kind") not in _PAGE_TYPES:
+        raise ConfigError(f"a page is an object whose kind is one of {', '.join(_PAGE_TYPES)}")
+    cls = _PAGE_TYPES[record["kind"]]
     readable = (name for name in record if name in cls.__dataclass_fields__)
-    fields: dict[str, Any] = {name: _READERS[name](name, record[name]) for name in readable}
+    fields: dict[str, Any] = {name: _FIELD_PARSERS[name](name, record[name]) for name in readable}
     titled = "title" if cls is Article else "name"
     if not fields.get(titled):
         raise ConfigError(f"{record['kind']} without a {titled}")
@@ -128,90 +128,90 @@ def from_record(record: Any) -> Page:
     return page
 
 
-def clean(text: str, most: int) -> str:
+def clean_line(text: str, most: int) -> str:
     """A text on one line, without control characters and halves of characters, cut to `most`."""
-    return " ".join(_visible(text[: 4 * most]).split())[:most]
+    return " ".join(_blank_invisible(text[: 4 * most]).split())[:most]
 
 
-_UNSEEN: Final = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+_INVISIBLE_CATEGORIES: Final = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 
 
-def _visible(text: str) -> str:
+def _blank_invisible(text: str) -> str:
     if text.isprintable():
         return text
-    return "".join(" " if unicodedata.category(sign) in _UNSEEN else sign for sign in text)
+    return "".join(" " if unicodedata.category(sign) in _INVISIBLE_CATEGORIES else sign for sign in text)
 
 
-def _short(name: str, value: Any) -> str:
-    return clean(_str(name, value), MAX_TITLE)
+def _parse_short_text(name: str, value: Any) -> str:
+    return clean_line(_parse_str(name, value), MAX_TITLE)
 
 
-def _long(name: str, value: Any) -> str:
-    return clean(_str(name, value), MAX_TEXT)
+def _parse_long_text(name: str, value: Any) -> str:
+    return clean_line(_parse_str(name, value), MAX_TEXT)
 
 
-def _slug(name: str, value: Any) -> str:
-    text = _str(name, value)
+def _parse_slug(name: str, value: Any) -> str:
+    text = _parse_str(name, value)
     if not text.isascii() or not text.isprintable() or set(text) & set(' ?#"<>'):
         raise ConfigError(f"{name} {text[:40]!r} is no path: write it in percent")
     return text
 
 
-def _str(name: str, value: Any) -> str:
+def _parse_str(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise ConfigError(f"{name} must be a text, not {type(value).__name__}")
     return value
 
 
-def _int(name: str, value: Any) -> int:
+def _parse_int(name: str, value: Any) -> int:
     if type(value) is not int or not 0 <= value < 10**12:
         raise ConfigError(f"{name} must be a whole number, 0 or more")
     return value
 
 
-def _list(name: str, value: Any) -> list[Any]:
+def _parse_list(name: str, value: Any) -> list[Any]:
     if not isinstance(value, list | tuple):
         raise ConfigError(f"{name} must be a list")
     return list(value)[:MAX_LISTED]
 
 
-def _pair(name: str, value: Any) -> tuple[Any, Any]:
+def _parse_pair(name: str, value: Any) -> tuple[Any, Any]:
     if not isinstance(value, list | tuple) or len(value) != 2:
         raise ConfigError(f"each of {name} must be a pair")
     return value[0], value[1]
 
 
-def _shorts(name: str, value: Any) -> tuple[str, ...]:
-    return tuple(_short(name, each) for each in _list(name, value))
+def _parse_short_texts(name: str, value: Any) -> tuple[str, ...]:
+    return tuple(_parse_short_text(name, each) for each in _parse_list(name, value))
 
 
-def _longs(name: str, value: Any) -> tuple[str, ...]:
-    return tuple(_long(name, each) for each in _list(name, value))
+def _parse_long_texts(name: str, value: Any) -> tuple[str, ...]:
+    return tuple(_parse_long_text(name, each) for each in _parse_list(name, value))
 
 
-def _slugs(name: str, value: Any) -> tuple[str, ...]:
-    return tuple(_slug(name, each) for each in _list(name, value))
+def _parse_slugs(name: str, value: Any) -> tuple[str, ...]:
+    return tuple(_parse_slug(name, each) for each in _parse_list(name, value))
 
 
-def _all_slugs(name: str, value: Any) -> tuple[str, ...]:
+def _parse_all_slugs(name: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list | tuple):
         raise ConfigError(f"{name} must be a list")
-    return tuple(_slug(name, each) for each in value)
+    return tuple(_parse_slug(name, each) for each in value)
 
 
-def _methods(name: str, value: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    pairs = (_pair(name, each) for each in _list(name, value))
-    return tuple((_short(name, heading), _longs(name, steps)) for heading, steps in pairs)
+def _parse_methods(name: str, value: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    pairs = (_parse_pair(name, each) for each in _parse_list(name, value))
+    return tuple((_parse_short_text(name, heading), _parse_long_texts(name, steps)) for heading, steps in pairs)
 
 
-def _about(name: str, value: Any) -> tuple[tuple[str, str], ...]:
-    pairs = (_pair(name, each) for each in _list(name, value))
-    return tuple((_visible(_str(name, text)[:MAX_TEXT]), _slug(name, slug)) for text, slug in pairs)
+def _parse_about(name: str, value: Any) -> tuple[tuple[str, str], ...]:
+    pairs = (_parse_pair(name, each) for each in _parse_list(name, value))
+    return tuple((_blank_invisible(_parse_str(name, text)[:MAX_TEXT]), _parse_slug(name, slug)) for text, slug in pairs)
 
 
-_READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
-    "title": _short, "name": _short, "role": _short, "byline": _short, "updated": _short, "verified": _short,
-    "approved": _short, "heading": _short, "parent": _short, "intro": _long, "bio": _long, "views": _int, "slug": _slug,
-    "categories": _shorts, "authors": _shorts, "topics": _shorts, "references": _longs, "methods": _methods,
-    "related": _slugs, "featured": _slugs, "articles": _all_slugs, "about": _about,
+_FIELD_PARSERS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
+    "title": _parse_short_text, "name": _parse_short_text, "role": _parse_short_text, "byline": _parse_short_text, "updated": _parse_short_text, "verified": _parse_short_text,
+    "approved": _parse_short_text, "heading": _parse_short_text, "parent": _parse_short_text, "intro": _parse_long_text, "bio": _parse_long_text, "views": _parse_int, "slug": _parse_slug,
+    "categories": _parse_short_texts, "authors": _parse_short_texts, "topics": _parse_short_texts, "references": _parse_long_texts, "methods": _parse_methods,
+    "related": _parse_slugs, "featured": _parse_slugs, "articles": _parse_all_slugs, "about": _parse_about,
 }  # fmt: skip

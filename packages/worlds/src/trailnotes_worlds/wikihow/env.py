@@ -12,28 +12,35 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from trailnotes.envs.options import names, of_kind, one_of, whole
+from trailnotes.envs.options import require_choice, require_int, require_text_list, require_type
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import NO_OP, Observation, Task
-from trailnotes_worlds.wikihow.actions import FORMATS, read_action
-from trailnotes_worlds.wikihow.app import App, Visit
-from trailnotes_worlds.wikihow.events import Engine, Noticed
-from trailnotes_worlds.wikihow.goals import Goal
+from trailnotes_worlds.wikihow.actions import FORMATS, parse_action
+from trailnotes_worlds.wikihow.app import AppState, WikiHowApp
+from trailnotes_worlds.wikihow.events import EventEngine, StepSignals
+from trailnotes_worlds.wikihow.goals import WikiHowGoal
 from trailnotes_worlds.wikihow.library import Library
-from trailnotes_worlds.wikihow.pages import PER_SEARCH
-from trailnotes_worlds.wikihow.protocols import SPLITS, Choice, Splits, identity_of, splits_of, tasks_in
-from trailnotes_worlds.wikihow.screens import VIEWS, offers
+from trailnotes_worlds.wikihow.pages import RESULTS_PER_PAGE
+from trailnotes_worlds.wikihow.protocols import (
+    SPLITS,
+    Splits,
+    TaskSelection,
+    build_identity,
+    compute_splits,
+    make_tasks,
+)
+from trailnotes_worlds.wikihow.screens import VIEWS, list_actions
 from trailnotes_worlds.wikihow.synthetic import open_library
-from trailnotes_worlds.wikihow.taskfile import TaskFile, highest_reward, instructions_of, read_task, task_of
+from trailnotes_worlds.wikihow.taskfile import TaskFile, compute_max_reward, format_instructions, parse_task, read_task
 
-__all__ = ["SPLITS", "WikiHowEnv", "opened", "wikihow_tasks"]
+__all__ = ["SPLITS", "WikiHowEnv", "open_cached_library", "wikihow_tasks"]
 
 MAX_STEPS: Final = 15
-_SEARCHED: Final = re.compile(r"how to (.+?)\.?\s*$", re.IGNORECASE | re.MULTILINE)
+_HOW_TO_PATTERN: Final = re.compile(r"how to (.+?)\.?\s*$", re.IGNORECASE | re.MULTILINE)
 
 
 @lru_cache(4)
-def opened(library: str) -> Library:
+def open_cached_library(library: str) -> Library:
     """The library of a folder, or "synthetic", once in each process."""
     return open_library(library)
 
@@ -61,20 +68,22 @@ def wikihow_tasks(
     Raises:
         ConfigError: an unknown name, a value of the wrong kind, no library, no task files, or a split without goals.
     """
-    choice = _choice(tasks, protocol, dataset_seed, train_set, templates)
-    return tasks_in(_splits(opened(of_kind(str, "library", library)), choice), split, choice)
+    choice = _make_selection(tasks, protocol, dataset_seed, train_set, templates)
+    return make_tasks(_load_splits(open_cached_library(require_type(str, "library", library)), choice), split, choice)
 
 
-def _choice(tasks: object, protocol: object, dataset_seed: object, train_set: object, templates: object) -> Choice:
-    return Choice(
-        of_kind(str, "protocol", protocol), of_kind(str, "tasks", tasks), of_kind(int, "dataset_seed", dataset_seed),
-        of_kind(str, "train_set", train_set), names("templates", templates),
+def _make_selection(
+    tasks: object, protocol: object, dataset_seed: object, train_set: object, templates: object
+) -> TaskSelection:
+    return TaskSelection(
+        require_type(str, "protocol", protocol), require_type(str, "tasks", tasks), require_type(int, "dataset_seed", dataset_seed),
+        require_type(str, "train_set", train_set), require_text_list("templates", templates),
     )  # fmt: skip
 
 
 @lru_cache(8)
-def _splits(library: Library, choice: Choice) -> Splits:
-    return splits_of(library, choice)
+def _load_splits(library: Library, choice: TaskSelection) -> Splits:
+    return compute_splits(library, choice)
 
 
 class WikiHowEnv:
@@ -90,7 +99,7 @@ class WikiHowEnv:
         train_set: str = "S0",
         templates: Sequence[str] = (),
         view: str = "html",
-        results_per_page: int = PER_SEARCH,
+        results_per_page: int = RESULTS_PER_PAGE,
         max_text: int = 500,
         max_steps: int = MAX_STEPS,
         free_nothing: bool = False,
@@ -116,20 +125,20 @@ class WikiHowEnv:
             actions: offer the admissible actions with each observation.
         """
         del protocol, dataset_seed, train_set, templates
-        self._place = of_kind(str, "library", library)
-        self._files = of_kind(str, "tasks", tasks)
-        self._view = VIEWS[one_of("view", view, VIEWS)]
+        self._place = require_type(str, "library", library)
+        self._files = require_type(str, "tasks", tasks)
+        self._view = VIEWS[require_choice("view", view, VIEWS)]
         self._worded: Callable[[str], str] = str.lower if view == "short" else str
-        self._per_search = whole("results_per_page", results_per_page)
-        self._max_text = whole("max_text", max_text)
-        self._max_steps = whole("max_steps", max_steps)
-        self._free_nothing = of_kind(bool, "free_nothing", free_nothing)
-        self._reads_screen = of_kind(bool, "text_events", text_events)
-        self._offers = of_kind(bool, "actions", actions)
-        self._app: App | None = None
+        self._per_search = require_int("results_per_page", results_per_page)
+        self._max_text = require_int("max_text", max_text)
+        self._max_steps = require_int("max_steps", max_steps)
+        self._free_nothing = require_type(bool, "free_nothing", free_nothing)
+        self._reads_screen = require_type(bool, "text_events", text_events)
+        self._offers = require_type(bool, "actions", actions)
+        self._app: WikiHowApp | None = None
         self._hidden: frozenset[str] = frozenset()
-        self._engine: Engine | None = None
-        self._visit = Visit()
+        self._engine: EventEngine | None = None
+        self._visit = AppState()
         self._steps_left = self._free_left = 0
         self._total = self._highest = 0.0
         self._told = self._words = ""
@@ -147,47 +156,51 @@ class WikiHowEnv:
         text_events: bool = False,
     ) -> dict[str, Any]:
         """What must be the same for two results to be comparable, as JSON: library, protocol, goals of each split."""
-        choice = _choice(tasks, protocol, dataset_seed, train_set, templates)
-        pages = opened(of_kind(str, "library", library))
-        return {"library": pages.name, **identity_of(_splits(pages, choice), choice), "text_events": text_events}
+        choice = _make_selection(tasks, protocol, dataset_seed, train_set, templates)
+        pages = open_cached_library(require_type(str, "library", library))
+        return {
+            "library": pages.name,
+            **build_identity(_load_splits(pages, choice), choice),
+            "text_events": text_events,
+        }
 
     @property
-    def app(self) -> App:
+    def app(self) -> WikiHowApp:
         """The app, opened when it is first asked for."""
         if self._app is None:
             library = self.library.without(self._hidden) if self._hidden else self.library
-            self._app = App(library, self._per_search)
+            self._app = WikiHowApp(library, self._per_search)
         return self._app
 
     @property
     def library(self) -> Library:
         """All pages, hidden or not."""
-        return opened(self._place)
+        return open_cached_library(self._place)
 
-    def hide(self, paths: Iterable[str]) -> None:
+    def hide_articles(self, paths: Iterable[str]) -> None:
         """Play the next episodes as if the library lacked the articles at `paths`: no page lists or shows them."""
         self._hidden |= frozenset(paths)
         self._app = None
 
     @property
-    def visit(self) -> Visit:
+    def app_state(self) -> AppState:
         """Where the episode is."""
         return self._visit
 
     def reset(self, task: Task) -> Observation:
         """Open the app at its first page, to do `task`."""
         self._steps_left = 0
-        judged = self._judged_by(task)
-        self._engine = Engine(judged, reads_screen=self._reads_screen)
-        self._visit, self._total, self._highest = Visit(), 0.0, highest_reward(judged)
+        judged = self._get_task_file(task)
+        self._engine = EventEngine(judged, reads_screen=self._reads_screen)
+        self._visit, self._total, self._highest = AppState(), 0.0, compute_max_reward(judged)
         self._told = ""
-        found = _SEARCHED.search("\n".join(judged.commands))
+        found = _HOW_TO_PATTERN.search("\n".join(judged.commands))
         self._words = found[1] if found else judged.commands[0]
         self._steps_left = self._free_left = self._max_steps
         return Observation(
-            self._text(),
-            actions=self._admissible(),
-            instruction=self._worded(instructions_of(judged)),
+            self._render_text(),
+            actions=self._get_admissible_actions(),
+            instruction=self._worded(format_instructions(judged)),
             max_score=self._highest,
             briefing={"action_formats": list(FORMATS)},
         )
@@ -205,9 +218,9 @@ class WikiHowEnv:
             self._free_left -= 1
         else:
             self._steps_left -= 1
-        turn = self.app.step(self._visit, read_action(action))
+        turn = self.app.step(self._visit, parse_action(action))
         self._visit = turn.visit
-        outcome = self._engine.step(Noticed(turn.log, self.app.screen(turn.visit)))
+        outcome = self._engine.step(StepSignals(turn.log, self.app.screen(turn.visit)))
         self._told = outcome.instructions[-1] if outcome.instructions else self._told
         self._total += outcome.reward
         truncated = not outcome.is_over and not self._steps_left
@@ -216,11 +229,11 @@ class WikiHowEnv:
         info: dict[str, Any] = {"action_refused": True, "refused": turn.refused} if turn.refused else {}
         score = min(self._total, self._highest)
         return Observation(
-            self._text(),
+            self._render_text(),
             reward=outcome.reward,
             terminated=outcome.is_over,
             truncated=truncated,
-            actions=self._admissible(),
+            actions=self._get_admissible_actions(),
             success=outcome.is_over and not outcome.has_failed and score > 0,
             score=score,
             max_score=self._highest,
@@ -232,30 +245,30 @@ class WikiHowEnv:
         self._steps_left = 0
         self._app = self._engine = None
 
-    def _judged_by(self, task: Task) -> TaskFile:
+    def _get_task_file(self, task: Task) -> TaskFile:
         name = task.options.get("file")
         if isinstance(name, str):
-            return _of_file(_inside(self._files, name))
+            return _read_task_file(_resolve_task_path(self._files, name))
         try:
-            return task_of(Goal.from_json(task.options).definition(), task.id)
+            return parse_task(WikiHowGoal.from_json(task.options).render_task_file(), task.id)
         except ValueError as error:
             raise ConfigError(f"task {task.id} is none of wikihow_tasks: {error}") from error
 
-    def _text(self) -> str:
+    def _render_text(self) -> str:
         """The screen, and what is to be done next where the task has said so."""
         shown = self._view(self.app.leaves(self._visit), self._max_text)
         return f"{shown}\n{self._worded(f'Instruction: {self._told}')}" if self._told else shown
 
-    def _admissible(self) -> tuple[str, ...] | None:
-        return offers(self.app, self._visit, self._words) if self._offers else None
+    def _get_admissible_actions(self) -> tuple[str, ...] | None:
+        return list_actions(self.app, self._visit, self._words) if self._offers else None
 
 
 @lru_cache(64)
-def _of_file(path: Path) -> TaskFile:
+def _read_task_file(path: Path) -> TaskFile:
     return read_task(path)
 
 
-def _inside(folder: str, name: str) -> Path:
+def _resolve_task_path(folder: str, name: str) -> Path:
     """The path of a task file.
 
     Raises:

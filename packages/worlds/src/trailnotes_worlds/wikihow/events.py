@@ -18,23 +18,23 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from trailnotes.errors import EnvError
 from trailnotes_worlds.wikihow.matching import MAX_TEXT
-from trailnotes_worlds.wikihow.selectors import Placed, placed
+from trailnotes_worlds.wikihow.selectors import LocatedView, locate_views
 from trailnotes_worlds.wikihow.taskfile import (
+    EventSlot,
+    EventSource,
     LogSource,
-    Property,
     Repeats,
     ResponseSource,
-    Slot,
-    Source,
     TaskFile,
     TextSource,
+    ViewProperty,
     ViewSource,
-    nested,
+    iter_slots,
 )
-from trailnotes_worlds.wikihow.views import HEIGHT, WIDTH, Leaf, View, leaves
+from trailnotes_worlds.wikihow.views import HEIGHT, WIDTH, Leaf, View, list_leaves
 
 _LEVELS: Final = "VDIWEF"  # of a log, the least important one first
-_SIGNS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+_COMPARATORS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "EQ": operator.eq, "NE": operator.ne, "LE": operator.le, "LT": operator.lt, "GE": operator.ge, "GT": operator.gt,
 }  # fmt: skip
 
@@ -47,7 +47,7 @@ class LogLine(NamedTuple):
     text: str
 
 
-class Noticed(NamedTuple):
+class StepSignals(NamedTuple):
     """What there was to notice in a step."""
 
     log: Sequence[LogLine] = ()
@@ -56,7 +56,7 @@ class Noticed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepOutcome:
     """What a step has come to."""
 
     reward: float = 0.0
@@ -75,7 +75,7 @@ class _Event(Protocol):
     def was_ever_set(self) -> bool: ...
 
 
-class Engine:
+class EventEngine:
     """Follows one episode of a task.
 
     Args:
@@ -90,82 +90,84 @@ class Engine:
 
     def __init__(self, task: TaskFile, *, reads_screen: bool = False) -> None:
         self._reads_screen = reads_screen
-        self._sources = [_Source(each) for each in task.sources]
+        self._sources = [_SourceState(each) for each in task.sources]
         self._events: dict[int, _Event] = {each.spec.id: each for each in self._sources if each.spec.id}
-        self._slots = {id(slot): _Slot(slot, self) for slot in nested(task.slots.values())}
+        self._slots = {id(slot): _SlotState(slot, self) for slot in iter_slots(task.slots.values())}
         self._events |= {each.spec.id: each for each in self._slots.values() if each.spec.id}
         self._listeners = {name: self._slots[id(slot)] for name, slot in task.slots.items()}
         self._filters = [text for each in task.sources if isinstance(each.looks_for, LogSource)
                          for text in each.looks_for.filters]  # fmt: skip
         self._score = 0.0
         for name, listener in self._listeners.items():
-            listener.combine = _COMBINE.get(name, _last)
+            listener.combine = _COMBINERS.get(name, _take_last)
         for each in self._slots.values():
             for other in each.spec.waits_for:
-                if other != -1 and isinstance(waited := self._events[other], _Slot):
+                if other != -1 and isinstance(waited := self._events[other], _SlotState):
                     waited.waited_by.append(each)
 
-    def event(self, of: int | Slot) -> _Event:
+    def get_event(self, of: int | EventSlot) -> _Event:
         """The event of an input of a slot."""
         return self._events[of] if isinstance(of, int) else self._slots[id(of)]
 
-    def step(self, noticed: Noticed) -> Outcome:
+    def step(self, noticed: StepSignals) -> StepOutcome:
         """Take in what was noticed.
 
         Raises:
             EnvError: an event is worth something that the task file cannot mean, such as a reward that is no number.
         """
-        self._notice(noticed)
+        self._record_signals(noticed)
         for source in self._sources:
-            source.shift()
-        self._listens("null")  # being asked is what triggers an event
-        reward = self._reward()
-        self._listens("extra")
-        self._listens("json_extra")
-        instructions = self._listeners["instruction"].values()[0] if self._listens("instruction") else []
-        ending = self._listeners["episode_end"].values()[0] if self._listens("episode_end") else None
+            source.begin_step()
+        self._has_fired("null")  # being asked is what triggers an event
+        reward = self._compute_reward()
+        self._has_fired("extra")
+        self._has_fired("json_extra")
+        instructions = self._listeners["instruction"].values()[0] if self._has_fired("instruction") else []
+        ending = self._listeners["episode_end"].values()[0] if self._has_fired("episode_end") else None
         for slot in self._slots.values():
-            slot.begin()
-        return Outcome(reward, ending is not None, ending is False, tuple(map(str, instructions)))
+            slot.end_step()
+        return StepOutcome(reward, ending is not None, ending is False, tuple(map(str, instructions)))
 
-    def _listens(self, name: str) -> bool:
+    def _has_fired(self, name: str) -> bool:
         return name in self._listeners and self._listeners[name].is_set()
 
-    def _reward(self) -> float:
+    def _compute_reward(self) -> float:
         reward = 0.0
-        if self._listens("score"):
+        if self._has_fired("score"):
             score = self._listeners["score"].values()[0]
             reward, self._score = score - self._score, score
-        return reward + self._listeners["reward"].values()[0] if self._listens("reward") else reward
+        return reward + self._listeners["reward"].values()[0] if self._has_fired("reward") else reward
 
-    def _notice(self, noticed: Noticed) -> None:
-        lines = [line.text[:MAX_TEXT] for line in noticed.log if any(_admits(each, line) for each in self._filters)]
+    def _record_signals(self, noticed: StepSignals) -> None:
+        lines = [
+            line.text[:MAX_TEXT] for line in noticed.log if any(_matches_filter(each, line) for each in self._filters)
+        ]
         screen, looks = noticed.screen, {type(source.spec.looks_for) for source in self._sources}
-        views = placed(screen) if screen is not None and ViewSource in looks else []
-        shown = leaves(screen) if screen is not None and TextSource in looks else ()
+        views = locate_views(screen) if screen is not None and ViewSource in looks else []
+        shown = list_leaves(screen) if screen is not None and TextSource in looks else ()
         for source in self._sources:
             looks_for = source.spec.looks_for
             if isinstance(looks_for, LogSource):
                 for line in lines:
                     found = looks_for.pattern.search(line)
-                    source.notice(line, None if found is None else list(found.groups()))
+                    source.record(line, None if found is None else list(found.groups()))
             elif isinstance(looks_for, ResponseSource):
                 for text in noticed.responses:
-                    source.notice(text, looks_for.matcher.match(text))
+                    source.record(text, looks_for.matcher.match(text))
             elif isinstance(looks_for, ViewSource):
-                for view in looks_for.selector.of(views):
-                    values = [_attribute(view, each.name) for each in looks_for.properties]
-                    fits = all(map(_fits, looks_for.properties, values))
-                    source.notice(tuple(values), values if fits else None)
+                for view in looks_for.selector.select(views):
+                    values = [_get_attribute(view, each.name) for each in looks_for.properties]
+                    fits = all(map(_matches_property, looks_for.properties, values))
+                    source.record(tuple(values), values if fits else None)
             elif isinstance(looks_for, TextSource) and self._reads_screen:
-                for text in _texts(looks_for, shown):
-                    source.notice(text, looks_for.matcher.match(text))
+                for text in _find_texts(looks_for, shown):
+                    source.record(text, looks_for.matcher.match(text))
 
 
-class _Source:
+class _SourceState:
     """What has been noticed of one source."""
 
-    def __init__(self, spec: Source) -> None:
+    def __init__(self, spec: EventSource) -> None:
         self.spec = spec
         self._last: Any = None
         self._known: set[Any] = set()  # inputs that triggered it
@@ -173,7 +175,7 @@ class _Source:
         self._values: list[Any] = []
         self._ever = False
 
-    def notice(self, given: Any, value: Any) -> None:
+    def record(self, given: Any, value: Any) -> None:
         """Take one input, and what it means: None for nothing."""
         repeated: Mapping[Repeats, bool] = {
             "NONE": given in self._known,
@@ -188,7 +190,7 @@ class _Source:
             self._coming.append(value)
             self._ever = True
 
-    def shift(self) -> None:
+    def begin_step(self) -> None:
         """What was noticed is this step's."""
         self._values, self._coming = self._coming, []
 
@@ -202,13 +204,13 @@ class _Source:
         return self._ever
 
 
-class _Slot:
+class _SlotState:
     """One slot, asked once a step; later answers of the step are the first one."""
 
-    def __init__(self, spec: Slot, engine: Engine) -> None:
+    def __init__(self, spec: EventSlot, engine: EventEngine) -> None:
         self.spec = spec
-        self.waited_by: list[_Slot] = []
-        self.combine: Callable[[list[Any]], Any] = _last  # of what its inputs give
+        self.waited_by: list[_SlotState] = []
+        self.combine: Callable[[list[Any]], Any] = _take_last  # of what its inputs give
         self._engine = engine
         self._is_new = True  # not asked in this step
         self._set = self._last = self._ever = self._allowed = False
@@ -216,7 +218,7 @@ class _Slot:
         self._is_cleared = True  # whether this step may unset it
         self._is_ready = self._starts_ready = -1 not in spec.waits_for
 
-    def begin(self) -> None:
+    def end_step(self) -> None:
         """The step is over."""
         self._is_new = True
         self._is_cleared = not self._set or self._is_ready
@@ -224,13 +226,13 @@ class _Slot:
 
     def is_set(self) -> bool:
         if self._is_new:
-            self._ask()
+            self._evaluate()
             for waiting in self.waited_by:
-                waiting.hear(self._set)
+                waiting.update_readiness(self._set)
             self._is_new = False
         return self._set
 
-    def hear(self, is_set: bool) -> None:
+    def update_readiness(self, is_set: bool) -> None:
         """One of those that it waits for is set, or is not."""
         self._is_ready = self._is_ready and is_set
 
@@ -241,13 +243,13 @@ class _Slot:
     def was_ever_set(self) -> bool:
         return self._ever or self.is_set()
 
-    def _ask(self) -> None:
-        inputs = [self._engine.event(each) for each in self.spec.inputs]
+    def _evaluate(self) -> None:
+        inputs = [self._engine.get_event(each) for each in self.spec.inputs]
         if not inputs:
             return
         if not self._is_cleared:
             if self._is_triggered(inputs):
-                self._values = self._gathered(inputs)
+                self._values = self._combine_values(inputs)
             return
         before, self._last, self._set, self._values = self._last, False, False, []
         if not self._may_trigger() or not self._is_triggered(inputs):
@@ -256,11 +258,11 @@ class _Slot:
         self._set = counts[self.spec.repeats]
         self._ever = self._last = True
         if self._set:
-            self._values = self._gathered(inputs)
+            self._values = self._combine_values(inputs)
 
     def _may_trigger(self) -> bool:
         if not self._allowed:
-            self._allowed = all(self._engine.event(each).was_ever_set() for each in self.spec.prerequisites)
+            self._allowed = all(self._engine.get_event(each).was_ever_set() for each in self.spec.prerequisites)
         return self._allowed
 
     def _is_triggered(self, inputs: Sequence[_Event]) -> bool:
@@ -269,25 +271,27 @@ class _Slot:
         answers = [each.is_set() for each in inputs]  # all are asked, so that each of them notices
         return all(answers) if self.spec.type == "AND" else any(answers)
 
-    def _gathered(self, inputs: Sequence[_Event]) -> list[Any]:
+    def _combine_values(self, inputs: Sequence[_Event]) -> list[Any]:
         """What it gives: one value, combined of those that its inputs give; AND makes one of all of them."""
         if self.spec.type == "AND":
-            return [self.combine([self._given([each.values() for each in inputs])])]
+            return [self.combine([self._transform([each.values() for each in inputs])])]
         given = inputs[:1] if self.spec.type == "SINGLE" else inputs
-        return [self.combine([self._given(value) for value in chain.from_iterable(each.values() for each in given)])]
+        return [
+            self.combine([self._transform(value) for value in chain.from_iterable(each.values() for each in given)])
+        ]
 
-    def _given(self, seen: Any) -> Any:
+    def _transform(self, seen: Any) -> Any:
         try:
-            return self.spec.transformation.of(seen)
+            return self.spec.transformation.apply(seen)
         except (LookupError, TypeError) as error:
             raise EnvError(f"event {self.spec.id} of the task has no such part of what it has seen: {error}") from error
 
 
-def _last(values: list[Any]) -> Any:
+def _take_last(values: list[Any]) -> Any:
     return values[-1]
 
 
-def _number(value: Any) -> float:
+def _to_number(value: Any) -> float:
     try:
         number = float(value[0] if isinstance(value, list) and len(value) == 1 else value)
     except (TypeError, ValueError, OverflowError):
@@ -297,42 +301,42 @@ def _number(value: Any) -> float:
     return number
 
 
-_COMBINE: Final[Mapping[str, Callable[[list[Any]], Any]]] = {  # by listener; of the others the last value counts
-    "score": lambda values: _number(values[-1]),
-    "reward": lambda values: sum(map(_number, values)),
+_COMBINERS: Final[Mapping[str, Callable[[list[Any]], Any]]] = {  # by listener; of the others the last value counts
+    "score": lambda values: _to_number(values[-1]),
+    "reward": lambda values: sum(map(_to_number, values)),
     "instruction": lambda values: [
         text for value in values for text in (value if isinstance(value, list) else [value])
     ],
 }
 
 
-def _admits(log_filter: str, line: LogLine) -> bool:
+def _matches_filter(log_filter: str, line: LogLine) -> bool:
     """Whether a filter ``TAG:LEVEL`` lets a line through: of this tag, and at least as important."""
     tag, _, level = log_filter.partition(":")
     return tag in (line.tag, "*") and _LEVELS.find(level or "V") <= _LEVELS.find(line.level) and level != "S"
 
 
-def _attribute(each: Placed, name: str) -> str | float:
+def _get_attribute(each: LocatedView, name: str) -> str | float:
     """A property of a view; where its edges are is told in shares of the screen."""
     if name in ("left", "right"):
         return float(getattr(each.view.box, name)) / WIDTH
     if name in ("top", "bottom"):
         return float(getattr(each.view.box, name)) / HEIGHT
-    return each.attribute(name)
+    return each.get_attribute(name)
 
 
-def _fits(wanted: Property, actual: str | float) -> bool:
+def _matches_property(wanted: ViewProperty, actual: str | float) -> bool:
     if wanted.wanted is None:
         return True
     if not isinstance(wanted.wanted, int | float):
         return wanted.wanted.search(str(actual)[:MAX_TEXT]) is not None
     try:
-        return _SIGNS[wanted.sign](wanted.wanted, float(actual))  # the number of the file comes first, as there
+        return _COMPARATORS[wanted.sign](wanted.wanted, float(actual))  # the number of the file comes first, as there
     except ValueError:
         return wanted.sign == "NE"
 
 
-def _texts(source: TextSource, shown: Sequence[Leaf]) -> list[str]:
+def _find_texts(source: TextSource, shown: Sequence[Leaf]) -> list[str]:
     """The texts whose middle is in the region."""
     left, top, right, bottom = source.region
     texts = [

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-from trailnotes_worlds.wikihow.articles import ABOUT, author_path, category_path, slug_of
+from trailnotes_worlds.wikihow.articles import ABOUT, author_path, category_path, make_slug
 
 Template = Literal["about", "author", "category", "references", "article"]
-SUFFIXES: Final[Mapping[str, int]] = {"about": 0, "author": 4, "category": 6, "references": 7, "article": 8}
+TEMPLATE_NUMBERS: Final[Mapping[str, int]] = {"about": 0, "author": 4, "category": 6, "references": 7, "article": 8}
 _STOPWORDS: Final = frozenset((
     "a", "an", "and", "as", "at", "by", "for", "from", "how", "in", "into", "is", "it", "of", "on", "or", "over", "the",
     "to", "under", "with", "without", "your",
@@ -26,7 +26,7 @@ _STOPWORDS: Final = frozenset((
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class WikiHowGoal:
     """One goal."""
 
     template: Template
@@ -40,7 +40,7 @@ class Goal:
     @property
     def id(self) -> str:
         """Name and number, as task files are named."""
-        return f"{re.sub(r'[^a-z0-9]+', '_', self.title.lower()).strip('_')}-{SUFFIXES[self.template]}"
+        return f"{re.sub(r'[^a-z0-9]+', '_', self.title.lower()).strip('_')}-{TEMPLATE_NUMBERS[self.template]}"
 
     @property
     def kind(self) -> str:
@@ -50,7 +50,7 @@ class Goal:
     @property
     def instructions(self) -> tuple[str, ...]:
         """What is said, one after the other; the first one with the task."""
-        told = [f"Search an article to learn how to {self.title.lower()}.", _access(self.title)]
+        told = [f"Search an article to learn how to {self.title.lower()}.", _format_access(self.title)]
         if self.template == "about":
             told.append("Access the about page to learn why people trust wikihow.")
         elif self.template == "author":
@@ -59,48 +59,48 @@ class Goal:
             told.append(f"Access the page of category {self.name}")
         elif self.template == "references":
             told.append("Check the reference list")
-        return (*told, _access(self.then_title)) if self.then_title else tuple(told)
+        return (*told, _format_access(self.then_title)) if self.then_title else tuple(told)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values; `from_json` takes them back."""
         return {name: value for name, value in asdict(self).items() if value}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Goal:
+    def from_json(cls, values: Mapping[str, Any]) -> WikiHowGoal:
         """A goal of its JSON.
 
         Raises:
             ValueError: it is none.
         """
         known = set(cls.__dataclass_fields__)
-        if not {"template", "title", "slug"} <= set(values) <= known or values["template"] not in SUFFIXES:
+        if not {"template", "title", "slug"} <= set(values) <= known or values["template"] not in TEMPLATE_NUMBERS:
             raise ValueError(f"options {sorted(map(str, values))} instead of {sorted(known)}")
         if not all(isinstance(value, str) for value in values.values()):
             raise ValueError("its options are texts")
         return cls(**values)
 
-    def definition(self) -> str:
+    def render_task_file(self) -> str:
         """The task file."""
-        return "".join(_file(self))
+        return "".join(_iter_file_lines(self))
 
 
-def keywords(title: str) -> list[str]:
+def extract_keywords(title: str) -> list[str]:
     """The words of a title by which a search for it is known."""
     found = [word for word in re.findall(r"\w+", title.lower()) if word not in _STOPWORDS]
     return found or re.findall(r"\w+", title.lower())
 
 
-def _access(title: str) -> str:
+def _format_access(title: str) -> str:
     return f'Access the article "How to {title}"'
 
 
-def _patterns(goal: Goal) -> Iterator[str]:
+def _iter_patterns(goal: WikiHowGoal) -> Iterator[str]:
     """What the log says when each page is reached, in the order of the instructions.
 
     Ours ends with the path: the public files take a path that only begins like the wanted one.
     """
     host = r"https://www\.wikihow\.com/"
-    words = "|".join(map(re.escape, keywords(goal.title)))
+    words = "|".join(map(re.escape, extract_keywords(goal.title)))
     yield rf"\bmUrl is: {host}wikiHowTo\?search=.*\b({words})\b.*"
     yield rf"\bmUrl is: {host}{re.escape(goal.slug)}(\?|$)"
     if goal.template == "references":
@@ -111,11 +111,11 @@ def _patterns(goal: Goal) -> Iterator[str]:
         yield rf"\bmUrl is: {host}{re.escape(goal.then_slug)}(\?|$)"
 
 
-def _file(goal: Goal) -> Iterator[str]:
-    patterns = list(_patterns(goal))
-    yield f"id: {_quoted(goal.id)}\ncommand: {_quoted(goal.instructions[0])}\n"
+def _iter_file_lines(goal: WikiHowGoal) -> Iterator[str]:
+    patterns = list(_iter_patterns(goal))
+    yield f"id: {_quote(goal.id)}\ncommand: {_quote(goal.instructions[0])}\n"
     for number, pattern in enumerate(patterns, start=1):
-        yield f'event_sources {{ id: {number} log_event {{ filters: "jd:D" pattern: {_quoted(pattern)} }} }}\n'
+        yield f'event_sources {{ id: {number} log_event {{ filters: "jd:D" pattern: {_quote(pattern)} }} }}\n'
     yield "event_slots {\n  reward_listener {\n    type: OR\n"
     for number in range(1, len(patterns) + 1):
         yield f"    events {{ event {{ id: {100 + number} events {{ id: {number} }} "
@@ -124,15 +124,17 @@ def _file(goal: Goal) -> Iterator[str]:
     yield "  instruction_listener {\n    type: OR\n"
     for number, text in enumerate(goal.instructions[1:], start=1):
         yield f"    events {{ event {{ events {{ id: {100 + number} }} "
-        yield f"transformation: {_quoted('y = ' + repr([text]))} }} }}\n"
+        yield f"transformation: {_quote('y = ' + repr([text]))} }} }}\n"
     yield "  }\n}\n"
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def goal_of(template: Template, title: str, slug: str, name: str = "", then: tuple[str, str] = ("", "")) -> Goal:
+def make_goal(
+    template: Template, title: str, slug: str, name: str = "", then: tuple[str, str] = ("", "")
+) -> WikiHowGoal:
     """A goal; `name` is of the author or category that its template needs, `then` (title, slug) of a second article."""
     path = {"author": author_path, "category": category_path}.get(template, lambda _: "")(name)
-    return Goal(template, title, slug or slug_of(title), name, path, *then)
+    return WikiHowGoal(template, title, slug or make_slug(title), name, path, *then)

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.errors import ConfigError
-from trailnotes_worlds.wikihow.articles import MAX_LISTED, Page, author_path, category_path, from_record
+from trailnotes_worlds.wikihow.articles import MAX_LISTED, LibraryPage, author_path, category_path, from_record
 from trailnotes_worlds.wikihow.library import Library, write_library
-from trailnotes_worlds.wikihow.recorded import Recorded, doc_id, name_of, parse_page, read_page
+from trailnotes_worlds.wikihow.recorded import ParsedPage, make_name, parse_doc_id, parse_page, read_html
 
 Progress = Callable[[int, int], None]  # (pages read, of how many)
 
 _VERIFIED = {"E": "Expert Co-Authored", "Q": "Quality Tested"}
 _NOT_AUTHORS = ("", "Author Info")
-_FEW = 40  # characters: a shorter paragraph is no introduction
+_MIN_INTRO_CHARS = 40  # characters: a shorter paragraph is no introduction
 
 
 def import_library(
@@ -41,12 +41,12 @@ def import_library(
         ConfigError: `folder` is taken, a source cannot be read, or no page is an article.
         RunError: the disk is full or the place not writable.
     """
-    reading = _Reading(pages, _facts_of(meta) if meta else {}, limit, progress)
+    reading = _PageReader(pages, _read_facts(meta) if meta else {}, limit, progress)
     facts = {"again": "import it again", "left_out": reading.left_out}
-    return write_library(folder, reading.pages(), facts, reading.report)
+    return write_library(folder, reading.iter_pages(), facts, reading.report)
 
 
-class _Reading:
+class _PageReader:
     """Reads page after page; what is none is reported."""
 
     def __init__(
@@ -63,14 +63,14 @@ class _Reading:
             raise ConfigError(f"{folder} cannot be read: {error.strerror}") from error
         if not files:
             raise ConfigError(f"{folder} holds no files: name the folder of the recorded pages, dumps in the archive")
-        self._files = sorted(files, key=lambda path: _rank(doc_id(path.name)))
+        self._files = sorted(files, key=lambda path: _sort_key(parse_doc_id(path.name)))
 
-    def pages(self) -> Iterator[Page]:
+    def iter_pages(self) -> Iterator[LibraryPage]:
         """The pages: articles first, since they tell the names of their authors."""
         for place, path in enumerate(self._files):
             self._tell(place, len(self._files))
             try:
-                page = from_record(self._record(path))
+                page = from_record(self._read_record(path))
             except ConfigError as error:
                 self.left_out[str(error).partition(":")[0]] += 1
                 self.report.append({"file": path.name, "reason": str(error)})
@@ -78,18 +78,18 @@ class _Reading:
             self._taken.add(page.path)
             yield page
 
-    def _record(self, path: Path) -> dict[str, Any]:
-        slug = doc_id(path.name)
+    def _read_record(self, path: Path) -> dict[str, Any]:
+        slug = parse_doc_id(path.name)
         if slug in self._taken:
             raise ConfigError("its path comes twice")
-        page = parse_page(read_page(path))
+        page = parse_page(read_html(path))
         if slug.startswith("Author/"):
-            return self._author(slug, page)
+            return self._parse_author(slug, page)
         if slug.startswith("Category:"):
-            return self._category(slug, page)
-        return self._article(slug, page)
+            return self._parse_category(slug, page)
+        return self._parse_article(slug, page)
 
-    def _article(self, slug: str, page: Recorded) -> dict[str, Any]:
+    def _parse_article(self, slug: str, page: ParsedPage) -> dict[str, Any]:
         heading = " ".join(page.texts["title"][:1]).strip()
         if not heading:
             raise ConfigError("no title, so no article")
@@ -98,34 +98,40 @@ class _Reading:
         for link in authors:
             self._names.setdefault(link.path, link.text)
         facts = self._facts.get(slug, {})
-        paragraphs = [text for text in page.texts[""] if len(text) > _FEW]
+        paragraphs = [text for text in page.texts[""] if len(text) > _MIN_INTRO_CHARS]
         steps = page.texts["step"][:MAX_LISTED]
         return {
             "kind": "article",
-            "title": heading.removeprefix("How to ").strip() if is_usual else name_of(slug),
+            "title": heading.removeprefix("How to ").strip() if is_usual else make_name(slug),
             "heading": "" if is_usual else heading,
             "slug": slug,
-            "categories": _categories(page),
+            "categories": _list_categories(page),
             "authors": list(dict.fromkeys(link.text for link in authors if author_path(link.text) == link.path)),
-            "updated": _day(facts.get("sr_updated", "")),
-            "views": _count(facts.get("sr_view", "")),
+            "updated": _parse_day(facts.get("sr_updated", "")),
+            "views": _parse_count(facts.get("sr_view", "")),
             "verified": _VERIFIED.get(facts.get("sr_verif", ""), ""),
             "intro": paragraphs[0] if paragraphs else "",
             "methods": [("Steps", steps)] if steps else [],
             "references": page.texts["references"][:MAX_LISTED],
-            "related": _articles(page, slug, "listed"),
+            "related": _list_articles(page, slug, "listed"),
         }
 
-    def _author(self, slug: str, page: Recorded) -> dict[str, Any]:
-        bio = next((text for text in page.texts[""] if len(text) > _FEW), "")
-        name = self._names.get(slug, name_of(slug))
-        return {"kind": "author", "name": name, "slug": slug, "bio": bio, "articles": _articles(page, slug, "listed")}
+    def _parse_author(self, slug: str, page: ParsedPage) -> dict[str, Any]:
+        bio = next((text for text in page.texts[""] if len(text) > _MIN_INTRO_CHARS), "")
+        name = self._names.get(slug, make_name(slug))
+        return {
+            "kind": "author",
+            "name": name,
+            "slug": slug,
+            "bio": bio,
+            "articles": _list_articles(page, slug, "listed"),
+        }
 
-    def _category(self, slug: str, page: Recorded) -> dict[str, Any]:
-        name = name_of(slug)
-        about = next((text for text in page.texts[""] if len(text) > _FEW), "")
-        around = [each for each in _categories(page) if each != name]
-        topics = [name_of(link.path) for link in page.links["listed"] if link.path.startswith("Category:")]
+    def _parse_category(self, slug: str, page: ParsedPage) -> dict[str, Any]:
+        name = make_name(slug)
+        about = next((text for text in page.texts[""] if len(text) > _MIN_INTRO_CHARS), "")
+        around = [each for each in _list_categories(page) if each != name]
+        topics = [make_name(link.path) for link in page.links["listed"] if link.path.startswith("Category:")]
         return {
             "kind": "category",
             "name": name,
@@ -133,43 +139,45 @@ class _Reading:
             "parent": around[-1] if around else "",
             "about": [(about, "")] if about else [],
             "topics": topics,
-            "articles": _articles(page, slug, "listed"),
+            "articles": _list_articles(page, slug, "listed"),
         }
 
 
-def _rank(slug: str) -> tuple[bool, str]:
+def _sort_key(slug: str) -> tuple[bool, str]:
     return slug.startswith(("Author/", "Category:")), slug
 
 
-def _categories(page: Recorded) -> list[str]:
+def _list_categories(page: ParsedPage) -> list[str]:
     links = [link for link in page.links["crumbs"] if link.path.startswith("Category:")]
     return [link.text for link in links if category_path(link.text) == link.path]
 
 
-def _articles(page: Recorded, slug: str, mark: str) -> list[str]:
+def _list_articles(page: ParsedPage, slug: str, mark: str) -> list[str]:
     paths = (link.path for link in page.links[mark])
     return list(dict.fromkeys(path for path in paths if path != slug and path.isascii() and ":" not in path))
 
 
-def _facts_of(path: Path) -> dict[str, dict[str, str]]:
+def _read_facts(path: Path) -> dict[str, dict[str, str]]:
     """The lines of ``doc_meta.csv``, by the path of the article."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = csv.DictReader(file)
             if "doc_id" not in (rows.fieldnames or ()):
                 raise ConfigError(f"{path} has no column doc_id: name the archive's doc_meta.csv")
-            return {doc_id(row["doc_id"]): {key: value or "" for key, value in row.items() if key} for row in rows}
+            return {
+                parse_doc_id(row["doc_id"]): {key: value or "" for key, value in row.items() if key} for row in rows
+            }
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path} cannot be read as doc_meta.csv: {error}") from error
 
 
-def _day(text: str) -> str:
+def _parse_day(text: str) -> str:
     try:
         return datetime.strptime(text.strip(), "%B %d, %Y").date().isoformat()  # noqa: DTZ007 (a day, of no zone)
     except ValueError:
         return ""
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     digits = text.replace(",", "").strip()
     return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) < 12 else 0

@@ -26,12 +26,12 @@ from typing import Any, Self
 from urllib.parse import quote, unquote
 
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.storage.databases import BoundedConnection, find_foreign
+from trailnotes.storage.databases import BoundedConnection, find_unexpected
 from trailnotes.storage.parsing import parse_json
 from trailnotes_worlds.search.building import IndexBuilder
-from trailnotes_worlds.search.index import Index
+from trailnotes_worlds.search.index import SearchIndex
 from trailnotes_worlds.search.mapped import MappedFolder, write_meta
-from trailnotes_worlds.wikihow.articles import Article, Category, Page, from_record, to_record
+from trailnotes_worlds.wikihow.articles import Article, Category, LibraryPage, from_record, to_record
 
 KIND, VERSION = "wikihow library", 1
 PAGES, SEARCH, REPORT = "pages.db", "search", "report.jsonl"
@@ -40,8 +40,8 @@ _TABLES = (
     "CREATE TABLE pages (path TEXT PRIMARY KEY, place INTEGER, record TEXT) WITHOUT ROWID",
     "CREATE INDEX places ON pages (place)",
 )
-_CACHED = 512  # pages that a process keeps decoded
-_FACTS = {"name": str, "counts": dict}  # that ``meta.json`` must tell
+_CACHE_SIZE = 512  # pages that a process keeps decoded
+_REQUIRED_META = {"name": str, "counts": dict}  # that ``meta.json`` must tell
 
 
 class Library:
@@ -55,18 +55,18 @@ class Library:
 
     def __init__(self, files: MappedFolder, hidden: frozenset[str] = frozenset()) -> None:
         self._files, self._hidden = files, hidden
-        files.file(PAGES)  # whose size is compared
-        self._index = Index.open(files.folder / SEARCH)
+        files.open_file(PAGES)  # whose size is compared
+        self._index = SearchIndex.open(files.folder / SEARCH)
         path = quote(str((files.folder / PAGES).resolve()))
         address = f"file:{path}?mode=ro&immutable=1"
         try:
             self._pages = sqlite3.connect(address, uri=True, check_same_thread=False, factory=BoundedConnection)
-            foreign = find_foreign(self._pages, _TABLES)
+            foreign = find_unexpected(self._pages, _TABLES)
         except sqlite3.DatabaseError as error:
             foreign = str(error)
         if foreign:
             raise ConfigError(f"{files.folder / PAGES} is damaged ({foreign}): make the library again")
-        self._cached = lru_cache(maxsize=_CACHED)(self._read)
+        self._cached = lru_cache(maxsize=_CACHE_SIZE)(self._read_page)
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -75,7 +75,7 @@ class Library:
         Raises:
             ConfigError: it is none, of another version, or a file of it was cut or replaced.
         """
-        return cls(MappedFolder(Path(path), KIND, VERSION, _FACTS))
+        return cls(MappedFolder(Path(path), KIND, VERSION, _REQUIRED_META))
 
     @property
     def name(self) -> str:
@@ -98,23 +98,23 @@ class Library:
 
     def __len__(self) -> int:
         counts: Mapping[str, int] = self._files.meta["counts"]
-        return sum(counts.values()) - sum(map(self._has, self._hidden))
+        return sum(counts.values()) - sum(map(self._has_path, self._hidden))
 
-    def __iter__(self) -> Iterator[Page]:
-        for path, record in self._ask("SELECT path, record FROM pages ORDER BY place"):
+    def __iter__(self) -> Iterator[LibraryPage]:
+        for path, record in self._query("SELECT path, record FROM pages ORDER BY place"):
             if path not in self._hidden:
-                yield self._seen(from_record(parse_json(record)))
+                yield self._remove_hidden(from_record(parse_json(record)))
 
     def __contains__(self, path: object) -> bool:
-        return path not in self._hidden and self._has(path)
+        return path not in self._hidden and self._has_path(path)
 
-    def __getitem__(self, path: str) -> Page:
+    def __getitem__(self, path: str) -> LibraryPage:
         page = self._cached(path)
         if page is None:
             raise KeyError(path)
         return page
 
-    def get(self, path: str) -> Page | None:
+    def get(self, path: str) -> LibraryPage | None:
         """The page at a path, None where there is none."""
         return self._cached(path)
 
@@ -135,22 +135,22 @@ class Library:
         self._index.close()
         self._files.close()
 
-    def _has(self, path: object) -> bool:
-        return bool(self._ask("SELECT 1 FROM pages WHERE path = ?", path))
+    def _has_path(self, path: object) -> bool:
+        return bool(self._query("SELECT 1 FROM pages WHERE path = ?", path))
 
-    def _read(self, path: str) -> Page | None:
+    def _read_page(self, path: str) -> LibraryPage | None:
         if path in self._hidden:
             return None
-        rows = self._ask("SELECT record FROM pages WHERE path = ?", path)
-        return self._seen(from_record(parse_json(rows[0][0]))) if rows else None
+        rows = self._query("SELECT record FROM pages WHERE path = ?", path)
+        return self._remove_hidden(from_record(parse_json(rows[0][0]))) if rows else None
 
-    def _seen(self, page: Page) -> Page:
+    def _remove_hidden(self, page: LibraryPage) -> LibraryPage:
         """A page as it is without what is hidden: lists of articles go by their paths, a category's text names some."""
         if not self._hidden or not isinstance(page, Category):
             return page
         return replace(page, about=tuple(part for part in page.about if part[1] not in self._hidden))
 
-    def _ask(self, question: str, *values: object) -> list[Any]:
+    def _query(self, question: str, *values: object) -> list[Any]:
         try:
             return self._pages.execute(question, values).fetchall()
         except sqlite3.DatabaseError as error:
@@ -160,7 +160,7 @@ class Library:
 
 
 def write_library(
-    folder: Path, pages: Iterable[Page], facts: Mapping[str, Any] | None = None, report: Iterable[object] = ()
+    folder: Path, pages: Iterable[LibraryPage], facts: Mapping[str, Any] | None = None, report: Iterable[object] = ()
 ) -> Library:
     """Make `folder` the library of `pages`, whole or not at all, and open it.
 
@@ -191,7 +191,7 @@ def write_library(
     return Library.open(folder)
 
 
-def _write_pages(folder: Path, pages: Iterable[Page]) -> tuple[str, Counter[str]]:
+def _write_pages(folder: Path, pages: Iterable[LibraryPage]) -> tuple[str, Counter[str]]:
     digest, counts = hashlib.sha256(), Counter[str]()
     base = sqlite3.connect(folder / PAGES)
     try:
@@ -209,7 +209,7 @@ def _write_pages(folder: Path, pages: Iterable[Page]) -> tuple[str, Counter[str]
                 digest.update(text.encode() + b"\n")
                 counts[record["kind"]] += 1
                 if isinstance(page, Article):
-                    search.add(page.path, searched(page))
+                    search.add(page.path, make_search_text(page))
             if not counts["article"]:
                 raise ConfigError("there is no article among the pages: a library needs one at least")
             search.finish()
@@ -220,6 +220,6 @@ def _write_pages(folder: Path, pages: Iterable[Page]) -> tuple[str, Counter[str]
     return digest.hexdigest()[:16], counts
 
 
-def searched(article: Article) -> str:
+def make_search_text(article: Article) -> str:
     """What the search looks at: the words of the path, as in the published data."""
     return unquote(article.path).replace("-", " ")

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from typing import Any, Final
 
-from trailnotes.errors import ConfigError, MissingExtraError, how_to_install, missing_package
+from trailnotes.errors import ConfigError, MissingExtraError, find_missing_module, format_install_command
 
 MAX_TEXT: Final = 2_000  # characters of a text that are compared: what is compared with is an agent's, or a page's
-_MAX_NESTED: Final = 20
+_MAX_DEPTH: Final = 20
 
 
 class Matcher:
@@ -31,8 +31,10 @@ class Matcher:
     def __init__(self, wanted: re.Pattern[str] | str, mode: str, threshold: float, where: str) -> None:
         if mode == "SBERT":
             raise ConfigError(f"{where}: mode SBERT needs a sentence encoder: use REGEX, DIFFLIB or FUZZ")
-        if mode == "FUZZ" and missing_package("webshop"):
-            raise MissingExtraError(f"{where}: mode FUZZ needs the package rapidfuzz: {how_to_install('webshop')}")
+        if mode == "FUZZ" and find_missing_module("webshop"):
+            raise MissingExtraError(
+                f"{where}: mode FUZZ needs the package rapidfuzz: {format_install_command('webshop')}"
+            )
         self._wanted, self._mode, self._threshold = wanted, mode, threshold
 
     def match(self, text: str) -> object | None:
@@ -41,10 +43,10 @@ class Matcher:
         if isinstance(self._wanted, re.Pattern):
             found = self._wanted.search(text)
             return None if found is None else list(found.groups())
-        score = self._likeness(text, self._wanted)
+        score = self._compute_similarity(text, self._wanted)
         return score if score >= self._threshold else None
 
-    def _likeness(self, text: str, wanted: str) -> float:
+    def _compute_similarity(self, text: str, wanted: str) -> float:
         if self._mode == "DIFFLIB":
             return SequenceMatcher(None, text, wanted[:MAX_TEXT], autojunk=False).ratio()
         from rapidfuzz import fuzz
@@ -69,7 +71,7 @@ class Transformation:
     def __init__(self, statements: Sequence[str], where: str) -> None:
         self._value: ast.expr = ast.Name("x")
         for statement in statements:
-            self._value = _assigned(statement, where)
+            self._value = _parse_assignment(statement, where)
 
     @property
     def constant(self) -> Any:
@@ -79,17 +81,17 @@ class Transformation:
         except ValueError:
             return None
 
-    def of(self, seen: Any) -> Any:
+    def apply(self, seen: Any) -> Any:
         """What the event gives for what it has seen.
 
         Raises:
             LookupError: ``x`` has no such part.
             TypeError: nor any parts.
         """
-        return _evaluated(self._value, seen)
+        return _evaluate(self._value, seen)
 
 
-def _assigned(statement: str, where: str) -> ast.expr:
+def _parse_assignment(statement: str, where: str) -> ast.expr:
     said = f"{where}: the transformation {statement[:60]!r}"
     try:
         body = ast.parse(statement).body
@@ -97,7 +99,7 @@ def _assigned(statement: str, where: str) -> ast.expr:
         raise ConfigError(f"{said} is no statement") from error
     if len(body) == 1 and isinstance(body[0], ast.Assign) and len(body[0].targets) == 1:
         target, value = body[0].targets[0], body[0].value
-        if isinstance(target, ast.Name) and target.id == "y" and _is_plain(value, _MAX_NESTED):
+        if isinstance(target, ast.Name) and target.id == "y" and _is_plain(value, _MAX_DEPTH):
             return value
     raise ConfigError(f"{said} is not understood: give y a constant, x, or a part of x by number, such as y = x[0]")
 
@@ -119,12 +121,12 @@ def _is_plain(value: ast.expr, depth: int) -> bool:
     return True
 
 
-def _evaluated(value: ast.expr, seen: Any) -> Any:
+def _evaluate(value: ast.expr, seen: Any) -> Any:
     if isinstance(value, ast.Name):
         return seen
     if isinstance(value, ast.Subscript):
         assert isinstance(value.slice, ast.Constant)
-        return _evaluated(value.value, seen)[value.slice.value]
+        return _evaluate(value.value, seen)[value.slice.value]
     if isinstance(value, ast.List | ast.Tuple):
-        return [_evaluated(each, seen) for each in value.elts]
+        return [_evaluate(each, seen) for each in value.elts]
     return ast.literal_eval(value)

@@ -14,22 +14,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
-from trailnotes.envs.options import one_of
+from trailnotes.envs.options import require_choice
 from trailnotes.errors import ConfigError
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Task
-from trailnotes_worlds.wikihow.articles import Article, Author, Category, Page, author_path, category_path
-from trailnotes_worlds.wikihow.goals import SUFFIXES, Goal, Template, goal_of
+from trailnotes_worlds.wikihow.articles import Article, Author, Category, LibraryPage, author_path, category_path
+from trailnotes_worlds.wikihow.goals import TEMPLATE_NUMBERS, Template, WikiHowGoal, make_goal
 from trailnotes_worlds.wikihow.library import Library
 
 SPLITS: Final = ("train", "validation", "test")
-KINDS: Final = (*SUFFIXES, "author+article", "category+article")
+KINDS: Final = (*TEMPLATE_NUMBERS, "author+article", "category+article")
 PROTOCOLS: Final = ("by-article", "rememberer")
 TRAIN_SETS: Final = ("S0", "S1")
 
-_UP_TO: Final = {"test": 0.2, "validation": 0.3, "train": 1.0}  # where the share of each side ends
-_EACH: Final = {"train": 2, "validation": 6, "test": 14}  # rememberer: goals of each of the five templates
-_PUBLISHED: Final = {  # rememberer: the task files that its README lists (commit 552cb62)
+_CUMULATIVE_SHARES: Final = {"test": 0.2, "validation": 0.3, "train": 1.0}  # where the share of each side ends
+_GOALS_PER_TEMPLATE: Final = {
+    "train": 2,
+    "validation": 6,
+    "test": 14,
+}  # rememberer: goals of each of the five templates
+_PUBLISHED_TRAIN_SETS: Final = {  # rememberer: the task files that its README lists (commit 552cb62)
     "S0": (
         "add_a_contact_on_whatsapp-8", "avoid_misgendering-0", "become_a_grandmaster-7", "become_a_hooters_girl-8",
         "become_a_pro_footballP28soccerP29_manager-7", "become_a_specialist_physician-4",
@@ -45,7 +49,7 @@ _PUBLISHED: Final = {  # rememberer: the task files that its README lists (commi
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TaskSelection:
     """What decides which goals there are."""
 
     protocol: str = "by-article"
@@ -56,7 +60,7 @@ class Choice:
 
     def __post_init__(self) -> None:
         for kind in self.templates:
-            one_of("templates", kind, KINDS)
+            require_choice("templates", kind, KINDS)
         for key, value, known in (
             ("protocol", self.protocol, PROTOCOLS),
             ("train_set", self.train_set, TRAIN_SETS),
@@ -65,25 +69,25 @@ class Choice:
                 raise ConfigError(f"env.options.{key} = {value!r} is unknown: use {' or '.join(map(repr, known))}")
 
 
-Splits = Mapping[str, Sequence[Goal | str]]  # goals, or names of task files
+Splits = Mapping[str, Sequence[WikiHowGoal | str]]  # goals, or names of task files
 
 
-def splits_of(library: Library, choice: Choice) -> Splits:
+def compute_splits(library: Library, choice: TaskSelection) -> Splits:
     """All splits. A small library, or a folder of few files, may have nothing in some of them.
 
     Raises:
         ConfigError: the folder of task files cannot be read, or holds none.
     """
     if choice.tasks:
-        return _of_files(Path(choice.tasks), choice)
-    splits: dict[str, list[Goal]] = {split: [] for split in SPLITS}
-    for goal in _goals(library, choice.seed):
+        return _split_files(Path(choice.tasks), choice)
+    splits: dict[str, list[WikiHowGoal]] = {split: [] for split in SPLITS}
+    for goal in _iter_goals(library, choice.seed):
         if not choice.templates or goal.kind in choice.templates:
-            splits[_side(goal.slug)].append(goal)
-    return splits if choice.protocol == "by-article" else _of_sizes(splits, choice.train_set)
+            splits[_assign_split(goal.slug)].append(goal)
+    return splits if choice.protocol == "by-article" else _limit_sizes(splits, choice.train_set)
 
 
-def tasks_in(splits: Splits, split: str, choice: Choice) -> list[Task]:
+def make_tasks(splits: Splits, split: str, choice: TaskSelection) -> list[Task]:
     """The goals of one split as tasks ``wikihow/PROTOCOL/NAME``, in the protocol's order.
 
     Raises:
@@ -97,10 +101,10 @@ def tasks_in(splits: Splits, split: str, choice: Choice) -> list[Task]:
             f"the {where} has no goal in split {split!r} by protocol {choice.protocol!r}: name one with more of them"
             + (f", or put task files into {choice.tasks}/{split}" if choice.tasks else "")
         )
-    return [_task(goal, split, choice) for goal in splits[split]]
+    return [_make_task(goal, split, choice) for goal in splits[split]]
 
 
-def identity_of(splits: Splits, choice: Choice) -> dict[str, Any]:
+def build_identity(splits: Splits, choice: TaskSelection) -> dict[str, Any]:
     """Which goals a run has, as JSON: names, and for each split how many goals and a hash of all of them."""
     return {
         "protocol": choice.protocol,
@@ -108,11 +112,13 @@ def identity_of(splits: Splits, choice: Choice) -> dict[str, Any]:
         "dataset_seed": choice.seed,
         "train_set": choice.train_set,
         "templates": [*choice.templates],
-        "splits": {split: {"goals": len(splits[split]), "sha256": _hash(splits[split], choice)} for split in SPLITS},
+        "splits": {
+            split: {"goals": len(splits[split]), "sha256": _hash_goals(splits[split], choice)} for split in SPLITS
+        },
     }
 
 
-def _hash(goals: Sequence[Goal | str], choice: Choice) -> str:
+def _hash_goals(goals: Sequence[WikiHowGoal | str], choice: TaskSelection) -> str:
     digest = hashlib.sha256()
     for goal in goals:
         if isinstance(goal, str):
@@ -122,7 +128,7 @@ def _hash(goals: Sequence[Goal | str], choice: Choice) -> str:
     return digest.hexdigest()
 
 
-def _task(goal: Goal | str, split: str, choice: Choice) -> Task:
+def _make_task(goal: WikiHowGoal | str, split: str, choice: TaskSelection) -> Task:
     if isinstance(goal, str):
         name = goal.removesuffix(".textproto")
         return Task(f"wikihow/files/{name}", "wikihow", choice.seed, split, {"file": goal})
@@ -132,21 +138,21 @@ def _task(goal: Goal | str, split: str, choice: Choice) -> Task:
 # -- goals of our own
 
 
-def _goals(library: Library, seed: int) -> Iterator[Goal]:
+def _iter_goals(library: Library, seed: int) -> Iterator[WikiHowGoal]:
     """A goal of each article, of a template that is drawn among those that its page allows."""
     taken: set[str] = set()
     for page in library:
         if not isinstance(page, Article):
             continue
         rng = random.Random(derive_seed("wikihow", seed, "template", page.path))
-        template = rng.choice(_templates(library, page))
-        goal = _goal(library, page, template, rng)
+        template = rng.choice(_list_templates(library, page))
+        goal = _draw_goal(library, page, template, rng)
         if goal.id not in taken:  # two titles may differ in signs alone
             taken.add(goal.id)
             yield goal
 
 
-def _templates(library: Library, article: Article) -> list[Template]:
+def _list_templates(library: Library, article: Article) -> list[Template]:
     possible = {
         "about": True,
         "author": any(author_path(name) in library for name in article.authors),
@@ -154,38 +160,42 @@ def _templates(library: Library, article: Article) -> list[Template]:
         "references": bool(article.references),
         "article": True,
     }
-    return [cast("Template", name) for name in SUFFIXES if possible[name]]
+    return [cast("Template", name) for name in TEMPLATE_NUMBERS if possible[name]]
 
 
-def _goal(library: Library, article: Article, template: Template, rng: random.Random) -> Goal:
+def _draw_goal(library: Library, article: Article, template: Template, rng: random.Random) -> WikiHowGoal:
     if template not in ("author", "category"):
-        return goal_of(template, article.title, article.path)
+        return make_goal(template, article.title, article.path)
     names, path_of = (article.authors, author_path) if template == "author" else (article.categories, category_path)
     name = rng.choice([name for name in names if path_of(name) in library])
-    then = _another(library, library[path_of(name)], article, rng)
-    return goal_of(template, article.title, article.path, name, then)
+    then = _pick_second_article(library, library[path_of(name)], article, rng)
+    return make_goal(template, article.title, article.path, name, then)
 
 
-def _another(library: Library, page: Page, article: Article, rng: random.Random) -> tuple[str, str]:
+def _pick_second_article(library: Library, page: LibraryPage, article: Article, rng: random.Random) -> tuple[str, str]:
     """An article that the page leads to, of the same side as the first; now and then none."""
     assert isinstance(page, Author | Category)
-    near = [path for path in page.articles[:12] if path != article.path and _side(path) == _side(article.path)]
+    near = [
+        path
+        for path in page.articles[:12]
+        if path != article.path and _assign_split(path) == _assign_split(article.path)
+    ]
     found = [*library.articles(rng.sample(near, 1))] if near and rng.random() < 0.7 else []
     return (found[0].title, found[0].path) if found else ("", "")
 
 
-def _side(slug: str) -> str:
+def _assign_split(slug: str) -> str:
     """Of an article: it depends on its path alone, so that what one dataset seed trains on, no other examines."""
     drawn = derive_seed("wikihow", "by-article", slug.casefold()) / 2**63
-    return next(split for split, end in _UP_TO.items() if drawn < end)
+    return next(split for split, end in _CUMULATIVE_SHARES.items() if drawn < end)
 
 
-def _of_sizes(splits: Mapping[str, Sequence[Goal]], train_set: str) -> Splits:
+def _limit_sizes(splits: Mapping[str, Sequence[WikiHowGoal]], train_set: str) -> Splits:
     """The first goals of each template; the two training sets have none in common."""
-    chosen: dict[str, list[Goal]] = {split: [] for split in SPLITS}
-    for split, count in _EACH.items():
+    chosen: dict[str, list[WikiHowGoal]] = {split: [] for split in SPLITS}
+    for split, count in _GOALS_PER_TEMPLATE.items():
         first = count if split == "train" and train_set == "S1" else 0
-        for template in SUFFIXES:
+        for template in TEMPLATE_NUMBERS:
             goals = [goal for goal in splits[split] if goal.template == template]
             chosen[split] += goals[first : first + count]
     return chosen
@@ -194,7 +204,7 @@ def _of_sizes(splits: Mapping[str, Sequence[Goal]], train_set: str) -> Splits:
 # -- task files
 
 
-def _of_files(folder: Path, choice: Choice) -> Splits:
+def _split_files(folder: Path, choice: TaskSelection) -> Splits:
     """Files in folders that are named like splits belong to these; others by the article that they begin with.
 
     Of rememberer the published names are trained on, wherever they lie, and the other set is left out.
@@ -206,7 +216,7 @@ def _of_files(folder: Path, choice: Choice) -> Splits:
     if not names:
         raise ConfigError(f"env.options.tasks = {str(folder)!r} holds no .textproto file: name a folder that does")
     splits: dict[str, list[str]] = {split: [] for split in SPLITS}
-    published = {stem: train_set for train_set, stems in _PUBLISHED.items() for stem in stems}
+    published = {stem: train_set for train_set, stems in _PUBLISHED_TRAIN_SETS.items() for stem in stems}
     has_test = any(Path(name).parts[0] == "test" for name in names)
     for name in names:
         stem, folder_name = Path(name).stem, Path(name).parts[0]
@@ -217,7 +227,7 @@ def _of_files(folder: Path, choice: Choice) -> Splits:
         elif choice.protocol == "rememberer":
             split = "validation" if has_test else "test"
         else:
-            split = _side(stem.rpartition("-")[0] or stem)
+            split = _assign_split(stem.rpartition("-")[0] or stem)
         if split:
             splits[split].append(name)
     return splits

@@ -18,20 +18,20 @@ from urllib.parse import unquote, urlsplit
 
 from trailnotes.errors import ConfigError
 
-Kept = TypeVar("Kept", str, "Link")
+Kept = TypeVar("Kept", str, "PageLink")
 
 MAX_BYTES: Final = 8_000_000  # of a page; a larger one is none that was meant to be read
 MAX_TAGS: Final = 50_000  # of a page, the same; wikiHow's have some thousands
-_MAX_KEPT: Final = 5_000  # texts of a kind that are kept of a page
+_MAX_VALUES: Final = 5_000  # texts of a kind that are kept of a page
 _MAX_TEXT: Final = 20_000  # characters of one of them
-_VOID: Final = frozenset(
+_VOID_TAGS: Final = frozenset(
     ("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr")
 )
 _BY_ID: Final = {"section_0": "title", "coauthor_byline": "byline", "breadcrumb": "crumbs",
                  "author_articles": "listed"}  # fmt: skip
 _BY_CLASS: Final = {"responsive_thumb": "listed", "step": "step", "references": "references"}
-_SILENT: Final = frozenset(("script", "style", "template", "noscript"))
-_TEXTS: Final = frozenset(("p", "li", "h1", "h2", "h3"))
+_IGNORED_TAGS: Final = frozenset(("script", "style", "template", "noscript"))
+_TEXT_TAGS: Final = frozenset(("p", "li", "h1", "h2", "h3"))
 # An attribute and a tag as browsers read them. No part is tried twice, and a tag fails only at the end of the page.
 _ATTRIBUTE: Final = r"""(=[^\s/>=]*+|[^\s/>=]++)(?:\s*+=\s*+("[^"]*+"|'[^']*+'|(?!["'])[^\s>]*+))?"""
 _ATTRIBUTES: Final = re.compile(_ATTRIBUTE)
@@ -40,21 +40,21 @@ _OPENING: Final = re.compile("</?[A-Za-z]")
 _RAW_ENDS: Final = {name: re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE) for name in ("script", "style")}
 
 
-class Link(NamedTuple):
+class PageLink(NamedTuple):
     """A link of a page, within the marked part that it is in."""
 
     path: str  # after the host, without query
     text: str
 
 
-class Recorded(NamedTuple):
+class ParsedPage(NamedTuple):
     """What a page holds: texts and links by the mark that they lie in, "" for none."""
 
     texts: Mapping[str, list[str]]
-    links: Mapping[str, list[Link]]
+    links: Mapping[str, list[PageLink]]
 
 
-def read_page(path: Path) -> str:
+def read_html(path: Path) -> str:
     """The HTML of a file: the body of an HTTP response, or HTML as it is; gzip is undone.
 
     Raises:
@@ -74,13 +74,13 @@ def read_page(path: Path) -> str:
         if not re.match(rb"HTTP/[\d.]+ 200\b", head):
             raise ConfigError("answered with an error")
     if content.startswith(b"\x1f\x8b"):
-        content = _unzipped(content)
+        content = _decompress(content)
     if content.count(b"<") > MAX_TAGS:
         raise ConfigError("too many tags")
     return content.decode("utf-8", "replace")
 
 
-def _unzipped(content: bytes) -> bytes:
+def _decompress(content: bytes) -> bytes:
     unzip = zlib.decompressobj(zlib.MAX_WBITS | 16)
     try:
         plain = unzip.decompress(content, MAX_BYTES)
@@ -93,18 +93,18 @@ def _unzipped(content: bytes) -> bytes:
     return plain
 
 
-def parse_page(html: str) -> Recorded:
+def parse_page(html: str) -> ParsedPage:
     """What of a page's HTML is looked at; whatever it is, it is read to its end."""
-    reader, place = _Reader(), 0
+    reader, place = _MarkupReader(), 0
     while (start := html.find("<", place)) >= 0:
         reader.handle_data(unescape(html[place:start]))
         place = _read_markup(html, start, reader)
     reader.handle_data(unescape(html[place:]))
-    reader.end_all()
-    return Recorded(reader.texts, reader.links)
+    reader.finish()
+    return ParsedPage(reader.texts, reader.links)
 
 
-def _read_markup(html: str, start: int, reader: _Reader) -> int:
+def _read_markup(html: str, start: int, reader: _MarkupReader) -> int:
     """Read what begins with the ``<`` at `start`; returns where it ends.
 
     `html.parser` takes quadratic time for what is not closed. Here that ends the page, so that nothing is read twice:
@@ -120,7 +120,7 @@ def _read_markup(html: str, start: int, reader: _Reader) -> int:
     return len(html) if found < 0 else found + len(end)
 
 
-def _read_tag(html: str, start: int, reader: _Reader) -> int:
+def _read_tag(html: str, start: int, reader: _MarkupReader) -> int:
     found = _TAG.match(html, start)
     if found is None:  # it goes to the end of the page
         reader.handle_data(unescape(html[start:]))
@@ -143,7 +143,7 @@ def _read_tag(html: str, start: int, reader: _Reader) -> int:
     return found.end()
 
 
-def path_of(href: str) -> str:
+def parse_link_path(href: str) -> str:
     """The path of a link, without host, query and leading slash; "" where it leads elsewhere."""
     try:
         parts = urlsplit(href.strip())
@@ -154,36 +154,36 @@ def path_of(href: str) -> str:
     return parts.path.removeprefix("/")
 
 
-class _Open(NamedTuple):
+class _OpenTag(NamedTuple):
     tag: str
     mark: str
 
 
-class _Reader:
+class _MarkupReader:
     """Keeps the texts of paragraphs and headings, and links, each under the marked part that it lies in."""
 
     def __init__(self) -> None:
         self.texts: defaultdict[str, list[str]] = defaultdict(list)
-        self.links: defaultdict[str, list[Link]] = defaultdict(list)
-        self._open: list[_Open] = []
+        self.links: defaultdict[str, list[PageLink]] = defaultdict(list)
+        self._open: list[_OpenTag] = []
         self._tags, self._marks = Counter[str](), Counter[str]()
         self._text: list[str] | None = None  # of the paragraph that is open
         self._link: list[str] | None = None
         self._href = ""
 
     def handle_starttag(self, tag: str, values: Mapping[str, str]) -> None:
-        if tag in _VOID:
+        if tag in _VOID_TAGS:
             self.handle_data(" ")  # a break parts words
             return
         classes = values.get("class", "").split()
         mark = _BY_ID.get(values.get("id", ""), "") or next(filter(None, map(_BY_CLASS.get, classes)), "")
-        if tag in _TEXTS or mark in ("step", "title"):
+        if tag in _TEXT_TAGS or mark in ("step", "title"):
             self._end_text()
             self._text = []
         if tag == "a":
             self._end_link()
             self._link, self._href = [], values.get("href", "")
-        self._open.append(_Open(tag, mark))
+        self._open.append(_OpenTag(tag, mark))
         self._tags[tag] += 1
         self._marks[mark] += 1
 
@@ -192,7 +192,7 @@ class _Reader:
             return
         while self._open:
             closed = self._open[-1]
-            if closed.tag in _TEXTS or closed.mark in ("step", "title"):
+            if closed.tag in _TEXT_TAGS or closed.mark in ("step", "title"):
                 self._end_text()
             if closed.tag == "a":
                 self._end_link()
@@ -203,45 +203,47 @@ class _Reader:
                 return
 
     def handle_data(self, data: str) -> None:
-        if any(self._tags[tag] for tag in _SILENT):
+        if any(self._tags[tag] for tag in _IGNORED_TAGS):
             return
         for kept in (self._text, self._link):
             if kept is not None:
                 kept.append(data)
 
-    def end_all(self) -> None:
+    def finish(self) -> None:
         """The file is over, whatever is still open."""
         self._end_text()
         self._end_link()
 
-    def _mark(self) -> str:
+    def _get_current_mark(self) -> str:
         return next((mark for mark in _MARKS if self._marks[mark]), "")
 
     def _end_text(self) -> None:
         if self._text is not None and (text := " ".join("".join(self._text).split())):
-            _keep(self.texts[self._mark()], text[:_MAX_TEXT])
+            _append_bounded(self.texts[self._get_current_mark()], text[:_MAX_TEXT])
         self._text = None
 
     def _end_link(self) -> None:
-        if self._link is not None and (path := path_of(self._href)):
-            _keep(self.links[self._mark()], Link(path, " ".join("".join(self._link).split())[:_MAX_TEXT]))
+        if self._link is not None and (path := parse_link_path(self._href)):
+            _append_bounded(
+                self.links[self._get_current_mark()], PageLink(path, " ".join("".join(self._link).split())[:_MAX_TEXT])
+            )
         self._link = None
 
 
 _MARKS: Final = tuple(dict.fromkeys((*_BY_ID.values(), *_BY_CLASS.values())))
 
 
-def _keep(values: list[Kept], value: Kept) -> None:
-    if len(values) < _MAX_KEPT:
+def _append_bounded(values: list[Kept], value: Kept) -> None:
+    if len(values) < _MAX_VALUES:
         values.append(value)
 
 
-def doc_id(name: str) -> str:
+def parse_doc_id(name: str) -> str:
     """The path of the page that a file is of: ``%2fBoil-an-Egg?wh_an=1&amp=1`` is that of Boil-an-Egg."""
     bare = re.sub(r"(?:\.html?)?(?:\.gz)?$", "", name.partition("?")[0])
     return bare.replace("%2f", "/").replace("%2F", "/").removeprefix("/")
 
 
-def name_of(path: str) -> str:
+def make_name(path: str) -> str:
     """What a path says in words, where nothing else does."""
     return unquote(path.rpartition("/")[2].removeprefix("Category:")).replace("-", " ")

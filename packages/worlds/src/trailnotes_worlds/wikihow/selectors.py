@@ -16,22 +16,22 @@ from trailnotes.errors import ConfigError
 from trailnotes_worlds.wikihow.views import PACKAGE, View
 
 ATTRIBUTES: Final = ("resource-id", "class", "package", "index", "text", "content-desc", "clickable")
-_QUICK: Final = {"#": "resource-id", ".": "class", "$": "package", "@": "index"}
-_SIMPLE: Final = re.compile(
+_SHORTHANDS: Final = {"#": "resource-id", ".": "class", "$": "package", "@": "index"}
+_SIMPLE_SELECTOR: Final = re.compile(
     r"""(?P<quick>[\#.$@])(?P<end>[$^*]?)(?:"(?P<value>[^"]+)"|(?P<digits>\d+))
     | \[\s*(?P<name>[\w-]+)\s*(?P<sign>[$^*]?)=\s*(?:"(?P<quoted>[^"]*)"|'(?P<single>[^']*)'|(?P<word>[\w.:/-]+))\s*\]
     | (?P<any>\*)""",
     re.VERBOSE,
 )
-_BETWEEN: Final = re.compile(r"\s*(>|,)\s*|\s+")
+_COMBINATOR: Final = re.compile(r"\s*(>|,)\s*|\s+")
 
 
-class _Test(NamedTuple):
+class _AttributeTest(NamedTuple):
     attribute: str
     sign: str  # "" equal, "^" begins, "$" ends, "*" holds
     value: str
 
-    def holds(self, actual: str) -> bool:
+    def matches(self, actual: str) -> bool:
         if self.sign == "^":
             return actual.startswith(self.value)
         if self.sign == "$":
@@ -39,21 +39,21 @@ class _Test(NamedTuple):
         return self.value in actual if self.sign == "*" else actual == self.value
 
 
-class _Part(NamedTuple):
+class _PathStep(NamedTuple):
     """One view of a path, and how it lies in the one before: ">" directly, " " anywhere."""
 
     within: str
-    tests: tuple[_Test, ...]
+    tests: tuple[_AttributeTest, ...]
 
 
-class Placed(NamedTuple):
+class LocatedView(NamedTuple):
     """A view, its place among its siblings, and the views around it, the outermost first."""
 
     view: View
     place: int
-    around: tuple[Placed, ...]
+    around: tuple[LocatedView, ...]
 
-    def attribute(self, name: str) -> str:
+    def get_attribute(self, name: str) -> str:
         """The value of an attribute, as the hierarchy's XML has it; "" of what it has not."""
         view = self.view
         values = (
@@ -68,16 +68,16 @@ class Placed(NamedTuple):
         return dict(zip(ATTRIBUTES, values, strict=True)).get(name, "")
 
 
-def placed(root: View) -> list[Placed]:
+def locate_views(root: View) -> list[LocatedView]:
     """All views, in document order."""
-    return list(_placed(root, 0, ()))
+    return list(_walk_views(root, 0, ()))
 
 
-def _placed(view: View, place: int, around: tuple[Placed, ...]) -> Iterator[Placed]:
-    here = Placed(view, place, around)
+def _walk_views(view: View, place: int, around: tuple[LocatedView, ...]) -> Iterator[LocatedView]:
+    here = LocatedView(view, place, around)
     yield here
     for number, child in enumerate(view.children):
-        yield from _placed(child, number, (*around, here))
+        yield from _walk_views(child, number, (*around, here))
 
 
 class Selector:
@@ -88,35 +88,35 @@ class Selector:
     """
 
     def __init__(self, texts: Sequence[str], where: str) -> None:
-        self._paths = [path for text in texts for path in _paths(text, where)]
+        self._paths = [path for text in texts for path in _parse_paths(text, where)]
 
-    def of(self, views: Sequence[Placed]) -> list[Placed]:
+    def select(self, views: Sequence[LocatedView]) -> list[LocatedView]:
         """Those of `views` that are meant."""
-        return [each for each in views if any(_ends_at(path, each) for path in self._paths)]
+        return [each for each in views if any(_matches_path(path, each) for path in self._paths)]
 
 
-def _ends_at(path: Sequence[_Part], each: Placed) -> bool:
+def _matches_path(path: Sequence[_PathStep], each: LocatedView) -> bool:
     last = path[-1]
-    if not all(test.holds(each.attribute(test.attribute)) for test in last.tests):
+    if not all(test.matches(each.get_attribute(test.attribute)) for test in last.tests):
         return False
     if len(path) == 1:
         return True
     around = each.around[-1:] if last.within == ">" else each.around
-    return any(_ends_at(path[:-1], parent) for parent in around)
+    return any(_matches_path(path[:-1], parent) for parent in around)
 
 
-def _paths(text: str, where: str) -> list[list[_Part]]:
-    paths: list[list[_Part]] = [[]]
+def _parse_paths(text: str, where: str) -> list[list[_PathStep]]:
+    paths: list[list[_PathStep]] = [[]]
     place, within, text = 0, " ", text.strip()
     while place < len(text):
         tests, start = [], place
-        while match := _SIMPLE.match(text, place):
-            tests += _tests(match)
+        while match := _SIMPLE_SELECTOR.match(text, place):
+            tests += _parse_tests(match)
             place = match.end()
         if place == start:
-            raise _wrong(text, where)
-        paths[-1].append(_Part(within, tuple(tests)))
-        between = _BETWEEN.match(text, place)
+            raise _make_selector_error(text, where)
+        paths[-1].append(_PathStep(within, tuple(tests)))
+        between = _COMBINATOR.match(text, place)
         if between is None and place == len(text):
             return paths
         if between is None:
@@ -125,19 +125,19 @@ def _paths(text: str, where: str) -> list[list[_Part]]:
         if within == ",":
             paths.append([])
             within = " "
-    raise _wrong(text, where)
+    raise _make_selector_error(text, where)
 
 
-def _tests(match: re.Match[str]) -> list[_Test]:
+def _parse_tests(match: re.Match[str]) -> list[_AttributeTest]:
     if match["any"]:
         return []
     if match["quick"]:
-        return [_Test(_QUICK[match["quick"]], match["end"], match["value"] or match["digits"])]
+        return [_AttributeTest(_SHORTHANDS[match["quick"]], match["end"], match["value"] or match["digits"])]
     value = next(match[group] for group in ("quoted", "single", "word") if match[group] is not None)
-    return [_Test(match["name"], match["sign"], value)]
+    return [_AttributeTest(match["name"], match["sign"], value)]
 
 
-def _wrong(text: str, where: str) -> ConfigError:
+def _make_selector_error(text: str, where: str) -> ConfigError:
     return ConfigError(
         f"{where}: {text[:80]!r} is no selector: write paths of "
         '#"resource-id", ."class", $"package", @index and [attribute="value"], joined by blanks, ">" or ","'

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Final
 
 from trailnotes.seeds import derive_seed
-from trailnotes.storage.files import made_once, user_cache
+from trailnotes.storage.files import get_cache_dir, open_or_make
 from trailnotes_worlds.wikihow import synthetic_words as words
-from trailnotes_worlds.wikihow.articles import VERIFIED, Article, Author, Category, Page
+from trailnotes_worlds.wikihow.articles import VERIFIED, Article, Author, Category, LibraryPage
 from trailnotes_worlds.wikihow.library import VERSION, Library, write_library
 
 NAME: Final = "synthetic"
-RELEASE: Final = 1  # of the words and the rules: another one makes other articles of a seed
-ARTICLES: Final = 840  # 35 in each of 24 categories
+GENERATOR_VERSION: Final = 1  # of the words and the rules: another one makes other articles of a seed
+NUM_ARTICLES: Final = 840  # 35 in each of 24 categories
 
-_AUTHORS_OF_A_SUBJECT: Final = 6
+_AUTHORS_PER_SUBJECT: Final = 6
 _NEWEST: Final = date(2022, 7, 1)
 
 
@@ -34,46 +34,46 @@ def open_library(place: str | Path) -> Library:
     return open_synthetic() if str(place) == NAME else Library.open(place)
 
 
-def open_synthetic(count: int = ARTICLES, seed: int = 0) -> Library:
+def open_synthetic(count: int = NUM_ARTICLES, seed: int = 0) -> Library:
     """Our library, from ``wikihow`` in the user's cache, made if it is not there.
 
     Raises as `open_library`.
     """
-    folder = user_cache("wikihow") / f"{NAME}-{RELEASE}.{VERSION}-{count}-{seed}"
+    folder = get_cache_dir("wikihow") / f"{NAME}-{GENERATOR_VERSION}.{VERSION}-{count}-{seed}"
     facts = {"again": "delete its folder, and it is made again"}
-    return made_once(
+    return open_or_make(
         folder, lambda: write_library(folder, make_pages(count, seed), facts), lambda: Library.open(folder)
     )
 
 
-def make_pages(count: int = ARTICLES, seed: int = 0) -> list[Page]:
+def make_pages(count: int = NUM_ARTICLES, seed: int = 0) -> list[LibraryPage]:
     """About `count` articles of a seed, evenly over the categories, with the pages of categories and authors."""
-    rng = random.Random(derive_seed("wikihow synthetic", RELEASE, seed))
+    rng = random.Random(derive_seed("wikihow synthetic", GENERATOR_VERSION, seed))
     subjects = [(broad, name) for broad, within in words.SUBJECTS.items() for name in within]
-    authors = _authors(rng)
+    authors = _make_authors(rng)
     articles: list[Article] = []
     for place, (broad, name) in enumerate(subjects):
         share = count * (place + 1) // len(subjects) - count * place // len(subjects)
-        articles += _related(_articles(broad, name, share, authors[broad], rng), rng)
+        articles += _add_related_links(_make_articles(broad, name, share, authors[broad], rng), rng)
     rng.shuffle(articles)
-    return [*articles, *_author_pages(authors, articles, rng), *_category_pages(articles)]
+    return [*articles, *_make_author_pages(authors, articles, rng), *_make_category_pages(articles)]
 
 
-def _authors(rng: random.Random) -> Mapping[str, Sequence[str]]:
+def _make_authors(rng: random.Random) -> Mapping[str, Sequence[str]]:
     """Names of authors, by the broadest category that they write about."""
-    number = len(words.SUBJECTS) * _AUTHORS_OF_A_SUBJECT
+    number = len(words.SUBJECTS) * _AUTHORS_PER_SUBJECT
     pairs = rng.sample([(first, last) for first in words.FIRST_NAMES for last in words.LAST_NAMES], number)
     names = [f"{first} {last}{rng.choice(words.CREDENTIALS)}" for first, last in pairs]
     return {broad: names[place :: len(words.SUBJECTS)] for place, broad in enumerate(words.SUBJECTS)}
 
 
-def _articles(broad: str, name: str, count: int, authors: Sequence[str], rng: random.Random) -> list[Article]:
+def _make_articles(broad: str, name: str, count: int, authors: Sequence[str], rng: random.Random) -> list[Article]:
     verbs, things, hows = words.SUBJECTS[broad][name]
     chosen = rng.sample([(verb, thing, how) for verb in verbs for thing in things for how in hows], count)
-    return [_article((broad, name), parts, authors, rng) for parts in chosen]
+    return [_make_article((broad, name), parts, authors, rng) for parts in chosen]
 
 
-def _article(
+def _make_article(
     categories: tuple[str, str], parts: tuple[str, str, str], authors: Sequence[str], rng: random.Random
 ) -> Article:
     verb, thing, how = parts
@@ -98,17 +98,17 @@ def _article(
         views=int(10 ** rng.uniform(2.5, 6)),
         verified=rng.choice(VERIFIED),
         approved=rng.choice(("", "Approved", "Tested")),
-        intro=_on_one_line(intro),
+        intro=_join_lines(intro),
         methods=methods,
         references=references if rng.random() < 0.8 else (),
     )
 
 
-def _on_one_line(text: str) -> str:
+def _join_lines(text: str) -> str:
     return " ".join(text.split())
 
 
-def _related(articles: list[Article], rng: random.Random) -> list[Article]:
+def _add_related_links(articles: list[Article], rng: random.Random) -> list[Article]:
     """Some articles of a category lead to others of it."""
     linked = []
     for article in articles:
@@ -117,7 +117,7 @@ def _related(articles: list[Article], rng: random.Random) -> list[Article]:
     return linked
 
 
-def _author_pages(
+def _make_author_pages(
     authors: Mapping[str, Sequence[str]], articles: Sequence[Article], rng: random.Random
 ) -> list[Author]:
     written = defaultdict(list)
@@ -128,7 +128,7 @@ def _author_pages(
         Author(
             name,
             rng.choice(words.ROLES),
-            _on_one_line(words.BIO.format(name=name.partition(",")[0], subject=broad, number=rng.randint(3, 30))),
+            _join_lines(words.BIO.format(name=name.partition(",")[0], subject=broad, number=rng.randint(3, 30))),
             tuple(written[name]),
         )
         for broad, names in authors.items()
@@ -136,7 +136,7 @@ def _author_pages(
     ]
 
 
-def _category_pages(articles: Sequence[Article]) -> list[Category]:
+def _make_category_pages(articles: Sequence[Article]) -> list[Category]:
     members: defaultdict[str, list[Article]] = defaultdict(list)
     for article in articles:
         for name in article.categories:

@@ -29,25 +29,37 @@ _TOKEN: Final = re.compile(
 _ESCAPE: Final = re.compile(
     r"\\(?:([0-7]{1,3})|[xX]([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL
 )
-_SIMPLE: Final = {"a": 7, "b": 8, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11, "\\": 92, "'": 39, '"': 34, "?": 63}
-_CLOSING: Final = {"{": "}", "<": ">"}
+_SIMPLE_ESCAPES: Final = {
+    "a": 7,
+    "b": 8,
+    "f": 12,
+    "n": 10,
+    "r": 13,
+    "t": 9,
+    "v": 11,
+    "\\": 92,
+    "'": 39,
+    '"': 34,
+    "?": 63,
+}
+_CLOSING_SIGNS: Final = {"{": "}", "<": ">"}
 
 
-class Name(str):
+class Identifier(str):
     """A bare word: the value of an enumeration, or ``true``."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class ProtoMessage:
     """Fields by name, each with its values in the order of the file."""
 
     where: str  # FILE:LINE, for errors
-    fields: dict[str, list[Value]] = field(default_factory=dict)
+    fields: dict[str, list[ProtoValue]] = field(default_factory=dict)
 
 
-Value = str | float | Name | Message
+ProtoValue = str | float | Identifier | ProtoMessage
 
 
 class _Token(NamedTuple):
@@ -56,7 +68,7 @@ class _Token(NamedTuple):
     line: int
 
 
-def parse(text: str, source: str) -> Message:
+def parse_textproto(text: str, source: str) -> ProtoMessage:
     """The message that a text is.
 
     Args:
@@ -68,119 +80,125 @@ def parse(text: str, source: str) -> Message:
     """
     if len(text) > MAX_SIZE:
         raise ConfigError(f"{source} has more than {MAX_SIZE:,} characters: it is no task file")
-    return _Reader(text, source).message("", 1, 0)
+    return _TextprotoReader(text, source).read_message("", 1, 0)
 
 
-class _Reader:
+class _TextprotoReader:
     def __init__(self, text: str, source: str) -> None:
         self._source = source
-        self._tokens = self._split(text)
+        self._tokens = self._tokenize(text)
         self._place = 0
 
-    def message(self, end: str, line: int, depth: int) -> Message:
+    def read_message(self, end: str, line: int, depth: int) -> ProtoMessage:
         """Fields up to the closing sign `end`, or to the end of the file."""
         if depth > MAX_DEPTH:
-            raise self._wrong(line, f"more than {MAX_DEPTH} messages within each other")
-        read = Message(f"{self._source}:{line}")
-        while not self._ends(end):
-            name = self._next("name", "the name of a field")
+            raise self._make_error(line, f"more than {MAX_DEPTH} messages within each other")
+        read = ProtoMessage(f"{self._source}:{line}")
+        while not self._take_end(end):
+            name = self._take_token("name", "the name of a field")
             values = read.fields.setdefault(name.text, [])
-            is_marked = self._took(":")
-            if self._took("["):
-                while not self._took("]"):
-                    values.append(self._value(depth))
-            elif is_marked or self._peek().text in _CLOSING:
-                values.append(self._value(depth))
+            is_marked = self._take_sign(":")
+            if self._take_sign("["):
+                while not self._take_sign("]"):
+                    values.append(self._read_value(depth))
+            elif is_marked or self._peek().text in _CLOSING_SIGNS:
+                values.append(self._read_value(depth))
             else:
-                raise self._wrong(name.line, f"{name.text} is followed by neither a colon nor a message")
+                raise self._make_error(name.line, f"{name.text} is followed by neither a colon nor a message")
         return read
 
-    def _value(self, depth: int) -> Value:
-        token = self._next("", "a value")
+    def _read_value(self, depth: int) -> ProtoValue:
+        token = self._take_token("", "a value")
         if token.kind == "string":
-            parts = [self._unquoted(token)]
+            parts = [self._unquote(token)]
             while self._peek().kind == "string":  # neighbours are one string
-                parts.append(self._unquoted(self._next("string", "")))
-            return self._decoded(b"".join(parts), token.line)
+                parts.append(self._unquote(self._take_token("string", "")))
+            return self._decode_escapes(b"".join(parts), token.line)
         if token.kind == "number":
-            return self._number(token)
+            return self._parse_number(token)
         if token.kind == "name":
-            return Name(token.text)
-        if token.text in _CLOSING:
-            return self.message(_CLOSING[token.text], token.line, depth + 1)
-        raise self._wrong(token.line, f"{token.text!r} is no value")
+            return Identifier(token.text)
+        if token.text in _CLOSING_SIGNS:
+            return self.read_message(_CLOSING_SIGNS[token.text], token.line, depth + 1)
+        raise self._make_error(token.line, f"{token.text!r} is no value")
 
-    def _ends(self, end: str) -> bool:
+    def _take_end(self, end: str) -> bool:
         token = self._peek()
         if token.kind == "end" and end:
-            raise self._wrong(token.line, f"the file ends before {end!r}: it was cut off")
-        return token.kind == "end" or (bool(end) and self._took(end))
+            raise self._make_error(token.line, f"the file ends before {end!r}: it was cut off")
+        return token.kind == "end" or (bool(end) and self._take_sign(end))
 
     def _peek(self) -> _Token:
         return self._tokens[self._place]
 
-    def _took(self, sign: str) -> bool:
+    def _take_sign(self, sign: str) -> bool:
         token = self._peek()
         found = token.kind == "sign" and token.text == sign
         self._place += found
         return found
 
-    def _next(self, kind: str, wanted: str) -> _Token:
+    def _take_token(self, kind: str, wanted: str) -> _Token:
         token = self._peek()
         if token.kind == "end" or (kind and token.kind != kind):
             found = "the file ends" if token.kind == "end" else f"{token.text[:40]!r} stands"
-            raise self._wrong(token.line, f"{found} where {wanted} should be")
+            raise self._make_error(token.line, f"{found} where {wanted} should be")
         self._place += 1
         return token
 
-    def _split(self, text: str) -> list[_Token]:
+    def _tokenize(self, text: str) -> list[_Token]:
         tokens, place, line = [], 0, 1
         while place < len(text):
             match = _TOKEN.match(text, place)
             if match is None:
-                raise self._wrong(line, f"{text[place : place + 20]!r} is no text format")
+                raise self._make_error(line, f"{text[place : place + 20]!r} is no text format")
             if match.lastgroup != "blank":
                 tokens.append(_Token(str(match.lastgroup), match[0], line))
             line += match[0].count("\n")
             place = match.end()
         return [*tokens, _Token("end", "", line)]
 
-    def _unquoted(self, token: _Token) -> bytes:
+    def _unquote(self, token: _Token) -> bytes:
         """The bytes of a string: octal and hexadecimal escapes are bytes, as in C."""
         parts, place, text = [], 1, token.text
         for match in _ESCAPE.finditer(text, 1, len(text) - 1):
             parts.append(text[place : match.start()].encode("utf-8", "replace"))
             octal, hexadecimal, short, long, simple = match.groups()
-            code = int(octal, 8) if octal else int(hexadecimal or "0", 16) if hexadecimal else _SIMPLE.get(simple or "")
+            code = (
+                int(octal, 8)
+                if octal
+                else int(hexadecimal or "0", 16)
+                if hexadecimal
+                else _SIMPLE_ESCAPES.get(simple or "")
+            )
             if short or long:
-                parts.append(self._character(int(short or long, 16), token.line))
+                parts.append(self._encode_escape(int(short or long, 16), token.line))
             elif code is None or code > 255:
-                raise self._wrong(token.line, f"{match[0]!r} is no escape")
+                raise self._make_error(token.line, f"{match[0]!r} is no escape")
             else:
                 parts.append(bytes([code]))
             place = match.end()
         return b"".join((*parts, text[place:-1].encode("utf-8", "replace")))
 
-    def _character(self, code: int, line: int) -> bytes:
+    def _encode_escape(self, code: int, line: int) -> bytes:
         if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-            raise self._wrong(line, f"{code:#x} is no character")
+            raise self._make_error(line, f"{code:#x} is no character")
         return chr(code).encode()
 
-    def _decoded(self, text: bytes, line: int) -> str:
+    def _decode_escapes(self, text: bytes, line: int) -> str:
         try:
             return text.decode()
         except UnicodeDecodeError as error:
-            raise self._wrong(line, "a string that is no UTF-8") from error
+            raise self._make_error(line, "a string that is no UTF-8") from error
 
-    def _number(self, token: _Token) -> float:
+    def _parse_number(self, token: _Token) -> float:
         digits = token.text.lower()
         if len(digits) > _MAX_DIGITS:  # Python's own limit is an error of another kind
-            raise self._wrong(token.line, f"a number of more than {_MAX_DIGITS} digits")
+            raise self._make_error(token.line, f"a number of more than {_MAX_DIGITS} digits")
         if "0x" in digits:
             return int(digits, 16)
         digits = digits.removesuffix("f")
         is_octal = re.fullmatch(r"-?0[0-7]+", digits)
         return float(digits) if set(digits) & set(".e") else int(digits, 8 if is_octal else 10)
 
-    def _wrong(self, line: int, what: str) -> ConfigError:
+    def _make_error(self, line: int, what: str) -> ConfigError:
         return ConfigError(f"{self._source}:{line}: {what}")

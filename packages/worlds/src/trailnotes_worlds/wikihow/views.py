@@ -20,7 +20,7 @@ BUTTON: Final = "android.widget.Button"
 IMAGE: Final = "android.widget.Image"
 IMAGE_VIEW: Final = "android.widget.ImageView"
 INPUT: Final = "android.widget.EditText"
-PLAIN: Final = "android.view.View"
+PLAIN_VIEW: Final = "android.view.View"
 
 
 class Box(NamedTuple):
@@ -32,7 +32,7 @@ class Box(NamedTuple):
     bottom: int = 0
 
 
-NOWHERE: Final = Box()
+EMPTY_BOX: Final = Box()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class View:
     name: str = ""  # resource-id
     described: str = ""  # content-desc
     clickable: bool = False
-    box: Box = NOWHERE
+    box: Box = EMPTY_BOX
     children: tuple[View, ...] = ()
     target: str = ""  # what a tap on it does, see `app.py`; no part of the hierarchy
 
@@ -56,39 +56,39 @@ class Leaf(NamedTuple):
     clickable: bool  # itself, or something around it
 
 
-def leaves(root: View) -> tuple[Leaf, ...]:
+def list_leaves(root: View) -> tuple[Leaf, ...]:
     """The views without children below `root` that take up any room, in document order."""
-    return tuple(_leaves(root, root.clickable))
+    return tuple(_iter_leaves(root, root.clickable))
 
 
-def _leaves(view: View, clickable: bool) -> Iterator[Leaf]:
+def _iter_leaves(view: View, clickable: bool) -> Iterator[Leaf]:
     for child in view.children:
         reacts = clickable or child.clickable
         if child.children:
-            yield from _leaves(child, reacts)
+            yield from _iter_leaves(child, reacts)
         elif child.box.left < child.box.right and child.box.top < child.box.bottom:
             yield Leaf(child, reacts)
 
 
-def lines_of(listed: tuple[Leaf, ...]) -> list[str]:
+def render_lines(listed: tuple[Leaf, ...]) -> list[str]:
     """The screen in words: a line of HTML for each leaf, its place in the list as its id."""
-    return [_line(leaf, place) for place, leaf in enumerate(listed)]
+    return [_render_line(leaf, place) for place, leaf in enumerate(listed)]
 
 
-def _line(leaf: Leaf, place: int) -> str:
-    tag, text, alt = _tag(leaf.view.kind), leaf.view.text, leaf.view.described
+def _render_line(leaf: Leaf, place: int) -> str:
+    tag, text, alt = _get_html_tag(leaf.view.kind), leaf.view.text, leaf.view.described
     if tag == "img":
         alt, text = f"{alt}: {text}" if alt and text else alt or text, ""
     attributes = {"class": " ".join(leaf.view.name.rpartition("/")[2].split("_")), "alt": alt}
     if tag == "input":
         attributes, text = {**attributes, "value": text, "type": "text"}, ""
     attributes |= {"id": str(place), "clickable": str(leaf.clickable).lower()}
-    shown = "".join(f" {name}={_quoted(value)}" for name, value in attributes.items() if value)
+    shown = "".join(f" {name}={_quote_attribute(value)}" for name, value in attributes.items() if value)
     body = "" if tag in ("img", "input") else f"{html.escape(text, quote=False)}</{tag}>"
     return f"<{tag}{shown}>{body}".replace("\n", "&#10;").replace("\r", "&#13;")
 
 
-def _tag(kind: str) -> str:
+def _get_html_tag(kind: str) -> str:
     if kind.endswith("TextView"):
         return "p"
     if kind.endswith(("Button", "MenuItemView")):
@@ -98,7 +98,7 @@ def _tag(kind: str) -> str:
     return "input" if kind.endswith("EditText") else "div"
 
 
-def _quoted(value: str) -> str:
+def _quote_attribute(value: str) -> str:
     """As libxml2 quotes it: by apostrophes where the value has double quotes alone."""
     value = html.escape(value, quote=False)
     if '"' in value and "'" not in value:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from trailnotes.storage.demonstrations import from_jsonl
+from trailnotes.storage.demonstrations import read_demonstrations
 from trailnotes_worlds.webshop.env import WebShopEnv, webshop_tasks
 
 if TYPE_CHECKING:
@@ -71,20 +71,20 @@ def same(page: Page, env: WebShopEnv, instruction: str) -> None:
     known = state.page if state.page in ("search", "results", "item", "done") else "details"
     assert kind.split() == ["page", known]
     values = on_page(page, "button[name=action]", "value")
-    assert sorted(values) == sorted(shop.offers(state))
+    assert sorted(values) == sorted(shop.list_actions(state))
     assert page.locator("input[name=query]").count() == shop.can_search(state)
     shown = " ".join(" ".join(on_page(page, "main", "textContent")).split())
-    for part in shop.parts(state):
+    for part in shop.list_elements(state):
         if state.page != "search":
             assert " ".join(part.text.split()) in shown
-    labels = {part.text for part in shop.parts(state) if part.option and part.clicked}
+    labels = {part.text for part in shop.list_elements(state) if part.option and part.clicked}
     assert {*map(str.strip, on_page(page, "[aria-pressed=true]", "textContent"))} == labels
     assert state.page != "item" or len(labels) == len(state.options)
 
 
 def choose(env: WebShopEnv, steps: int, instruction: str, rng: random.Random) -> str:
     """What the visitor does next: wanders about, then makes for a purchase with some options."""
-    offers = env.shop.offers(env.state)
+    offers = env.shop.list_actions(env.state)
     if env.state.page == "search":
         return f"search[{instruction if steps < 2 else ' '.join(rng.sample(instruction.split(), 3))}]"
     if steps < WANDER:
@@ -94,7 +94,9 @@ def choose(env: WebShopEnv, steps: int, instruction: str, rng: random.Random) ->
         return rng.choice(products or ["click[back to search]"])
     if env.state.page != "item":
         return "click[< prev]"
-    options = [f"click[{part.target}]" for part in env.shop.parts(env.state) if part.option and not part.clicked]
+    options = [
+        f"click[{part.target}]" for part in env.shop.list_elements(env.state) if part.option and not part.clicked
+    ]
     return rng.choice([*options, "click[buy now]", "click[buy now]"])
 
 
@@ -149,7 +151,7 @@ def test_a_purchase_is_that_of_the_environment(shop: tuple[str, Path], page: Pag
 
 def test_all_of_it_was_recorded(shop: tuple[str, Path], page: Page) -> None:
     _, record = shop
-    played = from_jsonl(record, "warmstart.demonstrations")
+    played = read_demonstrations(record, "warmstart.demonstrations")
     tasks = webshop_tasks("train")
     assert [each.task.id for each in played if each.task] == [tasks[goal].id for goal in GOALS]
     assert all(each.messages[-1].content == "click[buy now]" for each in played)

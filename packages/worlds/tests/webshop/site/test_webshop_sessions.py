@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trailnotes_worlds.webshop.site.sessions import Sessions
+from trailnotes_worlds.webshop.site.sessions import SessionStore
 
 
 class Clock:
@@ -17,7 +17,7 @@ class Clock:
 
 
 def test_a_name_finds_its_own_value_and_nothing_else() -> None:
-    sessions: Sessions[str] = Sessions(10, 60.0)
+    sessions: SessionStore[str] = SessionStore(10, 60.0)
     first, second = sessions.add("a"), sessions.add("b")
     assert (sessions.find(first), sessions.find(second)) == ("a", "b")
     assert first != second
@@ -30,7 +30,7 @@ def test_a_name_finds_its_own_value_and_nothing_else() -> None:
 
 def test_rest_ends_a_visit_and_a_look_keeps_it() -> None:
     clock = Clock()
-    sessions: Sessions[str] = Sessions(10, 60.0, clock)
+    sessions: SessionStore[str] = SessionStore(10, 60.0, clock)
     kept, left = sessions.add("kept"), sessions.add("left")
     clock.now = 59.0
     assert sessions.find(kept) == "kept"
@@ -42,7 +42,7 @@ def test_rest_ends_a_visit_and_a_look_keeps_it() -> None:
 
 
 def test_one_too_many_sends_away_the_one_that_has_rested_longest() -> None:
-    sessions: Sessions[int] = Sessions(2, 60.0)
+    sessions: SessionStore[int] = SessionStore(2, 60.0)
     names = [sessions.add(0), sessions.add(1)]
     sessions.find(names[0])
     names.append(sessions.add(2))
@@ -50,7 +50,7 @@ def test_one_too_many_sends_away_the_one_that_has_rested_longest() -> None:
 
 
 def test_a_name_that_was_removed_is_forgotten() -> None:
-    sessions: Sessions[int] = Sessions(2, 60.0)
+    sessions: SessionStore[int] = SessionStore(2, 60.0)
     name = sessions.add(1)
     sessions.remove(name)
     assert sessions.find(name) is None
@@ -59,14 +59,14 @@ def test_a_name_that_was_removed_is_forgotten() -> None:
 @pytest.mark.parametrize(("limit", "idle_s"), [(0, 1.0), (1, 0.0)])
 def test_limits_that_cannot_work_are_refused(limit: int, idle_s: float) -> None:
     with pytest.raises(ValueError, match="limit >= 1 and idle_s > 0"):
-        Sessions(limit, idle_s)
+        SessionStore(limit, idle_s)
 
 
 @given(st.lists(st.one_of(st.just("add"), st.integers(0, 9), st.floats(0, 50)), max_size=60), st.integers(1, 5))
 def test_like_a_list_ordered_by_the_last_look(moves: list[object], limit: int) -> None:
     """Against the plainest model: (name, value, seen) sorted by `seen`."""
     clock = Clock()
-    sessions: Sessions[int] = Sessions(limit, 60.0, clock)
+    sessions: SessionStore[int] = SessionStore(limit, 60.0, clock)
     model: list[tuple[str, int, float]] = []
     names: list[str] = []
     for move in moves:

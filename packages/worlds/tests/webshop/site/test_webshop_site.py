@@ -15,13 +15,21 @@ from shelves import Shelves
 from shopfloor import FRONT, HOSTILE, tasks
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.types import Task
-from trailnotes.web.guard import LOOPBACK, headers_of
-from trailnotes_worlds.webshop.shop import Rules, Shop, State
+from trailnotes.web.guard import LOOPBACK_NAMES, build_security_headers
+from trailnotes_worlds.webshop.shop import Shop, ShopRules, ShopState
 from trailnotes_worlds.webshop.site import visits
-from trailnotes_worlds.webshop.site.app import GONE, LONGEST_FORM, LONGEST_QUERY, STALE, UNRECORDED, Settings, make_app
-from trailnotes_worlds.webshop.site.drawing import draw
-from trailnotes_worlds.webshop.site.pages import page_of
-from trailnotes_worlds.webshop.site.visits import OVER, Floor
+from trailnotes_worlds.webshop.site.app import (
+    EXPIRED_NOTICE,
+    MAX_FORM_BYTES,
+    MAX_QUERY_CHARS,
+    STALE_FORM_NOTICE,
+    UNRECORDED_NOTICE,
+    SiteSettings,
+    make_app,
+)
+from trailnotes_worlds.webshop.site.drawing import render_template
+from trailnotes_worlds.webshop.site.pages import build_site_page
+from trailnotes_worlds.webshop.site.visits import VISIT_OVER, ShopService
 
 HERE = "http://127.0.0.1:8000"
 
@@ -115,13 +123,13 @@ class Keeping:
         self.lines.append(line)
 
 
-def floor(**rules: Any) -> Floor:
-    return Floor(Shop(FRONT, Rules(**rules)), tasks())
+def floor(**rules: Any) -> ShopService:
+    return ShopService(Shop(FRONT, ShopRules(**rules)), tasks())
 
 
 @pytest.fixture
 def person() -> Person:
-    return Person(make_app(floor(), Settings(names=LOOPBACK)))
+    return Person(make_app(floor(), SiteSettings(names=LOOPBACK_NAMES)))
 
 
 # -- whole purchases
@@ -167,20 +175,20 @@ def test_the_original_tells_the_score_on_its_last_page() -> None:
 @pytest.mark.parametrize("compat", ["fixed", "original"])
 def test_every_page_offers_just_what_the_page_machine_does(compat: Any) -> None:
     """All states within five steps of a search: the buttons of the drawn page are `Shop.offers`."""
-    shop = Shop(FRONT, Rules(compat=compat, show_attributes=True, products_per_page=2))
-    found, ends = set[State](), [shop.step(State(), f"search[{query}]").state for query in ("green alert", "x")]
+    shop = Shop(FRONT, ShopRules(compat=compat, show_attributes=True, products_per_page=2))
+    found, ends = set[ShopState](), [shop.step(ShopState(), f"search[{query}]").state for query in ("green alert", "x")]
     for _ in range(5):
         found |= {*ends}
-        ends = [shop.step(state, offer).state for state in ends for offer in shop.offers(state)]
+        ends = [shop.step(state, offer).state for state in ends for offer in shop.list_actions(state)]
         ends = [*dict.fromkeys(state for state in ends if state not in found)]
     for state in found:
-        values = {"instruction": "", "step": 0, "notice": "", "longest": LONGEST_QUERY, "version": ""}
-        page = Seen(draw("shop", page=page_of(shop, state, 0.5), **values))
-        assert page.actions == {*shop.offers(state)}
+        values = {"instruction": "", "step": 0, "notice": "", "longest": MAX_QUERY_CHARS, "version": ""}
+        page = Seen(render_template("shop", page=build_site_page(shop, state, 0.5), **values))
+        assert page.actions == {*shop.list_actions(state)}
         bar = [tag for tag, values in page.tags if values.get("name") == "query"]
         assert bool(bar) == (shop.can_search(state) and state.page != "done")
         if compat == "fixed":
-            chosen = [f"click[{part.target}]" for part in shop.parts(state) if part.option and part.clicked]
+            chosen = [f"click[{part.target}]" for part in shop.list_elements(state) if part.option and part.clicked]
             assert page.pressed == chosen
     pages = {"search", "results", "item", "description", "features", "reviews", "attributes", "done"}
     assert {state.page for state in found} == pages
@@ -216,7 +224,7 @@ def test_what_was_searched_comes_back_as_text() -> None:
 def test_every_answer_tells_the_browser_what_it_may_do(person: Person) -> None:
     for path in ("/", "/shop", "/shop.css", "/icon.svg", "/nowhere"):
         answer = person.client.get(path)
-        assert headers_of().items() <= answer.headers.items()
+        assert build_security_headers().items() <= answer.headers.items()
     answer = person.post("/begin")
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     assert answer.headers["cache-control"] == "no-store"
@@ -252,7 +260,7 @@ def test_a_forged_cookie_is_nobody(forged: str) -> None:
     assert thief.client.get("/score", follow_redirects=False).headers["location"] == "/"
     answer = thief.post("/act", at="0", query="mug")
     assert answer.status_code == 403
-    assert GONE in Seen(answer.text).texts
+    assert EXPIRED_NOTICE in Seen(answer.text).texts
     assert owner.see().fields["/act"] == {"at": "0"}
 
 
@@ -269,7 +277,7 @@ def test_two_visitors_do_not_meet() -> None:
 
 def test_a_visit_ends_when_nothing_happens_for_long() -> None:
     now = [0.0]
-    person = Person(make_app(floor(), Settings(idle_s=60.0, clock=lambda: now[0])))
+    person = Person(make_app(floor(), SiteSettings(idle_s=60.0, clock=lambda: now[0])))
     person.begin(goal="0")
     now[0] = 59.0
     assert person.see().fields["/act"] == {"at": "0"}
@@ -278,7 +286,7 @@ def test_a_visit_ends_when_nothing_happens_for_long() -> None:
 
 
 def test_more_visitors_than_room_send_away_the_quietest() -> None:
-    app = make_app(floor(), Settings(most_visits=2))
+    app = make_app(floor(), SiteSettings(most_visits=2))
     people = [Person(app) for _ in range(3)]
     for each in people:
         each.begin(goal="0")
@@ -314,9 +322,9 @@ def test_a_button_of_an_old_page_does_nothing(person: Person) -> None:
     person.search("mug")
     for at in ("0", "2", "-1", "", "x", "\u0661", "9" * 100):
         page = Seen(person.post("/act", at=at, action="click[back to search]").text)
-        assert STALE in page.texts
+        assert STALE_FORM_NOTICE in page.texts
         assert page.fields["/act"] == {"at": "1"}
-    assert STALE not in person.see().texts  # told once
+    assert STALE_FORM_NOTICE not in person.see().texts  # told once
 
 
 def test_what_cannot_be_done_is_said_and_changes_nothing(person: Person) -> None:
@@ -340,18 +348,18 @@ def test_after_the_purchase_nothing_more_is_done(person: Person) -> None:
         at = person.see().fields["/act"]["at"]
         person.post("/act", at=at, **fields)
     before = person.see("/score").texts
-    assert OVER in Seen(person.post("/act", at="3", query="scarf").text).texts
+    assert VISIT_OVER in Seen(person.post("/act", at="3", query="scarf").text).texts
     assert person.see("/score").texts == before
 
 
 def test_a_visit_has_an_end(person: Person, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(visits, "MOST_STEPS", 4)
+    monkeypatch.setattr(visits, "MAX_VISIT_STEPS", 4)
     person.begin(goal="0")
     person.search("mug")
     person.press("B000000001")
     for _ in range(2):
         person.press("large")
-    assert visits.FULL in person.press("Buy Now").texts
+    assert visits.VISIT_FULL in person.press("Buy Now").texts
     assert person.see().fields["/act"] == {"at": "4"}
 
 
@@ -362,10 +370,10 @@ def test_a_query_of_100_kb(person: Person) -> None:
     person.begin(goal="0")
     answer = person.post("/act", at="0", query="mug " * 25_000)
     assert answer.status_code == 413
-    assert f"{LONGEST_FORM:,} bytes" in answer.text
+    assert f"{MAX_FORM_BYTES:,} bytes" in answer.text
     assert person.see().fields["/act"] == {"at": "0"}
     (bar,) = [values for tag, values in person.see().tags if values.get("name") == "query"]
-    assert bar["maxlength"] == str(LONGEST_QUERY)
+    assert bar["maxlength"] == str(MAX_QUERY_CHARS)
 
 
 @pytest.mark.parametrize(
@@ -419,7 +427,7 @@ def test_a_goal_that_is_none(person: Person, goal: str) -> None:
 
 
 def test_one_goal_for_all() -> None:
-    person = Person(make_app(floor(), Settings(only=2)))
+    person = Person(make_app(floor(), SiteSettings(only=2)))
     assert not [values for _, values in person.see("/").tags if values.get("name") == "goal"]
     assert tasks()[2].options["instruction"] in person.begin(goal="0").texts
 
@@ -427,7 +435,7 @@ def test_one_goal_for_all() -> None:
 @pytest.mark.parametrize(
     ("place", "name", "error", "status", "said"),
     [
-        (Floor, "act", LookupError("a secret of the shop"), 500, "Something went wrong"),
+        (ShopService, "act", LookupError("a secret of the shop"), 500, "Something went wrong"),
         (Shelves, "search", ConfigError("/a secret/products.jsonl was replaced"), 503, "cannot be read any more"),
     ],
 )
@@ -483,7 +491,7 @@ def test_a_purchase_that_cannot_be_recorded_counts_all_the_same(caplog: pytest.L
     fault = RunError("cannot write FILE (No space left on device): free space")
     person = Person(make_app(floor(), recorder=Keeping(fault)))
     *_, done = bought(person)
-    assert UNRECORDED in done.texts
+    assert UNRECORDED_NOTICE in done.texts
     assert "No space left on device" in caplog.text
     assert "See your score" in done.texts
 
@@ -494,11 +502,11 @@ def test_a_mistake_while_recording_does_not_hide_the_purchase() -> None:
     assert "Something went wrong" in answer.texts
     assert not [text for text in answer.texts if "Nothing was bought" in text or "a secret" in text]
     done = person.see()
-    assert {UNRECORDED, "See your score"} <= {*done.texts}
+    assert {UNRECORDED_NOTICE, "See your score"} <= {*done.texts}
 
 
 @pytest.mark.parametrize(("compat", "said"), [("fixed", "a (big) mug"), ("original", "a [big] mug")])
 def test_an_instruction_reads_as_in_the_environment(compat: str, said: str) -> None:
     task = tasks()[0]
     task = replace(task, options={**task.options, "instruction": "a [big] mug"})
-    assert Floor(Shop(FRONT, Rules(compat=compat)), [task]).enter(0).instruction == said  # type: ignore[arg-type]
+    assert ShopService(Shop(FRONT, ShopRules(compat=compat)), [task]).start_visit(0).instruction == said  # type: ignore[arg-type]

@@ -12,10 +12,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-TESTED = ("0.32.",)  # beginnings of the versions that this file was run with; it reaches into internals
+TESTED_VERSIONS = ("0.32.",)  # beginnings of the versions that this file was run with; it reaches into internals
 NUM_ADAPTERS = 2  # the new ones are loaded before the old ones go
 
-News = list[tuple[int, list[int], list[float], str | None, int]]
+StepOutput = list[tuple[int, list[int], list[float], str | None, int]]
 
 
 class Core:
@@ -31,20 +31,20 @@ class Core:
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        vllm = _imported()
+        vllm = _import_vllm()
         from vllm.platforms import current_platform
 
         self.on_cpu = current_platform.is_cpu()
         self.spool = Path(settings["spool"])
-        self._params, self._lora_request = _classes()
-        config = _arguments(settings, self.on_cpu).create_engine_config()
+        self._params, self._lora_request = _import_classes()
+        config = _build_engine_args(settings, self.on_cpu).create_engine_config()
         if self.on_cpu:
-            _check_head(config.model_config)
+            _validate_head_size(config.model_config)
         from vllm.v1.engine.llm_engine import LLMEngine
 
         self.engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
         self.adapters: Any = None  # the request that names those in use
-        self._late: News = []  # of completions that went on while tokens were scored
+        self._late: StepOutput = []  # of completions that went on while tokens were scored
         self.salt = "start"  # of the prefix cache: no key of other weights is ever found
         self._num_loads = 0
         self.about = {
@@ -60,9 +60,9 @@ class Core:
     @property
     def busy(self) -> bool:
         """Whether there is something to compute."""
-        return bool(self._late) or self._computes()
+        return bool(self._late) or self._has_unfinished()
 
-    def _computes(self) -> bool:
+    def _has_unfinished(self) -> bool:
         return bool(self.engine.has_unfinished_requests())
 
     def add(self, key: int, ids: list[int], sampling: dict[str, Any]) -> None:
@@ -70,19 +70,19 @@ class Core:
         from vllm.sampling_params import RequestOutputKind
 
         kind = RequestOutputKind.DELTA if sampling.pop("stream") else RequestOutputKind.FINAL_ONLY
-        self._add(str(key), ids, logprobs=0, output_kind=kind, **sampling)
+        self._add_request(str(key), ids, logprobs=0, output_kind=kind, **sampling)
 
     def abort(self, key: int) -> None:
         """End one, whose tokens nobody waits for."""
         self.engine.abort_request([str(key)])
 
-    def step(self) -> News:
+    def step(self) -> StepOutput:
         """One forward pass: for each completion with news its new ids, their log-probabilities, and how it ended.
 
         Last come the tokens of its prompt whose keys were in the cache.
         """
         late, self._late = self._late, []
-        return late + [_news(output) for output in (self.engine.step() if self._computes() else ())]
+        return late + [_unpack_output(output) for output in (self.engine.step() if self._has_unfinished() else ())]
 
     def load(self, path: Path, what: dict[str, Any]) -> dict[str, Any]:
         """Take over the weights of a safetensors file: all, by the model's names, or adapters, by peft's."""
@@ -93,9 +93,9 @@ class Core:
             (folder / ("adapter_model.safetensors" if adapters else "model.safetensors")).symlink_to(path.resolve())
             if adapters:
                 (folder / "adapter_config.json").write_text(json.dumps(adapters), encoding="utf-8")
-                self._adapt(folder, what["version"])
+                self._load_adapters(folder, what["version"])
             else:
-                self.engine.collective_rpc(reload, args=(str(folder),))
+                self.engine.collective_rpc(reload_from_folder, args=(str(folder),))
         self.salt = f"{what['version']}.{self._num_loads}"
         self.engine.reset_prefix_cache()  # the salt would do; what is never found again only takes room
         return {"version": what["version"]}
@@ -111,7 +111,7 @@ class Core:
         """
         for number, (ids, start) in enumerate(rows):
             for place in range(start, len(ids)):
-                self._add(
+                self._add_request(
                     f"{number}/{place}", ids[:place], max_tokens=1, temperature=temperature, seed=0,
                     logprob_token_ids=[ids[place]], logprobs=1,
                 )  # fmt: skip
@@ -122,7 +122,7 @@ class Core:
                 if "/" in output.request_id:
                     found[output.request_id] = output.outputs[0].logprobs[0]
                 else:
-                    self._late.append(_news(output))
+                    self._late.append(_unpack_output(output))
         return [
             [found[f"{number}/{place}"][ids[place]].logprob for place in range(start, len(ids))]
             for number, (ids, start) in enumerate(rows)
@@ -142,12 +142,12 @@ class Core:
         """Let vLLM end what it started."""
         self.engine.engine_core.shutdown()
 
-    def _add(self, name: str, ids: list[int], **sampling: Any) -> None:
+    def _add_request(self, name: str, ids: list[int], **sampling: Any) -> None:
         params = self._params(detokenize=False, ignore_eos=True, **sampling)  # the stop ids say what ends a turn
         prompt = {"prompt_token_ids": ids, "cache_salt": self.salt}
         self.engine.add_request(name, prompt, params, lora_request=self.adapters)
 
-    def _adapt(self, folder: Path, version: int) -> None:
+    def _load_adapters(self, folder: Path, version: int) -> None:
         """New adapters under a name and a number of their own: under an old number the old ones would be served."""
         old, new = (
             self.adapters,
@@ -159,7 +159,7 @@ class Core:
             self.engine.remove_lora(old.lora_int_id)
 
 
-def _news(output: Any) -> tuple[int, list[int], list[float], str | None, int]:
+def _unpack_output(output: Any) -> tuple[int, list[int], list[float], str | None, int]:
     (completion,) = output.outputs
     ids = list(completion.token_ids)
     found = (completion.logprobs or [])[-len(ids) :] if ids else []
@@ -168,7 +168,7 @@ def _news(output: Any) -> tuple[int, list[int], list[float], str | None, int]:
     return int(output.request_id), ids, logprobs, reason, output.num_cached_tokens or 0
 
 
-def reload(worker: Any, folder: str) -> None:
+def reload_from_folder(worker: Any, folder: str) -> None:
     """Replace the weights of one of vLLM's workers by those in a folder."""
     worker.reload_weights(weights_path=folder)
     model = worker.get_model()
@@ -181,7 +181,7 @@ def reload(worker: Any, folder: str) -> None:
         dispatch_cpu_unquantized_gemm(head, remove_weight=False)
 
 
-def _imported() -> Any:
+def _import_vllm() -> Any:
     """The package, once it is there and fits."""
     if importlib.util.find_spec("vllm") is None:
         raise ValueError(
@@ -193,22 +193,22 @@ def _imported() -> Any:
     except Exception as error:
         line = " ".join(str(error).split())
         raise ValueError(f"vLLM does not import in {sys.executable} ({line}): build it anew with make vllm") from error
-    if not vllm.__version__.startswith(TESTED):
+    if not vllm.__version__.startswith(TESTED_VERSIONS):
         raise ValueError(
             f"vLLM {vllm.__version__} is installed for {sys.executable}, and Trailnotes was tested with "
-            f"{TESTED[0]}x: install that, or name another Python as engine.python"
+            f"{TESTED_VERSIONS[0]}x: install that, or name another Python as engine.python"
         )
     return vllm
 
 
-def _classes() -> tuple[Any, Any]:
+def _import_classes() -> tuple[Any, Any]:
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
 
     return SamplingParams, LoRARequest
 
 
-def _arguments(settings: dict[str, Any], on_cpu: bool) -> Any:
+def _build_engine_args(settings: dict[str, Any], on_cpu: bool) -> Any:
     from vllm.engine.arg_utils import EngineArgs
 
     options: dict[str, Any] = {}
@@ -238,7 +238,7 @@ def _arguments(settings: dict[str, Any], on_cpu: bool) -> Any:
     )
 
 
-def _check_head(model_config: Any) -> None:
+def _validate_head_size(model_config: Any) -> None:
     """Refuse what vLLM's attention on a CPU would start with, and fail at the first request."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 

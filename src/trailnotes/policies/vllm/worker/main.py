@@ -36,10 +36,10 @@ _PR_SET_PDEATHSIG = 1
 SEND_LIMIT = 120  # seconds that a policy on another machine may take to read what it is sent
 HANDSHAKES = 64  # under way at once; one more, and the oldest gives way
 
-Item = tuple["Link", list[Any] | None, Path | None]
+InboxItem = tuple["PolicyConnection", list[Any] | None, Path | None]
 
 
-class Link:
+class PolicyConnection:
     """One socket to a policy: a thread puts what it says into the inbox, with the raw bytes of a message in a file.
 
     Args:
@@ -53,7 +53,7 @@ class Link:
     def __init__(
         self,
         connection: socket.socket,
-        inbox: queue.SimpleQueue[Item],
+        inbox: queue.SimpleQueue[InboxItem],
         lost: Callable[[], object],
         spool: str = "",
         most_bytes: int = 0,
@@ -64,19 +64,19 @@ class Link:
 
     def start(self) -> None:
         """Begin to read."""
-        threading.Thread(target=self._read, name="reader", daemon=True).start()
+        threading.Thread(target=self._read_loop, name="reader", daemon=True).start()
 
     def send(self, *message: Any) -> None:
         """Say something; that nobody hears it is found out by the reader."""
         with self._writing, suppress(OSError):
-            self._connection.sendall(wire.frame(list(message)))
+            self._connection.sendall(wire.encode_frame(list(message)))
 
     def close(self) -> None:
         """Hang up."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
-    def _read(self) -> None:
+    def _read_loop(self) -> None:
         try:
             with suppress(OSError, wire.WireError), self._connection.makefile("rb") as reader:
                 while (found := wire.read_frame(reader.read)) is not None:
@@ -85,20 +85,20 @@ class Link:
                         text = f"{size} bytes are more than its model may have: start it with this run's config"
                         self.send("failed", *message[1:2], text)
                         break
-                    self._inbox.put((self, message, self._keep(reader.read, size) if size else None))
+                    self._inbox.put((self, message, self._spool_payload(reader.read, size) if size else None))
         finally:
             self._lost()
             self._inbox.put((self, None, None))
 
-    def _keep(self, read: Callable[[int], bytes], size: int) -> Path:
+    def _spool_payload(self, read: Callable[[int], bytes], size: int) -> Path:
         """Raw bytes as a file, a piece at a time: weights may be larger than what is free of memory."""
         with (
-            tempfile.NamedTemporaryFile(dir=self._spool, suffix=wire.WEIGHTS, delete=False) as file,
+            tempfile.NamedTemporaryFile(dir=self._spool, suffix=wire.WEIGHTS_SUFFIX, delete=False) as file,
             ExitStack() as dropped,
         ):
             path = Path(file.name)
             dropped.callback(path.unlink)
-            while size and (data := read(min(size, wire.CHUNK))):
+            while size and (data := read(min(size, wire.CHUNK_SIZE))):
                 file.write(data)
                 size -= len(data)
             if size:
@@ -108,17 +108,17 @@ class Link:
         return path
 
 
-class Server:
+class EngineServer:
     """Runs the core, a step at a time, for whoever has asked for something."""
 
     def __init__(self, control: socket.socket) -> None:
-        self.inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[InboxItem] = queue.SimpleQueue()
         self.steps = 0  # of the core, and messages: what stands still while it works is hung
         self.working = False
-        self.links = [Link(control, self.inbox, lost=lambda: os._exit(1))]
+        self.links = [PolicyConnection(control, self.inbox, lost=lambda: os._exit(1))]
         self.links[0].start()
         self.core: Any = None
-        self._requests: dict[int, tuple[Link, int]] = {}
+        self._requests: dict[int, tuple[PolicyConnection, int]] = {}
         self._next = 0
         self._about: dict[str, Any] | None = None
 
@@ -128,7 +128,7 @@ class Server:
         assert message is not None
         settings = message[1]
         if settings.get("listen") is not None:
-            threading.Thread(target=self._accept, args=(settings,), name="listener", daemon=True).start()
+            threading.Thread(target=self._accept_connections, args=(settings,), name="listener", daemon=True).start()
         try:
             self.core = make_core(settings)
         except Exception as error:  # noqa: BLE001 - the boundary: vLLM raises whatever it does, and its user must hear
@@ -147,23 +147,23 @@ class Server:
                 self.working = self.core.busy
                 item = self.inbox.get()
                 self.working = True
-                if not self._take(*item):
+                if not self._handle_message(*item):
                     return
                 self.steps += 1
-            self._deliver(self.core.step())
+            self._send_tokens(self.core.step())
             self.steps += 1
 
-    def beat(self, seconds: float) -> None:
+    def send_heartbeats(self, seconds: float) -> None:
         """Say now and then how far it has come."""
         while True:
             for link in list(self.links):
                 link.send("alive", self.steps, self.working)
             threading.Event().wait(seconds)
 
-    def _take(self, link: Link, message: list[Any] | None, payload: Path | None) -> bool:
+    def _handle_message(self, link: PolicyConnection, message: list[Any] | None, payload: Path | None) -> bool:
         try:
             if message is None:
-                self._forget(link)
+                self._drop_connection(link)
             elif message[0] == "end":
                 return link is not self.links[0]
             elif message[0] == "generate":
@@ -172,13 +172,13 @@ class Server:
                 gone = [key for key, (owner, number) in self._requests.items() if (owner, number) == (link, message[1])]
                 self._abort(gone)
             else:
-                self._answer(link, message, payload)
+                self._handle_call(link, message, payload)
         finally:  # whatever it came with, and whatever became of it
             if payload:
                 payload.unlink(missing_ok=True)
         return True
 
-    def _generate(self, link: Link, number: int, ids: list[int], sampling: dict[str, Any]) -> None:
+    def _generate(self, link: PolicyConnection, number: int, ids: list[int], sampling: dict[str, Any]) -> None:
         key = self._next = self._next + 1
         try:
             self.core.add(key, ids, sampling)
@@ -187,7 +187,7 @@ class Server:
         else:
             self._requests[key] = link, number
 
-    def _answer(self, link: Link, message: list[Any], payload: Path | None) -> None:
+    def _handle_call(self, link: PolicyConnection, message: list[Any], payload: Path | None) -> None:
         """Do what is no completion. What the core refuses is answered; what breaks it ends this process."""
         name, number, argument = message
         if self._requests and name != "score":
@@ -208,8 +208,8 @@ class Server:
         else:
             link.send("done", number, value)
 
-    def _deliver(self, news: list[tuple[int, list[int], list[float], str | None, int]]) -> None:
-        parts: dict[Link, list[Any]] = {}
+    def _send_tokens(self, news: list[tuple[int, list[int], list[float], str | None, int]]) -> None:
+        parts: dict[PolicyConnection, list[Any]] = {}
         for key, ids, logprobs, reason, cached in news:
             if key in self._requests:
                 link, number = self._requests[key]
@@ -224,12 +224,12 @@ class Server:
             del self._requests[key]
             self.core.abort(key)
 
-    def _forget(self, link: Link) -> None:
+    def _drop_connection(self, link: PolicyConnection) -> None:
         self._abort([key for key, (owner, _) in self._requests.items() if owner is link])
         if link in self.links:
             self.links.remove(link)
 
-    def _accept(self, settings: dict[str, Any]) -> None:
+    def _accept_connections(self, settings: dict[str, Any]) -> None:
         """Let policies on other machines in, one at a time, each after its handshake."""
         strangers: deque[socket.socket] = deque()  # whoever takes one out decides what becomes of it
         with socket.socket(fileno=settings["listen"]) as listening:
@@ -241,12 +241,14 @@ class Server:
                     if len(strangers) > HANDSHAKES:
                         with suppress(OSError):  # it may have gone by itself
                             strangers.popleft().shutdown(socket.SHUT_RDWR)  # its thread ends by it
-                    threading.Thread(target=self._greet, args=(connection, strangers, settings), daemon=True).start()
+                    threading.Thread(
+                        target=self._handshake, args=(connection, strangers, settings), daemon=True
+                    ).start()
 
-    def _greet(self, connection: socket.socket, strangers: deque[socket.socket], settings: dict[str, Any]) -> None:
+    def _handshake(self, connection: socket.socket, strangers: deque[socket.socket], settings: dict[str, Any]) -> None:
         served = False
         with suppress(OSError):
-            served = wire.welcome(connection, settings["token"], busy=lambda: len(self.links) > 1)
+            served = wire.handshake_as_engine(connection, settings["token"], busy=lambda: len(self.links) > 1)
         try:
             strangers.remove(connection)
         except ValueError:
@@ -257,7 +259,7 @@ class Server:
         # Without them one policy that is gone would hold up the heartbeats of all.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_LIMIT, 0))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        link = Link(connection, self.inbox, connection.close, settings["spool"], settings["most_bytes"])
+        link = PolicyConnection(connection, self.inbox, connection.close, settings["spool"], settings["most_bytes"])
         self.links.append(link)  # before it can be lost, or it would be there for good
         link.start()
         if self._about is not None:
@@ -272,16 +274,16 @@ def main(descriptor: int, parent: int, beat: float, core: str) -> None:
         return
     control = socket.socket(fileno=descriptor)
     control.set_inheritable(False)  # or a grandchild would keep the stream open after us
-    server = Server(control)
-    threading.Thread(target=server.beat, args=(beat,), name="heartbeat", daemon=True).start()
-    if server.start(core_of(core)):
+    server = EngineServer(control)
+    threading.Thread(target=server.send_heartbeats, args=(beat,), name="heartbeat", daemon=True).start()
+    if server.start(load_core(core)):
         server.run()
         server.core.close()
     sys.stdout.flush()
     os._exit(0)  # threads of libraries may never end
 
 
-def core_of(path: str) -> Callable[[dict[str, Any]], Any]:
+def load_core(path: str) -> Callable[[dict[str, Any]], Any]:
     """The class `Core` of a file."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     assert spec is not None

@@ -33,10 +33,10 @@ from collections.abc import Callable
 PROTOCOL = 1
 HEADER = struct.Struct("!IQ")
 MAX_JSON = 1 << 28  # bytes; more is no message of ours
-CHUNK = 1 << 20
-WEIGHTS = ".safetensors"  # ends the name of a file that has come with a message
-LINE = 200  # bytes of a line in the handshake, at most
-PATIENCE = 20.0  # seconds for the handshake
+CHUNK_SIZE = 1 << 20
+WEIGHTS_SUFFIX = ".safetensors"  # ends the name of a file that has come with a message
+MAX_LINE = 200  # bytes of a line in the handshake, at most
+HANDSHAKE_TIMEOUT = 20.0  # seconds for the handshake
 
 _HELLO = "TRAILNOTES-ENGINE"
 
@@ -49,7 +49,7 @@ class BusyError(WireError):
     """The engine serves somebody else, or has not noticed yet that it does not any more."""
 
 
-def frame(message: object, payload: int = 0) -> bytes:
+def encode_frame(message: object, payload: int = 0) -> bytes:
     """The head of a frame and its JSON; `payload` raw bytes must follow."""
     body = json.dumps(message, separators=(",", ":")).encode("ascii")
     return HEADER.pack(len(body), payload) + body
@@ -79,13 +79,13 @@ def read_frame(read: Callable[[int], bytes]) -> tuple[list[object], int] | None:
     return message, payload
 
 
-def welcome(connection: socket.socket, token: str, busy: Callable[[], bool]) -> bool:
+def handshake_as_engine(connection: socket.socket, token: str, busy: Callable[[], bool]) -> bool:
     """The engine's part of the handshake on a fresh TCP connection: whether to serve it.
 
     Raises:
         OSError: the other side hangs up, or takes more than `PATIENCE`.
     """
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + HANDSHAKE_TIMEOUT
     words = _read_line(connection, until).split()
     if len(words) != 3 or words[0] != _HELLO:
         return False
@@ -93,25 +93,25 @@ def welcome(connection: socket.socket, token: str, busy: Callable[[], bool]) -> 
     connection.sendall(f"{_HELLO} {PROTOCOL} {nonce}\n".encode())
     if words[1] != str(PROTOCOL):
         return False
-    if not _same(_read_line(connection, until), _proof(token, "client", words[2], nonce)):
+    if not _is_equal(_read_line(connection, until), _compute_proof(token, "client", words[2], nonce)):
         connection.sendall(b"token\n")
         return False
     if busy():
         connection.sendall(b"busy\n")
         return False
-    connection.sendall(f"welcome {_proof(token, 'engine', words[2], nonce)}\n".encode())
+    connection.sendall(f"welcome {_compute_proof(token, 'engine', words[2], nonce)}\n".encode())
     connection.settimeout(None)
     return True
 
 
-def introduce(connection: socket.socket, token: str) -> None:
+def handshake_as_policy(connection: socket.socket, token: str) -> None:
     """The policy's part of the handshake.
 
     Raises:
         WireError: the address answers with something else, with another version, or knows another token.
         OSError: it does not answer, or takes more than `PATIENCE`.
     """
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + HANDSHAKE_TIMEOUT
     mine = secrets.token_hex(16)
     connection.sendall(f"{_HELLO} {PROTOCOL} {mine}\n".encode())
     line = _read_line(connection, until)
@@ -123,22 +123,22 @@ def introduce(connection: socket.socket, token: str) -> None:
         raise WireError(
             f"speaks protocol {words[1][:9]}, this side {PROTOCOL}: install the same version of Trailnotes on both"
         )
-    connection.sendall(_proof(token, "client", mine, words[2]).encode() + b"\n")
+    connection.sendall(_compute_proof(token, "client", mine, words[2]).encode() + b"\n")
     answer = _read_line(connection, until)
     if answer == "token":
         raise WireError("knows another token")
     if answer == "busy":
         raise BusyError("serves another run: an engine has the weights of one")
-    if not _same(answer, f"welcome {_proof(token, 'engine', mine, words[2])}"):
+    if not _is_equal(answer, f"welcome {_compute_proof(token, 'engine', mine, words[2])}"):
         raise WireError("does not know the token: it is no engine of yours")
     connection.settimeout(None)
 
 
-def _proof(token: str, who: str, client: str, engine: str) -> str:
+def _compute_proof(token: str, who: str, client: str, engine: str) -> str:
     return hmac.new(token.encode(), f"{who} {client} {engine}".encode(), hashlib.sha256).hexdigest()
 
 
-def _same(said: str, expected: str) -> bool:
+def _is_equal(said: str, expected: str) -> bool:
     return hmac.compare_digest(said.encode(), expected.encode())
 
 
@@ -148,7 +148,7 @@ def _read_line(connection: socket.socket, until: float) -> str:
     `until` is a moment of the monotonic clock: the limit of a socket is one for each byte.
     """
     data = b""
-    while not data.endswith(b"\n") and len(data) < LINE:
+    while not data.endswith(b"\n") and len(data) < MAX_LINE:
         if (left := until - time.monotonic()) <= 0:
             raise TimeoutError("timed out")
         connection.settimeout(left)

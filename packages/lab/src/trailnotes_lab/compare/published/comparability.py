@@ -5,7 +5,7 @@ Printed wherever a published figure is. Facts quoted from the papers and release
 
 from __future__ import annotations
 
-from trailnotes.reporting.tables import table_lines
+from trailnotes.reporting.tables import format_table
 
 HEAD = (
     "protocol of the published figures",
@@ -35,10 +35,10 @@ _CONSEQUENCE = (
 )
 
 
-def comparability() -> list[str]:
+def render_comparability() -> list[str]:
     """The table as Markdown lines, with what follows from it."""
     return [
-        *table_lines(HEAD, ROWS),
+        *format_table(HEAD, ROWS),
         "",
         _CONSEQUENCE,
     ]

@@ -90,7 +90,7 @@ _FIGURES = """
 _AVERAGES = {"naive": -61.3, "Reflexion": 17.1, "Retrospex": 33.8, "GRPO": 33.2, "EMPO²": 75.9}
 
 
-def _columns() -> tuple[PrintedColumn, ...]:
+def _parse_columns() -> tuple[PrintedColumn, ...]:
     lines = [[float(word) for word in line.split()] for line in _FIGURES.strip().splitlines()]
     return tuple(
         PrintedColumn(method, tuple(PrintedFigure(*line[2 * i : 2 * i + 2]) for line in lines), average)
@@ -120,7 +120,7 @@ SCIENCEWORLD_18 = PublishedTable(
     ),
     metric="return",
     rows=MappingProxyType(_ROWS),
-    columns=_columns(),
+    columns=_parse_columns(),
     notes=(
         "18 rows are printed though the text says 19 tasks; which task is missing is not known.",
         "The averages printed are the means of those 18 rows (to the last decimal; naive to its rounding).",
@@ -129,4 +129,4 @@ SCIENCEWORLD_18 = PublishedTable(
     ),
 )
 
-PANELS: Mapping[str, PublishedTable] = MappingProxyType({"scienceworld-18": SCIENCEWORLD_18})
+PUBLISHED_PANELS: Mapping[str, PublishedTable] = MappingProxyType({"scienceworld-18": SCIENCEWORLD_18})

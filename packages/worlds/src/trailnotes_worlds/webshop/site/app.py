@@ -24,33 +24,35 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from trailnotes.errors import TrailnotesError
-from trailnotes.web.guard import Guard
-from trailnotes_worlds.webshop.site.drawing import ICON, STYLE, VERSION, draw
-from trailnotes_worlds.webshop.site.sessions import Sessions
+from trailnotes.web.guard import SecurityMiddleware
+from trailnotes_worlds.webshop.site.drawing import ICON, STYLE, VERSION, render_template
+from trailnotes_worlds.webshop.site.sessions import SessionStore
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from trailnotes.types import Task
-    from trailnotes_worlds.webshop.site.visits import Floor, Visit
+    from trailnotes_worlds.webshop.site.visits import ShopService, ShopVisit
 
 logger = logging.getLogger(__name__)
 
-LONGEST_FORM: Final = 16_384  # bytes
-LONGEST_QUERY: Final = 400  # characters that the search bar takes; an agent says no more in one action
-PATIENCE_S: Final = 10.0  # how long a form may take to arrive
-HEADINGS: Final = {
+MAX_FORM_BYTES: Final = 16_384  # bytes
+MAX_QUERY_CHARS: Final = 400  # characters that the search bar takes; an agent says no more in one action
+FORM_TIMEOUT_S: Final = 10.0  # how long a form may take to arrive
+ERROR_HEADINGS: Final = {
     400: "That cannot be read", 403: "Not from here", 404: "No such page", 405: "Not that way",
     408: "That took too long", 413: "That is too much", 415: "Not a form", 421: "Not by that name",
     500: "Something went wrong", 503: "The shop is closed",
 }  # fmt: skip
-STALE: Final = "That button was on a page that is no longer current, so nothing was done. This is where you are."
-GONE: Final = "Your visit has ended, since nothing happened for a while. Begin again whenever you like."
-UNRECORDED: Final = "This purchase could not be recorded; the terminal of the shop says why."
+STALE_FORM_NOTICE: Final = (
+    "That button was on a page that is no longer current, so nothing was done. This is where you are."
+)
+EXPIRED_NOTICE: Final = "Your visit has ended, since nothing happened for a while. Begin again whenever you like."
+UNRECORDED_NOTICE: Final = "This purchase could not be recorded; the terminal of the shop says why."
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SiteSettings:
     """What may differ between two sites."""
 
     cookie: str = "trailnotes-shop"
@@ -73,7 +75,7 @@ class Recorder(Protocol):
         ...
 
 
-class Site:
+class ShopSite:
     """The handlers of one site. All that changes is in its sessions.
 
     Args:
@@ -82,9 +84,9 @@ class Site:
         recorder: keeps the visits that end in a purchase; None keeps none.
     """
 
-    def __init__(self, floor: Floor, settings: Settings, recorder: Recorder | None = None) -> None:
+    def __init__(self, floor: ShopService, settings: SiteSettings, recorder: Recorder | None = None) -> None:
         self.floor, self.settings = floor, settings
-        self.sessions: Sessions[Visit] = Sessions(settings.most_visits, settings.idle_s, settings.clock)
+        self.sessions: SessionStore[ShopVisit] = SessionStore(settings.most_visits, settings.idle_s, settings.clock)
         self._recorder = recorder
         self._recording = asyncio.Lock()
 
@@ -92,61 +94,63 @@ class Site:
 
     async def welcome(self, request: Request) -> Response:
         """The entrance. It begins no visit: a robot that only looks takes no room."""
-        return self._welcome(visiting=self._visit(request) is not None)
+        return self._render_welcome(visiting=self._find_visit(request) is not None)
 
     async def shop(self, request: Request) -> Response:
         """The page where the visit stands."""
-        visit = self._visit(request)
+        visit = self._find_visit(request)
         if visit is None:
-            return self._to("/")
+            return self._redirect("/")
         notice, visit.notice = visit.notice, ""
-        page, instruction = self.floor.page(visit), visit.instruction
-        return _page("shop", page=page, instruction=instruction, step=visit.step, notice=notice, longest=LONGEST_QUERY)
+        page, instruction = self.floor.build_page(visit), visit.instruction
+        return _render_page(
+            "shop", page=page, instruction=instruction, step=visit.step, notice=notice, longest=MAX_QUERY_CHARS
+        )
 
     async def score(self, request: Request) -> Response:
         """What the purchase was worth; the text environment says it to nobody but the learner."""
-        visit = self._visit(request)
+        visit = self._find_visit(request)
         if visit is None:
-            return self._to("/")
+            return self._redirect("/")
         score = self.floor.score(visit)
         if score is None:
-            return self._to("/shop")
+            return self._redirect("/shop")
         notice, visit.notice = visit.notice, ""
         instruction, only = visit.instruction, self.settings.only is not None
-        return _page("score", score=score, step=visit.step, instruction=instruction, only=only, notice=notice)
+        return _render_page("score", score=score, step=visit.step, instruction=instruction, only=only, notice=notice)
 
     # -- forms
 
     async def begin(self, request: Request) -> Response:
         """A new visit, in the place of the one before."""
-        form = await _form(request)
+        form = await _parse_form(request)
         goal = self.settings.only
         if goal is None and "goal" in form:
-            goal = _number(form["goal"])
+            goal = _parse_number(form["goal"])
             if goal is None or not goal < len(self.floor.tasks):
                 text = f"Goals have numbers from 0 to {len(self.floor.tasks) - 1}."
-                return self._welcome(visiting=self._visit(request) is not None, notice=text, status=400)
-        visit = self.floor.enter(secrets.randbelow(len(self.floor.tasks)) if goal is None else goal)
+                return self._render_welcome(visiting=self._find_visit(request) is not None, notice=text, status=400)
+        visit = self.floor.start_visit(secrets.randbelow(len(self.floor.tasks)) if goal is None else goal)
         self.sessions.remove(request.cookies.get(self.settings.cookie))
-        answer = self._to("/shop")
+        answer = self._redirect("/shop")
         answer.set_cookie(self.settings.cookie, self.sessions.add(visit), httponly=True, samesite="strict")
         return answer
 
     async def act(self, request: Request) -> Response:
         """One step of the visit."""
-        form = await _form(request)
-        visit = self._visit(request)
+        form = await _parse_form(request)
+        visit = self._find_visit(request)
         if visit is None:
-            return self._welcome(visiting=False, notice=GONE, status=403)
+            return self._render_welcome(visiting=False, notice=EXPIRED_NOTICE, status=403)
         action = f"search[{form['query']}]" if "query" in form else form.get("action", "")
-        if _number(form.get("at", "")) != visit.step:
-            visit.notice = STALE
-            return self._to("/shop")
-        if self.floor.act(visit, action) and visit.bought:
-            await self._keep(visit)
-        return self._to("/shop")
+        if _parse_number(form.get("at", "")) != visit.step:
+            visit.notice = STALE_FORM_NOTICE
+            return self._redirect("/shop")
+        if self.floor.act(visit, action) and visit.has_bought:
+            await self._record_visit(visit)
+        return self._redirect("/shop")
 
-    async def _keep(self, visit: Visit) -> None:
+    async def _record_visit(self, visit: ShopVisit) -> None:
         recorder = self._recorder
         if recorder is None:
             return
@@ -156,55 +160,57 @@ class Site:
                 await run_in_threadpool(lambda: recorder.write(recorder.line(visit.task, visit.actions)))
         except TrailnotesError as error:
             logger.warning("a purchase was not recorded: %s", error)
-            visit.notice = UNRECORDED
+            visit.notice = UNRECORDED_NOTICE
         except Exception:
-            visit.notice = UNRECORDED
+            visit.notice = UNRECORDED_NOTICE
             raise
 
     # -- the rest
 
     async def style(self, _request: Request) -> Response:
         """The one style sheet; its address changes with it."""
-        return _kept(STYLE, "text/css; charset=utf-8")
+        return _make_cached_response(STYLE, "text/css; charset=utf-8")
 
     async def icon(self, _request: Request) -> Response:
         """The mark in the browser's tab."""
-        return _kept(ICON, "image/svg+xml")
+        return _make_cached_response(ICON, "image/svg+xml")
 
-    async def failed(self, request: Request, error: Exception) -> Response:
+    async def handle_error(self, request: Request, error: Exception) -> Response:
         """Errors are pages; what went wrong inside is told to the terminal, not to the visitor."""
         if isinstance(error, HTTPException):
-            return refusal(error.status_code, error.detail, dict(error.headers or {}), self._way(request))
+            return make_error_page(
+                error.status_code, error.detail, dict(error.headers or {}), self._get_home_path(request)
+            )
         if isinstance(error, TrailnotesError):
             logger.warning("%s", error)
-            return refusal(503, "The shop's catalogue cannot be read any more; its terminal says why.")
-        return refusal(500, "The shop has made a mistake; its terminal says which.")
+            return make_error_page(503, "The shop's catalogue cannot be read any more; its terminal says why.")
+        return make_error_page(500, "The shop has made a mistake; its terminal says which.")
 
-    def _visit(self, request: Request) -> Visit | None:
+    def _find_visit(self, request: Request) -> ShopVisit | None:
         return self.sessions.find(request.cookies.get(self.settings.cookie))
 
-    def _way(self, request: Request) -> str:
-        return "/" if self._visit(request) is None else "/shop"
+    def _get_home_path(self, request: Request) -> str:
+        return "/" if self._find_visit(request) is None else "/shop"
 
-    def _to(self, path: str) -> Response:
+    def _redirect(self, path: str) -> Response:
         return RedirectResponse(path, status_code=303, headers={"cache-control": "no-store"})
 
-    def _welcome(self, *, visiting: bool, notice: str = "", status: int = 200) -> Response:
+    def _render_welcome(self, *, visiting: bool, notice: str = "", status: int = 200) -> Response:
         floor, only = self.floor, self.settings.only is not None
-        return _page(
+        return _render_page(
             "welcome", status, only=only, goals=len(floor.tasks), products=floor.num_products, split=floor.split,
             compat=floor.shop.rules.compat, visiting=visiting, recorded=self._recorder is not None, notice=notice,
         )  # fmt: skip
 
 
-def make_app(floor: Floor, settings: Settings | None = None, recorder: Recorder | None = None) -> ASGIApp:
+def make_app(floor: ShopService, settings: SiteSettings | None = None, recorder: Recorder | None = None) -> ASGIApp:
     """The application that `serve` serves and the tests call.
 
     Raises:
         ValueError: limits that cannot work.
     """
-    settings = settings or Settings()
-    site = Site(floor, settings, recorder)
+    settings = settings or SiteSettings()
+    site = ShopSite(floor, settings, recorder)
     routes: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
         ("/", "GET", site.welcome), ("/shop", "GET", site.shop), ("/score", "GET", site.score),
         ("/begin", "POST", site.begin), ("/act", "POST", site.act),
@@ -212,34 +218,38 @@ def make_app(floor: Floor, settings: Settings | None = None, recorder: Recorder 
     ]  # fmt: skip
     app = Starlette(
         routes=[Route(path, endpoint, methods=[method]) for path, method, endpoint in routes],
-        exception_handlers={HTTPException: site.failed, TrailnotesError: site.failed, Exception: site.failed},
+        exception_handlers={
+            HTTPException: site.handle_error,
+            TrailnotesError: site.handle_error,
+            Exception: site.handle_error,
+        },
     )
     app.router.redirect_slashes = False
-    return Guard(app, settings.names, refusal)
+    return SecurityMiddleware(app, settings.names, make_error_page)
 
 
-def refusal(status: int, text: str, headers: dict[str, str] | None = None, way: str = "/") -> Response:
+def make_error_page(status: int, text: str, headers: dict[str, str] | None = None, way: str = "/") -> Response:
     """A page that says what is wrong, and where to go on."""
-    heading = HEADINGS.get(status, "That did not work")
+    heading = ERROR_HEADINGS.get(status, "That did not work")
     if status == 404:
         text = "The shop has no page of this address."
     if status == 405:
         text = "This address is used by the shop's own forms."
-    answer = _page("error", status, heading=heading, text=text, way=way)
+    answer = _render_page("error", status, heading=heading, text=text, way=way)
     answer.headers.update(headers or {})
     return answer
 
 
-def _page(template: str, status: int = 200, **values: Any) -> Response:
-    text = draw(template, version=VERSION, **values)
+def _render_page(template: str, status: int = 200, **values: Any) -> Response:
+    text = render_template(template, version=VERSION, **values)
     return Response(text, status, {"cache-control": "no-store"}, "text/html; charset=utf-8")
 
 
-def _kept(text: str, media_type: str) -> Response:
+def _make_cached_response(text: str, media_type: str) -> Response:
     return Response(text, headers={"cache-control": "public, max-age=31536000, immutable"}, media_type=media_type)
 
 
-async def _form(request: Request) -> dict[str, str]:
+async def _parse_form(request: Request) -> dict[str, str]:
     """The fields of a form, read within bounds; of a field that comes twice the last.
 
     Raises:
@@ -248,11 +258,11 @@ async def _form(request: Request) -> dict[str, str]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     body = bytearray()
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(FORM_TIMEOUT_S):
             async for part in request.stream():
                 body += part
-                if len(body) > LONGEST_FORM:
-                    raise HTTPException(413, f"The shop reads {LONGEST_FORM:,} bytes at once. Nothing was done.")
+                if len(body) > MAX_FORM_BYTES:
+                    raise HTTPException(413, f"The shop reads {MAX_FORM_BYTES:,} bytes at once. Nothing was done.")
     except TimeoutError as error:
         raise HTTPException(408, "The form did not arrive in time. Nothing was done.") from error
     except ClientDisconnect as error:  # nobody reads the answer, and the terminal need not hear of it
@@ -266,6 +276,6 @@ async def _form(request: Request) -> dict[str, str]:
     return {name: value.replace("\r\n", "\n") for name, value in fields}  # as browsers send the ends of lines
 
 
-def _number(text: str) -> int | None:
+def _parse_number(text: str) -> int | None:
     """A number of the shop's own forms, from 0 up; None for anything else."""
     return int(text) if len(text) <= 9 and text.isascii() and text.isdigit() else None

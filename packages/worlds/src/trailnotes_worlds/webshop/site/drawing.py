@@ -9,7 +9,7 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from trailnotes_worlds.webshop.site.pictures import picture
+from trailnotes_worlds.webshop.site.pictures import draw_picture
 
 _FOLDER: Final = Path(__file__).parent
 STYLE: Final = (_FOLDER / "shop.css").read_text(encoding="utf-8")
@@ -29,9 +29,9 @@ _JINJA = Environment(
     lstrip_blocks=True,
 )
 _JINJA.globals["mark"] = Markup(ICON)  # noqa: S704 (a constant)
-_JINJA.globals["picture"] = lambda asin, department: Markup(picture(asin, department))  # noqa: S704 (see pictures.py)
+_JINJA.globals["picture"] = lambda asin, department: Markup(draw_picture(asin, department))  # noqa: S704 (see pictures.py)
 
 
-def draw(template: str, **values: Any) -> str:
+def render_template(template: str, **values: Any) -> str:
     """The page as HTML. Templates are compiled once in a process."""
     return _JINJA.get_template(f"{template}.html").render(values)

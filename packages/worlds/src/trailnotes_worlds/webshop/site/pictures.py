@@ -114,7 +114,7 @@ _DRAWINGS: Final[dict[str, tuple[tuple[tuple[str, str], ...], ...]]] = {
         ),
     ),
 }
-_PARCEL: Final = (
+_DEFAULT_DRAWING: Final = (
     (
         ("m", "M28 44l32-14l32 14v40l-32 16l-32-16z"),
         ("l", "M28 44l32 14l32-14l-32-14z"),
@@ -125,10 +125,10 @@ _PARCEL: Final = (
 
 
 @lru_cache(maxsize=4096)
-def picture(asin: str, department: str) -> str:
+def draw_picture(asin: str, department: str) -> str:
     """The SVG element of a product; departments that we do not draw are parcels."""
     digest = hashlib.blake2b(asin.encode("utf-8", "replace"), digest_size=8).digest()
-    drawings = _DRAWINGS.get(department, _PARCEL)
+    drawings = _DRAWINGS.get(department, _DEFAULT_DRAWING)
     drawing = drawings[digest[0] % len(drawings)]
     hue = digest[1] * 360 // 256
     fills = {

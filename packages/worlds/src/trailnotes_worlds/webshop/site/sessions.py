@@ -18,7 +18,7 @@ class _Entry(Generic[T]):
     seen: float  # seconds of the clock, when it was last asked for
 
 
-class Sessions(Generic[T]):
+class SessionStore(Generic[T]):
     """Values by random names of 256 bits, in the order in which they were last asked for.
 
     A name that was not given out here, whether forged, expired or of another process, names nothing.

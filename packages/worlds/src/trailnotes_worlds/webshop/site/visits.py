@@ -7,28 +7,28 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from trailnotes.types import Task
-from trailnotes_worlds.webshop.goals import NO_LIMIT, Goal, price_of
+from trailnotes_worlds.webshop.goals import NO_LIMIT, Goal, draw_price
 from trailnotes_worlds.webshop.reward import Reward, judge_purchase
-from trailnotes_worlds.webshop.shop import Shop, State
-from trailnotes_worlds.webshop.site.pages import Page, page_of
-from trailnotes_worlds.webshop.texts import clean
+from trailnotes_worlds.webshop.shop import Shop, ShopState
+from trailnotes_worlds.webshop.site.pages import SitePage, build_site_page
+from trailnotes_worlds.webshop.texts import sanitize_text
 
-MOST_STEPS: Final = 200  # of one visit, so that none grows without end
-OVER: Final = "You have bought something, and this visit is over: begin another."
-FULL: Final = f"A visit has {MOST_STEPS} steps at most, and this one has had them: begin another."
-_LONGEST: Final = 1_000  # characters of what was wanted
-_KINDS: Final = {1.0: "the same", 0.5: "hardly the same", 0.1: "another", 0.0: "quite another"}
+MAX_VISIT_STEPS: Final = 200  # of one visit, so that none grows without end
+VISIT_OVER: Final = "You have bought something, and this visit is over: begin another."
+VISIT_FULL: Final = f"A visit has {MAX_VISIT_STEPS} steps at most, and this one has had them: begin another."
+_MAX_WANTED_CHARS: Final = 1_000  # characters of what was wanted
+_TYPE_FACTOR_WORDS: Final = {1.0: "the same", 0.5: "hardly the same", 0.1: "another", 0.0: "quite another"}
 _HEADINGS: Final = ((1.0, "Just what was wanted"), (0.5, "Nearly"), (1e-9, "Not quite"), (0.0, "Something else"))
 
 
 @dataclass(slots=True)
-class Visit:
+class ShopVisit:
     """What the site knows of one visitor."""
 
     task: Task
     goal: Goal
     instruction: str  # as shown
-    state: State = field(default_factory=State)
+    state: ShopState = field(default_factory=ShopState)
     actions: list[str] = field(default_factory=list)  # all that did something, as the text environment takes them
     notice: str = ""  # told on the next page, once
 
@@ -38,13 +38,13 @@ class Visit:
         return len(self.actions)
 
     @property
-    def bought(self) -> bool:
+    def has_bought(self) -> bool:
         """Whether the purchase is made."""
         return self.state.page == "done"
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ScorePart:
     """A part of the score."""
 
     name: str
@@ -54,16 +54,16 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class ScoreReport:
     """What a purchase was worth, and why."""
 
     total: float  # 0..1
     heading: str
-    parts: tuple[Line, ...]
+    parts: tuple[ScorePart, ...]
     sum: str  # how the parts make the total
 
 
-class Floor:
+class ShopService:
     """The shop with its goals. Keeps nothing of a visit.
 
     Args:
@@ -84,20 +84,22 @@ class Floor:
         """In the catalogue."""
         return len(self.shop.shelves)
 
-    def enter(self, number: int) -> Visit:
+    def start_visit(self, number: int) -> ShopVisit:
         """A fresh visit with the goal at this place of the split."""
         task = self.tasks[number]
         goal = Goal.from_json(task.options)
-        return Visit(task, goal, clean(goal.instruction, self.shop.rules.max_text, self.shop.rules.brackets))
+        return ShopVisit(
+            task, goal, sanitize_text(goal.instruction, self.shop.rules.max_text, self.shop.rules.brackets)
+        )
 
-    def act(self, visit: Visit, action: str) -> bool:
+    def act(self, visit: ShopVisit, action: str) -> bool:
         """Take one action; what cannot be done leaves the visit as it is, with a notice that says why.
 
         Returns:
             Whether something was done.
         """
-        if visit.bought or visit.step >= MOST_STEPS:
-            visit.notice = OVER if visit.bought else FULL
+        if visit.has_bought or visit.step >= MAX_VISIT_STEPS:
+            visit.notice = VISIT_OVER if visit.has_bought else VISIT_FULL
             return False
         turn = self.shop.step(visit.state, action)
         if turn.refused:
@@ -107,24 +109,24 @@ class Floor:
         visit.actions.append(action)
         return True
 
-    def page(self, visit: Visit) -> Page:
+    def build_page(self, visit: ShopVisit) -> SitePage:
         """Where the visit stands."""
-        tells = visit.bought and self.shop.rules.compat == "original"
-        return page_of(self.shop, visit.state, self.reward(visit).total if tells else None)
+        tells = visit.has_bought and self.shop.rules.compat == "original"
+        return build_site_page(self.shop, visit.state, self.reward(visit).total if tells else None)
 
-    def reward(self, visit: Visit) -> Reward:
+    def reward(self, visit: ShopVisit) -> Reward:
         """What the purchase is worth, as the environment judges it."""
         return judge_purchase(self.shop.shelves, visit.goal, visit.state, visit.task.seed)
 
-    def score(self, visit: Visit) -> Score | None:
+    def score(self, visit: ShopVisit) -> ScoreReport | None:
         """The reward in words; None before the purchase."""
-        if not visit.bought:
+        if not visit.has_bought:
             return None
         wanted, bought = self.shop.shelves[visit.goal.asin], self.shop.shelves[visit.state.asin]
-        return _in_words(self.reward(visit), visit.goal, wanted.title, price_of(bought, visit.task.seed))
+        return _explain_reward(self.reward(visit), visit.goal, wanted.title, draw_price(bought, visit.task.seed))
 
 
-def _in_words(reward: Reward, goal: Goal, title: str, price: float) -> Score:
+def _explain_reward(reward: Reward, goal: Goal, title: str, price: float) -> ScoreReport:
     """The score of a reward.
 
     Args:
@@ -135,19 +137,21 @@ def _in_words(reward: Reward, goal: Goal, title: str, price: float) -> Score:
     """
     wanted = len(goal.attributes), len(goal.options)
     found = reward.num_attributes, reward.num_options
-    attributes = clean("; ".join(goal.attributes), _LONGEST)
-    options = clean("; ".join(f"{name}: {value}" if name else value for name, value in goal.options), _LONGEST)
+    attributes = sanitize_text("; ".join(goal.attributes), _MAX_WANTED_CHARS)
+    options = sanitize_text(
+        "; ".join(f"{name}: {value}" if name else value for name, value in goal.options), _MAX_WANTED_CHARS
+    )
     limit = "any" if goal.price_upper == NO_LIMIT else f"${goal.price_upper:,.2f} at most"
-    kind = f"{_KINDS[reward.type_factor]} (times {reward.type_factor:g})"
+    kind = f"{_TYPE_FACTOR_WORDS[reward.type_factor]} (times {reward.type_factor:g})"
     parts = (
-        Line("kind of product", clean(title, _LONGEST), kind, reward.type_factor == 1.0),
-        Line("attributes", attributes, f"{found[0]} of {wanted[0]}", found[0] == wanted[0]),
-        Line("options", options or "none", f"{found[1]} of {wanted[1]}", found[1] == wanted[1]),
-        Line("price", limit, f"${price:,.2f}", reward.price_fits),
+        ScorePart("kind of product", sanitize_text(title, _MAX_WANTED_CHARS), kind, reward.type_factor == 1.0),
+        ScorePart("attributes", attributes, f"{found[0]} of {wanted[0]}", found[0] == wanted[0]),
+        ScorePart("options", options or "none", f"{found[1]} of {wanted[1]}", found[1] == wanted[1]),
+        ScorePart("price", limit, f"${price:,.2f}", reward.price_fits),
     )
     arithmetic = (
         f"({found[0]} + {found[1]} + {int(reward.price_fits)}) / ({wanted[0]} + {wanted[1]} + 1) "
         f"\N{MULTIPLICATION SIGN} {reward.type_factor:g} = {reward.total:.2f}"
     )
     heading = next(words for least, words in _HEADINGS if reward.total >= least)
-    return Score(reward.total, heading, parts, arithmetic)
+    return ScoreReport(reward.total, heading, parts, arithmetic)
