@@ -4,6 +4,10 @@ TextWorldExpress: the package's client and ours, each with a Java of its own, pl
 actions in turn, first one and then the other first, step by step; what both see and offer must be equal. The actions
 are drawn at random from those that are offered, and drawing them is not timed.
 
+ScienceWorld: the same with the package's wrapper and our environment with the list of admissible actions, which the
+package fetches in every step. Scores must be equal and not texts, since the package's Java orders lists and names
+things otherwise whenever it starts; drawn are kinds of action that this leaves alone.
+
 ALFWorld: the same with TextWorld's engine, which the package loads for each episode, in games that we make; once with a
 new game in each episode, and once with each game four times, as a group of a training plays it.
 
@@ -24,7 +28,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -37,8 +41,10 @@ from trailnotes.envs import list_env_tasks, make_env
 from trailnotes.types import Task
 
 LEAST = 0.8  # of the package's steps a second of CPU time
-STEPS = {"alfworld": 15}  # of an episode at most
+STEPS = {"alfworld": 15, "scienceworld": 30}  # of an episode at most
 USUAL_STEPS = 50
+STEADY = ("teleport to", "look around", "inventory", "open", "close", "wait")
+SCIENCE = ("find-non-living-thing", "lifespan-longest-lived", "power-component", "boil")
 KINDS = ("start", "step")
 T = TypeVar("T")
 
@@ -117,6 +123,57 @@ class TextWorldExpress:
     def close(self) -> None:
         """As `Side.close`."""
         self.env.close()
+
+
+class ScienceWorld:
+    """The wrapper that comes with the simulator, with the Java and the resolve_simplifications of ours."""
+
+    def __init__(self) -> None:
+        from trailnotes_worlds.java.simulator import find_java
+
+        os.environ["PATH"] = f"{Path(find_java()).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        from scienceworld import ScienceWorldEnv
+
+        self.env = ScienceWorldEnv(envStepLimit=1000)
+
+    def start(self, task: Task) -> Seen:
+        """As `Side.start`."""
+        from trailnotes_worlds.scienceworld.tasks import resolve_simplifications
+
+        name = task.options["task"]
+        self.env.load(name, task.options["variation"], resolve_simplifications(name, "easy"))
+        _, infos = self.env.reset()
+        return Seen("", steady(infos["valid"]), False)
+
+    def step(self, action: str) -> Seen:
+        """As `Side.step`."""
+        _, _, over, infos = self.env.step(action)
+        return Seen(str(infos["score"]), frozenset() if over else steady(infos["valid"]), over)
+
+    def close(self) -> None:
+        """As `Side.close`."""
+        self.env.close()
+
+
+class OurScienceWorld(Ours):
+    """Ours, of which the scores are compared."""
+
+    def __init__(self) -> None:
+        super().__init__("scienceworld", actions="valid")
+
+    def start(self, task: Task) -> Seen:
+        """As `Side.start`."""
+        return Seen("", steady(self.env.reset(task).actions), False)
+
+    def step(self, action: str) -> Seen:
+        """As `Side.step`."""
+        seen = self.env.step(action)
+        return Seen(f"{seen.score:.0f}", frozenset() if seen.done else steady(seen.actions), seen.done)
+
+
+def steady(actions: Iterable[str] | None) -> frozenset[str]:
+    """The admissible actions that the package names alike whenever its Java starts, and that end no task."""
+    return frozenset(action for action in actions or () if action.startswith(STEADY))
 
 
 class Alfworld:
@@ -239,10 +296,13 @@ def run(quick: bool, only: str) -> dict[str, Any]:
     games = list_env_tasks("textworld-express", "train", {"game": "all", "num_games": num})
     random.Random(0).shuffle(games)
     games.sort(key=lambda task: task.seed)  # all games in turn, as a training draws them
+    options = {"task": list(SCIENCE), "num_train": 2 if quick else 5}
+    science = sorted(list_env_tasks("scienceworld", "train", options), key=lambda task: int(task.options["variation"]))
     rooms = list_env_tasks("alfworld", "train", {"num_games": 1})[: 2 if quick else 6]
     again = [task for task in rooms[:3] for _ in range(4)]
     wanted: list[tuple[str, type[Side] | None, list[Task], int]] = [
         ("textworld-express", TextWorldExpress, games, warmup),
+        ("scienceworld", ScienceWorld, science, (1 if quick else 2) * len(SCIENCE)),
         ("alfworld", Alfworld, rooms, 1),
         ("alfworld, each game four times", Alfworld, again, 1),
     ]
@@ -253,7 +313,8 @@ def run(quick: bool, only: str) -> dict[str, Any]:
     measures: dict[str, Callable[[], dict[str, Any]]] = {}
     for name, package, tasks, before in wanted:
         makers: dict[str, Callable[[], Side]] = {"package": package} if package else {}
-        measures[name] = partial(compare, name, {**makers, "ours": partial(Ours, tasks[0].env)}, tasks, before)
+        ours: Callable[[], Side] = OurScienceWorld if name == "scienceworld" else partial(Ours, tasks[0].env)
+        measures[name] = partial(compare, name, {**makers, "ours": ours}, tasks, before)
     measures |= {f"gymnasium, {game}": partial(loops.gymnasium, game, quick) for game in loops.GAMES}
     measures["openenv"] = partial(loops.openenv, quick)
     rows, skipped = [], []

@@ -7,10 +7,6 @@ stand beside them, since the machine may be busy. A step is one of a random play
 
     python benchmarks/webshop.py --json webshop.json
     python benchmarks/webshop.py --products 100000
-    python benchmarks/webshop.py --products 1180000 --imported
-
-With `--imported` the products come through files of the form and size of the original's (9 GB in all for the last), and
-an import of them that is killed halfway and called again.
 """
 
 from __future__ import annotations
@@ -19,20 +15,18 @@ import json
 import math
 import random
 import re
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from shared import cpu_seconds, finish, in_a_process, make_parser, peak_mb, print_table, resident_mb
+from shared import finish, in_a_process, make_parser, peak_mb, print_table
 
 if sys.path[0] == str(Path(__file__).parent):  # this file would be found in place of the package of its name
     del sys.path[0]
@@ -41,7 +35,6 @@ from trailnotes.types import Task
 from trailnotes_worlds.webshop.catalogue import Catalogue
 from trailnotes_worlds.webshop.env import WebShopEnv
 from trailnotes_worlds.webshop.goals import NO_LIMIT, Goal
-from trailnotes_worlds.webshop.importing import STATE_FILE
 from trailnotes_worlds.webshop.products import Product
 from trailnotes_worlds.webshop.synthetic import make_products, open_catalogue
 from trailnotes_worlds.webshop.writing import write_catalogue
@@ -53,9 +46,6 @@ LARGE_CEILINGS = {"query_ms": 15.0, "open_ms": 3000.0, "rss_second_worker_mb": 3
 VOCABULARY, WORDS = 2_000_000, 80  # words that a shop may use; of them in each description
 SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
 BLOCK = 20_000  # products whose seed is the same
-ROLES = ("products", "attributes", "human", "order")  # of the original's files
-BYTES = 4_400  # of a product in the original's 5.2 GB of 1.18 million
-EVERY_HUMAN = 34  # products, of which about one in three is asked for: some 12,000 of 1.18 million, as in the original
 
 
 def word(rng: random.Random) -> str:
@@ -79,51 +69,6 @@ def products(count: int) -> Iterator[Product]:
 def bare(made: Iterable[Product]) -> Iterator[Product]:
     """The same products, which nobody looks for."""
     return (replace(product, instructions=()) for product in made)
-
-
-def write_files(folder: Path, count: int) -> list[str]:
-    """The original's four files, of `count` products; returns the arguments that name them to an import.
-
-    A product takes the original's mean of bytes: pictures and a key that the original drops fill it up.
-    """
-    wanted: dict[str, Any] = {}
-    asked: dict[str, list[Any]] = {}
-    names = ("items_shuffle", "items_ins_v2", "items_human_ins", "human_goals")
-    paths = [folder / f"{name}.json" for name in names]
-    with paths[0].open("w", encoding="utf-8") as file:
-        for place, product in enumerate(products(count)):
-            record = {
-                "name": product.title,
-                "full_description": product.description,
-                "pricing": product.tag if product.prices else "",
-                "images": [f"https://example.com/{product.asin}/{number}.jpg" for number in range(5)],
-                "product_category": " \u203a ".join(product.categories),
-                "average_rating": product.rating,
-                "small_description": list(product.bullets),
-                "customization_options": {
-                    name: [{"value": value, "image": f"https://example.com/{value}.jpg"} for value in values]
-                    for name, values in product.options
-                },
-                "asin": product.asin,
-                "category": product.category,
-                "query": product.query,
-                "page": place % 400,
-            }
-            record["brand"] = "x" * (BYTES - len(json.dumps(record)))
-            file.write(f"{', ' if place else '['}{json.dumps(record)}")
-            wanted[product.asin] = {"attributes": product.attributes}
-            for item in product.instructions:
-                said = {"instruction": item.text, "instruction_attributes": item.attributes}
-                if item.kind == "synthetic":
-                    wanted[product.asin] |= said
-                elif place % EVERY_HUMAN == 0:
-                    asked[product.asin] = [{**said, "asin": product.asin, "instruction_options": item.options}]
-        file.write("]")
-    order = [entry["instruction"] for entries in asked.values() for entry in entries]
-    random.Random(0).shuffle(order)
-    for path, value in zip(paths[1:], (wanted, asked, order), strict=True):
-        path.write_text(json.dumps(value), encoding="utf-8")
-    return [part for role, path in zip(ROLES, paths, strict=True) for part in (f"--{role}", str(path))]
 
 
 def queries(catalogue: Catalogue, count: int) -> list[str]:
@@ -154,49 +99,6 @@ def clocked(made: Iterator[Product], spent: list[float]) -> Iterator[Product]:
         if not some:
             return
         yield from some
-
-
-def imported(folder: Path, count: int) -> dict[str, float]:
-    """`folder` / shop, imported from files of `count` products; killed halfway, and gone on with by the same command.
-
-    Returns:
-        What both calls took together; `resume_cpu_s`: of the second, until it had read more than the first.
-    """
-    command = [sys.executable, "-m", "trailnotes", "webshop", "import", str(folder / "shop")]
-    command += write_files(folder, count)
-    begun, went_on = (called(command, folder / ".shop.partial" / STATE_FILE, kill_at) for kill_at in (count // 2, 0))
-    return {
-        "import_cpu_s": begun["cpu_s"] + went_on["cpu_s"],
-        "import_wall_s": begun["wall_s"] + went_on["wall_s"],
-        "import_peak_mb": max(begun["peak_mb"], went_on["peak_mb"]),
-        "resume_cpu_s": went_on["read_on_s"],
-    }
-
-
-def called(command: list[str], state: Path, kill_at: int) -> dict[str, float]:
-    """What a call of an import took, up to the twentieth of a second in which it ended or was killed."""
-    seen, start = {"cpu_s": 0.0, "peak_mb": 0.0}, time.perf_counter()
-    had = entries_in(state)
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        while process.poll() is None:
-            with suppress(OSError, AssertionError):  # it has just ended
-                seen |= {"cpu_s": cpu_seconds(process.pid), "peak_mb": resident_mb("VmHWM", process.pid)}
-            if (entries := entries_in(state)) > had:
-                seen.setdefault("read_on_s", seen["cpu_s"])
-            if kill_at and entries >= kill_at:
-                process.kill()
-            time.sleep(0.05)
-    if process.returncode != (-signal.SIGKILL if kill_at else 0):
-        raise RuntimeError(f"the import ended with {process.returncode}")
-    return seen | {"wall_s": time.perf_counter() - start}
-
-
-def entries_in(state: Path) -> int:
-    """How many entries of its source an import has taken for good."""
-    try:
-        return int(json.loads(state.read_bytes())["entries"])
-    except OSError:
-        return 0
 
 
 def second_worker(folder: str) -> dict[str, float]:
@@ -272,7 +174,6 @@ def main() -> None:
     parser = make_parser(__doc__, "fewer queries")
     parser.add_argument("--catalogue", type=Path, metavar="FOLDER", help="an imported catalogue")
     parser.add_argument("--products", type=int, metavar="N", help="make a catalogue of N products, and measure that")
-    parser.add_argument("--imported", action="store_true", help="with --products: from files of the original's form")
     parser.add_argument("--second-worker", metavar="FOLDER", help="(for the benchmark itself)")
     args = parser.parse_args()
     if args.second_worker:
@@ -286,9 +187,6 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "shop"
-        if args.imported:
-            finish(imported(folder.parent, args.products) | measure(folder, repeats), report, args.json)
-            return
         making: list[float] = []
         both = timed(lambda: write_catalogue(folder, clocked(bare(products(args.products)), making)).close())[1] / 1000
         built = {"build_cpu_s": both - sum(making), "build_peak_mb": peak_mb()}

@@ -80,7 +80,8 @@ def test_keys_named_in_pages_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_files_named_in_pages_exist(page: Path) -> None:
-    text = re.sub(r"[\w/]*NAME[\w/]*\.\w+|commands/x\.py|own_method\.py", "", words(page))  # any, and the reader's own
+    others = r"[\w/]*NAME[\w/]*\.\w+|commands/x\.py|own_method\.py"  # any, and the reader's own
+    text = re.sub(rf"{others}|`[^`\s]+`\s+of\s+commit\s+[0-9a-f]{{7}}", "", words(page))  # and what was
     files = set(re.findall(r"(?<![\w/.>-])(?:\.\./)*(?:[\w-]+/)*[\w-]+\.py\b", text))
     files |= set(re.findall(r"`((?:src|tests|docs|configs|models|examples|benchmarks)/[^`\s*<]*)`", text))
     packages = [ROOT, ROOT / "packages" / "worlds", ROOT / "packages" / "lab"]

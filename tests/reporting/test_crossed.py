@@ -1,16 +1,13 @@
-"""Two intervals of one mean; the simulation of their coverage is that of `benchmarks/intervals.py`, but smaller."""
+"""Two intervals of one mean, by hand and by their coverage of simulated panels."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
+from simulated_panels import CONCENTRATIONS, PAIRS, RATES, UNRULY, WORLDS, World, of_difference, of_mean
 from trailnotes.reporting.crossed import (
     MIN_FAMILIES,
     NO_COMMON_GAME,
@@ -28,7 +25,6 @@ from trailnotes.reporting.crossed import (
 )
 from trailnotes.reporting.intervals import RATE_BOUNDS, Estimate, Interval, compute_wilson_limits
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 COPIES = (1, 3, 100)
 NO_SEEDS = VarianceComponent(np.array(0.0), np.array(1.0))
 
@@ -311,32 +307,15 @@ def test_a_difference_of_returns_is_students() -> None:
 # -- coverage
 
 
-@pytest.fixture(scope="module")
-def simulation() -> Iterator[Any]:
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        spec = importlib.util.spec_from_file_location("coverage_of_intervals", BENCHMARKS / "intervals.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        yield module
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-        for name in ("coverage_of_intervals", "shared"):
-            sys.modules.pop(name, None)
-
-
 @pytest.mark.parametrize("families", [MIN_FAMILIES, 24])
 @pytest.mark.parametrize("seeds", [1, 2, 3, 5])
-def test_both_intervals_hold_what_they_are_of(simulation: Any, seeds: int, families: int) -> None:
+def test_both_intervals_hold_what_they_are_of(seeds: int, families: int) -> None:
     """At least 92 % where the nominal is 95 %, in each world and at each rate, for means and for differences."""
     rng = np.random.default_rng((seeds, families))
-    worlds = [simulation.World(seeds, families, 2, *kind) for kind in simulation.WORLDS]
+    worlds = [World(seeds, families, 2, *kind) for kind in WORLDS]
     for world in worlds:
-        found = {rate: simulation.of_mean(world, rate, 1000, rng) for rate in simulation.RATES}
-        found |= {pair: simulation.of_difference(world, pair, 1000, rng) for pair in simulation.PAIRS}
+        found = {rate: of_mean(world, rate, 1000, rng) for rate in RATES}
+        found |= {pair: of_difference(world, pair, 1000, rng) for pair in PAIRS}
         for case, record in found.items():
             assert record["beyond"] >= 0.92, (world, case, record)
             assert record["beyond_given"] == 1
@@ -346,23 +325,16 @@ def test_both_intervals_hold_what_they_are_of(simulation: Any, seeds: int, famil
 
 @pytest.mark.parametrize("seeds", [2, 5])
 @pytest.mark.parametrize("differ", ["SD of 2 logits", "one in four lucky, +2 logits"])
-def test_beyond_the_panel_seeds_may_differ_much(simulation: Any, differ: str, seeds: int) -> None:
+def test_beyond_the_panel_seeds_may_differ_much(differ: str, seeds: int) -> None:
     """Also less a baseline whose seeds are all alike. For seeds that fail no interval holds: docs/comparing.md."""
     rng = np.random.default_rng((seeds, len(differ)))
-    for concentration in simulation.CONCENTRATIONS:
-        world = simulation.World(seeds, 24, 2, concentration, 0.0, 0.0, simulation.UNRULY[differ])
-        found = {rate: simulation.of_mean(world, rate, 500, rng) for rate in simulation.RATES}
+    for concentration in CONCENTRATIONS:
+        world = World(seeds, 24, 2, concentration, 0.0, 0.0, UNRULY[differ])
+        found = {rate: of_mean(world, rate, 500, rng) for rate in RATES}
         for alike in (False, True):
-            found |= {
-                (pair, alike): simulation.of_difference(world, pair, 500, rng, alike=alike) for pair in simulation.PAIRS
-            }
+            found |= {(pair, alike): of_difference(world, pair, 500, rng, alike=alike) for pair in PAIRS}
         for case, record in found.items():
             assert record["beyond"] >= 0.92, (world, case, record)
-
-
-def test_the_intervals_of_before_did_not(simulation: Any) -> None:
-    world = simulation.World(5, 4, 5, *simulation.WORLDS[0])
-    assert simulation.nested(world, 0.5, 100, np.random.default_rng(0)) < 0.75
 
 
 @pytest.mark.parametrize("families", [MIN_FAMILIES, 24])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -264,3 +265,13 @@ def test_the_connection_needs_the_token(simulator: ScienceWorldSimulator) -> Non
     port = simulator._gateway._socket.getpeername()[1]
     with pytest.raises(SimulatorLostError, match="belongs to another program"):
         JavaGateway(port, "guess", 5.0)
+
+
+def test_the_second_compiler_starts_late_and_the_first_as_usual() -> None:
+    """Else it takes a second core from the other simulators; and a word on stdout would be taken for the port."""
+    command = [find_java(), *java_simulator.OPTIONS, "-XX:+PrintFlagsFinal", "-version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    flags = {words[1]: words[3] for line in done.stderr.splitlines() if len(words := line.split()) > 3}
+    assert (flags["Tier3InvocationThreshold"], flags["Tier4InvocationThreshold"]) == ("200", "50000")
+    assert flags["TieredStopAtLevel"] == "4"
+    assert done.stdout == ""

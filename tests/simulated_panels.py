@@ -1,26 +1,17 @@
-"""How often the intervals of a comparison hold what they are of, where that is known because the results are simulated.
+"""Panels of results drawn from known truths, and how often the intervals of a comparison hold these.
 
 A panel is seeds x families x games. A family has a rate of its own, drawn from a Beta distribution: with a small
 concentration it is learned or not, with a large one all families are alike. Games differ a little within a family.
-A seed has luck of its own, and in a share of the families it learns something else than the other seeds. Beside ours
-stands the nested percentile bootstrap that this package used before: seeds, families anew in each seed, then games.
-A second table is of seeds that differ more than that, among them lucky ones and such as fail, and of a baseline whose
-seeds are all alike.
-
-    python benchmarks/intervals.py --json intervals.json
+A seed has luck of its own, and in a share of the families it learns something else than the other seeds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import product
+from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from shared import console, finish, make_parser, print_table
 
 from trailnotes.reporting.crossed import (
     CONFIDENCE,
@@ -33,17 +24,12 @@ from trailnotes.reporting.crossed import (
 from trailnotes.reporting.intervals import RATE_BOUNDS
 
 Floats = NDArray[np.float64]
-FLOOR = 0.92
 RATES = (0.05, 0.2, 0.5, 0.95)
 PAIRS = ((0.5, 0.5), (0.95, 0.95), (0.6, 0.4), (0.95, 0.05))
 WORLDS = ((0.6, 0.0, 0.0), (0.6, 0.3, 0.3), (4.0, 0.3, 0.0), (50.0, 0.3, 0.3))  # concentration, interaction, luck
-SD = tuple(NormalDist().inv_cdf((i + 0.5) / 20) for i in range(20))  # of 0.98
 UNRULY = {  # what is added to the logits of a seed: one of these, all as likely
-    "SD of 1 logit": SD,
-    "SD of 2 logits": tuple(2 * shift for shift in SD),
+    "SD of 2 logits": tuple(2 * NormalDist().inv_cdf((i + 0.5) / 20) for i in range(20)),
     "one in four lucky, +2 logits": (0.0, 0.0, 0.0, 2.0),
-    "one in four wins nothing": (0.0, 0.0, 0.0, -np.inf),
-    "one in twenty wins nothing": (0.0,) * 19 + (-np.inf,),
 }
 CONCENTRATIONS = (0.6, 4.0)  # of the families' rates where seeds are unruly
 SHARED = 0.5  # of the families are as hard for one method as for the other
@@ -183,112 +169,3 @@ def _record(name: str, limits: tuple[Floats, Floats], truth: Floats, given: NDAr
         f"{name}_width": float(width[given].mean()),
         f"{name}_given": float(given.mean()),
     }
-
-
-def nested(world: World, rate: float, num: int, rng: np.random.Generator) -> float:
-    """Coverage, beyond the panel, of the bootstrap that draws families anew within each seed."""
-    played = play(world, rate, rng.random((num, world.families)), rng)
-    inside = []
-    for values, truth in zip(played.values, played.beyond, strict=True):
-        table = values.reshape(world.seeds, world.families, world.games)
-        shape = (400, *table.shape)
-        seeds = rng.integers(shape[1], size=(400, shape[1], 1, 1))
-        families = rng.integers(shape[2], size=(*shape[:3], 1))
-        means = table[seeds, families, rng.integers(shape[3], size=shape)].mean(axis=(1, 2, 3))
-        low, high = np.quantile(means, [0.025, 0.975])
-        inside.append(low <= truth <= high)
-    return float(np.mean(inside))
-
-
-def measure(num: int, num_nested: int, families: tuple[int, ...], games: int = 2) -> dict[str, Any]:
-    """All scenarios; of each number of seeds and families the least coverage, and the mean width."""
-    rows = []
-    for seeds, number in product((1, 2, 3, 5), families):
-        rng = np.random.default_rng((seeds, number))
-        worlds = [World(seeds, number, games, *kind) for kind in WORLDS]
-        means = [of_mean(world, rate, num, rng) for world, rate in product(worlds, RATES)]
-        gaps = [of_difference(world, pair, num, rng) for world, pair in product(worlds, PAIRS)]
-        rows.append(
-            {"seeds": seeds, "families": number, "nested": nested(worlds[0], 0.5, num_nested, rng)}
-            | {f"mean_{name}": value for name, value in _least(means).items()}
-            | {f"difference_{name}": value for name, value in _least(gaps).items()}
-        )
-    return {"rows": rows, "num": num, "num_nested": num_nested, "world": asdict(World(0, 0, games, *WORLDS[0]))}
-
-
-def _least(records: list[dict[str, float]]) -> dict[str, float]:
-    found = {}
-    for name in ("beyond", "on_panel"):
-        known = [record for record in records if name in record and record[f"{name}_given"] * 4 > 1]
-        if known:
-            found[name] = min(record[name] for record in known)
-            found[f"{name}_width"] = float(np.mean([record[f"{name}_width"] for record in known]))
-    return found
-
-
-def measure_unruly(num: int, seeds: tuple[int, ...], families: tuple[int, ...], games: int = 2) -> list[dict[str, Any]]:
-    """Of each number of seeds and each way in which they differ the least coverage over families, worlds and rates."""
-    rows = []
-    for (name, shifts), number in product(UNRULY.items(), seeds):
-        rng = np.random.default_rng((number, len(name)))
-        cases = list(product(families, CONCENTRATIONS))
-        worlds = [World(number, count, games, kind, 0.0, 0.0, shifts) for count, kind in cases]
-        found = {
-            "mean": [of_mean(world, rate, num, rng) for world, rate in product(worlds, RATES)],
-            "difference": [of_difference(world, pair, num, rng) for world, pair in product(worlds, PAIRS)],
-            "alike": [of_difference(world, pair, num, rng, alike=True) for world, pair in product(worlds, PAIRS)],
-        }
-        least = {f"{what}_{key}": value for what, records in found.items() for key, value in _least(records).items()}
-        rows.append({"seeds": number, "differ": name, "unseen": (shifts.count(0.0) / len(shifts)) ** number} | least)
-    return rows
-
-
-def report(result: dict[str, Any]) -> None:
-    """The tables of docs/comparing.md."""
-    _report_rows(result["rows"])
-    ways = product(("beyond", "on_panel"), ("mean", "difference", "alike"))
-    names = [f"{what}_{kind}" for kind, what in ways]
-    rows = [
-        [
-            row["differ"],
-            str(row["seeds"]),
-            f"{row['unseen']:.0%}" if row["unseen"] else "-",
-            *_cells(row, names),
-            f"{row['mean_beyond_width']:.2f}",
-        ]
-        for row in result["unruly"]
-    ]
-    whats = ("mean", "difference", "to alike")
-    heads = [f"{kind}:\n{what}" for kind in ("beyond", "on panel") for what in whats]
-    head = ["how seeds differ", "seeds", "none of\nthese", *heads, "width of\nbeyond"]
-    print_table("Coverage where seeds differ much, the least of all scenarios", head, rows, left=(0,))
-    console.print("None of these: how often no seed of a method is lucky, or fails. To alike: difference to a baseline "
-                  "whose seeds are all alike.")  # fmt: skip
-
-
-def _cells(row: dict[str, Any], names: Sequence[str]) -> list[str]:
-    return [f"{row[name]:.0%}" if name in row else "-" for name in names]
-
-
-def _report_rows(found: Sequence[dict[str, Any]]) -> None:
-    names = ("nested", "mean_beyond", "difference_beyond", "mean_on_panel", "difference_on_panel")
-    rows = [
-        [str(row["seeds"]), str(row["families"]), *_cells(row, names), f"{row['mean_beyond_width']:.2f}"]
-        for row in found
-    ]
-    head = ["seeds", "families", "before:\nnested", "beyond:\nmean", "beyond:\ndifference", "on panel:\nmean",
-            "on panel:\ndifference", "width of\nbeyond"]  # fmt: skip
-    print_table("Coverage of intervals of 95 %, the least of all scenarios", head, rows, left=())
-    console.print(f"At least {FLOOR:.0%} is claimed from the number of families on for which there is an interval.")
-
-
-def main() -> None:
-    """See the module's text."""
-    arguments = make_parser(__doc__, "fewer panels and families").parse_args()
-    result = measure(200, 20, (10,)) if arguments.quick else measure(2000, 300, (4, 10, 16, 24))
-    unruly = measure_unruly(200, (3,), (10,)) if arguments.quick else measure_unruly(2000, (2, 3, 5, 10), (10, 24))
-    finish(result | {"unruly": unruly}, report, arguments.json)
-
-
-if __name__ == "__main__":
-    main()
