@@ -31,7 +31,7 @@ from trailnotes_lab.compare.spec import load_plan
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")),
-         *sorted((ROOT / "models").rglob("*.md"))]  # fmt: skip
+         *sorted((ROOT / "models").rglob("*.md")), *sorted((ROOT / "packages").glob("*/README.md"))]  # fmt: skip
 CONFIGS = sorted((ROOT / "configs").rglob("*.toml"))
 COMMANDS = {c.name: c for entry in TABLE for c in (entry.commands if isinstance(entry, Group) else (entry,))}
 EXAMPLES = {command.example for command in COMMANDS.values()}
@@ -199,10 +199,11 @@ def read_make(words: list[str]) -> None:
 def read_pip(words: list[str]) -> None:
     """The extras are ours, and what is installed is the clone: Trailnotes is on no index."""
     assert words[0] == "install"
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    for package, wanted in re.findall(r"([\w.]+)\[([\w,]+)\]", " ".join(words)):
-        assert package in {".", "transformers"}
-        assert package != "." or {*wanted.split(",")} <= {*extras}
+    for package, wanted in re.findall(r"([\w./]+)\[([\w,-]+)\]", " ".join(words)):
+        assert package in {".", "./packages/worlds", "./packages/lab", "transformers"}
+        if package.startswith("."):
+            project = tomllib.loads((ROOT / package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+            assert {*wanted.split(",")} <= {*project["optional-dependencies"]}
 
 
 READERS = {

@@ -22,7 +22,8 @@ from trailnotes.types import MODES, Observation, RowRole, Task
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md")),
+         *sorted((ROOT / "packages").glob("*/README.md"))]  # fmt: skip
 SECTIONS = "|".join(sorted({name.partition(".")[0] for name in config_fields() if "." in name}))
 OPTIONS_OF_ENV = "env.options."
 
@@ -83,7 +84,8 @@ def test_files_named_in_pages_exist(page: Path) -> None:
     text = re.sub(r"[\w/]*NAME[\w/]*\.\w+|commands/x\.py|own_method\.py", "", words(page))  # any, and the reader's own
     files = set(re.findall(r"(?<![\w/.>-])(?:\.\./)*(?:[\w-]+/)*[\w-]+\.py\b", text))
     files |= set(re.findall(r"`((?:src|tests|docs|configs|models|examples|benchmarks)/[^`\s*<]*)`", text))
-    homes = (ROOT, ROOT / "src", ROOT / "src" / "trailnotes", page.parent)
+    sources = (ROOT / "src", ROOT / "packages/worlds/src", ROOT / "packages/lab/src")
+    homes = (ROOT, *sources, ROOT / "src" / "trailnotes", page.parent)
     made = {"models/smollm2"}  # by make smollm2
     gone = {file for file in files - made if not any((home / file).exists() for home in homes)}
     assert not gone, f"{named(page)} names {gone}: there is no such file"

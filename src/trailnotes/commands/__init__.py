@@ -40,23 +40,23 @@ CORE: Table = (
     EXPORT,
     CRITIC,
     DIAGNOSE,
-    Group("rehearsal", "conversations that a training holds on to", rehearsal.COMMANDS),
+    Group("rehearsal", "record or script games that training rehearses", rehearsal.COMMANDS),
     Group("memory", "read, edit and carry the tips of a run", memory.COMMANDS),
-    Group("config", "settings", config.COMMANDS),
-    Group("envs", "environments", envs.COMMANDS),
-    Group("engine", "engines for runs on other machines", engine.COMMANDS),
+    Group("config", "show all settings", config.COMMANDS),
+    Group("envs", "list and check environments", envs.COMMANDS),
+    Group("engine", "serve vLLM engines to runs on other machines", engine.COMMANDS),
 )
 ENTRY_POINTS = "trailnotes.commands"  # group under which other packages offer a `Command`, or a `Group` of them
 
 
 def with_offered(core: Table) -> Table:
-    """Return `core` and the commands that installed packages offer; a group of a known name grows."""
+    """Return `core` and the commands that installed packages offer; a group of a known name grows and takes the new summary."""
     table = {entry.name: entry for entry in core}
     for point in sorted(entry_points(group=ENTRY_POINTS)):
         entry: Command | Group = point.load()
         known = table.get(entry.name)
         if isinstance(entry, Group) and isinstance(known, Group):
-            entry = Group(known.name, known.summary, (*known.commands, *entry.commands))
+            entry = Group(known.name, entry.summary, (*known.commands, *entry.commands))
         table[entry.name] = entry
     return tuple(table.values())
 

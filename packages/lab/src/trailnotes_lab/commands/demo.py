@@ -132,7 +132,7 @@ def _run(args: Namespace) -> None:
 
 DEMO = Command(
     name="demo",
-    summary="EMPO2 against GRPO, end to end, on two cores",
+    summary="train EMPO2 and GRPO on Waymarks, end to end, on two cores",
     about="Train the same small model by both methods on games where tips matter, then print the table, draw the "
     "curves, and show one episode before and after. It may be interrupted; the same command resumes it.",
     example="trailnotes demo",
