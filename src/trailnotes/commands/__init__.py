@@ -50,7 +50,7 @@ ENTRY_POINTS = "trailnotes.commands"  # group under which other packages offer a
 
 
 def with_offered(core: Table) -> Table:
-    """Return `core` and the commands that installed packages offer; a group of a known name grows and takes the new summary."""
+    """Return `core` and the commands that installed packages offer; a group of a known name grows."""
     table = {entry.name: entry for entry in core}
     for point in sorted(entry_points(group=ENTRY_POINTS)):
         entry: Command | Group = point.load()
