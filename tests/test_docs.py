@@ -84,8 +84,8 @@ def test_files_named_in_pages_exist(page: Path) -> None:
     text = re.sub(r"[\w/]*NAME[\w/]*\.\w+|commands/x\.py|own_method\.py", "", words(page))  # any, and the reader's own
     files = set(re.findall(r"(?<![\w/.>-])(?:\.\./)*(?:[\w-]+/)*[\w-]+\.py\b", text))
     files |= set(re.findall(r"`((?:src|tests|docs|configs|models|examples|benchmarks)/[^`\s*<]*)`", text))
-    sources = (ROOT / "src", ROOT / "packages/worlds/src", ROOT / "packages/lab/src")
-    homes = (ROOT, *sources, ROOT / "src" / "trailnotes", page.parent)
+    packages = [ROOT, ROOT / "packages" / "worlds", ROOT / "packages" / "lab"]
+    homes = (*packages, *(folder / "src" for folder in packages), ROOT / "src" / "trailnotes", page.parent)
     made = {"models/smollm2"}  # by make smollm2
     gone = {file for file in files - made if not any((home / file).exists() for home in homes)}
     assert not gone, f"{named(page)} names {gone}: there is no such file"
