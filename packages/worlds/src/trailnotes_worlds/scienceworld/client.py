@@ -176,7 +176,7 @@ GOLD_PATH_FINDER = GoldPathFinder()
 
 
 def find_gold_path(task: str, variation: int, simplification: str | Sequence[str] = "easy") -> list[str]:
-    """The actions of a solution in `SOLUTIONS`. Call `close_gold_paths` after asking for the last one."""
+    """The actions of a solution in `SOLUTIONS`. Call `close_gold_path_finder` after asking for the last one."""
     return list(GOLD_PATH_FINDER.find_solution(task, variation, simplification).actions)
 
 
