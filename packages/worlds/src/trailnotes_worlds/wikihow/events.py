@@ -85,7 +85,7 @@ class EventEngine:
     ::
 
         engine = Engine(task)
-        outcome = engine.step(Noticed(log=[LogLine("jd", "D", "mUrl is: https://www.wikihow.com/Boil-an-Egg")]))
+        outcome = engine.step(StepSignals(log=[LogLine("jd", "D", "mUrl is: https://www.wikihow.com/Boil-an-Egg")]))
     """
 
     def __init__(self, task: TaskFile, *, reads_screen: bool = False) -> None:
