@@ -53,9 +53,7 @@ class Chart:
 
 
 def make_chart(
-    named: Sequence[tuple[str, Points, str]],
-    x_label: str = "environment steps",
-    size: tuple[float, float] = WIDE_SIZE,
+    named: Sequence[tuple[str, Points, str]], x_label: str = "environment steps", size: tuple[float, float] = WIDE_SIZE
 ) -> Chart | None:
     """Curves laid over each other; None where none of them has a point.
 

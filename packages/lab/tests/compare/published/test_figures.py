@@ -16,8 +16,7 @@ def test_the_rows_are_the_panel_in_the_papers_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "printed"),
-    [("naive", -61.3), ("Reflexion", 17.1), ("Retrospex", 33.8), ("GRPO", 33.2), ("EMPO²", 75.9)],
+    ("method", "printed"), [("naive", -61.3), ("Reflexion", 17.1), ("Retrospex", 33.8), ("GRPO", 33.2), ("EMPO²", 75.9)]
 )
 def test_each_printed_average_is_the_mean_of_the_18_rows(method: str, printed: float) -> None:
     column = COLUMNS[method]

@@ -37,8 +37,4 @@ _CONSEQUENCE = (
 
 def render_comparability() -> list[str]:
     """The table as Markdown lines, with what follows from it."""
-    return [
-        *format_table(HEAD, ROWS),
-        "",
-        _CONSEQUENCE,
-    ]
+    return [*format_table(HEAD, ROWS), "", _CONSEQUENCE]
