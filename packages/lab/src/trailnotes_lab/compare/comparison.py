@@ -31,8 +31,7 @@ from trailnotes_lab.compare.expand import expand_runs, flatten_settings
 from trailnotes_lab.compare.live import ProgressBoard
 from trailnotes_lab.compare.page import draw_summary, render_summary_json, render_summary_markdown
 from trailnotes_lab.compare.panels import PanelOptions, read_trials
-from trailnotes_lab.compare.published.comparability import render_comparability
-from trailnotes_lab.compare.published.figures import PUBLISHED_PANELS
+from trailnotes_lab.compare.published.figures import PUBLISHED_PANELS, render_comparability
 from trailnotes_lab.compare.published.page import to_json, to_markdown
 from trailnotes_lab.compare.published.table import Comparison, build_comparison
 from trailnotes_lab.compare.results import RunResult, read_result
