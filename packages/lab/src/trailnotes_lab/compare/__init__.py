@@ -1,6 +1,6 @@
-"""Comparisons: runs of ours beside each other, and published rows beside them, never in one column.
+"""Compare methods side by side, with published rows beside them, never in one column.
 
-`compare_run` plays what a comparison's TOML file asks for; the other two read finished evaluations and play nothing.
+`run_comparison` runs what a comparison's TOML file asks for; the other functions read finished evaluations.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ logger = logging.getLogger(__name__)
 
 
 def compare_table(runs: Sequence[str], *, panel: str = "scienceworld-18", out: StrPath | None = None) -> Comparison:
-    """Read evaluations of a panel and set them beside each other and beside what was published.
+    """Read evaluations of a panel and set them beside each other and beside the published figures.
 
     Args:
         runs: run directories, whose evaluations are those at and below ``RUN/eval``, or evaluations themselves; each
             alone or as ``DIR=LABEL``, which names its column.
-        panel: a name in `published.PANELS`.
+        panel: a name in `published.figures.PUBLISHED_PANELS`.
         out: directory for `table.json`, `table.md` and `table.png` (where matplotlib is installed); None writes
             nothing.
 
@@ -68,7 +68,7 @@ def compare_table(runs: Sequence[str], *, panel: str = "scienceworld-18", out: S
 def compare_evaluations(
     runs: Sequence[str], *, out: StrPath | None = None, baseline: str = "", threshold: float = 0.5
 ) -> Summary:
-    """Read evaluations of a panel that nothing was published for, and set them beside each other.
+    """Read evaluations of a panel without published figures and set them beside each other.
 
     Args:
         runs: as for `compare_table`; each must have one evaluation, and all the same panel.
@@ -93,6 +93,6 @@ def compare_evaluations(
 
 
 def find_published_panel(runs: Sequence[str]) -> str:
-    """The panel of `published.PANELS` that is of the environment of the first run; "" if there is none."""
+    """Find the published panel of the first run's environment; "" if there is none."""
     env = load_evaluation(find_evaluations(split_label(runs[0])[0])[0]).settings.env.name
     return next((name for name, table in PUBLISHED_PANELS.items() if table.env == env), "")
