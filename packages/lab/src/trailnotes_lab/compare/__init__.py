@@ -40,9 +40,8 @@ def compare_table(runs: Sequence[str], *, panel: str = "scienceworld-18", out: S
     Args:
         runs: run directories, whose evaluations are those at and below ``RUN/eval``, or evaluations themselves; each
             alone or as ``DIR=LABEL``, which names its column.
-        panel: a name in `published.figures.PUBLISHED_PANELS`.
-        out: directory for `table.json`, `table.md` and `table.png` (where matplotlib is installed); None writes
-            nothing.
+        panel: a name in `PUBLISHED_PANELS`.
+        out: directory for `table.json`, `table.md` and `table.png`; None writes nothing.
 
     Raises:
         ConfigError: an unknown panel, no directory, or an empty label.
@@ -78,7 +77,7 @@ def compare_evaluations(
 
     Raises:
         ConfigError: no directory, or a baseline that labels no line.
-        RunError: a directory without a whole evaluation, or one of another panel.
+        RunError: a directory without a complete evaluation, or one of another panel.
     """
     if not runs:
         raise ConfigError("nothing to compare: name one run directory or more")

@@ -1,14 +1,4 @@
-"""Run a comparison from its TOML file to its table: `trailnotes compare run`.
-
-::
-
-    DIR/compare.toml      the comparison as it was read last
-    DIR/settings/         the settings of each run
-    DIR/runs/NAME-SEED/   ordinary run directories, each with eval/ and cost.json
-    DIR/runs/NAME-SEED/panels/PANEL/   its model on another panel, as `trailnotes adapt` leaves it
-    DIR/table.json, table.md, curves.png
-    DIR/story.txt         an unseen game before and after, where a start model and one that learns from tips play it
-"""
+"""Run a comparison from its TOML file to its table: `trailnotes compare run`; docs/comparing.md lists its files."""
 
 from __future__ import annotations
 

@@ -18,15 +18,10 @@ from trailnotes_lab.compare.statistics import BEYOND, LEGEND, ON_PANEL
 from trailnotes_lab.compare.summary import MethodSummary, Summary
 
 COST_HEADINGS = {
-    "env_steps": "env steps",
-    "tokens_read": "tokens read",
-    "tokens_generated": "tokens generated",
-    "tokens_trained": "tokens trained",
-    "seconds": "seconds",
-    "cpu_seconds": "CPU seconds",
-    "peak_memory": "peak memory (MB)",
-    SPENDING: "spending",
-}
+    "env_steps": "env steps", "tokens_read": "tokens read", "tokens_generated": "tokens generated",
+    "tokens_trained": "tokens trained", "seconds": "seconds", "cpu_seconds": "CPU seconds",
+    "peak_memory": "peak memory (MB)", SPENDING: "spending",
+}  # fmt: skip
 BRIEF_COSTS = ("env_steps", "seconds")  # what a line of 100 columns holds beside two intervals
 
 
@@ -44,16 +39,11 @@ def _build_result_rows(line: MethodSummary, metric: str, *, returns: bool) -> li
         attempts = [first, (", last", line.last, line.last_return), (", best", line.best, None)]
         attempts = [attempt for attempt in attempts if attempt[1] is not None]
     iqm = MISSING_CELL if line.iqm is None else f"{line.iqm:.{_get_decimals(metric)}f}"
-    return [
-        [
-            f"{line.label}{name}",
-            *_format_estimate(own, metric),
-            iqm if own is line.final else MISSING_CELL,
-            *([_format_mean_and_interval(value)] if returns else []),
-            _count_played(line),
-        ]
-        for name, own, value in attempts
-    ]
+    rows = []
+    for name, own, value in attempts:
+        more = [iqm if own is line.final else MISSING_CELL, *([_format_mean_and_interval(value)] if returns else [])]
+        rows.append([f"{line.label}{name}", *_format_estimate(own, metric), *more, _count_played(line)])
+    return rows
 
 
 def _count_played(line: MethodSummary | PanelMethodSummary) -> str:
@@ -130,13 +120,8 @@ def _format_cost(line: MethodSummary, name: str) -> str:
 
 def _build_tables(summary: Summary) -> list[tuple[str, Table]]:
     """Title and table, those that have a row."""
-    tables = [
-        (summary.title, _build_result_table(summary)),
-        (
-            f"Differences to {summary.baseline}",
-            _build_difference_table(summary.baseline, summary.lines, summary.metric),
-        ),
-    ]
+    differences = _build_difference_table(summary.baseline, summary.lines, summary.metric)
+    tables = [(summary.title, _build_result_table(summary)), (f"Differences to {summary.baseline}", differences)]
     for panel in summary.panels:
         on = f" on {panel.games}" if panel.games else ""
         differences = _build_difference_table(panel.against, panel.lines, panel.metric)
@@ -153,14 +138,12 @@ def _build_legend(summary: Summary) -> list[str]:
     lines = [LEGEND["intervals"], LEGEND["iqm"], *([LEGEND["differences"]] if compared else [])]
     lines += [LEGEND["panels"]] if summary.panels else []
     for panel in summary.panels:
+        last = "differences are of the last trial less"
+        said = "other games; no start model plays them, so there are no differences"
         if panel.same_games:
-            said = (
-                "the games of the first table; differences are of the last trial less the same run without tips there"
-            )
+            said = f"the games of the first table; {last} the same run without tips there"
         elif panel.start:
-            said = f"other games; differences are of the last trial less the last trial of {panel.start}"
-        else:
-            said = "other games; no start model plays them, so there are no differences"
+            said = f"other games; {last} the last trial of {panel.start}"
         lines.append(f"{panel.label}: {said}.")
     lines += [LEGEND["attempts"]] if any(line.num_attempts > 1 for line in summary.lines) else []
     lines += [LEGEND["efficiency"]] if any(line.trains for line in summary.lines) else []
@@ -169,20 +152,14 @@ def _build_legend(summary: Summary) -> list[str]:
 
 def format_panel_sentence(panel: PanelSummary, summary: Summary) -> str:
     """Write a panel as a sentence: ``.85 with its tips, .83 without``, or all trials of each method."""
-    without = {line.label: line.final for line in summary.lines if panel.same_games}
-    said = "; ".join(
-        _format_panel_method(line, without.get(line.label), panel.metric) for line in panel.lines if line.trials
-    )
+    finals, said = {line.label: line.final for line in summary.lines if panel.same_games}, []
+    for line in [line for line in panel.lines if line.trials]:
+        means, without = [_format_mean(trial.mean, panel.metric) for trial in line.trials], finals.get(line.label)
+        call = f" ({line.difference.call})" if line.difference and line.difference.call else ""
+        one = f"{means[-1]} with its tips, {_format_mean(without.mean, panel.metric)} without" if without else ""
+        said.append(f"{line.label} {one or ' '.join(means)}{call}")
     how = f"after {panel.num_trials} trial{'s' * (panel.num_trials > 1)}" if panel.same_games else "trial by trial"
-    return f"{panel.label}, {how}: {said or 'no result'}."
-
-
-def _format_panel_method(line: PanelMethodSummary, without: Estimate | None, metric: str) -> str:
-    means = [_format_mean(trial.mean, metric) for trial in line.trials]
-    call = f" ({line.difference.call})" if line.difference and line.difference.call else ""
-    if without is not None:
-        return f"{line.label} {means[-1]} with its tips, {_format_mean(without.mean, metric)} without{call}"
-    return f"{line.label} {' '.join(means)}{call}"
+    return f"{panel.label}, {how}: {'; '.join(said) or 'no result'}."
 
 
 def _format_mean(mean: float, metric: str) -> str:
@@ -250,10 +227,9 @@ def draw_summary(summary: Summary, path: Path) -> None:
     starts = {panel.start for panel in summary.panels}
     marks = [
         MethodMarks(
-            label=line.label,
-            curves=summary.curves.get(line.label, ()),
-            final=line.final.mean if line.final else None,
-            interval=_select_interval(line.final, beyond=beyond),
+            line.label,
+            summary.curves.get(line.label, ()),
+            *_get_mark(line.final, beyond=beyond),
             iqm=line.iqm,
             remark=f"last of {line.num_attempts}" if line.num_attempts > 1 else "",
             is_baseline=line.label == summary.baseline,
@@ -271,22 +247,16 @@ def draw_summary(summary: Summary, path: Path) -> None:
 
 def _make_plot_row(panel: PanelSummary) -> PlotRow:
     beyond = any(line.final.beyond for line in panel.lines if line.final)
-    marks = [
-        MethodMarks(
-            label=line.label,
-            curves=[list(enumerate(means)) for means in line.by_seed],
-            final=line.final.mean if line.final else None,
-            interval=_select_interval(line.final, beyond=beyond),
-            is_baseline=line.label == panel.start,
-            is_start=line.label == panel.start,
-        )
-        for line in panel.lines
-    ]
+    marks = []
+    for line in panel.lines:
+        curves, start = [list(enumerate(means)) for means in line.by_seed], line.label == panel.start
+        mark = _get_mark(line.final, beyond=beyond)
+        marks.append(MethodMarks(line.label, curves, *mark, is_baseline=start, is_start=start))
     title = f"{panel.label}: {panel.metric} on {panel.games}"
     judged = f"in trial {panel.num_trials}"
     words = PlotText(title, panel.metric, BEYOND if beyond else ON_PANEL, judged=judged)
     return make_panel_row(marks, words, panel.num_trials)
 
 
-def _select_interval(final: Estimate | None, *, beyond: bool) -> Interval | None:
-    return (final.beyond if beyond else final.on_panel) if final else None
+def _get_mark(final: Estimate | None, *, beyond: bool) -> tuple[float | None, Interval | None]:
+    return (final.mean, final.beyond if beyond else final.on_panel) if final else (None, None)

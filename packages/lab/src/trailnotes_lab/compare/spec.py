@@ -1,33 +1,4 @@
-"""Read a comparison from its TOML file: panels, methods, budget, seeds; `expand.py` makes runs of it.
-
-::
-
-    [compare]
-    name = "textworld"
-    config = "textworld-base.toml"      # settings that all runs share, beside this file; [settings] goes over it
-    seeds = [0, 1, 2]
-    baseline = "grpo"                   # differences are taken to it
-    threshold = 0.5                     # sample efficiency: environment steps until the curve is here
-
-    [budget]                            # named, and the same for all methods
-    env_steps = 38400
-
-    [methods.grpo]                      # the name is algorithm.name, unless algorithm = "..." says another
-    [methods.retrospex]
-    after = "grpo"                      # its data is the run of that method with the same seed
-    [methods."grpo with tips"]
-    algorithm = "empo2-tips"
-    after = "grpo"                      # it plays the last model of that run
-    [methods."q = 1"]
-    algorithm = "empo2"
-    "algorithm.q_off_policy" = 1.0      # any setting
-
-    [panels.new]                        # played besides, trial after trial with tips, from an empty memory
-    label = "new families"
-    trials = 4                          # after trial 0, which is played without tips
-    methods = ["naive", "empo2"]        # by default every method that trains, and the start model: those that are naive
-    "eval.split" = "new"                # any setting
-"""
+"""Read a comparison from its TOML file (docs/comparing.md): panels, methods, budget, seeds; `expand.py` makes its runs."""
 
 from __future__ import annotations
 
