@@ -38,7 +38,8 @@ def run_demo(
         out: directory of the comparison.
         config_path: the common config; only the method and the seed differ between training runs.
         seeds: one run of each method for each of them.
-        trials: trials with tips on the games of the trained families; `new_trials` on those of new families.
+        trials: trials with tips on the games of the trained families.
+        new_trials: likewise on those of new families.
         jobs_at_once: processes side by side.
         settings: further ``--section.key value`` overrides for every run.
 

@@ -1,4 +1,4 @@
-"""`trailnotes view`: the window, on a port of this machine or as files."""
+"""`trailnotes view`: serve the window on a port of this machine, or export it as files."""
 
 from __future__ import annotations
 
@@ -19,13 +19,9 @@ def _run(args: Namespace) -> None:
         raise MissingExtraError(f"the window needs {package}: {format_install_command('web')}")
     if not args.directory.is_dir():
         raise ConfigError(f"{args.directory} is no directory: name one that holds runs, or a run")
-    if args.export is not None:
-        _export(args)
-    else:
+    if args.export is None:
         _serve(args)
-
-
-def _export(args: Namespace) -> None:
+        return
     from trailnotes_lab.view.export import export_pages
 
     if args.write:

@@ -1,4 +1,4 @@
-"""Find and read evaluations: directories that ``trailnotes eval --out DIR`` wrote; of a run those below ``RUN/eval``."""
+"""Find and read evaluations, directories that ``trailnotes eval --out`` wrote; of a run those below ``RUN/eval``."""
 
 from __future__ import annotations
 

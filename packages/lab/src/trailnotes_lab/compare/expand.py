@@ -162,8 +162,8 @@ def _expand_panel(plan: ComparisonSpec, name: str, run: PlannedRun, base: Path |
     if taken := [k for k in own if k in _RESERVED_PANEL_KEYS]:
         raise ConfigError(f"{path}: panels.{name} sets {taken[0]}, which is the comparison's to set: leave it out")
     directory = panel_directory(run.directory, name)
-    ours = {"run.name": directory.name, "run.seed": run.seed, "algorithm.name": TIPS_ONLY_METHOD, "eval.trials": panel.trials,
-            "archive.share": 0.0}  # fmt: skip
+    ours = {"run.name": directory.name, "run.seed": run.seed, "algorithm.name": TIPS_ONLY_METHOD,
+            "eval.trials": panel.trials, "archive.share": 0.0}  # fmt: skip
     shared, method = flatten_settings(plan.settings), flatten_settings(plan.methods[run.method].settings)
     config = _load_layered_config(base, (path, f"panels.{name}"), [shared, method, own, ours])
     # A relative path, so that the same directory has the same settings however --out was written.

@@ -1,4 +1,4 @@
-"""Read a comparison from its TOML file (docs/comparing.md): panels, methods, budget, seeds; `expand.py` makes its runs."""
+"""Read a comparison from its TOML file (docs/comparing.md): panels, methods, budget, seeds."""
 
 from __future__ import annotations
 

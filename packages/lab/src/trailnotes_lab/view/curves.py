@@ -1,4 +1,4 @@
-"""Compute charts for SVG on the server: the points, ticks and labels that templates place. Texts never become markup."""
+"""Compute the points, ticks and labels of charts, which templates place in SVG. Texts never become markup."""
 
 from __future__ import annotations
 

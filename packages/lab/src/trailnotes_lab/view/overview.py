@@ -36,13 +36,13 @@ def load_runs_page(window: Window, query: Query) -> dict[str, Any]:
     differing = find_differing_settings([(place.path.parent, config) for place, config, *_ in known])
     names = sorted({name for *_, lines, _ in known for line in lines.lines[-1:] for name in line
                     if is_number(line[name])})  # fmt: skip
-    metric = next(iter(query.get("metric") or []), "") or next(
-        (name for name, _ in _CHARTS["metrics"] if name in names), ""
-    )
+    tabs = [tab for tab in _CHARTS["metrics"] if tab[0] in names]
+    metric = next(iter(query.get("metric") or []), "") or next((name for name, _ in tabs), "")
     chosen = set(query.get("run") or [])
     rows: list[dict[str, Any]] = [
         {
-            "place": place, "method": get_label(config.algorithm.name) if config else "?", "seed": config.run.seed if config else None,
+            "place": place, "method": get_label(config.algorithm.name) if config else "?",
+            "seed": config.run.seed if config else None,
             "trouble": trouble or unread, "running": find_running_process(place.path), "differs": differs,
             "progress": estimate_progress(config, lines.lines), "iterations": len(lines.lines),
             "spark": make_sparkline(extract_series(lines.lines, metric)), "last": _find_last_value(lines.lines, metric),
@@ -54,7 +54,7 @@ def load_runs_page(window: Window, query: Query) -> dict[str, Any]:
               for row, (*_, lines, _) in zip(rows, known, strict=True) if row["laid"] or not chosen]  # fmt: skip
     curves = [curve for curve in curves if curve[1]]
     return {
-        "rows": rows, "metric": metric, "names": names, "tabs": [tab for tab in _CHARTS["metrics"] if tab[0] in names],
+        "rows": rows, "metric": metric, "names": names, "tabs": tabs,
         "curves": make_chart(curves if chosen else curves[:DEFAULT_CURVES]),
         "left_out": 0 if chosen else max(0, len(curves) - DEFAULT_CURVES),
         "comparisons": [place for place in places if place.kind == "comparison"], "root": window.root.resolve().name,
@@ -70,13 +70,14 @@ def load_run_page(window: Window, place: ViewEntry) -> dict[str, Any]:
     series = {title: [(label, extract_series(lines.lines, name), "") for name, label in wanted]
               for title, wanted in _CHARTS["charts"]}  # fmt: skip
     panels = [(title, make_chart(curves, size=SMALL_SIZE)) for title, curves in series.items()]
-    last = lines.lines[-1] if lines.lines else {}
+    last, values = lines.lines[-1] if lines.lines else {}, flatten_config(config) if config else {}
+    settings = [(name, str(values[name])) for name in diff_configs(Config(), config)] if config else []
     return {
-        "method": get_label(config.algorithm.name) if config else "?", "config": config, "trouble": trouble or unread, "damaged": lines.damaged,
+        "method": get_label(config.algorithm.name) if config else "?", "config": config,
+        "trouble": trouble or unread, "damaged": lines.damaged, "settings": settings,
         "progress": estimate_progress(config, lines.lines), "iterations": len(lines.lines), "episodes": index.count(),
         "known": known, "panels": [(title, curves) for title, curves in panels if curves],
         "costs": {name: _find_last_value(lines.lines, name) for name in COST_METRICS}, "starts": _load_starts(place),
-        "settings": [(name, str(flatten_config(config)[name])) for name in diff_configs(Config(), config)] if config else [],
         "metrics": [(name, value, make_sparkline(extract_series(lines.lines, name))) for name, value in last.items()
                     if is_number(value)],
         "has_tips": (place.path / "memory.db").is_file(),

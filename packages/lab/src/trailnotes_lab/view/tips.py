@@ -204,7 +204,7 @@ class TipSearcher:
             ConfigError: as `load_file_embedder`.
             MemoryStoreError: the file cannot be used, or has no tip of that task, which may read no others.
             MissingExtraError: its embedder is not installed.
-            MemoryNotReady: it takes longer than `OPEN_TIMEOUT_S`; the search goes on, and the next call gets its result.
+            MemoryNotReady: it takes longer than `OPEN_TIMEOUT_S`; the search goes on for the next call.
         """
         ask, now = (path, config.model_dump_json(), namespace, query), time.monotonic()
         with self._lock:

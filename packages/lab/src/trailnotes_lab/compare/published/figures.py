@@ -61,6 +61,7 @@ _DATA: Final = parse_toml(Path(__file__).with_suffix(".toml").read_text(encoding
 PUBLISHED_PANELS: Final[Mapping[str, PublishedTable]] = MappingProxyType(
     {name: _build_table(record) for name, record in _DATA["panels"].items()}
 )
+DIFFERENCE_PHRASES: Final[Mapping[str, str]] = MappingProxyType(_DATA["differences"])
 
 
 def render_comparability() -> list[str]:

@@ -12,21 +12,8 @@ from trailnotes.config.toml import diff_configs
 from trailnotes.envs import load_env_class
 from trailnotes.types import Task
 from trailnotes_lab.compare.evaluations import Evaluation, get_panel_row, get_variation
-from trailnotes_lab.compare.published.figures import PublishedTable
+from trailnotes_lab.compare.published.figures import DIFFERENCE_PHRASES, PublishedTable
 
-# What a difference reads like. The order is that of the footnotes.
-_DIFFERENCE_PHRASES = {
-    "model": "model {ours}, not {theirs}",
-    "split": "split {ours}, not {theirs}",
-    "steps": "{ours} steps an episode, not {theirs}",
-    "tips": "acted {ours} tips",
-    "temperature": "temperature {ours}, not {theirs}",
-    "simplification": "simplification {ours}, not {theirs}",
-    "score": "score {ours}, not {theirs}",
-    "action_correction": "actions taken as {ours}, not {theirs} as in the release",
-    "max_action_tokens": "{ours} tokens a response at most, not {theirs}",
-    "max_context_tokens": "{ours} tokens an episode at most, not {theirs}",
-}
 # Settings in which the runs of one column may differ without a word: they are its seeds and tasks, or change nothing.
 _IGNORED_SETTINGS = ("run.", "env.options", "env.num_workers", "env.max_envs", "env.timeout", "env.max_replacements", "eval.",
          "model.path", "model.device", "train.save_every", "train.keep_last", "train.keep_optimizer")  # fmt: skip
@@ -80,7 +67,7 @@ def describe_differences(evaluation: Evaluation, task: str, published: Published
         ours = facts[name]
         if not _is_same(name, ours, theirs, task):
             shown = ours if ours not in (None, "") else "none"
-            phrases.append(_DIFFERENCE_PHRASES[name].format(ours=shown, theirs=theirs))
+            phrases.append(DIFFERENCE_PHRASES[name].format(ours=shown, theirs=theirs))
     return [*phrases, *_describe_training(evaluation, task), *_describe_testing(evaluation, task)]
 
 

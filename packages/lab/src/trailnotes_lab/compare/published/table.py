@@ -88,8 +88,8 @@ def build_comparison(
             raise RunError(f"{evaluation.path} has no task of the panel {panel}: leave it out")
         for episode in evaluation.episodes:  # a return of the panel is a score at the end of an episode
             if not RETURN_BOUNDS[0] <= episode.value <= RETURN_BOUNDS[1]:
-                raise RunError(f"{evaluation.path}: {episode.task.id} has the return {episode.value:g}, and the panel is "
-                               "one of returns in [-100, 100]: leave it out")  # fmt: skip
+                raise RunError(f"{evaluation.path}: {episode.task.id} has the return {episode.value:g}, and the panel "
+                               "is one of returns in [-100, 100]: leave it out")  # fmt: skip
         if evaluation.metric != published.metric:
             said.append(f"{evaluation.path}: its own table shows {evaluation.metric}; here is its "
                         f"{published.metric}, from the same episodes.")  # fmt: skip
