@@ -33,25 +33,19 @@ def _run(args: Namespace) -> None:
 
 
 def _run_table(args: Namespace) -> None:
-    from trailnotes_lab.compare import (
-        compare_evaluations,
-        compare_table,
-        find_published_panel,
-        is_comparison,
-        recompute,
-    )
+    from trailnotes_lab import compare
     from trailnotes_lab.compare.page import print_summary
     from trailnotes_lab.compare.published.page import print_comparison
 
-    if len(args.runs) == 1 and is_comparison(args.runs[0]):
+    if len(args.runs) == 1 and compare.is_comparison(args.runs[0]):
         if args.panel or args.baseline:
             raise ConfigError(f"{args.runs[0]} is a whole comparison, which has its own panel and baseline: leave out "
                               f"--panel and --baseline, or name its runs, {args.runs[0]}/runs/*")  # fmt: skip
-        print_summary(recompute(args.runs[0], args.out))
-    elif panel := args.panel or find_published_panel(args.runs):
-        print_comparison(compare_table(args.runs, panel=panel, out=args.out))
+        print_summary(compare.recompute(args.runs[0], args.out))
+    elif panel := args.panel or compare.find_published_panel(args.runs):
+        print_comparison(compare.compare_table(args.runs, panel=panel, out=args.out))
     else:
-        print_summary(compare_evaluations(args.runs, out=args.out, baseline=args.baseline))
+        print_summary(compare.compare_evaluations(args.runs, out=args.out, baseline=args.baseline))
     print(f"written to {args.out}")
 
 
@@ -68,13 +62,10 @@ RUN = Command(
         argument("plan", type=Path, metavar="COMPARISON", help="panel, methods, budget and seeds, a TOML file"),
         argument("--out", type=Path, metavar="DIR", help="where it all goes; by default runs/compare/NAME"),
         argument("--jobs", type=int, metavar="N", help="runs side by side; compare.jobs by default"),
-        argument(
-            "--dry-run",
-            action="store_true",
-            help="print the runs, their commands and the time they will take, and try each",
-        ),
+        argument("--dry-run", action="store_true",
+                 help="print the runs, their commands and the time they will take, and try each"),
     ),
-)
+)  # fmt: skip
 
 TABLE = Command(
     name="compare table",

@@ -33,15 +33,8 @@ def run_demo(
     """Train both methods, evaluate them on unseen games, and write table, picture and story to `out`.
 
     The same command resumes a demo that was interrupted, and runs nothing again that is finished.
-
-    Args:
-        out: directory of the comparison.
-        config_path: the common config; only the method and the seed differ between training runs.
-        seeds: one run of each method for each of them.
-        trials: trials with tips on the games of the trained families.
-        new_trials: likewise on those of new families.
-        jobs_at_once: processes side by side.
-        settings: further ``--section.key value`` overrides for every run.
+    Only the method and the seed differ between training runs. `trials` and `new_trials` are those with tips on the
+    games of the trained and of new families, `settings` are further ``--section.key value`` overrides of all runs.
 
     Raises:
         ConfigError: a setting that cannot work.

@@ -32,13 +32,12 @@ from trailnotes_lab.compare.summary import Summary, SummaryOptions, summarise
 from trailnotes_lab.story import RunEpisodes, render_before_and_after
 
 logger = logging.getLogger(__name__)
-OUTPUT_ROOT = Path("runs/compare")
 SPEC_FILE = "compare.toml"
 
 
 def comparison_directory(plan: ComparisonSpec, out: StrPath | None) -> Path:
     """Get the directory of a comparison."""
-    return Path(out) if out else OUTPUT_ROOT / slugify(plan.compare.name)
+    return Path(out) if out else Path("runs/compare") / slugify(plan.compare.name)
 
 
 def run_comparison(path: StrPath, *, out: StrPath | None = None, at_once: int | None = None) -> Summary:
@@ -61,9 +60,7 @@ def run_comparison(path: StrPath, *, out: StrPath | None = None, at_once: int | 
     return run_comparison_spec(plan, Path(path), comparison_directory(plan, out), at_once=at_once, text=text)
 
 
-def run_comparison_spec(
-    plan: ComparisonSpec, path: Path, out: Path, *, at_once: int | None = None, text: str = ""
-) -> Summary:
+def run_comparison_spec(plan: ComparisonSpec, path: Path, out: Path, *, text: str, at_once: int | None) -> Summary:
     """Run a comparison that need not be in a file, as `run_comparison` does.
 
     `path` is what errors name, and the settings that all runs share lie beside it; `text` is kept beside the runs, and
@@ -74,8 +71,7 @@ def run_comparison_spec(
     out.mkdir(parents=True, exist_ok=True)
     lock = RunLock(out / "lock")
     try:
-        if text:
-            write_text_atomic(out / SPEC_FILE, text)
+        write_text_atomic(out / SPEC_FILE, text)
         left = running.list_unfinished_stages(runs)
         missing: dict[str, str] = {}
         if left:
@@ -106,11 +102,7 @@ def is_comparison(directory: StrPath) -> bool:
 
 
 def recompute(directory: StrPath, out: StrPath | None = None) -> Summary:
-    """Compute the table of a comparison again from what its runs left; play nothing.
-
-    Args:
-        directory: of the comparison, or where its record was unpacked.
-        out: where table and picture go; None writes nothing.
+    """Compute the table of a comparison, or of its unpacked record, again, and write it to `out` if there is one.
 
     Raises:
         ConfigError: `directory` holds no comparison.
@@ -159,10 +151,8 @@ def _load_story_episodes(plan: ComparisonSpec, runs: Sequence[RunLocation]) -> l
     for seed in plan.compare.seeds:
         if {(start, seed), (taught, seed)} <= runs_by_key.keys():
             own = [runs_by_key[name, seed] for name in (start, taught)]
-            before, after = (
-                {record["task"]["id"]: record for record in read_jsonl(run / EVAL_DIR / "episodes.jsonl")}
-                for run in own
-            )
+            played = [read_jsonl(run / EVAL_DIR / "episodes.jsonl") for run in own]
+            before, after = ({record["task"]["id"]: record for record in records} for records in played)
             told.append(RunEpisodes(before, after, partial(read_jsonl, own[1] / "trajectories.jsonl")))
     return told
 

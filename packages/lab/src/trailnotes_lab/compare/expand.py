@@ -68,10 +68,7 @@ class PlannedRun:
 def expand_runs(plan: ComparisonSpec, path: Path, out: Path) -> list[PlannedRun]:
     """Expand all runs, seed by seed, so that an unfinished comparison has every method of its first seeds.
 
-    Args:
-        plan: the comparison.
-        path: its file, beside which the shared settings lie.
-        out: the directory of the comparison.
+    The shared settings lie beside `path`, the file of the comparison.
 
     Raises:
         ConfigError: settings that cannot work; names the method.
@@ -116,20 +113,17 @@ def _validate_panels(runs: Mapping[str, PlannedRun], path: Path) -> None:
             try:
                 own = [task.id for task in tasks.load_panel(panel.config)]
                 if run.trains:
-                    _validate_panel_unseen(run.config, panel.config)
+                    rehearsal = run.config.rehearsal
+                    key = "path" if rehearsal.path else "split"
+                    for source, games in tasks.load_used_tasks(run.config).items():
+                        tasks.require_outside_panel(games, source, panel.config)
+                    source = f"rehearsal.{key} = {getattr(rehearsal, key)!r}"
+                    tasks.require_outside_panel(tasks.load_rehearsal_tasks(run.config), source, panel.config)
             except ConfigError as error:
                 raise ConfigError(f"{path}: panels.{panel.name}: {error}") from None
             if games.setdefault(panel.name, own) != own:
                 raise ConfigError(f"{path}: panels.{panel.name} has other games in methods.{run.method} than in those "
                                   "before it: all play one panel, so set in it what the method sets")  # fmt: skip
-
-
-def _validate_panel_unseen(trained: Config, examined: Config) -> None:
-    for source, games in tasks.load_used_tasks(trained).items():
-        tasks.require_outside_panel(games, source, examined)
-    key = "path" if trained.rehearsal.path else "split"
-    source = f"rehearsal.{key} = {getattr(trained.rehearsal, key)!r}"
-    tasks.require_outside_panel(tasks.load_rehearsal_tasks(trained), source, examined)
 
 
 def _expand_run(plan: ComparisonSpec, name: str, seed: int, base: Path | None, path: Path, out: Path) -> PlannedRun:

@@ -101,12 +101,7 @@ def read_trials(directory: Path, panel: str, label: str, seed: int) -> PanelTria
 
 
 def summarise_panel(question: PanelOptions, played: Sequence[PanelTrials], main: Sequence[RunResult]) -> PanelSummary:
-    """Summarise one panel.
-
-    Args:
-        question: the panel, and the methods that play it.
-        played: trials on any panel.
-        main: the same methods on the main panel.
+    """Summarise one panel from trials on any panel, and from the results of the same methods on the main panel.
 
     Raises:
         RunError: two models have played different games.

@@ -94,13 +94,6 @@ def draw_methods(
 ) -> None:
     """Draw curves on the left where anything was trained, final figures on the right; below likewise each panel.
 
-    Args:
-        methods: from the top down.
-        path: the PNG.
-        words: title, metric and interval.
-        threshold: of the sample efficiency; a fine line across the curves.
-        panels: further rows, by `make_panel_row`.
-
     Raises:
         MissingExtraError: matplotlib is not installed.
     """

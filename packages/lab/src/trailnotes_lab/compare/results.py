@@ -51,11 +51,7 @@ class RunResult:
 
 
 def read_result(directory: Path, label: str = "") -> RunResult:
-    """Read a run that has been evaluated, or an evaluation alone.
-
-    Args:
-        directory: run directory, or what `trailnotes eval --out` wrote.
-        label: of its line; by default made of its method.
+    """Read a run that has been evaluated, or an evaluation alone; `label` is by default made of its method.
 
     Raises:
         RunError: there is no complete evaluation, more than one, or a damaged line.
@@ -134,11 +130,7 @@ def read_trial_values(run_dir: Path, metric: str) -> list[GameValues]:
 
 
 def validate_same_panel(results: Sequence[RunResult]) -> None:
-    """Require that all results are of one panel.
-
-    Raises:
-        RunError: two evaluations are of different protocols, games or metrics, or one method has a seed twice.
-    """
+    """Require that all results are of one protocol, panel and metric, and no method has a seed twice."""
     validate_same_protocol([result.evaluation for result in results], "table")
     first = results[0].evaluation
     seen: dict[tuple[str, int], Path] = {}

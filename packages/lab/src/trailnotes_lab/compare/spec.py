@@ -201,13 +201,9 @@ def load_spec(path: Path, *, imports: bool = True) -> ComparisonSpec:
 
 
 def parse_spec(text: str, path: Path, *, imports: bool = True) -> ComparisonSpec:
-    """Parse a comparison.
+    """Parse a comparison from TOML; errors name `path`.
 
-    Args:
-        text: the TOML.
-        path: what errors name.
-        imports: whether methods of the form module:NAME are imported, as running them needs; to look at the comparison
-            of a stranger must run no code.
+    Running a comparison imports its methods of the form module:NAME; to look at one of a stranger must run no code.
     """
     try:
         values = parse_toml(text)

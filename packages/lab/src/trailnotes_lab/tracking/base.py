@@ -20,13 +20,8 @@ _MIN_SECRET_CHARS = 8  # letters of a secret: a shorter value would be found in 
 _SECRET_NAME = re.compile(rf"(^|[._-])({SECRET_NAMES})$", re.IGNORECASE)
 _ADDRESS_SECRET = re.compile(r"(?<=://)[^\s/@]+(?=@)")
 _QUERY_SECRET = re.compile(rf"([?&](?:[^\s=&?]*[._-])?(?:{SECRET_NAMES})=)[^\s&#\"']+", re.IGNORECASE)
-BUILTIN_TRACKERS = {
-    "tensorboard": "trailnotes_lab.tracking.tensorboard:TensorBoard",
-    "wandb": "trailnotes_lab.tracking.wandb:Wandb",
-    "mlflow": "trailnotes_lab.tracking.mlflow:MLflow",
-    "trackio": "trailnotes_lab.tracking.trackio:Trackio",
-}
-"""Name in `run.trackers` -> its class, which only its own process imports."""
+# Name in `run.trackers` -> its module and class, which only its own process imports.
+BUILTIN_TRACKERS = {"tensorboard": "TensorBoard", "wandb": "Wandb", "mlflow": "MLflow", "trackio": "Trackio"}
 
 TableCell = str | float | None
 
@@ -71,14 +66,10 @@ class Tracker(Protocol):
 
 
 def make_tracker(name: str, about: About) -> Tracker:
-    """Make the tracker of a name in ``run.trackers``: built in, or ``module:Class``.
-
-    Raises:
-        MissingExtraError: its package is not installed.
-        Exception: any other error of the tracker, or of its import.
-    """
+    """Make the tracker of a name in ``run.trackers``, built in or ``module:Class``; any error of its code gets out."""
     try:
-        tracker: Tracker = pkgutil.resolve_name(BUILTIN_TRACKERS.get(name, name))(about)
+        place = f"{__package__}.{name}:{BUILTIN_TRACKERS[name]}" if name in BUILTIN_TRACKERS else name
+        tracker: Tracker = pkgutil.resolve_name(place)(about)
     except ModuleNotFoundError as error:
         if name not in BUILTIN_TRACKERS:
             raise
@@ -104,10 +95,7 @@ def _format_cell(value: TableCell) -> str:
 
 
 def redact_secrets(value: Any) -> Any:
-    """Replace all that looks like a secret in JSON values by `REDACTED`, at any depth.
-
-    Secrets are keys, passwords in addresses, and the values of environment variables with such a name.
-    """
+    """Replace keys, passwords in addresses, and secrets of the environment in JSON values by `REDACTED`."""
     match value:
         case str():
             for name, secret in os.environ.items():

@@ -34,10 +34,7 @@ _BOOTSTRAP = (
 class Trackers:
     """All trackers of the run in `directory`; an error of a tracker raises nothing here, and only `close` waits.
 
-    Args:
-        names: of ``run.trackers``.
-        directory: with the run's config.toml.
-        limit: seconds for one call to a tracker.
+    Each is a name of ``run.trackers``, and has `limit` seconds for one call.
     """
 
     def __init__(self, names: Iterable[str], directory: Path, limit: float = CALL_TIMEOUT) -> None:

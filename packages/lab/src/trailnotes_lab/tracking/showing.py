@@ -63,14 +63,7 @@ class _IterationEpisodes:
 
 
 class TrackerReporter:
-    """Reporter of one run to one tracker.
-
-    Args:
-        name: in ``run.trackers``.
-        directory: of the run.
-        make: makes the tracker.
-        before: called before each call to the tracker, which may take its time.
-    """
+    """Reporter of one run to the tracker that `make` makes; `before` is called before each call to it."""
 
     def __init__(
         self, name: str, directory: Path, make: Callable[[About], Tracker], before: Callable[[], object] = lambda: None

@@ -55,13 +55,7 @@ class Chart:
 def make_chart(
     named: Sequence[tuple[str, Points, str]], x_label: str = "environment steps", size: tuple[float, float] = WIDE_SIZE
 ) -> Chart | None:
-    """Lay curves over each other; None where none of them has a point.
-
-    Args:
-        named: label, points by x ascending, and where the label leads ("" nowhere).
-        x_label: of the axis.
-        size: width and height.
-    """
+    """Lay curves over each other, named as label, points by x ascending and link; None where there are no points."""
     right, bottom = size[0] - RIGHT, size[1] - BOTTOM
     drawn = [(label, downsample(_filter_drawable(points)), link) for label, points, link in named]
     drawn = [each for each in drawn if each[1]]

@@ -31,11 +31,7 @@ _CSP_META: Final = (
 
 
 def export_pages(root: Path, folder: Path, limit: int) -> int:
-    """Write all pages over `root` to `folder`, of each run the newest `limit` episodes and tips; returns how many.
-
-    Raises:
-        RunError: the folder holds something, or cannot be written.
-    """
+    """Write all pages over `root` to `folder`, of each run the newest `limit` episodes and tips; returns how many."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):

@@ -79,11 +79,7 @@ class TipPage:
 
 
 class TipsFile:
-    """The memory file of one run, for reading.
-
-    Raises:
-        MemoryStoreError: from any method, where the file is missing, damaged, or of another version.
-    """
+    """Reader of one memory file; methods raise `MemoryStoreError` if it is missing, damaged, or of another version."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -250,11 +246,7 @@ class TipSearcher:
 
 
 def apply_change(path: Path, tip_id: int, seen: str, act: Callable[[TipStore], object]) -> None:
-    """Apply a change to a tip, unless it is not the one that the page showed (`hash_tip`).
-
-    Raises:
-        MemoryStoreError: the tip has changed or gone, or the change is refused; nothing has changed then.
-    """
+    """Apply a change to a tip, or raise `MemoryStoreError` if it is not the one that the page showed (`hash_tip`)."""
     with closing(open_store(path)) as store:
         if hash_tip(require_tip(store, tip_id)) != seen:
             raise MemoryStoreError(STALE_TIP_ERROR)

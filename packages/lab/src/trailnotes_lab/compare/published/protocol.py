@@ -15,8 +15,9 @@ from trailnotes_lab.compare.evaluations import Evaluation, get_panel_row, get_va
 from trailnotes_lab.compare.published.figures import DIFFERENCE_PHRASES, PublishedTable
 
 # Settings in which the runs of one column may differ without a word: they are its seeds and tasks, or change nothing.
-_IGNORED_SETTINGS = ("run.", "env.options", "env.num_workers", "env.max_envs", "env.timeout", "env.max_replacements", "eval.",
-         "model.path", "model.device", "train.save_every", "train.keep_last", "train.keep_optimizer")  # fmt: skip
+_IGNORED_SETTINGS = ("run.", "env.options", "env.num_workers", "env.max_envs", "env.timeout", "env.max_replacements",
+                     "eval.", "model.path", "model.device", "train.save_every", "train.keep_last",
+                     "train.keep_optimizer")  # fmt: skip
 
 
 def make_column_label(evaluation: Evaluation) -> str:
@@ -61,8 +62,7 @@ def get_model(evaluation: Evaluation) -> str:
 
 def describe_differences(evaluation: Evaluation, task: str, published: PublishedTable) -> list[str]:
     """List the differences of one evaluation of one row from the paper, one phrase each."""
-    phrases = []
-    facts = extract_facts(evaluation, task)
+    phrases, facts = [], extract_facts(evaluation, task)
     for name, theirs in published.facts.items():
         ours = facts[name]
         if not _is_same(name, ours, theirs, task):

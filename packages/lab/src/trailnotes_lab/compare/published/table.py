@@ -13,14 +13,8 @@ from trailnotes.reporting.crossed import CrossedMoments, VarianceComponent
 from trailnotes.reporting.intervals import Estimate
 from trailnotes.runs.usage import TABLE_FIELDS
 from trailnotes_lab.compare.evaluations import Evaluation, get_variation, validate_same_protocol
+from trailnotes_lab.compare.published import protocol
 from trailnotes_lab.compare.published.figures import PublishedTable
-from trailnotes_lab.compare.published.protocol import (
-    describe_differences,
-    describe_models,
-    describe_protocol,
-    list_differing_settings,
-    make_column_label,
-)
 
 RETURN_BOUNDS = (-100.0, 100.0)  # of a return of the panel
 UNIT = "variations"
@@ -51,7 +45,7 @@ class Column:
     protocol: str
     cells: Mapping[str, ComparisonCell]
     mean: ComparisonCell  # over the tasks that have a cell
-    costs: Mapping[str, float]  # mean of a training run, by the names of `BY_ROW`
+    costs: Mapping[str, float]  # mean of a training run, by the names of `TABLE_FIELDS`
     num_runs: int
 
 
@@ -93,7 +87,7 @@ def build_comparison(
         if evaluation.metric != published.metric:
             said.append(f"{evaluation.path}: its own table shows {evaluation.metric}; here is its "
                         f"{published.metric}, from the same episodes.")  # fmt: skip
-        groups.setdefault(make_column_label(evaluation), []).append(evaluation)
+        groups.setdefault(protocol.make_column_label(evaluation), []).append(evaluation)
     columns = tuple(build_column(label, members, published) for label, members in groups.items())
     for label, members in groups.items():
         said += _make_column_notes(label, members, published)
@@ -110,13 +104,15 @@ def build_column(label: str, members: Sequence[Evaluation], published: Published
         RunError: one task twice with one seed, or two protocols.
     """
     validate_same_protocol(members, "column")
-    _require_unique_seeds(label, members, published.rows)
     cells, values = {}, {}
     for task in published.rows:
         present = [member for member in members if member.get_episodes(task)]
+        _require_unique_seeds(label, present, task)
         if present:
             values[task] = {member.run: _collect_returns(member, task) for member in present}
-            phrases = [phrase for member in present for phrase in describe_differences(member, task, published)]
+            phrases = [
+                phrase for member in present for phrase in protocol.describe_differences(member, task, published)
+            ]
             cells[task] = _make_cell(values[task], tuple(dict.fromkeys(phrases)))
     trained = [member for member in members if member.trained]
     costs = {name: float(np.mean([e.costs[name] for e in trained])) for name in TABLE_FIELDS} if trained else {}
@@ -126,15 +122,8 @@ def build_column(label: str, members: Sequence[Evaluation], published: Published
         num_variations=sum(cell.num_variations for cell in cells.values()),
         num_episodes=sum(cell.num_episodes for cell in cells.values()),
     )
-    return Column(
-        label=label,
-        model=describe_models(members),
-        protocol=describe_protocol(members, published.rows),
-        cells=cells,
-        mean=mean,
-        costs=costs,
-        num_runs=len({member.run for member in trained}),
-    )
+    model, played = protocol.describe_models(members), protocol.describe_protocol(members, published.rows)
+    return Column(label, model, played, cells, mean, costs, num_runs=len({member.run for member in trained}))
 
 
 _RunReturns = Mapping[tuple[str, int], Sequence[tuple[str, float]]]  # run -> (variation, return) of each episode
@@ -205,19 +194,17 @@ def _sum_parts(parts: Sequence[VarianceComponent]) -> VarianceComponent:
     return sum(parts[1:], start=parts[0])
 
 
-def _require_unique_seeds(label: str, members: Sequence[Evaluation], rows: Iterable[str]) -> None:
-    for task in rows:
-        seen: dict[int, Evaluation] = {}
-        for member in [member for member in members if member.get_episodes(task)]:
-            if member.seed in seen:
-                raise RunError(f"{seen[member.seed].path} and {member.path} are both {label!r} on {task} with seed "
-                               f"{member.seed}: leave one out, or name one otherwise, {member.path}=LABEL")  # fmt: skip
-            seen[member.seed] = member
+def _require_unique_seeds(label: str, members: Sequence[Evaluation], task: str) -> None:
+    seen: dict[int, Evaluation] = {}
+    for member in members:
+        if (other := seen.setdefault(member.seed, member)) is not member:
+            raise RunError(f"{other.path} and {member.path} are both {label!r} on {task} with seed {member.seed}: "
+                           f"leave one out, or name one otherwise, {member.path}=LABEL")  # fmt: skip
 
 
 def _make_column_notes(label: str, members: Sequence[Evaluation], published: PublishedTable) -> list[str]:
     notes = []
-    if names := list_differing_settings(members):
+    if names := protocol.list_differing_settings(members):
         notes.append(f"{label}: its runs differ in {', '.join(names)}, and are pooled all the same.")
     lonely = any(sum(bool(member.get_episodes(task)) for member in members) == 1 for task in published.rows)
     if lonely and any(member.trained for member in members):
