@@ -62,7 +62,7 @@ def find_decisive_tip(training: Callable[[], Iterable[Record]], family: str) -> 
             ]
             words = tip["text"].split()
             seen = [sum(word in other["final_observation"]["text"] for word in words) for other in authors]
-            author = authors[seen.index(max(seen))] if authors else None  # the attempt that saw what the tip says
+            author = authors[seen.index(max(seen))] if authors else None  # the attempt that saw most words of the tip
             return DecisiveTip(author, tip["text"], record)
     return None
 

@@ -43,8 +43,8 @@ def comparison_directory(plan: ComparisonSpec, out: StrPath | None) -> Path:
 def run_comparison(path: StrPath, *, out: StrPath | None = None, at_once: int | None = None) -> Summary:
     """Run every method with every seed, and write table and picture.
 
-    What is finished is not run again, and what was interrupted is resumed. A run that fails does not stop the others;
-    its line says what is missing and why.
+    Finished runs are not run again, and interrupted ones are resumed. A run that fails does not stop the others; its
+    line gives the reason.
 
     Args:
         path: the comparison, a TOML file (see `compare/spec.py`).
@@ -63,8 +63,8 @@ def run_comparison(path: StrPath, *, out: StrPath | None = None, at_once: int | 
 def run_comparison_spec(plan: ComparisonSpec, path: Path, out: Path, *, text: str, at_once: int | None) -> Summary:
     """Run a comparison that need not be in a file, as `run_comparison` does.
 
-    `path` is what errors name, and the settings that all runs share lie beside it; `text` is kept beside the runs, and
-    `recompute` reads it.
+    Errors name `path`, and the settings that all runs share lie beside it; `text` is kept beside the runs for
+    `recompute`.
     """
     runs = expand_runs(plan, path, out)
     running.validate_unchanged_settings(runs)

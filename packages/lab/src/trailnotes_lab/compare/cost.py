@@ -42,7 +42,7 @@ def load_costs(run_dir: Path) -> dict[str, float]:
 def read_last_metrics(run_dir: Path) -> dict[str, Any]:
     """Read the newest line of a run's metrics, {} where there is none; reads the end of the file alone."""
     tail = read_tail(run_dir / "metrics.jsonl", _MAX_LINE_BYTES)
-    for line in reversed(tail.split(b"\n")[:-1]):  # what follows the last \n is torn
+    for line in reversed(tail.split(b"\n")[:-1]):  # a line without \n is torn
         try:
             record = parse_json(line, "drop")
         except ValueError:

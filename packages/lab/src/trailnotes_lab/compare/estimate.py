@@ -25,7 +25,7 @@ from trailnotes_lab.compare.spec import load_spec
 class ComparisonEstimate:
     """Time and disk space of a comparison, and the methods that cannot be run."""
 
-    text: str  # a line for each method, and one for the whole: what is left of it
+    text: str  # a line for each method, and one for the rest of the whole
     missing: Mapping[str, str] = field(default_factory=dict)  # method -> why it cannot be run
 
     def require_all_runnable(self) -> None:
@@ -84,7 +84,7 @@ def shrink_run(run: PlannedRun, out: Path) -> PlannedRun:
 
 
 def _extrapolate(run: PlannedRun, copy: PlannedRun) -> tuple[float, forecast.DiskUsage]:
-    """Seconds and bytes of a whole run, from its small copy: what it played grows, what it loaded does not."""
+    """Seconds and bytes of a whole run, from its small copy: playing time grows with the run, loading time does not."""
     last = read_last_metrics(copy.directory)
     loading = max(0.0, load_costs(copy.directory)["seconds"] - float(last["seconds"]))
     if not run.trains:

@@ -112,7 +112,7 @@ def validate_same_protocol(evaluations: Sequence[Evaluation], place: str) -> Non
     """Require that the evaluations of one "column" or "table" were played, and trained, on the same goals and data.
 
     Raises:
-        RunError: names two evaluations, in what they differ, and the fix.
+        RunError: names two evaluations, their differences, and the fix.
     """
     firsts: dict[str, Evaluation] = {}
     for evaluation in evaluations:

@@ -17,7 +17,7 @@ from trailnotes.errors import ConfigError
 from trailnotes.training.rehearsal import validate_rehearsal
 from trailnotes_lab.compare.spec import ComparisonSpec, panel_directory, run_directory, slugify
 
-_RESERVED_KEYS = ("run.name", "run.seed", "algorithm.name")  # what the comparison itself sets in each run
+_RESERVED_KEYS = ("run.name", "run.seed", "algorithm.name")  # the comparison itself sets them in each run
 _RESERVED_PANEL_KEYS = (*_RESERVED_KEYS, "eval.trials", "eval.metric", "model.path")
 _TRAINING_DEFAULTS = {"train.keep_optimizer": False}  # unless settings say so: a comparison never trains a run further
 _PANEL_KEYS = ("env.name", "eval.split", "eval.num_tasks", "eval.metric")  # must be the same in all of them

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 STAGE_STATES = {"train": "training", EVAL_STAGE: "unseen games", "adapt": "adapting"}
-_IDLE_STATES = ("failed", "done", "waiting")  # on the screen; what does not fit is at the end
+_IDLE_STATES = ("failed", "done", "waiting")  # they come last on the screen, which may cut them off
 _BAR_WIDTH = 20  # characters
 
 

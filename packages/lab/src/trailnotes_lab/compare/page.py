@@ -22,11 +22,11 @@ COST_HEADINGS = {
     "tokens_trained": "tokens trained", "seconds": "seconds", "cpu_seconds": "CPU seconds",
     "peak_memory": "peak memory (MB)", SPENDING: "spending",
 }  # fmt: skip
-BRIEF_COSTS = ("env_steps", "seconds")  # what a line of 100 columns holds beside two intervals
+BRIEF_COSTS = ("env_steps", "seconds")  # those that fit a line of 100 columns beside two intervals
 
 
 def _build_result_table(summary: Summary) -> Table:
-    """Each figure of several attempts has a row of its own; the return stands beside success where it says more."""
+    """Each figure of several attempts has a row of its own; the return is beside success where they differ."""
     returns = any(line.one_return for line in summary.lines)
     head = [summary.metric, "mean", ON_PANEL, BEYOND, "IQM", *(["return"] if returns else []), "seeds · games"]
     return head, [row for line in summary.lines for row in _build_result_rows(line, summary.metric, returns=returns)]
@@ -182,7 +182,7 @@ def print_summary(summary: Summary) -> None:
 
 
 def print_brief(summary: Summary) -> None:
-    """Print results and differences, and what a reader must know; heads stand in two lines."""
+    """Print results and differences, and the notes; heads have two lines."""
     head = ["", "mean", ON_PANEL, BEYOND, *(COST_HEADINGS[name] for name in BRIEF_COSTS)]
     rows = []
     for line in summary.lines:

@@ -56,7 +56,7 @@ class PanelSummary:
 
     label: str
     metric: str
-    games: str  # how many of what, as a title says it
+    games: str  # their number and kind, for a title
     num_trials: int  # after trial 0
     same_games: bool  # whether they are those of the main panel
     start: str  # label of the start model; "" where it does not play

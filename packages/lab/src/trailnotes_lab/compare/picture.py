@@ -38,7 +38,7 @@ class MethodMarks:
     remark: str = ""  # small, below the label
     is_baseline: bool = False
     is_start: bool = False  # the start model: grey, in dashes
-    rings: Sequence[float | None] = ()  # what it did on the same games otherwise, by the order of `PlotText.rings`
+    rings: Sequence[float | None] = ()  # its means on panels of the same games, in the order of `PlotText.rings`
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ class PlotText:
     """Title and labels of the picture."""
 
     title: str  # over all
-    metric: str  # what is measured; success is drawn from 0 to 1
-    interval: str  # what all intervals are of: on this panel, or beyond it
+    metric: str  # success is drawn from 0 to 1
+    interval: str  # of all intervals: on this panel, or beyond it
     judged: str = "on the panel"  # where and when the final figures are from
-    rings: Sequence[str] = ()  # what each hollow mark is
+    rings: Sequence[str] = ()  # meaning of each hollow mark
 
 
 @dataclass(frozen=True, slots=True)

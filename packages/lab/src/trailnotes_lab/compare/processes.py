@@ -84,7 +84,7 @@ def run_jobs(
     watch: Callable[[Sequence[Job]], None],
     on_end: Callable[[Job, ProcessResult], str],
 ) -> dict[str, str]:
-    """Run `jobs` in their order, `at_once` side by side. However this ends, no process is left.
+    """Run `jobs` in their order, `at_once` side by side. However this ends, it leaves no process.
 
     Args:
         jobs: commands; each waits for those that it needs.

@@ -105,7 +105,7 @@ def read_attempts(run_dir: Path, evaluation: Evaluation) -> Attempts | None:
     """Read the result of each trial on the games of the panel; None if the run played each once.
 
     A trial is a phase `trial-N` in metrics.jsonl, and knows of the trials before it. Other phases are no further
-    attempts: those that fill a table on other games, or play the panel once more without what the method adds.
+    attempts: those that fill a table on other games, or play the panel once more without the additions of the method.
     """
     means = read_trial_values(run_dir, evaluation.metric)
     if len(means) < 2:

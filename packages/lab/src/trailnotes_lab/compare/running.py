@@ -48,7 +48,7 @@ class RunStage:
         """Say whether the stage has come to its end.
 
         Raises:
-            RunError: what it left is damaged.
+            RunError: the files of the stage are damaged.
         """
         if self.name == "train":
             return is_trained(self.run.directory, self.run.config)
@@ -99,7 +99,7 @@ def _make_stage(
 
 
 def list_unfinished_stages(runs: Sequence[PlannedRun]) -> list[RunStage]:
-    """List the stages that are left; a damaged one is among them, and will say what is wrong."""
+    """List the stages that are left; a damaged one is among them, and reports its damage."""
 
     def is_left(stage: RunStage) -> bool:
         try:

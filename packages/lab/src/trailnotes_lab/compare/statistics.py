@@ -69,7 +69,7 @@ class Difference:
 
     @property
     def call(self) -> str:
-        """Say what the intervals allow: what holds beyond the panel, else what holds on it, else nothing."""
+        """Call the difference higher or lower: beyond the panel, else on it, else not at all."""
         beyond, on_panel = _get_side(self.estimate.beyond), _get_side(self.estimate.on_panel)
         if self.has_enough_runs:
             return beyond or (on_panel and f"{on_panel} on this panel")

@@ -31,7 +31,7 @@ class MethodSummary:
     one: Estimate | None  # one attempt: the evaluation, or the first trial
     last: Estimate | None  # last of several attempts
     best: Estimate | None  # any of several attempts
-    iqm: float | None  # of what the method is judged by: the last attempt
+    iqm: float | None  # of the last attempt, which the method is judged by
     difference: statistics.Difference | None  # likewise
     reached: tuple[float | None, ...]  # environment steps to the threshold, a seed each
     costs: Mapping[str, float]  # mean of a run; of peak memory the largest
@@ -79,7 +79,7 @@ class SummaryOptions:
     threshold: float = 0.5
     baseline: str = ""  # label
     missing: Mapping[tuple[str, int], str] = field(default_factory=dict)  # (label, seed) -> why
-    notes: Sequence[str] = ()  # what else a reader must know
+    notes: Sequence[str] = ()  # further notes below the table
     panels: Sequence[PanelOptions] = ()
 
 

@@ -28,7 +28,7 @@ def main(name: str, directory: str, limit: float) -> None:
     """Serve standard input until it ends, for the run in `directory`."""
     told, said = os.dup(sys.stdin.fileno()), os.dup(sys.stdout.fileno())
     nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in (sys.stdin, sys.stdout, sys.stderr):  # packages, and processes that they start, get none of ours
+    for stream in (sys.stdin, sys.stdout, sys.stderr):  # packages and their children get no stream of the run
         os.dup2(nothing, stream.fileno())
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     os.nice(NICE)

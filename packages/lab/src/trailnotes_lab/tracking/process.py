@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 CLOSE_TIMEOUT = 90.0  # seconds that a run waits for its trackers when it ends
-_MAX_ERROR_BYTES = 4096  # bytes of what a process says last
+_MAX_ERROR_BYTES = 4096  # bytes of the last message of a process
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from trailnotes_lab.tracking.main import main; main(sys.argv[2], sys.argv[3], float(sys.argv[4]))"

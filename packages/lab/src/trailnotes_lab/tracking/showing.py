@@ -149,7 +149,7 @@ def _load_results_table(directory: Path) -> Table | None:
 
 
 def _load_tips_table(directory: Path) -> Table | None:
-    """The newest tips, and what came of reading them; None for a method without a memory."""
+    """The newest tips with the results of their readers; None for a method without a memory."""
     file = directory / "memory.db"
     if not file.is_file():
         return None

@@ -36,13 +36,13 @@ class TurnView:
     """One decision of the agent."""
 
     number: int  # from 1
-    before: str  # of the context that was acted on: what stands before the tips, and behind them
+    before: str  # the context that was acted on, up to the tips; `after` is the rest
     tips: tuple[ShownTip, ...]
     heading: str  # the line over the tips
     after: str
     plain: str  # the same turn without tips
-    said: str  # what the policy wrote
-    action: str  # what the environment received
+    said: str  # text of the policy
+    action: str  # sent to the environment
     reward: float
     novelty: float
     version: int

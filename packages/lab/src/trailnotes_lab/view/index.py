@@ -156,7 +156,7 @@ class EpisodeIndex:
     def read_record(self, episode: IndexedEpisode) -> dict[str, Any]:
         """Read the line itself; raises `RunError` if it is not the one that was indexed."""
         with _translate_errors(self.file), self.file.open("rb") as file:
-            file.seek(0, os.SEEK_END)  # the index may be somebody else's
+            file.seek(0, os.SEEK_END)  # a stranger may have made the index
             span = (episode.offset, episode.length)
             inside = all(isinstance(n, int) and n >= 0 for n in span) and sum(span) <= file.tell()
             file.seek(episode.offset if inside else 0)
@@ -253,7 +253,7 @@ class EpisodeIndex:
                     return _connect(str(beside))
             with contextlib.suppress(OSError):  # damaged, of another version, or leading to a file that is no index
                 beside.unlink()
-            with contextlib.suppress(OSError):  # of somebody else: ours have none
+            with contextlib.suppress(OSError):  # a stranger's: this index leaves none
                 Path(find_journal(str(beside))).unlink()
         return _connect(":memory:")  # a folder that is not ours to write in
 

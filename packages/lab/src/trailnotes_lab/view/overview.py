@@ -23,7 +23,7 @@ from trailnotes_lab.view.places import (
 )
 from trailnotes_lab.view.window import Query, Window
 
-DEFAULT_CURVES: Final = 8  # curves over each other, where nobody says which
+DEFAULT_CURVES: Final = 8  # curves over each other by default
 _CHARTS: Final = parse_toml(Path(__file__).with_name("charts.toml").read_text(encoding="utf-8"))
 COST_METRICS: Final = ("env_steps", "tokens_generated", "tokens_trained", "seconds")
 

@@ -34,7 +34,7 @@ PAGE_SIZE: Final = 50  # tips on a page
 MAX_RESULTS: Final = 20  # of a search
 MAX_OPEN_MEMORIES: Final = 4  # memories that are searched
 OPEN_TIMEOUT_S: Final = 1.0  # that a page waits for a memory to be opened
-RESULT_TTL_S: Final = 600.0  # after which what was found too late is searched anew
+RESULT_TTL_S: Final = 600.0  # after which a late result is searched anew
 STALE_TIP_ERROR: Final = "this tip has changed since its page was drawn, so nothing was done: here it is as it is now"
 SORT_ORDERS: Final = {
     "newest": "age DESC",

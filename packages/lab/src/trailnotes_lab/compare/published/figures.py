@@ -34,13 +34,13 @@ class PrintedColumn:
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """One table of a paper: rows, columns, and what every number in it depends on."""
+    """One table of a paper: rows, columns, and the protocol of its numbers."""
 
     env: str
     source: str
     model: str
     protocol: str  # one line for the head of the columns
-    facts: Mapping[str, object]  # what of it can be held against a config; see protocol.py
+    facts: Mapping[str, object]  # the part that a config can be compared with; see protocol.py
     metric: str
     rows: Mapping[str, str]  # task as the simulator calls it -> as the paper prints it, in the paper's order
     columns: tuple[PrintedColumn, ...]
@@ -65,6 +65,6 @@ DIFFERENCE_PHRASES: Final[Mapping[str, str]] = MappingProxyType(_DATA["differenc
 
 
 def render_comparability() -> list[str]:
-    """List the protocols of the published figures as Markdown lines, with what follows from their differences."""
+    """List the protocols of the published figures as Markdown lines, and the consequence of their differences."""
     table = _DATA["comparability"]
     return [*format_table(table["head"], table["rows"]), "", table["consequence"]]
