@@ -93,10 +93,10 @@ DEMO = Command(
     name="demo",
     summary="EMPO2 against GRPO, end to end, on two cores",
     about="Train the same small model by both methods on games where tips matter, then print the table, draw the "
-    "curves, and show one episode before and after. It may be interrupted; the same command resumes it.",
+    "curves, and show one episode before and after. After an interruption the same command resumes the demo.",
     example="trailnotes demo",
     run=_run,
     arguments=(
-        argument("--out", type=Path, metavar="DIR", default=Path("runs/demo"), help="where it all goes (runs/demo)"),
+        argument("--out", type=Path, metavar="DIR", default=Path("runs/demo"), help="its directory (runs/demo)"),
     ),
 )
