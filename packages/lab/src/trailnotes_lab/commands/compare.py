@@ -73,8 +73,8 @@ TABLE = Command(
     about="Read finished evaluations and write one table. The command plays no games: first write an evaluation with "
     "`trailnotes eval RUN --out RUN/eval`. A run stands for all evaluations at and below its `eval`; DIR=LABEL puts a "
     "directory under that name. The directory of one `compare run`, or its unpacked record, gives the whole table of "
-    "that comparison again, further panels included. For a panel with published rows there is a row for each task and a "
-    "column for each method, its seeds pooled, with interval and counts, and the published rows in columns of their "
+    "that comparison again, further panels included. For a panel with published rows there is a row for each task and "
+    "a column for each method, its seeds pooled, with interval and counts, and the published rows in columns of their "
     "own; a mean of fewer tasks than the panel has is never called its average, and footnotes say where a run left "
     "the published protocol. For any other panel it is the table of `compare run`: a line for each method. Methods "
     "are told apart by algorithm.name, algorithm.mode_unit and whether tips were shown.",
