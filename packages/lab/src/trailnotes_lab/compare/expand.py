@@ -115,9 +115,9 @@ def _validate_panels(runs: Mapping[str, PlannedRun], path: Path) -> None:
                 if run.trains:
                     rehearsal = run.config.rehearsal
                     key = "path" if rehearsal.path else "split"
-                    for source, games in tasks.load_used_tasks(run.config).items():
-                        tasks.require_outside_panel(games, source, panel.config)
                     source = f"rehearsal.{key} = {getattr(rehearsal, key)!r}"
+                    for used, learned in tasks.load_used_tasks(run.config).items():
+                        tasks.require_outside_panel(learned, used, panel.config)
                     tasks.require_outside_panel(tasks.load_rehearsal_tasks(run.config), source, panel.config)
             except ConfigError as error:
                 raise ConfigError(f"{path}: panels.{panel.name}: {error}") from None
