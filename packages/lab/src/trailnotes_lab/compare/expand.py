@@ -144,10 +144,8 @@ def _expand_run(plan: ComparisonSpec, name: str, seed: int, base: Path | None, p
     if not config.model.path:
         raise ConfigError(f"{path}: model.path is empty: name the model that all methods start from")
     run = PlannedRun(name, seed, directory, config, after)
-    panels = [
-        _expand_panel(plan, panel, run, base, path) for panel in plan.panels if name in plan.list_panel_methods(panel)
-    ]
-    return replace(run, panels=tuple(panels))
+    own_panels = [panel for panel in plan.panels if name in plan.list_panel_methods(panel)]
+    return replace(run, panels=tuple(_expand_panel(plan, panel, run, base, path) for panel in own_panels))
 
 
 def _expand_panel(plan: ComparisonSpec, name: str, run: PlannedRun, base: Path | None, path: Path) -> PlannedPanel:

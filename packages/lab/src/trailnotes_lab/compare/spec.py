@@ -144,9 +144,8 @@ class ComparisonSpec(Section):
     def list_evaluable_methods(self) -> list[str]:
         """List the methods that leave a model to evaluate: the start model, or one that was trained."""
         algorithms = {name: self.get_algorithm(name) for name in self.methods}
-        start = {
-            name for name, own in self.methods.items() if algorithms[name] == INITIAL_MODEL_METHOD and not own.after
-        }
+        start = [name for name in self.methods if algorithms[name] == INITIAL_MODEL_METHOD]
+        start = [name for name in start if not self.methods[name].after]
         return [name for name in self.methods if name in start or find_method(algorithms[name]).trains]
 
     def list_panel_methods(self, panel: str) -> list[str]:
@@ -213,9 +212,8 @@ def parse_spec(text: str, path: Path, *, imports: bool = True) -> ComparisonSpec
         raise ConfigError(f"{path}: names no methods to compare: add a table [methods.NAME] for each, or give the "
                           "settings of one run to trailnotes train")  # fmt: skip
     try:
-        return ComparisonSpec.model_validate_json(
-            json.dumps(values, allow_nan=False), strict=True, context={"imports": imports}
-        )
+        record = json.dumps(values, allow_nan=False)
+        return ComparisonSpec.model_validate_json(record, strict=True, context={"imports": imports})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -129,9 +129,8 @@ def describe_protocol(evaluations: Sequence[Evaluation], panel: Collection[str])
     facts = [extract_facts(e, task) for e, task in played]
     tested = {len({episode.task.id for episode in e.get_episodes(task)}) for e, task in played}
     trained = {len(_collect_variations(e.list_training_tasks(), task)) for e, task in played if e.trained}
-    seen = {
-        name: "/".join(dict.fromkeys(str(fact[name]) for fact in facts)) for name in ("split", "temperature", "tips")
-    }
+    names = ("split", "temperature", "tips")
+    seen = {name: "/".join(dict.fromkeys(str(fact[name]) for fact in facts)) for name in names}
     learned = f"{_format_range(trained)} train variations" if trained else "not trained"
     steps = _format_range({fact["steps"] for fact in facts})
     return (f"{learned}, {_format_range(tested)} {seen['split']} variations, {steps} steps, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -110,10 +111,8 @@ def build_column(label: str, members: Sequence[Evaluation], published: Published
         _require_unique_seeds(label, present, task)
         if present:
             values[task] = {member.run: _collect_returns(member, task) for member in present}
-            phrases = [
-                phrase for member in present for phrase in protocol.describe_differences(member, task, published)
-            ]
-            cells[task] = _make_cell(values[task], tuple(dict.fromkeys(phrases)))
+            phrases = [protocol.describe_differences(member, task, published) for member in present]
+            cells[task] = _make_cell(values[task], tuple(dict.fromkeys(chain.from_iterable(phrases))))
     trained = [member for member in members if member.trained]
     costs = {name: float(np.mean([e.costs[name] for e in trained])) for name in TABLE_FIELDS} if trained else {}
     mean = ComparisonCell(  # the tasks are the panel and no sample; those that share their runs are of the same seeds
