@@ -1,4 +1,4 @@
-"""How a model came to know: an unseen game before and after training, and between them the tip that mattered."""
+"""Tell how a model learned: an unseen game before and after training, and between them the decisive tip."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OBSERVATION_WIDTH, ACTION_WIDTH = 62, 30  # columns of an observation and of an 
 
 
 class RunEpisodes(NamedTuple):
-    """One training run: unseen games by name, as the start model and as the trained one play them."""
+    """Episodes of one training run: unseen games by name, as the start model and as the trained one play them."""
 
     before: Mapping[str, Record]
     after: Mapping[str, Record]
@@ -23,7 +23,7 @@ class RunEpisodes(NamedTuple):
 
 
 class DecisiveTip(NamedTuple):
-    """A tip that mattered: the episode that it was written after, its text, an episode that won with it."""
+    """A decisive tip: the episode that it was written after, its text, an episode that won with it."""
 
     author: Record | None  # None: not to be found in this run, e.g. an imported tip
     text: str
@@ -31,10 +31,9 @@ class DecisiveTip(NamedTuple):
 
 
 def render_before_and_after(runs: Iterable[RunEpisodes]) -> str:
-    """An unseen game as the start model and as the trained agent play it, and between them how it came to know.
+    """Render an unseen game that the start model lost and the trained agent wins without tips.
 
-    The game is one that is won without tips after training, and was lost before; what lies between is taken from the
-    training of the same family: an episode that found out, the tip it left, and one that won with that tip.
+    Between them stands the training of the same family: an episode that found out, its tip, and one that won with it.
     """
     untold = ""
     for before, after, training in runs:
@@ -43,13 +42,13 @@ def render_before_and_after(runs: Iterable[RunEpisodes]) -> str:
         for game in {_parse_family(name): name for name in reversed(won)}.values():  # the first of each family
             lesson = find_decisive_tip(training, _parse_family(game))
             if lesson is not None:
-                return render_story(before[game], lesson, after[game])
-            untold = untold or render_story(before[game], None, after[game])
+                return _render_story(before[game], lesson, after[game])
+            untold = untold or _render_story(before[game], None, after[game])
     return untold or "No unseen game was won without tips that the start model had lost.\n"
 
 
 def find_decisive_tip(training: Callable[[], Iterable[Record]], family: str) -> DecisiveTip | None:
-    """The first episode in training games of `family` that won with a tip, and where this tip came from."""
+    """Find the first episode in training games of `family` that won with a tip, and the author of this tip."""
     for record in _iter_family_episodes(training(), family):
         tip = find_followed_tip(record) if record["success"] else None
         if tip is not None:
@@ -63,13 +62,13 @@ def find_decisive_tip(training: Callable[[], Iterable[Record]], family: str) -> 
             ]
             words = tip["text"].split()
             seen = [sum(word in other["final_observation"]["text"] for word in words) for other in authors]
-            author = authors[seen.index(max(seen))] if authors else None  # the attempt that saw what the tip says
+            author = authors[seen.index(max(seen))] if authors else None  # the attempt that saw most words of the tip
             return DecisiveTip(author, tip["text"], record)
     return None
 
 
 def find_followed_tip(record: Record) -> Record | None:
-    """The shown tip that says most of what was then done; None if none says any of it."""
+    """Find the shown tip with most words of the actions that followed; None if none has any."""
     tips = [tip for step in record["steps"] for tip in step["tips"]]
     done = " ".join(step["action"] for step in record["steps"]).split()
     agreeing = {i: sum(word in done for word in tip["text"].split()) for i, tip in enumerate(tips)}
@@ -77,30 +76,28 @@ def find_followed_tip(record: Record) -> Record | None:
     return tips[best] if best is not None and agreeing[best] else None
 
 
-def render_story(before: Record, lesson: DecisiveTip | None, after: Record) -> str:
-    """The parts in order, in at most `WIDTH` columns."""
-    parts = [format_episode_lines("BEFORE. The start model meets an unseen game.", before)]
+def _render_story(before: Record, lesson: DecisiveTip | None, after: Record) -> str:
+    parts = [_format_episode("BEFORE. The start model meets an unseen game.", before)]
     if lesson is not None:
         if lesson.author is not None:
             title = f"IN TRAINING, iteration {lesson.author['iteration']}. An attempt on another game of this family."
-            parts.append([*format_episode_lines(title, lesson.author), *_wrap_labelled("tip it leaves: ", lesson.text)])
+            parts.append([*_format_episode(title, lesson.author), *_wrap_labelled("tip it leaves: ", lesson.text)])
         title = f"IN TRAINING, iteration {lesson.reader['iteration']}. A later attempt reads that tip."
-        parts.append(format_episode_lines(title, lesson.reader, lesson.text))
-    parts.append(format_episode_lines("AFTER. The trained agent meets the same unseen game, without any tips.", after))
+        parts.append(_format_episode(title, lesson.reader, lesson.text))
+    parts.append(_format_episode("AFTER. The trained agent meets the same unseen game, without any tips.", after))
     return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
 
 
-def format_episode_lines(title: str, record: Mapping[str, Any], tip: str = "") -> list[str]:
-    """An episode in one line a step: what was seen, what was done."""
+def _format_episode(title: str, record: Mapping[str, Any], tip: str = "") -> list[str]:
+    """An episode in one line a step: observation and action."""
     steps = record["steps"]
     goal = steps[0]["observation"].get("instruction") if steps else None
     lines = [title, f"  {record['task']['id']}" + (f": {goal}" if goal else "")]
     if tip:
         lines += _wrap_labelled("tip it is shown: ", tip)
-    lines += [
-        f"  {_truncate(s['observation']['text'], OBSERVATION_WIDTH):<{OBSERVATION_WIDTH}}  > {_truncate(s['action'], ACTION_WIDTH)}"
-        for s in steps
-    ]
+    for step in steps:
+        seen = _truncate(step["observation"]["text"], OBSERVATION_WIDTH)
+        lines.append(f"  {seen:<{OBSERVATION_WIDTH}}  > {_truncate(step['action'], ACTION_WIDTH)}")
     ending = "won" if record["success"] else "not won"
     return [*lines, f"  {_truncate(record['final_observation']['text'], WIDTH - 16)}  ({ending})"]
 

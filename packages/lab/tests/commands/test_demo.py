@@ -167,8 +167,8 @@ def test_without_a_number_of_environment_steps_there_is_nothing_to_compare(start
 def test_interrupted_with_two_seeds_it_ends_as_if_left_alone(start_model: Path, tmp_path: Path) -> None:
     path = config_file(start_model, tmp_path / "demo.toml")
     code = (
-        "import sys; from pathlib import Path; from trailnotes_lab.commands.demo import demo;"
-        f"demo(Path(sys.argv[1]), config_path=Path({str(path)!r}), seeds=[0, 1], trials=1, new_trials=1,"
+        "import sys; from pathlib import Path; from trailnotes_lab.commands.demo import run_demo;"
+        f"run_demo(Path(sys.argv[1]), config_path=Path({str(path)!r}), seeds=[0, 1], trials=1, new_trials=1,"
         f"settings={SETTINGS!r})"
     )
     whole, cut = tmp_path / "whole", tmp_path / "cut"

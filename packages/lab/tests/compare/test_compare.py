@@ -21,7 +21,7 @@ from trailnotes.runs.panels import EvaluatedModel, build_panel_result, write_eva
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory
 from trailnotes_lab.compare import Comparison, compare_table
 from trailnotes_lab.compare.evaluations import find_evaluations, split_label
-from trailnotes_lab.compare.published.figures import SCIENCEWORLD_18
+from trailnotes_lab.compare.published.figures import PUBLISHED_PANELS
 from trailnotes_lab.compare.published.page import Footnotes, print_comparison, to_json, to_markdown
 from trailnotes_worlds.scienceworld.tasks import PAPER_PANEL, resolve_tasks, scienceworld_tasks
 
@@ -499,7 +499,9 @@ def test_the_command_writes_and_prints_the_same_numbers(tmp_path: Path, capsys: 
         "differences": [],
     }  # fmt: skip
     assert record["ours"][0]["sources"] == [str(tmp_path / "run" / "eval")]
-    assert [c["method"] for c in record["published"]["columns"]] == [c.method for c in SCIENCEWORLD_18.columns]
+    assert [c["method"] for c in record["published"]["columns"]] == [
+        c.method for c in PUBLISHED_PANELS["scienceworld-18"].columns
+    ]
     assert record["published"]["columns"][4]["cells"]["find-animal"] == {"mean": 100.0, "sd": 0.0}
     assert "find-animal" not in json.dumps(record["ours"][0]["average"])
     assert (out / "table.png").read_bytes().startswith(b"\x89PNG")
@@ -555,7 +557,9 @@ def test_the_picture_keeps_ours_and_the_published_apart(tmp_path: Path, monkeypa
     assert ours.get_label() == "GRPO"
     assert ours.lines[0].get_xdata().tolist() == [50.0]
     assert round(ours.lines[0].get_ydata()[0]) == PAPER_PANEL.index("find-animal")
-    assert [series.get_label() for series in right.containers] == [c.method for c in SCIENCEWORLD_18.columns]
+    assert [series.get_label() for series in right.containers] == [
+        c.method for c in PUBLISHED_PANELS["scienceworld-18"].columns
+    ]
     assert all(len(series.lines[0].get_xdata()) == 19 for series in right.containers), "18 tasks and the average"
     empo2 = right.containers[4].lines[0]
     assert empo2.get_xdata()[-1] == 75.9

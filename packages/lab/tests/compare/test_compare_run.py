@@ -47,7 +47,7 @@ from trailnotes_lab.compare.live import ProgressBoard
 from trailnotes_lab.compare.page import draw_summary, print_brief, render_summary_json, render_summary_markdown
 from trailnotes_lab.compare.picture import MethodMarks, PlotText, assign_colours, draw_methods, spread_labels
 from trailnotes_lab.compare.processes import ProcessResult
-from trailnotes_lab.compare.published.comparability import render_comparability
+from trailnotes_lab.compare.published.figures import render_comparability
 from trailnotes_lab.compare.results import RunResult, read_attempts, read_result
 from trailnotes_lab.compare.running import RunStage, list_stages, list_unfinished_stages, validate_unchanged_settings
 from trailnotes_lab.compare.spec import load_spec, slugify

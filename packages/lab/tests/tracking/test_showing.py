@@ -14,8 +14,7 @@ from trailnotes.memory import open_memory
 from trailnotes.runs.directory import RunDir
 from trailnotes.storage.files import append_jsonl, split_after
 from trailnotes.storage.records import trajectory_to_json
-from trailnotes_lab.tracking.base import Table, render_plain_text, render_table_markdown
-from trailnotes_lab.tracking.presentable import REDACTED, redact_secrets
+from trailnotes_lab.tracking.base import REDACTED, Table, redact_secrets, render_plain_text, render_table_markdown
 from trailnotes_lab.tracking.showing import TrackerReporter
 from viewed import HOSTILE, episode, make_run, tip
 

@@ -33,25 +33,19 @@ def _run(args: Namespace) -> None:
 
 
 def _run_table(args: Namespace) -> None:
-    from trailnotes_lab.compare import (
-        compare_evaluations,
-        compare_table,
-        find_published_panel,
-        is_comparison,
-        recompute,
-    )
+    from trailnotes_lab import compare
     from trailnotes_lab.compare.page import print_summary
     from trailnotes_lab.compare.published.page import print_comparison
 
-    if len(args.runs) == 1 and is_comparison(args.runs[0]):
+    if len(args.runs) == 1 and compare.is_comparison(args.runs[0]):
         if args.panel or args.baseline:
             raise ConfigError(f"{args.runs[0]} is a whole comparison, which has its own panel and baseline: leave out "
                               f"--panel and --baseline, or name its runs, {args.runs[0]}/runs/*")  # fmt: skip
-        print_summary(recompute(args.runs[0], args.out))
-    elif panel := args.panel or find_published_panel(args.runs):
-        print_comparison(compare_table(args.runs, panel=panel, out=args.out))
+        print_summary(compare.recompute(args.runs[0], args.out))
+    elif panel := args.panel or compare.find_published_panel(args.runs):
+        print_comparison(compare.compare_table(args.runs, panel=panel, out=args.out))
     else:
-        print_summary(compare_evaluations(args.runs, out=args.out, baseline=args.baseline))
+        print_summary(compare.compare_evaluations(args.runs, out=args.out, baseline=args.baseline))
     print(f"written to {args.out}")
 
 
@@ -60,30 +54,27 @@ RUN = Command(
     summary="methods side by side: run them all, then write the table and the picture",
     about="Run every method of a comparison with every seed on one panel and under one budget, then write the table "
     "with intervals, differences and costs, and the picture. Every run is an ordinary run directory in DIR/runs. The "
-    "same command runs nothing again that is finished, and resumes what was interrupted. A run that fails leaves "
-    "the others running; its cell says why, and the command ends with 2. Ctrl-C asks each run to stop.",
+    "same command runs no finished run again, and resumes interrupted ones. A run that fails leaves the others "
+    "running; its cell gives the reason, and the command ends with 2. Ctrl-C asks each run to stop.",
     example="trailnotes compare run configs/compare/small.toml --jobs 2",
     run=_run,
     arguments=(
         argument("plan", type=Path, metavar="COMPARISON", help="panel, methods, budget and seeds, a TOML file"),
-        argument("--out", type=Path, metavar="DIR", help="where it all goes; by default runs/compare/NAME"),
+        argument("--out", type=Path, metavar="DIR", help="directory of the comparison; by default runs/compare/NAME"),
         argument("--jobs", type=int, metavar="N", help="runs side by side; compare.jobs by default"),
-        argument(
-            "--dry-run",
-            action="store_true",
-            help="print the runs, their commands and the time they will take, and try each",
-        ),
+        argument("--dry-run", action="store_true",
+                 help="print the runs, their commands and the time they will take, and try each"),
     ),
-)
+)  # fmt: skip
 
 TABLE = Command(
     name="compare table",
     summary="runs side by side, and published rows beside them",
-    about="Read finished evaluations and write one table. Plays nothing: first write an evaluation with `trailnotes "
-    "eval RUN --out RUN/eval`. A run stands for all evaluations at and below its `eval`; DIR=LABEL puts a directory "
-    "under that name. The directory of one `compare run`, or its unpacked record, gives the whole table of that "
-    "comparison again, further panels included. For a panel with published rows there is a row for each task and a "
-    "column for each method, its seeds pooled, with interval and counts, and the published rows in columns of their "
+    about="Read finished evaluations and write one table. The command plays no games: first write an evaluation with "
+    "`trailnotes eval RUN --out RUN/eval`. A run stands for all evaluations at and below its `eval`; DIR=LABEL puts a "
+    "directory under that name. The directory of one `compare run`, or its unpacked record, gives the whole table of "
+    "that comparison again, further panels included. For a panel with published rows there is a row for each task and "
+    "a column for each method, its seeds pooled, with interval and counts, and the published rows in columns of their "
     "own; a mean of fewer tasks than the panel has is never called its average, and footnotes say where a run left "
     "the published protocol. For any other panel it is the table of `compare run`: a line for each method. Methods "
     "are told apart by algorithm.name, algorithm.mode_unit and whether tips were shown.",

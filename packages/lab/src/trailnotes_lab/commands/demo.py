@@ -1,9 +1,10 @@
-"""`trailnotes demo`: EMPO2 against GRPO on games where tips matter: a comparison with a story."""
+"""`trailnotes demo`: compare EMPO2 with GRPO on games where tips matter, and tell how a tip helped."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, argument
@@ -29,18 +30,11 @@ def run_demo(
     jobs_at_once: int = 2,
     settings: Sequence[str] = (),
 ) -> Summary:
-    """Train both methods, examine them on unseen games, and write table, picture and story to `out`.
+    """Train both methods, evaluate them on unseen games, and write table, picture and story to `out`.
 
     The same command resumes a demo that was interrupted, and runs nothing again that is finished.
-
-    Args:
-        out: directory of everything, as `run_comparison` fills it.
-        config_path: the common config; the method and the seed are all that differs between training runs.
-        seeds: one run of each method for each of them.
-        trials: trials with tips on the games of the trained families.
-        new_trials: likewise on those of new families.
-        jobs_at_once: processes side by side.
-        settings: further ``--section.key value`` overrides for every run.
+    Only the method and the seed differ between training runs. `trials` and `new_trials` are those with tips on the
+    games of the trained and of new families, `settings` are further ``--section.key value`` overrides of all runs.
 
     Raises:
         ConfigError: a setting that cannot work.
@@ -59,63 +53,26 @@ def run_demo(
     summary.require_all_results()
     print((out / "story.txt").read_text(encoding="utf-8"))
     print_brief(summary)
-    print(
-        f"\n{out / 'curves.png'}  {out / 'table.json'}  {out / 'story.txt'}   ({format_duration(time.monotonic() - started)})"
-    )
+    files = "  ".join(str(out / name) for name in ("curves.png", "table.json", "story.txt"))
+    print(f"\n{files}   ({format_duration(time.monotonic() - started)})")
     return summary
 
 
 def build_demo_spec(path: Path, seeds: Sequence[int], trials: tuple[int, int], settings: Sequence[str]) -> str:
-    """Write the demo as a comparison: start model and both methods on unseen games, with tips, and on new families.
-
-    GRPO, which keeps no tips, is not asked for them on the trained families. On the further panels tips are ordered by
-    what their readers earned: one that misled goes down.
-    """
+    """Write the demo as a comparison: start model and both methods on unseen games, with tips, and on new families."""
     from trailnotes.config.toml import format_toml_value, load_config, parse_overrides
 
     budget = load_config(path, settings).train.max_env_steps
     if not budget:
         raise ConfigError("the methods of a demo get the same number of environment steps: set train.max_env_steps")
-    return f"""\
-settings = {format_toml_value(parse_overrides(settings))}
-budget.env_steps = {budget}
-
-[compare]
-name = "demo"
-config = {format_toml_value(path.name)}
-seeds = {format_toml_value(seeds)}
-baseline = "grpo"
-
-[methods.start]
-algorithm = "naive"
-label = "start model"
-
-[methods.grpo]
-
-[methods.empo2]
-
-[panels."with tips"]
-label = "trained families, with tips"
-trials = {trials[0]}
-methods = ["start", "empo2"]
-"memory.order" = ["ucb"]
-"memory.ucb" = 0.1
-
-[panels.new]
-label = "new families"
-trials = {trials[1]}
-"eval.split" = "new"
-"memory.order" = ["ucb"]
-"memory.ucb" = 0.1
-"""
+    values = {"settings": parse_overrides(settings), "env_steps": budget, "config": path.name, "seeds": seeds,
+              "trials": trials[0], "new_trials": trials[1]}  # fmt: skip
+    template = Template(Path(__file__).with_name("demo.toml").read_text(encoding="utf-8"))
+    return template.substitute({name: format_toml_value(value) for name, value in values.items()})
 
 
 def find_demo_config() -> tuple[Path, list[str]]:
-    """The demo's config, and the settings that let it run anywhere: the start model is in the same clone.
-
-    Raises:
-        ConfigError: the package was installed without its clone.
-    """
+    """Find the demo's config, and the settings that let it run anywhere: the start model is in the same clone."""
     from trailnotes.config.toml import load_config
 
     if CONFIG.is_file():
@@ -136,10 +93,10 @@ DEMO = Command(
     name="demo",
     summary="train EMPO2 and GRPO on Waymarks, end to end, on two cores",
     about="Train the same small model by both methods on games where tips matter, then print the table, draw the "
-    "curves, and show one episode before and after. It may be interrupted; the same command resumes it.",
+    "curves, and show one episode before and after. After an interruption the same command resumes the demo.",
     example="trailnotes demo",
     run=_run,
     arguments=(
-        argument("--out", type=Path, metavar="DIR", default=Path("runs/demo"), help="where it all goes (runs/demo)"),
+        argument("--out", type=Path, metavar="DIR", default=Path("runs/demo"), help="its directory (runs/demo)"),
     ),
 )

@@ -1,4 +1,4 @@
-"""`trailnotes view`: the window, on a port of this machine or as files."""
+"""`trailnotes view`: serve the window on a port of this machine, or export it as files."""
 
 from __future__ import annotations
 
@@ -19,13 +19,9 @@ def _run(args: Namespace) -> None:
         raise MissingExtraError(f"the window needs {package}: {format_install_command('web')}")
     if not args.directory.is_dir():
         raise ConfigError(f"{args.directory} is no directory: name one that holds runs, or a run")
-    if args.export is not None:
-        _export(args)
-    else:
+    if args.export is None:
         _serve(args)
-
-
-def _export(args: Namespace) -> None:
+        return
     from trailnotes_lab.view.export import export_pages
 
     if args.write:
@@ -57,9 +53,9 @@ VIEW = Command(
     summary="look at runs, episodes and tips in a browser",
     about="Serve pages over all runs and comparisons at and below a directory, live while a run goes on: curves laid "
     "over each other, episodes with both contexts beside each other, tips with their authors and readers, the chain of "
-    "`diagnose`. Only this machine is answered, and only with the token in the address that is printed. Nothing is "
-    "changed, but with --write, where tips may be edited, switched and deleted by the checks of `memory`. With "
-    "--export, write the same pages as files that need no server. Needs the extra `web`.",
+    "`diagnose`. The server answers only this machine, and only with the token in the address that it prints. Pages "
+    "change nothing; with --write they can edit, switch and delete tips, by the checks of `memory`. With --export, "
+    "write the same pages as files that need no server. Needs the extra `web`.",
     example="trailnotes view runs",
     run=_run,
     arguments=(

@@ -1,6 +1,6 @@
-"""Comparisons: runs of ours beside each other, and published rows beside them, never in one column.
+"""Compare methods side by side, with published rows beside them, never in one column.
 
-`run_comparison` plays what a comparison's TOML file asks for; the other two read finished evaluations and play nothing.
+`run_comparison` runs what a comparison's TOML file asks for; the other functions read finished evaluations.
 """
 
 from __future__ import annotations
@@ -35,14 +35,13 @@ logger = logging.getLogger(__name__)
 
 
 def compare_table(runs: Sequence[str], *, panel: str = "scienceworld-18", out: StrPath | None = None) -> Comparison:
-    """Read evaluations of a panel and set them beside each other and beside what was published.
+    """Read evaluations of a panel and set them beside each other and beside the published figures.
 
     Args:
         runs: run directories, whose evaluations are those at and below ``RUN/eval``, or evaluations themselves; each
             alone or as ``DIR=LABEL``, which names its column.
-        panel: a name in `published.PANELS`.
-        out: directory for `table.json`, `table.md` and `table.png` (where matplotlib is installed); None writes
-            nothing.
+        panel: a name in `PUBLISHED_PANELS`.
+        out: directory for `table.json`, `table.md` and `table.png`; None writes nothing.
 
     Raises:
         ConfigError: an unknown panel, no directory, or an empty label.
@@ -68,7 +67,7 @@ def compare_table(runs: Sequence[str], *, panel: str = "scienceworld-18", out: S
 def compare_evaluations(
     runs: Sequence[str], *, out: StrPath | None = None, baseline: str = "", threshold: float = 0.5
 ) -> Summary:
-    """Read evaluations of a panel that nothing was published for, and set them beside each other.
+    """Read evaluations of a panel without published figures and set them beside each other.
 
     Args:
         runs: as for `compare_table`; each must have one evaluation, and all the same panel.
@@ -78,7 +77,7 @@ def compare_evaluations(
 
     Raises:
         ConfigError: no directory, or a baseline that labels no line.
-        RunError: a directory without a whole evaluation, or one of another panel.
+        RunError: a directory without a complete evaluation, or one of another panel.
     """
     if not runs:
         raise ConfigError("nothing to compare: name one run directory or more")
@@ -93,6 +92,6 @@ def compare_evaluations(
 
 
 def find_published_panel(runs: Sequence[str]) -> str:
-    """The panel of `published.PANELS` that is of the environment of the first run; "" if there is none."""
+    """Find the published panel of the first run's environment; "" if there is none."""
     env = load_evaluation(find_evaluations(split_label(runs[0])[0])[0]).settings.env.name
     return next((name for name, table in PUBLISHED_PANELS.items() if table.env == env), "")

@@ -1,14 +1,4 @@
-"""A comparison from its TOML file to its table: `trailnotes compare run`.
-
-::
-
-    DIR/compare.toml      the plan as it was read last
-    DIR/settings/         the settings of each run
-    DIR/runs/NAME-SEED/   ordinary run directories, each with eval/ and cost.json
-    DIR/runs/NAME-SEED/panels/PANEL/   its model on another panel, as `trailnotes adapt` leaves it
-    DIR/table.json, table.md, curves.png
-    DIR/story.txt         an unseen game before and after, where a start model and one that learns from tips play it
-"""
+"""Run a comparison from its TOML file to its table: `trailnotes compare run`; docs/comparing.md lists its files."""
 
 from __future__ import annotations
 
@@ -27,46 +17,37 @@ from trailnotes.runs.needs import require_dependencies
 from trailnotes.runs.signals import interrupt_on_signals
 from trailnotes.storage.files import read_jsonl, write_text_atomic
 from trailnotes.types import StrPath
+from trailnotes_lab.compare import running
+from trailnotes_lab.compare.evaluations import EVAL_DIR
 from trailnotes_lab.compare.expand import expand_runs, flatten_settings
 from trailnotes_lab.compare.live import ProgressBoard
 from trailnotes_lab.compare.page import draw_summary, render_summary_json, render_summary_markdown
 from trailnotes_lab.compare.panels import PanelOptions, read_trials
-from trailnotes_lab.compare.published.comparability import render_comparability
-from trailnotes_lab.compare.published.figures import PUBLISHED_PANELS
+from trailnotes_lab.compare.published.figures import PUBLISHED_PANELS, render_comparability
 from trailnotes_lab.compare.published.page import to_json, to_markdown
 from trailnotes_lab.compare.published.table import Comparison, build_comparison
 from trailnotes_lab.compare.results import RunResult, read_result
-from trailnotes_lab.compare.running import (
-    RunStage,
-    compile_games,
-    list_stages,
-    list_unfinished_stages,
-    panel_result_name,
-    run_stages,
-    validate_unchanged_settings,
-)
 from trailnotes_lab.compare.spec import INITIAL_MODEL_METHOD, ComparisonSpec, RunLocation, load_spec, slugify
 from trailnotes_lab.compare.summary import Summary, SummaryOptions, summarise
-from trailnotes_lab.story import Record, RunEpisodes, render_before_and_after
+from trailnotes_lab.story import RunEpisodes, render_before_and_after
 
 logger = logging.getLogger(__name__)
-OUTPUT_ROOT = Path("runs/compare")
 SPEC_FILE = "compare.toml"
 
 
 def comparison_directory(plan: ComparisonSpec, out: StrPath | None) -> Path:
-    """The directory of a comparison."""
-    return Path(out) if out else OUTPUT_ROOT / slugify(plan.compare.name)
+    """Get the directory of a comparison."""
+    return Path(out) if out else Path("runs/compare") / slugify(plan.compare.name)
 
 
 def run_comparison(path: StrPath, *, out: StrPath | None = None, at_once: int | None = None) -> Summary:
     """Run every method with every seed, and write table and picture.
 
-    What is finished is not run again, and what was interrupted is resumed. A run that fails does not stop the others;
-    its line says what is missing and why.
+    Finished runs are not run again, and interrupted ones are resumed. A run that fails does not stop the others; its
+    line gives the reason.
 
     Args:
-        path: the comparison, a TOML file (see `plan`).
+        path: the comparison, a TOML file (see `compare/spec.py`).
         out: its directory; ``runs/compare/NAME`` by default.
         at_once: processes side by side; `compare.jobs` by default.
 
@@ -75,51 +56,40 @@ def run_comparison(path: StrPath, *, out: StrPath | None = None, at_once: int | 
         RunError: the directory is in use, holds runs of other settings, or in the end no run has a result.
         KeyboardInterrupt: interrupted; the same command resumes.
     """
-    path = Path(path)
-    plan = load_spec(path)
-    return run_comparison_spec(
-        plan, path, comparison_directory(plan, out), at_once=at_once, text=path.read_text(encoding="utf-8")
-    )
+    plan, text = load_spec(Path(path)), Path(path).read_text(encoding="utf-8")
+    return run_comparison_spec(plan, Path(path), comparison_directory(plan, out), at_once=at_once, text=text)
 
 
-def run_comparison_spec(
-    plan: ComparisonSpec, path: Path, out: Path, *, at_once: int | None = None, text: str = ""
-) -> Summary:
-    """As `run_comparison`, for a plan that need not be in a file.
+def run_comparison_spec(plan: ComparisonSpec, path: Path, out: Path, *, text: str, at_once: int | None) -> Summary:
+    """Run a comparison that need not be in a file, as `run_comparison` does.
 
-    Args:
-        plan: the comparison.
-        path: what errors name; the settings that all runs share lie beside it.
-        out: directory of the comparison.
-        at_once: processes side by side; `compare.jobs` by default.
-        text: the plan as a file, kept beside its runs, from which `recompute` reads it.
+    Errors name `path`, and the settings that all runs share lie beside it; `text` is kept beside the runs for
+    `recompute`.
     """
     runs = expand_runs(plan, path, out)
-    validate_unchanged_settings(runs)
+    running.validate_unchanged_settings(runs)
     out.mkdir(parents=True, exist_ok=True)
     lock = RunLock(out / "lock")
     try:
-        if text:
-            write_text_atomic(out / SPEC_FILE, text)
-        left = list_unfinished_stages(runs)
+        write_text_atomic(out / SPEC_FILE, text)
+        left = running.list_unfinished_stages(runs)
         missing: dict[str, str] = {}
         if left:
             _require_prerequisites(left)
-            compile_games(stage.run for stage in left)
+            running.compile_games(stage.run for stage in left)
             with interrupt_on_signals(), ProgressBoard(runs, left) as board:
-                missing = run_stages(left, at_once or plan.compare.jobs, board.update)
+                missing = running.run_stages(left, at_once or plan.compare.jobs, board.update)
         summary = _summarise_runs(plan, missing, out, out)
-        if played := _load_story_episodes(
-            plan, [run for run in plan.list_run_locations(out) if run.name not in missing]
-        ):
+        finished = [run for run in plan.list_run_locations(out) if run.name not in missing]
+        if played := _load_story_episodes(plan, finished):
             write_text_atomic(out / "story.txt", render_before_and_after(played))
         return summary
     finally:
         lock.release()
 
 
-def _require_prerequisites(stages: Sequence[RunStage]) -> None:
-    """What any of the runs needs must be there before the first begins; a comparison that is finished needs nothing."""
+def _require_prerequisites(stages: Sequence[running.RunStage]) -> None:
+    """Before the first run begins; a comparison that is finished needs nothing."""
     for stage in stages:
         require_dependencies(stage.settings[1])
         if stage.loads_initial_model:
@@ -127,24 +97,19 @@ def _require_prerequisites(stages: Sequence[RunStage]) -> None:
 
 
 def is_comparison(directory: StrPath) -> bool:
-    """Whether `run_comparison` made this directory, or a record of one was unpacked there."""
+    """Say whether `run_comparison` made this directory, or a record of one was unpacked there."""
     return (Path(directory) / SPEC_FILE).is_file()
 
 
 def recompute(directory: StrPath, out: StrPath | None = None) -> Summary:
-    """Compute the table of a comparison again from what its runs left; play nothing.
-
-    Args:
-        directory: of the comparison, or where its record was unpacked.
-        out: where table and picture go; None writes nothing.
+    """Compute the table of a comparison, or of its unpacked record, again, and write it to `out` if there is one.
 
     Raises:
         ConfigError: `directory` holds no comparison.
         RunError: no run has a result.
     """
-    directory = Path(directory)
-    plan = load_spec(directory / SPEC_FILE, imports=False)
-    return _summarise_runs(plan, {}, directory, None if out is None else Path(out))
+    plan = load_spec(Path(directory) / SPEC_FILE, imports=False)
+    return _summarise_runs(plan, {}, Path(directory), None if out is None else Path(out))
 
 
 def _summarise_runs(plan: ComparisonSpec, missing: dict[str, str], directory: Path, out: Path | None) -> Summary:
@@ -160,7 +125,7 @@ def _summarise_runs(plan: ComparisonSpec, missing: dict[str, str], directory: Pa
             try:
                 trials.append(read_trials(place, panel, labels[run.method], run.seed))
             except RunError as error:
-                missing.setdefault(panel_result_name(run.name, panel), str(error))
+                missing.setdefault(running.panel_result_name(run.name, panel), str(error))
     question = SummaryOptions(
         labels=list(labels.values()),
         title=plan.compare.title,
@@ -168,7 +133,7 @@ def _summarise_runs(plan: ComparisonSpec, missing: dict[str, str], directory: Pa
         threshold=plan.compare.threshold,
         baseline=labels.get(plan.compare.baseline, ""),
         missing={(labels[run.method], run.seed): missing[run.name] for run in places if run.name in missing},
-        notes=[*_make_remark_notes(plan), *_make_dependency_notes(plan)],
+        notes=_make_notes(plan, labels),
         panels=[_make_panel_options(plan, name, places, missing) for name in plan.panels],
     )
     summary = summarise(results, question, trials)
@@ -179,29 +144,24 @@ def _summarise_runs(plan: ComparisonSpec, missing: dict[str, str], directory: Pa
 
 def _load_story_episodes(plan: ComparisonSpec, runs: Sequence[RunLocation]) -> list[RunEpisodes]:
     """The first method that learns from tips beside the start model, seed by seed."""
-    panels, models = {(run.method, run.seed): run.directory for run in runs}, plan.list_evaluable_methods()
+    runs_by_key, models = {(run.method, run.seed): run.directory for run in runs}, plan.list_evaluable_methods()
     start = next((name for name in models if plan.get_algorithm(name) == INITIAL_MODEL_METHOD), "")
     taught = next((name for name in models if find_method(plan.get_algorithm(name)).shows_tips), "")
-    return [
-        RunEpisodes(
-            _load_panel_episodes(panels[start, seed]),
-            _load_panel_episodes(panels[taught, seed]),
-            partial(read_jsonl, panels[taught, seed] / "trajectories.jsonl"),
-        )
-        for seed in plan.compare.seeds
-        if {(start, seed), (taught, seed)} <= panels.keys()
-    ]
-
-
-def _load_panel_episodes(run: Path) -> dict[str, Record]:
-    return {record["task"]["id"]: record for record in read_jsonl(run / "eval" / "episodes.jsonl")}
+    told = []
+    for seed in plan.compare.seeds:
+        if {(start, seed), (taught, seed)} <= runs_by_key.keys():
+            own = [runs_by_key[name, seed] for name in (start, taught)]
+            played = [read_jsonl(run / EVAL_DIR / "episodes.jsonl") for run in own]
+            before, after = ({record["task"]["id"]: record for record in records} for records in played)
+            told.append(RunEpisodes(before, after, partial(read_jsonl, own[1] / "trajectories.jsonl")))
+    return told
 
 
 def _make_panel_options(
     plan: ComparisonSpec, name: str, runs: Sequence[RunLocation], missing: Mapping[str, str]
 ) -> PanelOptions:
     labels = plan.labels()
-    lost = [(run, missing.get(panel_result_name(run.name, name))) for run in runs if name in run.panels]
+    lost = [(run, missing.get(running.panel_result_name(run.name, name))) for run in runs if name in run.panels]
     return PanelOptions(
         name=name,
         label=plan.panel_labels()[name],
@@ -212,14 +172,9 @@ def _make_panel_options(
     )
 
 
-def _make_remark_notes(plan: ComparisonSpec) -> list[str]:
-    """The remark again, below the table, with what follows from it."""
-    return [f"{plan.compare.remark}: read no order of the methods from this table."] if plan.compare.remark else []
-
-
-def _make_dependency_notes(plan: ComparisonSpec) -> list[str]:
-    """What a reader must know of methods that start from the run of another."""
-    labels, notes = plan.labels(), []
+def _make_notes(plan: ComparisonSpec, labels: Mapping[str, str]) -> list[str]:
+    remark = plan.compare.remark
+    notes = [f"{remark}: read no order of the methods from this table."] if remark else []
     for name, method in plan.methods.items():
         if method.after:
             learned = bool(find_method(plan.get_algorithm(name)).data)
@@ -229,9 +184,9 @@ def _make_dependency_notes(plan: ComparisonSpec) -> list[str]:
 
 
 def write_summary(summary: Summary, results: Sequence[RunResult], out: Path) -> None:
-    """`table.json`, `table.md`, and `curves.png` where matplotlib is installed.
+    """Write `table.json`, `table.md`, and `curves.png` where matplotlib is installed.
 
-    Where the panel is one that figures were published for, they follow in columns of their own.
+    Figures that were published for this panel follow in columns of their own.
     """
     text, published = render_summary_markdown(summary), compare_with_published(summary.env, results)
     more = {}
@@ -248,24 +203,24 @@ def write_summary(summary: Summary, results: Sequence[RunResult], out: Path) -> 
 
 
 def compare_with_published(env: str, results: Sequence[RunResult]) -> Comparison | None:
-    """The published table of this environment with ours beside it; None where there is none for what was played."""
-    panel = next((name for name, table in PUBLISHED_PANELS.items() if table.env == env), None)
-    if panel is None:
-        return None
-    try:
-        return build_comparison([result.evaluation for result in results], panel, PUBLISHED_PANELS[panel])
-    except RunError as error:
-        logger.warning("no published figures beside these: %s", error)
-        return None
+    """Set results beside the published table of their environment; None where nothing was published for them."""
+    for name, table in PUBLISHED_PANELS.items():
+        if table.env == env:
+            try:
+                return build_comparison([result.evaluation for result in results], name, table)
+            except RunError as error:
+                logger.warning("no published figures beside these: %s", error)
+                break
+    return None
 
 
 def describe_comparison(path: Path, out: Path | None) -> str:
-    """The plan in words: what differs, and each run with the commands that are left of it."""
+    """Describe a comparison: the settings of each method, and each run with the commands that are left of it."""
     plan = load_spec(path)
     out = comparison_directory(plan, out)
     runs = expand_runs(plan, path, out)
-    validate_unchanged_settings(runs)
-    stages_left = list_unfinished_stages(runs)
+    running.validate_unchanged_settings(runs)
+    stages_left = running.list_unfinished_stages(runs)
     _require_prerequisites(stages_left)
     left = {stage.job.name for stage in stages_left}
     lines = [f"{len(runs)} runs, {plan.compare.jobs} side by side, in {out}", ""]
@@ -274,7 +229,7 @@ def describe_comparison(path: Path, out: Path | None) -> str:
         said = ", ".join(f"{key} = {json.dumps(value)}" for key, value in own.items())
         lines.append(f"{label}: {said or 'as the settings shared by all'}")
     for run in runs:
-        stages = [stage for stage in list_stages(run) if stage.job.name in left]
+        stages = [stage for stage in running.list_stages(run) if stage.job.name in left]
         lines += ["", f"{run.name}: {'' if stages else 'done'}"]
         lines += [f"  trailnotes {shlex.join(stage.job.command[3:])}" for stage in stages]
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""What a run has cost so far, over all its starts: `cost.json` in its directory."""
+"""Record the costs of a run over all its starts, in `cost.json` of its directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_LINE_BYTES = 1 << 18  # bytes in which the last line of metrics.jsonl is lo
 
 
 def record_process(run_dir: Path, stage: str, ended: ProcessResult) -> None:
-    """Add what one process of the run took, and count anew what the run has played and said."""
+    """Add the time and memory of one process of the run, and count steps and tokens of the run anew."""
     processes = [*_read_json(run_dir).get("processes", []), {
         "stage": stage, "status": ended.status, "seconds": round(ended.seconds, 2),
         "cpu_seconds": round(ended.cpu_seconds, 2), "peak_memory": ended.peak_memory,
@@ -28,7 +28,7 @@ def record_process(run_dir: Path, stage: str, ended: ProcessResult) -> None:
 
 
 def load_costs(run_dir: Path) -> dict[str, float]:
-    """The totals, by the names of `COMPARISON_FIELDS`; what is not known is absent.
+    """Load the totals of a run, by the names of `COMPARISON_FIELDS`; unknown ones are absent.
 
     Counts are those of the last line of metrics.jsonl, seconds and processor seconds are summed over the processes of
     training or adapting, peak memory (bytes) is the largest of any one process. Processes that outlived a comparison
@@ -40,10 +40,9 @@ def load_costs(run_dir: Path) -> dict[str, float]:
 
 
 def read_last_metrics(run_dir: Path) -> dict[str, Any]:
-    """The newest line of a run's metrics, {} where there is none; reads the end of the file alone."""
-    for line in reversed(
-        read_tail(run_dir / "metrics.jsonl", _MAX_LINE_BYTES).split(b"\n")[:-1]
-    ):  # what follows the last \n is torn
+    """Read the newest line of a run's metrics, {} where there is none; reads the end of the file alone."""
+    tail = read_tail(run_dir / "metrics.jsonl", _MAX_LINE_BYTES)
+    for line in reversed(tail.split(b"\n")[:-1]):  # a line without \n is torn
         try:
             record = parse_json(line, "drop")
         except ValueError:
@@ -64,15 +63,10 @@ def _sum_costs(run_dir: Path, processes: list[Mapping[str, Any]]) -> dict[str, f
         total["seconds"] = round(max(seconds, line.get("seconds", 0.0)), 2)
     if own:
         total["peak_memory"] = max(process["peak_memory"] for process in own)
-        if len(own) >= _count_starts(run_dir):
+        starts = _read_json(run_dir, "run.json").get("starts", [])
+        if len(own) >= (len(starts) if isinstance(starts, list) else 0):
             total["cpu_seconds"] = round(sum(process["cpu_seconds"] for process in own), 2)
     return total | ({SPENDING: line[ENDPOINT_COST]} if ENDPOINT_COST in line else {})
-
-
-def _count_starts(run_dir: Path) -> int:
-    """How often the run was begun or resumed, as it noted itself."""
-    starts = _read_json(run_dir, "run.json").get("starts", [])
-    return len(starts) if isinstance(starts, list) else 0
 
 
 def _read_json(run_dir: Path, file: str = COST_FILE) -> dict[str, Any]:

@@ -1,8 +1,4 @@
-"""Evaluations on disk: where they are, what they say, and what is refused because it is half there.
-
-An evaluation is a directory that ``trailnotes eval --out DIR`` wrote. Given a run, those at and below ``RUN/eval`` are
-taken.
-"""
+"""Find and read evaluations, directories that ``trailnotes eval --out`` wrote; of a run those below ``RUN/eval``."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ EVAL_DIR = "eval"  # inside a run directory
 
 @dataclass(frozen=True, slots=True)
 class EpisodeResult:
-    """What a table needs of one episode."""
+    """Task and result of one episode."""
 
     task: Task
     value: float  # return
@@ -36,44 +32,44 @@ class EpisodeResult:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One model on one panel, read whole."""
+    """The evaluation of one model on one panel."""
 
     path: Path
     label: str  # given on the command line; "" = named after its method
-    player: str  # as its own table calls who played
+    player: str  # as its own table calls the model
     metric: str  # that its own table shows
     memory: bool  # whether tips were shown
     costs: Mapping[str, float]  # of the training, by the names of `TABLE_FIELDS`
     model: str  # that played: a checkpoint's directory, a model directory, a hub name
     settings: Config  # that it was played with
-    trained: Config | None  # settings of the run examined; None for a model that came from no run
+    trained: Config | None  # settings of the run evaluated; None for a model that came from no run
     planned: tuple[str, ...]  # task ids of the panel
     episodes: tuple[EpisodeResult, ...]
     protocol: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # identities: of the panel, of the training
 
     @property
     def seed(self) -> int:
-        """Of the training; of the sampling for a model that came from no run."""
+        """Get the seed of the training; of the sampling for a model that came from no run."""
         return (self.trained or self.settings).run.seed
 
     @property
     def run(self) -> tuple[str, int]:
-        """What evaluations of one trained model have in common."""
+        """Identify the trained model, which its evaluations have in common."""
         return self.model, self.seed
 
     def get_episodes(self, task: str) -> list[EpisodeResult]:
-        """The episodes of one row of the panel."""
+        """List the episodes of one row of the panel."""
         return [episode for episode in self.episodes if get_panel_row(episode.task.id) == task]
 
     @property
     def tasks(self) -> list[str]:
-        """The rows of the panel that were played."""
+        """List the rows of the panel that were played."""
         return list(dict.fromkeys(get_panel_row(episode.task.id) for episode in self.episodes))
 
     def list_training_tasks(self) -> list[Task]:
-        """List what the run examined was trained on; nothing without training, or where it was in another environment.
+        """List the tasks that the run was trained on; none without training, or where it was in another environment.
 
-        That one may be of a stranger's choice, and listing its tasks imports it.
+        Listing tasks imports the environment, which a stranger may have chosen.
         """
         if self.trained is None or self.trained.env.name != self.settings.env.name:
             return []
@@ -81,20 +77,20 @@ class Evaluation:
 
 
 def get_panel_row(task_id: str) -> str:
-    """``env/find-animal/225`` belongs to the row ``find-animal``."""
+    """Get the row of a task: ``env/find-animal/225`` belongs to ``find-animal``."""
     return "/".join(task_id.split("/")[1:-1])
 
 
 def get_variation(task_id: str) -> str:
-    """``env/find-animal/225`` is variation ``225``."""
+    """Get the variation of a task: ``225`` of ``env/find-animal/225``."""
     return task_id.rpartition("/")[2]
 
 
 def load_evaluations(words: Sequence[str], env: str) -> tuple[list[Evaluation], list[str]]:
-    """The evaluations that the words ``DIR`` or ``DIR=LABEL`` stand for, each once, and remarks about them.
+    """Load the evaluations that the words ``DIR`` or ``DIR=LABEL`` stand for, each once, and remarks about them.
 
     Raises:
-        RunError: nothing to read there, half of it, or an evaluation of another environment.
+        RunError: an evaluation is missing, incomplete, or of another environment.
     """
     found: dict[Path, Evaluation] = {}
     notes: list[str] = []
@@ -113,14 +109,10 @@ def load_evaluations(words: Sequence[str], env: str) -> tuple[list[Evaluation], 
 
 
 def validate_same_protocol(evaluations: Sequence[Evaluation], place: str) -> None:
-    """Refuse to set beside each other what was played, or trained, on other goals or data.
-
-    Args:
-        evaluations: of one `place`.
-        place: "column" or "table".
+    """Require that the evaluations of one "column" or "table" were played, and trained, on the same goals and data.
 
     Raises:
-        RunError: names two evaluations, in what they differ, and the fix.
+        RunError: names two evaluations, their differences, and the fix.
     """
     firsts: dict[str, Evaluation] = {}
     for evaluation in evaluations:
@@ -128,20 +120,16 @@ def validate_same_protocol(evaluations: Sequence[Evaluation], place: str) -> Non
             first = firsts.setdefault(name, evaluation)
             before = first.protocol[name]
             if keys := [key for key in before | identity if before.get(key) != identity.get(key)]:
-                differing = ", ".join(
-                    f"{key} {_format_value(before.get(key))} and {_format_value(identity.get(key))}" for key in keys
-                )
+                pairs = [["others" if isinstance(value := record.get(key), Mapping) else str(value)
+                          for record in (before, identity)] for key in keys]  # fmt: skip
+                differing = ", ".join(f"{key} {' and '.join(pair)}" for key, pair in zip(keys, pairs, strict=True))
                 other = f", or name one otherwise, {evaluation.path}=LABEL" if place == "column" else ""
                 raise RunError(f"{first.path} and {evaluation.path} are of two protocols ({differing}), and one "
                                f"{place} is of one: leave one out{other}")  # fmt: skip
 
 
-def _format_value(value: object) -> str:
-    return "others" if isinstance(value, Mapping) else str(value)
-
-
 def split_label(word: str) -> tuple[Path, str]:
-    """``DIR=LABEL`` in two; a directory that has "=" in its own name stays whole."""
+    """Split ``DIR=LABEL`` in two; a directory that has "=" in its own name stays whole."""
     place, equals, label = word.rpartition("=")
     if not equals or Path(word).exists():
         return Path(word), ""
@@ -151,7 +139,7 @@ def split_label(word: str) -> tuple[Path, str]:
 
 
 def find_evaluations(path: Path) -> list[Path]:
-    """The directory itself if it is an evaluation, else all at and below its `eval`.
+    """Find the evaluations of a directory: itself, or else all at and below its `eval`.
 
     Raises:
         RunError: there are none; says how to make one.
@@ -168,7 +156,7 @@ def find_evaluations(path: Path) -> list[Path]:
 
 
 def load_evaluation(path: Path, label: str = "") -> Evaluation:
-    """One evaluation.
+    """Load one evaluation from its directory.
 
     Raises:
         RunError: it is unfinished or damaged; names the file.
@@ -191,8 +179,11 @@ def load_evaluation(path: Path, label: str = "") -> Evaluation:
     if len(episodes) != counted:
         raise RunError(f"{path} is damaged (table.json counts {counted} episodes, episodes.jsonl holds "
                        f"{len(episodes)}): {again}")  # fmt: skip
-    settings = _load_settings(path / "eval.toml")
-    trained = _load_settings(path / "trained.toml") if (path / "trained.toml").is_file() else None
+    try:
+        settings = load_config(path / "eval.toml")
+        trained = load_config(path / "trained.toml") if (path / "trained.toml").is_file() else None
+    except ConfigError as error:
+        raise RunError(f"settings of an evaluation cannot be used: {error}") from error
     return Evaluation(path, label, player, metric, memory, costs, model, settings, trained, planned, episodes,
                       protocol)  # fmt: skip
 
@@ -211,10 +202,3 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from None
     return value
-
-
-def _load_settings(path: Path) -> Config:
-    try:
-        return load_config(path)
-    except ConfigError as error:
-        raise RunError(f"settings of an evaluation cannot be used: {error}") from error

@@ -1,4 +1,4 @@
-"""The runs that a comparison asks for, each with its settings, and what of them is refused before any is started."""
+"""Expand a comparison into its runs, each with its settings, and validate them before any is started."""
 
 from __future__ import annotations
 
@@ -12,21 +12,12 @@ from typing import Any
 from trailnotes.config.methods import TIPS_ONLY_METHOD, resolve_method
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import collect_fields, flatten_config, load_config
-from trailnotes.envs.tasks import (
-    load_panel,
-    load_rehearsal_tasks,
-    load_used_tasks,
-    require_outside_panel,
-    tasks_of,
-    validate_learning_tasks,
-    validate_splits,
-)
+from trailnotes.envs import tasks
 from trailnotes.errors import ConfigError
 from trailnotes.training.rehearsal import validate_rehearsal
-from trailnotes.types import Task
-from trailnotes_lab.compare.spec import Budget, ComparisonSpec, panel_directory, run_directory, slugify
+from trailnotes_lab.compare.spec import ComparisonSpec, panel_directory, run_directory, slugify
 
-_RESERVED_KEYS = ("run.name", "run.seed", "algorithm.name")  # what the comparison itself sets in each run
+_RESERVED_KEYS = ("run.name", "run.seed", "algorithm.name")  # the comparison itself sets them in each run
 _RESERVED_PANEL_KEYS = (*_RESERVED_KEYS, "eval.trials", "eval.metric", "model.path")
 _TRAINING_DEFAULTS = {"train.keep_optimizer": False}  # unless settings say so: a comparison never trains a run further
 _PANEL_KEYS = ("env.name", "eval.split", "eval.num_tasks", "eval.metric")  # must be the same in all of them
@@ -39,12 +30,12 @@ class PlannedPanel:
     name: str
     directory: Path
     config: Config
-    subject: str  # who plays, as `trailnotes adapt` takes it
+    subject: str  # the model that plays, as `trailnotes adapt` takes it
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """One method with one seed: an ordinary run directory."""
+    """One method with one seed, in an ordinary run directory."""
 
     method: str
     seed: int
@@ -55,32 +46,29 @@ class PlannedRun:
 
     @property
     def name(self) -> str:
-        """Also of its directory."""
+        """Get the name, which is also that of its directory."""
         return self.directory.name
 
     @property
     def trains(self) -> bool:
-        """Whether it changes weights."""
+        """Say whether the run changes weights."""
         return resolve_method(self.config.algorithm.name).trains
 
     @property
     def uses_prior_model(self) -> bool:
-        """Whether it plays the last model of the run that went before."""
+        """Say whether it plays the last model of the run that went before."""
         return bool(self.after) and not resolve_method(self.config.algorithm.name).data
 
     @property
     def initial_model(self) -> str:
-        """What it starts from, as `trailnotes adapt` takes it: a model, or the directory of the run before."""
-        return _relative_path(self.directory.parent / self.after) if self.uses_prior_model else self.config.model.path
+        """Get the model it starts from, as `trailnotes adapt` takes it, or the directory of the run before."""
+        return os.path.relpath(self.directory.parent / self.after) if self.uses_prior_model else self.config.model.path
 
 
 def expand_runs(plan: ComparisonSpec, path: Path, out: Path) -> list[PlannedRun]:
-    """All runs, seed by seed, so that an unfinished comparison has every method of its first seeds.
+    """Expand all runs, seed by seed, so that an unfinished comparison has every method of its first seeds.
 
-    Args:
-        plan: the comparison.
-        path: its file, beside which the shared settings lie.
-        out: the directory of the comparison.
+    The shared settings lie beside `path`, the file of the comparison.
 
     Raises:
         ConfigError: settings that cannot work; names the method.
@@ -106,9 +94,11 @@ def _validate_training_data(runs: Mapping[str, PlannedRun], plan: ComparisonSpec
         after = plan.methods[name].after
         try:
             if after and not run.uses_prior_model:  # its data is not there yet, but which games it will be of is known
-                validate_learning_tasks(_list_played_tasks(runs[after].config), f"the episodes of {after}", run.config)
+                before, trains = runs[after].config, runs[after].trains  # a run that trains never plays its panel
+                played = tasks.tasks_of(before, before.train.split) if trains else tasks.load_panel(before)
+                tasks.validate_learning_tasks(played, f"the episodes of {after}", run.config)
             else:
-                validate_splits(run.config)
+                tasks.validate_splits(run.config)
             if run.trains:
                 validate_rehearsal(run.config)
         except ConfigError as error:
@@ -116,14 +106,19 @@ def _validate_training_data(runs: Mapping[str, PlannedRun], plan: ComparisonSpec
 
 
 def _validate_panels(runs: Mapping[str, PlannedRun], path: Path) -> None:
-    """Refuse panels of games that somebody learns from, and such as are not the same for all; a run of each method."""
+    """Refuse panels of games that a method learns from, or that differ between methods; a run of each method."""
     games: dict[str, list[str]] = {}
     for run in runs.values():
         for panel in run.panels:
             try:
-                own = [task.id for task in load_panel(panel.config)]
+                own = [task.id for task in tasks.load_panel(panel.config)]
                 if run.trains:
-                    _validate_panel_unseen(run.config, panel.config)
+                    rehearsal = run.config.rehearsal
+                    key = "path" if rehearsal.path else "split"
+                    source = f"rehearsal.{key} = {getattr(rehearsal, key)!r}"
+                    for used, learned in tasks.load_used_tasks(run.config).items():
+                        tasks.require_outside_panel(learned, used, panel.config)
+                    tasks.require_outside_panel(tasks.load_rehearsal_tasks(run.config), source, panel.config)
             except ConfigError as error:
                 raise ConfigError(f"{path}: panels.{panel.name}: {error}") from None
             if games.setdefault(panel.name, own) != own:
@@ -131,100 +126,57 @@ def _validate_panels(runs: Mapping[str, PlannedRun], path: Path) -> None:
                                   "before it: all play one panel, so set in it what the method sets")  # fmt: skip
 
 
-def _validate_panel_unseen(trained: Config, examined: Config) -> None:
-    """As `validate_splits`, where what is examined has settings of its own."""
-    for source, games in load_used_tasks(trained).items():
-        require_outside_panel(games, source, examined)
-    key = "path" if trained.rehearsal.path else "split"
-    source = f"rehearsal.{key} = {getattr(trained.rehearsal, key)!r}"
-    require_outside_panel(load_rehearsal_tasks(trained), source, examined)
-
-
-def _list_played_tasks(config: Config) -> list[Task]:
-    """The games whose episodes a run will leave: one that trains never plays its panel, any other does."""
-    return tasks_of(config, config.train.split) if resolve_method(config.algorithm.name).trains else load_panel(config)
-
-
 def _expand_run(plan: ComparisonSpec, name: str, seed: int, base: Path | None, path: Path, out: Path) -> PlannedRun:
-    method = plan.methods[name]
+    method, algorithm = plan.methods[name], plan.get_algorithm(name)
     after = f"{slugify(method.after)}-{seed}" if method.after else ""
-    algorithm = plan.get_algorithm(name)
-    own = flatten_settings(method.settings)
-    trains, budget = resolve_method(algorithm).trains, _make_budget_settings(plan.budget, algorithm)
+    own, trains = flatten_settings(method.settings), resolve_method(algorithm).trains
+    limits = {"train.max_env_steps": plan.budget.env_steps, "train.max_tokens": plan.budget.tokens}
+    budget = {key: value for key, value in (limits if trains else {"eval.trials": plan.budget.trials}).items() if value}
     taken = [k for k in own if k in (*_RESERVED_KEYS, *(budget if trains else ()))]
     if taken:
         raise ConfigError(f"{path}: methods.{name} sets {taken[0]}, which is the comparison's to set: leave it out")
     directory = run_directory(out, name, seed)
     ours = {"run.name": directory.name, "run.seed": seed, "algorithm.name": algorithm}
     if after and resolve_method(algorithm).data:
-        ours[resolve_method(algorithm).data] = [_relative_path(out / "runs" / after)]
-    source = _SettingsSource(base, path, f"methods.{name}")
-    config = _load_layered_config(
-        source,
-        [_TRAINING_DEFAULTS if trains else {}, flatten_settings(plan.settings), budget, own, ours],
-        trains=trains,
-    )
+        ours[resolve_method(algorithm).data] = [os.path.relpath(out / "runs" / after)]
+    layers = [_TRAINING_DEFAULTS if trains else {}, flatten_settings(plan.settings), budget, own, ours]
+    config = _load_layered_config(base, (path, f"methods.{name}"), layers, trains=trains)
     if not config.model.path:
         raise ConfigError(f"{path}: model.path is empty: name the model that all methods start from")
     run = PlannedRun(name, seed, directory, config, after)
-    panels = [
-        _expand_panel(plan, panel, run, base, path) for panel in plan.panels if name in plan.list_panel_methods(panel)
-    ]
-    return replace(run, panels=tuple(panels))
+    own_panels = [panel for panel in plan.panels if name in plan.list_panel_methods(panel)]
+    return replace(run, panels=tuple(_expand_panel(plan, panel, run, base, path) for panel in own_panels))
 
 
 def _expand_panel(plan: ComparisonSpec, name: str, run: PlannedRun, base: Path | None, path: Path) -> PlannedPanel:
-    """The settings are those of the run, and over them the panel's own."""
     panel = plan.panels[name]
     own = flatten_settings(panel.settings)
     if taken := [k for k in own if k in _RESERVED_PANEL_KEYS]:
         raise ConfigError(f"{path}: panels.{name} sets {taken[0]}, which is the comparison's to set: leave it out")
     directory = panel_directory(run.directory, name)
-    ours = {"run.name": directory.name, "run.seed": run.seed, "algorithm.name": TIPS_ONLY_METHOD, "eval.trials": panel.trials,
-            "archive.share": 0.0}  # fmt: skip
+    ours = {"run.name": directory.name, "run.seed": run.seed, "algorithm.name": TIPS_ONLY_METHOD,
+            "eval.trials": panel.trials, "archive.share": 0.0}  # fmt: skip
     shared, method = flatten_settings(plan.settings), flatten_settings(plan.methods[run.method].settings)
-    config = _load_layered_config(_SettingsSource(base, path, f"panels.{name}"), [shared, method, own, ours])
-    return PlannedPanel(name, directory, config, _relative_path(run.directory) if run.trains else config.model.path)
-
-
-@dataclass(frozen=True, slots=True)
-class _SettingsSource:
-    """Where settings stand, for those that cannot work."""
-
-    base: Path | None  # the file that all share
-    path: Path  # of the comparison
-    table: str  # in it
+    config = _load_layered_config(base, (path, f"panels.{name}"), [shared, method, own, ours])
+    # A relative path, so that the same directory has the same settings however --out was written.
+    return PlannedPanel(name, directory, config, os.path.relpath(run.directory) if run.trains else config.model.path)
 
 
 def _load_layered_config(
-    source: _SettingsSource, layers: Sequence[Mapping[str, Any]], *, trains: bool = False
+    base: Path | None, source: tuple[Path, str], layers: Sequence[Mapping[str, Any]], *, trains: bool = False
 ) -> Config:
-    """The settings that all share, and over them `layers`; the last word on a key counts."""
+    """Load the shared file `base`, and over it `layers`; errors name `source`, a comparison and a table in it."""
     try:
-        config = load_config(source.base, [word for settings in layers for word in _format_overrides(settings)])
+        config = load_config(base, [word for settings in layers for word in _format_overrides(settings)])
         if trains:
             config.validate_training()
     except ConfigError as error:
-        said = str(error).replace("command line", f"{source.path}", 1)
-        raise ConfigError(said if str(source.base) in said else f"{said} ({source.table})") from None
+        said = str(error).replace("command line", f"{source[0]}", 1)
+        raise ConfigError(said if str(base) in said else f"{said} ({source[1]})") from None
     return config
 
 
-def _relative_path(path: Path) -> str:
-    """The same directory has the same settings however --out was written."""
-    return os.path.relpath(path)
-
-
-def _make_budget_settings(budget: Budget, algorithm: str) -> dict[str, Any]:
-    """The budget as settings of one method."""
-    if not resolve_method(algorithm).trains:
-        return {"eval.trials": budget.trials} if budget.trials else {}
-    named = {"train.max_env_steps": budget.env_steps, "train.max_tokens": budget.tokens}
-    return {name: value for name, value in named.items() if value}
-
-
 def _validate_shared_settings(plan: ComparisonSpec, path: Path) -> None:
-    """What the comparison sets must not be set for all; and equal budgets need one."""
     for name in flatten_settings(plan.settings):
         if name in _RESERVED_KEYS:
             raise ConfigError(f"{path}: settings sets {name}, which is the comparison's to set: leave it out")
@@ -234,20 +186,17 @@ def _validate_shared_settings(plan: ComparisonSpec, path: Path) -> None:
 
 
 def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Tables as dotted keys: ``{"loss": {"kl": 0.1}}`` -> ``{"loss.kl": 0.1}``; a key that is a table stays one."""
+    """Write tables as dotted keys, ``{"loss": {"kl": 0.1}}`` -> ``{"loss.kl": 0.1}``; a key that is a table stays."""
     leaves: dict[str, Any] = {}
     for word, value in settings.items():
         name = prefix + word
-        leaves |= flatten_settings(value, f"{name}.") if _is_section(name, value) else {name: value}
+        is_section = isinstance(value, Mapping) and name not in collect_fields()
+        leaves |= flatten_settings(value, f"{name}.") if is_section else {name: value}
     return leaves
 
 
-def _is_section(name: str, value: Any) -> bool:
-    return isinstance(value, Mapping) and name not in collect_fields()
-
-
 def _format_overrides(settings: Mapping[str, Any]) -> list[str]:
-    """The settings as words of a command line; tables key by key, since JSON's are not TOML."""
+    """Write settings as words of a command line; tables key by key, since JSON's are not TOML."""
     words: list[str] = []
     for name, value in settings.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What a person sees while a comparison runs: a line for each run on a terminal, news of them everywhere else."""
+"""Show the progress of a comparison: a live line for each run on a terminal, printed changes everywhere else."""
 
 from __future__ import annotations
 
@@ -19,24 +19,18 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 STAGE_STATES = {"train": "training", EVAL_STAGE: "unseen games", "adapt": "adapting"}
-_IDLE_STATES = ("failed", "done", "waiting")  # on the screen; what does not fit is at the end
+_IDLE_STATES = ("failed", "done", "waiting")  # they come last on the screen, which may cut them off
 _BAR_WIDTH = 20  # characters
 
 
 class ProgressBoard:
-    """All runs of a comparison, fed with the stages that run. A context manager.
+    """Progress of all runs of a comparison, as a context manager that is fed with the stages under way.
 
     Off a terminal it prints a line when a run begins a stage or ends, and every `interval` seconds how far each is.
     """
 
-    def __init__(
-        self,
-        runs: Sequence[PlannedRun],
-        left: Sequence[RunStage],
-        *,
-        stream: IO[str] | None = None,
-        interval: float = 60.0,
-    ) -> None:
+    def __init__(self, runs: Sequence[PlannedRun], left: Sequence[RunStage], *, stream: IO[str] | None = None,
+                 interval: float = 60.0) -> None:  # fmt: skip
         self.stream = ignore_write_errors(sys.stderr if stream is None else stream)
         self.interval = interval
         left_over = {stage.run.name for stage in left}
@@ -63,7 +57,7 @@ class ProgressBoard:
             self._live.stop()
 
     def update(self, running: Sequence[RunStage]) -> None:
-        """Show what has become of each run, now that these stages are under way."""
+        """Show the state of each run, now that these stages are under way."""
         now = {stage.run.name: stage for stage in reversed(running)}
         for stage in running:
             self._begun[stage.run.name][stage.name] = stage
@@ -73,11 +67,9 @@ class ProgressBoard:
             if state != before:
                 self._states[name] = state
                 self._began[name] = self._began[name] or time.monotonic()
+                taken = f"  ({format_duration(time.monotonic() - self._began[name])})" if state == "done" else ""
                 if state != "waiting":
-                    self._print_line(
-                        f"{name}  {state}"
-                        + (f"  ({format_duration(self._elapsed_seconds(name))})" if state == "done" else "")
-                    )
+                    self._print_line(f"{name}  {state}{taken}")
         if self._live is not None:
             self._live.update(self._make_table())
         elif time.monotonic() - self._printed >= self.interval:
@@ -85,7 +77,6 @@ class ProgressBoard:
             self._print_line("   ".join(" ".join(self._make_row(name)[:3]).strip() for name in now))
 
     def _derive_idle_state(self, name: str, before: str) -> str:
-        """The state of a run of which no stage is under way."""
         if before in _IDLE_STATES:
             return before
         if unfinished := [stage for stage in self._begun[name].values() if not stage.is_done]:
@@ -97,22 +88,21 @@ class ProgressBoard:
         if self._live is None and line:
             print(escape_unprintable(line), file=self.stream, flush=True)
 
-    def _elapsed_seconds(self, name: str) -> float:
-        return time.monotonic() - self._began[name] if self._began[name] else 0.0
-
     def _make_row(self, name: str) -> tuple[str, str, str, str]:
-        """Name, state, share of what is under way, and what there is to say about it."""
+        """Name, state, progress of the stage under way, and its newest figures or line of output."""
         state, run = self._states[name], self._runs[name]
         if state == "training":
             if is_recording(run.directory):
                 return name, "recording", "", "the start model plays what is rehearsed"
             line = read_last_metrics(run.directory)
-            return name, state, f"{compute_progress(run, line):.0%}", format_progress(line)
+            progress = run.config.train.compute_progress({**line, "iteration": line["iteration"] + 1}) if line else 0.0
+            return name, state, f"{min(1.0, progress):.0%}", _format_progress(line)
         if state in ("done", "waiting"):
             return name, state, "", ""
         return name, state, "", read_last_line(self._shown[name].job.directory / LOG_FILE)
 
     def _make_table(self) -> Any:
+        from rich.markup import escape
         from rich.table import Table
 
         order = sorted(dict.fromkeys(self._states.values()), key=_sort_key)
@@ -126,7 +116,7 @@ class ProgressBoard:
             filled = round(_BAR_WIDTH * float(share[:-1]) / 100) if share else _BAR_WIDTH * (state == "done")
             style = {"failed": "red", "done": "green", "waiting": "dim"}.get(state, "bold")
             bar = "━" * filled + " " * (_BAR_WIDTH - filled) + f" {share}"
-            table.add_row(f"[{style}]{shown}[/]", state, bar, _escape_markup(facts))
+            table.add_row(f"[{style}]{shown}[/]", state, bar, escape(facts))
         whole = Table.grid()
         whole.add_row(f"{said}   {format_duration(time.monotonic() - self._entered)}")
         whole.add_row(table)
@@ -138,25 +128,14 @@ def _get_stage_state(stage: RunStage) -> str:
 
 
 def _sort_key(state: str) -> int:
-    """What is under way is first, from the training on; panels go by names of their own."""
+    """Stages under way come first, from the training on; panels go by names of their own."""
     order = (*STAGE_STATES.values(), "panel", *_IDLE_STATES)
     return order.index(state if state in order else "panel")
 
 
-def compute_progress(run: PlannedRun, line: Mapping[str, Any]) -> float:
-    """How far a training run is, by the last line of its metrics."""
-    return min(1.0, run.config.train.compute_progress({**line, "iteration": line["iteration"] + 1})) if line else 0.0
-
-
-def format_progress(line: Mapping[str, Any]) -> str:
+def _format_progress(line: Mapping[str, Any]) -> str:
     """``12,800 steps  success 0.25``."""
     names = ("validation/success", "rollout/success/plain", "rollout/success")
     success = next((line[name] for name in names if name in line), None)
     said = [f"{line['env_steps']:,} steps"] if "env_steps" in line else []
     return "  ".join([*said, *([f"success {success:.2f}"] if success is not None else [])])
-
-
-def _escape_markup(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

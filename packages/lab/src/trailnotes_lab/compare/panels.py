@@ -1,4 +1,4 @@
-"""What the models of a comparison did on the panels beside the main one, trial after trial with the tips they wrote."""
+"""Summarise the panels beside the main one, which the models play trial after trial with the tips that they wrote."""
 
 from __future__ import annotations
 
@@ -17,48 +17,46 @@ from trailnotes_lab.compare.statistics import Difference, estimate_paired_differ
 
 @dataclass(frozen=True, slots=True)
 class PanelTrials:
-    """The model of one run on one panel."""
+    """The trials of one run's model on one panel."""
 
     panel: str  # name
     label: str  # of its method
     seed: int
     evaluation: Evaluation  # the last trial
-    games: tuple[
-        GameValues, ...
-    ]  # of each trial; trial 0 is without tips, each other with those of the trials before it
+    games: tuple[GameValues, ...]  # of each trial: trial 0 without tips, each other with those of the trials before it
     families: Mapping[str, str]  # game -> family
 
     @property
     def last(self) -> GameValues:
-        """What the model is judged by on this panel."""
+        """Get the trial that the model is judged by on this panel."""
         return self.games[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class PanelMethodSummary:
-    """One method on a panel; without a trial where there is no result."""
+    """The line of one method on a panel; without a trial where there is no result."""
 
     label: str
     seeds: tuple[int, ...]
     num_games: int
     trials: tuple[Estimate, ...]
     by_seed: tuple[tuple[float, ...], ...]  # of each seed its means, one a trial
-    difference: Difference | None  # of the last trial: see `PanelSummary.against`
+    difference: Difference | None  # of the last trial, to `PanelSummary.against`
     missing: Mapping[int, str] = field(default_factory=dict)  # seed -> why it has no result
 
     @property
     def final(self) -> Estimate | None:
-        """The last trial."""
+        """Get the estimate of the last trial."""
         return self.trials[-1] if self.trials else None
 
 
 @dataclass(frozen=True, slots=True)
 class PanelSummary:
-    """All methods on one panel."""
+    """The lines of all methods on one panel."""
 
     label: str
     metric: str
-    games: str  # how many of what, as a title says it
+    games: str  # their number and kind, for a title
     num_trials: int  # after trial 0
     same_games: bool  # whether they are those of the main panel
     start: str  # label of the start model; "" where it does not play
@@ -66,31 +64,31 @@ class PanelSummary:
 
     @property
     def against(self) -> str:
-        """What differences are taken to; "" for nothing."""
+        """Name the baseline of the differences; "" for none."""
         return "the same run without tips" if self.same_games else self.start
 
     def get_final_mean(self, label: str) -> float | None:
-        """The mean of a method's last trial; None where there is no result."""
+        """Get the mean of a method's last trial; None where there is no result."""
         return next((line.final.mean for line in self.lines if line.label == label and line.final), None)
 
 
 @dataclass(frozen=True, slots=True)
 class PanelOptions:
-    """What is asked of the results on one panel."""
+    """Options of the summary of one panel, as the comparison sets them."""
 
     name: str
     label: str
     num_trials: int
-    methods: Sequence[str]  # labels of those who play it, in their order
+    methods: Sequence[str]  # labels of those that play it, in their order
     start: str = ""  # label of the start model among them
     missing: Mapping[tuple[str, int], str] = field(default_factory=dict)  # (label, seed) -> why
 
 
 def read_trials(directory: Path, panel: str, label: str, seed: int) -> PanelTrials:
-    """What an adaptation left.
+    """Read the trials that an adaptation left.
 
     Raises:
-        RunError: it is not whole.
+        RunError: the adaptation is incomplete.
     """
     evaluation = load_evaluation(directory / EVAL_DIR, label)
     games = read_trial_values(directory, evaluation.metric)
@@ -103,18 +101,17 @@ def read_trials(directory: Path, panel: str, label: str, seed: int) -> PanelTria
 
 
 def summarise_panel(question: PanelOptions, played: Sequence[PanelTrials], main: Sequence[RunResult]) -> PanelSummary:
-    """The table of one panel.
-
-    Args:
-        question: which panel, and who plays it.
-        played: all that has been, on any panel.
-        main: the same methods on the main panel.
+    """Summarise one panel from trials on any panel, and from the results of the same methods on the main panel.
 
     Raises:
-        RunError: two models have played other games.
+        RunError: two models have played different games.
     """
     own = [trials for trials in played if trials.panel == question.name]
-    _validate_same_games(own)
+    for trials in own[1:]:
+        one, other = own[0].evaluation, trials.evaluation
+        if (one.planned, one.metric, len(own[0].games)) != (other.planned, other.metric, len(trials.games)):
+            raise RunError(f"{one.path} and {other.path} are of different games, metrics or numbers of trials: remove "
+                           "one to have it played again")  # fmt: skip
     first = own[0].evaluation if own else main[0].evaluation
     same_games = bool(own) and set(first.planned) == set(main[0].evaluation.planned)
     start = {trials.seed: trials.last for trials in own if trials.label == question.start}
@@ -145,22 +142,8 @@ def _summarise_panel_method(
     metric = group[0].evaluation.metric
     last = {trials.seed: trials.last for trials in group}
     by_trial = [{trials.seed: trials.games[i] for trials in group} for i in range(len(group[0].games))]
-    return PanelMethodSummary(
-        label=label,
-        seeds=tuple(last),
-        num_games=len(find_common_games(last)),
-        trials=tuple(estimate_pooled_mean(values, families, metric) for values in by_trial),
-        by_seed=tuple(
-            tuple(estimate_pooled_mean({0: games}, families, metric).mean for games in own.games) for own in group
-        ),
-        difference=estimate_paired_difference(last, baseline, families, metric) if baseline else None,
-        missing=missing,
-    )
-
-
-def _validate_same_games(own: Sequence[PanelTrials]) -> None:
-    for trials in own[1:]:
-        one, other = own[0].evaluation, trials.evaluation
-        if (one.planned, one.metric, len(own[0].games)) != (other.planned, other.metric, len(trials.games)):
-            raise RunError(f"{one.path} and {other.path} are of different games, metrics or numbers of trials: remove "
-                           "one to have it played again")  # fmt: skip
+    trials = tuple(estimate_pooled_mean(values, families, metric) for values in by_trial)
+    by_seed = tuple(tuple(estimate_pooled_mean({0: v}, families, metric).mean for v in own.games) for own in group)
+    difference = estimate_paired_difference(last, baseline, families, metric) if baseline else None
+    num_games = len(find_common_games(last))
+    return PanelMethodSummary(label, tuple(last), num_games, trials, by_seed, difference, missing)

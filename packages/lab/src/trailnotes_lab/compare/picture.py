@@ -1,4 +1,4 @@
-"""The picture of a comparison: learning curves with bands over seeds, and what each method is judged by.
+"""Draw a comparison: learning curves with bands over seeds, and the final figure of each method.
 
 Below them a row for each panel of other games: success trial by trial, and in the last trial. Each method has its own
 colour (config/methods.py); each curve also has its own dashes, and its name at its end. The start model is grey.
@@ -28,7 +28,7 @@ MAX_SHARED_CURVES = 6  # curves that one pair of axes holds; of more, each gets 
 
 @dataclass(frozen=True, slots=True)
 class MethodMarks:
-    """What is drawn of one method."""
+    """Curves and marks of one method."""
 
     label: str
     curves: Sequence[Curve | Sequence[tuple[float, float]]]  # one a seed; () without training
@@ -38,23 +38,23 @@ class MethodMarks:
     remark: str = ""  # small, below the label
     is_baseline: bool = False
     is_start: bool = False  # the start model: grey, in dashes
-    rings: Sequence[float | None] = ()  # what it did on the same games otherwise, by the order of `Words.rings`
+    rings: Sequence[float | None] = ()  # its means on panels of the same games, in the order of `PlotText.rings`
 
 
 @dataclass(frozen=True, slots=True)
 class PlotText:
-    """What is written in the picture."""
+    """Title and labels of the picture."""
 
     title: str  # over all
-    metric: str  # what is measured; success is drawn from 0 to 1
-    interval: str  # what all intervals are of: on this panel, or beyond it
+    metric: str  # success is drawn from 0 to 1
+    interval: str  # of all intervals: on this panel, or beyond it
     judged: str = "on the panel"  # where and when the final figures are from
-    rings: Sequence[str] = ()  # what each hollow mark is
+    rings: Sequence[str] = ()  # meaning of each hollow mark
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What curves are drawn against."""
+    """The axes that curves are drawn against."""
 
     xlabel: str
     ylabel: str
@@ -74,42 +74,36 @@ class PlotRow:
 
     @property
     def methods_with_curves(self) -> list[MethodMarks]:
-        """Those that have a curve."""
+        """List the methods that have a curve."""
         return [method for method in self.methods if method.curves]
 
     @property
     def grid_shape(self) -> tuple[int, int] | None:
-        """Rows and columns of small pictures, where there are too many curves for one; else None."""
+        """Count rows and columns of small pictures, where there are too many curves for one; else None."""
         num = sum(not method.is_start for method in self.methods_with_curves)
         return (math.ceil(num / GRID_COLUMNS), GRID_COLUMNS) if num > MAX_SHARED_CURVES else None
 
     @property
     def height(self) -> float:
-        """In inches."""
+        """Compute the height in inches."""
         return max(4.6, 1.5 + 0.42 * len(self.methods), 1.4 + 1.55 * self.grid_shape[0] if self.grid_shape else 0)
 
 
 def draw_methods(
     methods: Sequence[MethodMarks], path: Path, words: PlotText, *, threshold: float, panels: Sequence[PlotRow] = ()
 ) -> None:
-    """Curves on the left where anything was trained, final figures on the right; below likewise each panel.
-
-    Args:
-        methods: from the top down.
-        path: the PNG.
-        words: title, metric and interval.
-        threshold: of the sample efficiency; a fine line across the curves.
-        panels: further rows, by `make_panel_row`.
+    """Draw curves on the left where anything was trained, final figures on the right; below likewise each panel.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
     plt = load_pyplot()
-    rows = [PlotRow(methods, words, _make_learning_axis(words.metric, threshold)), *panels]
+    said = "learning curves, band: least to greatest seed; dotted: methods that change no weights, on the panel"
+    axis = Axis("environment steps", f"{words.metric} without tips", said, threshold)
+    rows = [PlotRow(methods, words, axis), *panels]
     colours = assign_colours([method.label for method in methods])
-    colours |= {
-        mark.label: INITIAL_MODEL_COLOUR["start model"] for row in rows for mark in row.methods if mark.is_start
-    }
+    starts = [mark.label for row in rows for mark in row.methods if mark.is_start]
+    colours |= dict.fromkeys(starts, INITIAL_MODEL_COLOUR["start model"])
     wide = any(row.methods_with_curves for row in rows)
     heights = [row.height for row in rows]
     with plt.rc_context({"font.size": 10, "axes.edgecolor": FAINT, "text.color": INK, "axes.labelcolor": INK}):
@@ -117,39 +111,29 @@ def draw_methods(
         parts = figure.subfigures(len(rows), 1, height_ratios=heights, squeeze=False)[:, 0] if panels else [figure]
         for part, row in zip(parts, rows, strict=True):
             part.suptitle(row.words.title, fontsize=13, x=0.01, ha="left", fontweight="bold")
-            _draw_row(part, row, colours)
+            left, right = part.subfigures(1, 2, width_ratios=(1.35, 1)) if row.methods_with_curves else (part, part)
+            if row.grid_shape:
+                _draw_small_multiples(left, row, colours, row.grid_shape)
+            elif row.methods_with_curves:
+                _draw_shared_curves(left.subplots(), row, colours)
+            _draw_finals(right.subplots(), row.methods, colours, row.words)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
     plt.close(figure)
 
 
 def make_panel_row(methods: Sequence[MethodMarks], words: PlotText, num_trials: int) -> PlotRow:
-    """A panel trial by trial; the curves of `methods` are against the trials 0 to `num_trials`."""
+    """Make the row of a panel; the curves of `methods` are against the trials 0 to `num_trials`."""
     said = "mean of each trial, band: least to greatest seed"
     axis = Axis("trial (0 is without tips)", words.metric, said, num_points=num_trials + 1, marker="o")
     return PlotRow(methods, words, axis)
 
 
-def _make_learning_axis(metric: str, threshold: float) -> Axis:
-    said = "learning curves, band: least to greatest seed; dotted: methods that change no weights, on the panel"
-    return Axis("environment steps", f"{metric} without tips", said, threshold)
-
-
-def _draw_row(figure: Any, row: PlotRow, colours: Mapping[str, str]) -> None:
-    left, right = figure.subfigures(1, 2, width_ratios=(1.35, 1)) if row.methods_with_curves else (figure, figure)
-    if row.grid_shape:
-        _draw_small_multiples(left, row, colours, row.grid_shape)
-    elif row.methods_with_curves:
-        _draw_shared_curves(left.subplots(), row, colours)
-    _draw_finals(right.subplots(), row.methods, colours, row.words)
-
-
 def assign_colours(labels: Sequence[str]) -> dict[str, str]:
-    """A method keeps its colour in every picture; others take the spare ones in turn."""
+    """Assign a colour to each label: a method keeps its own in every picture, others take the spare ones in turn."""
     own = get_colours()
-    free = [colour for colour in SPARE_COLOURS if colour not in {own.get(label) for label in labels}] or list(
-        SPARE_COLOURS
-    )
+    taken = {own.get(label) for label in labels}
+    free = [colour for colour in SPARE_COLOURS if colour not in taken] or list(SPARE_COLOURS)
     others = [label for label in labels if label not in own]
     spare = {label: free[index % len(free)] for index, label in enumerate(others)}
     return {label: own.get(label) or spare[label] for label in labels}
@@ -167,7 +151,7 @@ def _draw_shared_curves(axes: Any, row: PlotRow, colours: Mapping[str, str]) -> 
             axes.axhline(method.final, color=colours[method.label], linewidth=1.0, linestyle=(0, (1, 2)), zorder=1)
     _style_axes(axes, row)
     axes.set(xlabel=row.axis.xlabel, ylabel=row.axis.ylabel)
-    _set_subtitle(axes, row.axis.said)
+    axes.set_title(row.axis.said, fontsize=9, color=FAINT, loc="left")
     if row.axis.threshold is not None:
         axes.text(0.995, row.axis.threshold, "threshold", transform=axes.get_yaxis_transform(), ha="right",
                   va="bottom", fontsize=8, color=FAINT)  # fmt: skip
@@ -175,19 +159,11 @@ def _draw_shared_curves(axes: Any, row: PlotRow, colours: Mapping[str, str]) -> 
     places = spread_labels(list(ends.values()), 0.052 * (high - low), low, high)
     for ((label, remark), end), place in zip(ends.items(), places, strict=True):
         line = {"arrowstyle": "-", "color": colours[label], "linewidth": 0.7, "shrinkB": 0, "relpos": (0, 0.5)}
+        mixed = ("axes fraction", "data")
         axes.annotate(
-            f"{label} ({remark})" if remark else label,
-            (1.0, end),
-            (1.06, place),
-            xycoords=("axes fraction", "data"),
-            textcoords=("axes fraction", "data"),
-            color=colours[label],
-            va="center",
-            fontsize=9.5,
-            fontweight="bold",
-            annotation_clip=False,
-            arrowprops=line,
-        )
+            f"{label} ({remark})" if remark else label, (1.0, end), (1.06, place), xycoords=mixed, textcoords=mixed,
+            color=colours[label], va="center", fontsize=9.5, fontweight="bold", annotation_clip=False, arrowprops=line,
+        )  # fmt: skip
 
 
 def _draw_small_multiples(figure: Any, row: PlotRow, colours: Mapping[str, str], shape: tuple[int, int]) -> None:
@@ -237,10 +213,6 @@ def _style_axes(axes: Any, row: PlotRow) -> None:
         axes.set_ylim(-0.03, 1.03)
 
 
-def _set_subtitle(axes: Any, text: str) -> None:
-    axes.set_title(text, fontsize=9, color=FAINT, loc="left")
-
-
 def _draw_finals(axes: Any, methods: Sequence[MethodMarks], colours: Mapping[str, str], words: PlotText) -> None:
     """A line each: dot and interval, the number beside it; hollow: a diamond at the interquartile mean, and `rings`."""
     for row in range(0, len(methods), 2):
@@ -256,7 +228,10 @@ def _draw_finals(axes: Any, methods: Sequence[MethodMarks], colours: Mapping[str
     axes.grid(axis="x", color=RULE, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.set_xlabel(f"{words.metric} {words.judged}")
-    _set_subtitle(axes, _describe_finals(methods, words))
+    bars = f"bar: 95 % interval {words.interval}" if any(method.interval for method in methods) else "no interval"
+    means = "dot: mean" + ("; diamond: interquartile mean" if any(method.iqm is not None for method in methods) else "")
+    hollow = [f"hollow {_RING_NAMES[i % len(RINGS)]}: {said}" for i, said in enumerate(words.rings)]
+    axes.set_title(";\n".join([means, bars, *hollow]), fontsize=9, color=FAINT, loc="left")
     if words.metric == "success":
         axes.set_xlim(-0.03, 1.03)
 
@@ -281,15 +256,8 @@ def _draw_final(axes: Any, row: int, method: MethodMarks, colour: str, places: i
             axes.text(1.02, below, f"{ring:.{places}f}", transform=across, va="center", fontsize=8, color=colour)
 
 
-def _describe_finals(methods: Sequence[MethodMarks], words: PlotText) -> str:
-    bars = f"bar: 95 % interval {words.interval}" if any(method.interval for method in methods) else "no interval"
-    means = "dot: mean" + ("; diamond: interquartile mean" if any(method.iqm is not None for method in methods) else "")
-    hollow = [f"hollow {_RING_NAMES[i % len(RINGS)]}: {said}" for i, said in enumerate(words.rings)]
-    return ";\n".join([means, bars, *hollow])
-
-
 def spread_labels(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Places for labels near `places`, at least `gap` apart and within [low, high] where there is room for all."""
+    """Move labels apart: near `places`, at least `gap` apart, and within [low, high] where there is room for all."""
     order = sorted(range(len(places)), key=lambda i: places[i])
     moved = [places[i] for i in order]
     for i in range(1, len(moved)):

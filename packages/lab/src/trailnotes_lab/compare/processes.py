@@ -1,4 +1,4 @@
-"""Commands run side by side: started, watched, and ended without leaving a process behind.
+"""Run commands side by side, and leave no process behind.
 
 Each is a process in a group of its own, writes to the console.log of its directory, and is asked once to stop before
 it is killed.
@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ _TAIL_BYTES = 4096  # bytes at the end of a log in which its last line is looked
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One command."""
+    """One command with its directory and the jobs that it needs."""
 
     name: str  # unique among those run together
     directory: Path  # where its console.log goes
@@ -33,7 +33,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class ProcessResult:
-    """What a process took."""
+    """Exit status, time and memory of a process."""
 
     status: int  # 0 = well; negative: the signal that ended it
     seconds: float  # wall clock
@@ -42,7 +42,7 @@ class ProcessResult:
 
 
 class JobProcess:
-    """A running command, in a process group of its own: Ctrl-C reaches the starter alone, which then asks it once."""
+    """A running command in its own process group: Ctrl-C reaches the parent alone, which then asks it to stop."""
 
     def __init__(self, job: Job) -> None:
         job.directory.mkdir(parents=True, exist_ok=True)
@@ -55,24 +55,23 @@ class JobProcess:
         self.ended: ProcessResult | None = None
 
     def poll(self, *, block: bool = False) -> ProcessResult | None:
-        """What it took, once it has ended."""
+        """Get the result of the process once it has ended, else None."""
         if self.ended is None:
             pid, status, usage = os.wait4(self.pid, 0 if block else os.WNOHANG)
             if pid:
                 code = self._process.returncode = os.waitstatus_to_exitcode(status)  # Popen need not wait again
                 seconds, cpu = time.monotonic() - self._started, usage.ru_utime + usage.ru_stime
-                self.ended = ProcessResult(
-                    code, seconds, cpu, usage.ru_maxrss * 1024
-                )  # Linux: kB, at least ours at its start
+                memory = usage.ru_maxrss * 1024  # Linux: kB, at least that of this process at its start
+                self.ended = ProcessResult(code, seconds, cpu, memory)
         return self.ended
 
     def terminate(self) -> None:
-        """Ask it to stop."""
+        """Ask the process to stop."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once."""
+        """End the process at once."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
             self.poll(block=True)
@@ -85,14 +84,13 @@ def run_jobs(
     watch: Callable[[Sequence[Job]], None],
     on_end: Callable[[Job, ProcessResult], str],
 ) -> dict[str, str]:
-    """Run `jobs` in their order, `at_once` side by side. However this ends, no process is left.
+    """Run `jobs` in their order, `at_once` side by side. However this ends, it leaves no process.
 
     Args:
         jobs: commands; each waits for those that it needs.
         at_once: processes at a time.
-        watch: called at each look with the jobs that run.
-        on_end: called when a process has ended, however that was; what it returns says why this counts as a failure,
-            "" if it does not.
+        watch: called at each poll with the jobs that run.
+        on_end: called when a process has ended; returns why this counts as a failure, "" if it does not.
 
     Returns:
         Name -> why, of the jobs that failed or, since what they need did, never began. The others ran.
@@ -115,22 +113,16 @@ def run_jobs(
             watch(list(running))
             time.sleep(POLL_SECONDS if running else 0)
     finally:
-        _stop_all(running, on_end)
+        try:
+            stop_processes(list(running.values()))
+        finally:
+            for job, process in running.items():
+                if process.ended:  # the costs of interrupted processes are recorded, too
+                    on_end(job, process.ended)
     return failures
 
 
-def _stop_all(running: Mapping[Job, JobProcess], on_end: Callable[[Job, ProcessResult], str]) -> None:
-    """What an interrupted process took is not forgotten."""
-    try:
-        stop_processes(list(running.values()))
-    finally:
-        for job, process in running.items():
-            if process.ended:
-                on_end(job, process.ended)
-
-
 def _skip_dependents(waiting: list[Job], failures: dict[str, str]) -> None:
-    """Take away what needs a job that failed, and in turn what needs that."""
     for job in list(waiting):
         if lost := [name for name in job.needs if name in failures]:
             failures[job.name] = f"needs {lost[0]}, which failed"
@@ -140,7 +132,7 @@ def _skip_dependents(waiting: list[Job], failures: dict[str, str]) -> None:
 
 
 def describe_failure(job: Job, ended: ProcessResult) -> str:
-    """``ended with status 2: trailnotes: no such file``: the last line of its log says the rest; "" if it did well."""
+    """Describe a failure, "" for status 0: ``ended with status 2: ``, and the last line of the log."""
     if not ended.status:
         return ""
     how = f"ended with status {ended.status}" if ended.status >= 0 else f"was ended by signal {-ended.status}"
@@ -148,13 +140,13 @@ def describe_failure(job: Job, ended: ProcessResult) -> str:
 
 
 def read_last_line(log: Path) -> str:
-    """The last line that is not empty."""
+    """Read the last line of a log that is not empty."""
     lines = read_tail(log, _TAIL_BYTES).decode(errors="replace").strip().splitlines()
     return lines[-1].strip() if lines else ""
 
 
 def read_tail(path: Path, size: int) -> bytes:
-    """The last `size` bytes of a file, all of a shorter one, nothing of one that is not there."""
+    """Read the last `size` bytes of a file; all of a shorter one, none where there is no file."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - size))
@@ -164,7 +156,7 @@ def read_tail(path: Path, size: int) -> bytes:
 
 
 def stop_processes(processes: Sequence[JobProcess]) -> None:
-    """Ask to stop, which finishes the iteration and saves; a second interrupt, or too long a wait, kills."""
+    """Ask processes to stop, which finishes the iteration and saves; a second interrupt or the timeout kills."""
     alive = [process for process in processes if process.poll() is None]
     if alive:
         _print_message("stopping after the iterations under way; interrupt again to stop at once")
@@ -182,6 +174,5 @@ def stop_processes(processes: Sequence[JobProcess]) -> None:
 
 
 def _print_message(text: str) -> None:
-    """A terminal that has been closed keeps nobody from stopping."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # the terminal may have been closed
         print(text, flush=True)

@@ -1,4 +1,4 @@
-"""What the runs of a comparison have played, read from their directories: values by game, attempts, curves, costs."""
+"""Read the results of runs from their directories: values by game, attempts, learning curves, costs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from trailnotes.errors import RunError
 from trailnotes.runs.directory import report_damaged_run
@@ -22,7 +21,7 @@ TRIAL_PREFIX = "trial-"  # begins the name of a phase that is an attempt at the 
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """Several attempts of one run at the games of the panel."""
+    """Values of several attempts of one run at the games of the panel."""
 
     number: int  # at a game, at most
     first: GameValues  # the first attempt at each
@@ -32,7 +31,7 @@ class Attempts:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """One run of one method on the panel."""
+    """The result of one run of one method on the panel."""
 
     label: str
     seed: int
@@ -47,19 +46,15 @@ class RunResult:
 
     @property
     def final(self) -> GameValues:
-        """What the run is judged by: the last attempt at each game, or where there is none, the evaluation."""
+        """Get the values that the run is judged by: the last attempt at each game, or else the evaluation."""
         return self.attempts.last or self.attempts.best if self.attempts else self.games
 
 
 def read_result(directory: Path, label: str = "") -> RunResult:
-    """A run that has been evaluated, or an evaluation alone.
-
-    Args:
-        directory: run directory, or what `trailnotes eval --out` wrote.
-        label: of its line; by default made of its method.
+    """Read a run that has been evaluated, or an evaluation alone; `label` is by default made of its method.
 
     Raises:
-        RunError: there is no whole evaluation, more than one, or a damaged line.
+        RunError: there is no complete evaluation, more than one, or a damaged line.
     """
     places = find_evaluations(directory)
     if len(places) > 1:
@@ -72,6 +67,10 @@ def _build_result(evaluation: Evaluation) -> RunResult:
     run_dir = evaluation.path.parent if (evaluation.path.parent / "config.toml").is_file() else None
     trains = run_dir is not None and any((run_dir / "checkpoints").glob("step-*"))
     attempts = read_attempts(run_dir, evaluation) if run_dir and not trains else None
+    returns: tuple[GameValues, ...] = ()
+    if evaluation.metric != "return" and any(episode.value != episode.success for episode in evaluation.episodes):
+        by_trial = read_trial_values(run_dir, "return") if run_dir and attempts else None
+        returns = (_average_by_game(evaluation, "return"),) if by_trial is None else tuple(by_trial)
     return RunResult(
         label=make_column_label(evaluation),
         seed=evaluation.seed,
@@ -80,21 +79,13 @@ def _build_result(evaluation: Evaluation) -> RunResult:
         games=_average_by_game(evaluation, evaluation.metric),
         attempts=attempts,
         costs=load_costs(run_dir) if run_dir else {},
-        curve=read_learning_curve(run_dir, evaluation.metric) if run_dir and trains else (),
+        curve=_read_learning_curve(run_dir, evaluation.metric) if run_dir and trains else (),
         families={episode.task.id: get_family(episode.task) for episode in evaluation.episodes},
-        returns=_read_returns(evaluation, run_dir if attempts else None),
+        returns=returns,
     )
 
 
-def _read_returns(evaluation: Evaluation, run_dir: Path | None) -> tuple[GameValues, ...]:
-    """Those of the evaluation, or of each trial of a run; () where they say no more than the metric."""
-    if evaluation.metric == "return" or all(episode.value == episode.success for episode in evaluation.episodes):
-        return ()
-    return tuple(read_trial_values(run_dir, "return")) if run_dir else (_average_by_game(evaluation, "return"),)
-
-
 def _average_by_game(evaluation: Evaluation, metric: str) -> dict[str, float]:
-    """Mean of the episodes of each game."""
     values: dict[str, list[float]] = {}
     for episode in evaluation.episodes:
         value = float(episode.success) if metric == "success" else episode.value
@@ -102,7 +93,7 @@ def _average_by_game(evaluation: Evaluation, metric: str) -> dict[str, float]:
     return {game: math.fsum(own) / len(own) for game, own in values.items()}
 
 
-def read_learning_curve(run_dir: Path, metric: str) -> tuple[tuple[float, float], ...]:
+def _read_learning_curve(run_dir: Path, metric: str) -> tuple[tuple[float, float], ...]:
     """Environment steps against the metric without tips: on validation games where there are any, else in training."""
     lines = list(read_jsonl(run_dir / "metrics.jsonl"))
     validated = f"validation/{metric}"
@@ -111,46 +102,35 @@ def read_learning_curve(run_dir: Path, metric: str) -> tuple[tuple[float, float]
 
 
 def read_attempts(run_dir: Path, evaluation: Evaluation) -> Attempts | None:
-    """What each trial of a run achieved on the games of its panel; None if it played each once.
+    """Read the result of each trial on the games of the panel; None if the run played each once.
 
-    A trial is what `trial-N` names in metrics.jsonl, and knows of the trials before it. Other phases are no further
-    attempts: those that fill a table on other games, or play the panel once more without what the method adds.
+    A trial is a phase `trial-N` in metrics.jsonl, and knows of the trials before it. Other phases are no further
+    attempts: those that fill a table on other games, or play the panel once more without the additions of the method.
     """
     means = read_trial_values(run_dir, evaluation.metric)
     if len(means) < 2:
         return None
     played = {game: [trial[game] for trial in means if game in trial] for game in means[0]}
     last = means[-1] if means[-1].keys() >= played.keys() else {}
-    return Attempts(
-        number=max(map(len, played.values())),
-        first={game: values[0] for game, values in played.items()},
-        last=last,
-        best={game: max(values) for game, values in played.items()},
-    )
+    first = {game: values[0] for game, values in played.items()}
+    best = {game: max(values) for game, values in played.items()}
+    return Attempts(max(map(len, played.values())), first, last, best)
 
 
 def read_trial_values(run_dir: Path, metric: str) -> list[GameValues]:
-    """What each trial of a run achieved, the first one first; games that failed in the environment are absent."""
+    """Read the value of each game in each trial, the first trial first; games that failed there are absent."""
     lines = read_jsonl(run_dir / "metrics.jsonl")
     named = {line["iteration"] for line in lines if str(line.get("phase", "")).startswith(TRIAL_PREFIX)}
     trials: dict[int, dict[str, list[float]]] = {}
     for record in read_jsonl(run_dir / "trajectories.jsonl"):
         if record["iteration"] in named and record["outcome"] != "error":
             games = trials.setdefault(record["iteration"], {})
-            games.setdefault(record["task"]["id"], []).append(_get_metric(record, metric))
+            games.setdefault(record["task"]["id"], []).append(float(record[metric]))
     return [{game: math.fsum(v) / len(v) for game, v in games.items()} for _, games in sorted(trials.items())]
 
 
-def _get_metric(record: Mapping[str, Any], metric: str) -> float:
-    return float(record["success"] if metric == "success" else record["return"])
-
-
 def validate_same_panel(results: Sequence[RunResult]) -> None:
-    """One table is of one panel.
-
-    Raises:
-        RunError: two evaluations are of different protocols, games or metrics, or one method has a seed twice.
-    """
+    """Require that all results are of one protocol, panel and metric, and no method has a seed twice."""
     validate_same_protocol([result.evaluation for result in results], "table")
     first = results[0].evaluation
     seen: dict[tuple[str, int], Path] = {}

@@ -1,4 +1,4 @@
-"""The runs of a comparison as processes: what is left of each, in which order, and what became of it."""
+"""Run a comparison as processes: which stages are left, in which order, and why one failed."""
 
 from __future__ import annotations
 
@@ -30,51 +30,51 @@ class RunStage:
 
     @property
     def result_name(self) -> str:
-        """Of what there is no result without this stage: the run, or its model on a panel."""
+        """Name the result that this stage contributes to: the run, or its model on a panel."""
         return panel_result_name(self.run.name, self.panel.name) if self.panel else self.run.name
 
     @property
     def loads_initial_model(self) -> bool:
-        """Whether it loads the model that the settings name, not one that an earlier stage leaves."""
+        """Say whether it loads the model that the settings name, not one that an earlier stage leaves."""
         return self.name != EVAL_STAGE and not self.panel and not self.run.uses_prior_model
 
     @property
     def settings(self) -> tuple[Path, Config]:
-        """The file that its settings are written to before it starts, and what they are."""
-        if self.panel:
-            return settings_file(self.run, self.panel), self.panel.config
-        return settings_file(self.run), self.run.config
+        """Get the file that its settings are written to before it starts, and the settings."""
+        return _settings_file(self.run, self.panel), (self.panel or self.run).config
 
     @property
     def is_done(self) -> bool:
-        """Whether it has been gone through to its end.
+        """Say whether the stage has come to its end.
 
         Raises:
-            RunError: what it left is damaged.
+            RunError: the files of the stage are damaged.
         """
         if self.name == "train":
             return is_trained(self.run.directory, self.run.config)
-        directory = self.panel.directory if self.panel else self.run.directory
+        directory = (self.panel or self.run).directory
         tables = [directory / EVAL_STAGE / "table.json"]  # written last
         tables += [] if self.name == EVAL_STAGE else [directory / "table.json"]
         return all(table.is_file() for table in tables)
 
 
 def panel_result_name(run: str, panel: str) -> str:
-    """What the result of a run's model on a panel goes by."""
+    """Name the result of a run's model on a panel."""
     return f"{run} {panel}"
 
 
-def settings_file(run: PlannedRun, panel: PlannedPanel | None = None) -> Path:
-    """Where the settings of a run, or of its model on a panel, are written before it starts."""
+def _settings_file(run: PlannedRun, panel: PlannedPanel | None = None) -> Path:
     folder = run.directory.parents[1] / "settings"
     return folder / run.name / f"{panel.directory.name}.toml" if panel else folder / f"{run.name}.toml"
 
 
 def list_stages(run: PlannedRun) -> list[RunStage]:
-    """The processes of a run, in their order."""
-    settings, directory = settings_file(run), run.directory
-    panels = [_make_panel_stage(run, panel) for panel in run.panels]
+    """List the processes of a run in their order."""
+    settings, directory, panels = _settings_file(run), run.directory, []
+    for panel in run.panels:  # each begins with an empty memory: that of the training is not shown
+        words = _make_adapt_command(panel.subject, panel.config, panel.directory, _settings_file(run, panel))
+        needs = [f"{run.name} train"] if run.trains else []
+        panels.append(_make_stage(run, f"{EVAL_STAGE} {panel.name}", words, needs, panel))
     if not run.trains:
         words = _make_adapt_command(run.initial_model, run.config, directory, settings)
         return [_make_stage(run, "adapt", words, [f"{run.after} train"] if run.after else []), *panels]
@@ -87,12 +87,6 @@ def list_stages(run: PlannedRun) -> list[RunStage]:
     ]
 
 
-def _make_panel_stage(run: PlannedRun, panel: PlannedPanel) -> RunStage:
-    """A process of its own, which begins with an empty memory: that of the training is not shown."""
-    words = _make_adapt_command(panel.subject, panel.config, panel.directory, settings_file(run, panel))
-    return _make_stage(run, f"{EVAL_STAGE} {panel.name}", words, [f"{run.name} train"] if run.trains else [], panel)
-
-
 def _make_adapt_command(subject: str, config: Config, directory: Path, settings: Path) -> list[str]:
     return ["adapt", subject, "--method", config.algorithm.name, "--out", str(directory), "--config", str(settings)]
 
@@ -100,12 +94,12 @@ def _make_adapt_command(subject: str, config: Config, directory: Path, settings:
 def _make_stage(
     run: PlannedRun, name: str, words: Sequence[str], needs: Sequence[str] = (), panel: PlannedPanel | None = None
 ) -> RunStage:
-    command, directory = (sys.executable, "-m", "trailnotes", *words), panel.directory if panel else run.directory
-    return RunStage(run, name, Job(f"{run.name} {name}", directory, command, tuple(needs)), panel)
+    command = (sys.executable, "-m", "trailnotes", *words)
+    return RunStage(run, name, Job(f"{run.name} {name}", (panel or run).directory, command, tuple(needs)), panel)
 
 
 def list_unfinished_stages(runs: Sequence[PlannedRun]) -> list[RunStage]:
-    """The stages that have not been gone through; a damaged one is among them, and will say what is wrong."""
+    """List the stages that are left; a damaged one is among them, and reports its damage."""
 
     def is_left(stage: RunStage) -> bool:
         try:
@@ -117,7 +111,7 @@ def list_unfinished_stages(runs: Sequence[PlannedRun]) -> list[RunStage]:
 
 
 def validate_unchanged_settings(runs: Sequence[PlannedRun]) -> None:
-    """Results of two kinds of settings must not meet in one table.
+    """Refuse to mix results of different settings in one table.
 
     Raises:
         RunError: some runs were made with other settings; names them and the keys.
@@ -126,12 +120,9 @@ def validate_unchanged_settings(runs: Sequence[PlannedRun]) -> None:
     for run in runs:
         own = [name for name in _list_changed_settings(run) if not is_within(name, RUNTIME_KEYS)]
         changed |= {run.name: own} if own else {}
-        for panel in run.panels:  # what has changed in the run itself is said once
-            if more := [
-                name
-                for name in _list_changed_panel_settings(panel)
-                if not is_within(name, RUNTIME_KEYS) and name not in own
-            ]:
+        for panel in run.panels:
+            said = (*RUNTIME_KEYS, *own, "model.path")  # of the run itself, or of the checkpoint that it names
+            if more := [name for name in _diff_settings(panel.directory, panel.config) if not is_within(name, said)]:
                 changed[f"{run.name} on panel {panel.name}"] = more
     if changed:
         named = "; ".join(f"{name}: {', '.join(names)}" for name, names in changed.items())
@@ -140,14 +131,8 @@ def validate_unchanged_settings(runs: Sequence[PlannedRun]) -> None:
 
 
 def _list_changed_settings(run: PlannedRun) -> list[str]:
-    changed = _diff_settings(run.directory, run.config)
-    return [
-        name for name in changed if not (name == "model.path" and run.uses_prior_model)
-    ]  # its own names the checkpoint
-
-
-def _list_changed_panel_settings(panel: PlannedPanel) -> list[str]:
-    return [name for name in _diff_settings(panel.directory, panel.config) if name != "model.path"]  # likewise
+    changed = _diff_settings(run.directory, run.config)  # its own model.path names the checkpoint
+    return [name for name in changed if not (name == "model.path" and run.uses_prior_model)]
 
 
 def _diff_settings(directory: Path, config: Config) -> list[str]:
@@ -157,7 +142,7 @@ def _diff_settings(directory: Path, config: Config) -> list[str]:
 
 
 def compile_games(runs: Iterable[PlannedRun]) -> None:
-    """Compile what the runs will play before any of them has to wait for it; games in the cache cost nothing."""
+    """Compile all games before any run has to wait for one; games in the cache cost nothing."""
     configs = [config for run in runs for config in (run.config, *(panel.config for panel in run.panels))]
     for folder, games in collect_games(configs).items():
         with ProgressBar(len(games), "compiling games") as bar:
@@ -168,7 +153,7 @@ def run_stages(stages: Sequence[RunStage], at_once: int, watch: Callable[[Sequen
     """Run the stages that are left, `at_once` side by side.
 
     Returns:
-        `Stage.result` -> why there is none. The others ran.
+        `RunStage.result_name` -> why there is no such result. The other stages ran.
     """
     by_name = {stage.job.name: stage for stage in stages}
     for stage in stages:
@@ -185,12 +170,10 @@ def run_stages(stages: Sequence[RunStage], at_once: int, watch: Callable[[Sequen
         except RunError as error:
             return str(error)
 
-    failures = run_jobs(
-        [stage.job for stage in stages],
-        at_once,
-        watch=lambda running: watch([by_name[job.name] for job in running]),
-        on_end=on_end,
-    )
+    def report(running: Sequence[Job]) -> None:
+        watch([by_name[job.name] for job in running])
+
+    failures = run_jobs([stage.job for stage in stages], at_once, watch=report, on_end=on_end)
     missing: dict[str, str] = {}
     for name, why in failures.items():
         missing.setdefault(by_name[name].result_name, why)

@@ -1,33 +1,4 @@
-"""A comparison as one TOML file: panels, methods, budget, seeds. `planned` makes runs of it.
-
-::
-
-    [compare]
-    name = "textworld"
-    config = "textworld-base.toml"      # settings that all runs share, beside this file; [settings] goes over it
-    seeds = [0, 1, 2]
-    baseline = "grpo"                   # differences are taken to it
-    threshold = 0.5                     # sample efficiency: environment steps until the curve is here
-
-    [budget]                            # named, and the same for all methods
-    env_steps = 38400
-
-    [methods.grpo]                      # the name is algorithm.name, unless algorithm = "..." says another
-    [methods.retrospex]
-    after = "grpo"                      # its data is the run of that method with the same seed
-    [methods."grpo with tips"]
-    algorithm = "empo2-tips"
-    after = "grpo"                      # it plays the last model of that run
-    [methods."q = 1"]
-    algorithm = "empo2"
-    "algorithm.q_off_policy" = 1.0      # any setting
-
-    [panels.new]                        # played besides, trial after trial with tips, from an empty memory
-    label = "new families"
-    trials = 4                          # after trial 0, which is played without tips
-    methods = ["naive", "empo2"]        # by default every method that trains, and the start model: those that are naive
-    "eval.split" = "new"                # any setting
-"""
+"""Read a comparison from its TOML file (docs/comparing.md): panels, methods, budget, seeds."""
 
 from __future__ import annotations
 
@@ -47,14 +18,14 @@ from trailnotes.errors import ConfigError
 from trailnotes.storage.files import read_small
 from trailnotes.storage.parsing import parse_toml
 
-INITIAL_MODEL_METHOD = "naive"  # the method that plays the start model as it is
+INITIAL_MODEL_METHOD = "naive"  # the method that evaluates the start model as it is
 MAX_RUNS: Final = 10_000  # with the panels that each plays
 PANELS_DIR = "panels"  # inside a run directory
 
 
 @dataclass(frozen=True, slots=True)
 class RunLocation:
-    """Where one run of a comparison lies, and what its model left on each further panel."""
+    """Directories of one run of a comparison, and of its model on each further panel."""
 
     method: str
     seed: int
@@ -63,12 +34,12 @@ class RunLocation:
 
     @property
     def name(self) -> str:
-        """Also of its directory."""
+        """Get the name, which is also that of its directory."""
         return self.directory.name
 
 
 class CompareSection(Section):
-    """What is compared, and how it is judged."""
+    """The table [compare]: name, seeds, baseline and threshold."""
 
     name: str = key("comparison", "name of the comparison; also of its directory by default", min_length=1)
     title: str = key("", "over the table and the picture; by default made of panel and metric")
@@ -81,7 +52,7 @@ class CompareSection(Section):
 
 
 class Budget(Section):
-    """What every method may spend. Only what is named here is held equal."""
+    """The table [budget], the same for all methods: limits that are not named are not held equal."""
 
     env_steps: int = key(0, "environment steps of each training run; 0 = not what is counted", ge=0)
     tokens: int = key(0, "generated tokens of each training run", ge=0)
@@ -89,14 +60,12 @@ class Budget(Section):
 
 
 class _SettingsSection(Section):
-    """A table in which whatever is no key of its own is a setting."""
-
     settings: dict[str, Any] = key(dict, "what else differs: any setting")
 
     @model_validator(mode="before")
     @classmethod
     def gather_settings(cls, values: Any) -> Any:
-        """All keys but our own are settings; a table [methods.NAME.algorithm] is settings, too."""
+        """Gather all keys that are no fields as settings; a table [methods.NAME.algorithm] is settings, too."""
         if not isinstance(values, Mapping):
             return values
         own = {k: v for k, v in values.items() if k in cls.model_fields and not isinstance(v, Mapping)}
@@ -104,7 +73,7 @@ class _SettingsSection(Section):
 
 
 class MethodSpec(_SettingsSection):
-    """One line of the table."""
+    """A table [methods.NAME]: one line of the result."""
 
     algorithm: str = key("", "algorithm.name; by default the method's own name")
     label: str = key("", "as table and picture call it")
@@ -113,7 +82,7 @@ class MethodSpec(_SettingsSection):
 
 
 class PanelSpec(_SettingsSection):
-    """A panel beside the one of the settings: played trial after trial, each with the tips of those before it."""
+    """A table [panels.NAME]: another panel, played trial after trial, each with the tips of those before it."""
 
     label: str = key("", "as table and picture call it; by default its name")
     trials: int = key(0, "trials with tips, after trial 0 without; at least one", ge=0)
@@ -122,7 +91,7 @@ class PanelSpec(_SettingsSection):
 
 
 class ComparisonSpec(Section):
-    """The whole file."""
+    """All tables of the file."""
 
     compare: CompareSection = key(CompareSection, "what is compared")
     settings: dict[str, Any] = key(dict, "settings that all runs share")
@@ -132,7 +101,7 @@ class ComparisonSpec(Section):
 
     @model_validator(mode="after")
     def validate_spec(self, info: ValidationInfo) -> Self:
-        """Names that mean nothing, or would meet in one directory."""
+        """Refuse unknown names, and names that would share a directory or a label."""
         if len(self.methods) * len(self.compare.seeds) * (1 + len(self.panels)) > MAX_RUNS:
             raise ValueError(f"methods x seeds x panels are more than {MAX_RUNS:,}: name fewer of them")
         if self.compare.baseline and self.compare.baseline not in self.methods:
@@ -141,11 +110,9 @@ class ComparisonSpec(Section):
             raise ValueError("compare.seeds names a seed twice")
         _require_unique_directories("methods", self.methods)
         _require_unique_directories("panels", self.panels)
+        resolve = validate_method_name if info.context and not info.context["imports"] else resolve_method
         for name, method in self.methods.items():
-            if info.context and not info.context["imports"]:
-                validate_method_name(self.get_algorithm(name))
-            else:
-                resolve_method(self.get_algorithm(name))
+            resolve(self.get_algorithm(name))
             if method.after:
                 self._validate_after(name, method)
         for name, panel in self.panels.items():
@@ -175,28 +142,24 @@ class ComparisonSpec(Section):
             raise ValueError(f"panels.{name}: no method of the comparison trains or is naive, so nobody plays it")
 
     def list_evaluable_methods(self) -> list[str]:
-        """Methods that leave a model to examine: the start model, or one that was trained, each once."""
-        trained = [name for name in self.methods if find_method(self.get_algorithm(name)).trains]
-        start = [
-            name
-            for name, own in self.methods.items()
-            if self.get_algorithm(name) == INITIAL_MODEL_METHOD and not own.after
-        ]
-        return [name for name in self.methods if name in {*trained, *start}]
+        """List the methods that leave a model to evaluate: the start model, or one that was trained."""
+        algorithms = {name: self.get_algorithm(name) for name in self.methods}
+        start = [name for name in self.methods if algorithms[name] == INITIAL_MODEL_METHOD]
+        start = [name for name in start if not self.methods[name].after]
+        return [name for name in self.methods if name in start or find_method(algorithms[name]).trains]
 
     def list_panel_methods(self, panel: str) -> list[str]:
-        """The methods whose models play a panel, in the order of the table."""
+        """List the methods whose models play a panel, in the order of the table."""
         chosen = self.panels[panel].methods
         return [name for name in self.list_evaluable_methods() if not chosen or name in chosen]
 
     def get_initial_method(self, panel: str) -> str:
-        """The first of them that plays the start model; "" where none does."""
-        return next(
-            (name for name in self.list_panel_methods(panel) if self.get_algorithm(name) == INITIAL_MODEL_METHOD), ""
-        )
+        """Get the first of them that plays the start model; "" where none does."""
+        names = self.list_panel_methods(panel)
+        return next((name for name in names if self.get_algorithm(name) == INITIAL_MODEL_METHOD), "")
 
     def panel_labels(self) -> dict[str, str]:
-        """Panel -> what table and picture call it."""
+        """Map each panel to its name in table and picture."""
         return {name: panel.label or name for name, panel in self.panels.items()}
 
     def list_run_locations(self, out: Path) -> list[RunLocation]:
@@ -211,11 +174,11 @@ class ComparisonSpec(Section):
         return places
 
     def get_algorithm(self, name: str) -> str:
-        """`algorithm.name` of a method."""
+        """Get the `algorithm.name` of a method."""
         return self.methods[name].algorithm or name
 
     def labels(self) -> dict[str, str]:
-        """Method -> what table and picture call it."""
+        """Map each method to its name in table and picture."""
         return {
             name: method.label or (find_method(name).label if method.algorithm in {"", name} else name)
             for name, method in self.methods.items()
@@ -223,7 +186,7 @@ class ComparisonSpec(Section):
 
 
 def load_spec(path: Path, *, imports: bool = True) -> ComparisonSpec:
-    """Read a comparison; `imports` as of `parse_spec`.
+    """Read a comparison from its file; `imports` as for `parse_spec`.
 
     Raises:
         ConfigError: one line that names the key and the fix.
@@ -237,13 +200,9 @@ def load_spec(path: Path, *, imports: bool = True) -> ComparisonSpec:
 
 
 def parse_spec(text: str, path: Path, *, imports: bool = True) -> ComparisonSpec:
-    """Parse a comparison.
+    """Parse a comparison from TOML; errors name `path`.
 
-    Args:
-        text: the TOML.
-        path: what errors name.
-        imports: whether methods of the form module:NAME are imported, as running them needs. A plan that is only looked
-            at may be somebody else's, and runs no code.
+    Running a comparison imports its methods of the form module:NAME; to look at one of a stranger must run no code.
     """
     try:
         values = parse_toml(text)
@@ -253,9 +212,8 @@ def parse_spec(text: str, path: Path, *, imports: bool = True) -> ComparisonSpec
         raise ConfigError(f"{path}: names no methods to compare: add a table [methods.NAME] for each, or give the "
                           "settings of one run to trailnotes train")  # fmt: skip
     try:
-        return ComparisonSpec.model_validate_json(
-            json.dumps(values, allow_nan=False), strict=True, context={"imports": imports}
-        )
+        record = json.dumps(values, allow_nan=False)
+        return ComparisonSpec.model_validate_json(record, strict=True, context={"imports": imports})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -270,11 +228,8 @@ def parse_spec(text: str, path: Path, *, imports: bool = True) -> ComparisonSpec
 def _require_unique_directories(kind: str, names: Iterable[str]) -> None:
     slugs: dict[str, str] = {}
     for name in names:
-        if slugify(name) in slugs:
-            raise ValueError(
-                f"{kind} {slugs[slugify(name)]!r} and {name!r} would share the directory {slugify(name)!r}"
-            )
-        slugs[slugify(name)] = name
+        if (other := slugs.setdefault(slugify(name), name)) != name:
+            raise ValueError(f"{kind} {other!r} and {name!r} would share the directory {slugify(name)!r}")
 
 
 def _require_unique_labels(kind: str, labels: Mapping[str, str]) -> None:
@@ -283,15 +238,15 @@ def _require_unique_labels(kind: str, labels: Mapping[str, str]) -> None:
 
 
 def run_directory(out: Path, method: str, seed: int) -> Path:
-    """The directory of one run of the comparison at `out`."""
+    """Get the directory of one run of the comparison at `out`."""
     return out / "runs" / f"{slugify(method)}-{seed}"
 
 
 def panel_directory(run: Path, panel: str) -> Path:
-    """The directory of what the model of the run at `run` played on a further panel."""
+    """Get the directory of a further panel that the model of the run at `run` played."""
     return run / PANELS_DIR / slugify(panel)
 
 
 def slugify(name: str) -> str:
-    """A name as part of a directory's: ``q = 1`` -> ``q-1``."""
+    """Turn a name into a part of a directory's name: ``q = 1`` -> ``q-1``."""
     return re.sub(r"[^\w.²+]+", "-", name).strip("-") or "method"

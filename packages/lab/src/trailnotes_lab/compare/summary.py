@@ -1,4 +1,4 @@
-"""The table of a comparison: one line a method, with what may be said of it and what it cost."""
+"""Summarise the results of a comparison: one line a method, with its estimates, differences and costs."""
 
 from __future__ import annotations
 
@@ -12,22 +12,16 @@ from trailnotes.errors import RunError
 from trailnotes.reporting.crossed import MIN_FAMILIES, NO_VARIATION, SEEDS_ALIKE, Values, find_common_games
 from trailnotes.reporting.intervals import Estimate
 from trailnotes.runs.usage import COMPARISON_FIELDS
+from trailnotes_lab.compare import statistics
 from trailnotes_lab.compare.panels import PanelOptions, PanelSummary, PanelTrials, summarise_panel
-from trailnotes_lab.compare.results import GameValues, RunResult, validate_same_panel
-from trailnotes_lab.compare.statistics import (
-    Difference,
-    compute_iqm,
-    estimate_paired_difference,
-    estimate_pooled_mean,
-    find_steps_to_threshold,
-)
+from trailnotes_lab.compare.results import RunResult, validate_same_panel
 
 STEP_TOLERANCE = 0.02  # share by which the environment steps of trained methods may differ without a word about it
 
 
 @dataclass(frozen=True, slots=True)
 class MethodSummary:
-    """One method. Estimates are None where nothing was played that they could be of."""
+    """The line of one method; estimates are None where nothing was played for them."""
 
     label: str
     trains: bool
@@ -37,8 +31,8 @@ class MethodSummary:
     one: Estimate | None  # one attempt: the evaluation, or the first trial
     last: Estimate | None  # last of several attempts
     best: Estimate | None  # any of several attempts
-    iqm: float | None  # of what the method is judged by: the last attempt
-    difference: Difference | None  # likewise
+    iqm: float | None  # of the last attempt, which the method is judged by
+    difference: statistics.Difference | None  # likewise
     reached: tuple[float | None, ...]  # environment steps to the threshold, a seed each
     costs: Mapping[str, float]  # mean of a run; of peak memory the largest
     missing: Mapping[int, str] = field(default_factory=dict)  # seed -> why it has no result
@@ -47,13 +41,13 @@ class MethodSummary:
 
     @property
     def final(self) -> Estimate | None:
-        """What the method is judged by."""
+        """Get the estimate that the method is judged by."""
         return self.last or self.best or self.one
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """All methods on one panel."""
+    """The lines of all methods on one panel."""
 
     title: str
     metric: str  # success | return
@@ -66,11 +60,7 @@ class Summary:
     panels: tuple[PanelSummary, ...] = ()  # beside the main one
 
     def require_all_results(self) -> None:
-        """Have a command fail that leaves a run without a result.
-
-        Raises:
-            RunError: names each of them and why.
-        """
+        """Raise a `RunError` that names each run without a result, and why."""
         missing = [f"{line.label} with seed {seed}: {why}" for line in self.lines for seed, why in line.missing.items()]
         for panel in self.panels:
             missing += [f"{line.label} with seed {seed} on panel {panel.label}: {why}"
@@ -81,7 +71,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class SummaryOptions:
-    """What is asked of the results."""
+    """Options of a summary, as the comparison sets them."""
 
     labels: Sequence[str] = ()  # lines in their order, also those without any result; () = as the results come
     title: str = ""
@@ -89,15 +79,15 @@ class SummaryOptions:
     threshold: float = 0.5
     baseline: str = ""  # label
     missing: Mapping[tuple[str, int], str] = field(default_factory=dict)  # (label, seed) -> why
-    notes: Sequence[str] = ()  # what else a reader must know
+    notes: Sequence[str] = ()  # further notes below the table
     panels: Sequence[PanelOptions] = ()
 
 
 def summarise(results: Sequence[RunResult], question: SummaryOptions, trials: Sequence[PanelTrials] = ()) -> Summary:
-    """The table of `results`, and of `trials` one for each further panel.
+    """Summarise `results`, and from `trials` each further panel.
 
     Raises:
-        RunError: there are none, or they do not belong together.
+        RunError: there are no results, or they do not belong together.
     """
     if not results:
         whys = [f"{label} with seed {seed} {why}" for (label, seed), why in question.missing.items()]
@@ -106,11 +96,13 @@ def summarise(results: Sequence[RunResult], question: SummaryOptions, trials: Se
     labels = list(question.labels) or list(dict.fromkeys(result.label for result in results))
     families = {game: family for result in results for game, family in result.families.items()}
     groups = {label: [result for result in results if result.label == label] for label in labels}
-    baseline = _collect_finals(groups.get(question.baseline, []))
+    baseline = {result.seed: result.final for result in groups.get(question.baseline, [])}
     first = results[0].evaluation
     panels = tuple(summarise_panel(panel, trials, results) for panel in question.panels)
     line_of = partial(_summarise_method, families=families, baseline=baseline, question=question, metric=first.metric)
     lines = tuple(line_of(label, groups[label]) for label in labels)
+    lost = [f"{line.label}, seed {seed} is missing on panel {panel.label}: {why}."
+            for panel in panels for line in panel.lines for seed, why in line.missing.items()]  # fmt: skip
     games = f"{len(first.planned)} games ({first.settings.env.name}, {first.settings.eval.split})"
     return Summary(
         title=(f"{question.remark}: " if question.remark else "") + (question.title or f"{first.metric} on {games}"),
@@ -120,13 +112,9 @@ def summarise(results: Sequence[RunResult], question: SummaryOptions, trials: Se
         baseline=question.baseline,
         lines=lines,
         curves={line.label: [r.curve for r in groups[line.label] if r.curve] for line in lines if line.trains},
-        notes=(*_make_notes(lines, groups), *question.notes, *_make_panel_notes(panels)),
+        notes=(*_make_interval_notes(lines), *_make_notes(lines, groups), *question.notes, *lost),
         panels=panels,
     )
-
-
-def _collect_finals(results: Sequence[RunResult]) -> dict[int, GameValues]:
-    return {result.seed: result.final for result in results}
 
 
 def _summarise_method(
@@ -138,7 +126,7 @@ def _summarise_method(
     question: SummaryOptions,
     metric: str,
 ) -> MethodSummary:
-    final = _collect_finals(results)
+    final = {result.seed: result.final for result in results}
     several = [(result.seed, result.attempts) for result in results if result.attempts]
     one = {r.seed: r.attempts.first if r.attempts else r.games for r in results}
     last = {seed: attempts.last for seed, attempts in several if attempts.last}
@@ -147,38 +135,37 @@ def _summarise_method(
     returns = {r.seed: r.returns for r in results if r.returns}
     first_returns = {seed: own[0] for seed, own in returns.items()}
     last_returns = {seed: own[-1] for seed, own in returns.items() if seed in last}
+
+    def pool(values: Values, metric: str = metric) -> Estimate | None:
+        return statistics.estimate_pooled_mean(values, families, metric) if values else None
+
     return MethodSummary(
         label=label,
         trains=any(result.trains for result in results),
         seeds=tuple(final),
         num_games=len({game for games in final.values() for game in games}),
         num_attempts=max((attempts.number for _, attempts in several), default=1),
-        one=estimate_pooled_mean(one, families, metric) if one else None,
-        last=estimate_pooled_mean(last, families, metric) if last else None,
-        best=estimate_pooled_mean(best, families, metric) if best else None,
-        iqm=compute_iqm(final, families) if final else None,
-        difference=estimate_paired_difference(final, baseline, families, metric) if compared else None,
-        reached=tuple(find_steps_to_threshold(result.curve, question.threshold) for result in results if result.trains),
+        one=pool(one),
+        last=pool(last),
+        best=pool(best),
+        iqm=statistics.compute_iqm(final, families) if final else None,
+        difference=statistics.estimate_paired_difference(final, baseline, families, metric) if compared else None,
+        reached=tuple(statistics.find_steps_to_threshold(r.curve, question.threshold) for r in results if r.trains),
         costs=_average_costs(results),
         missing={seed: why for (name, seed), why in question.missing.items() if name == label},
-        one_return=estimate_pooled_mean(first_returns, families, "return") if first_returns else None,
-        last_return=estimate_pooled_mean(last_returns, families, "return") if last_returns else None,
+        one_return=pool(first_returns, "return"),
+        last_return=pool(last_returns, "return"),
     )
 
 
 def _average_costs(results: Sequence[RunResult]) -> dict[str, float]:
     """Means over the runs that know them; of peak memory the largest."""
     known = {name: [r.costs[name] for r in results if name in r.costs] for name in COMPARISON_FIELDS}
-    return {
-        name: float(max(values) if name == "peak_memory" else np.mean(values))
-        for name, values in known.items()
-        if values
-    }
+    return {name: float(max(own) if name == "peak_memory" else np.mean(own)) for name, own in known.items() if own}
 
 
 def _make_notes(lines: Sequence[MethodSummary], groups: Mapping[str, Sequence[RunResult]]) -> list[str]:
-    """What a reader must know before believing the table."""
-    notes = _make_interval_notes(lines)
+    notes = []
     steps = {line.label: line.costs["env_steps"] for line in lines if line.trains and "env_steps" in line.costs}
     if steps and max(steps.values()) - min(steps.values()) > STEP_TOLERANCE * max(steps.values()):
         said = ", ".join(f"{label} {count:,.0f}" for label, count in steps.items())
@@ -189,7 +176,7 @@ def _make_notes(lines: Sequence[MethodSummary], groups: Mapping[str, Sequence[Ru
                          "out; so it has no last attempt, and is judged by the cumulative figure.")  # fmt: skip
         lost = sum(len(r.evaluation.planned) - len(r.games) for r in results)
         if lost:
-            common = len(find_common_games(_collect_finals(results)))
+            common = len(find_common_games({result.seed: result.final for result in results}))
             notes.append(f"{label}: {lost} games failed in the environment; its line is of the {common} games that "
                          "every seed of it has played.")  # fmt: skip
     for line in lines:
@@ -197,17 +184,7 @@ def _make_notes(lines: Sequence[MethodSummary], groups: Mapping[str, Sequence[Ru
     return notes
 
 
-def _make_panel_notes(panels: Sequence[PanelSummary]) -> list[str]:
-    return [
-        f"{line.label}, seed {seed} is missing on panel {panel.label}: {why}."
-        for panel in panels
-        for line in panel.lines
-        for seed, why in line.missing.items()
-    ]
-
-
 def _make_interval_notes(lines: Sequence[MethodSummary]) -> list[str]:
-    """Why an interval is not given, of the methods that lack it."""
     finals = [(line, line.final) for line in lines if line.final is not None]
     notes = []
     if alike := [line.label for line, final in finals if final.not_on_panel == SEEDS_ALIKE]:

@@ -1,32 +1,33 @@
-"""What a tracker is: a place where people look at runs. What it is told of a run, and what it may be shown."""
+"""The interface of experiment trackers, the texts that they share, and the redaction of secrets."""
 
 from __future__ import annotations
 
+import os
 import pkgutil
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from trailnotes.config.section import SECRET_NAMES
 from trailnotes.errors import MissingExtraError, format_install_command
 
-PROJECT = "trailnotes"
-"""Where a service puts our runs, unless its own environment variable names another place."""
-TRACKERS_DIR = "trackers"
-"""In a run directory: what its trackers keep there."""
-BUILTIN_TRACKERS = {
-    "tensorboard": "trailnotes_lab.tracking.tensorboard:TensorBoard",
-    "wandb": "trailnotes_lab.tracking.wandb:Wandb",
-    "mlflow": "trailnotes_lab.tracking.mlflow:MLflow",
-    "trackio": "trailnotes_lab.tracking.trackio:Trackio",
-}
-"""Name in `run.trackers` -> its class, which only its own process imports."""
+PROJECT = "trailnotes"  # of a service, unless its own environment variable names another one
+TRACKERS_DIR = "trackers"  # inside a run directory
+REDACTED = "***"
+_MIN_SECRET_CHARS = 8  # letters of a secret: a shorter value would be found in innocent text
+_SECRET_NAME = re.compile(rf"(^|[._-])({SECRET_NAMES})$", re.IGNORECASE)
+_ADDRESS_SECRET = re.compile(r"(?<=://)[^\s/@]+(?=@)")
+_QUERY_SECRET = re.compile(rf"([?&](?:[^\s=&?]*[._-])?(?:{SECRET_NAMES})=)[^\s&#\"']+", re.IGNORECASE)
+# Name in `run.trackers` -> its module and class, which only its own process imports.
+BUILTIN_TRACKERS = {"tensorboard": "TensorBoard", "wandb": "Wandb", "mlflow": "MLflow", "trackio": "Trackio"}
 
 TableCell = str | float | None
 
 
 class Table(NamedTuple):
-    """Rows under names; every row is as long as `columns`."""
+    """Rows under column names; every row is as long as `columns`."""
 
     columns: list[str]
     rows: list[list[TableCell]]
@@ -34,16 +35,16 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a tracker is told of a run before anything else."""
+    """Directory, name and settings of a run, which a tracker gets first."""
 
     directory: Path  # of the run
     name: str
     settings: Mapping[str, Any]  # dotted name -> value of each key of the config, as JSON has it
-    id: str = ""  # that this tracker gave the run in an earlier start; "" if it has not met it
+    id: str = ""  # that this tracker gave the run in an earlier start; "" if there was none
 
 
 class Tracker(Protocol):
-    """One run in one service. Made as ``Class(about)``; what it raises, and whether it returns, harms nobody.
+    """One run in one service, made as ``Class(about)``; an error in it, or a call without end, cannot harm the run.
 
     `id` is kept beside the run, and brings the next start to the same place of the service, where each iteration is
     shown once. One that is "" keeps nothing: the next start shows everything anew.
@@ -52,31 +53,23 @@ class Tracker(Protocol):
     id: str
 
     def curves(self, iteration: int, values: Mapping[str, float]) -> None:
-        """The numbers of one iteration, from 0; iterations come in order."""
-        ...
+        """Show the numbers of one iteration, from 0; iterations come in order."""
 
     def text(self, iteration: int, name: str, text: str) -> None:
-        """Plain text, whatever it holds: no markup of ours, and none of a model that wrote it."""
-        ...
+        """Show plain text: nothing in it is markup."""
 
     def table(self, name: str, table: Table) -> None:
-        """A table, in place of the last one of that name."""
-        ...
+        """Show a table in place of the last one of that name."""
 
     def close(self, *, finished: bool) -> None:
-        """Nothing comes after this; `finished`: the run ended by itself, and was not stopped."""
-        ...
+        """Close the tracker; `finished`: the run ended by itself, and was not stopped."""
 
 
 def make_tracker(name: str, about: About) -> Tracker:
-    """The tracker of a name in ``run.trackers``: built in, or ``module:Class``.
-
-    Raises:
-        MissingExtraError: its package is not installed.
-        Exception: whatever else the tracker, or finding it, raises.
-    """
+    """Make the tracker of a name in ``run.trackers``, built in or ``module:Class``; any error of its code gets out."""
     try:
-        tracker: Tracker = pkgutil.resolve_name(BUILTIN_TRACKERS.get(name, name))(about)
+        place = f"{__package__}.{name}:{BUILTIN_TRACKERS[name]}" if name in BUILTIN_TRACKERS else name
+        tracker: Tracker = pkgutil.resolve_name(place)(about)
     except ModuleNotFoundError as error:
         if name not in BUILTIN_TRACKERS:
             raise
@@ -85,12 +78,12 @@ def make_tracker(name: str, about: About) -> Tracker:
 
 
 def render_plain_text(text: str) -> str:
-    """`text` in Markdown that shows it as it is: an indented block has no end that a text could hold."""
+    """Render text as Markdown that shows it as it is: an indented block has no end that a text could hold."""
     return "".join(f"    {line}\n" for line in text.splitlines())
 
 
 def render_table_markdown(table: Table) -> str:
-    """The table in Markdown, its cells on one line each."""
+    """Render a table as Markdown, each cell on one line."""
     lines = [table.columns, ["---"] * len(table.columns), *([_format_cell(cell) for cell in row] for row in table.rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -99,3 +92,34 @@ def _format_cell(value: TableCell) -> str:
     if isinstance(value, str):
         return "`" + " ".join(value.split()).replace("|", "¦").replace("`", "'") + "`" if value.strip() else ""
     return "" if value is None else f"{value:g}"
+
+
+def redact_secrets(value: Any) -> Any:
+    """Replace keys, passwords in addresses, and secrets of the environment in JSON values by `REDACTED`."""
+    match value:
+        case str():
+            for name, secret in os.environ.items():
+                if _SECRET_NAME.search(name) and len(secret) >= _MIN_SECRET_CHARS:
+                    value = value.replace(secret, REDACTED)
+            value = _QUERY_SECRET.sub(rf"\1{REDACTED}", _ADDRESS_SECRET.sub(REDACTED, value))
+            return value.encode(errors="replace").decode()  # half a surrogate pair: no service can store one
+        case Mapping():
+            return {
+                name: REDACTED if _SECRET_NAME.search(str(name)) and item else redact_secrets(item)
+                for name, item in value.items()
+            }
+        case list() | tuple():
+            return [redact_secrets(item) for item in value]
+    return value
+
+
+class LoggedRun:
+    """A run of a service that logs values by step and takes tables at the last step."""
+
+    _run: Any
+    _last = 0
+
+    def curves(self, iteration: int, values: Mapping[str, float]) -> None:
+        """Log the numbers of one iteration as a step."""
+        self._last = iteration
+        self._run.log(dict(values), step=iteration)

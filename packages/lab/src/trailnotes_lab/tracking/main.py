@@ -1,9 +1,8 @@
-"""What runs in the process of one tracker: it shows the run whenever it is told that there is more.
+"""The process of one tracker: it shows the run whenever a line of its input says that there is more.
 
-Each line of its input says so; the last one, ``end``, that the run ended by itself. Nothing that a package prints gets
-out; what ends this process early is its one line of output. A call to the tracker that takes longer than `LIMIT` ends
-the process by a signal, even in the middle of foreign code, so that none of these processes is left behind by a run
-that was killed.
+The last line, ``end``, says that the run ended by itself. Nothing that a package prints gets out; an error that ends
+this process early is its one line of output. A call to the tracker that takes longer than the limit ends the process
+by a signal, even in the middle of foreign code, so that a run that was killed leaves no such process behind.
 """
 
 from __future__ import annotations
@@ -17,18 +16,20 @@ from pathlib import Path
 
 from trailnotes.envs.base import format_error
 from trailnotes.errors import TrailnotesError
-from trailnotes_lab.tracking.base import make_tracker
-from trailnotes_lab.tracking.presentable import redact_secrets
+from trailnotes_lab.tracking.base import make_tracker, redact_secrets
 from trailnotes_lab.tracking.showing import TrackerReporter
 
 END_MESSAGE = b"end\n"
 CALL_TIMEOUT = 120.0  # seconds for one call to a tracker, the start of its package among them
-NICE = 10  # what trains comes first
+NICE = 10  # training comes first
 
 
 def main(name: str, directory: str, limit: float) -> None:
     """Serve standard input until it ends, for the run in `directory`."""
-    told, said = _detach_streams()
+    told, said = os.dup(sys.stdin.fileno()), os.dup(sys.stdout.fileno())
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (sys.stdin, sys.stdout, sys.stderr):  # packages and their children get no stream of the run
+        os.dup2(nothing, stream.fileno())
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     os.nice(NICE)
     before = partial(signal.setitimer, signal.ITIMER_REAL, limit)
@@ -49,13 +50,4 @@ def main(name: str, directory: str, limit: float) -> None:
         with contextlib.suppress(OSError):  # the run may be gone
             os.write(said, redact_secrets(text).encode(errors="replace"))
         os._exit(1)
-    os._exit(0)  # what a package still wants to do at exit could take for ever
-
-
-def _detach_streams() -> tuple[int, int]:
-    """Input and output for us alone: packages, and processes that they start, get an empty one and one without end."""
-    told, said = os.dup(sys.stdin.fileno()), os.dup(sys.stdout.fileno())
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in (sys.stdin, sys.stdout, sys.stderr):
-        os.dup2(nothing, stream.fileno())
-    return told, said
+    os._exit(0)  # the exit handlers of a package could take for ever

@@ -15,8 +15,8 @@ from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
 from trailnotes.storage.parsing import parse_json
 from trailnotes_lab.tracking.base import PROJECT, About, Table
 
+# By default it tries for many minutes to reach a server that is away.
 HTTP_DEFAULTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
-"""By default it tries for many minutes to reach a server that is away."""
 MOST_PARAMS, LONGEST_PARAM = 100, 6000  # in one request, letters of each: MLflow's limits
 MOST_METRICS = 1000
 
@@ -33,18 +33,18 @@ class MLflow:
         self._client.log_dict(self.id, dict(about.settings), "config.json")
 
     def curves(self, iteration: int, values: Mapping[str, float]) -> None:
-        """A step of each metric."""
+        """Log a step of each metric."""
         now = time.time_ns() // 1_000_000
         metrics = [Metric(name, value, now, iteration) for name, value in values.items()]
         for first in range(0, len(metrics), MOST_METRICS):
             self._client.log_batch(self.id, metrics=metrics[first : first + MOST_METRICS])
 
     def text(self, iteration: int, name: str, text: str) -> None:
-        """A file among the artifacts."""
+        """Write a file among the artifacts."""
         self._client.log_text(self.id, text, f"{name}/{iteration:06d}.txt")
 
     def table(self, name: str, table: Table) -> None:
-        """A file that MLflow shows as a table; its own `log_table` would need pandas, and adds to the last one."""
+        """Write a file that MLflow shows as a table; its own `log_table` needs pandas, and adds to the last one."""
         file = f"{name}.json"
         self._client.log_dict(self.id, {"columns": table.columns, "data": table.rows}, file)
         tables = parse_json(self._client.get_run(self.id).data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"))
@@ -52,12 +52,11 @@ class MLflow:
             self._client.set_tag(self.id, MLFLOW_LOGGED_ARTIFACTS, json.dumps([*tables, told]))
 
     def close(self, *, finished: bool) -> None:
-        """Say how the run ended."""
+        """Set the status in which the run ended."""
         ended = RunStatus.FINISHED if finished else RunStatus.KILLED
         self._client.set_terminated(self.id, RunStatus.to_string(ended))
 
     def _find_run(self, run_id: str) -> str:
-        """The same, if the store still has it."""
         try:
             return str(self._client.get_run(run_id).info.run_id) if run_id else ""
         except MlflowException as error:
@@ -71,6 +70,6 @@ class MLflow:
         place = experiment.experiment_id if experiment else self._client.create_experiment(name)
         run_id = str(self._client.create_run(place, run_name=about.name).info.run_id)
         params = [Param(key, str(value)[:LONGEST_PARAM]) for key, value in about.settings.items()]
-        for first in range(0, len(params), MOST_PARAMS):  # once: MLflow lets nobody change them
+        for first in range(0, len(params), MOST_PARAMS):  # once: MLflow does not let them change
             self._client.log_batch(run_id, params=params[first : first + MOST_PARAMS])
         return run_id

@@ -1,7 +1,7 @@
-"""The run's side of its trackers: it starts a process for each, tells them that there is more, and never waits.
+"""The run's side of its trackers: it starts a process for each, tells it that there is more, and never waits.
 
-What goes through the pipe is one byte line for an iteration, and what does not fit is left out: the process reads the
-run's own files, so nothing is lost by that, and nothing piles up here.
+The pipe carries one byte an iteration, and drops what does not fit: the process reads the run's own files, so that
+nothing is lost, and nothing piles up here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 CLOSE_TIMEOUT = 90.0  # seconds that a run waits for its trackers when it ends
-_MAX_ERROR_BYTES = 4096  # bytes of what a process says last
+_MAX_ERROR_BYTES = 4096  # bytes of the last message of a process
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from trailnotes_lab.tracking.main import main; main(sys.argv[2], sys.argv[3], float(sys.argv[4]))"
@@ -32,31 +32,27 @@ _BOOTSTRAP = (
 
 
 class Trackers:
-    """All trackers of the run in `directory`. Nothing here raises for what a tracker does, or waits for it but `close`.
+    """All trackers of the run in `directory`; an error of a tracker raises nothing here, and only `close` waits.
 
-    Args:
-        names: of ``run.trackers``.
-        directory: with the run's config.toml.
-        limit: seconds for one call to a tracker.
+    Each is a name of ``run.trackers``, and has `limit` seconds for one call.
     """
 
     def __init__(self, names: Iterable[str], directory: Path, limit: float = CALL_TIMEOUT) -> None:
         self._running = [_TrackerProcess(name, directory, limit) for name in names]
 
     def notify(self) -> None:
-        """Say that an iteration has ended; once for each tracker that has failed meanwhile, warn."""
+        """Tell all trackers that an iteration has ended; warn once of each that has failed meanwhile."""
         for process in self._running:
             process.send(b"\n")
 
     def close(self, *, finished: bool, limit: float = CLOSE_TIMEOUT) -> None:
-        """Let all show the rest, for `limit` seconds together, and end those that do not.
+        """Let all show the rest, for `limit` seconds together, and end the others.
 
         `finished`: the run ended by itself, and was not stopped.
         """
         try:
             for process in self._running:
-                process.send(END_MESSAGE if finished else b"")
-                process.close_input()
+                process.send(END_MESSAGE if finished else b"", last=True)
             deadline = time.monotonic() + limit
             for process in self._running:
                 process.wait(max(0.0, deadline - time.monotonic()), limit)
@@ -67,21 +63,17 @@ class Trackers:
 
 
 class _TrackerProcess:
-    """One tracker's process, in a group of its own, so that Ctrl-C in the terminal does not reach it."""
+    """The process of one tracker, in a group of its own, so that Ctrl-C in the terminal does not reach it."""
 
     def __init__(self, name: str, directory: Path, limit: float) -> None:
         self._name, self._limit = name, limit
         words = [json.dumps([str(path) for path in sys.path]), name, str(directory), str(limit)]
         self._process: subprocess.Popen[bytes] | None = None
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
-                [sys.executable, "-c", _BOOTSTRAP, *words],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                bufsize=0,
-                process_group=0,
-            )
+            self._process = subprocess.Popen(  # noqa: S603 - this interpreter and our own code
+                [sys.executable, "-c", _BOOTSTRAP, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL, bufsize=0, process_group=0,
+            )  # fmt: skip
         except OSError as error:
             self._warn(f"its process cannot be started ({error.strerror}): free memory or processes")
             return
@@ -89,8 +81,7 @@ class _TrackerProcess:
             assert stream is not None
             os.set_blocking(stream.fileno(), False)
 
-    def send(self, line: bytes) -> None:
-        """Write `line` if there is room, and see whether the process is still there."""
+    def send(self, line: bytes, *, last: bool = False) -> None:
         if self._process is None:
             return
         if self._process.poll() is not None:
@@ -99,14 +90,10 @@ class _TrackerProcess:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # full: it is told enough; broken: the next call sees why
             self._process.stdin.write(line)
-
-    def close_input(self) -> None:
-        """It shows the rest, and ends."""
-        if self._process is not None and self._process.stdin is not None:
+        if last:
             self._process.stdin.close()
 
     def wait(self, seconds: float, limit: float) -> None:
-        """Until it has ended; warn if it does not."""
         if self._process is None:
             return
         try:
@@ -118,7 +105,6 @@ class _TrackerProcess:
             self._report_exit(self._process)
 
     def kill(self) -> None:
-        """End it, and what it started. Twice is fine."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -130,7 +116,6 @@ class _TrackerProcess:
         self._process = None
 
     def _report_exit(self, process: subprocess.Popen[bytes]) -> None:
-        """Say why, unless it had done all; from here on there is nobody to tell."""
         assert process.stdout is not None
         words = (process.stdout.read(_MAX_ERROR_BYTES) or b"").decode(errors="replace").strip().rstrip(".")
         if process.returncode == -signal.SIGALRM:

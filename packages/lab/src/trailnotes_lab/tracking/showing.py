@@ -1,7 +1,7 @@
-"""What a run directory has to say, shown to a tracker: each iteration once, however often the run is resumed.
+"""Show a run directory to a tracker: each iteration once, however often the run is resumed.
 
-Beside the run, ``trackers/NAME.json`` keeps the tracker's id for it and the number of iterations that were shown. What
-a start could not show any more, the next one shows.
+Beside the run, ``trackers/NAME.json`` keeps the tracker's id for it and the number of iterations that were shown; the
+next start shows the rest.
 """
 
 from __future__ import annotations
@@ -19,28 +19,17 @@ from trailnotes.reporting.episodes import render_episode
 from trailnotes.storage.files import parse_iteration, read_lines_from, write_text_atomic
 from trailnotes.storage.parsing import parse_json
 from trailnotes.storage.records import trajectory_from_json
-from trailnotes_lab.tracking.base import TRACKERS_DIR, About, Table, TableCell, Tracker
-from trailnotes_lab.tracking.presentable import redact_secrets
+from trailnotes_lab.tracking.base import TRACKERS_DIR, About, Table, TableCell, Tracker, redact_secrets
 
 if TYPE_CHECKING:
-    from trailnotes.types import Trajectory
+    pass
 
 MAX_TIPS = 1000  # in the table: the newest
 _COLUMNS = ["id", "task", "tip", "score", "max_score", "step", "support", "shown", "earned", "enabled", "retired"]
 
 
 @dataclass
-class TrackerState:
-    """What is kept beside the run."""
-
-    id: str = ""
-    iterations: int = 0
-
-
-@dataclass
 class _LineReader:
-    """A file of lines that grows, read once from its beginning."""
-
     path: Path
     offset: int = 0
 
@@ -52,14 +41,13 @@ class _LineReader:
 
 @dataclass
 class _IterationEpisodes:
-    """The episodes of one iteration after another; no more than those of one are held."""
+    """The episodes of one iteration after another; no more than those of one are in memory."""
 
     tail: _LineReader
     lines: list[bytes] = field(default_factory=list)
     iteration: int = -1
 
     def read_iteration(self, iteration: int) -> list[bytes]:
-        """The records of an iteration whose line of metrics there is; `iteration` never falls."""
         if self.iteration < iteration:
             self.lines = []
             for line in self.tail.lines():
@@ -75,25 +63,18 @@ class _IterationEpisodes:
 
 
 class TrackerReporter:
-    """Shows one run to one tracker.
-
-    Args:
-        name: in ``run.trackers``.
-        directory: of the run.
-        make: the tracker from what it is told of the run.
-        before: called before each call to the tracker, which may take its time.
-    """
+    """Reporter of one run to the tracker that `make` makes; `before` is called before each call to it."""
 
     def __init__(
         self, name: str, directory: Path, make: Callable[[About], Tracker], before: Callable[[], object] = lambda: None
     ) -> None:
         self._directory, self._before = directory, before
         self._file = directory / TRACKERS_DIR / f"{name.replace(':', '.')}.json"
-        kept = _load_state(self._file)
+        tracker_id, iterations = _load_state(self._file)
         before()
-        self._tracker = make(load_run_info(directory, kept.id))
-        keeps = self._tracker.id and self._tracker.id == kept.id
-        self._shown = TrackerState(self._tracker.id, kept.iterations if keeps else 0)
+        self._tracker = make(_load_run_info(directory, tracker_id))
+        self._id = self._tracker.id
+        self._num_shown = iterations if self._id and self._id == tracker_id else 0
         self._metrics = _LineReader(directory / "metrics.jsonl")
         self._episodes = _IterationEpisodes(_LineReader(directory / "trajectories.jsonl"))
         self._last = -1  # the newest iteration that this process has shown
@@ -103,7 +84,7 @@ class TrackerReporter:
         for line in self._metrics.lines():
             values = parse_json(line, "drop")
             iteration = int(values.pop("iteration"))
-            if iteration < self._shown.iterations:
+            if iteration < self._num_shown:
                 continue
             self._last = iteration
             self._before()
@@ -111,17 +92,18 @@ class TrackerReporter:
             records = self._episodes.read_iteration(iteration)
             if iteration & (iteration - 1) == 0:  # 0, 1, 2, 4, 8: a few in all, however long the run is
                 self._show_episodes(iteration, records)
-            self._save_state(iteration + 1)
+            self._num_shown = iteration + 1
+            if self._id:
+                state = {"id": self._id, "iterations": self._num_shown}
+                write_text_atomic(self._file, json.dumps(state) + "\n")
 
     def finish(self, *, finished: bool) -> None:
         """Show the last episodes, the table, and the tips; nothing comes after this."""
         self.catch_up()
         if self._last >= 0 and self._last & (self._last - 1):
             self._show_episodes(self._last, self._episodes.read_iteration(self._last))
-        for name, table in (
-            ("table", _load_results_table(self._directory)),
-            ("tips", _load_tips_table(self._directory)),
-        ):
+        tables = {"table": _load_results_table(self._directory), "tips": _load_tips_table(self._directory)}
+        for name, table in tables.items():
             if table is not None:
                 self._before()
                 self._tracker.table(name, Table(table.columns, redact_secrets(table.rows)))
@@ -129,41 +111,30 @@ class TrackerReporter:
         self._tracker.close(finished=finished)
 
     def _show_episodes(self, iteration: int, records: list[bytes]) -> None:
+        """The best and the worst; of equals the first, and of one that is both, one."""
         ended = [trajectory_from_json(record) for record in map(parse_json, records) if record["outcome"] != "error"]
-        for name, episode in _select_notable(ended).items():
+        by_return = sorted(ended, key=lambda episode: -episode.episode_return)
+        for name, episode in zip(("best", "worst"), [*by_return[:1], *by_return[1:][-1:]], strict=False):
             self._before()
             self._tracker.text(iteration, f"episode/{name}", redact_secrets(render_episode(episode)))
 
-    def _save_state(self, iterations: int) -> None:
-        self._shown.iterations = iterations
-        if self._shown.id:
-            write_text_atomic(self._file, json.dumps(vars(self._shown)) + "\n")
 
-
-def _load_state(file: Path) -> TrackerState:
+def _load_state(file: Path) -> tuple[str, int]:
+    """The tracker's id for the run, and the number of iterations that were shown."""
     if not file.is_file():
-        return TrackerState()
+        return "", 0
     try:
         record = parse_json(file.read_text(encoding="utf-8"))
-        return TrackerState(str(record["id"]), int(record["iterations"]))
+        return str(record["id"]), int(record["iterations"])
     except (OSError, ValueError, KeyError, TypeError):
         raise RunError(f"{file} is damaged: delete it, and the run is shown from its beginning") from None
 
 
-def load_run_info(directory: Path, tracker_id: str = "") -> About:
-    """What a tracker is told of the run in `directory`."""
+def _load_run_info(directory: Path, tracker_id: str) -> About:
     config = load_config(directory / "config.toml")
     name = directory.resolve().name if config.run.name == "run" else config.run.name
     settings = json.loads(json.dumps(flatten_config(config), default=str))
     return About(directory, name, redact_secrets(settings), tracker_id)
-
-
-def _select_notable(episodes: list[Trajectory]) -> dict[str, Trajectory]:
-    """The best and the worst; of equals the first, and of one that is both, one."""
-    if not episodes:
-        return {}
-    by_return = sorted(episodes, key=lambda episode: -episode.episode_return)
-    return {"best": by_return[0]} | ({"worst": by_return[-1]} if len(by_return) > 1 else {})
 
 
 def _load_results_table(directory: Path) -> Table | None:
@@ -172,12 +143,13 @@ def _load_results_table(directory: Path) -> Table | None:
     rows: list[dict[str, Any]] = parse_json(file.read_text(encoding="utf-8"))["rows"] if file.is_file() else []
     if not rows:
         return None
-    columns = [*rows[0]]
-    return Table(columns, [[_to_cell(row.get(name)) for name in columns] for row in rows])
+    plain = (str, int, float, type(None))
+    values = [[row.get(name) for name in rows[0]] for row in rows]
+    return Table([*rows[0]], [[v if isinstance(v, plain) else json.dumps(v) for v in own] for own in values])
 
 
 def _load_tips_table(directory: Path) -> Table | None:
-    """The newest tips, and what came of reading them; None for a method without a memory."""
+    """The newest tips with the results of their readers; None for a method without a memory."""
     file = directory / "memory.db"
     if not file.is_file():
         return None
@@ -192,7 +164,3 @@ def _load_tips_table(directory: Path) -> Table | None:
                 rows.append([tip.id, tip.namespace, tip.text, tip.score, tip.max_score, tip.step, tip.support,
                              readers.shown, earned, float(tip.enabled), retired])  # fmt: skip
     return Table(_COLUMNS, rows)
-
-
-def _to_cell(value: object) -> TableCell:
-    return value if value is None or isinstance(value, str | int | float) else json.dumps(value)

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in the run directory, drawn anew by each start, so that they never disagree with the run."""
+"""TensorBoard: event files in the run directory, written anew by each start, so that they never disagree with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trailnotes_lab.tracking.base import About, Table, render_plain_text, render
 
 
 class TensorBoard:
-    """Writes ``tensorboard/`` of the run."""
+    """A writer of ``tensorboard/`` in the run directory."""
 
     id = ""
 
@@ -27,27 +27,26 @@ class TensorBoard:
         shutil.rmtree(place, ignore_errors=True)
         self._writer: Any = EventFileWriter(str(place))
         self._last = 0
-        self._add_text(
-            "config", render_plain_text("\n".join(f"{name} = {value!r}" for name, value in about.settings.items())), 0
-        )
+        settings = "\n".join(f"{name} = {value!r}" for name, value in about.settings.items())
+        self._add_text("config", render_plain_text(settings), 0)
 
     def curves(self, iteration: int, values: Mapping[str, float]) -> None:
-        """A point on the curve of each name."""
+        """Add a point to the curve of each name."""
         self._last = iteration
         for name, value in values.items():
             self._add_event(name, make_tensor_proto(value, dtype="float32"), scalar_metadata("", ""), iteration)
         self._writer.flush()
 
     def text(self, iteration: int, name: str, text: str) -> None:
-        """A tab of its own has them, by iteration."""
+        """Add a text, which TensorBoard shows by iteration."""
         self._add_text(name, render_plain_text(text), iteration)
 
     def table(self, name: str, table: Table) -> None:
-        """As Markdown, among the texts."""
+        """Add a table as Markdown, among the texts."""
         self._add_text(name, render_table_markdown(table), self._last)
 
     def close(self, *, finished: bool) -> None:  # noqa: ARG002 - event files do not say
-        """Write what is left."""
+        """Write the rest of the events."""
         self._writer.close()
 
     def _add_text(self, name: str, markdown: str, iteration: int) -> None:

@@ -1,54 +1,41 @@
-"""Weights & Biases: offline beside the run, unless ``WANDB_MODE`` says online; `wandb sync` brings it up later."""
+"""Weights & Biases: offline beside the run, unless ``WANDB_MODE`` says online; `wandb sync` uploads it later."""
 
 from __future__ import annotations
 
 import html
 import os
-from collections.abc import Mapping
-from typing import Any
 from uuid import uuid4
 
 import wandb
 
-from trailnotes_lab.tracking.base import PROJECT, TRACKERS_DIR, About, Table
+from trailnotes_lab.tracking.base import PROJECT, TRACKERS_DIR, About, LoggedRun, Table
 
 
-class Wandb:
+class Wandb(LoggedRun):
     """One run of W&B. Key, server, project, entity, group and tags are those of its own environment variables."""
 
     def __init__(self, about: About) -> None:
         self.id = about.id or uuid4().hex
         place = about.directory / TRACKERS_DIR
         place.mkdir(exist_ok=True)
-        self._run: Any = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT),
-            name=about.name,
-            id=self.id,
-            resume="allow",
-            mode=os.environ.get("WANDB_MODE", "offline"),
-            dir=place,
-            config=dict(about.settings),
-            settings=wandb.Settings(  # nothing of this machine that nobody asked for
-                console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True,
-                x_disable_machine_info=True,
-            ),
+        private = wandb.Settings(  # nothing of this machine unless it was asked for
+            console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True,
+            x_disable_machine_info=True,
         )  # fmt: skip
-        self._last = 0
-
-    def curves(self, iteration: int, values: Mapping[str, float]) -> None:
-        """A step of the history."""
-        self._last = iteration
-        self._run.log(dict(values), step=iteration)
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT), name=about.name, id=self.id, resume="allow", dir=place,
+            mode=os.environ.get("WANDB_MODE", "offline"), config=dict(about.settings), settings=private,
+        )  # fmt: skip
 
     def text(self, iteration: int, name: str, text: str) -> None:
-        """A panel that shows the text of each step."""
+        """Log a panel that shows the text of each step."""
         self._run.log({name: wandb.Html(f"<pre>{html.escape(text)}</pre>", inject=False)}, step=iteration)
 
     def table(self, name: str, table: Table) -> None:
-        """A table of W&B's own."""
+        """Log a table of W&B's own."""
         rows = [[*row] for row in table.rows]
         self._run.log({name: wandb.Table(columns=table.columns, data=rows, allow_mixed_types=True)}, step=self._last)
 
     def close(self, *, finished: bool) -> None:
-        """Write or send what is left; a run that was stopped is marked as failed."""
+        """Write or send the rest; a run that was stopped is marked as failed."""
         self._run.finish(exit_code=0 if finished else 1)

@@ -1,9 +1,10 @@
-"""The window as an ASGI application: a token at the door, pages, and forms only where they were asked for."""
+"""The ASGI application of `trailnotes view`: a token, pages, and forms only with --write."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+from functools import partial
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs, quote
 
@@ -14,6 +15,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from trailnotes.errors import MemoryStoreError, TrailnotesError
+from trailnotes.memory.exchange import delete_tips, edit_tip, enable_tips
 from trailnotes.web.guard import CONTENT_SECURITY_POLICY, LOOPBACK_NAMES, SecurityMiddleware
 from trailnotes_lab.view import tips
 from trailnotes_lab.view.drawing import ASSETS
@@ -36,30 +38,27 @@ CACHE_HEADERS: Final = {"cache-control": "private, max-age=31536000, immutable"}
 
 
 def make_app(window: Window, token: str) -> ASGIApp:
-    """The application that `trailnotes view` serves, and tests call.
-
-    Args:
-        window: what is looked at.
-        token: opens the door as ``?token=``, and is a cookie from then on.
-    """
+    """Make the application of a window; `token` is asked for as ``?token=``, and is a cookie from then on."""
     app = Starlette(
         routes=[Route("/{path:path}", ViewHandlers(window, token).handle_request, methods=["GET", "HEAD", "POST"])],
         exception_handlers={HTTPException: _handle_error, Exception: _handle_error},
     )
-    return SecurityMiddleware(
-        app, LOOPBACK_NAMES, lambda status, text: _make_response(render_error(status, text), status), SCRIPT_POLICY
-    )
+
+    def refuse(status: int, text: str) -> Response:
+        return _make_response(render_error(status, text), status)
+
+    return SecurityMiddleware(app, LOOPBACK_NAMES, refuse, SCRIPT_POLICY)
 
 
 class ViewHandlers:
-    """The handlers of one window."""
+    """The request handlers of one window."""
 
     def __init__(self, window: Window, token: str) -> None:
         self.window, self.token = window, token
         self.cookie = f"trailnotes-view-{hashlib.blake2b(token.encode(), digest_size=4).hexdigest()}"
 
     async def handle_request(self, request: Request) -> Response:
-        """Any request."""
+        """Answer any request of the window."""
         path = request.url.path
         if (given := request.query_params.get("token")) is not None and self._is_token(given):
             answer = RedirectResponse(f"/{quote(path.lstrip('/'))}", 303, {"cache-control": "no-store"})
@@ -83,7 +82,7 @@ class ViewHandlers:
         return hmac.compare_digest(given.encode(), self.token.encode())
 
     async def _handle_change(self, request: Request) -> Response:
-        """A form of a tip's page: answered by a redirect to what it led to."""
+        """A form of a tip's page leads to the page of the changed tip."""
         if not self.window.write:
             raise HTTPException(405, "This window only looks: start it with --write to change tips.")
         match request.url.path.split("/"):
@@ -91,10 +90,9 @@ class ViewHandlers:
                 fields = await _read_form(request)
                 try:
                     place = self.window.place("run", slug)
-                    act = CHANGES[verb](int(number[:12]), fields)
-                    await run_in_threadpool(
-                        tips.apply_change, place.path / "memory.db", int(number[:12]), fields.get("seen", ""), act
-                    )
+                    file, tip_id = place.path / "memory.db", int(number[:12])
+                    act = CHANGES[verb](tip_id, fields)
+                    await run_in_threadpool(tips.apply_change, file, tip_id, fields.get("seen", ""), act)
                 except PageNotFound as error:
                     raise HTTPException(404, str(error)) from error
                 except (TrailnotesError, OSError) as error:
@@ -109,26 +107,18 @@ def _parse_edit(tip_id: int, fields: Mapping[str, str]) -> Callable[[TipStore], 
         score = float(fields.get("score", ""))
     except ValueError:
         raise MemoryStoreError(f"a tip's score must be a number, got {fields.get('score', '')[:40]!r}") from None
-    return tips.make_edit(tip_id, fields.get("text", ""), score)
+    return lambda store: edit_tip(store, tip_id, fields.get("text", ""), score=score)
 
 
-def _parse_switch(tip_id: int, fields: Mapping[str, str]) -> Callable[[TipStore], object]:
-    return tips.make_switch(tip_id, enabled=fields.get("to") == "on")
-
-
-def _parse_delete(tip_id: int, _fields: Mapping[str, str]) -> Callable[[TipStore], object]:
-    return tips.make_delete(tip_id)
-
-
-CHANGES: Final = {"edit": _parse_edit, "switch": _parse_switch, "delete": _parse_delete}
+CHANGES: Final[Mapping[str, Callable[[int, Mapping[str, str]], Callable[[TipStore], object]]]] = {
+    "edit": _parse_edit,
+    "switch": lambda tip_id, fields: partial(enable_tips, ids=[tip_id], enabled=fields.get("to") == "on"),
+    "delete": lambda tip_id, _: partial(delete_tips, ids=[tip_id]),
+}
 
 
 async def _read_form(request: Request) -> dict[str, str]:
-    """The fields of a form, read within bounds; of one that comes twice the last.
-
-    Raises:
-        HTTPException: it is none, or too long.
-    """
+    """Read the fields of a form within bounds; of a field that comes twice, the last."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         raise HTTPException(400, "The window reads forms as a browser sends them. Nothing was done.")

@@ -1,9 +1,9 @@
-"""Curves as SVG, drawn on the server: what a template needs to put them on a page. No text of a run is made markup."""
+"""Compute the points, ticks and labels of charts, which templates place in SVG. Texts never become markup."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,7 +20,7 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class ChartCurve:
-    """One line of a picture."""
+    """One line of a chart."""
 
     label: str
     points: str  # of a polyline
@@ -32,7 +32,7 @@ class ChartCurve:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A number at an axis, and where it stands."""
+    """A number at an axis, and its position."""
 
     at: float
     text: str
@@ -40,7 +40,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Curves over one axis."""
+    """Curves with their common axes."""
 
     curves: tuple[ChartCurve, ...]
     xs: tuple[Tick, ...]
@@ -53,24 +53,15 @@ class Chart:
 
 
 def make_chart(
-    named: Sequence[tuple[str, Points, str]],
-    x_label: str = "environment steps",
-    size: tuple[float, float] = WIDE_SIZE,
+    named: Sequence[tuple[str, Points, str]], x_label: str = "environment steps", size: tuple[float, float] = WIDE_SIZE
 ) -> Chart | None:
-    """Curves laid over each other; None where none of them has a point.
-
-    Args:
-        named: label, points by x ascending, and where the label leads ("" nowhere).
-        x_label: of the axis.
-        size: width and height.
-    """
+    """Lay curves over each other, named as label, points by x ascending and link; None where there are no points."""
     right, bottom = size[0] - RIGHT, size[1] - BOTTOM
     drawn = [(label, downsample(_filter_drawable(points)), link) for label, points, link in named]
     drawn = [each for each in drawn if each[1]]
     if not drawn:
         return None
-    xs = [x for _, points, _ in drawn for x, _ in points]
-    ys = [y for _, points, _ in drawn for _, y in points]
+    xs, ys = zip(*(point for _, points, _ in drawn for point in points), strict=True)
     x_ticks, y_ticks = compute_ticks(min(xs), max(xs), 6), compute_ticks(*_compute_axis_range(min(ys), max(ys)), 5)
     x_of = _make_scale((min(xs), max(xs)), (LEFT, right))
     y_of = _make_scale((y_ticks[0], y_ticks[-1]), (bottom, TOP))
@@ -85,21 +76,13 @@ def make_chart(
         )
         for number, (label, points, link) in enumerate(drawn)
     )
-    inside = [x for x in x_ticks if min(xs) <= x <= max(xs)]
-    return Chart(
-        curves,
-        tuple(Tick(round(x_of(x), 1), format_short(x)) for x in inside),
-        tuple(Tick(round(y_of(y), 1), format_short(y)) for y in y_ticks),
-        x_label,
-        size,
-        LEFT,
-        right,
-        bottom,
-    )
+    x_axis = tuple(Tick(round(x_of(x), 1), format_short(x)) for x in x_ticks if min(xs) <= x <= max(xs))
+    y_axis = tuple(Tick(round(y_of(y), 1), format_short(y)) for y in y_ticks)
+    return Chart(curves, x_axis, y_axis, x_label, size, LEFT, right, bottom)
 
 
 def make_sparkline(points: Points) -> str:
-    """The points of a polyline for a table's cell; "" where there is no curve."""
+    """Make the points of a polyline for a table's cell; "" where there is no curve."""
     points = downsample(_filter_drawable(points), 60)
     if len(points) < 2:
         return ""
@@ -110,14 +93,14 @@ def make_sparkline(points: Points) -> str:
 
 
 def downsample(points: Points, most: int = MAX_POINTS) -> list[tuple[float, float]]:
-    """At most `most` points: means of as many neighbours each, the last group possibly smaller."""
+    """Reduce to at most `most` points: means of as many neighbours each, the last group possibly smaller."""
     size = math.ceil(len(points) / most) if points else 1
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [(sum(x for x, _ in group) / len(group), sum(y for _, y in group) / len(group)) for group in groups]
 
 
 def compute_ticks(low: float, high: float, about: int) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten apart) that cover the range, some `about` of them."""
+    """Compute round numbers (1, 2 or 5 times a power of ten apart) that cover the range, some `about` of them."""
     if high - low <= 1e-9 * max(abs(low), abs(high), 1 / MAX_VALUE):  # too little for floats to tell steps apart
         high = low + max(1.0, 1e-6 * abs(low))
     rough = (high - low) / about
@@ -128,7 +111,7 @@ def compute_ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def format_short(value: float) -> str:
-    """A number in few letters: ``0.25``, ``1.2k``, ``3M``."""
+    """Format a number in few letters: ``0.25``, ``1.2k``, ``3M``."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (1e3 if letter == 'k' else size):.3g}{letter}"
@@ -136,28 +119,15 @@ def format_short(value: float) -> str:
 
 
 def _compute_axis_range(low: float, high: float) -> tuple[float, float]:
-    """What a value axis shows: all of a share, else the range, never without height."""
     if low >= 0 and high <= 1:
         return 0.0, 1.0
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """From values to places in a picture."""
-
-    start: float
-    place: float
-    factor: float
-
-    def __call__(self, value: float) -> float:
-        """Where a value stands."""
-        return self.place + (value - self.start) * self.factor
-
-
-def _make_scale(source: tuple[float, float], target: tuple[float, float]) -> Scale:
+def _make_scale(source: tuple[float, float], target: tuple[float, float]) -> Callable[[float], float]:
     span = source[1] - source[0]
-    return Scale(source[0], target[0], (target[1] - target[0]) / (span if span > 1 / MAX_VALUE else 1.0))
+    factor = (target[1] - target[0]) / (span if span > 1 / MAX_VALUE else 1.0)
+    return lambda value: target[0] + (value - source[0]) * factor
 
 
 def _filter_drawable(points: Points) -> list[tuple[float, float]]:

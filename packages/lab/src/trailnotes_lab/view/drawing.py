@@ -1,4 +1,4 @@
-"""Templates, style and script, and how numbers are written. Whatever a template is given is text, never markup."""
+"""Render templates, with the style, the script and the number formats. All values are text, never markup."""
 
 from __future__ import annotations
 
@@ -28,26 +28,19 @@ Href = Callable[..., str]  # (path, **query) -> where a link leads
 
 
 def render_template(template: str, href: Href, **values: Any) -> str:
-    """A page that UTF-8 can hold, with "?" for half surrogate pairs. `href` makes the addresses of its links."""
-    return replace_surrogates(
-        _ENVIRONMENT.get_template(f"{template}.html").render(href=href, version=ASSETS_VERSION, **values)
-    )
+    """Render a page, with "?" for half surrogate pairs; `href` makes the addresses of its links."""
+    page = _ENVIRONMENT.get_template(f"{template}.html").render(href=href, version=ASSETS_VERSION, **values)
+    return replace_surrogates(page)
 
 
-def format_number(value: float | None) -> str:
-    """A count or a measure, ``-`` where it is not known."""
+def _format_number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
 
 
-def format_percent(value: float | None) -> str:
-    """A share in percent."""
-    return "-" if value is None else f"{100 * value:.0f} %"
-
-
-def format_duration(seconds: float | None) -> str:
-    """A time in words: ``12 s``, ``3 min``, ``2.5 h``."""
+def _format_duration(seconds: float | None) -> str:
+    """``12 s``, ``3 min``, ``2.5 h``."""
     if seconds is None:
         return "-"
     for size, word in ((3600.0, "h"), (60.0, "min")):
@@ -57,15 +50,10 @@ def format_duration(seconds: float | None) -> str:
 
 
 _ENVIRONMENT: Final = Environment(
-    loader=FileSystemLoader(HERE / "templates"),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
+    loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
     lstrip_blocks=True,
-)
+)  # fmt: skip
 _ENVIRONMENT.filters |= {
-    "number": format_number,
-    "share": format_percent,
-    "span": format_duration,
-    "short": format_short,
-}
+    "number": _format_number, "span": _format_duration, "short": format_short,
+    "share": lambda value: "-" if value is None else f"{100 * value:.0f} %",
+}  # fmt: skip

@@ -1,13 +1,13 @@
-"""One recorded episode as a page shows it: both contexts turn by turn, and what is known of each action.
+"""Prepare one recorded episode for its page: both contexts turn by turn, and the figures of each action.
 
-Contexts are worded again by the run's own settings, as they were while the episode was played; no tokenizer is loaded
-for that, so what the run cut at its token limits is shown whole.
+Contexts are worded again by the run's own settings, as while the episode was played. No tokenizer is loaded for that:
+texts that the run cut at its token limits are shown whole.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ MAX_TOKEN_BARS: Final = 64  # bars of an action
 
 @dataclass(frozen=True, slots=True)
 class ShownTip:
-    """A tip where it entered."""
+    """A tip as the prompt quotes it."""
 
     id: int | None
     line: str  # as quoted in the prompt
@@ -33,16 +33,16 @@ class ShownTip:
 
 @dataclass(frozen=True, slots=True)
 class TurnView:
-    """One decision."""
+    """One decision of the agent."""
 
     number: int  # from 1
-    before: str  # of the context that was acted on: what stands before the tips, and behind them
+    before: str  # the context that was acted on, up to the tips; `after` is the rest
     tips: tuple[ShownTip, ...]
     heading: str  # the line over the tips
     after: str
     plain: str  # the same turn without tips
-    said: str  # what the policy wrote
-    action: str  # what the environment received
+    said: str  # text of the policy
+    action: str  # sent to the environment
     reward: float
     novelty: float
     version: int
@@ -54,7 +54,7 @@ class TurnView:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeView:
-    """An episode, or some turns of it."""
+    """An episode with some of its turns."""
 
     trajectory: Trajectory
     opening: tuple[Message, ...]
@@ -65,12 +65,16 @@ class EpisodeView:
 
 
 def build_episode_view(record: Mapping[str, Any], config: Config | None, first: int = 1) -> EpisodeView:
-    """The turns of an episode from the `first` on, `TURNS` at most.
+    """Build the turns of an episode from the `first` on, `TURNS_PER_PAGE` at most.
 
     Raises:
-        RunError: the record is none of an episode.
+        RunError: the record is not an episode.
     """
-    trajectory = parse_trajectory(record)
+    try:
+        trajectory = trajectory_from_json(record)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise RunError(f"this line holds no episode that this version can read ({reason})") from None
     config = config or Config()
     conversation = Conversation(config.rollout, config.memory, lambda _: 0)
     conversation.start(get_instruction(trajectory))
@@ -82,32 +86,12 @@ def build_episode_view(record: Mapping[str, Any], config: Config | None, first: 
         if first <= number < first + TURNS_PER_PAGE:
             contexts = conversation.acting[place].content, conversation.plain[place].content
             turns.append(_build_turn(number, step, contexts, conversation))
-    return EpisodeView(
-        trajectory,
-        opening,
-        tuple(turns),
-        truncate_text(trajectory.final_observation.text),
-        sum(len(step.tips) for step in trajectory.steps),
-        not any(step.tips for step in trajectory.steps),
-    )
-
-
-def parse_trajectory(record: Mapping[str, Any]) -> Trajectory:
-    """The episode of a record.
-
-    Raises:
-        RunError: it is none.
-    """
-    try:
-        return trajectory_from_json(record)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RunError(
-            f"this line holds no episode that this version can read ({type(error).__name__}: {error})"
-        ) from None
+    final, num_tips = truncate_text(trajectory.final_observation.text), sum(len(step.tips) for step in trajectory.steps)
+    return EpisodeView(trajectory, opening, tuple(turns), final, num_tips, not num_tips)
 
 
 def describe_contexts(mode: str) -> tuple[str, str]:
-    """What became of both contexts of an episode of a mode: that with tips, that without."""
+    """Describe the use of both contexts of an episode of a mode: with tips, and without."""
     return {
         "off_policy": ("acted on, with tips", "trained on, without them"),
         "on_policy_tips": ("acted on and trained on, with tips", "the same without tips: not used"),
@@ -115,7 +99,7 @@ def describe_contexts(mode: str) -> tuple[str, str]:
 
 
 def truncate_text(text: str) -> str:
-    """A text that is not too long for a page."""
+    """Cut a text that is too long for a page."""
     if len(text) <= MAX_CHARS:
         return text
     return f"{text[:MAX_CHARS]}\n[{len(text) - MAX_CHARS:,} more characters are in trajectories.jsonl]"
@@ -145,11 +129,7 @@ def _build_turn(number: int, step: Step, contexts: tuple[str, str], conversation
         novelty=step.reward_intrinsic,
         version=step.policy_version,
         logprob=math.fsum(logprobs) if logprobs else None,
-        bars=_compute_token_probs(logprobs),
+        bars=tuple(math.exp(min(0.0, logprob)) for logprob in logprobs[:MAX_TOKEN_BARS]),
         read=step.completion.num_prompt_tokens,
         read_plain=step.num_plain_tokens,
     )
-
-
-def _compute_token_probs(logprobs: Sequence[float]) -> tuple[float, ...]:
-    return tuple(math.exp(min(0.0, logprob)) for logprob in logprobs[:MAX_TOKEN_BARS])

@@ -1,7 +1,7 @@
-"""The window as files: the same pages, with links between them, that open without a server.
+"""Export the pages of the window as files, with links between them, that open without a server.
 
-Pages are followed from the first one on, as far as the newest episodes and tips of each run; a link that leads further
-leads nowhere.
+The export follows links from the first page on, as far as the newest episodes and tips of each run; a link that leads
+further leads nowhere.
 """
 
 from __future__ import annotations
@@ -31,16 +31,7 @@ _CSP_META: Final = (
 
 
 def export_pages(root: Path, folder: Path, limit: int) -> int:
-    """Write all pages over `root` to `folder`; returns how many.
-
-    Args:
-        root: as for `Window`.
-        folder: new or empty.
-        limit: of each run the newest so many episodes and tips have pages.
-
-    Raises:
-        RunError: the folder holds something, or cannot be written.
-    """
+    """Write all pages over `root` to `folder`, of each run the newest `limit` episodes and tips; returns how many."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
@@ -48,27 +39,23 @@ def export_pages(root: Path, folder: Path, limit: int) -> int:
         with closing(Window(root, exported=True)) as window:
             for path, (_, text) in ASSETS.items():
                 write_text_atomic(folder / path.strip("/"), text)
-            return _write_pages(window, folder, limit)
+            links = LinkRegistry(limit)
+            links("/")
+            while links.waiting:
+                path, query = links.waiting.popleft()
+                found = window.render(render_page, path, {name: [str(value)] for name, value in query.items()}, links)
+                text = found.text.replace('<meta charset="utf-8">', _CSP_META, 1)
+                write_text_atomic(folder / links.names[make_url(path, **query)], text)
+            return len(links.names)
     except OSError as error:
         raise RunError(f"cannot write {folder} ({error.strerror}): name another folder") from error
 
 
-def _write_pages(window: Window, folder: Path, limit: int) -> int:
-    links = LinkRegistry(limit)
-    links("/")
-    while links.waiting:
-        path, query = links.waiting.popleft()
-        found = window.render(render_page, path, {name: [str(value)] for name, value in query.items()}, links)
-        text = found.text.replace('<meta charset="utf-8">', _CSP_META, 1)
-        write_text_atomic(folder / links.names[make_url(path, **query)], text)
-    return len(links.names)
-
-
 class LinkRegistry:
-    """Makes the links of exported pages, and remembers which pages they ask for; a `Href`.
+    """Registry of the links of exported pages, and of the pages that they ask for; a `Href`.
 
     Single episodes and tips are taken in the order in which pages ask for them, `limit` of each run: the lists begin
-    with the newest. What is beyond leads to no page.
+    with the newest. Links beyond lead to no page.
     """
 
     def __init__(self, limit: int) -> None:
@@ -78,7 +65,7 @@ class LinkRegistry:
         self._taken: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
 
     def __call__(self, path: str, **query: Any) -> str:
-        """Where a link leads: the file of that page, or nowhere on the same page."""
+        """Get the file that a link leads to, or the top of the same page."""
         if path in ASSETS:
             return path.strip("/")
         query = {name: value for name, value in query.items() if value not in (None, "")}
@@ -105,7 +92,7 @@ class LinkRegistry:
 
 
 def make_file_name(path: str, address: str) -> str:
-    """The name of a page's file: its address in harmless letters, and where that is not all of it, a hash."""
+    """Make the name of a page's file: its address in harmless letters, and where that is not all of it, a hash."""
     if address == "/":
         return INDEX_FILE
     words = path.strip("/").replace("/", "+")

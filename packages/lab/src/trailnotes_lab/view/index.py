@@ -1,8 +1,8 @@
-"""Where each episode of a trajectories.jsonl lies, so that a page reads the lines that it shows and no others.
+"""Index the episodes of a trajectories.jsonl, so that a page reads the lines that it shows and no others.
 
-The index is a SQLite file beside the episodes, made once and continued as the file grows. It can be thrown away at any
-time. A file that was cut or replaced is told by its size and by a fingerprint of the last bytes that were read; then
-the index begins anew.
+The index is a SQLite file beside the episodes, made once and continued as the file grows; it may be deleted at any
+time. A file that was cut or replaced shows by its size and by a fingerprint of the last bytes that were read; then the
+index begins anew.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trailnotes.storage.parsing import parse_json
 SCHEMA_VERSION: Final = 1  # of the tables; an index of another one is made anew
 INDEX_SUFFIX: Final = ".index.db"
 DAMAGED: Final = "damaged"  # outcome of a line that holds no episode
-_MAX_INTEGER: Final = 2**63  # that an integer of SQLite is below
+_MAX_INTEGER: Final = 2**63  # above all integers of SQLite
 _FINGERPRINT_BYTES: Final = 4096  # bytes of the fingerprint
 _BATCH: Final = 64  # lines between two looks at the clock
 _TABLES: Final = (
@@ -46,7 +46,7 @@ _INSERT: Final = f"INSERT INTO episodes VALUES ({', '.join('?' * 16)})"  # noqa:
 
 
 class IndexedEpisode(NamedTuple):
-    """One line of the file, as lists show it. `number` counts lines from 1."""
+    """One line of the file, as lists show it; `number` counts lines from 1."""
 
     number: int
     offset: int
@@ -68,7 +68,7 @@ class IndexedEpisode(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFilter:
-    """Which episodes; an empty field does not narrow anything."""
+    """Conditions on episodes; an empty field narrows nothing."""
 
     task: str = ""  # part of its id
     mode: str = ""
@@ -77,20 +77,20 @@ class EpisodeFilter:
     tip: int | None = None  # shown this one
 
     def build_where(self) -> tuple[str, list[Any]]:
-        """The SQL condition, and its values."""
-        conditions: list[tuple[str, list[Any]]] = [
-            *([("instr(task, ?)", [self.task])] if self.task else []),
-            *([("mode = ?", [self.mode])] if self.mode else []),
-            *([("success = ?", [int(self.success == "yes")])] if self.success else []),
-            *([("iteration = ?", [self.iteration])] if self.iteration is not None else []),
-            *([("number IN (SELECT number FROM shown WHERE tip = ?)", [self.tip])] if self.tip is not None else []),
-        ]
-        words = " AND ".join(condition for condition, _ in conditions)
-        return (f"WHERE {words}" if words else ""), [value for _, values in conditions for value in values]
+        """Build the SQL condition, and its values."""
+        conditions: dict[str, Any] = {
+            "instr(task, ?)": self.task or None,
+            "mode = ?": self.mode or None,
+            "success = ?": int(self.success == "yes") if self.success else None,
+            "iteration = ?": self.iteration,
+            "number IN (SELECT number FROM shown WHERE tip = ?)": self.tip,
+        }
+        asked = {condition: value for condition, value in conditions.items() if value is not None}
+        return (f"WHERE {' AND '.join(asked)}" if asked else ""), list(asked.values())
 
 
 class TipIterationStats(NamedTuple):
-    """What came of a tip in one iteration: mean returns of its readers, and of the others of their groups."""
+    """Mean returns in one iteration of the readers of a tip, and of the others of their groups."""
 
     iteration: int
     readers: int
@@ -100,14 +100,7 @@ class TipIterationStats(NamedTuple):
 
 
 class EpisodeIndex:
-    """The index of one file. Any thread may use it.
-
-    Args:
-        file: trajectories.jsonl, which need not exist yet.
-
-    Raises:
-        RunError: from any method, where the file cannot be read.
-    """
+    """The index of one file, which need not exist yet, for any thread; methods raise `RunError` if it is unreadable."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -115,12 +108,12 @@ class EpisodeIndex:
         self._connection = self._open()
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the index file."""
         with self._lock:
             self._connection.close()
 
     def catch_up(self, seconds: float = float("inf")) -> float:
-        """Read on for about so long; returns the share of the file that is known, 1 at its end."""
+        """Read on for about so many seconds; returns the share of the file that is known, 1 at its end."""
         end = time.monotonic() + seconds
         with self._lock, _translate_errors(self.file):
             if not self.file.is_file():
@@ -129,44 +122,41 @@ class EpisodeIndex:
             self._reset_if_replaced()
             size, known = self.file.stat().st_size, self._get_state("end", 0)
             with self.file.open("rb") as file:
-                known, more = self._read_batch(file, known)
-                while more and time.monotonic() < end:
+                more = True
+                while more:
                     known, more = self._read_batch(file, known)
+                    if time.monotonic() >= end:
+                        break
         return known / size if more and size else 1.0
 
     def count(self, wanted: EpisodeFilter | None = None) -> int:
-        """How many episodes there are of the kind, as far as the file is known."""
+        """Count the episodes that a filter lets through, as far as the file is known."""
         where, values = (wanted or EpisodeFilter()).build_where()
         return int(self._query(f"SELECT COUNT(*) FROM episodes {where}", values)[0][0])  # noqa: S608 (constants)
 
     def list_episodes(
         self, wanted: EpisodeFilter, first: int, count: int, *, newest: bool = True
     ) -> list[IndexedEpisode]:
-        """`count` episodes of the kind from the `first` on, counted from 0."""
+        """List `count` episodes that a filter lets through from the `first` on, counted from 0."""
         where, values = wanted.build_where()
         order = "DESC" if newest else "ASC"
         sql = f"SELECT * FROM episodes {where} ORDER BY number {order} LIMIT ? OFFSET ?"  # noqa: S608 (constants)
         return [IndexedEpisode(*row) for row in self._query(sql, [*values, count, first])]
 
     def get_episode(self, number: int) -> IndexedEpisode | None:
-        """One line."""
-        return next(
-            (IndexedEpisode(*row) for row in self._query("SELECT * FROM episodes WHERE number = ?", [number])), None
-        )
+        """Get the episode of one line, None where there is none."""
+        rows = self._query("SELECT * FROM episodes WHERE number = ?", [number])
+        return IndexedEpisode(*rows[0]) if rows else None
 
     def get_group(self, task: str, iteration: int) -> list[IndexedEpisode]:
-        """The episodes of a task in an iteration."""
+        """List the episodes of a task in an iteration."""
         sql = "SELECT * FROM episodes WHERE task = ? AND iteration = ? ORDER BY number"
         return [IndexedEpisode(*row) for row in self._query(sql, [task, iteration])]
 
     def read_record(self, episode: IndexedEpisode) -> dict[str, Any]:
-        """The line itself.
-
-        Raises:
-            RunError: it is not what the index has seen.
-        """
+        """Read the line itself; raises `RunError` if it is not the one that was indexed."""
         with _translate_errors(self.file), self.file.open("rb") as file:
-            file.seek(0, os.SEEK_END)  # what the index says may be somebody else's
+            file.seek(0, os.SEEK_END)  # a stranger may have made the index
             span = (episode.offset, episode.length)
             inside = all(isinstance(n, int) and n >= 0 for n in span) and sum(span) <= file.tell()
             file.seek(episode.offset if inside else 0)
@@ -180,7 +170,7 @@ class EpisodeIndex:
         return record
 
     def worth(self, tip: int) -> list[TipIterationStats]:
-        """What came of reading a tip, iteration by iteration; failed episodes are left out."""
+        """Compare the readers of a tip with the others, iteration by iteration; failed episodes are left out."""
         sql = """
             SELECT e.iteration, COUNT(s.tip), AVG(CASE WHEN s.tip IS NOT NULL THEN earned END),
                    COUNT(*) - COUNT(s.tip), AVG(CASE WHEN s.tip IS NULL THEN earned END)
@@ -193,10 +183,9 @@ class EpisodeIndex:
         return [TipIterationStats(*row) for row in self._query(sql, [tip, tip])]
 
     def iterate_outlines(self) -> Iterator[Mapping[str, Any]]:
-        """All episodes as `diagnose/checks.py` reads them, without their texts; equal parts are one object."""
-        sql = (
-            "SELECT iteration, task, mode, outcome, earned, tips > 0, returned FROM episodes WHERE outcome != 'damaged'"
-        )
+        """Iterate over all episodes as `diagnose/checks.py` reads them, without texts; equal parts are one object."""
+        columns = "iteration, task, mode, outcome, earned, tips > 0, returned"
+        sql = f"SELECT {columns} FROM episodes WHERE outcome != 'damaged'"  # noqa: S608 (constants)
         steps: tuple[Any, ...] = ((), ({"tips": (None,)},))
         tasks: dict[tuple[str, int], dict[str, Any]] = {}
         for iteration, task, mode, outcome, earned, read, returned in self._query(sql):
@@ -209,19 +198,17 @@ class EpisodeIndex:
 
     @property
     def state_key(self) -> tuple[str, int]:
-        """Another one whenever the index may say something else."""
+        """Get a key that changes whenever the index may have changed."""
         with self._lock, _translate_errors(self.file):
             return self._get_state("file", ""), self._get_state("end", 0)
 
     def iterations(self) -> tuple[int, int] | None:
-        """The first and the last iteration; None without episodes."""
+        """Get the first and the last iteration; None without episodes."""
         ((first, last),) = self._query("SELECT MIN(iteration), MAX(iteration) FROM episodes")
         return None if first is None else (first, last)
 
-    # -- reading on
-
     def _read_batch(self, file: Any, known: int) -> tuple[int, bool]:
-        """Take in the next lines; returns where they end, and whether more may follow."""
+        """Insert the next lines; returns their end, and whether more may follow."""
         file.seek(known)
         lines = [line for _ in range(_BATCH) if (line := file.readline()).endswith(b"\n")]
         if not lines:
@@ -232,21 +219,17 @@ class EpisodeIndex:
             number = self._get_state("count", 0)
             for line in lines:
                 number += 1
-                self._insert_line(number, known, line)
+                try:
+                    row, tips = _make_row(parse_json(line, "drop"))
+                except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+                    row, tips = (0, "", "", 0, DAMAGED, 0, 0.0, 0.0, 0.0, 0, 0, 0, ""), set()
+                self._connection.execute(_INSERT, (number, known, len(line), *row))
+                self._connection.executemany("INSERT OR IGNORE INTO shown VALUES (?, ?)", [(t, number) for t in tips])
                 known += len(line)
             self._set_state(end=known, count=number, tail=_fingerprint(self.file, known))
         return known, len(lines) == _BATCH
 
-    def _insert_line(self, number: int, offset: int, line: bytes) -> None:
-        try:
-            row, tips = _make_row(parse_json(line, "drop"))
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-            row, tips = (0, "", "", 0, DAMAGED, 0, 0.0, 0.0, 0.0, 0, 0, 0, ""), set()
-        self._connection.execute(_INSERT, (number, offset, len(line), *row))
-        self._connection.executemany("INSERT OR IGNORE INTO shown VALUES (?, ?)", [(tip, number) for tip in tips])
-
     def _reset_if_replaced(self) -> None:
-        """Begin anew where the file is not the one that was read, or not all of it is there any more."""
         stat = self.file.stat()
         now = f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ino}"
         if now == self._get_state("file", ""):
@@ -262,8 +245,6 @@ class EpisodeIndex:
             for table in ("state", "episodes", "shown"):
                 self._connection.execute(f"DELETE FROM {table}")  # noqa: S608 (constants)
 
-    # -- the index's own file
-
     def _open(self) -> sqlite3.Connection:
         beside = self.file.with_name(f"{self.file.name}{INDEX_SUFFIX}")
         for _ in range(2):
@@ -272,7 +253,7 @@ class EpisodeIndex:
                     return _connect(str(beside))
             with contextlib.suppress(OSError):  # damaged, of another version, or leading to a file that is no index
                 beside.unlink()
-            with contextlib.suppress(OSError):  # of somebody else: ours have none
+            with contextlib.suppress(OSError):  # a stranger's: this index leaves none
                 Path(find_journal(str(beside))).unlink()
         return _connect(":memory:")  # a folder that is not ours to write in
 
@@ -300,13 +281,13 @@ class EpisodeIndex:
 
 def _make_row(record: Any) -> tuple[tuple[Any, ...], set[int]]:
     """The columns of an episode, and the ids of the tips that it was shown."""
-    steps = record["steps"]
+    steps, task, words = record["steps"], record["task"], replace_surrogates
     tips = [tip.get("id") for step in steps for tip in step["tips"]]
     row: tuple[Any, ...] = (
-        int(record["iteration"]), replace_surrogates(record["task"]["id"]), replace_surrogates(record["mode"]), int(record["member"]),
-        replace_surrogates(record["outcome"]), int(record["success"]), float(record["score"]), float(record["max_score"]),
-        float(record["return"]), len(steps), len(tips), int("return_to" in record["task"].get("options", {})),
-        replace_surrogates(steps[-1]["action"]) if steps else "",
+        int(record["iteration"]), words(task["id"]), words(record["mode"]), int(record["member"]),
+        words(record["outcome"]), int(record["success"]), float(record["score"]), float(record["max_score"]),
+        float(record["return"]), len(steps), len(tips), int("return_to" in task.get("options", {})),
+        words(steps[-1]["action"]) if steps else "",
     )  # fmt: skip
     shown = {tip for tip in tips if isinstance(tip, int)}
     numbers: list[Any] = [each for each in (*row, *shown) if not isinstance(each, str)]
@@ -316,16 +297,14 @@ def _make_row(record: Any) -> tuple[tuple[Any, ...], set[int]]:
 
 
 def _fingerprint(file: Path, end: int) -> str:
-    """Of the last bytes before `end`."""
     with file.open("rb") as opened:
         opened.seek(max(0, end - _FINGERPRINT_BYTES))
         return hashlib.blake2b(opened.read(min(end, _FINGERPRINT_BYTES)), digest_size=16).hexdigest()
 
 
 def _connect(database: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        database, timeout=5.0, isolation_level=None, check_same_thread=False, factory=BoundedConnection
-    )
+    how: dict[str, Any] = {"isolation_level": None, "check_same_thread": False, "factory": BoundedConnection}
+    connection = sqlite3.connect(database, timeout=5.0, **how)
     try:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version not in {0, SCHEMA_VERSION} or find_unexpected(connection, _TABLES if version else ()):
@@ -347,6 +326,5 @@ def _translate_errors(file: Path) -> Iterator[None]:
         yield
     except (OSError, sqlite3.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise RunError(
-            f"{file} cannot be read ({reason}): delete {file.name}{INDEX_SUFFIX}, and load the page again"
-        ) from error
+        fix = f"delete {file.name}{INDEX_SUFFIX}, and load the page again"
+        raise RunError(f"{file} cannot be read ({reason}): {fix}") from error

@@ -1,4 +1,4 @@
-"""The lines of metrics.jsonl, read on as they come: a file that grew is not read again from its start."""
+"""Read the lines of metrics.jsonl incrementally: a file that grew is not read again from its start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MetricsLine = Mapping[str, Any]
 
 @dataclass(slots=True)
 class ParsedLines:
-    """What is known of one file."""
+    """The lines of one file so far, and the state of its reader."""
 
     lines: list[MetricsLine] = field(default_factory=list)
     damaged: int = 0  # lines that cannot be read
@@ -29,14 +29,14 @@ class ParsedLines:
 
 
 class LinesCache:
-    """Remembers the files that were read last. Any thread may use it."""
+    """Cache of the files that were read last, for any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: OrderedDict[Path, ParsedLines] = OrderedDict()
 
     def read(self, path: Path) -> ParsedLines:
-        """All whole lines of a file so far; none where there is no file.
+        """Read all whole lines of a file so far; none where there is no file.
 
         Raises:
             RunError: it cannot be read.
@@ -66,35 +66,27 @@ class LinesCache:
                 if not line.endswith(b"\n"):
                     break
                 known.end, known.last = known.end + len(line), line
-                record = _parse_line(line)
-                if record is None:
-                    known.damaged += 1
-                else:
+                try:
+                    record = parse_json(line, "drop")
+                except ValueError:
+                    record = None
+                if isinstance(record, dict):
                     known.lines.append(record)
+                else:
+                    known.damaged += 1
         return known
 
 
 def extract_series(lines: Sequence[MetricsLine], name: str) -> list[tuple[float, float]]:
-    """(environment steps, value) of one metric; by iterations where steps were not counted."""
-    return [
-        (get_x(line, number), float(value)) for number, line in enumerate(lines) if is_number(value := line.get(name))
-    ]
-
-
-def get_x(line: MetricsLine, number: int) -> float:
-    """Where a line stands on the common axis."""
-    steps = line.get("env_steps")
-    return float(steps) if is_number(steps) else float(number)
+    """Extract (environment steps, value) of one metric; by iterations where steps were not counted."""
+    points = []
+    for number, line in enumerate(lines):
+        if is_number(value := line.get(name)):
+            steps = line.get("env_steps")
+            points.append((float(steps) if is_number(steps) else float(number), float(value)))
+    return points
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a curve can show it."""
+    """Say whether a curve can show the value."""
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _parse_line(line: bytes) -> MetricsLine | None:
-    try:
-        record = parse_json(line, "drop")
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) else None

@@ -1,8 +1,9 @@
-"""The pages of many numbers: all runs, one run, a comparison."""
+"""Gather the values of the pages with figures: all runs, one run, a comparison."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from trailnotes.config.methods import get_label
@@ -10,7 +11,7 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff_configs, flatten_config
 from trailnotes.errors import RunError
 from trailnotes.storage.files import read_small
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.parsing import parse_json, parse_toml
 from trailnotes_lab.view.curves import SMALL_SIZE, make_chart, make_sparkline
 from trailnotes_lab.view.lines import MetricsLine, ParsedLines, extract_series, is_number
 from trailnotes_lab.view.places import (
@@ -22,45 +23,26 @@ from trailnotes_lab.view.places import (
 )
 from trailnotes_lab.view.window import Query, Window
 
-DEFAULT_CURVES: Final = 8  # curves over each other, where nobody says which
-METRICS: Final = (
-    ("rollout/success/plain", "success without tips"),
-    ("rollout/success", "success"),
-    ("rollout/return", "return"),
-    ("validation/success", "validation"),
-    ("memory/tips", "tips"),
-    ("update/loss", "loss"),
-    ("update/entropy", "entropy"),
-)
-RUN_CHARTS: Final = (  # pictures of one run: title, (metric, label) ...
-    ("Success", (("rollout/success/plain", "without tips"), ("rollout/success/on_policy_tips", "with tips, on policy"),
-                 ("rollout/success/off_policy", "with tips, off policy"), ("rollout/success", "all"))),
-    ("Return", (("rollout/return/plain", "without tips"), ("rollout/return/on_policy_tips", "with tips, on policy"),
-                ("rollout/return/off_policy", "with tips, off policy"), ("rollout/return", "all"))),
-    ("Unseen games", (("validation/success", "success"), ("validation/return", "return"))),
-    ("Tips in memory", (("memory/tips", "tips"), ("memory/enabled", "enabled"))),
-    ("Tips shown in a turn", (("rollout/tips_per_step", "tips"),)),
-    ("Episode length", (("rollout/episode_length", "steps"),)),
-    ("Reliance on tips", (("tips/reliance", "nats a token, before the update"),
-                          ("update/kl_to_behavior_off_policy", "by the update's ratio"))),
-    ("Entropy", (("update/entropy", "nats a token"),)),
-)  # fmt: skip
+DEFAULT_CURVES: Final = 8  # curves over each other by default
+_CHARTS: Final = parse_toml(Path(__file__).with_name("charts.toml").read_text(encoding="utf-8"))
 COST_METRICS: Final = ("env_steps", "tokens_generated", "tokens_trained", "seconds")
 
 
 def load_runs_page(window: Window, query: Query) -> dict[str, Any]:
-    """All runs as a table, some of their curves over each other, and the comparisons."""
+    """Load all runs as a table, some of their curves over each other, and the comparisons."""
     places = window.list_entries()
     found = [place for place in places if place.kind == "run"]
     known = [(place, *window.get_settings(place), *_load_metrics(window, place)) for place in found]
     differing = find_differing_settings([(place.path.parent, config) for place, config, *_ in known])
     names = sorted({name for *_, lines, _ in known for line in lines.lines[-1:] for name in line
                     if is_number(line[name])})  # fmt: skip
-    metric = next(iter(query.get("metric") or []), "") or next((name for name, _ in METRICS if name in names), "")
+    tabs = [tab for tab in _CHARTS["metrics"] if tab[0] in names]
+    metric = next(iter(query.get("metric") or []), "") or next((name for name, _ in tabs), "")
     chosen = set(query.get("run") or [])
     rows: list[dict[str, Any]] = [
         {
-            "place": place, "method": get_method_label(config), "seed": config.run.seed if config else None,
+            "place": place, "method": get_label(config.algorithm.name) if config else "?",
+            "seed": config.run.seed if config else None,
             "trouble": trouble or unread, "running": find_running_process(place.path), "differs": differs,
             "progress": estimate_progress(config, lines.lines), "iterations": len(lines.lines),
             "spark": make_sparkline(extract_series(lines.lines, metric)), "last": _find_last_value(lines.lines, metric),
@@ -72,27 +54,30 @@ def load_runs_page(window: Window, query: Query) -> dict[str, Any]:
               for row, (*_, lines, _) in zip(rows, known, strict=True) if row["laid"] or not chosen]  # fmt: skip
     curves = [curve for curve in curves if curve[1]]
     return {
-        "rows": rows, "metric": metric, "names": names, "tabs": [tab for tab in METRICS if tab[0] in names],
-        "curves": make_chart(curves if chosen else curves[:DEFAULT_CURVES]), "left_out": 0 if chosen else max(0, len(curves) - DEFAULT_CURVES),
+        "rows": rows, "metric": metric, "names": names, "tabs": tabs,
+        "curves": make_chart(curves if chosen else curves[:DEFAULT_CURVES]),
+        "left_out": 0 if chosen else max(0, len(curves) - DEFAULT_CURVES),
         "comparisons": [place for place in places if place.kind == "comparison"], "root": window.root.resolve().name,
         "live": any(row["running"] for row in rows) and not window.exported, "exported": window.exported,
     }  # fmt: skip
 
 
 def load_run_page(window: Window, place: ViewEntry) -> dict[str, Any]:
-    """One run: where it stands, its curves, its settings, its starts."""
+    """Load one run: its progress, curves, settings and starts."""
     config, trouble = window.get_settings(place)
     lines, unread = _load_metrics(window, place)
     index, known = window.get_index(place.path)
-    panels = [(title, make_chart([(label, extract_series(lines.lines, name), "") for name, label in wanted], size=SMALL_SIZE))
-              for title, wanted in RUN_CHARTS]  # fmt: skip
-    last = lines.lines[-1] if lines.lines else {}
+    series = {title: [(label, extract_series(lines.lines, name), "") for name, label in wanted]
+              for title, wanted in _CHARTS["charts"]}  # fmt: skip
+    panels = [(title, make_chart(curves, size=SMALL_SIZE)) for title, curves in series.items()]
+    last, values = lines.lines[-1] if lines.lines else {}, flatten_config(config) if config else {}
+    settings = [(name, str(values[name])) for name in diff_configs(Config(), config)] if config else []
     return {
-        "method": get_method_label(config), "config": config, "trouble": trouble or unread, "damaged": lines.damaged,
+        "method": get_label(config.algorithm.name) if config else "?", "config": config,
+        "trouble": trouble or unread, "damaged": lines.damaged, "settings": settings,
         "progress": estimate_progress(config, lines.lines), "iterations": len(lines.lines), "episodes": index.count(),
         "known": known, "panels": [(title, curves) for title, curves in panels if curves],
         "costs": {name: _find_last_value(lines.lines, name) for name in COST_METRICS}, "starts": _load_starts(place),
-        "settings": list_nondefault_settings(config) if config else [],
         "metrics": [(name, value, make_sparkline(extract_series(lines.lines, name))) for name, value in last.items()
                     if is_number(value)],
         "has_tips": (place.path / "memory.db").is_file(),
@@ -100,12 +85,14 @@ def load_run_page(window: Window, place: ViewEntry) -> dict[str, Any]:
 
 
 def load_comparison_page(window: Window, place: ViewEntry) -> dict[str, Any]:
-    """The table and the curves that `trailnotes compare` has written."""
+    """Load the table and the curves that `trailnotes compare` has written."""
     file = place.path / COMPARISON_FILE
     try:
         record = parse_json(read_small(file), "drop")
         lines = [_parse_method_line(line) for line in record["lines"]]
-        panels = [_parse_panel(panel) for panel in record.get("panels", ())]
+        panels = [{"label": str(panel["label"]), "metric": str(panel["metric"]), "lines": [
+            (str(line["label"]), [float(trial["mean"]) for trial in line["trials"]]) for line in panel["lines"]
+        ]} for panel in record.get("panels", ())]  # fmt: skip
         curves = [(f"{label}, run {number}" if len(own) > 1 else label, [(float(x), float(y)) for x, y in points], "")
                   for label, own in record["curves"].items() for number, points in enumerate(own)]  # fmt: skip
         texts = {name: str(record[name]) for name in ("title", "metric", "baseline")}
@@ -133,7 +120,6 @@ def _parse_method_line(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_estimate(own: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """A mean with its intervals, as numbers."""
     if own is None:
         return None
     sides = {side: own[side] and {end: float(own[side][end]) for end in ("low", "high")}
@@ -141,24 +127,8 @@ def _parse_estimate(own: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {"mean": float(own["mean"]), **sides}
 
 
-def _parse_panel(panel: Mapping[str, Any]) -> dict[str, Any]:
-    lines = [(str(line["label"]), [float(trial["mean"]) for trial in line["trials"]]) for line in panel["lines"]]
-    return {"label": str(panel["label"]), "metric": str(panel["metric"]), "lines": lines}
-
-
-def get_method_label(config: Config | None) -> str:
-    """What tables call the method of a run."""
-    return get_label(config.algorithm.name) if config else "?"
-
-
-def list_nondefault_settings(config: Config) -> list[tuple[str, str]]:
-    """The settings that are not at their default."""
-    values = flatten_config(config)
-    return [(name, str(values[name])) for name in diff_configs(Config(), config)]
-
-
 def _load_metrics(window: Window, place: ViewEntry) -> tuple[ParsedLines, str]:
-    """A run's metrics, and why they cannot be read."""
+    """The metrics of a run, and why they cannot be read."""
     try:
         return window.lines.read(place.path / "metrics.jsonl"), ""
     except RunError as error:
@@ -170,7 +140,7 @@ def _find_last_value(lines: Sequence[MetricsLine], name: str) -> float | None:
 
 
 def _load_starts(place: ViewEntry) -> list[dict[str, Any]]:
-    """When the run was begun and resumed, and by which command; none where nothing can be read of it."""
+    """Time and command of each start of the run; none where run.json cannot be read."""
     try:
         file = place.path / "run.json"
         starts = parse_json(read_small(file))["starts"] if file.is_file() else []

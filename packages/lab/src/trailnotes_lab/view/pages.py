@@ -1,4 +1,4 @@
-"""From an address to its page: each function gathers what one template shows."""
+"""Render the page of an address: each function gathers the values of one template."""
 
 from __future__ import annotations
 
@@ -20,34 +20,30 @@ from trailnotes_lab.view.places import ViewEntry, find_running_process
 from trailnotes_lab.view.tips import MAX_SORTED, PAGE_SIZE, SORT_ORDERS, MemoryNotReady, TipsFile, hash_tip
 from trailnotes_lab.view.window import PageNotFound, Query, Window
 
-EPISODES_PER_PAGE: Final = PAGE_SIZE  # on a page
-CHANGE_MESSAGES: Final = {
-    "edit": "The tip was changed.",
-    "switch": "The tip was switched.",
-    "delete": "The tip was deleted.",
-}
+CHANGE_MESSAGES: Final = {"edit": "The tip was changed.", "switch": "The tip was switched.",
+                          "delete": "The tip was deleted."}  # fmt: skip
+NO_PAGE: Final = "there is no page of this address"
 
 
 def render_page(window: Window, path: str, query: Query, href: Href) -> str:
-    """The page of an address.
+    """Render the page of an address.
 
     Raises:
-        Missing: there is none.
-        TrailnotesError: what it would show cannot be read.
+        PageNotFound: there is no such page.
+        TrailnotesError: the files of the page cannot be read.
     """
     match [part for part in path.split("/") if part]:
         case []:
             return render_template("runs", href, way=[], **overview.load_runs_page(window, query))
         case ["compare", slug]:
             place = window.place("comparison", slug)
-            return render_template(
-                "compare", href, **_build_common_values(window, place), **overview.load_comparison_page(window, place)
-            )
+            values = _build_common_values(window, place) | overview.load_comparison_page(window, place)
+            return render_template("compare", href, **values)
         case ["run", slug, *rest]:
             place = window.place("run", slug)
             with report_damaged_run(place.path):
                 return _render_run_page(window, place, rest, query, href)
-    raise PageNotFound("there is no page of this address")
+    raise PageNotFound(NO_PAGE)
 
 
 def _render_run_page(window: Window, place: ViewEntry, rest: list[str], query: Query, href: Href) -> str:
@@ -55,17 +51,17 @@ def _render_run_page(window: Window, place: ViewEntry, rest: list[str], query: Q
         case []:
             template, values = "run", overview.load_run_page(window, place)
         case ["episodes"]:
-            template, values = "episodes", load_episodes_page(window, place, query)
+            template, values = "episodes", _load_episodes_page(window, place, query)
         case ["episodes", number]:
-            template, values = "episode", load_episode_page(window, place, _parse_id(number), query)
+            template, values = "episode", _load_episode_page(window, place, _parse_id(number), query)
         case ["tips"]:
-            template, values = "tips", load_tips_page(window, place, query)
+            template, values = "tips", _load_tips_page(window, place, query)
         case ["tips", number]:
-            template, values = "tip", load_tip_page(window, place, _parse_id(number), query)
+            template, values = "tip", _load_tip_page(window, place, _parse_id(number), query)
         case ["chain"]:
-            template, values = "chain", load_diagnosis_page(window, place)
+            template, values = "chain", _load_diagnosis_page(window, place)
         case _:
-            raise PageNotFound("there is no page of this address")
+            raise PageNotFound(NO_PAGE)
     return render_template(template, href, **_build_common_values(window, place), **values)
 
 
@@ -77,29 +73,20 @@ def _build_common_values(window: Window, place: ViewEntry) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# -- episodes
-
-
-def load_episodes_page(window: Window, place: ViewEntry, query: Query) -> dict[str, Any]:
-    """The list, narrowed and paged."""
+def _load_episodes_page(window: Window, place: ViewEntry, query: Query) -> dict[str, Any]:
     index, known = window.get_index(place.path)
-    wanted = EpisodeFilter(
-        task=_get_param(query, "task"),
-        mode=_get_param(query, "mode"),
-        success=_get_param(query, "success"),
-        iteration=_parse_int(_get_param(query, "iteration")),
-        tip=_parse_int(_get_param(query, "tip")),
-    )
+    words = {name: _get_param(query, name) for name in ("task", "mode", "success")}
+    wanted = EpisodeFilter(**words, iteration=_parse_int(_get_param(query, "iteration")),
+                           tip=_parse_int(_get_param(query, "tip")))  # fmt: skip
     total, page = index.count(wanted), _parse_page_number(query)
     return {
-        "rows": index.list_episodes(wanted, (page - 1) * EPISODES_PER_PAGE, EPISODES_PER_PAGE), "total": total, "wanted": wanted, "known": known,
-        "page": page, "pages": max(1, -(-total // EPISODES_PER_PAGE)), "modes": MODES, "damaged": DAMAGED,
+        "rows": index.list_episodes(wanted, (page - 1) * PAGE_SIZE, PAGE_SIZE), "total": total, "wanted": wanted,
+        "known": known, "page": page, "pages": max(1, -(-total // PAGE_SIZE)), "modes": MODES, "damaged": DAMAGED,
         "span": index.iterations(), "asked": _select_params(query, "task", "mode", "success", "iteration", "tip"),
     }  # fmt: skip
 
 
-def load_episode_page(window: Window, place: ViewEntry, number: int, query: Query) -> dict[str, Any]:
-    """One episode, some turns of it."""
+def _load_episode_page(window: Window, place: ViewEntry, number: int, query: Query) -> dict[str, Any]:
     index, known = window.get_index(place.path)
     row = index.get_episode(number)
     if row is None:
@@ -109,22 +96,16 @@ def load_episode_page(window: Window, place: ViewEntry, number: int, query: Quer
     first = max(1, _parse_int(_get_param(query, "turn")) or 1)
     shown = build_episode_view(index.read_record(row), config, first)
     group = [other for other in index.get_group(row.task, row.iteration) if other.outcome not in ("error", DAMAGED)]
+    mean = sum(each.earned for each in group) / len(group) if group else None
     return {
-        "row": row, "told": shown, "group": group, "group_mean": _mean_return(group), "roles": describe_contexts(row.mode),
+        "row": row, "told": shown, "group": group, "group_mean": mean, "roles": describe_contexts(row.mode),
         "first": first, "size": TURNS_PER_PAGE, "count": len(shown.trajectory.steps), "trouble": trouble,
         "last_number": index.count(), "task": truncate_text(str(dict(shown.trajectory.task.options))),
     }  # fmt: skip
 
 
-def _mean_return(group: list[IndexedEpisode]) -> float | None:
-    return sum(each.earned for each in group) / len(group) if group else None
-
-
-# -- tips
-
-
-def load_tips_page(window: Window, place: ViewEntry, query: Query) -> dict[str, Any]:
-    """The list, or what a search finds."""
+def _load_tips_page(window: Window, place: ViewEntry, query: Query) -> dict[str, Any]:
+    """The list of tips, or the results of a search."""
     file = TipsFile(place.path / "memory.db")
     task, words = _get_param(query, "task"), _get_param(query, "q")
     order = _get_param(query, "order") if _get_param(query, "order") in SORT_ORDERS else "newest"
@@ -132,7 +113,8 @@ def load_tips_page(window: Window, place: ViewEntry, query: Query) -> dict[str, 
     values: dict[str, Any] = {
         "task": task, "q": words, "orders": list(SORT_ORDERS), "page": page, "found": None, "listed": None, "pages": 1,
         "before": None, "size": PAGE_SIZE, "most": MAX_SORTED, "opening": False,
-        "said": CHANGE_MESSAGES.get(_get_param(query, "said"), ""), "asked": _select_params(query, "task", "order"), "order": order,
+        "said": CHANGE_MESSAGES.get(_get_param(query, "said"), ""), "asked": _select_params(query, "task", "order"),
+        "order": order,
     }  # fmt: skip
     if task and words:
         memory = (window.get_settings(place)[0] or Config()).memory.with_embedder(window.embedder)
@@ -147,8 +129,7 @@ def load_tips_page(window: Window, place: ViewEntry, query: Query) -> dict[str, 
     return values | {"listed": listed, "before": before, "pages": max(1, pages), "tasks": file.list_tasks()}
 
 
-def load_tip_page(window: Window, place: ViewEntry, number: int, query: Query) -> dict[str, Any]:
-    """One tip: its author, its readers, what came of it."""
+def _load_tip_page(window: Window, place: ViewEntry, number: int, query: Query) -> dict[str, Any]:
     row = TipsFile(place.path / "memory.db").get_tip_row(number)
     index, known = window.get_index(place.path)
     worth = index.worth(number)
@@ -157,18 +138,14 @@ def load_tip_page(window: Window, place: ViewEntry, number: int, query: Query) -
     without = [(float(each.iteration), each.others_earned) for each in worth if each.others_earned is not None]
     return {
         "row": row, "tip": row.tip, "known": known, "mark": hash_tip(row.tip), "worth": worth,
-        "authors": find_authors(index, row.tip), "readers": index.list_episodes(readers, 0, EPISODES_PER_PAGE),
+        "authors": _find_authors(index, row.tip), "readers": index.list_episodes(readers, 0, PAGE_SIZE),
         "num_readers": index.count(readers), "said": CHANGE_MESSAGES.get(_get_param(query, "said"), ""),
         "curve": make_chart([("with it", with_it, ""), ("without it, in the same groups", without, "")], "iteration"),
     }  # fmt: skip
 
 
-def find_authors(index: EpisodeIndex, tip: Tip) -> list[IndexedEpisode]:
-    """The episodes that it may have been written after, as few as can be told.
-
-    They are of its task and iteration, and have its score and last action; of a tip that was written again these are
-    those of another time.
-    """
+def _find_authors(index: EpisodeIndex, tip: Tip) -> list[IndexedEpisode]:
+    """The episodes that the tip may be of: of its task and iteration, with its score and last action if still known."""
     if tip.imported:
         return []
     found = [each for each in index.get_group(tip.namespace, tip.step) if each.outcome not in ("error", DAMAGED)]
@@ -177,25 +154,20 @@ def find_authors(index: EpisodeIndex, tip: Tip) -> list[IndexedEpisode]:
     return same or alike or found
 
 
-# -- the chain
-
-
-def load_diagnosis_page(window: Window, place: ViewEntry) -> dict[str, Any]:
-    """What `trailnotes diagnose` says, as data."""
+def _load_diagnosis_page(window: Window, place: ViewEntry) -> dict[str, Any]:
+    """The checks of `trailnotes diagnose`."""
     index, known = window.get_index(place.path)
     config, trouble = window.get_settings(place)
     read = window.lines.read(place.path / "metrics.jsonl")
     lines, links = read.lines, list[Check]()
     if config and lines:  # it goes through all episodes
-        state = (index.state_key, read.end, config)
-        links = window.get_cached(
-            f"chain {place.slug}", state, lambda: run_checks(lines, [*index.iterate_outlines()], config)
+        state, check = (
+            (index.state_key, read.end, config),
+            lambda: run_checks(lines, [*index.iterate_outlines()], config),
         )
+        links = window.get_cached(f"chain {place.slug}", state, check)
     weak = next((link for link in links if link.holds is False), None)
     return {"links": links, "weak": weak, "known": known, "trouble": trouble, "count": len(lines)}
-
-
-# -- queries
 
 
 def _get_param(query: Query, name: str) -> str:
@@ -203,14 +175,13 @@ def _get_param(query: Query, name: str) -> str:
 
 
 def _parse_int(text: str) -> int | None:
-    """A number from 0 up; None for anything else."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 12 else None
 
 
 def _parse_id(text: str) -> int:
     number = _parse_int(text)
     if number is None:
-        raise PageNotFound("there is no page of this address")
+        raise PageNotFound(NO_PAGE)
     return number
 
 
@@ -219,5 +190,4 @@ def _parse_page_number(query: Query) -> int:
 
 
 def _select_params(query: Query, *names: str) -> Mapping[str, str]:
-    """What a link to the next page repeats."""
     return {name: _get_param(query, name) for name in names if _get_param(query, name)}

@@ -1,4 +1,4 @@
-"""What lies below a directory: runs and comparisons, found by the files in them, each with a name for its pages."""
+"""Find runs and comparisons below a directory by their files, each with a name for its pages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Kind = Literal["run", "comparison"]
 
 @dataclass(frozen=True, slots=True)
 class ViewEntry:
-    """One run or comparison. `slug` names it in addresses and is the same as long as it stays where it is."""
+    """One run or comparison; `slug` names it in addresses, and is the same as long as it is not moved."""
 
     slug: str
     name: str  # its path below the directory that is viewed
@@ -40,7 +40,7 @@ class ViewEntry:
 
 
 def find_entries(root: Path) -> list[ViewEntry]:
-    """All runs and comparisons at and below `root`, by name.
+    """Find all runs and comparisons at and below `root`, by name.
 
     Raises:
         RunError: there is no such directory.
@@ -51,31 +51,21 @@ def find_entries(root: Path) -> list[ViewEntry]:
     for path in _walk_folders(root):
         relative = path.relative_to(root)
         name = relative.as_posix() if relative.parts else root.resolve().name
-        if kind := detect_kind(path):
-            found.append(ViewEntry(make_slug(relative), name, path, kind))
+        if (path / "config.toml").is_file() and any((path / sign).is_file() for sign in RUN_FILES):
+            found.append(ViewEntry(_make_slug(relative), name, path, "run"))
+        elif (path / COMPARISON_FILE).is_file() and (path / "runs").is_dir():
+            found.append(ViewEntry(_make_slug(relative), name, path, "comparison"))
     return sorted(found, key=lambda place: [*map(_natural_sort_key, Path(place.name).parts)])
 
 
-def detect_kind(path: Path) -> Kind | None:
-    """What a folder is, by what exists in it."""
-    if (path / "config.toml").is_file() and any((path / sign).is_file() for sign in RUN_FILES):
-        return "run"
-    if (path / COMPARISON_FILE).is_file() and (path / "runs").is_dir():
-        return "comparison"
-    return None
-
-
-def make_slug(relative: Path) -> str:
-    """A path as one word of an address: letters, digits, ``-._`` and ``~`` between folders.
-
-    Whatever else a name holds is spelt ``!`` and its code, so that no two paths share a slug.
-    """
+def _make_slug(relative: Path) -> str:
+    """Letters, digits, ``-._``, ``~`` between folders, and codes of all others, so that no two paths share a slug."""
     words = [re.sub(r"[^A-Za-z0-9._-]", lambda found: f"!{ord(found[0]):x}.", part) for part in relative.parts]
     return "~".join(words) or "here"
 
 
 def find_running_process(run: Path) -> str:
-    """The process that trains in a run directory, as its lock names it; "" where it is known to have ended."""
+    """Find the process that trains in a run directory, as its lock names it; "" where it is known to have ended."""
     try:
         if not (run / "lock").is_file():  # a pipe would never answer
             return ""
@@ -96,7 +86,7 @@ def find_running_process(run: Path) -> str:
 
 
 def load_settings(run: Path) -> tuple[Config | None, str]:
-    """A run's settings, or None and why they cannot be read."""
+    """Load the settings of a run, or None and why they cannot be read."""
     try:
         return load_run_config(run), ""
     except (TrailnotesError, OSError, UnicodeDecodeError) as error:
@@ -104,11 +94,7 @@ def load_settings(run: Path) -> tuple[Config | None, str]:
 
 
 def find_differing_settings(runs: Sequence[tuple[Path, Config | None]]) -> list[dict[str, str]]:
-    """For each run the settings that are not the same in all of its folder; {} of one without readable settings.
-
-    Args:
-        runs: the folder that each lies in, and its settings.
-    """
+    """Find for each run, given with its folder, the settings that differ in this folder; {} if they are unreadable."""
     flat = [{} if config is None else {name: str(value) for name, value in flatten_config(config).items()}
             for _, config in runs]  # fmt: skip
     varying: dict[Path, set[str]] = {}
@@ -124,17 +110,15 @@ def find_differing_settings(runs: Sequence[tuple[Path, Config | None]]) -> list[
 
 
 def estimate_progress(config: Config | None, lines: Sequence[MetricsLine]) -> float | None:
-    """How far a training is by its own limits, 0 to 1; None where it does not train, or nobody can say."""
-    if config is None or not lines:
-        return None
-    if not find_method(config.algorithm.name).trains:
+    """Estimate the progress of a training by its own limits, 0 to 1; None for other runs, or where it is unknown."""
+    if config is None or not lines or not find_method(config.algorithm.name).trains:
         return None
     numbers = {name: value for name, value in lines[-1].items() if is_number(value)}
     return min(1.0, config.train.compute_progress({**numbers, "iteration": numbers.get("iteration", 0) + 1}))
 
 
 def _walk_folders(root: Path) -> Iterator[Path]:
-    """`root` and what lies below it; links are not followed."""
+    """Links are not followed."""
     waiting, seen = [root], 0
     while waiting and seen < MAX_FOLDERS:
         path = waiting.pop()
@@ -145,9 +129,8 @@ def _walk_folders(root: Path) -> Iterator[Path]:
                 inside = [entry for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
             except OSError:  # gone, or closed to us
                 continue
-            waiting += [
-                Path(each.path) for each in inside if each.name not in SKIPPED_FOLDERS and not each.name.startswith(".")
-            ]
+            kept = [each for each in inside if each.name not in SKIPPED_FOLDERS and not each.name.startswith(".")]
+            waiting += [Path(each.path) for each in kept]
 
 
 def _natural_sort_key(name: str) -> list[tuple[int, int, str]]:

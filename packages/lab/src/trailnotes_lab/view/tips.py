@@ -1,6 +1,6 @@
-"""The tips of a run, read a page at a time from the memory file, which others may be writing to.
+"""Read the tips of a run a page at a time from its memory file, while others may write to it.
 
-Looking opens the file for reading only, and checks no more than its header: a file of a million tips opens at once.
+Pages open the file for reading only, and check no more than its header: a file of a million tips opens at once.
 Searching and changing go through the store itself (`memory/`), as the agent and the command line do.
 """
 
@@ -16,11 +16,11 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
-from trailnotes.memory.exchange import delete_tips, edit_tip, enable_tips, open_store, require_searchable, require_tip
+from trailnotes.memory.exchange import open_store, require_searchable, require_tip
 from trailnotes.memory.migrations import MIGRATIONS
 from trailnotes.memory.retired import RETIREMENT_COLUMNS, Retirement
 from trailnotes.memory.retrieval import load_file_embedder
@@ -34,9 +34,8 @@ PAGE_SIZE: Final = 50  # tips on a page
 MAX_RESULTS: Final = 20  # of a search
 MAX_OPEN_MEMORIES: Final = 4  # memories that are searched
 OPEN_TIMEOUT_S: Final = 1.0  # that a page waits for a memory to be opened
-RESULT_TTL_S: Final = 600.0  # after which what was found too late is searched anew
+RESULT_TTL_S: Final = 600.0  # after which a late result is searched anew
 STALE_TIP_ERROR: Final = "this tip has changed since its page was drawn, so nothing was done: here it is as it is now"
-
 SORT_ORDERS: Final = {
     "newest": "age DESC",
     "score": "score DESC, age DESC",
@@ -44,15 +43,13 @@ SORT_ORDERS: Final = {
     "earned": "(0.5 + earned) / (1 + shown) DESC, age DESC",
     "repeated": "support DESC, age DESC",
 }
-MAX_RETIRED_SCANNED: Final = (
-    5_000  # retired tips that are gone through for a page: there is no index of what they became one with
-)
+MAX_RETIRED_SCANNED: Final = 5_000  # retired tips that a page scans: no index says which tip they became one with
 MAX_SORTED: Final = 20_000  # tips that are counted and sorted for a page; of more the newest come first
 
 
 @dataclass(frozen=True, slots=True)
 class TipRow:
-    """A tip with what came of reading it."""
+    """A tip with the results of its readers."""
 
     tip: Tip
     readers: ReaderStats
@@ -62,45 +59,40 @@ class TipRow:
 
     @property
     def shown(self) -> int:
-        """How many episodes that were counted."""
+        """Count the episodes that were shown it."""
         return self.readers.shown
 
     @property
     def earned(self) -> float | None:
-        """What its readers earned on average, 0 to 1; None where nobody counted."""
+        """Get the mean return of its readers, 0 to 1; None where there are none."""
         return self.readers.earned / self.readers.shown if self.readers.shown else None
 
 
 @dataclass(frozen=True, slots=True)
 class TipPage:
-    """A page of tips."""
+    """One page of the list of tips."""
 
     rows: list[TipRow]
-    total: int  # SORTED + 1: more than are counted
+    total: int  # `MAX_SORTED` + 1: more than are counted
     order: str  # as they stand
     sorted: bool  # False: there are too many to sort
 
 
 class TipsFile:
-    """The memory file of one run, for reading.
-
-    Raises:
-        MemoryStoreError: from any method, where the file is missing, damaged, or of another version.
-    """
+    """Reader of one memory file; methods raise `MemoryStoreError` if it is missing, damaged, or of another version."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def list_newest(self, before: int | None) -> TipPage:
-        """`PAGE` tips of all tasks with ids below `before`, the highest first: the way through a file of any size."""
+        """List `PAGE_SIZE` tips of all tasks with ids below `before`, the highest first, in a file of any size."""
         with self._open_connection() as connection:
             sql = "SELECT id FROM tips WHERE id < ? ORDER BY id DESC LIMIT ?"
-            ids = [row[0] for row in read_rows(connection, sql, [before or 2**62, PAGE_SIZE])]
-            rows = [row for tip_id in ids if (row := self._load_row(connection, tip_id))]
+            rows = self._load_rows(connection, sql, [before or 2**62, PAGE_SIZE])
             return TipPage(rows, self._count_tips(connection, ""), "newest", sorted=True)
 
     def list_tips(self, namespace: str, order: str, first: int) -> TipPage:
-        """`PAGE` tips from the `first` on, counted from 0; of all tasks where `namespace` is ""."""
+        """List `PAGE_SIZE` tips from the `first` on, counted from 0; of all tasks where `namespace` is ""."""
         if not namespace and order == "newest":
             return self.list_newest(None)
         with self._open_connection() as connection:
@@ -111,12 +103,11 @@ class TipsFile:
             order = order if is_sorted else "newest"
             where, values = ("WHERE namespace = ?", [namespace]) if namespace else ("", [])
             sql = f"SELECT id FROM tips {where} ORDER BY {SORT_ORDERS[order]} LIMIT ? OFFSET ?"  # noqa: S608 (constants)
-            ids = [row[0] for row in read_rows(connection, sql, [*values, PAGE_SIZE, first])]
-            rows = [row for tip_id in ids if (row := self._load_row(connection, tip_id))]
+            rows = self._load_rows(connection, sql, [*values, PAGE_SIZE, first])
         return TipPage(rows, total, order, is_sorted)
 
     def get_tip_row(self, tip_id: int) -> TipRow:
-        """One tip, with those of the newest `MAX_RETIRED_SCANNED` retired ones that became one with it."""
+        """Load one tip, with those of the newest `MAX_RETIRED_SCANNED` retired ones that became one with it."""
         sql = (
             "SELECT id FROM (SELECT id, merged_into FROM tips INDEXED BY tips_by_retirement WHERE retired_at > 0 "
             "ORDER BY retired_at DESC LIMIT ?) WHERE merged_into = ? ORDER BY id"
@@ -125,13 +116,11 @@ class TipsFile:
             found = self._load_row(connection, tip_id)
             joined = tuple(each for (each,) in read_rows(connection, sql, [MAX_RETIRED_SCANNED, tip_id]))
         if found is None:
-            raise MemoryStoreError(
-                f"there is no tip {tip_id} any more: it was deleted, or has made room for newer ones"
-            )
+            raise MemoryStoreError(f"there is no tip {tip_id} any more: it was deleted, or was evicted")
         return replace(found, joined=joined)
 
     def list_tasks(self, most: int = 500) -> list[str]:
-        """Tasks that have tips, the first `most` by name: one step in the index for each."""
+        """List the tasks that have tips, the first `most` by name: one step in the index for each."""
         sql = """
             WITH RECURSIVE names (name) AS (
                 SELECT MIN(namespace) FROM tips
@@ -144,10 +133,14 @@ class TipsFile:
             return [str(name) for (name,) in connection.execute(sql, [most])]
 
     def _count_tips(self, connection: sqlite3.Connection, namespace: str) -> int:
-        """How many there are, `MAX_SORTED` + 1 at most: counting a million takes longer than a page may."""
+        """`MAX_SORTED` + 1 at most: counting a million takes longer than a page may."""
         where, values = ("WHERE namespace = ?", [namespace]) if namespace else ("", [])
         sql = f"SELECT COUNT(*) FROM (SELECT 1 FROM tips {where} LIMIT ?)"  # noqa: S608 (constants)
         return int(connection.execute(sql, [*values, MAX_SORTED + 1]).fetchone()[0])
+
+    def _load_rows(self, connection: sqlite3.Connection, sql: str, values: list[Any]) -> list[TipRow]:
+        ids = [row[0] for row in read_rows(connection, sql, values)]
+        return [row for tip_id in ids if (row := self._load_row(connection, tip_id))]
 
     def _load_row(self, connection: sqlite3.Connection, tip_id: int) -> TipRow | None:
         columns, _, table = SELECT_TIP.partition(" FROM ")
@@ -179,37 +172,35 @@ SearchKey = tuple[Path, str, str, str]  # file, settings, task, words
 
 
 class MemoryNotReady(MemoryStoreError):  # noqa: N818 (it is an answer)
-    """A memory is still being opened: its file is checked, or its index built."""
+    """The memory is still being opened: its file is checked, or its index built."""
 
 
 class TipSearcher:
-    """Searches as an agent does, in a thread of its own. What was searched stays open, since opening may take long."""
+    """Search as an agent does, in a thread of its own; memories stay open, since opening may take long."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="searcher")
         self._lock = threading.Lock()
-        self._late: dict[
-            SearchKey, tuple[Future[list[TipRow]], float]
-        ] = {}  # what was told to wait, and when it first asked
+        self._late: dict[SearchKey, tuple[Future[list[TipRow]], float]] = {}  # with the time of the first request
         self._open: OrderedDict[tuple[Path, int, str], TipMemory] = OrderedDict()
 
     def close(self) -> None:
-        """Let go of all files, once what is under way has ended."""
+        """Close all files, once the search under way has ended."""
         self._thread.shutdown(cancel_futures=True)
         for memory in self._open.values():
             memory.close()
         self._open.clear()
 
     def search(self, path: Path, config: MemoryConfig, namespace: str, query: str) -> list[TipRow]:
-        """What an agent of these settings would be shown for `query`, the best first, each with its similarity.
+        """Find the tips that an agent of these settings would be shown for `query`, the best first, with similarities.
 
-        `config.embedder` is what the user names, as for `load_file_embedder`.
+        `config.embedder` is the one that the user names, as for `load_file_embedder`.
 
         Raises:
             ConfigError: as `load_file_embedder`.
             MemoryStoreError: the file cannot be used, or has no tip of that task, which may read no others.
             MissingExtraError: its embedder is not installed.
-            Opening: it takes longer than `PATIENCE_S`; it goes on meanwhile, and who asks again hears what came of it.
+            MemoryNotReady: it takes longer than `OPEN_TIMEOUT_S`; the search goes on for the next call.
         """
         ask, now = (path, config.model_dump_json(), namespace, query), time.monotonic()
         with self._lock:
@@ -255,32 +246,13 @@ class TipSearcher:
 
 
 def apply_change(path: Path, tip_id: int, seen: str, act: Callable[[TipStore], object]) -> None:
-    """Do something to a tip, unless it is not the one that the page showed (`hash_tip`).
-
-    Raises:
-        MemoryStoreError: it has changed or gone, or what is asked is refused; nothing has changed then.
-    """
+    """Apply a change to a tip, or raise `MemoryStoreError` if it is not the one that the page showed (`hash_tip`)."""
     with closing(open_store(path)) as store:
         if hash_tip(require_tip(store, tip_id)) != seen:
             raise MemoryStoreError(STALE_TIP_ERROR)
         act(store)
 
 
-def make_edit(tip_id: int, text: str, score: float) -> Callable[[TipStore], object]:
-    """Give it this text and score."""
-    return lambda store: edit_tip(store, tip_id, text, score=score)
-
-
-def make_switch(tip_id: int, *, enabled: bool) -> Callable[[TipStore], object]:
-    """Let it be found, or not."""
-    return lambda store: enable_tips(store, [tip_id], enabled=enabled)
-
-
-def make_delete(tip_id: int) -> Callable[[TipStore], object]:
-    """Delete it."""
-    return lambda store: delete_tips(store, [tip_id])
-
-
 def hash_tip(tip: Tip) -> str:
-    """What a form says of the tip that its page showed."""
+    """Hash the state of a tip, by which a form names the tip that its page showed."""
     return blake2b(f"{tip.text}\n{tip.score}\n{tip.enabled}".encode(), digest_size=8).hexdigest()

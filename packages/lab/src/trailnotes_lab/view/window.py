@@ -1,4 +1,4 @@
-"""The window: what is open, and which page belongs to an address. Served (`app.py`) or written down (`export.py`)."""
+"""The state of the window, whose pages `app.py` serves and `export.py` writes to files."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ PageRenderer = Callable[["Window", str, Query, Href], str]  # from an address to
 
 @dataclass(frozen=True, slots=True)
 class RenderedPage:
-    """A page."""
+    """A rendered page with its status."""
 
     text: str
     status: int = 200
 
 
 class PageNotFound(RunError):  # noqa: N818 (it is an answer)
-    """There is no such page."""
+    """There is no page of this address."""
 
 
 def make_url(path: str, **query: Any) -> str:
-    """An address of the served window."""
+    """Make an address of the served window."""
     asked = [(name, value) for name, value in query.items() if value not in (None, "")]
     return f"{path}?{urlencode(asked, doseq=True)}" if asked else path
 
 
 class Window:
-    """What is looked at. Any thread may ask for pages.
+    """The runs below a directory, with their open files; any thread may ask for pages.
 
     Args:
         root: a directory with runs below it, or one run.
         write: whether pages offer to change tips.
-        exported: whether pages are written down, and so have no forms.
+        exported: whether pages are written to files, and so have no forms.
         embedder: the one that the user names, as for `load_file_embedder`.
     """
 
@@ -63,7 +63,7 @@ class Window:
         self._places: tuple[float, list[ViewEntry]] = (-ENTRIES_TTL_S, [])
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all open files."""
         self.searcher.close()
         with self._lock:
             for index in self._indices.values():
@@ -71,7 +71,7 @@ class Window:
             self._indices.clear()
 
     def list_entries(self) -> list[ViewEntry]:
-        """Runs and comparisons, looked for again every now and then."""
+        """List runs and comparisons, which are searched again after `ENTRIES_TTL_S`."""
         seen, places = self._places
         if time.monotonic() - seen >= ENTRIES_TTL_S:
             places = find_entries(self.root)
@@ -79,18 +79,14 @@ class Window:
         return places
 
     def place(self, kind: str, slug: str) -> ViewEntry:
-        """One of them.
-
-        Raises:
-            Missing: there is none of that name, or not any more.
-        """
+        """Get one of them, or raise `PageNotFound`."""
         found = next((place for place in self.list_entries() if (place.kind, place.slug) == (kind, slug)), None)
         if found is None or not found.path.is_dir():
             raise PageNotFound(f"there is no {kind} of this name below {self.root.resolve().name} (any more)")
         return found
 
     def get_settings(self, place: ViewEntry) -> tuple[Config | None, str]:
-        """See `settings_of`; read again where config.toml has changed."""
+        """Load settings as `load_settings` does, again where config.toml has changed."""
         try:
             stat = (place.path / "config.toml").stat()
         except OSError as error:
@@ -101,13 +97,13 @@ class Window:
         return found
 
     def get_cached(self, name: str, state: object, make: Callable[[], Any]) -> Any:
-        """What `make` made when `state` was last another."""
+        """Get the value that `make` returned when `state` last changed."""
         if name not in self._kept or self._kept[name][0] != state:
             self._kept[name] = (state, make())
         return self._kept[name][1]
 
     def get_index(self, run: Path) -> tuple[EpisodeIndex, float]:
-        """The index of a run's episodes, and the share of them that it knows. The rest is read meanwhile."""
+        """Get the index of a run's episodes, and the share of them that it knows; a thread reads the rest."""
         file = run / "trajectories.jsonl"
         with self._lock:
             if file not in self._indices:
@@ -123,13 +119,12 @@ class Window:
         return index, known
 
     def render(self, draw_page: PageRenderer, path: str, query: Query, href: Href = make_url) -> RenderedPage:
-        """The page of an address; what goes wrong is a page, too."""
+        """Render the page of an address; an error is a page, too."""
         try:
             return RenderedPage(draw_page(self, path, query, href))
-        except PageNotFound as error:
-            return RenderedPage(render_error(404, str(error), href), 404)
         except (TrailnotesError, OSError) as error:
-            return RenderedPage(render_error(409, str(error), href), 409)
+            status = 404 if isinstance(error, PageNotFound) else 409
+            return RenderedPage(render_error(status, str(error), href), status)
 
     def _read_in_background(self, index: EpisodeIndex) -> None:
         try:
@@ -149,7 +144,6 @@ ERROR_HEADINGS: Final = {
 
 
 def render_error(status: int, text: str, href: Href = make_url) -> str:
-    """A page that says what is wrong."""
-    return render_template(
-        "error", href, heading=ERROR_HEADINGS.get(status, "That did not work"), text=text, live=False, way=[]
-    )
+    """Render a page that explains an error."""
+    heading = ERROR_HEADINGS.get(status, "That did not work")
+    return render_template("error", href, heading=heading, text=text, live=False, way=[])

@@ -1,4 +1,4 @@
-"""A comparison as people and programs read it: Markdown, a terminal, JSON, a picture."""
+"""Render measured and published columns: as Markdown, on a terminal, as JSON, and as a picture."""
 
 from __future__ import annotations
 
@@ -16,39 +16,33 @@ from trailnotes.reporting.plots import plot_panel
 from trailnotes.reporting.tables import MISSING_CELL, format_table, measure_width, print_text, print_untruncated
 from trailnotes.reporting.terminal import open_console
 from trailnotes.runs.usage import TABLE_FIELDS
-from trailnotes_lab.compare.published.table import PUBLISHED_INTERVAL_METHOD, Column, Comparison, ComparisonCell
+from trailnotes_lab.compare.published.table import Column, Comparison, ComparisonCell
+from trailnotes_lab.compare.statistics import LEGEND
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-COUNTS_LEGEND = "After each number of ours: seeds · variations · episodes behind it."
-
 
 class Footnotes:
-    """Where ours differs from the published protocol: at the head what all of a column has, else at the number."""
+    """Differences from the published protocol, marked at the head for a whole column, else at the number.
+
+    `heads` and `cells` hold the marks behind labels and numbers, each with a blank before it.
+    """
 
     def __init__(self, comparison: Comparison) -> None:
         self.texts: list[str] = []
-        self._heads: dict[str, str] = {}
-        self._cells: dict[tuple[str, str], str] = {}
+        self.heads: dict[str, str] = {}
+        self.cells: dict[tuple[str, str], str] = {}
         for column in comparison.columns:
             cells = list(column.cells.values())
             common = [p for p in cells[0].differences if all(p in cell.differences for cell in cells)]
-            self._heads[column.label] = self._add_footnote(common)
+            self.heads[column.label] = self._add_footnote(common)
             for task, cell in column.cells.items():
                 own = [phrase for phrase in cell.differences if phrase not in common]
-                self._cells[column.label, task] = self._add_footnote(own)
-
-    def get_head_mark(self, column: Column) -> str:
-        """The mark behind the label of a column, with a blank before it."""
-        return self._heads[column.label]
-
-    def get_cell_mark(self, column: Column, task: str) -> str:
-        """The mark behind a number, with a blank before it."""
-        return self._cells[column.label, task]
+                self.cells[column.label, task] = self._add_footnote(own)
 
     def lines(self) -> list[str]:
-        """The footnotes, each behind its mark."""
+        """List the footnotes, each behind its mark."""
         return [f"({_format_letter(i)}) Not the published protocol: {text}." for i, text in enumerate(self.texts)]
 
     def _add_footnote(self, phrases: Sequence[str]) -> str:
@@ -65,39 +59,42 @@ def _format_letter(index: int) -> str:
     return ascii_lowercase[index % 26] * (index // 26 + 1)
 
 
-def format_cell(cell: ComparisonCell | None) -> str:
+def _format_cell(cell: ComparisonCell) -> str:
     """``45.2 [30.1, 60.0] 2·20·40``; the interval is beyond the variations, else ``on panel [30.1, 60.0]``."""
-    if cell is None:
-        return MISSING_CELL
     own = cell.estimate
     if i := own.beyond or own.on_panel:
         return f"{own.mean:.1f} {'' if own.beyond else 'on panel '}[{i.low:.1f}, {i.high:.1f}] {cell.counts}"
     return f"{own.mean:.1f} no interval {cell.counts}"
 
 
-def build_mean_rows(comparison: Comparison) -> list[tuple[str, list[str], list[str]]]:
+def _format_marked_cell(column: Column, task: str, footnotes: Footnotes) -> str:
+    if task not in column.cells:
+        return MISSING_CELL
+    return _format_cell(column.cells[task]) + footnotes.cells[column.label, task]
+
+
+def _build_mean_rows(comparison: Comparison) -> list[tuple[str, list[str], list[str]]]:
     """The last rows: name, ours, published. The average of the panel is only of columns that have every task."""
     published, total = comparison.published, len(comparison.published.rows)
     whole = [comparison.is_complete(column) for column in comparison.columns]
-    averages = [format_cell(c.mean) if ok else MISSING_CELL for c, ok in zip(comparison.columns, whole, strict=True)]
+    averages = [_format_cell(c.mean) if ok else MISSING_CELL for c, ok in zip(comparison.columns, whole, strict=True)]
     rows = [(f"average of all {total} tasks", averages, [f"{column.average:.1f}" for column in published.columns])]
     if not all(whole):
         present = [
-            MISSING_CELL if ok else f"{format_cell(c.mean)}, of {len(c.cells)} task{'s' * (len(c.cells) != 1)}"
+            MISSING_CELL if ok else f"{_format_cell(c.mean)}, of {len(c.cells)} task{'s' * (len(c.cells) != 1)}"
             for c, ok in zip(comparison.columns, whole, strict=True)
         ]
-        rows.append(
-            ("mean of the tasks present, not an average of the panel", present, [MISSING_CELL] * len(published.columns))
-        )
+        none = [MISSING_CELL] * len(published.columns)
+        rows.append(("mean of the tasks present, not an average of the panel", present, none))
     return rows
 
 
-def build_comparison_legend(comparison: Comparison, footnotes: Footnotes) -> list[str]:
-    """Everything below the table, a sentence or two a line."""
+def _build_legend(comparison: Comparison, footnotes: Footnotes) -> list[str]:
     published = comparison.published
     theirs = f"{published.source}; {published.model}; {published.protocol}; mean ± standard deviation"
+    counts = "After each number of ours: seeds · variations · episodes behind it. A dash: not played."
     return [
-        f"Ours: mean {published.metric} with interval ({PUBLISHED_INTERVAL_METHOD}). {COUNTS_LEGEND} A dash: not played.",
+        f"Ours: mean {published.metric} with interval ({LEGEND['published_interval']}). {counts}",
         f"Published, not played by us: {theirs}. The footnotes say where ours is not comparable.",
         *published.notes,
         *comparison.notes,
@@ -105,13 +102,10 @@ def build_comparison_legend(comparison: Comparison, footnotes: Footnotes) -> lis
     ]
 
 
-# -- Markdown
-
-
 def to_markdown(comparison: Comparison) -> str:
-    """The table, its legend, and what the training of each column cost."""
+    """Render the table, its legend, and the training costs of each column as Markdown."""
     published, footnotes = comparison.published, Footnotes(comparison)
-    heads = [f"ours: {column.label}{footnotes.get_head_mark(column)}" for column in comparison.columns]
+    heads = [f"ours: {column.label}{footnotes.heads[column.label]}" for column in comparison.columns]
     theirs = [f"published: {column.method}" for column in published.columns]
     rows = [
         ["*model*", *(column.model for column in comparison.columns), *[published.model] * len(theirs)],
@@ -120,28 +114,19 @@ def to_markdown(comparison: Comparison) -> str:
     for index, (task, name) in enumerate(published.rows.items()):
         ours = [_format_marked_cell(column, task, footnotes) for column in comparison.columns]
         rows.append([name, *ours, *(str(column.figures[index]) for column in published.columns)])
-    rows += [[f"**{name}**", *ours, *others] for name, ours, others in build_mean_rows(comparison)]
+    rows += [[f"**{name}**", *ours, *others] for name, ours, others in _build_mean_rows(comparison)]
     lines = [f"# {comparison.panel}: {published.metric}", "", *format_table(["task", *heads, *theirs], rows), ""]
-    lines += [f"- {line}" for line in build_comparison_legend(comparison, footnotes)]
-    if costs := _build_cost_rows(comparison):
+    lines += [f"- {line}" for line in _build_legend(comparison, footnotes)]
+    trained = [column for column in comparison.columns if column.costs]
+    costs = [[c.label, str(c.num_runs), *(f"{c.costs[name]:,.0f}" for name in TABLE_FIELDS)] for c in trained]
+    if costs:
         head = ["mean of a training run", "runs", *(name.replace("_", " ") for name in TABLE_FIELDS)]
         lines += ["", *format_table(head, costs)]
     return "\n".join(lines) + "\n"
 
 
-def _build_cost_rows(comparison: Comparison) -> list[list[str]]:
-    return [
-        [column.label, str(column.num_runs), *(f"{column.costs[name]:,.0f}" for name in TABLE_FIELDS)]
-        for column in comparison.columns
-        if column.costs
-    ]
-
-
-# -- terminal
-
-
 def print_comparison(comparison: Comparison) -> None:
-    """The table on the console; on a terminal that is too narrow, first ours, then the published."""
+    """Print the table; on a terminal that is too narrow, first the measured columns, then the published."""
     footnotes = Footnotes(comparison)
     console = open_console(sys.stdout)
     tables = [_build_rich_table(comparison, footnotes, ours=True, theirs=True)]
@@ -149,13 +134,12 @@ def print_comparison(comparison: Comparison) -> None:
         tables = [_build_rich_table(comparison, footnotes, ours=mine, theirs=not mine) for mine in (True, False)]
     for table in tables:
         print_untruncated(table)
-    print_text(
-        [*(f"{c.label}: {c.protocol}." for c in comparison.columns), *build_comparison_legend(comparison, footnotes)]
-    )
+    protocols = [f"{column.label}: {column.protocol}." for column in comparison.columns]
+    print_text([*protocols, *_build_legend(comparison, footnotes)])
 
 
 def _build_rich_table(comparison: Comparison, footnotes: Footnotes, *, ours: bool, theirs: bool) -> Table:
-    """All tasks with the columns of ours, those of the published table, or both. Text is never markup."""
+    """Text is never markup."""
     from rich.table import Table
     from rich.text import Text
 
@@ -165,7 +149,7 @@ def _build_rich_table(comparison: Comparison, footnotes: Footnotes, *, ours: boo
     table = Table(title=f"{comparison.panel}: {published.metric}")
     table.add_column("", no_wrap=True)
     for column in columns:
-        head = f"ours\n{column.label}{footnotes.get_head_mark(column)}\n{_wrap_text(column.model, 24)}"
+        head = f"ours\n{column.label}{footnotes.heads[column.label]}\n{_wrap_text(column.model, 24)}"
         table.add_column(Text(head, style="bold"), justify="right", no_wrap=True)
     for other in printed:
         head = f"published\n{other.method}\n{_wrap_text(published.model, 12)}"
@@ -174,45 +158,29 @@ def _build_rich_table(comparison: Comparison, footnotes: Footnotes, *, ours: boo
         numbers = [_format_marked_cell(column, task, footnotes) for column in columns]
         table.add_row(name, *map(Text, numbers), *(str(other.figures[index]) for other in printed))
     table.add_section()
-    for name, numbers, others in build_mean_rows(comparison):
+    for name, numbers, others in _build_mean_rows(comparison):
         mine = [Text(_wrap_text(text, 30)) for text in numbers] if ours else []
         table.add_row(_wrap_text(name, 30), *mine, *(others if theirs else []))
     return table
-
-
-def _format_marked_cell(column: Column, task: str, footnotes: Footnotes) -> str:
-    return format_cell(column.cells.get(task)) + (footnotes.get_cell_mark(column, task) if task in column.cells else "")
 
 
 def _wrap_text(text: str, width: int) -> str:
     return "\n".join(textwrap.wrap(text, width)) or text
 
 
-# -- programs
-
-
 def to_json(comparison: Comparison) -> str:
-    """Everything as data. `average` is null for a column that lacks a task; `mean_of_present` never is."""
-    published = comparison.published
+    """Render everything as JSON: `average` is null for a column that lacks a task, `mean_of_present` never is."""
+    published, columns = comparison.published, []
+    for column in published.columns:
+        cells = {task: asdict(figure) for task, figure in zip(published.rows, column.figures, strict=True)}
+        columns.append({"method": column.method, "cells": cells, "average": column.average})
+    theirs = {name: getattr(published, name) for name in ("source", "model", "protocol")}
     record = {
         "panel": comparison.panel,
         "metric": published.metric,
-        "interval": PUBLISHED_INTERVAL_METHOD,
+        "interval": LEGEND["published_interval"],
         "ours": [_column_to_json(comparison, column) for column in comparison.columns],
-        "published": {
-            "source": published.source,
-            "model": published.model,
-            "protocol": published.protocol,
-            "columns": [
-                {
-                    "method": column.method,
-                    "cells": {t: asdict(f) for t, f in zip(published.rows, column.figures, strict=True)},
-                    "average": column.average,
-                }
-                for column in published.columns
-            ],
-            "notes": list(published.notes),
-        },
+        "published": {**theirs, "columns": columns, "notes": list(published.notes)},
         "notes": list(comparison.notes),
     }
     return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
@@ -220,13 +188,12 @@ def to_json(comparison: Comparison) -> str:
 
 def _column_to_json(comparison: Comparison, column: Column) -> dict[str, Any]:
     mean = _cell_to_json(column.mean)
+    cells = {task: _cell_to_json(column.cells[task]) for task in comparison.published.rows if task in column.cells}
     return {
         "label": column.label,
         "model": column.model,
         "protocol": column.protocol,
-        "cells": {
-            task: _cell_to_json(column.cells[task]) for task in comparison.published.rows if task in column.cells
-        },
+        "cells": cells,
         "average": mean if comparison.is_complete(column) else None,
         "mean_of_present": mean | {"num_tasks": len(column.cells)},
         "costs": dict(column.costs),
@@ -240,11 +207,8 @@ def _cell_to_json(cell: ComparisonCell) -> dict[str, Any]:
     return {**asdict(cell.estimate), **counts, "differences": list(cell.differences)}
 
 
-# -- picture
-
-
 def draw_comparison(comparison: Comparison, path: Path) -> None:
-    """Dots and intervals, a line a task; ours and the published in pictures of their own."""
+    """Draw dots and intervals, a line a task; measured and published columns in pictures of their own."""
     published = comparison.published
     last = f"average of all {len(published.rows)}"
     ours = {}

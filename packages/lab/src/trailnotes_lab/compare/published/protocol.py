@@ -1,61 +1,48 @@
-"""Who a column is, under which protocol it was played, and where that differs from the published one."""
+"""Name the method of a column, describe its protocol, and list its differences from the published one."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import PurePath
 from typing import Any
 
 from trailnotes.config.methods import get_label
-from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff_configs
 from trailnotes.envs import load_env_class
 from trailnotes.types import Task
 from trailnotes_lab.compare.evaluations import Evaluation, get_panel_row, get_variation
-from trailnotes_lab.compare.published.figures import PublishedTable
+from trailnotes_lab.compare.published.figures import DIFFERENCE_PHRASES, PublishedTable
 
-# What a difference reads like. The order is that of the footnotes.
-_DIFFERENCE_PHRASES = {
-    "model": "model {ours}, not {theirs}",
-    "split": "split {ours}, not {theirs}",
-    "steps": "{ours} steps an episode, not {theirs}",
-    "tips": "acted {ours} tips",
-    "temperature": "temperature {ours}, not {theirs}",
-    "simplification": "simplification {ours}, not {theirs}",
-    "score": "score {ours}, not {theirs}",
-    "action_correction": "actions taken as {ours}, not {theirs} as in the release",
-    "max_action_tokens": "{ours} tokens a response at most, not {theirs}",
-    "max_context_tokens": "{ours} tokens an episode at most, not {theirs}",
-}
 # Settings in which the runs of one column may differ without a word: they are its seeds and tasks, or change nothing.
-_IGNORED_SETTINGS = ("run.", "env.options", "env.num_workers", "env.max_envs", "env.timeout", "env.max_replacements", "eval.",
-         "model.path", "model.device", "train.save_every", "train.keep_last", "train.keep_optimizer")  # fmt: skip
+_IGNORED_SETTINGS = ("run.", "env.options", "env.num_workers", "env.max_envs", "env.timeout", "env.max_replacements",
+                     "eval.", "model.path", "model.device", "train.save_every", "train.keep_last",
+                     "train.keep_optimizer")  # fmt: skip
 
 
 def make_column_label(evaluation: Evaluation) -> str:
-    """The column that an evaluation belongs to, unless the user names it: its method, and whether tips were shown."""
-    method = evaluation.label or _name_method(evaluation.player, evaluation.trained)
-    return method if evaluation.label or not evaluation.memory else f"{method}, with tips"
-
-
-def _name_method(player: str, trained: Config | None) -> str:
+    """Name the column of an evaluation, unless the user names it: its method, and whether tips were shown."""
+    trained, player = evaluation.trained, evaluation.player
+    if evaluation.label:
+        return evaluation.label
     if trained is None:
-        return "start model" if player == "start" else get_label(player)
-    if trained.algorithm.name != "empo2":
-        return get_label(trained.algorithm.name)
-    if trained.algorithm.mode_unit == "trajectory":
-        return "EMPO² mixed"
-    published = trained.memory.duplicates == "reject" and trained.memory.order == ("score",)
-    return "EMPO² as published" if published else "EMPO² iteration"
+        method = "start model" if player == "start" else get_label(player)
+    elif trained.algorithm.name != "empo2":
+        method = get_label(trained.algorithm.name)
+    elif trained.algorithm.mode_unit == "trajectory":
+        method = "EMPO² mixed"
+    else:
+        published = trained.memory.duplicates == "reject" and trained.memory.order == ("score",)
+        method = "EMPO² as published" if published else "EMPO² iteration"
+    return f"{method}, with tips" if evaluation.memory else method
 
 
 def extract_facts(evaluation: Evaluation, task: str) -> dict[str, object]:
-    """What of the protocol can be read from settings and episodes, under the names that `PublishedTable.facts` has."""
+    """Read the protocol from settings and episodes, under the names that `PublishedTable.facts` has."""
     config, episodes = evaluation.settings, evaluation.get_episodes(task)
-    options = _resolve_env_options(config) | dict(
-        episodes[0].task.options if episodes else {}
-    )  # a task's own come first
+    parameters = inspect.signature(load_env_class(config.env.name)).parameters.values()
+    options = {p.name: p.default for p in parameters if p.default is not p.empty} | config.env.options
+    options |= dict(episodes[0].task.options if episodes else {})  # a task's own come first
     limits = {episode.task.options.get("max_steps", options["max_steps"]) for episode in episodes}
     return {
         "model": get_model(evaluation),
@@ -63,28 +50,24 @@ def extract_facts(evaluation: Evaluation, task: str) -> dict[str, object]:
         "steps": min(config.rollout.max_steps, max(limits, default=options["max_steps"])),
         "tips": "with" if evaluation.memory else "without",
         "temperature": config.eval.temperature,
-        "simplification": options.get("simplification"),
-        "score": options.get("score"),
-        "action_correction": options.get("action_correction"),
-        "max_action_tokens": config.rollout.max_action_tokens,
-        "max_context_tokens": config.rollout.max_context_tokens,
+        **{name: options.get(name) for name in ("simplification", "score", "action_correction")},
+        **{name: getattr(config.rollout, name) for name in ("max_action_tokens", "max_context_tokens")},
     }
 
 
 def get_model(evaluation: Evaluation) -> str:
-    """The model that was trained, or that played where nothing was."""
+    """Get the model that was trained, or that played where nothing was."""
     return evaluation.trained.model.path if evaluation.trained else evaluation.model
 
 
 def describe_differences(evaluation: Evaluation, task: str, published: PublishedTable) -> list[str]:
-    """Where one evaluation of one row is not what the paper did, one phrase each."""
-    phrases = []
-    facts = extract_facts(evaluation, task)
+    """List the differences of one evaluation of one row from the paper, one phrase each."""
+    phrases, facts = [], extract_facts(evaluation, task)
     for name, theirs in published.facts.items():
         ours = facts[name]
         if not _is_same(name, ours, theirs, task):
             shown = ours if ours not in (None, "") else "none"
-            phrases.append(_DIFFERENCE_PHRASES[name].format(ours=shown, theirs=theirs))
+            phrases.append(DIFFERENCE_PHRASES[name].format(ours=shown, theirs=theirs))
     return [*phrases, *_describe_training(evaluation, task), *_describe_testing(evaluation, task)]
 
 
@@ -99,7 +82,6 @@ def _is_same(name: str, ours: object, theirs: object, task: str) -> bool:
 
 
 def _describe_training(evaluation: Evaluation, task: str) -> list[str]:
-    """How what was trained on differs from the first variations of the row's own task."""
     if evaluation.trained is None:
         return []
     if evaluation.trained.env.name != evaluation.settings.env.name:
@@ -118,7 +100,6 @@ def _describe_training(evaluation: Evaluation, task: str) -> list[str]:
 
 
 def _describe_testing(evaluation: Evaluation, task: str) -> list[str]:
-    """Which of the paper's test variations were played, and whether any episode was lost."""
     played = _collect_variations([episode.task for episode in evaluation.get_episodes(task)], task)
     theirs = _get_paper_variations(task, "test")
     phrases = []
@@ -142,44 +123,31 @@ def _get_paper_variations(task: str, split: str) -> set[str]:
     return {str(variation) for variation in get_paper_split(task)[split]}
 
 
-def _resolve_env_options(config: Config) -> dict[str, Any]:
-    """The environment's options, its defaults filled in."""
-    parameters = inspect.signature(load_env_class(config.env.name)).parameters.values()
-    return {p.name: p.default for p in parameters if p.default is not p.empty} | config.env.options
-
-
 def describe_protocol(evaluations: Sequence[Evaluation], panel: Collection[str]) -> str:
-    """One line for the head of a column."""
+    """Describe the protocol of a column in one line."""
     played = [(e, task) for e in evaluations for task in e.tasks if task in panel]
     facts = [extract_facts(e, task) for e, task in played]
     tested = {len({episode.task.id for episode in e.get_episodes(task)}) for e, task in played}
     trained = {len(_collect_variations(e.list_training_tasks(), task)) for e, task in played if e.trained}
-    return ", ".join(
-        (
-            f"{_format_range(trained)} train variations" if trained else "not trained",
-            f"{_format_range(tested)} {_join_values(facts, 'split')} variations",
-            f"{_format_range({fact['steps'] for fact in facts})} steps",
-            f"temperature {_join_values(facts, 'temperature')}",
-            f"{_join_values(facts, 'tips')} tips",
-        )
-    )
+    names = ("split", "temperature", "tips")
+    seen = {name: "/".join(dict.fromkeys(str(fact[name]) for fact in facts)) for name in names}
+    learned = f"{_format_range(trained)} train variations" if trained else "not trained"
+    steps = _format_range({fact["steps"] for fact in facts})
+    return (f"{learned}, {_format_range(tested)} {seen['split']} variations, {steps} steps, "
+            f"temperature {seen['temperature']}, {seen['tips']} tips")  # fmt: skip
 
 
 def describe_models(evaluations: Iterable[Evaluation]) -> str:
-    """The models of a column; many are only counted."""
+    """Name the models of a column; many are only counted."""
     names = sorted({get_model(evaluation) for evaluation in evaluations})
     return ", ".join(names) if len(names) <= 2 else f"{len(names)} models"
 
 
 def list_differing_settings(evaluations: Sequence[Evaluation]) -> list[str]:
-    """Keys in which the runs of one column differ though they are pooled."""
+    """List the keys in which the runs of one column differ though they are pooled."""
     configs = [evaluation.trained for evaluation in evaluations if evaluation.trained]
-    names = {
-        name: None
-        for other in configs[1:]
-        for name in diff_configs(configs[0], other)
-        if not name.startswith(_IGNORED_SETTINGS)
-    }
+    changed = [name for other in configs[1:] for name in diff_configs(configs[0], other)]
+    names = dict.fromkeys(name for name in changed if not name.startswith(_IGNORED_SETTINGS))
     options = [{k: v for k, v in config.env.options.items() if k != "task"} for config in configs]
     return [*names, *(["env.options"] if any(o != options[0] for o in options) else [])]
 
@@ -187,7 +155,3 @@ def list_differing_settings(evaluations: Sequence[Evaluation]) -> list[str]:
 def _format_range(numbers: Collection[Any]) -> str:
     low, high = min(numbers), max(numbers)
     return f"{low}" if low == high else f"{low} to {high}"
-
-
-def _join_values(facts: Sequence[Mapping[str, object]], name: str) -> str:
-    return "/".join(dict.fromkeys(str(fact[name]) for fact in facts))

@@ -1,40 +1,29 @@
-"""One row a task, one column a method of ours: means, intervals, and what stands behind each number."""
+"""Group evaluations into a table, one row a task and one column a method: means, intervals, and counts behind them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
 from trailnotes.errors import RunError
 from trailnotes.reporting import crossed
-from trailnotes.reporting.crossed import CONFIDENCE, MIN_FAMILIES, CrossedMoments, VarianceComponent
+from trailnotes.reporting.crossed import CrossedMoments, VarianceComponent
 from trailnotes.reporting.intervals import Estimate
 from trailnotes.runs.usage import TABLE_FIELDS
 from trailnotes_lab.compare.evaluations import Evaluation, get_variation, validate_same_protocol
+from trailnotes_lab.compare.published import protocol
 from trailnotes_lab.compare.published.figures import PublishedTable
-from trailnotes_lab.compare.published.protocol import (
-    describe_differences,
-    describe_models,
-    describe_protocol,
-    list_differing_settings,
-    make_column_label,
-)
 
 RETURN_BOUNDS = (-100.0, 100.0)  # of a return of the panel
 UNIT = "variations"
-PUBLISHED_INTERVAL_METHOD = (
-    f"{CONFIDENCE:.0%}, beyond these variations: seeds and variations are samples, the same variations for all seeds, "
-    "a Student's t for each, the squares added, cut at the range of a return; where one seed stands behind it, "
-    f"variations alone. With fewer than {MIN_FAMILIES} variations it is that on this panel, and says so: seeds are the "
-    "sample. The tasks of a mean are fixed. Seeds that are equal in every variation count once"
-)
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonCell:
-    """One number of ours, in the unit of the panel."""
+    """One measured number, in the unit of the panel."""
 
     estimate: Estimate  # on this panel: these tasks and variations; beyond: these tasks, other variations
     num_seeds: int  # of a mean: those of the task that has fewest
@@ -44,13 +33,13 @@ class ComparisonCell:
 
     @property
     def counts(self) -> str:
-        """Seeds, variations and episodes behind the number, as the tables print them."""
+        """Format the numbers of seeds, variations and episodes as the tables print them."""
         return f"{self.num_seeds}·{self.num_variations}·{self.num_episodes}"
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One method of ours. A task that was not played has no cell."""
+    """A method that was run here; a task that was not played has no cell."""
 
     label: str
     model: str
@@ -63,7 +52,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Columns of ours, and apart from them the published table."""
+    """Measured columns, and apart from them the published table."""
 
     panel: str
     published: PublishedTable
@@ -72,7 +61,7 @@ class Comparison:
     sources: Mapping[str, Sequence[str]]  # label -> directories that were read
 
     def is_complete(self, column: Column) -> bool:
-        """Whether a column has every task: only then is its mean the average of the panel."""
+        """Say whether a column has every task: only then is its mean the average of the panel."""
         return len(column.cells) == len(self.published.rows)
 
 
@@ -92,11 +81,14 @@ def build_comparison(
             said.append(f"{evaluation.path}: {', '.join(outside)} left out, not in the panel {panel}.")
         if len(outside) == len(evaluation.tasks):
             raise RunError(f"{evaluation.path} has no task of the panel {panel}: leave it out")
-        _validate_returns(evaluation)
+        for episode in evaluation.episodes:  # a return of the panel is a score at the end of an episode
+            if not RETURN_BOUNDS[0] <= episode.value <= RETURN_BOUNDS[1]:
+                raise RunError(f"{evaluation.path}: {episode.task.id} has the return {episode.value:g}, and the panel "
+                               "is one of returns in [-100, 100]: leave it out")  # fmt: skip
         if evaluation.metric != published.metric:
             said.append(f"{evaluation.path}: its own table shows {evaluation.metric}; here is its "
                         f"{published.metric}, from the same episodes.")  # fmt: skip
-        groups.setdefault(make_column_label(evaluation), []).append(evaluation)
+        groups.setdefault(protocol.make_column_label(evaluation), []).append(evaluation)
     columns = tuple(build_column(label, members, published) for label, members in groups.items())
     for label, members in groups.items():
         said += _make_column_notes(label, members, published)
@@ -107,30 +99,30 @@ def build_comparison(
 
 
 def build_column(label: str, members: Sequence[Evaluation], published: PublishedTable) -> Column:
-    """All evaluations of one method.
+    """Pool all evaluations of one method into a column.
 
     Raises:
         RunError: one task twice with one seed, or two protocols.
     """
     validate_same_protocol(members, "column")
-    _require_unique_seeds(label, members, published.rows)
     cells, values = {}, {}
     for task in published.rows:
         present = [member for member in members if member.get_episodes(task)]
+        _require_unique_seeds(label, present, task)
         if present:
             values[task] = {member.run: _collect_returns(member, task) for member in present}
-            cells[task] = _make_cell(values[task], _collect_differences(present, task, published))
+            phrases = [protocol.describe_differences(member, task, published) for member in present]
+            cells[task] = _make_cell(values[task], tuple(dict.fromkeys(chain.from_iterable(phrases))))
     trained = [member for member in members if member.trained]
     costs = {name: float(np.mean([e.costs[name] for e in trained])) for name in TABLE_FIELDS} if trained else {}
-    return Column(
-        label=label,
-        model=describe_models(members),
-        protocol=describe_protocol(members, published.rows),
-        cells=cells,
-        mean=_make_mean_cell(cells, values),
-        costs=costs,
-        num_runs=len({member.run for member in trained}),
+    mean = ComparisonCell(  # the tasks are the panel and no sample; those that share their runs are of the same seeds
+        estimate=_estimate_mean([cell.estimate for cell in cells.values()], values),
+        num_seeds=min(cell.num_seeds for cell in cells.values()),
+        num_variations=sum(cell.num_variations for cell in cells.values()),
+        num_episodes=sum(cell.num_episodes for cell in cells.values()),
     )
+    model, played = protocol.describe_models(members), protocol.describe_protocol(members, published.rows)
+    return Column(label, model, played, cells, mean, costs, num_runs=len({member.run for member in trained}))
 
 
 _RunReturns = Mapping[tuple[str, int], Sequence[tuple[str, float]]]  # run -> (variation, return) of each episode
@@ -141,7 +133,6 @@ def _collect_returns(evaluation: Evaluation, task: str) -> list[tuple[str, float
 
 
 def _average_by_variation(numbers: _RunReturns) -> dict[tuple[str, int], dict[str, float]]:
-    """Run -> variation -> mean of its episodes."""
     found: dict[tuple[str, int], dict[str, float]] = {}
     for run, episodes in numbers.items():
         own: dict[str, list[float]] = {}
@@ -151,27 +142,11 @@ def _average_by_variation(numbers: _RunReturns) -> dict[tuple[str, int], dict[st
     return found
 
 
-def _make_cell(numbers: _RunReturns, phrases: Sequence[str]) -> ComparisonCell:
+def _make_cell(numbers: _RunReturns, phrases: tuple[str, ...]) -> ComparisonCell:
     variations = {variation for episodes in numbers.values() for variation, _ in episodes}
-    return ComparisonCell(
-        estimate=crossed.estimate(
-            _average_by_variation(numbers), {name: name for name in variations}, RETURN_BOUNDS, unit=UNIT
-        ),
-        num_seeds=len(numbers),
-        num_variations=len(variations),
-        num_episodes=sum(map(len, numbers.values())),
-        differences=tuple(phrases),
-    )
-
-
-def _make_mean_cell(cells: Mapping[str, ComparisonCell], numbers: Mapping[str, _RunReturns]) -> ComparisonCell:
-    """Mean of the rows. The tasks are the panel and no sample; those that share their runs are of the same seeds."""
-    return ComparisonCell(
-        estimate=_estimate_mean([cell.estimate for cell in cells.values()], numbers),
-        num_seeds=min(cell.num_seeds for cell in cells.values()),
-        num_variations=sum(cell.num_variations for cell in cells.values()),
-        num_episodes=sum(cell.num_episodes for cell in cells.values()),
-    )
+    means, families = _average_by_variation(numbers), {name: name for name in variations}
+    found = crossed.estimate(means, families, RETURN_BOUNDS, unit=UNIT)
+    return ComparisonCell(found, len(numbers), len(variations), sum(map(len, numbers.values())), phrases)
 
 
 def _estimate_mean(rows: Sequence[Estimate], numbers: Mapping[str, _RunReturns]) -> Estimate:
@@ -185,10 +160,9 @@ def _estimate_mean(rows: Sequence[Estimate], numbers: Mapping[str, _RunReturns])
         blocks.setdefault(frozenset(runs), []).append(task)
     of_tasks = [_compute_crossed([values[task]]) for task in values]
     of_blocks = [_compute_crossed([values[task] for task in tasks]) for tasks in blocks.values()]
-    seeds = _sum_parts(
-        part.seeds.scale(len(tasks) / len(rows)) for part, tasks in zip(of_blocks, blocks.values(), strict=True)
-    )
-    variations = _sum_parts(part.families.scale(1 / len(rows)) for part in of_tasks)
+    shares = [len(tasks) / len(rows) for tasks in blocks.values()]
+    seeds = _sum_parts([part.seeds.scale(share) for part, share in zip(of_blocks, shares, strict=True)])
+    variations = _sum_parts([part.families.scale(1 / len(rows)) for part in of_tasks])
     number = sum(part.num_families for part in of_tasks)
     alone = min(part.num_families for part in of_tasks) == 1  # its variations have no spread to be seen
     lonely = [crossed.explain_no_panel_interval(part, len(runs)) for part, runs in zip(of_blocks, blocks, strict=True)]
@@ -206,12 +180,8 @@ def _compute_crossed(tasks: Sequence[crossed.Values]) -> CrossedMoments:
     """Runs by variations of `tasks`, which all have the same runs. A family is a variation, of more tasks a task."""
     games = [crossed.find_common_games(values) for values in tasks]
     runs = list(tasks[0])
-    matrix = np.hstack(
-        [
-            crossed.build_matrix({run: values[run] for run in runs}, own)
-            for values, own in zip(tasks, games, strict=True)
-        ]
-    )
+    ordered = [{run: values[run] for run in runs} for values in tasks]
+    matrix = np.hstack([crossed.build_matrix(values, own) for values, own in zip(ordered, games, strict=True)])
     if len(tasks) == 1:
         return crossed.compute_moments(matrix, np.eye(len(games[0])))
     member = np.repeat(np.arange(len(games)), list(map(len, games)))
@@ -219,53 +189,33 @@ def _compute_crossed(tasks: Sequence[crossed.Values]) -> CrossedMoments:
     return crossed.compute_moments(matrix, shares)
 
 
-def _sum_parts(parts: Iterable[VarianceComponent]) -> VarianceComponent:
-    first, *others = parts
-    return sum(others, start=first)
+def _sum_parts(parts: Sequence[VarianceComponent]) -> VarianceComponent:
+    return sum(parts[1:], start=parts[0])
 
 
-def _collect_differences(members: Sequence[Evaluation], task: str, published: PublishedTable) -> list[str]:
-    return list(dict.fromkeys(phrase for member in members for phrase in describe_differences(member, task, published)))
-
-
-def _validate_returns(evaluation: Evaluation) -> None:
-    """A return of the panel is a score at the end of an episode."""
-    for episode in evaluation.episodes:
-        if not -100.0 <= episode.value <= 100.0:
-            raise RunError(f"{evaluation.path}: {episode.task.id} has the return {episode.value:g}, and the panel is "
-                           "one of returns in [-100, 100]: leave it out")  # fmt: skip
-
-
-def _require_unique_seeds(label: str, members: Sequence[Evaluation], rows: Iterable[str]) -> None:
-    for task in rows:
-        seen: dict[int, Evaluation] = {}
-        for member in members:
-            if not member.get_episodes(task):
-                continue
-            if member.seed in seen:
-                raise RunError(f"{seen[member.seed].path} and {member.path} are both {label!r} on {task} with seed "
-                               f"{member.seed}: leave one out, or name one otherwise, {member.path}=LABEL")  # fmt: skip
-            seen[member.seed] = member
+def _require_unique_seeds(label: str, members: Sequence[Evaluation], task: str) -> None:
+    seen: dict[int, Evaluation] = {}
+    for member in members:
+        if (other := seen.setdefault(member.seed, member)) is not member:
+            raise RunError(f"{other.path} and {member.path} are both {label!r} on {task} with seed {member.seed}: "
+                           f"leave one out, or name one otherwise, {member.path}=LABEL")  # fmt: skip
 
 
 def _make_column_notes(label: str, members: Sequence[Evaluation], published: PublishedTable) -> list[str]:
-    """What a reader of one column must know."""
     notes = []
-    if names := list_differing_settings(members):
+    if names := protocol.list_differing_settings(members):
         notes.append(f"{label}: its runs differ in {', '.join(names)}, and are pooled all the same.")
     lonely = any(sum(bool(member.get_episodes(task)) for member in members) == 1 for task in published.rows)
     if lonely and any(member.trained for member in members):
         notes.append(f"{label}: where one seed stands behind a number, its interval is of variations alone, and "
                      "does not say how much another training run would differ.")  # fmt: skip
-    if fewer := [
-        task for task in published.rows if _has_partial_overlap([m for m in members if m.get_episodes(task)], task)
-    ]:
+    fewer = []
+    for task in published.rows:
+        played = {member.run: _collect_returns(member, task) for member in members if member.get_episodes(task)}
+        values = _average_by_variation(played)
+        shared = crossed.find_common_games(values)
+        if shared and any(len(own) > len(shared) for own in values.values()):
+            fewer.append(task)
+    if fewer:
         notes.append(f"{label}: {', '.join(fewer)}: of the variations that every seed has played; others are left out.")
     return notes
-
-
-def _has_partial_overlap(members: Sequence[Evaluation], task: str) -> bool:
-    """Whether the seeds share some variations but not all."""
-    values = _average_by_variation({member.run: _collect_returns(member, task) for member in members})
-    shared = crossed.find_common_games(values)
-    return bool(shared) and any(len(own) > len(shared) for own in values.values())
