@@ -1,4 +1,4 @@
-"""Memory: tips that outlive the episode, found again by what they are about."""
+"""Tips that outlive the episode, retrieved by what they are about."""
 
 from trailnotes.memory.base import Memory
 from trailnotes.memory.exchange import reembed

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trailnotes.algorithms.rememberer.experience import ExperienceTable, open_experience
-from trailnotes.algorithms.rememberer.similarity import JaccardSimilarity, LcsSimilarity
-from trailnotes.algorithms.rememberer.situations import SituationIndex
+from trailnotes.algorithms.rememberer.situations import JaccardSimilarity, LcsSimilarity, SituationIndex
 from trailnotes.algorithms.rememberer.values import Experience, ExperienceRecord
 from trailnotes.config.methods_schema import RemembererConfig
 from trailnotes.config.schema import Config

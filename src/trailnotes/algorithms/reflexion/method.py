@@ -6,10 +6,9 @@ docs/algorithms/reflexion.md for every metric, each settled choice, and departur
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from trailnotes.algorithms.reflexion.memory import MAX_PLAN_WORDS, ReflectionMemory
-from trailnotes.algorithms.reflexion.plans import PlansActor, build_plan_messages
+from trailnotes.algorithms.reflexion.plans import MAX_PLAN_WORDS, PlansActor, ReflectionMemory, build_plan_messages
 from trailnotes.errors import ConfigError
 from trailnotes.memory import clean_tip
 from trailnotes.prompts import build_opening_messages
@@ -20,13 +19,12 @@ from trailnotes.types import Sampling, Tip
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trailnotes.policies.base import Policy
     from trailnotes.runs.adaptation import AdaptationRun
-    from trailnotes.types import Trajectory, TrajectoryGroup
+    from trailnotes.types import TrajectoryGroup
 
 
 async def reflexion(run: AdaptationRun) -> None:
-    """Trial 0, then `eval.trials` trials with plans; a solved task is not played again."""
+    """Play trial 0, then `eval.trials` trials with plans; a solved task is not played again."""
     config = run.config
     if config.eval.num_samples != 1:
         raise ConfigError("reflexion plays a task once in each trial: set eval.num_samples = 1")
@@ -55,7 +53,7 @@ async def reflexion(run: AdaptationRun) -> None:
 async def write_plans(
     run: AdaptationRun, trial: int, memory: ReflectionMemory, failed: Sequence[TrajectoryGroup]
 ) -> list[WrittenTip]:
-    """One plan for each failed episode, written with the earlier plans of its task in view."""
+    """Write one plan for each failed episode, with the earlier plans of its task in the prompt."""
     config, policy, options = run.config, run.policy, run.config.reflexion
     episodes = select_usable([group.trajectories[0] for group in failed])
     requests = [
@@ -72,22 +70,10 @@ async def write_plans(
         )
         for t in episodes
     ]  # fmt: skip
-    completions = await run.write(f"trial-{trial}", requests)
-    return [
-        WrittenTip(
-            t, completion, tuple(build_plan(t, completion.text, author=policy, run=config.run.name, trial=trial))
-        )
-        for t, completion in zip(episodes, completions, strict=True)
-    ]
-
-
-def build_plan(trajectory: Trajectory, text: str, *, author: Policy, run: str, trial: int) -> list[Tip]:
-    """The entry for one written plan, in its own words; none if cleaning would leave nothing of it."""
-    if not clean_tip(text, MAX_PLAN_WORDS):
-        return []
-    return [
-        Tip(
-            trajectory.task.id, text, "", trajectory.score, trajectory.max_score, model=author.name,
-            version=author.version, run=run, step=trial,
-        )
-    ]  # fmt: skip
+    written = []
+    for t, completion in zip(episodes, await run.write(f"trial-{trial}", requests), strict=True):
+        author: dict[str, Any] = {"model": policy.name, "version": policy.version, "run": config.run.name}
+        usable = [completion.text] if clean_tip(completion.text, MAX_PLAN_WORDS) else []
+        plans = (Tip(t.task.id, text, "", t.score, t.max_score, step=trial, **author) for text in usable)
+        written.append(WrittenTip(t, completion, tuple(plans)))
+    return written

@@ -1,4 +1,4 @@
-"""Reflexion in words: the request for a new plan after a failure, and plans shown (arXiv 2303.11366, section 3).
+"""Reflexion's plans: how the policy writes, sees and keeps them (arXiv 2303.11366, section 3).
 
 The request comes after the failed episode and holds two worked examples of failure and plan: without them a model of
 moderate size keeps acting instead of reflecting. Earlier plans are quoted, oldest first.
@@ -6,18 +6,23 @@ moderate size keeps acting instead of reflecting. Earlier plans are quoted, olde
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from trailnotes.memory.controls import TipSource, blank_tips, pick_other_namespace
+from trailnotes.memory.retrieval import HashingEmbedder
+from trailnotes.memory.schema import EmbedderIdentity, replace_surrogates
+from trailnotes.memory.store import StoreBackedMemory, TipStore
+from trailnotes.memory.tips import normalize_tip, utc_now
 from trailnotes.prompts import Conversation, quoted, replay_conversation, truncate
 from trailnotes.rollout import EpisodeContext, TipsActor
 from trailnotes.types import Message, Observation, Tip, Trajectory
 
 if TYPE_CHECKING:
-    from trailnotes.algorithms.reflexion.memory import ReflectionMemory
     from trailnotes.config.memory_schema import MemoryConfig
     from trailnotes.config.schema import RolloutConfig
-    from trailnotes.prompts import CountTokens, FormatTips
+    from trailnotes.prompts import CountTokens
 
 _REQUEST: Final = (
     "The episode has ended without success, with a score of {score:g} of {max_score:g}. Do not act any more, and do "
@@ -61,9 +66,9 @@ _WORDS: Final = {
 
 
 class PlansActor(TipsActor):
-    """The policy with the newest plans for its task in the first turn, and with nothing in later ones.
+    """An actor that sees the newest plans for its task in the first turn, and none in later ones.
 
-    `eval.show_tips` may put something else in their place.
+    `eval.show_tips` may replace them.
     """
 
     def __init__(self, seating: EpisodeContext, memory: ReflectionMemory) -> None:
@@ -71,16 +76,21 @@ class PlansActor(TipsActor):
         cap = config.reflexion.max_shown_tokens
         # Two failures may have been followed by the same words; each trial is shown with its own.
         shown = config.memory.model_copy(update={"max_tip_tokens": cap, "repeat_shown": True})
-        introduce = make_plan_introduction(config.rollout, count_tokens, cap)
-        super().__init__(seating, memory, Conversation(config.rollout, shown, count_tokens, introduce))
+
+        def introduce(plans: Sequence[Tip]) -> list[str]:
+            return [_WORDS["full"]["shown"], *format_plans(plans, config.rollout, count_tokens, cap), ""]
+
+        is_terse = config.rollout.style == "terse"  # in which plans are shown as other tips are
+        conversation = Conversation(config.rollout, shown, count_tokens, None if is_terse else introduce)
+        super().__init__(seating, memory, conversation)
         self.plans = memory
 
     def affordable(self, limit: int, observation: Observation, found: Sequence[Tip]) -> Sequence[Tip]:  # noqa: ARG002
-        """All of them: a window of plans is shown whole or not at all."""
+        """Return all of them: a window of plans is shown as a whole or not at all."""
         return found
 
     async def find(self, observation: Observation) -> list[Tip]:  # noqa: ARG002 (a task has one window)
-        """The plans for this turn."""
+        """Return the plans for this turn."""
         seating = self.seating
         if seating.mode == "plain" or self.num_turns:
             return []
@@ -88,14 +98,10 @@ class PlansActor(TipsActor):
 
 
 def build_plan_messages(
-    trajectory: Trajectory,
-    plans: Sequence[Tip],
-    rollout: RolloutConfig,
-    memory: MemoryConfig,
-    count_tokens: CountTokens,
-    max_plan_tokens: int,
-) -> list[Message]:
-    """The tip-free conversation of a failed episode, its end, two examples, the plans so far, and the request.
+    trajectory: Trajectory, plans: Sequence[Tip], rollout: RolloutConfig, memory: MemoryConfig,
+    count_tokens: CountTokens, max_plan_tokens: int,
+) -> list[Message]:  # fmt: skip
+    """Build the tip-free conversation of a failed episode, its end, two examples, the plans so far, and the request.
 
     Args:
         trajectory: a failed episode.
@@ -107,35 +113,72 @@ def build_plan_messages(
     """
     (*_, conversation) = replay_conversation(trajectory, rollout, memory, count_tokens)
     words, style = _WORDS[rollout.style], rollout.style
+    score, most = trajectory.score, trajectory.max_score
     lines = [conversation.format_turn(trajectory.final_observation)]
     if style == "full":
-        lines += ["", _REQUEST.format(score=trajectory.score, max_score=trajectory.max_score), ""]
+        lines += ["", _REQUEST.format(score=score, max_score=most), ""]
     lines += [words["header"], *(words["example"].format(*example) for example in _EXAMPLES[style])]
     if plans:
         lines += [words["previous"], *format_plans(plans, rollout, count_tokens, max_plan_tokens)]
-    if style == "terse":
-        lines.append(f"score {trajectory.score:g} / {trajectory.max_score:g} . plan ?")
-    else:
-        lines.append(words["end"])
+    lines.append(f"score {score:g} / {most:g} . plan ?" if style == "terse" else words["end"])
     return [*conversation.plain, Message("user", "\n".join(lines))]
-
-
-def make_plan_introduction(
-    rollout: RolloutConfig, count_tokens: CountTokens, max_plan_tokens: int
-) -> FormatTips | None:
-    """How plans stand in the actor's first turn; None in terse style, where they are tips like any other."""
-    if rollout.style == "terse":
-        return None
-
-    def introduce(plans: Sequence[Tip]) -> list[str]:
-        return [_WORDS["full"]["shown"], *format_plans(plans, rollout, count_tokens, max_plan_tokens), ""]
-
-    return introduce
 
 
 def format_plans(
     plans: Sequence[Tip], rollout: RolloutConfig, count_tokens: CountTokens, max_plan_tokens: int
 ) -> list[str]:
-    """Each plan as quoted data, with the trial that it was written after, counted from 1."""
+    """Format each plan as quoted data, with the trial that it was written after, counted from 1."""
     line = _WORDS[rollout.style]["plan"]
     return [line.format(plan.step + 1, truncate(quoted(plan.text), max_plan_tokens, count_tokens)) for plan in plans]
+
+
+MAX_PLAN_WORDS: Final = 300  # of a plan: the released run's longest has 231
+
+
+class ReflectionMemory(StoreBackedMemory):
+    """Plans by task, in a memory file like any other, without retrieval by similarity and without eviction.
+
+    Args:
+        path: the file; None keeps everything in this process.
+        window: plans shown at most, the newest.
+        clock: gives `created`; information only.
+    """
+
+    def __init__(self, path: Path | None, window: int, *, clock: Callable[[], str] | None = None) -> None:
+        self.embedder = HashingEmbedder()  # `trailnotes memory search` finds plans by their words
+        self.store = TipStore(path, EmbedderIdentity(self.embedder.name, self.embedder.dim))
+        self.window = window
+        self._clock = clock or utc_now
+
+    def get_prompt_plans(self, namespace: str, show: TipSource = "own") -> list[Tip]:
+        """Return the plans that the task's next attempt begins with: its window, or a control instead.
+
+        "other" takes the newest plans of another task (`pick_other_namespace`), at most as many as there are own ones;
+        "empty" the own ones without words.
+        """
+        own = self.search(namespace, "", self.window)
+        if show == "empty":
+            return blank_tips(own)
+        if show == "own" or not own:
+            return own
+        other = pick_other_namespace(self.store, replace_surrogates(namespace))
+        return [] if other is None else self.search(other, "", len(own))
+
+    def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:  # noqa: ARG002 (a task has one window)
+        """Return the newest `window` enabled plans of the task, `top_k` at most, the oldest of them first."""
+        plans = [plan for plan in self.store.load_tips(replace_surrogates(namespace)) if plan.enabled]
+        return plans[max(0, len(plans) - min(self.window, top_k)) :]
+
+    def add(self, tips: Sequence[Tip], *, once: str = "") -> int:
+        """Store plans in the order given, in one transaction; a repeated text is stored as another plan.
+
+        Texts are cleaned, and plans of which nothing is left are skipped. `once` as in `TipMemory.add`.
+        """
+        usable = [plan for tip in tips if (plan := normalize_tip(tip, self._clock, MAX_PLAN_WORDS))]
+        vectors = self.embedder.embed([tip.text for tip in usable])
+        with self.store.transaction():
+            if once and not self.store.mark_first_time(once):
+                return 0
+            for tip, vector in zip(usable, vectors, strict=True):
+                self.store.insert(tip, vector)
+        return len(usable)

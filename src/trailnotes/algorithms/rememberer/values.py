@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """One readable decision: where, what, and what came of it. Rewards are in the environment's own unit."""
+    """One readable decision: situation, action, and reward. Rewards are in the environment's own unit."""
 
     task: str  # the goal in words, not the id: tasks with the same goal share the record
     observation: str  # o_t, whole
@@ -35,7 +35,7 @@ class QEstimate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ActionValue:
-    """What is known of one action in one situation."""
+    """The estimated value of one action in one situation."""
 
     action: str
     reward: float  # running mean of the immediate reward
@@ -43,12 +43,12 @@ class ActionValue:
 
     @property
     def number(self) -> int:
-        """Updates of both estimates."""
+        """Return the number of updates of both estimates."""
         return sum(estimate.number for estimate in self.estimates)
 
     @property
     def value(self) -> float:
-        """Q: the mean of the estimates that exist."""
+        """Return Q: the mean of the estimates that exist."""
         known = [estimate.q for estimate in self.estimates if estimate.number]
         return math.fsum(known) / len(known)
 
@@ -70,11 +70,11 @@ class ExperienceRecord:
 
     @property
     def samples(self) -> int:
-        """Updates of all actions."""
+        """Return the number of updates of all actions."""
         return sum(value.number for value in self.values.values())
 
     def max_value(self, table: int | None = None) -> float | None:
-        """The highest Q, or that of one of the two tables alone; None where nothing is known."""
+        """Return the highest Q, or that of one of the two tables alone; None without any estimate."""
         if table is None:
             return max((value.value for value in self.values.values()), default=None)
         estimates = (value.estimates[table] for value in self.values.values())
@@ -82,7 +82,7 @@ class ExperienceRecord:
 
 
 def update_mean(old: float, new: float, number: int, lr: float) -> float:
-    """`old` moved towards `new` after `number` earlier values: by 1 / (number + 1), or by `lr` if that is not 0.
+    """Move `old` towards `new` after `number` earlier values: by 1 / (number + 1), or by `lr` if that is not 0.
 
     The first value is taken as it is.
     """
@@ -91,7 +91,7 @@ def update_mean(old: float, new: float, number: int, lr: float) -> float:
 
 
 def n_step_target(rewards: Sequence[float], gamma: float, bootstrap: float) -> float:
-    """``sum_i gamma^i r_{t+i} + gamma^n max_a Q(g, o_{t+n}, a)``, with n the number of rewards."""
+    """Compute ``sum_i gamma^i r_{t+i} + gamma^n max_a Q(g, o_{t+n}, a)``, with n the number of rewards."""
     discounted = math.fsum(gamma**i * reward for i, reward in enumerate(rewards))
     return discounted + gamma ** len(rewards) * bootstrap
 
@@ -99,7 +99,7 @@ def n_step_target(rewards: Sequence[float], gamma: float, bootstrap: float) -> f
 def update_record(
     record: ExperienceRecord, experience: Experience, target: float, turn: int, lr: float
 ) -> ExperienceRecord:
-    """The record after one more visit, the value of the action moved towards `target` in table `turn`."""
+    """Update a record by one more visit: the value of the action moves towards `target` in table `turn`."""
     old = record.values.get(experience.action, ActionValue(experience.action, 0.0))
     q, number = old.estimates[turn]
     estimate = QEstimate(update_mean(q, target, number, lr), number + 1)
@@ -118,7 +118,7 @@ def update_record(
 
 
 def drop_worst_actions(values: Mapping[str, ActionValue], capacity: int) -> dict[str, ActionValue]:
-    """At most `capacity` actions: those of the smallest Q are dropped, of equal ones the least updated first."""
+    """Keep at most `capacity` actions: those of the smallest Q are dropped, of equal ones the least updated first."""
     ranked = sorted(values.values(), key=lambda value: (-value.value, -value.number, value.action))
     kept = {value.action for value in ranked[:capacity]}
     return {action: value for action, value in values.items() if action in kept}
