@@ -42,13 +42,7 @@ class TwoLevelAdvantages:
 def compute_two_level_advantages(
     visits: Visits, returns: NDArray[np.float64], gigpo: GigpoConfig
 ) -> TwoLevelAdvantages:
-    """Compute A = A^E + omega A^S, or HGPO's sum over the levels of history.
-
-    Args:
-        visits: (M,) steps of a group.
-        returns: (N,) returns of its episodes.
-        gigpo: settings of the statistics.
-    """
+    """Compute A = A^E + omega A^S of visits (M,) and returns (N,), or HGPO's sum over the levels of history."""
     with_std, floor = gigpo.norm == "mean_std", gigpo.std_floor
     over_steps = gigpo.statistics == "steps"
     episode = episode_relative(visits, returns, with_std, over_steps=over_steps, ddof=gigpo.ddof, std_floor=floor)
@@ -97,8 +91,6 @@ def term_metrics(terms: Sequence[TwoLevelAdvantages]) -> dict[str, float]:
     episode = sum(float(np.abs(term.episode).sum()) for term in terms)
     step = sum(float(np.abs(term.step).sum()) for term in terms)
     return {
-        "singletons": sizes.count(1) / sum(sizes),
-        "group_mean": sum(sizes) / len(sizes),
-        "group_max": float(max(sizes)),
-        "step_share": step / (episode + step) if episode + step else 0.0,
-    }
+        "singletons": sizes.count(1) / sum(sizes), "group_mean": sum(sizes) / len(sizes),
+        "group_max": float(max(sizes)), "step_share": step / (episode + step) if episode + step else 0.0,
+    }  # fmt: skip

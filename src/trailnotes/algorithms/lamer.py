@@ -108,15 +108,11 @@ def replace_trajectories(
 def build_tip_samples(
     trial: Trial, credit: Sequence[Sequence[float]], written: WrittenTips, hold: float
 ) -> list[Sample]:
-    """Build a training row for each tip of a trial.
+    """Build a training row for each tip of a trial of K groups of N members.
 
-    With `rollout.ahead` its ratio is to the weights that wrote it: these rows keep their log-probabilities.
-
-    Args:
-        trial: K groups of N members.
-        credit: (K - 1, N) advantages of the tips after each episode: those of the episodes after them.
-        written: the tips.
-        hold: coefficient of their KL to the reference model.
+    `credit` (K - 1, N) holds the advantages of the tips after each episode: those of the episodes after them. `hold` is
+    the coefficient of their KL to the reference model. With `rollout.ahead` the ratio is to the weights that wrote the
+    tip: these rows keep their log-probabilities.
     """
     return [
         anchor_sample(written[id(author)].completion, "tip", hold, advantage)

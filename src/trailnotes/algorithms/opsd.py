@@ -153,12 +153,10 @@ class DistillationRow:
 def build_distillation_rows(
     samples: Sequence[Sample], weighed: Sequence[Sample], teachers: Sequence[Array]
 ) -> list[DistillationRow]:
-    """Combine each row with its part of the teacher's log-probabilities of its episode.
+    """Combine each row with its part of the teacher's log-probabilities of its episode (`collect_teacher_logprobs`).
 
-    Args:
-        samples: the rows, with the advantages of their episodes.
-        weighed: the same rows with the current weights' log-probabilities, and importance weights as advantages.
-        teachers: the result of `collect_teacher_logprobs`.
+    `samples` have the advantages of their episodes; `weighed` are the same rows with the current weights'
+    log-probabilities, and importance weights as advantages.
     """
     begun: Counter[int] = Counter()  # tokens of the episode in the rows before
     lessons = []
@@ -193,14 +191,11 @@ def distillation_metrics(lessons: Sequence[DistillationRow], options: OpsdConfig
         for name in ("ratios", "advantages", "known")
     )
     taught = known.astype(bool)
+    names = ("taught", "log_ratio", "endorsed", "gated", "signal")
     if not taught.any():
-        return dict.fromkeys(("taught", "log_ratio", "endorsed", "gated", "signal"), 0.0)
+        return dict.fromkeys(names, 0.0)
     ratios, advantages = ratios[taught], advantages[taught]
     speaks = compute_gate(ratios, advantages, options.gate)
-    return {
-        "taught": float(taught.mean()),
-        "log_ratio": float(ratios.mean()),
-        "endorsed": float((ratios > 0).mean()),
-        "gated": float(1 - speaks.mean()),
-        "signal": float(np.abs(compute_teacher_signal(ratios, options) * speaks).mean()),
-    }
+    signal = np.abs(compute_teacher_signal(ratios, options) * speaks)
+    means = (taught.mean(), ratios.mean(), (ratios > 0).mean(), 1 - speaks.mean(), signal.mean())
+    return dict(zip(names, map(float, means), strict=True))

@@ -20,20 +20,18 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, takewhile
 from math import ceil, log2
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
+from trailnotes.memory.retrieval import Floats
 from trailnotes.memory.schema import EmbedderIdentity, MemoryFile, translate_errors
 from trailnotes.memory.scope import TipFilter, make_tip_filter
 from trailnotes.storage.files import load_user_key, write_bytes_atomic
 from trailnotes.storage.parsing import parse_json
-
-if TYPE_CHECKING:
-    from trailnotes.memory.retrieval import Floats
-    from trailnotes.types import StrPath
+from trailnotes.types import StrPath
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +46,15 @@ TUNING_NEIGHBORS = 10  # of which so many are to be found
 REMOVAL_DIVISOR = 32  # one in so many that are gone: they are taken out
 MIN_SCANNED_VECTORS = 25_000  # vectors that a search always looks at: a millisecond, with nothing of them in the caches
 TARGET_RECALL = 0.99  # share of them; that each query, a tip's own vector, finds itself is in it
+
+CHUNK_ROWS = 4096  # rows read at once
+MAX_UNSAVED = 4096  # rows that the next opening may have to read again
+ID_CONDITION = "id IN (SELECT value FROM json_each(?))"
+SELECT_REMOVED = """
+    SELECT id FROM tips WHERE retired_at > ? AND retired_at > 0
+    UNION SELECT tip FROM owner_changes WHERE number > ? AND fields IS NULL
+"""
+SWITCHED_CONDITION = "id IN (SELECT tip FROM owner_changes WHERE number > ?)"
 
 
 class IndexStamp(NamedTuple):
@@ -67,15 +74,10 @@ class IndexStamp(NamedTuple):
 
 
 class TipIndex:
-    """An approximate index of tip ids by their vectors.
+    """An approximate index (faiss's `lists`) of tip ids by their vectors, made for `planned` tips.
 
     Removals are batched, since each pass goes through all lists; the old vector of an id that comes again stays. The
     caller knows which ids exist, and rebuilds the index once it is much larger than that.
-
-    Args:
-        stamp: which rows it holds.
-        lists: faiss's index.
-        planned: tips that it was made for.
     """
 
     def __init__(self, stamp: IndexStamp, lists: Any, planned: int) -> None:
@@ -226,18 +228,8 @@ def _num_lists(planned: int) -> int:
 def _load_faiss() -> Any:
     import faiss
 
-    faiss.omp_set_num_threads(1)  # of the thread that calls
+    faiss.omp_set_num_threads(1)  # of the calling thread: a search is too short to share among cores
     return faiss
-
-
-CHUNK_ROWS = 4096  # rows read at once
-MAX_UNSAVED = 4096  # rows that the next opening may have to read again
-ID_CONDITION = "id IN (SELECT value FROM json_each(?))"
-SELECT_REMOVED = """
-    SELECT id FROM tips WHERE retired_at > ? AND retired_at > 0
-    UNION SELECT tip FROM owner_changes WHERE number > ? AND fields IS NULL
-"""
-SWITCHED_CONDITION = "id IN (SELECT tip FROM owner_changes WHERE number > ?)"
 
 
 class IndexedFile(MemoryFile):

@@ -46,12 +46,7 @@ def reconcile(memory: TipMemory, saved: Path | None, start: Path, aside: Path, t
 
 
 def discard_empty_start(live: Path, start: Path) -> None:
-    """Remove what a failed start left, so that the next start may choose any embedder for an empty memory.
-
-    Args:
-        live: the run's memory file, which no process has open.
-        start: as for `reconcile`.
-    """
+    """Remove what a failed start left in `live` and `start`, so that the next start may choose any embedder."""
     start.unlink(missing_ok=True)
     if live.is_file():
         with TipStore(live) as store:

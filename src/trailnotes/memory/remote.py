@@ -15,15 +15,8 @@ import numpy.typing as npt
 from trailnotes.config.memory_schema import EMBEDDER_KEY_VARIABLE, validate_embedder_name
 from trailnotes.config.model_schema import OPENAI_PREFIX, EndpointConfig
 from trailnotes.config.section import require_secret_free_url
-from trailnotes.endpoint.faults import (
-    RetryableError,
-    compute_wait,
-    extract_error_text,
-    is_context_overflow,
-    is_missing_model,
-    is_retryable,
-    parse_retry_after,
-)  # fmt: skip
+from trailnotes.endpoint import faults
+from trailnotes.endpoint.faults import RetryableError, extract_error_text
 from trailnotes.endpoint.keys import NO_KEY, load_api_key, redact_key
 from trailnotes.endpoint.wire import IDENTITY_HEADERS, make_response_hook
 from trailnotes.errors import ConfigError, MemoryStoreError, MissingExtraError, format_install_command
@@ -100,7 +93,7 @@ class EndpointEmbedder:
                         f"{self._label} failed {tries} times, at last with {reason}: check that it runs at this "
                         f"address ({BASE_URL_VARIABLE}, endpoint.base_url or {self.name}@URL), and start again"
                     ) from None
-                seconds = compute_wait(tries, trouble.wait)
+                seconds = faults.compute_wait(tries, trouble.wait)
                 logger.info("%s: %s; another try in %.1f s", self._label, reason, seconds)
                 time.sleep(seconds)
 
@@ -114,10 +107,12 @@ class EndpointEmbedder:
             raise RetryableError(f"no answer within {self._endpoint.timeout:g} s") from None
         except APIStatusError as error:
             status, body, text = error.status_code, error.body, extract_error_text(error.body)
-            if status == 413 or is_context_overflow(body) or TOO_LARGE in text:
+            if status == 413 or faults.is_context_overflow(body) or TOO_LARGE in text:
                 return None
-            if is_retryable(status, body):
-                raise RetryableError(f"{status}: {text}", wait=parse_retry_after(error.response.headers)) from None
+            if faults.is_retryable(status, body):
+                raise RetryableError(
+                    f"{status}: {text}", wait=faults.parse_retry_after(error.response.headers)
+                ) from None
             raise ConfigError(redact_key(self._key, self._describe_refusal(error))) from None
         except APIConnectionError as error:
             raise RetryableError(f"no connection ({error.__cause__ or error})") from None
@@ -138,7 +133,7 @@ class EndpointEmbedder:
             return f"{text}; the environment variable {key_env} {fix}"
         if error.status_code == 429:
             return f"{text}; the account has nothing left to spend: top it up, and start again"
-        if is_missing_model(error.status_code, error.body):
+        if faults.is_missing_model(error.status_code, error.body):
             return f"{text}; either it has no model {self._model!r}, or the address, which mostly ends in /v1, is wrong"
         return f"{text}; name another model in memory.embedder"
 

@@ -250,11 +250,8 @@ def make_embedder(
 ) -> Embedder:
     """Make the embedder that `memory.embedder` names, with a cache, and a queue where it is slow.
 
-    Args:
-        name: hashing, minilm, a directory or hub name, or openai:NAME; hashing takes microseconds, and no device.
-        device: as for `SentenceTransformerEmbedder`.
-        batch_size: likewise.
-        endpoint: as for `EndpointEmbedder`.
+    `name` is hashing (which takes microseconds, and no device), minilm, a directory or hub name, or openai:NAME. The
+    other arguments are as for `SentenceTransformerEmbedder` and `EndpointEmbedder`.
 
     Raises:
         MissingExtraError: it needs an optional package that is not installed.
@@ -284,16 +281,11 @@ def load_file_embedder(held: str, named: str = "") -> Embedder:
     """Load the embedder of a memory file for a user who inspects it or adds to it, on the CPU.
 
     The file, and its run directory, may come from a stranger: neither chooses the model to load, the server to ask, or
-    the key to send. `named` does; or the environment, for a model of a server.
+    the key to send. `named` does; or the environment, for a model of a server. Raises as `make_embedder`.
 
     Args:
         held: the embedder of the file's vectors (`EmbedderIdentity.name`).
         named: `memory.embedder` of the user's own settings; another one than `held` is not loaded.
-
-    Raises:
-        ConfigError: as `make_embedder`; or only the file names it.
-        MissingExtraError: as `make_embedder`.
-        MemoryStoreError: as `make_embedder`.
     """
     held = normalize_embedder_name(held)
     if normalize_embedder_name(named) == held:
@@ -316,11 +308,7 @@ def _find_minilm() -> str:
 
 
 class ExactIndex:
-    """An exact index: one matrix-vector product over all rows, fast enough for some ten thousand of them.
-
-    Args:
-        vectors: float32 (rows, dim) of unit length.
-    """
+    """An exact index of unit vectors (rows, dim): one matrix-vector product, fast for some ten thousand rows."""
 
     def __init__(self, vectors: Floats) -> None:
         self.vectors = vectors
@@ -344,9 +332,6 @@ class BM25Index:
     score(t) = sum over the query's distinct words w of idf(w) * f / (f + K1 * (1 - B + B * |t| / mean |t|)), f the
     count of w in t, idf(w) = ln(1 + (N - n + 1/2) / (n + 1/2)), n of the N texts hold w (Robertson and Zaragoza 2009,
     doi 10.1561/1500000019, in Lucene's form).
-
-    Args:
-        texts: N of them, in the order of the rows.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -370,16 +355,10 @@ class BM25Index:
 
 
 def fuse_reciprocal_ranks(num_rows: int, *lists: tuple[Ints, npt.NDArray[Any]]) -> Doubles:
-    """Fuse rankings by reciprocal rank: the sum of 1 / (60 + rank) over the lists that hold a row.
+    """Fuse rankings, each rows (n,) and scores (n,), by reciprocal rank: the sum of 1 / (60 + rank) over them.
 
-    Equal scores share a rank. Source: Cormack et al. 2009, doi 10.1145/1571941.1572114.
-
-    Args:
-        num_rows: number of all rows.
-        lists: for each ranking its rows (n,) and their scores (n,).
-
-    Returns:
-        (num_rows,); 0 where no list holds the row.
+    Equal scores share a rank; the result is (num_rows,), 0 where no list holds the row. Source: Cormack et al. 2009,
+    doi 10.1145/1571941.1572114.
     """
     fused = np.zeros(num_rows)
     for rows, scores in lists:

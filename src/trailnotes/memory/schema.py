@@ -13,20 +13,13 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 from trailnotes.config.model_schema import OPENAI_PREFIX
 from trailnotes.errors import MemoryStoreError
-from trailnotes.storage.databases import (
-    JOURNAL_MESSAGE,
-    BoundedConnection,
-    ColumnTypes,
-    enable_wal,
-    find_unexpected,
-    parse_column_types,
-    validate_types,
-)
+from trailnotes.storage import databases
 from trailnotes.storage.files import fsync_path, open_aside
 from trailnotes.storage.parsing import parse_json
 from trailnotes.types import StrPath
@@ -56,9 +49,7 @@ COUNT_SIZES = "INSERT INTO sizes SELECT namespace, SUM(enabled) FROM tips GROUP 
 # unlucky reader costs a tip a fifth at most, and an unread tip outlasts all that mislead. An index of the file holds
 # this expression, so another prior is another migration.
 WORTH_SQL = "gained / (4.0 + compared)"
-SESSION_NAME = (
-    "session/{:020}/{:020}"  # of equal length for every write and change, so that names sort as sessions began
-)
+SESSION_NAME = "session/{:020}/{:020}"  # write and change at its beginning; of one length, so that names sort by age
 NEW_ERA = "INSERT OR REPLACE INTO meta VALUES ('era', lower(hex(randomblob(8))))"
 REPAIR_HINT = "restore the memory.db of the last checkpoint, or move the file away to begin without tips"
 
@@ -94,7 +85,7 @@ def open_database(path: Path | None, identity: EmbedderIdentity | None, busy_tim
     with _close_on_error(connection), translate_errors(path):
         _check_database(connection, path)
         if can_write:
-            enable_wal(connection, busy_timeout)
+            databases.enable_wal(connection, busy_timeout)
             connection.execute("PRAGMA synchronous = FULL")
             migrate(connection)
         elif _read_version(connection) != len(MIGRATIONS):
@@ -141,12 +132,12 @@ def read_identity(connection: sqlite3.Connection) -> EmbedderIdentity:
     return EmbedderIdentity(normalize_embedder_name(str(meta["embedder"])), int(meta["dim"]))
 
 
-def require_identity(held: EmbedderIdentity, wanted: EmbedderIdentity, path: Path) -> None:
-    """Require that the snapshot `path` has vectors of the memory's embedder; raises `MemoryStoreError`."""
+def require_identity(held: EmbedderIdentity, wanted: EmbedderIdentity, path: Path | None, fix: str = "") -> None:
+    """Require that `path` has vectors of the wanted embedder; raises `MemoryStoreError` with the setting and a fix."""
     if held != wanted:
         raise MemoryStoreError(
-            f"{path} holds vectors of {held.name} ({held.dim} dimensions), the memory those of {wanted.name} "
-            f"({wanted.dim}): set memory.embedder to the former"
+            f"{path} holds vectors of {held.name} ({held.dim} dimensions), not of {wanted.name} ({wanted.dim}): "
+            f"set memory.embedder = {held.name!r}{fix}"
         )
 
 
@@ -166,7 +157,7 @@ def read_rows(connection: sqlite3.Connection, sql: str, values: Sequence[Any] = 
 def check_rows(cursor: sqlite3.Cursor, rows: Sequence[Any]) -> None:
     """Check fetched rows as `read_rows` does."""
     if rows:
-        validate_types([name for name, *_ in cursor.description], rows, _column_types())
+        databases.validate_types([name for name, *_ in cursor.description], rows, _column_types())
 
 
 def parse_fields(text: str) -> dict[str, Any]:
@@ -181,8 +172,8 @@ def parse_fields(text: str) -> dict[str, Any]:
 
 
 @cache
-def _column_types() -> ColumnTypes:
-    return parse_column_types(_schema_statements(len(MIGRATIONS)))
+def _column_types() -> databases.ColumnTypes:
+    return databases.parse_column_types(tuple(chain(*MIGRATIONS)))
 
 
 def read_meta(connection: sqlite3.Connection, name: str) -> str:
@@ -240,12 +231,6 @@ def write_identity(connection: sqlite3.Connection, identity: EmbedderIdentity) -
     connection.executemany("INSERT INTO meta VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value", rows)
 
 
-def mark_once(connection: sqlite3.Connection, name: str) -> bool:
-    """Write a mark within the transaction under way; return False if it exists."""
-    assert connection.in_transaction, "a mark belongs to what is written with it"
-    return bool(connection.execute("INSERT OR IGNORE INTO meta VALUES (?, 1)", (f"once/{name}",)).rowcount)
-
-
 def write_copy(source: sqlite3.Connection, path: Path) -> None:
     """Copy a database through SQLite's backup API into one self-contained file, put in place atomically."""
     with open_aside(path) as aside:
@@ -298,11 +283,15 @@ def _suggest_fix(error: str) -> str:
         return f"{error}: a disk that is full or fails, or a quota: free some space; if there is enough, {REPAIR_HINT}"
     if any(sign in error for sign in ("full", "No space left", "quota", "File too large")):
         return f"{error}: free some space, or raise the quota; everything written before is kept"
-    return error if error == JOURNAL_MESSAGE else f"{error}: check that the folder exists and may be written"
+    return error if error == databases.JOURNAL_MESSAGE else f"{error}: check that the folder exists and may be written"
 
 
 def _connect(database: str, busy_timeout: float) -> sqlite3.Connection:
-    options: dict[str, Any] = {"isolation_level": None, "check_same_thread": False, "factory": BoundedConnection}
+    options: dict[str, Any] = {
+        "isolation_level": None,
+        "check_same_thread": False,
+        "factory": databases.BoundedConnection,
+    }
     with translate_errors(Path(database)):
         return sqlite3.connect(database, timeout=busy_timeout, uri=database.startswith("file:"), **options)
 
@@ -343,7 +332,7 @@ def _check_database(connection: sqlite3.Connection, path: Path, largest: int | N
             f"{path} has version {version}, this Trailnotes knows up to {len(MIGRATIONS)}: it was written by a newer "
             "version: upgrade Trailnotes"
         )
-    if foreign := find_unexpected(connection, _schema_statements(_read_version(connection))):
+    if foreign := databases.find_unexpected(connection, tuple(chain(*MIGRATIONS[: _read_version(connection)]))):
         raise MemoryStoreError(f"{path} is damaged, or no memory of Trailnotes ({foreign}): {REPAIR_HINT}")
     _check_meta(connection)
     if path.stat().st_size > (MAX_FULL_CHECK_BYTES if largest is None else largest):
@@ -353,10 +342,6 @@ def _check_database(connection: sqlite3.Connection, path: Path, largest: int | N
         raise MemoryStoreError(f"{path} is damaged ({' '.join(answer.split())}): {REPAIR_HINT}")
     if _list_columns(connection, "sizes") and connection.execute(WRONG_SIZES).fetchone():
         raise sqlite3.DataError("malformed sizes")  # tips would be retired to make room for none
-
-
-def _schema_statements(version: int) -> tuple[str, ...]:
-    return tuple(statement for migration in MIGRATIONS[:version] for statement in migration)
 
 
 def _check_meta(connection: sqlite3.Connection) -> None:
@@ -370,7 +355,6 @@ def _check_meta(connection: sqlite3.Connection) -> None:
 
 
 def _list_columns(connection: sqlite3.Connection, table: str) -> list[str]:
-    """The names of a table's columns; none if there is no such table."""
     return [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
 
 
@@ -404,9 +388,7 @@ class Closeable:
 class MemoryFile(Closeable):
     """An open memory file: one connection behind one lock, with transactions and snapshots.
 
-    Args:
-        path: the file; None keeps everything in memory. A missing file is created if `identity` is given.
-        identity: the embedder of a new file; ignored if the file exists.
+    Without a `path` everything is in memory. A missing file is created if the `identity` of its embedder is given.
 
     Raises:
         MemoryStoreError: the file is missing, damaged, of another program, or of a newer version.
@@ -467,6 +449,14 @@ class MemoryFile(Closeable):
         with self._lock, translate_errors(path):
             write_copy(self._connection, path)
 
+    def mark_first_time(self, name: str) -> bool:
+        """Return whether `name` is new, and mark it as part of the transaction."""
+        return bool(self._write("INSERT OR IGNORE INTO meta VALUES (?, 1)", (f"once/{name}",)).rowcount)
+
+    def _write(self, sql: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        assert self._connection.in_transaction, "writes belong into `with store.transaction()`"
+        return self._connection.execute(sql, values)
+
     def _query(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
         with self._lock, translate_errors(self.path):
             return read_rows(self._connection, sql, values)
@@ -475,9 +465,8 @@ class MemoryFile(Closeable):
         return read_sequence(self._connection) + 1
 
     def _advance_sequence(self) -> int:
-        assert self._connection.in_transaction, "writes belong into `with store.transaction()`"
         sql = "UPDATE meta SET value = value + 1 WHERE name = 'sequence' RETURNING value"
-        return int(self._query(sql)[0][0])
+        return int(self._write(sql).fetchone()[0])
 
     def _on_rollback(self) -> None:
         """A transaction was rolled back."""

@@ -11,7 +11,7 @@ import hashlib
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from trailnotes.memory.schema import WORTH_SQL, EmbedderIdentity, MemoryFile, read_rows, replace_surrogates
@@ -57,26 +57,19 @@ class TaskTable(MemoryFile):
     def register_tasks(self, tasks: Sequence[Task]) -> bool:
         """Record where `tasks` belong; return whether anything was new."""
         rows = {_make_task_row(task) for task in tasks}
-        known = {
-            row
-            for namespace in {namespace for namespace, *_ in rows}
-            for row in self._query("SELECT * FROM tasks WHERE namespace = ?", (namespace,))
-        }
+        sql = "SELECT * FROM tasks WHERE namespace = ?"
+        known = {row for namespace in {row[0] for row in rows} for row in self._query(sql, (namespace,))}
         if rows <= known:
             return False
-        with self.transaction():
-            self._insert_tasks(rows - known)
+        self.import_tasks(rows - known)
         return True
 
     def import_tasks(self, rows: Iterable[TaskRow]) -> None:
         """Record the tasks of other memories; of contradicting rows the last by order counts."""
         with self.transaction():
-            self._insert_tasks(set(rows))
-
-    def _insert_tasks(self, rows: Collection[TaskRow]) -> None:
-        """Within a transaction; raises the counter that makes readers recompute what they derived."""
-        self._connection.executemany(UPSERT_TASK, sorted(rows))
-        self._connection.execute("INSERT INTO meta VALUES ('met', 1) ON CONFLICT DO UPDATE SET value = value + 1")
+            self._connection.executemany(UPSERT_TASK, sorted(set(rows)))
+            # Raises the counter that makes every process recompute who may read whom.
+            self._connection.execute("INSERT INTO meta VALUES ('met', 1) ON CONFLICT DO UPDATE SET value = value + 1")
 
     def get_task_info(self, namespace: str) -> TaskInfo | None:
         """Return where a task belongs; None if it is unknown, or has several splits."""
@@ -90,15 +83,10 @@ class TaskTable(MemoryFile):
         return self._query(sql, place.values)
 
     def get_search_filter(self, namespace: str, scope: Scope, open_split: str) -> TipFilter | None:
-        """Return the filter of what a task searches in `scope`, its own tips included.
+        """Return the filter of what a task searches in `scope` (family, env or all), its own tips included.
 
-        Args:
-            namespace: id of the task.
-            scope: family, env or all.
-            open_split: split whose tips the games of all splits may read.
-
-        Returns:
-            None where the task is unknown, or its own tips are not readable: it then searches these alone.
+        All splits may read the tips of `open_split`. None where the task is unknown, or its own tips are not readable:
+        it then searches these alone.
         """
         task = self.get_task_info(namespace)
         if task is None or namespace not in self._load_readable_tasks(task.split, open_split):

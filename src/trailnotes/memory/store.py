@@ -34,12 +34,8 @@ COLUMNS = (
 )
 SELECT_TIP = f"SELECT id, {', '.join(COLUMNS)} FROM tips"  # noqa: S608 (constants)
 ORDERS = {"score": "score DESC", "support": "support DESC", "recency": "age DESC"}
-LIST_ORDERS = {
-    "recency": "age",
-    "score": "score",
-    "shown": "shown",
-    "worth": "gained / (1.0 + compared)",
-}  # `mean_gain`
+# The worth is `mean_gain`.
+LIST_ORDERS = {"recency": "age", "score": "score", "shown": "shown", "worth": "gained / (1.0 + compared)"}
 READER_COLUMNS = ReaderStats._fields  # columns that `update` leaves alone: what came of the tip, not the tip
 
 
@@ -276,7 +272,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         Marks travel with snapshots, so a batch that a restored memory lacks is not marked either. Marks of requests
         (`REQUEST`) are kept for the `REQUESTS_KEPT` newest: only requests under way are repeated.
         """
-        is_first = schema.mark_once(self._connection, name)
+        is_first = super().mark_first_time(name)
         if is_first and REQUEST in name:
             of_requests = f"name GLOB 'once/*{REQUEST}*'"
             newest = f"(SELECT MAX(value) FROM meta WHERE {of_requests})"  # noqa: S608 (constants)
@@ -300,7 +296,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
             self._write("UPDATE tips SET vector = ? WHERE id = ?", (_encode_vector(vector), tip.id))
             self._touched.add(tip.namespace)
         schema.write_identity(self._connection, identity)
-        self._write(schema.NEW_ERA, ())
+        self._write(schema.NEW_ERA)
 
     # whole files
 
@@ -325,10 +321,6 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
             del self._pages[slot]
         self._touched.clear()
         super()._on_transaction_end()
-
-    def _write(self, sql: str, values: Sequence[Any]) -> sqlite3.Cursor:
-        assert self._connection.in_transaction, "writes belong into `with store.transaction()`"
-        return self._connection.execute(sql, values)
 
     def _build_page(self, rows: Sequence[Sequence[Any]]) -> TipPage:
         names = (*ORDERS, *READER_COLUMNS)

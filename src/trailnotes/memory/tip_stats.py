@@ -55,10 +55,9 @@ class ReaderStats(NamedTuple):
 
 
 def compute_exposures(episodes: Iterable[Trajectory]) -> Iterator[TipExposure]:
-    """Yield the exposures of one batch; a tip counts once in an episode, however often it was shown there.
+    """Yield the exposures of one batch, whose episodes without tips are included; episodes of one task are one group.
 
-    Args:
-        episodes: of one batch, those without tips included. Episodes of one task are one group.
+    A tip counts once in an episode, however often it was shown there.
     """
     groups: dict[str, list[tuple[set[int], float]]] = {}
     for episode in episodes:
@@ -134,35 +133,21 @@ def _iter_tip_effects(trajectory: Trajectory, nats: Sequence[float]) -> Iterator
 
 
 def mean_gain(compared: Numbers, gained: Numbers) -> Numbers:
-    """Compute W_i = gained_i / (1 + compared_i), -1 to 1: the readers' mean gain, with one more who gained nothing.
+    """Compute W_i = gained_i / (1 + compared_i), -1 to 1: the mean gain with one more reader of no gain, (n,).
 
-    So an unread tip ranks between helpful and misleading ones.
-
-    Args:
-        compared: (n,) readers of each tip that a member of their group can be compared with.
-        gained: (n,) the sum of their gains over such members.
-
-    Returns:
-        (n,)
+    `compared` counts the readers of each tip that a member of their group can be compared with, `gained` sums their
+    gains over such members. So an unread tip ranks between helpful and misleading ones.
     """
     gains: Numbers = gained / (1.0 + compared)
     return gains
 
 
 def compute_ucb_scores(shown: Numbers, earned: Numbers, exploration: float) -> Numbers:
-    """Compute U_i = (1/2 + earned_i) / n_i + exploration * sqrt(ln N / n_i), n_i = 1 + shown_i, N the sum of all n_i.
+    """Compute U_i = (1/2 + earned_i) / n_i + exploration * sqrt(ln N / n_i), n_i = 1 + shown_i, N the sum of n_i, (n,).
 
-    The mean earnings of a tip's readers, and a bonus that falls with their number and grows slowly with that of all
-    others' (UCB1: Auer et al. 2002, theorem 1). Each tip begins as if one reader had come half the way, as in
-    RetroAgent (arXiv 2603.08561; release 90eb71f).
-
-    Args:
-        shown: (n,) episodes that were shown each tip of a task.
-        earned: (n,) the sum of their earnings, each 0 to 1.
-        exploration: weight of the bonus.
-
-    Returns:
-        (n,)
+    The mean earnings (each 0 to 1) of a tip's readers, and a bonus that falls with their number and grows slowly with
+    that of all others' (UCB1: Auer et al. 2002, theorem 1). Each tip begins as if one reader had come half the way, as
+    in RetroAgent (arXiv 2603.08561; release 90eb71f).
     """
     counts = 1.0 + shown
     bounds: Numbers = (0.5 + earned) / counts + exploration * np.sqrt(np.log(max(1.0, counts.sum())) / counts)

@@ -39,12 +39,9 @@ def resolve_memory_file(path: StrPath) -> Path:
 
 
 def write_tips(path: StrPath, tips: Sequence[Tip], *, memory: str = "") -> None:
-    """Write `tips` as JSONL behind a header, atomically. The same tips give the same bytes.
+    """Write `tips` as JSONL behind a header, atomically; `memory` is the `lineage` of their file.
 
-    Args:
-        path: the file to write or replace.
-        tips: in the order of the lines.
-        memory: `lineage` of the memory file that they come from.
+    The same tips give the same bytes.
 
     Raises:
         MemoryStoreError: the file cannot be written.
@@ -101,8 +98,6 @@ def is_tip_file(path: Path) -> bool:
 
 
 class _TipLineParser:
-    """Parses the lines of one file, and collects their faults."""
-
     def __init__(self) -> None:
         self.faults: list[str] = []
         self.count = 0  # of lines that should be tips
@@ -165,7 +160,6 @@ def _iter_lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
 
 
 def _parse_header(header: dict[str, Any]) -> int | None:
-    """The number of tips that a header promises, if it does."""
     if header["format"] != FORMAT:
         raise ValueError(f"format must be {FORMAT!r}, got {header['format']!r}")
     version = header.get("version")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from math import ceil
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,15 +21,11 @@ from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.memory import retrieval
 from trailnotes.memory.index import decode_vectors, is_faiss_installed
 from trailnotes.memory.retrieval import Embedder, Floats, Ints
-from trailnotes.memory.schema import EmbedderIdentity, replace_surrogates
-from trailnotes.memory.scope import DISTILLED, TipFilter
+from trailnotes.memory.schema import EmbedderIdentity, replace_surrogates, require_identity
+from trailnotes.memory.scope import DISTILLED, MergeCandidate, TipFilter
 from trailnotes.memory.store import StoreBackedMemory, TipPage, TipStore, build_addition
 from trailnotes.memory.tip_stats import Numbers, TipEffect, compute_exposures, compute_ucb_scores, mean_gain
 from trailnotes.types import StrPath, Task, Tip, Trajectory, strip_thinking
-
-if TYPE_CHECKING:
-    from trailnotes.config.memory_schema import MemoryConfig
-    from trailnotes.memory.scope import MergeCandidate, TipFilter
 
 MAX_TIP_WORDS = 100
 MAX_ACTION_WORDS = 32
@@ -37,6 +33,8 @@ MAX_CHARS = 2000  # of a tip or action: words may be endless
 MAX_KEY_CHARS = 32_768  # several times what the longest context holds
 MARKUP = re.compile(r"<\|[^<>]{0,64}\|>|</?[A-Za-z][^<>]{0,64}>")  # special tokens of chat templates, tags
 COMPUTED_KEYS = {"similarity", "ucb", "worth"}  # orders of a search, which no page can be sorted by
+PROTECTED_SHARE = 0.25  # share of the capacity, the newest tips, that is not judged by its readers
+MAX_COMPARED = 2048  # tips, the oldest, that are compared with each other
 LEADING_MARKS = re.compile(r"^(?:[-*#>]+ |[-*#>]+$)+")  # bullets, headings, quotations
 QUOTES = str.maketrans(dict.fromkeys('"`\u201c\u201d', "'"))
 
@@ -64,16 +62,9 @@ class TipMemory(StoreBackedMemory):
     def __init__(
         self, store: TipStore, embedder: Embedder, config: MemoryConfig, *, clock: Callable[[], str] | None = None
     ) -> None:
-        held, wanted = store.identity, EmbedderIdentity(embedder.name, embedder.dim)
-        if held != wanted:
-            raise MemoryStoreError(
-                f"{store.path} holds vectors of {held.name} ({held.dim} dimensions), not of {wanted.name} "
-                f"({wanted.dim}): set memory.embedder = {held.name!r}, or convert the file with "
-                "trailnotes.memory.reembed(path, name)"
-            )
-        self.store = store
-        self.embedder = embedder
-        self.config = config
+        fix = ", or convert the file with trailnotes.memory.reembed(path, name)"
+        require_identity(store.identity, EmbedderIdentity(embedder.name, embedder.dim), store.path, fix)
+        self.store, self.embedder, self.config = store, embedder, config
         self._clock = clock or utc_now
 
     def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:
@@ -405,10 +396,6 @@ def _clean_once(text: str, max_words: int) -> str:
 def utc_now() -> str:
     """Return the time as ISO 8601 in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-PROTECTED_SHARE: Final = 0.25  # share of the capacity, the newest tips, that is not judged by its readers
-MAX_COMPARED: Final = 2048  # tips, the oldest, that are compared with each other
 
 
 def find_over_capacity(

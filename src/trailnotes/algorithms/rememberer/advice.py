@@ -25,32 +25,16 @@ _RULES: Final = (
 )
 _WORDS: Final = {
     "full": {
-        "example": "Example {} (quoted):",
-        "task": "Task: {}",
-        "did": "Last actions: {}",
-        "nothing": "none",
-        "earned": "Reward: {:.1f} for the last action, {:.1f} in all",
-        "saw": "Observation: {}",
-        "actions": "Admissible actions: {}",
-        "do": "Encouraged:",
-        "not": "Discouraged:",
-        "now": "The present situation:",
-        "separator": "; ",
+        "example": "Example {} (quoted):", "task": "Task: {}", "did": "Last actions: {}", "nothing": "none",
+        "earned": "Reward: {:.1f} for the last action, {:.1f} in all", "saw": "Observation: {}",
+        "actions": "Admissible actions: {}", "do": "Encouraged:", "not": "Discouraged:",
+        "now": "The present situation:", "separator": "; ",
     },
     "terse": {
-        "example": "example {} :",
-        "task": "{}",
-        "did": "did : {}",
-        "nothing": "nothing",
-        "earned": "",
-        "saw": "{}",
-        "actions": "actions : {}",
-        "do": "do :",
-        "not": "not :",
-        "now": "",
-        "separator": " , ",
+        "example": "example {} :", "task": "{}", "did": "did : {}", "nothing": "nothing", "earned": "", "saw": "{}",
+        "actions": "actions : {}", "do": "do :", "not": "not :", "now": "", "separator": " , ",
     },
-}
+}  # fmt: skip
 _LINE: Final = re.compile(
     r"^\s*(?:[-*]\s*)?(?P<action>.+?)\s*->\s*(?P<value>[-+]?\s*\d+(?:\s*\.\s*\d+)?)(?P<reason>.*)$"
 )
@@ -89,13 +73,7 @@ class Example:
 
 
 def build_advice_messages(present: Situation, examples: Sequence[Example], style: Style) -> list[Message]:
-    """Build the whole prompt of one step.
-
-    Args:
-        present: the situation to act in.
-        examples: the most similar one last, nearest to the question.
-        style: wording.
-    """
+    """Build the prompt of one step; the most similar example comes last, nearest to the question."""
     words = _WORDS[style]
     lines = []
     for number, example in enumerate(examples, 1):

@@ -14,9 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trailnotes.algorithms.rememberer import values as arithmetic
-from trailnotes.algorithms.rememberer.situations import SituationIndex, SituationKey
-from trailnotes.algorithms.rememberer.values import ActionValue, Experience, ExperienceRecord, QEstimate
+from trailnotes.algorithms.rememberer import situations as arithmetic
+from trailnotes.algorithms.rememberer.situations import (
+    ActionValue,
+    Experience,
+    ExperienceRecord,
+    QEstimate,
+    SituationIndex,
+    SituationKey,
+)
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
 from trailnotes.memory.index import decode_vectors
@@ -87,10 +93,6 @@ class ExperienceTable(MemoryFile):
         }  # fmt: skip
 
     # writing, inside `with table.transaction():`
-
-    def mark_first_time(self, name: str) -> bool:
-        """Return whether `name` is new, and mark it as part of the transaction."""
-        return schema.mark_once(self._connection, name)
 
     def learn(self, episode: Sequence[Experience]) -> None:
         """Update the table by the decisions of one episode, in their order.
@@ -184,10 +186,6 @@ class ExperienceTable(MemoryFile):
                 (record.id, value.action, value.reward, *value.estimates[0], *value.estimates[1]),
             )
 
-    def _write(self, sql: str, values: Sequence[Any]) -> Any:
-        assert self._connection.in_transaction, "writes belong into `with table.transaction()`"
-        return self._connection.execute(sql, values)
-
     def _load_situations(self) -> SituationIndex:
         with self._lock, translate_errors(self.path):
             ((version,),) = self._query("PRAGMA data_version")  # another connection's writes
@@ -199,12 +197,8 @@ class ExperienceTable(MemoryFile):
             return self._situations
 
     def _check_table(self, connection: Any, path: Path | None) -> None:
-        held, wanted = schema.read_identity(connection), EmbedderIdentity(self.embedder.name, self.embedder.dim)
-        if held != wanted:
-            raise MemoryStoreError(
-                f"{path} holds vectors of {held.name} ({held.dim} dimensions), not of {wanted.name} ({wanted.dim}): "
-                f"set memory.embedder = {held.name!r}"
-            )
+        wanted = EmbedderIdentity(self.embedder.name, self.embedder.dim)
+        schema.require_identity(schema.read_identity(connection), wanted, path)
         (number,) = connection.execute("SELECT COUNT(*) FROM experience").fetchone()
         if number > self.config.record_capacity:
             raise MemoryStoreError(f"{path} holds {number} records: set rememberer.record_capacity to that, or more")

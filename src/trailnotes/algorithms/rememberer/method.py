@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from trailnotes.algorithms.rememberer import advice as words
 from trailnotes.algorithms.rememberer.advice import Example, Situation, ValuedAction
 from trailnotes.algorithms.rememberer.experience import open_experience
-from trailnotes.algorithms.rememberer.values import Experience
+from trailnotes.algorithms.rememberer.situations import Experience
 from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.memory.controls import require_own_tips
 from trailnotes.prompts import Conversation, get_instruction, quoted
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trailnotes.algorithms.rememberer.experience import ExperienceTable
-    from trailnotes.algorithms.rememberer.values import ExperienceRecord
+    from trailnotes.algorithms.rememberer.situations import ExperienceRecord
     from trailnotes.config.methods_schema import RemembererConfig
     from trailnotes.config.schema import Config
     from trailnotes.rollout import EpisodeContext
@@ -160,12 +160,16 @@ class AdvisedActor:
         """The messages, with as many examples as fit; and the true spelling of actions that examples quote."""
         seat, config, style = self.seating, self.seating.config.rememberer, self.seating.config.rollout.style
         rng = random.Random(derive_seed(seat.seed, seat.task.id, seat.member, f"advice {self.num_turns}"))
-        present = self._build_situation(observation)
+        present, capped = self._build_situation(observation), self.words.cap_text
         examples: list[Example] = []
         messages, actions = words.build_advice_messages(present, examples, style), list(observation.actions or ())
         tried = MAX_TRIED_EXAMPLES if config.examples else 0
         for record in islice(self.table.iter_nearest(self.task, observation.text), tried):
-            longer = [self._build_example(record, rng), *examples]
+            situation = Situation(
+                capped(record.task), capped(record.observation), self._select_recent(record.history),
+                last_reward=record.last_reward, total_reward=record.total_reward,
+            )  # fmt: skip
+            longer = [Example(situation, *choose_advice(record, config, rng)), *examples]
             candidate = words.build_advice_messages(present, longer, style)
             if count_prompt_tokens(seat.policy, candidate) <= self._max_prompt_tokens():
                 examples, messages = longer, candidate
@@ -181,14 +185,6 @@ class AdvisedActor:
             capped(self.task), capped(observation.text), self._select_recent(self.history), capped(offered),
             observation.reward, self.earned, self.facts,
         )  # fmt: skip
-
-    def _build_example(self, record: ExperienceRecord, rng: random.Random) -> Example:
-        capped, history = self.words.cap_text, self._select_recent(record.history)
-        situation = Situation(
-            capped(record.task), capped(record.observation), history,
-            last_reward=record.last_reward, total_reward=record.total_reward,
-        )  # fmt: skip
-        return Example(situation, *choose_advice(record, self.seating.config.rememberer, rng))
 
     def _select_recent(self, history: Sequence[str]) -> tuple[str, ...]:
         return tuple(history[max(0, len(history) - self.seating.config.rememberer.history) :])

@@ -40,12 +40,10 @@ from trailnotes.storage import checkpoint
 from trailnotes.storage.parsing import parse_json
 from trailnotes.storage.records import task_to_json
 
-LEARNING_SETTINGS = (
+LEARNING_SETTINGS = (  # keys of `retrospex` that a critic depends on; the others configure its use
     "reward", "failure", "embed_size", "hidden_size", "encoder", "expectile", "gamma", "target_rate", "lr",
     "batch_size", "epochs", "held_out",
 )  # fmt: skip
-"""The keys of `retrospex` that a critic depends on; the others say how it is used."""
-
 JUDGE_BATCH_SIZE = 512
 Floats = NDArray[np.float32]
 
@@ -63,7 +61,12 @@ class Critic:
         self, tasks: Sequence[str], observations: Sequence[str], actions: Sequence[str]
     ) -> tuple[Floats, Floats]:
         """Predict target Q(s, a) and V(s) of n rows: (n,), (n,), in the unit of the rewards."""
-        return _predict_values(self.networks, tasks, observations, actions)
+        q, v = [np.empty(0, np.float32)], [np.empty(0, np.float32)]
+        for start in range(0, len(actions), JUDGE_BATCH_SIZE):
+            part = slice(start, start + JUDGE_BATCH_SIZE)
+            q.append(self.networks.target_q(tasks[part], observations[part], actions[part]).numpy())
+            v.append(self.networks.value(tasks[part], observations[part]).numpy())
+        return np.concatenate(q), np.concatenate(v)
 
     def compute_advantages(self, task: str, observation: str, actions: Sequence[str], clip: float = 0.0) -> list[float]:
         """Compute Q(s, a) - V(s) of each action, cut to [-clip, clip] unless `clip` is 0."""
@@ -143,7 +146,7 @@ def evaluate_held_out(
     counts = {"steps": len(steps), "episodes": len(set(episodes)), "steps_won": sum(won)}
     figures: dict[str, Any] = {f"held_out_{name}": count for name, count in counts.items()}
     columns = ([s.task for s in steps], [s.observation for s in steps], [s.action for s in steps])
-    q, v = _predict_values(networks, *columns)
+    q, v = Critic(networks, {}, {}).predict_values(*columns)
     for name, scores in {"auc_q": q, "auc_advantage": q - v}.items():
         for suffix, groups in {"": None, "_same_task": [step.task_id for step in steps]}.items():
             found = estimate_auc(scores.tolist(), won, episodes, groups, confidence=confidence, seed=seed)
@@ -203,18 +206,6 @@ def _train_epochs(iql: IQL, data: Sequence[Transition], about: Mapping[str, Any]
             checkpoint.save(root, epoch + 1, lambda path: save_file(iql.state_dict(), path / "iql.safetensors"), meta)
             checkpoint.prune(root, keep_last=1)
     return dict(losses)
-
-
-@torch.no_grad()
-def _predict_values(
-    networks: CriticNetworks, tasks: Sequence[str], observations: Sequence[str], actions: Sequence[str]
-) -> tuple[Floats, Floats]:
-    q, v = [np.empty(0, np.float32)], [np.empty(0, np.float32)]
-    for start in range(0, len(actions), JUDGE_BATCH_SIZE):
-        part = slice(start, start + JUDGE_BATCH_SIZE)
-        q.append(networks.target_q(tasks[part], observations[part], actions[part]).numpy())
-        v.append(networks.value(tasks[part], observations[part]).numpy())
-    return np.concatenate(q), np.concatenate(v)
 
 
 def expectile_loss(difference: Tensor, expectile: float) -> Tensor:

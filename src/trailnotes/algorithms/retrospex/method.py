@@ -104,11 +104,15 @@ class RescoringActor:
 
     async def act(self, observation: Observation) -> Decision | None:
         """Propose candidates, rescore them, choose one; None where the prompt no longer fits."""
-        policy, config = self.seating.policy, self.seating.config
-        limit = compute_prompt_limit(policy, config)
+        seat, policy, config = self.seating, self.seating.policy, self.seating.config
+        limit, step = compute_prompt_limit(policy, config), len(self.history)
         if observe_within_limit(limit, policy, self.conversation, observation, ()) is None:
             return None
-        said = await self._propose()
+        said: list[Completion] = []
+        for number in range(config.retrospex.candidates):
+            seed = derive_seed(seat.seed, seat.task.id, seat.member, f"{step}.{number}")
+            sampling = replace(seat.build_sampling(step), seed=seed)
+            said.append(await policy.generate(tuple(self.conversation.acting), sampling, seat.episode))
         read = [parse_action(c.text, config.rollout.action_format, config.rollout.style).action for c in said]
         actions = self._select_candidates(read, observation)
         speakers = [next((c for c, each in zip(said, read, strict=True) if each == action), None) for action in actions]
@@ -119,16 +123,6 @@ class RescoringActor:
         self.conversation.act(completion.text, completion.token_ids)
         self.history.append(actions[chosen])
         return Decision(actions[chosen], completion, completion.prompt_ids, other_tokens=others)
-
-    async def _propose(self) -> list[Completion]:
-        """`retrospex.candidates` samples of the next action, perhaps with repeats."""
-        seat, step = self.seating, len(self.history)
-        said = []
-        for number in range(seat.config.retrospex.candidates):
-            seed = derive_seed(seat.seed, seat.task.id, seat.member, f"{step}.{number}")
-            sampling = replace(seat.build_sampling(step), seed=seed)
-            said.append(await seat.policy.generate(tuple(self.conversation.acting), sampling, seat.episode))
-        return said
 
     def _select_candidates(self, predicted: Sequence[str], observation: Observation) -> list[str]:
         """Different actions, at least one; an unreadable one only if there is no other."""

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from trailnotes.errors import ConfigError
 from trailnotes.seeds import derive_seed
@@ -52,20 +52,17 @@ def read_episodes(places: Iterable[str | Path]) -> Iterator[Trajectory]:
         ConfigError: a place holds no episodes.
         RunError: a damaged line, by number.
     """
-    for place in places:
-        for file in find_episode_files(Path(place)):
-            for record in read_jsonl(file):
-                trajectory = trajectory_from_json(record)
-                if trajectory.outcome != "error":
-                    yield trajectory
+    trajectories = map(trajectory_from_json, _iter_records(places))
+    return (trajectory for trajectory in trajectories if trajectory.outcome != "error")
+
+
+def _iter_records(places: Iterable[str | Path]) -> Iterator[dict[str, Any]]:
+    return (record for place in places for file in find_episode_files(Path(place)) for record in read_jsonl(file))
 
 
 def read_games(places: Iterable[str | Path]) -> list[Task]:
     """Return the games of all episodes in `places`, each once. Raises as `read_episodes` does."""
-    records = (
-        record["task"] for place in places for file in find_episode_files(Path(place)) for record in read_jsonl(file)
-    )
-    return list({task.id: task for task in (Task(**record) for record in records)}.values())
+    return list({task.id: task for task in (Task(**record["task"]) for record in _iter_records(places))}.values())
 
 
 def load_critic_games(config: Config) -> list[Task]:
@@ -127,18 +124,13 @@ def build_transitions(episode: Trajectory, number: int, reward: RewardRule, fail
     last = len(rewards) - 1
     return [
         Transition(
-            task=episode.steps[0].observation.instruction or "",
-            observation=observations[index],
-            action=step.action,
-            reward=rewards[index],
-            next_observation=observations[index + 1],
+            task=episode.steps[0].observation.instruction or "", observation=observations[index], action=step.action,
+            reward=rewards[index], next_observation=observations[index + 1],
             terminated=index == last and episode.outcome == "terminated",
-            success=episode.success,
-            task_id=episode.task.id,
-            episode=number,
+            success=episode.success, task_id=episode.task.id, episode=number,
         )
         for index, step in enumerate(episode.steps)
-    ]
+    ]  # fmt: skip
 
 
 def shape_rewards(rewards: Sequence[float], reward: RewardRule, failure: FailureRule) -> list[float]:

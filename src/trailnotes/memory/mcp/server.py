@@ -60,13 +60,9 @@ def make_server(toolbox: Toolbox) -> Server[dict[str, Any]]:
         return types.CallToolResult(content=_make_text_result(json.dumps(answer)).content, structured_content=answer)
 
     return Server(
-        "trailnotes-memory",
-        version=__version__,
-        title="A memory of tips",
-        instructions=INSTRUCTIONS,
-        on_list_tools=list_tools,
-        on_call_tool=call_tool,
-    )
+        "trailnotes-memory", version=__version__, title="A memory of tips", instructions=INSTRUCTIONS,
+        on_list_tools=list_tools, on_call_tool=call_tool,
+    )  # fmt: skip
 
 
 def serve_stdio(toolbox: Toolbox) -> None:

@@ -85,15 +85,13 @@ class AddTip(ToolCall):
     task: str = Field(description="id of the task", min_length=1, max_length=MAX_TASK_CHARS)
     text: str = Field(description=f"the tip: at most {MAX_TIP_WORDS} words, on one line", max_length=MAX_CHARS)
     state: str = Field(
-        "",
+        "", max_length=MAX_KEY_CHARS,
         description="the state that it is to be found in, as the task shows it; by default the tip itself",
-        max_length=MAX_KEY_CHARS,
-    )
+    )  # fmt: skip
     score: float | None = Field(
-        None,
+        None, allow_inf_nan=False,
         description="score of your attempt, at most the highest that the task gives; by default that of its best tip",
-        allow_inf_nan=False,
-    )
+    )  # fmt: skip
 
 
 TOOLS: Final[tuple[type[ToolCall], ...]] = (ListTasks, SearchTips, ReadTip, AddTip)
@@ -104,12 +102,7 @@ class ToolCallRefused(MemoryStoreError):  # noqa: N818 (it is an answer)
 
 
 class RateLimiter:
-    """At most `per_minute` calls a minute, saved up to as many: a token bucket.
-
-    Args:
-        per_minute: how many.
-        now: seconds of a clock that never goes back.
-    """
+    """A token bucket: at most `per_minute` calls a minute, saved up to as many; `now` is a monotonic clock."""
 
     def __init__(self, per_minute: int, now: Callable[[], float] = time.monotonic) -> None:
         self.per_minute, self._now = per_minute, now
@@ -139,12 +132,7 @@ class AccessRules:
 
 
 class Toolbox:
-    """The tools of one memory, callable from any thread.
-
-    Args:
-        memory: is searched and written; its config holds the settings.
-        rules: permissions of clients.
-    """
+    """The tools of one memory, whose config holds the settings, callable from any thread."""
 
     def __init__(self, memory: TipMemory, rules: AccessRules) -> None:
         self.memory, self.rules = memory, rules
@@ -157,12 +145,7 @@ class Toolbox:
         return [tool for tool in TOOLS if self.rules.write or not tool.writes]
 
     def call(self, name: str, arguments: Mapping[str, Any], client: str) -> dict[str, Any]:
-        """Run a tool, and return its answer as JSON values.
-
-        Args:
-            name: of the tool.
-            arguments: as the client sent them.
-            client: its own name.
+        """Run a tool for the client of this name, and return its answer as JSON values.
 
         Raises:
             ToolCallRefused: there is no such tool, an argument is wrong, or the rules forbid the call.
