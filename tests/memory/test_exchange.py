@@ -86,7 +86,7 @@ def test_an_empty_memory_is_made_once(tmp_path: Path) -> None:
     with p.create_store(tmp_path / "new.db", "hashing") as store:
         assert (store.stats()["tips"], store.identity.dim) == (0, 256)
         assert p.add_tip(store, "cellar", "mind the step").id == 1
-    with pytest.raises(MemoryStoreError, match="is there already"):
+    with pytest.raises(MemoryStoreError, match="exists: name a new file"):
         p.create_store(tmp_path / "new.db", "hashing")
 
 

@@ -78,7 +78,7 @@ def create_store(path: StrPath, embedder: str) -> TipStore:
         MemoryStoreError: the file exists, or cannot be made.
     """
     if Path(path).exists():
-        raise MemoryStoreError(f"{path} is there already: name a new file")
+        raise MemoryStoreError(f"{path} exists: name a new file")
     made = make_embedder(embedder)
     return TipStore(path, EmbedderIdentity(made.name, made.dim))
 

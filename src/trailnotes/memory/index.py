@@ -37,15 +37,15 @@ logger = logging.getLogger(__name__)
 
 MAGIC = b"trailnotes index 2\n"
 SIGNATURE_BYTES = 32  # bytes
-FAISS_FOURCC = b"IwPf"  # how the library marks the only kind of index that `TipIndex.empty` makes
+FAISS_FOURCC = b"IwPf"  # the library's mark of the only kind of index that `TipIndex.create` makes
 SAMPLE_PER_LIST = 40  # vectors that place a centroid
-MIN_CENTROID_SAMPLE = 64  # that the library takes for centroids of any kind
-MAX_GROWTH = 4  # times as many tips as there were when the centroids were placed: they are placed again
-TUNING_QUERIES = 100  # queries that tell how many lists are enough
-TUNING_NEIGHBORS = 10  # of which so many are to be found
-REMOVAL_DIVISOR = 32  # one in so many that are gone: they are taken out
-MIN_SCANNED_VECTORS = 25_000  # vectors that a search always looks at: a millisecond, with nothing of them in the caches
-TARGET_RECALL = 0.99  # share of them; that each query, a tip's own vector, finds itself is in it
+MIN_CENTROID_SAMPLE = 64  # the fewest that the library accepts for any centroids
+MAX_GROWTH = 4  # times the planned tips: from there on the index is rebuilt
+TUNING_QUERIES = 100  # queries that tune the number of visited lists
+TUNING_NEIGHBORS = 10  # neighbours of each of these queries
+REMOVAL_DIVISOR = 32  # removals are flushed when one in so many rows is gone
+MIN_SCANNED_VECTORS = 25_000  # that a search always compares: a millisecond with cold caches
+TARGET_RECALL = 0.99  # share of the neighbours found, each query's own vector included
 
 CHUNK_ROWS = 4096  # rows read at once
 MAX_UNSAVED = 4096  # rows that the next opening may have to read again
@@ -66,7 +66,7 @@ class IndexStamp(NamedTuple):
     era: str  # changes when rows are exchanged for others
     written: int = 0  # number of the last write that it has seen
     changed: int = 0  # number of the owner's last change that it has seen
-    session: str = ""  # random name of the one that wrote these: see `schema.read_session`
+    session: str = ""  # random name of the session that wrote these: see `schema.read_session`
 
     def is_ancestor_of(self, later: IndexStamp) -> bool:
         """Return whether an index of this stamp lacks only what was written since."""
@@ -83,9 +83,9 @@ class TipIndex:
     def __init__(self, stamp: IndexStamp, lists: Any, planned: int) -> None:
         self.stamp = stamp
         self.planned = planned
-        self.unsaved = 0  # vectors put since it was read or saved
+        self.unsaved = 0  # vectors inserted since it was loaded or saved
         self._lists = lists
-        self._gone: set[int] = set()  # forgotten, and still in the lists
+        self._gone: set[int] = set()  # removed ids that are still in the lists
 
     @classmethod
     def create(cls, stamp: IndexStamp, sample: Floats, planned: int) -> Self:
@@ -239,14 +239,14 @@ class IndexedFile(MemoryFile):
         super().__init__(path, identity)
         self._index: TipIndex | None = None
         self._sizes: dict[TipFilter, int] = {}
-        self._sizes_of = (-1, -1)  # the state of the file that these are of
+        self._sizes_of = (-1, -1)  # the state of the file that these belong to
 
     def size(self, place: str | TipFilter) -> int:
         """Return the number of enabled tips of a namespace or filter, without counting them."""
         place = make_tip_filter(place)
         with self._lock:
             state = (self._query("PRAGMA data_version")[0][0], self._connection.total_changes)
-            if state != self._sizes_of:  # somebody has written, another or this one
+            if state != self._sizes_of:  # any process has written
                 self._sizes_of = state
                 self._sizes.clear()
             if place not in self._sizes:

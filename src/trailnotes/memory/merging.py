@@ -61,7 +61,7 @@ def merge(out: StrPath, sources: Sequence[StrPath], *, embedder: str = "") -> Me
             none. Nothing is written then.
     """
     if Path(out).exists():
-        raise MemoryStoreError(f"{out} is there already: name a new file, or add to it by `trailnotes memory import`")
+        raise MemoryStoreError(f"{out} exists: name a new file, or add to it by `trailnotes memory import`")
     paths = [resolve_memory_file(source) for source in sources]
     tasks, identities = _read_tasks_and_identities(paths)
     if not embedder and len(identities) > 1:

@@ -23,7 +23,7 @@ def reconcile(memory: TipMemory, saved: Path | None, start: Path, aside: Path, t
     """Bring a run's memory to where the run continues; return whether the file is new to the run and so takes `tips`.
 
     The tips that the run wrote after its last checkpoint move to `aside`. A file that the run has not seen before (a
-    first start, or a file that somebody put in its place) stays as it is.
+    first start, or another file in its place) stays as it is.
 
     Args:
         memory: the live one.

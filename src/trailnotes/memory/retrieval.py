@@ -33,7 +33,7 @@ Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.intp]
 
 CACHED_TEXTS = 2048
-BUILT_IN_EMBEDDERS = ("hashing", "minilm")  # names of this package's: whoever writes them, they mean the same
+BUILT_IN_EMBEDDERS = ("hashing", "minilm")  # names with a fixed meaning, which a file of any origin may use
 BATCH_SIZE = 64  # texts in one forward pass of a model
 WORD = re.compile(r"\w+")
 # Scripts without blanks between words (Chinese, Japanese, Thai, Lao, Burmese, Khmer), of which each letter is taken for
@@ -171,7 +171,7 @@ class QueuedEmbedder:
         promise: Future[Floats] = Future()
         with self._lock:
             self._waiting.append((list(texts), promise))
-        self._worker.submit(self._process_queue)  # finds nothing left where an earlier call took these texts, too
+        self._worker.submit(self._process_queue)  # finds an empty queue where an earlier call took these texts, too
         return promise
 
     def _process_queue(self) -> None:
@@ -181,7 +181,7 @@ class QueuedEmbedder:
         distinct = list(dict.fromkeys(text for texts, _ in waiting for text in texts))
         try:
             vectors = dict(zip(distinct, self._embedder.embed(distinct) if distinct else (), strict=True))
-        except BaseException as error:  # noqa: BLE001 (the boundary: those who wait must hear of it)
+        except BaseException as error:  # noqa: BLE001 (the boundary: all waiting requests get the error)
             for _, promise in waiting:
                 promise.set_exception(error)
         else:

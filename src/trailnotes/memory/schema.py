@@ -28,7 +28,7 @@ APPLICATION_ID = 0x54726C6E  # "Trln", in the header of every memory file
 MIN_DATABASE_BYTES = 512  # bytes; SQLite takes anything shorter than a header for a new, empty file
 MAX_FULL_CHECK_BYTES = 256 * 2**20  # bytes: every page of a larger file is not read each time it is opened
 BUSY_TIMEOUT = 60.0  # seconds
-# What a file says of itself -> its type, and how long or large it is at least and at most.
+# Each fact that a file states about itself: its type, and its least and greatest length or value.
 META_LIMITS: Mapping[str, tuple[type, int, int]] = {
     "embedder": (str, 1, 4096), "dim": (int, 1, 2**20), "sequence": (int, 0, 2**62), "lineage": (str, 0, 64),
     "era": (str, 0, 64),
@@ -267,7 +267,7 @@ def translate_errors(path: Path | None) -> Iterator[None]:
     """Translate errors of SQLite and of the file system into one line that names the file and the fix."""
     try:
         yield
-    except (sqlite3.DatabaseError, OSError, UnicodeDecodeError) as error:  # the last of names in a stranger's file
+    except (sqlite3.DatabaseError, OSError, UnicodeDecodeError) as error:  # the last: names in a file of unknown origin
         raise MemoryStoreError(f"{path or 'the memory'}: {_suggest_fix(str(error))}") from error
 
 

@@ -38,7 +38,7 @@ def make_tip_filter(namespace: str | TipFilter) -> TipFilter:
 
 
 class TaskInfo(NamedTuple):
-    """What the memory knows of a task."""
+    """The environment, family and split of a task."""
 
     env: str
     family: str
@@ -50,7 +50,7 @@ class TaskTable(MemoryFile):
 
     def __init__(self, path: StrPath | None, identity: EmbedderIdentity | None = None) -> None:
         super().__init__(path, identity)
-        self._tasks_of: list[tuple[str, Any]] = []  # state of the file that the next two are of
+        self._tasks_of: list[tuple[str, Any]] = []  # state of the file that the next two belong to
         self._readers: dict[tuple[str, str], dict[str, TaskInfo]] = {}
         self._places: dict[tuple[TaskInfo, Scope, str], TipFilter] = {}
 
@@ -176,7 +176,7 @@ class MergeCandidate(NamedTuple):
     id: int
     text: str
     vector: bytes
-    worth: float  # `cautious_gain`
+    worth: float  # `WORTH_SQL`
     score: float
     support: int
     age: int

@@ -36,18 +36,18 @@ SELECT_TIP = f"SELECT id, {', '.join(COLUMNS)} FROM tips"  # noqa: S608 (constan
 ORDERS = {"score": "score DESC", "support": "support DESC", "recency": "age DESC"}
 # The worth is `mean_gain`.
 LIST_ORDERS = {"recency": "age", "score": "score", "shown": "shown", "worth": "gained / (1.0 + compared)"}
-READER_COLUMNS = ReaderStats._fields  # columns that `update` leaves alone: what came of the tip, not the tip
+READER_COLUMNS = ReaderStats._fields  # columns that `update` keeps: results of the tip, not the tip
 
 
 @dataclass(frozen=True, slots=True)
 class TipPage:
     """The searchable enabled tips of a namespace or filter. Row numbers of `index` are positions in `ids`."""
 
-    ids: tuple[int, ...]  # best first, by the order that the page was asked for
-    columns: dict[str, Floats]  # "score", "support", "recency" and those of `READINGS`: float64 (n,)
+    ids: tuple[int, ...]  # best first, in the order of the page
+    columns: dict[str, Floats]  # "score", "support", "recency" and those of `READER_COLUMNS`: float64 (n,)
     index: ExactIndex
     fetched: dict[int, Tip] = field(default_factory=dict)  # by id: rows that were shown before
-    words: list[BM25Index] = field(default_factory=list)  # of the keys: none, or one when a search has asked for it
+    words: list[BM25Index] = field(default_factory=list)  # of the keys: one after the first search by words
 
 
 class OwnerChange(NamedTuple):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from trailnotes.types import Sample, Trajectory, TrajectoryGroup
 
 Numbers = npt.NDArray[Any]
-SUCCESS_THRESHOLD: Final = 0.5  # of what an episode can earn: what others do is no word on what a tip teaches
+SUCCESS_THRESHOLD: Final = 0.5  # of what an episode can earn: only successful episodes show what a tip teaches
 
 
 class TipExposure(NamedTuple):
@@ -22,7 +22,7 @@ class TipExposure(NamedTuple):
 
     tip: int
     earned: float  # by the episode, 0 to 1
-    gained: float | None  # that, less the mean of those of its group that were not shown the tip; None for nobody
+    gained: float | None  # that, less the mean of its group without the tip; None where all have read it
 
 
 class TipEffect(NamedTuple):
@@ -41,7 +41,7 @@ class ReaderStats(NamedTuple):
     gained: float  # by these together, each -1 to 1, over the mean of such members
     used: int  # number of the write that counted the last of them
     measured: int = 0  # of how many, who did well, the actions were scored without tips, too
-    lead: float = 0.0  # nats by which tips made these actions likelier: a running mean, see `TipStore.measure`
+    lead: float = 0.0  # nats by which tips made these actions likelier: a running mean, see `TipStore.record_effects`
 
     @property
     def worth(self) -> float:

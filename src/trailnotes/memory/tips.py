@@ -32,9 +32,9 @@ MAX_ACTION_WORDS = 32
 MAX_CHARS = 2000  # of a tip or action: words may be endless
 MAX_KEY_CHARS = 32_768  # several times what the longest context holds
 MARKUP = re.compile(r"<\|[^<>]{0,64}\|>|</?[A-Za-z][^<>]{0,64}>")  # special tokens of chat templates, tags
-COMPUTED_KEYS = {"similarity", "ucb", "worth"}  # orders of a search, which no page can be sorted by
-PROTECTED_SHARE = 0.25  # share of the capacity, the newest tips, that is not judged by its readers
-MAX_COMPARED = 2048  # tips, the oldest, that are compared with each other
+COMPUTED_KEYS = {"similarity", "ucb", "worth"}  # orders that depend on the search, so that no page is sorted by them
+PROTECTED_SHARE = 0.25  # share of the capacity: the newest tips, exempt from eviction by use or worth
+MAX_COMPARED = 2048  # oldest tips that are compared for merging
 LEADING_MARKS = re.compile(r"^(?:[-*#>]+ |[-*#>]+$)+")  # bullets, headings, quotations
 QUOTES = str.maketrans(dict.fromkeys('"`\u201c\u201d', "'"))
 
@@ -43,7 +43,7 @@ class SearchTarget(NamedTuple):
     """The tips that a task searches."""
 
     place: str | TipFilter
-    by_index: bool  # it holds so many tips that the index is asked
+    by_index: bool  # whether it has so many tips that the index is asked
 
 
 class TipMemory(StoreBackedMemory):
@@ -206,7 +206,7 @@ class TipMemory(StoreBackedMemory):
         old = self.store.get_tip(kept or tip_id)
         assert old is not None, "rows do not vanish within a transaction"
         moved: Floats | None = vector
-        if kept is not None:  # what finds the other stays
+        if kept is not None:  # the other tip's key stays
             tip, moved = replace(tip, key=old.key, action=old.action), None
         best = max(old, tip, key=lambda candidate: candidate.score)
         merged = replace(

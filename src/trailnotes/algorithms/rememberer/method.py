@@ -114,7 +114,7 @@ def choose_advice(
 
 
 class AdvisedActor:
-    """An actor whose every prompt stands alone: examples with advice, then the present situation.
+    """An actor with an independent prompt for every step: examples with advice, then the present situation.
 
     The answer is advice, too; the actor takes the action that the policy values most. An unreadable answer costs a
     step, as with every other method.

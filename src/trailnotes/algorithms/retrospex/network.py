@@ -107,7 +107,7 @@ WORD = re.compile(r"\w+|[^\w\s]")
 MAX_KNOWN_WORDS = 8192  # words with an id of their own; as many entries as the release's SentencePiece vocabulary
 NUM_HASHED = 256  # ids that all other words share
 MAX_TEXT_WORDS = 256  # of a text; what follows is not read
-EMPTY_ID = 0  # stands for a text without words
+EMPTY_ID = 0  # of a text without words
 
 
 class Vocabulary:

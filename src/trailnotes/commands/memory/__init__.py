@@ -225,7 +225,7 @@ COMMANDS = (
         arguments=(_PLACE, argument("id", type=int, metavar="ID", help="id of a tip")),
     ),
     Command(
-        name="memory search", summary="what would be found for a text",
+        name="memory search", summary="search the tips of a task",
         about="Print the tips of a task that are most similar to a text, by the embedder of the memory: id, cosine "
         "similarity, score of the episode, task, marks, text. A run takes those above its `memory.threshold`, by its "
         "`memory.order`.",
@@ -260,7 +260,7 @@ COMMANDS = (
     ),
     Command(
         name="memory import", summary="take in tips from a file or another run",
-        about="Add tips that somebody else exported, or those of another run. They are marked as imported, and stay "
+        about="Add exported tips, or those of another run. They are marked as imported, and stay "
         "off until they are enabled, since a tip tells the agent what to do.",
         example="trailnotes memory import runs/smoke tips.jsonl", run=_import,
         arguments=(
@@ -305,7 +305,7 @@ COMMANDS = (
     Command(
         name="memory delete", summary="delete tips",
         about="Delete tips for good: all of those named, or none if one of them does not exist. The agent may write "
-        "the same text again; `memory enable --off` keeps a text from being shown whoever repeats it.",
+        "the same text again; `memory enable --off` keeps a text from being shown if it is written again.",
         example="trailnotes memory delete runs/smoke 1 2", run=_delete,
         arguments=(_PLACE, _IDS),
     ),

@@ -146,26 +146,26 @@ COMMANDS = (
         about="Make a memory file without tips, which `memory add`, `import` and `serve` fill.",
         example="trailnotes memory new runs/tips.db", run=_new,
         arguments=(
-            argument("file", type=Path, metavar="FILE", help="the memory file to make, which is not there yet"),
-            argument("--embedder", metavar="NAME", default="hashing", help="whose vectors it has (hashing)"),
+            argument("file", type=Path, metavar="FILE", help="the memory file to make, which must not exist"),
+            argument("--embedder", metavar="NAME", default="hashing", help="the embedder of its vectors (hashing)"),
         ),
     ),
     Command(
         name="memory merge", summary="make one memory of several",
         about="Write a new memory file with the tips of all sources, which stay as they are. The same text under the "
         "same key of a task becomes one tip, with its first author, the best score and the most support; it is on if "
-        "nobody switched it off. The order of the sources does not matter, and merging again changes nothing. Begin a "
-        "run with it by `trailnotes train --memory`.",
+        "all its copies are. The order of the sources does not matter, and merging again changes nothing. Begin a run "
+        "with it by `trailnotes train --memory`.",
         example="trailnotes memory merge runs/both.db runs/smoke tips.jsonl", run=_merge,
         arguments=(
-            argument("out", type=Path, metavar="FILE", help="the memory file to write, which is not there yet"),
+            argument("out", type=Path, metavar="FILE", help="the memory file to write, which must not exist"),
             argument("sources", type=Path, metavar="SOURCE", nargs="+", help=SOURCE_HELP),
             argument("--embedder", metavar="NAME", default="",
-                help="whose vectors the new memory has (those of the memory files among the sources, or hashing)"),
+                help="the embedder of its vectors (by default that of the memory files among the sources, or hashing)"),
         ),
     ),
     Command(
-        name="memory diff", summary="what two memories do not have in common",
+        name="memory diff", summary="compare two memories",
         about="Print the tips that are only here (-), those that are only there (+), and those that both have with "
         "other fields (~). Tips are compared by what they say, not by their ids; an edited one is found by its author "
         "and key.",
@@ -181,8 +181,8 @@ COMMANDS = (
         name="memory serve", summary="let any agent use a memory, over MCP",
         about="Speak the Model Context Protocol, so that any agent that does can list tasks, search tips and read "
         "them; with --write it can add some, marked with its name. Over standard input and output, as agents start "
-        "it; or with --port over streamable HTTP on this machine, for those who say the token that is printed (or that "
-        f"in {TOKEN_VARIABLE}). Tips that are off are never told. Needs the extra `mcp`.",
+        "it; or with --port over streamable HTTP on this machine, for clients that send the printed token (or the one "
+        f"in {TOKEN_VARIABLE}). Tips that are off are never shown. Needs the extra `mcp`.",
         example="trailnotes memory serve runs/smoke --write", run=_serve,
         arguments=(
             argument("place", type=Path, metavar="DIR",
