@@ -234,13 +234,11 @@ def enable_tips(store: TipStore, ids: Iterable[int], *, enabled: bool = True) ->
 
     Enabling a retired tip makes it the newest; disabling one keeps it off for good, even if it is written again.
     """
-    changed = 0
     with store.transaction():
-        for tip_id in ids:
-            if set_tip_enabled(store, require_tip(store, tip_id), enabled=enabled):
-                store.record_owner_change(OwnerChange(tip_id, {"enabled": enabled}))
-                changed += 1
-    return changed
+        changed = [i for i in ids if set_tip_enabled(store, require_tip(store, i), enabled=enabled)]
+        for tip_id in changed:
+            store.record_owner_change(OwnerChange(tip_id, {"enabled": enabled}))
+    return len(changed)
 
 
 def enable_all(store: TipStore, *, enabled: bool = True) -> int:

@@ -268,13 +268,10 @@ def make_embedder(
 def embedder_of(config: Config) -> Embedder:
     """Make the embedder of a run: on the device of its model, and in batches unless the run must be deterministic.
 
-    One of an endpoint is at the address of `endpoint`, and repeats as far as its server does. Raises as
-    `make_embedder`.
+    One of an endpoint is at the address of `endpoint`, and as deterministic as its server. Raises as `make_embedder`.
     """
-    batch_size = 1 if config.run.deterministic else BATCH_SIZE
-    return make_embedder(
-        config.memory.embedder, device=config.model.device, batch_size=batch_size, endpoint=config.endpoint
-    )
+    size, device = 1 if config.run.deterministic else BATCH_SIZE, config.model.device
+    return make_embedder(config.memory.embedder, device=device, batch_size=size, endpoint=config.endpoint)
 
 
 def load_file_embedder(held: str, named: str = "") -> Embedder:

@@ -287,13 +287,11 @@ def _suggest_fix(error: str) -> str:
 
 
 def _connect(database: str, busy_timeout: float) -> sqlite3.Connection:
-    options: dict[str, Any] = {
-        "isolation_level": None,
-        "check_same_thread": False,
-        "factory": databases.BoundedConnection,
-    }
     with translate_errors(Path(database)):
-        return sqlite3.connect(database, timeout=busy_timeout, uri=database.startswith("file:"), **options)
+        return sqlite3.connect(
+            database, timeout=busy_timeout, isolation_level=None, check_same_thread=False,
+            uri=database.startswith("file:"), factory=databases.BoundedConnection,
+        )  # fmt: skip
 
 
 def _initialize(connection: sqlite3.Connection, identity: EmbedderIdentity) -> None:

@@ -234,9 +234,8 @@ class RetiredTips(MemoryFile):
             "UPDATE tips SET enabled = 0, retired = ?, retired_at = ?, retired_on = ?, retired_by = ?, merged_into = ? "
             "WHERE id = ? AND enabled RETURNING namespace"
         )
-        number, gone = self._peek_sequence(), []
-        for tip_id in ids:
-            gone += [name for (name,) in self._query(sql, (rule, number, on, by, into, tip_id))]
+        mark = (rule, self._peek_sequence(), on, by, into)
+        gone = [name for tip_id in ids for (name,) in self._query(sql, (*mark, tip_id))]
         if gone:
             self._advance_sequence()
         self._touched.update(gone)

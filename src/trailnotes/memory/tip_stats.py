@@ -111,12 +111,10 @@ def estimate_reliance(off_policy: Sequence[Sample], tip_free: Sequence[Sequence[
     Returns:
         KL(with || without), estimated from the sampled tokens by k3: nats a token, 0 of none.
     """
-    further = [
-        free - acted
-        for row, alone in zip(off_policy, tip_free, strict=True)
-        for acted, free, trained in zip(row.behavior_logprobs, alone, row.loss_mask, strict=True)
-        if trained
-    ]
+    further: list[float] = []
+    for row, alone in zip(off_policy, tip_free, strict=True):
+        tokens = zip(row.behavior_logprobs, alone, row.loss_mask, strict=True)
+        further += [free - acted for acted, free, trained in tokens if trained]
     return fsum(expm1(nats) - nats for nats in further) / max(1, len(further))
 
 

@@ -15,14 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trailnotes.algorithms.rememberer import situations as arithmetic
-from trailnotes.algorithms.rememberer.situations import (
-    ActionValue,
-    Experience,
-    ExperienceRecord,
-    QEstimate,
-    SituationIndex,
-    SituationKey,
-)
+from trailnotes.algorithms.rememberer.situations import Experience, ExperienceRecord, SituationIndex, SituationKey
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
 from trailnotes.memory.index import decode_vectors
@@ -225,10 +218,10 @@ def _encode_columns(record: ExperienceRecord) -> tuple[Any, ...]:
 
 def _iter_records(connection: Any, dim: int) -> Iterator[tuple[ExperienceRecord, Floats]]:
     """Every record with its vectors (2, dim), the oldest first."""
-    values: dict[int, dict[str, ActionValue]] = {}
+    values: dict[int, dict[str, arithmetic.ActionValue]] = {}
     for record, action, reward, *numbers in read_rows(connection, "SELECT * FROM experience_values"):
-        estimates = (QEstimate(*numbers[:2]), QEstimate(*numbers[2:]))
-        values.setdefault(record, {})[action] = ActionValue(action, reward, estimates)
+        estimates = (arithmetic.QEstimate(*numbers[:2]), arithmetic.QEstimate(*numbers[2:]))
+        values.setdefault(record, {})[action] = arithmetic.ActionValue(action, reward, estimates)
     rows = read_rows(connection, f"SELECT id, {', '.join(COLUMNS)}, vectors FROM experience ORDER BY id")  # noqa: S608
     for record_id, task, observation, history, admissible, *numbers, blob in rows:
         facts: dict[str, Any] = {"history": tuple(parse_json(history)), "admissible": tuple(parse_json(admissible))}
