@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.memory import indexed, open_memory
+from trailnotes.memory import index, open_memory
 from trailnotes.memory.retrieval import Floats
 from trailnotes.types import Tip
 
@@ -34,7 +34,7 @@ class Directions:
 
 def write_and_search_forever(path: Path, writer: str, confirm: Connection) -> None:
     """Add batches and find each of them through the index, which is saved often, until killed; confirm each."""
-    indexed.MAX_UNSAVED = 8
+    index.MAX_UNSAVED = 8
     memory = open_memory(path, NEAREST, embedder=Directions())
     for number in range(10**6):
         names = [f"{writer} {number} {k}" for k in range(BATCH)]

@@ -86,7 +86,7 @@ def test_an_empty_memory_is_made_once(tmp_path: Path) -> None:
     with p.create_store(tmp_path / "new.db", "hashing") as store:
         assert (store.stats()["tips"], store.identity.dim) == (0, 256)
         assert p.add_tip(store, "cellar", "mind the step").id == 1
-    with pytest.raises(MemoryStoreError, match="is there already"):
+    with pytest.raises(MemoryStoreError, match="exists: name a new file"):
         p.create_store(tmp_path / "new.db", "hashing")
 
 
@@ -414,7 +414,7 @@ def test_a_file_is_read_once_and_what_is_told_is_what_was_read(memory: TipMemory
         yield from read(file)
         lines(tmp_path / "in.jsonl", record(text="three"), "nonsense")
 
-    monkeypatch.setattr(p, "each_tip", replaced)
+    monkeypatch.setattr(p, "iter_tips", replaced)
     assert p.import_tips(memory.store, path) == (2, 0)
     assert [tip.text for tip in p.list_tips(memory.store, limit=2)] == ["two", "one"]
 

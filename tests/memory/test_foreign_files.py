@@ -19,9 +19,8 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import open_memory, schema
 from trailnotes.memory.exchange import open_store
-from trailnotes.memory.migrations import MIGRATIONS
 from trailnotes.memory.retrieval import HashingEmbedder
-from trailnotes.memory.schema import EmbedderIdentity
+from trailnotes.memory.schema import MIGRATIONS, EmbedderIdentity
 from trailnotes.memory.scope import ALL_TIPS
 from trailnotes.memory.store import TipStore
 from trailnotes.memory.tipfile import read_tips

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from index_workers import EXACT, NEAREST, Directions
 
-from trailnotes.memory import TipMemory, exchange, index, indexed, open_memory
+from trailnotes.memory import TipMemory, exchange, index, open_memory
 from trailnotes.memory.index import IndexStamp, TipIndex
 from trailnotes.memory.owner import rewind_to_snapshot
 from trailnotes.types import Task, Tip
@@ -27,7 +27,7 @@ pytest.importorskip("faiss", reason="the index needs the extra index")
 def _as_of_many(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Few tips are saved as often, and looked for in as few lists, as many are."""
     monkeypatch.setenv("TRAILNOTES_CACHE", str(tmp_path_factory.mktemp("cache")))
-    monkeypatch.setattr(indexed, "MAX_UNSAVED", 1)
+    monkeypatch.setattr(index, "MAX_UNSAVED", 1)
     monkeypatch.setattr(index, "MIN_SCANNED_VECTORS", 1)
 
 
@@ -296,7 +296,7 @@ def test_a_full_disk_costs_the_index_and_nothing_else(
 
 
 def test_without_the_library_every_search_is_exact(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trailnotes.memory.tips.is_installed", lambda: False)
+    monkeypatch.setattr("trailnotes.memory.tips.is_faiss_installed", lambda: False)
     filled(path)
     assert not list(path.parent.glob("*-index"))
 

@@ -131,7 +131,7 @@ def test_what_cannot_be_merged_leaves_nothing(tmp_path: Path) -> None:
         with pytest.raises(MemoryStoreError, match=reason):
             merge(out, [a, tmp_path / source])
         assert not out.exists()
-    with pytest.raises(MemoryStoreError, match="is there already"):
+    with pytest.raises(MemoryStoreError, match="exists: name a new file"):
         merge(a, [a])
     with pytest.raises(MemoryStoreError, match="folder exists"):
         merge(tmp_path / "no" / "out.db", [a])
@@ -214,7 +214,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["memory", "list", str(a)]) == 0
     assert "cellar\\x1b[31m" in capsys.readouterr().out, "names from elsewhere move no cursor"
     assert main(["memory", "merge", str(out), str(a)]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "exists: name a new file" in capsys.readouterr().err
 
 
 def test_what_is_retired_comes_along_nowhere(tmp_path: Path) -> None:

@@ -180,10 +180,10 @@ def test_neither_a_file_nor_a_run_of_somebody_else_is_asked_where_to_send_to(
 ) -> None:
     for words in (*memory_commands(strangers).values(), ["serve", str(strangers), "--write"]):
         assert main(["memory", *words]) == 2
-        assert "nobody said which: export OPENAI_BASE_URL=URL" in capsys.readouterr().err
+        assert "without its server: export OPENAI_BASE_URL=URL" in capsys.readouterr().err
     with closing(Window(strangers)) as window:
         answer = window.render(render_page, "/run/here/tips", {"task": ["maze/1"], "q": ["a stair"]})
-    assert (answer.status, "nobody said which" in answer.text) == (409, True)
+    assert (answer.status, "without its server" in answer.text) == (409, True)
     assert not server.asked
     assert main(["memory", "list", str(strangers)]) == 0, "who looks needs no server"
     with open_store(strangers) as store:
@@ -225,7 +225,7 @@ def test_an_address_in_the_name_has_a_key_of_its_own(server: EmbeddingServer, mo
     [
         ("openai:", "names no model"),
         ("openai: ", "names no model"),
-        ("openai:small", "nobody said which: export OPENAI_BASE_URL=URL"),
+        ("openai:small", "without its server: export OPENAI_BASE_URL=URL"),
     ],
 )
 def test_nothing_is_sent_where_nobody_said(name: str, reason: str) -> None:
@@ -271,7 +271,7 @@ def test_who_never_answers_is_named(server: EmbeddingServer, monkeypatch: pytest
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     embedder = remote(server, max_retries=2)
     server.faults = [error(500, f"oh {KEY}")] * 3
-    with pytest.raises(MemoryStoreError, match=r"openai:small at http.* failed 3 times.* oh \[key\].*see that it runs"):
+    with pytest.raises(MemoryStoreError, match=r"openai:small at http.* failed 3 times.* oh \[key\].*check that it"):
         embedder.embed(["a hall"])
     assert len(server.asked) == 4
     nobody = EndpointConfig(base_url="http://127.0.0.1:9/v1", max_retries=0)

@@ -14,11 +14,10 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.toml import load_config
 from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.memory import TipMemory, exchange, open_memory
-from trailnotes.memory.migrations import MIGRATIONS, WORTH_SQL
 from trailnotes.memory.owner import rewind_to_snapshot
-from trailnotes.memory.schema import EmbedderIdentity
+from trailnotes.memory.schema import MIGRATIONS, EmbedderIdentity
 from trailnotes.memory.store import TipStore
-from trailnotes.memory.tip_stats import PRIOR_COUNT, ReaderStats, TipEffect, TipExposure, mean_gain, shrunk_gain
+from trailnotes.memory.tip_stats import ReaderStats, TipEffect, TipExposure, mean_gain
 from trailnotes.memory.tipfile import read_tips
 from trailnotes.types import Task, Tip
 
@@ -97,13 +96,8 @@ def test_one_unlucky_reader_is_not_the_last_word() -> None:
     read(memory, 1, -1.0)
     read(memory, 2, -0.5, -0.5, -0.5, -0.5)
     assert mean_gain(np.array([1, 4]), np.array([-1.0, -2.0])).tolist() == [-0.5, -0.4], "as searches rank them"
-    assert shrunk_gain(np.array([1, 4]), np.array([-1.0, -2.0])).tolist() == [-0.2, -0.25]
     write(memory, "e")
     assert marks(memory).keys() == {2}
-
-
-def test_the_file_judges_as_the_formula_says() -> None:
-    assert f"gained / ({float(PRIOR_COUNT)} + compared)" == WORTH_SQL
 
 
 def test_two_that_say_nearly_the_same_become_one_with_the_counts_of_both() -> None:

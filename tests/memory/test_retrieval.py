@@ -19,8 +19,8 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import ConfigError, MissingExtraError
 from trailnotes.memory import open_memory
-from trailnotes.memory.remote import normalize_embedder_name
 from trailnotes.memory.retrieval import CachedEmbedder, HashingEmbedder, QueuedEmbedder, embedder_of, make_embedder
+from trailnotes.memory.schema import normalize_embedder_name
 from trailnotes.memory.tipfile import write_tips
 from trailnotes.types import Tip
 

@@ -25,8 +25,7 @@ from trailnotes.errors import ConfigError
 from trailnotes.memory import TipMemory, open_memory
 from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.memory.exchange import open_store
-from trailnotes.memory.migrations import MIGRATIONS
-from trailnotes.memory.schema import EmbedderIdentity
+from trailnotes.memory.schema import MIGRATIONS, EmbedderIdentity
 from trailnotes.memory.scope import Scope
 from trailnotes.memory.store import TipStore
 from trailnotes.rollout import run_groups

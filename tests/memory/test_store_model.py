@@ -30,7 +30,7 @@ from hypothesis.stateful import (
 from index_workers import Directions
 
 from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.memory import TipMemory, exchange, indexed, open_memory
+from trailnotes.memory import TipMemory, exchange, index, open_memory
 from trailnotes.memory.owner import rewind_to_snapshot
 from trailnotes.memory.retrieval import Floats, HashingEmbedder
 from trailnotes.memory.tip_stats import TipEffect, TipExposure
@@ -340,7 +340,7 @@ class TwoWriters(RuleBasedStateMachine):
 
 
 def test_two_writers_and_a_model_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(indexed, "MAX_UNSAVED", 1)
+    monkeypatch.setattr(index, "MAX_UNSAVED", 1)
     run_state_machine_as_test(
         TwoWriters,
         settings=settings(

@@ -21,8 +21,8 @@ from trailnotes.config.schema import Config
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.memory import open_memory
 from trailnotes.memory.exchange import edit_tip
-from trailnotes.memory.migrations import MIGRATIONS
 from trailnotes.memory.owner import rewind_to_snapshot
+from trailnotes.memory.schema import MIGRATIONS
 from trailnotes.memory.tip_stats import compute_ucb_scores, mean_gain, normalize_score
 from trailnotes.memory.tips import TipMemory
 from trailnotes.rollout import run_groups

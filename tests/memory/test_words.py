@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.memory import TipMemory, open_memory
-from trailnotes.memory.words import BM25Index, fuse_reciprocal_ranks
+from trailnotes.memory.retrieval import BM25Index, fuse_reciprocal_ranks
 from trailnotes.types import Tip
 
 KEYS = {"a": "red door red", "b": "red gate", "c": "blue gate by the sea", "d": "nothing"}
@@ -99,7 +99,7 @@ def test_the_event_loop_goes_on_while_words_are_counted(monkeypatch: pytest.Monk
         goes_on.set()
         return await searching
 
-    monkeypatch.setattr("trailnotes.memory.store.WordIndex", Waiting)
+    monkeypatch.setattr("trailnotes.memory.store.BM25Index", Waiting)
     with memory_of(KEYS, retrieval="hybrid", order=("similarity",)) as memory:
         assert {tip.text for tip in asyncio.run(search(memory))} == {*KEYS}
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def draw_modes(algorithm: AlgorithmConfig, num_tasks: int, group_size: int, rng: random.Random) -> list[list[Mode]]:
-    """Mode of each member of each group, as [task][member].
+    """Draw the mode of each member of each group, as [task][member].
 
     `mode_unit = "iteration"`: one draw for the whole batch (the paper). `"trajectory"`: mixed groups, in which
     round(p N) members act with tips when the draw is stratified, or each member draws for itself.
@@ -43,7 +43,7 @@ def draw_modes(algorithm: AlgorithmConfig, num_tasks: int, group_size: int, rng:
 
 
 async def empo2(iteration: Iteration) -> None:
-    """One iteration."""
+    """Run one iteration of EMPO2."""
     algorithm = iteration.config.algorithm
     tasks = iteration.tasks()
     modes = draw_modes(algorithm, len(tasks), iteration.config.rollout.group_size, iteration.rng("modes"))

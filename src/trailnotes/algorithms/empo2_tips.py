@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 async def empo2_tips(run: AdaptationRun) -> None:
-    """Games of `eval.meet_split`, then trial 0 and `eval.trials` more, with the tips of all before; each gets tips."""
+    """Play games of `eval.meet_split`, then trial 0 and `eval.trials` more, with all earlier tips; each gets tips."""
     config, cast, met = run.config, run.roles, load_preliminary_tasks(run.config)
     phases = [("met", met)] if met else []
     phases += [(f"trial-{trial}", run.tasks) for trial in range(config.eval.trials + 1)]
@@ -45,5 +45,5 @@ async def empo2_tips(run: AdaptationRun) -> None:
 
 
 def load_preliminary_tasks(config: Config) -> list[Task]:
-    """The games that are written about before the panel is played."""
+    """Return the games that get tips before the panel is played."""
     return panel(tasks_of(config, config.eval.meet_split), config.eval.meet_tasks) if config.eval.meet_split else []

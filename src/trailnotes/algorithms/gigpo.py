@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TwoLevelAdvantages:
-    """The two terms of an advantage, for each of the M steps of a group; their sum is what is trained with."""
+    """The two terms of an advantage for each of the M steps of a group; training uses their sum."""
 
     visits: Visits
     episode: NDArray[np.float64]  # (M,) A^E
     step: NDArray[np.float64]  # (M,) omega A^S
 
     def sum_by_episode(self, scores: Scores) -> list[NDArray[np.float64]]:
-        """N times (T_i,): the sum, less the penalties subtracted afterwards."""
+        """Return N times (T_i,): the sum, less the penalties subtracted afterwards."""
         ends = np.cumsum([len(row) for row in scores.rewards])
         rows = np.split(self.episode + self.step, ends[:-1])
         return [row - off for row, off in zip(rows, scores.penalties_after, strict=True)]
@@ -42,13 +42,7 @@ class TwoLevelAdvantages:
 def compute_two_level_advantages(
     visits: Visits, returns: NDArray[np.float64], gigpo: GigpoConfig
 ) -> TwoLevelAdvantages:
-    """A = A^E + omega A^S, or HGPO's sum over the levels of history.
-
-    Args:
-        visits: (M,) steps of a group.
-        returns: (N,) returns of its episodes.
-        gigpo: which statistics.
-    """
+    """Compute A = A^E + omega A^S of visits (M,) and returns (N,), or HGPO's sum over the levels of history."""
     with_std, floor = gigpo.norm == "mean_std", gigpo.std_floor
     over_steps = gigpo.statistics == "steps"
     episode = episode_relative(visits, returns, with_std, over_steps=over_steps, ddof=gigpo.ddof, std_floor=floor)
@@ -66,7 +60,7 @@ def compute_two_level_advantages(
 
 
 async def gigpo(iteration: Iteration) -> None:
-    """One iteration."""
+    """Run one iteration of GiGPO."""
     settings = iteration.config.gigpo
     groups = await iteration.rollout(iteration.tasks())
     async with iteration.learning():
@@ -82,7 +76,7 @@ async def gigpo(iteration: Iteration) -> None:
 
 
 def term_metrics(terms: Sequence[TwoLevelAdvantages]) -> dict[str, float]:
-    """How many steps share their state with others of their group, and what the step term weighs; {} of no steps.
+    """Measure how many steps share their state within a group, and the weight of the step term; {} of no steps.
 
     =============  =============================================================================
     singletons     share of the steps that are the only visit of their state: A^S = 0
@@ -97,8 +91,6 @@ def term_metrics(terms: Sequence[TwoLevelAdvantages]) -> dict[str, float]:
     episode = sum(float(np.abs(term.episode).sum()) for term in terms)
     step = sum(float(np.abs(term.step).sum()) for term in terms)
     return {
-        "singletons": sizes.count(1) / sum(sizes),
-        "group_mean": sum(sizes) / len(sizes),
-        "group_max": float(max(sizes)),
-        "step_share": step / (episode + step) if episode + step else 0.0,
-    }
+        "singletons": sizes.count(1) / sum(sizes), "group_mean": sum(sizes) / len(sizes),
+        "group_max": float(max(sizes)), "step_share": step / (episode + step) if episode + step else 0.0,
+    }  # fmt: skip

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 async def grpo(iteration: Iteration) -> None:
-    """One iteration."""
+    """Run one iteration of GRPO."""
     normalize_std = iteration.config.algorithm.normalize_std
     groups = await iteration.rollout(iteration.tasks())
     async with iteration.learning():

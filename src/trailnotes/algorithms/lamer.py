@@ -31,7 +31,7 @@ WrittenTips = dict[int, "WrittenTip"]  # by `id` of the trajectory that it is ab
 
 
 async def lamer(iteration: Iteration) -> None:
-    """One iteration."""
+    """Run one iteration of LaMer."""
     config, normalize_std = iteration.config, iteration.config.algorithm.normalize_std
     rounds = [await iteration.rollout(iteration.tasks())]
     trials: list[Trial] = [[group] for group in rounds[0]]
@@ -64,7 +64,7 @@ async def lamer(iteration: Iteration) -> None:
 async def sample_next_episode(
     iteration: Iteration, trials: Sequence[Trial], written: WrittenTips, purpose: str
 ) -> list[TrajectoryGroup]:
-    """The next episode of each trial, in which a member is shown what it wrote after its earlier ones, and no more."""
+    """Sample the next episode of each trial, in which each member is shown its own earlier tips alone."""
     modes: list[list[Mode]] = [["on_policy_tips"] * iteration.config.rollout.group_size for _ in trials]
     embedder = iteration.embedder()
     with ExitStack() as opened:
@@ -80,43 +80,39 @@ async def sample_next_episode(
 
 
 def extend_trials(trials: Sequence[Trial], groups: Sequence[TrajectoryGroup]) -> list[Trial]:
-    """The trials with their next episodes, of the members that have played all.
+    """Extend the trials by their next episodes, with the members that finished all episodes.
 
-    A task of which a group failed is left out. Where it stands in the batch twice, both are: nothing tells them apart.
+    A task of which a group failed is left out; a task that is twice in the batch loses both, which nothing tells apart.
     """
     before, after = (Counter(group.task.id for group in some) for some in ([trial[0] for trial in trials], groups))
     whole = {task_id for task_id in before if before[task_id] == after[task_id]}
-    following = (group for group in groups if group.task.id in whole)
-    return [_keep_common_members([*trial, next(following)]) for trial in trials if trial[0].task.id in whole]
+    following, extended = (group for group in groups if group.task.id in whole), []
+    for trial in ([*trial, next(following)] for trial in trials if trial[0].task.id in whole):
+        members = set.intersection(*({t.member for t in group.trajectories} for group in trial))
+        extended.append(
+            [TrajectoryGroup(g.task, tuple(t for t in g.trajectories if t.member in members)) for g in trial]
+        )
+    return extended
 
 
 def replace_trajectories(
     groups: Sequence[TrajectoryGroup], rated: Sequence[TrajectoryGroup], trials: Sequence[Trial], written: WrittenTips
 ) -> tuple[list[Trial], WrittenTips]:
-    """The trials, and what was written, with the trajectories of `rated` in the place of those of `groups`."""
+    """Replace the trajectories of `groups` by those of `rated` in the trials and their tips."""
     pairs = zip(groups, rated, strict=True)
     new = {id(old): t for a, b in pairs for old, t in zip(a.trajectories, b.trajectories, strict=True)}
     trials = [[TrajectoryGroup(g.task, tuple(new[id(t)] for t in g.trajectories)) for g in trial] for trial in trials]
     return trials, {id(new[author]): tip for author, tip in written.items()}
 
 
-def _keep_common_members(trial: Trial) -> Trial:
-    members = set.intersection(*({t.member for t in group.trajectories} for group in trial))
-    return [TrajectoryGroup(g.task, tuple(t for t in g.trajectories if t.member in members)) for g in trial]
-
-
 def build_tip_samples(
     trial: Trial, credit: Sequence[Sequence[float]], written: WrittenTips, hold: float
 ) -> list[Sample]:
-    """A row for each tip of a trial; none for what was written about nothing.
+    """Build a training row for each tip of a trial of K groups of N members.
 
-    With `rollout.ahead` its ratio is to the weights that wrote it: these rows are not brought up to date.
-
-    Args:
-        trial: K groups of N members.
-        credit: (K - 1, N) advantages of the tips after each episode: those of the episodes after them.
-        written: the tips.
-        hold: coefficient of their KL to the start model.
+    `credit` (K - 1, N) holds the advantages of the tips after each episode: those of the episodes after them. `hold` is
+    the coefficient of their KL to the reference model. With `rollout.ahead` the ratio is to the weights that wrote the
+    tip: these rows keep their log-probabilities.
     """
     return [
         anchor_sample(written[id(author)].completion, "tip", hold, advantage)
@@ -127,7 +123,7 @@ def build_tip_samples(
 
 
 def success_by_episode(trials: Sequence[Trial]) -> dict[str, float]:
-    """Share of the members that reached the goal, as ``success/0`` to ``success/K-1``; {} without any trial."""
+    """Measure the share of successful members, as ``success/0`` to ``success/K-1``; {} without any trial."""
     won = [[[t.success for t in group.trajectories] for group in trial] for trial in trials]
     rounds = [list(chain(*episode)) for episode in zip(*won, strict=True)]
     return {f"success/{number}": sum(each) / max(1, len(each)) for number, each in enumerate(rounds)}

@@ -1,4 +1,4 @@
-"""The policy as it is: the panel, once. What every other method is measured against.
+"""The unchanged policy, once on the panel: the baseline of every other method.
 
 Few-shot examples come through `rollout.num_examples`, where the environment brings some. See docs/algorithms/naive.md.
 """

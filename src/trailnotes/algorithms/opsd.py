@@ -39,37 +39,31 @@ TEACHER_MODE: Final[Mode] = "on_policy_tips"  # the mode whose prompts the teach
 
 
 async def opsd(iteration: Iteration) -> None:
-    """One iteration."""
-    config, options = iteration.config, iteration.config.opsd
-    assert iteration.prompt_memory is not None
+    """Run one iteration of OPSD."""
+    config, options, memory = iteration.config, iteration.config.opsd, iteration.prompt_memory
+    assert memory is not None
     groups = await iteration.rollout(iteration.tasks())
-    teachers = await rebuild_with_tips(
-        iteration.policy, iteration.prompt_memory, groups, config
-    )  # before this iteration's tips are there
+    teachers = await rebuild_with_tips(iteration.policy, memory, groups, config)  # before this iteration adds tips
     written = await iteration.write_tips(groups)
 
     async with iteration.learning():
         groups = iteration.add_novelty(groups)
         advantages = [group_advantages(scores, config.algorithm.normalize_std) for scores in iteration.scores(groups)]
         samples = build_samples(groups, advantages, rows=config.optim.rows)
-        weighed = iteration.samples(groups, [[1.0] * len(group.trajectories) for group in groups])  # `rollout.ahead`
+        weighed = iteration.samples(groups, [[1.0] * len(group.trajectories) for group in groups])  # importance weights
 
         rows = build_samples(teachers, [[0.0] * len(group.trajectories) for group in teachers], rows=config.optim.rows)
         scored = iteration.learner.logprobs(rows, of_start=options.has_frozen_teacher)
         lessons = build_distillation_rows(samples, weighed, collect_teacher_logprobs(teachers, rows, scored))
-        iteration.add_metrics(
-            "opsd", distillation_metrics(lessons, options) | {"teacher_tokens": float(count_row_tokens(rows))}
-        )
+        teacher_tokens = float(sum(len(row.token_ids) for row in rows))  # the cost of scoring
+        iteration.add_metrics("opsd", distillation_metrics(lessons, options) | {"teacher_tokens": teacher_tokens})
         taught = [lesson.build_sample(options) for lesson in lessons]
         metrics = await iteration.update([*taught, *iteration.anchor_samples(written, groups)])
         await iteration.end(groups, metrics)
 
 
-# -- the teacher's prompts
-
-
 class ReplayPolicy:
-    """In place of the policy of an episode that has ended: whatever it is asked, it answers what was answered then."""
+    """A policy that replays the answers of an episode that has ended, whatever the prompt."""
 
     def __init__(self, policy: Policy, trajectory: Trajectory) -> None:
         self.name, self.version, self.append_only = policy.name, policy.version, policy.append_only
@@ -79,7 +73,7 @@ class ReplayPolicy:
         self._answers = iter(step.completion for step in trajectory.steps)
 
     async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
-        """The next recorded answer, behind the prompt that `messages` make."""
+        """Return the next recorded answer, with the prompt ids of `messages`."""
         del sampling, episode
         return replace(next(self._answers), prompt_ids=self.encode(messages))
 
@@ -87,15 +81,13 @@ class ReplayPolicy:
 async def rebuild_with_tips(
     policy: Policy, memory: Memory, groups: Sequence[TrajectoryGroup], config: Config
 ) -> list[TrajectoryGroup]:
-    """The same episodes as they would read had they been shown tips: same actions, same observations, other prompts.
+    """Rebuild episodes as if they had been shown tips: same actions, same observations, other prompts.
 
-    What is shown is what `rollout.episode.TipsActor` would have shown, so it searches with what had been said so far.
-    A prompt that no longer fits the context with tips ends the copy there.
+    Tips are those that `rollout.episode.TipsActor` would have shown, found by the conversation so far. A prompt that no
+    longer fits the context with tips ends the copy there.
     """
-    episodes = [t for group in groups for t in group.trajectories]
-    copies = iter(
-        await gather_or_cancel([_rebuild_episode(policy, memory, trajectory, config) for trajectory in episodes])
-    )
+    episodes = [_rebuild_episode(policy, memory, t, config) for group in groups for t in group.trajectories]
+    copies = iter(await gather_or_cancel(episodes))
     return [TrajectoryGroup(group.task, tuple(islice(copies, len(group.trajectories)))) for group in groups]
 
 
@@ -114,63 +106,57 @@ async def _rebuild_episode(policy: Policy, memory: Memory, trajectory: Trajector
     return replace(trajectory, steps=tuple(steps) if read else (), mode=TEACHER_MODE)
 
 
-# -- what it says
-
-
 def collect_teacher_logprobs(
     teachers: Sequence[TrajectoryGroup], rows: Sequence[Sample], scored: Sequence[Sequence[float]]
 ) -> list[Array]:
-    """For each episode, the teacher's log-probabilities of its sampled tokens.
+    """Collect the teacher's log-probabilities of the sampled tokens, for each episode.
 
     Args:
-        teachers: what `rebuild_with_tips` gave.
+        teachers: the result of `rebuild_with_tips`.
         rows: its training rows.
-        scored: (L,) for each row, as `Learner.logprobs` gives them.
+        scored: (L,) for each row, from `Learner.logprobs`.
 
     Returns:
-        For each episode (n,), n its sampled tokens as far as it was read again; NaN where the prompt is the student's.
+        For each episode (n,), n its sampled tokens as far as it was rebuilt; NaN where the prompt is the student's.
     """
     found: dict[int, list[float]] = {}
     for row, logprobs in zip(rows, scored, strict=True):
         trained = [logprob for logprob, mask in zip(logprobs, row.loss_mask, strict=True) if mask]
         found.setdefault(row.trajectory, []).extend(trained)
-    episodes = [trajectory for group in teachers for trajectory in group.trajectories]
     read = [
         [step.completion.prompt_ids != step.plain_prompt_ids for step in t.steps for _ in step.completion.token_ids]
-        for t in episodes
+        for group in teachers
+        for t in group.trajectories
     ]
     return [np.where(tokens, found.get(index, []), np.nan) for index, tokens in enumerate(read)]
 
 
 @dataclass(frozen=True, slots=True)
 class DistillationRow:
-    """A training row, and what the teacher says of its n trained tokens."""
+    """A training row with the teacher's view of its n trained tokens."""
 
     sample: Sample
     positions: NDArray[np.intp]  # (n,) of the trained tokens in the row
     advantages: Array  # (n,) of the episode in its group
-    weights: Array  # (n,) 1, or by how much more probable the token is now than when older weights sampled it
+    weights: Array  # (n,) 1, or the importance weight of a token that older weights sampled
     ratios: Array  # (n,) log pi(y | tips) - log pi(y)
     known: NDArray[np.bool_]  # (n,) whether the token has a teacher
 
     def build_sample(self, options: OpsdConfig) -> Sample:
-        """The row with an advantage of its own for each token, weighed as a whole."""
+        """Return the row with an advantage of its own for each token."""
+        signal = add_teacher_signal(self.advantages, self.ratios, self.known, options)
         advantages = np.zeros(len(self.sample.token_ids))
-        advantages[self.positions] = self.weights * add_teacher_signal(
-            self.advantages, self.ratios, self.known, options
-        )
+        advantages[self.positions] = self.weights * signal
         return replace(self.sample, advantages=tuple(advantages.tolist()))
 
 
 def build_distillation_rows(
     samples: Sequence[Sample], weighed: Sequence[Sample], teachers: Sequence[Array]
 ) -> list[DistillationRow]:
-    """Each row with its part of what the teacher says of its episode.
+    """Combine each row with its part of the teacher's log-probabilities of its episode (`collect_teacher_logprobs`).
 
-    Args:
-        samples: the rows, with the advantages of their episodes.
-        weighed: the same rows as the weights of now would have sampled them, with the weights of tokens as advantages.
-        teachers: as `collect_teacher_logprobs` gives them.
+    `samples` have the advantages of their episodes; `weighed` are the same rows with the current weights'
+    log-probabilities, and importance weights as advantages.
     """
     begun: Counter[int] = Counter()  # tokens of the episode in the rows before
     lessons = []
@@ -189,13 +175,8 @@ def build_distillation_rows(
     return lessons
 
 
-def count_row_tokens(rows: Sequence[Sample]) -> int:
-    """Length of all rows: what scoring them costs."""
-    return sum(len(row.token_ids) for row in rows)
-
-
 def distillation_metrics(lessons: Sequence[DistillationRow], options: OpsdConfig) -> dict[str, float]:
-    """What the teacher says of this iteration's tokens; means over those that have one, 0 of none.
+    """Measure the teacher's view of this iteration's tokens: means over those that have a teacher, 0 of none.
 
     ===========  ===================================================================================
     taught       share of the trained tokens that have a teacher: a tip would have been shown by then
@@ -210,14 +191,11 @@ def distillation_metrics(lessons: Sequence[DistillationRow], options: OpsdConfig
         for name in ("ratios", "advantages", "known")
     )
     taught = known.astype(bool)
+    names = ("taught", "log_ratio", "endorsed", "gated", "signal")
     if not taught.any():
-        return dict.fromkeys(("taught", "log_ratio", "endorsed", "gated", "signal"), 0.0)
+        return dict.fromkeys(names, 0.0)
     ratios, advantages = ratios[taught], advantages[taught]
     speaks = compute_gate(ratios, advantages, options.gate)
-    return {
-        "taught": float(taught.mean()),
-        "log_ratio": float(ratios.mean()),
-        "endorsed": float((ratios > 0).mean()),
-        "gated": float(1 - speaks.mean()),
-        "signal": float(np.abs(compute_teacher_signal(ratios, options) * speaks).mean()),
-    }
+    signal = np.abs(compute_teacher_signal(ratios, options) * speaks)
+    means = (taught.mean(), ratios.mean(), (ratios > 0).mean(), 1 - speaks.mean(), signal.mean())
+    return dict(zip(names, map(float, means), strict=True))

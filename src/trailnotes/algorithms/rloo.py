@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 async def rloo(iteration: Iteration) -> None:
-    """One iteration."""
+    """Run one iteration of RLOO."""
     groups = await iteration.rollout(iteration.tasks())
     async with iteration.learning():
         groups = iteration.add_novelty(groups)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trailnotes.cluster.waiting import Deadline, await_result, get_result
 from trailnotes.errors import MemoryStoreError, TrailnotesError
 from trailnotes.memory.controls import make_prompt_memory
-from trailnotes.memory.openfile import Closeable
 from trailnotes.memory.owner import reconcile
 from trailnotes.memory.retrieval import embedder_of
+from trailnotes.memory.schema import Closeable
 from trailnotes.memory.store import REQUEST, TipStore
 from trailnotes.memory.tips import TipMemory, open_memory
 

@@ -1,4 +1,4 @@
-"""Memory: tips that outlive the episode, found again by what they are about."""
+"""Tips that outlive the episode, retrieved by what they are about."""
 
 from trailnotes.memory.base import Memory
 from trailnotes.memory.exchange import reembed
@@ -6,13 +6,5 @@ from trailnotes.memory.retrieval import Embedder, embedder_of, make_embedder
 from trailnotes.memory.tips import TipMemory, clean_tip, open_memory, tips_of
 
 __all__ = [
-    "Embedder",
-    "Memory",
-    "TipMemory",
-    "clean_tip",
-    "embedder_of",
-    "make_embedder",
-    "open_memory",
-    "reembed",
-    "tips_of",
-]
+    "Embedder", "Memory", "TipMemory", "clean_tip", "embedder_of", "make_embedder", "open_memory", "reembed", "tips_of",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a memory is: five methods, shared by all episodes, part of every checkpoint."""
+"""The interface of a memory: five methods, shared by all episodes; a memory is part of every checkpoint."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from trailnotes.types import Task, Tip, Trajectory
 
 
 class Memory(Protocol):
-    """Tips by namespace. Nothing of one namespace ever shows in another."""
+    """Tips by namespace. No tip of one namespace ever shows in another."""
 
     def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:
-        """At most `top_k` enabled tips for `query`, the best first; the order rule is the implementation's."""
+        """Return at most `top_k` enabled tips for `query`, the best first by the implementation's own rule."""
         ...
 
     def add(self, tips: Sequence[Tip]) -> int:
-        """Store `tips` in the order given, in one transaction; returns how many rows are new or changed.
+        """Store `tips` in the given order, in one transaction; return the number of rows that are new or changed.
 
-        Their texts are as somebody wrote them: clean what is kept (`clean_tip`).
+        The texts arrive as their author wrote them: clean what you keep (`clean_tip`).
         """
         ...
 
@@ -33,59 +33,59 @@ class Memory(Protocol):
         ...
 
     def stats(self) -> dict[str, float]:
-        """Counts for logs and people: tips, namespaces, bytes."""
+        """Return counts for logs and people: tips, namespaces, bytes."""
         ...
 
 
 @runtime_checkable
 class AsyncMemory(Memory, Protocol):
-    """A memory whose search may take long, for example with a neural embedder. Episodes call `find` where it is."""
+    """A memory whose search may take long, for example with a neural embedder; episodes await `search_async`."""
 
     async def search_async(self, namespace: str, query: str, top_k: int) -> list[Tip]:
-        """What `search` returns, without holding up the event loop."""
+        """Return what `search` returns, without blocking the event loop."""
         ...
 
 
 @runtime_checkable
 class VersionedMemory(Memory, Protocol):
-    """A memory that others may write to while an iteration plays, whose prompts are to show one version of it."""
+    """A memory that others may write to during an iteration whose prompts show one version of it."""
 
     def pin_version(self) -> Memory:
-        """A reader of the memory as it is now, whatever is written meanwhile, but for what it reports itself."""
+        """Return a reader of the present version, which sees no later write but its own reports."""
         ...
 
 
 @runtime_checkable
 class ScopedMemory(Memory, Protocol):
-    """A memory that may find tips of other tasks than the one that asks. `run_groups` calls `meet` before it plays."""
+    """A memory that may retrieve tips of other tasks. `run_groups` calls `register_tasks` before it samples."""
 
     def register_tasks(self, tasks: Sequence[Task]) -> bool:
-        """Hear where `tasks` belong, which are about to be played; returns whether anything of it was new.
+        """Record the split, environment and family of `tasks`; return whether any of it was new.
 
         Raises:
-            ConfigError: a task does not say what the memory is set to go by.
+            ConfigError: a task lacks a field that the memory groups tasks by.
         """
         ...
 
 
 @runtime_checkable
 class FeedbackMemory(Memory, Protocol):
-    """A memory that hears how those fared who read its tips. `run_groups` calls `report` once its episodes ended."""
+    """A memory that learns how the readers of its tips fared. `run_groups` calls `report` after its episodes."""
 
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
-        """Take in how `episodes` ended; `Step.tips` says what they were shown, and none of them failed.
+        """Record how `episodes` ended; `Step.tips` lists the tips that they were shown, and none of them failed.
 
-        Those of a group that were shown no tips are among them, so that the others can be compared.
+        Members of a group that were shown no tips are among them, for comparison.
 
-        `once` names the batch: one of that name that was reported before, perhaps before a restart, is not again.
+        `once` names the batch: a batch of that name that was reported before, perhaps before a restart, is skipped.
         """
         ...
 
 
 @runtime_checkable
 class TipEffectMemory(Memory, Protocol):
-    """A memory that hears what its tips still change, from a training that scores actions without tips, too."""
+    """A memory that records what its tips still change, where training also scores actions without tips."""
 
     def record_effects(self, readings: Sequence[TipEffect], *, once: str = "") -> None:
-        """Take in what tips changed in episodes that did well, in the order of these; `once` as for `report`."""
+        """Record what tips changed in successful episodes, in the given order; `once` as for `report`."""
         ...

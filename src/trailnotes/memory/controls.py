@@ -1,7 +1,7 @@
-"""Controls: what is shown in place of a task's own tips, to learn how much of an effect lies in what they say.
+"""Controls: substitutes for a task's own tips, to measure how much of an effect their content has.
 
-Source: "Privileged Solutions or Context-Induced Teacher Behavior?" (arXiv 2608.09228), which finds what was written
-about other problems nearly as good a teacher.
+Source: "Privileged Solutions or Context-Induced Teacher Behavior?" (arXiv 2608.09228), which finds text about other
+problems nearly as good a teacher.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ TipSource = Literal["own"] | ControlKind
 
 
 class ControlMemory(TipMemory):
-    """A view of `memory` on the same rows, which finds something else: never more tips than `memory` would.
+    """A view of `memory` on the same rows that retrieves something else, and never more tips than `memory` would.
 
     Args:
-        memory: is written and saved; this is only searched.
-        show: "other" finds the best tips of another task, of another family where one has any: always the same one
-            while no better drawn comes along. Beyond the task (`memory.scope`) these are the best of another family's
-            tasks. "empty" finds what `memory` does, with the scores, without words and action. A turn shows a text
-            once, so that is one line: the first.
+        memory: receives all writes; the view only searches.
+        show: "other" retrieves the best tips of another task, of another family where one has any: always the same
+            task until a better drawn one appears. With a scope beyond the task (`memory.scope`) these are the best
+            of another family's tasks. "empty" retrieves the tips of `memory` with their scores, without words and
+            action. A turn shows a text once, so that is one line: the first.
     """
 
     def __init__(self, memory: TipMemory, show: ControlKind) -> None:
@@ -43,48 +43,47 @@ class ControlMemory(TipMemory):
         self.show = show
 
     def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:
-        """As many tips as `TipMemory.search` finds, or fewer."""
+        """Return as many tips as `TipMemory.search`, or fewer."""
         return self._substitute(namespace, super().search(namespace, query, top_k))
 
     async def search_async(self, namespace: str, query: str, top_k: int) -> list[Tip]:
-        """`search` for an event loop. What has been exchanged once may be so again: it stays the same."""
+        """Search without blocking the event loop; substituting twice changes nothing."""
         return self._substitute(namespace, await super().search_async(namespace, query, top_k))
 
     def register_tasks(self, tasks: Sequence[Task]) -> bool:
-        """As `TipMemory.register_tasks`; which task is of another family must be known whatever the scope."""
+        """Record where tasks belong, whatever the scope: "other" must know their families."""
         new = super().register_tasks(tasks)
         return self.store.register_tasks(tasks) or new if self.show == "other" else new
 
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
-        """Count nobody: what became of readers is no word on tips that stood in for others."""
+        """Count no readers: their results say nothing about the tips that were substituted."""
 
     def record_effects(self, readings: Sequence[TipEffect], *, once: str = "") -> None:
-        """Measure nothing, for the same reason."""
+        """Record no effects, for the same reason."""
 
     def _substitute(self, namespace: str, own: Sequence[Tip]) -> list[Tip]:
         if self.show == "empty":
             return blank_tips(own)
-        other = self._pick_other(replace_surrogates(namespace)) if own else None
+        namespace, other = replace_surrogates(namespace), None
+        if own and self.config.scope == "task":
+            other = pick_other_namespace(self.store, namespace)
+        elif own:
+            other = pick_other_filter(self.store, namespace, self.config.open_split)
         if other is None:
             return []
         page = self._load_sorted_page(other)
         return self.store.fetch(page, range(min(len(own), len(page.ids))))
 
-    def _pick_other(self, namespace: str) -> str | TipFilter | None:
-        if self.config.scope == "task":
-            return pick_other_namespace(self.store, namespace)
-        return pick_other_filter(self.store, namespace, self.config.open_split)
-
 
 def blank_tips(tips: Sequence[Tip]) -> list[Tip]:
-    """`tips` with their scores, without words and action."""
+    """Return `tips` with their scores, without words and action."""
     return [replace(tip, text=EMPTY_TEXT, action="") for tip in tips]
 
 
 def pick_other_namespace(store: TipStore, namespace: str) -> str | None:
-    """The task whose tips stand in for those of `namespace`, of another family where one has any; None for no other.
+    """Pick the task whose tips replace those of `namespace`, of another family where one has any; None for no other.
 
-    Where nobody has said a task's family, it is what its id has before the last "/".
+    The family of an unknown task is its id before the last "/".
     """
     others = [name for name, count in store.count_by_namespace().items() if count and name != namespace]
     own = _get_family(store, namespace)
@@ -93,9 +92,9 @@ def pick_other_namespace(store: TipStore, namespace: str) -> str | None:
 
 
 def pick_other_filter(store: TipStore, namespace: str, open_split: str) -> str | TipFilter | None:
-    """The family whose tips stand in for what `namespace` finds beyond itself; another task where there is no other.
+    """Pick the family whose tips replace those of the scope of `namespace`; another task where there is no other.
 
-    None for neither: all are of tasks that this one may not read, or nobody knows where it belongs.
+    None for neither: it may read no other task, or is unknown itself.
     """
     place, own = store.get_search_filter(namespace, "all", open_split), store.get_task_info(namespace)
     if place is None or own is None:
@@ -113,11 +112,11 @@ def _get_family(store: TipStore, namespace: str) -> str:
 
 
 def require_own_tips(config: Config) -> None:
-    """Raise `ConfigError` where the config asks a method without tips for a control."""
+    """Require eval.show_tips = "own" of a method without tips; raises `ConfigError`."""
     if config.eval.show_tips != "own":
         raise ConfigError(f'{config.algorithm.name} shows no tips: set eval.show_tips = "own"')
 
 
 def make_prompt_memory(memory: TipMemory, show: TipSource) -> TipMemory:
-    """What of `memory` prompts are to show: itself, or a control."""
+    """Return the memory that prompts show: `memory` itself, or a control."""
     return memory if show == "own" else ControlMemory(memory, show)

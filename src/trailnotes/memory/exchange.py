@@ -1,7 +1,7 @@
-"""What a person does with a memory file: look, search, add, edit, switch on and off, export, import.
+"""The owner's operations on a memory file: list, search, add, edit, switch, export, import.
 
-Tips are their owner's property, readable without this program (`tipfile`). Every change is recorded with the file
-(`TipStore.record`), so that a run that goes back to a checkpoint makes it again (`owner.go_back`).
+Tips belong to their owner, readable without this program (`tipfile`). Every change is recorded with the file
+(`TipStore.record_owner_change`), so that a run that rewinds to a checkpoint replays it (`owner.rewind_to_snapshot`).
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ TipOrder = Literal["recency", "score", "shown", "worth"]
 
 
 class ImportResult(NamedTuple):
-    """What an import did."""
+    """The counts of an import."""
 
     added: int
     known: int  # the memory had the same text under the same key
 
 
 class SearchHit(NamedTuple):
-    """A tip, and how like the query its key is."""
+    """A tip, and the similarity of its key to the query."""
 
     tip: Tip
     similarity: float  # cosine, -1..1
 
 
 def open_store(path: StrPath, identity: EmbedderIdentity | None = None) -> TipStore:
-    """The memory file `path`, or the one of the run directory `path`; with `identity` it is made if it is missing.
+    """Open the memory file `path`, or that of the run directory `path`; with `identity` it is made if it is missing.
 
     Raises:
         MemoryStoreError: there is none, it is damaged, or it is part of a checkpoint, which opening would change.
@@ -60,7 +60,7 @@ def open_store(path: StrPath, identity: EmbedderIdentity | None = None) -> TipSt
     file = resolve_memory_file(path)
     if (file.parent / META).is_file():
         raise MemoryStoreError(
-            f"{file.parent} is a checkpoint, which stays as it is: name the run directory, or a copy"
+            f"{file.parent} is a checkpoint, which must not change: name the run directory, or a copy"
         )
     if file.exists() and not file.is_file():  # SQLite would blame the disk, or wait for a pipe
         raise MemoryStoreError(f"{file} is no regular file: name a memory file, or a run directory")
@@ -72,13 +72,13 @@ def open_store(path: StrPath, identity: EmbedderIdentity | None = None) -> TipSt
 
 
 def create_store(path: StrPath, embedder: str) -> TipStore:
-    """A new memory file without tips, for vectors of the embedder of this name.
+    """Make a new memory file without tips, for vectors of the embedder of this name.
 
     Raises:
-        MemoryStoreError: the file is there already, or cannot be made.
+        MemoryStoreError: the file exists, or cannot be made.
     """
     if Path(path).exists():
-        raise MemoryStoreError(f"{path} is there already: name a new file")
+        raise MemoryStoreError(f"{path} exists: name a new file")
     made = make_embedder(embedder)
     return TipStore(path, EmbedderIdentity(made.name, made.dim))
 
@@ -86,9 +86,9 @@ def create_store(path: StrPath, embedder: str) -> TipStore:
 def list_tips(
     store: TipStore, namespace: str | None = None, *, limit: int = 0, by: TipOrder = "recency", retired: bool = False
 ) -> list[Tip]:
-    """Tips, the newest first, or the best `by` score, by the number of their readers, or by what these gained.
+    """List tips, the newest first, or the best `by` score, number of readers, or gain of readers.
 
-    Those that are not retired, or with `retired` those that are; `limit` 0 gives all.
+    Tips that are not retired, or with `retired` those that are; `limit` 0 gives all.
 
     Raises:
         MemoryStoreError: there is no such namespace, or the limit is below 0.
@@ -101,7 +101,7 @@ def list_tips(
 
 
 def require_namespace(store: TipStore, namespace: str) -> None:
-    """Raise `MemoryStoreError`, which names those that exist, where `namespace` has no tip."""
+    """Raise `MemoryStoreError`, which names similar namespaces, where `namespace` has no tip."""
     names = store.count_by_namespace()
     if namespace in names:
         return
@@ -113,28 +113,24 @@ def require_namespace(store: TipStore, namespace: str) -> None:
 
 
 def require_searchable(store: TipStore, namespace: str, scope: Scope) -> None:
-    """As `require_namespace`, but for a task that may read the tips of others, be it without any of its own."""
+    """Require a namespace with tips, or a known task that may read the tips of others."""
     if scope == "task" or store.get_task_info(namespace) is None:
         require_namespace(store, namespace)
 
 
 def find_similar_names(names: Iterable[str], wanted: str) -> list[str]:
-    """The few of `names` that are most like `wanted`."""
+    """Return the few of `names` that are most like `wanted`."""
     return difflib.get_close_matches(wanted, list(names), MAX_NAMED_NAMESPACES, 0.0)
 
 
 def get_best_score(store: TipStore, namespace: str) -> tuple[float, float]:
-    """Score and highest possible score of the best tip of a namespace: 1 of 1 where there is none."""
+    """Return score and highest possible score of the best tip of a namespace: 1 of 1 where there is none."""
     best = next(iter(store.list_sorted(namespace, "score", 1)), None)
     return (best.score, best.max_score) if best else (1.0, 1.0)
 
 
 def require_tip(store: TipStore, tip_id: int) -> Tip:
-    """One tip.
-
-    Raises:
-        MemoryStoreError: there is no tip of this id.
-    """
+    """Return the tip of this id; raise `MemoryStoreError` where there is none."""
     tip = store.get_tip(tip_id) if 0 < tip_id < 2**63 else None  # SQLite counts no further
     if tip is None:
         raise MemoryStoreError(f"{store.path} has no tip {tip_id}: `trailnotes memory list` shows the ids")
@@ -142,16 +138,10 @@ def require_tip(store: TipStore, tip_id: int) -> Tip:
 
 
 def search_tips(
-    store: TipStore,
-    namespace: str,
-    query: str,
-    top_k: int = 10,
-    threshold: float = -1.0,
-    scope: Scope = "task",
-    *,
-    embedder: str = "",
-) -> list[SearchHit]:
-    """The enabled tips most similar to `query`, by the embedder that the file was made with, in the scope of a task.
+    store: TipStore, namespace: str, query: str, top_k: int = 10, threshold: float = -1.0, scope: Scope = "task",
+    *, embedder: str = "",
+) -> list[SearchHit]:  # fmt: skip
+    """Search the enabled tips most similar to `query`, by the embedder of the file, in the scope of a task.
 
     `embedder` is as `named` of `load_file_embedder`.
 
@@ -162,38 +152,31 @@ def search_tips(
     if top_k < 1:
         raise MemoryStoreError(f"a search for {top_k} tips finds nothing: ask for 1 or more")
     require_searchable(store, namespace, scope)
-    settings = MemoryConfig(threshold=threshold, scope=scope)
-    memory = TipMemory(store, load_file_embedder(store.identity.name, embedder), settings)
-    return [SearchHit(tip, similarity) for tip, similarity in memory.search_nearest(namespace, query, top_k)]
+    memory = _make_memory(store, MemoryConfig(threshold=threshold, scope=scope), embedder)
+    return [SearchHit(*hit) for hit in memory.search_nearest(namespace, query, top_k)]
 
 
 def add_tip(
-    store: TipStore,
-    namespace: str,
-    text: str,
-    *,
-    key: str | None = None,
-    score: float | None = None,
-    enabled: bool = True,
-    config: MemoryConfig | None = None,
-) -> Tip:
-    """Store a tip that its owner wrote, and return it as it is stored.
+    store: TipStore, namespace: str, text: str, *,
+    key: str | None = None, score: float | None = None, enabled: bool = True, config: MemoryConfig | None = None,
+) -> Tip:  # fmt: skip
+    """Store a tip of the owner, and return it as it is stored.
 
     Args:
-        store: where to.
+        store: the memory file.
         namespace: id of the task that it belongs to.
-        text: what the agent should know.
-        key: what it is found by; by default its own text.
-        score: its worth, which becomes the highest where it is above that; by default that of the best tip of the
-            namespace, or 1 where it is the first.
+        text: the advice.
+        key: its retrieval key; by default its own text.
+        score: a score above the highest known becomes the highest; by default that of the best tip of the namespace,
+            or 1 for the first.
         enabled: whether it is shown.
-        config: what makes room for it, and in `embedder` what the user names, as for `load_file_embedder`; default settings
-            if None.
+        config: rules of eviction, and in `embedder` the one that the user names, as for `load_file_embedder`; default
+            settings if None.
 
     Raises:
         ConfigError: as `load_file_embedder`.
-        MemoryStoreError: a text without any letter or digit, a score that is no number, or a text that is known under
-            this key.
+        MemoryStoreError: a text without any letter or digit, a score that is no number, or a text that the memory has
+            under this key.
     """
     if not clean_tip(text):
         raise MemoryStoreError("a tip needs a letter or digit: write what the agent should know")
@@ -210,7 +193,7 @@ def add_tip(
 
 
 def delete_tips(store: TipStore, ids: Iterable[int]) -> int:
-    """Delete all of `ids`, or none if one does not exist; returns how many."""
+    """Delete all of `ids`, or none if one does not exist; return how many."""
     wanted = list(dict.fromkeys(ids))
     with store.transaction():
         for tip_id in wanted:
@@ -220,9 +203,9 @@ def delete_tips(store: TipStore, ids: Iterable[int]) -> int:
 
 
 def edit_tip(store: TipStore, tip_id: int, text: str | None = None, *, score: float | None = None) -> Tip:
-    """Replace a tip's text, its score, or both; it is found by the same key as before.
+    """Replace a tip's text, its score, or both; its retrieval key stays.
 
-    A score above the highest that was known becomes the highest.
+    A score above the highest known becomes the highest.
 
     Raises:
         MemoryStoreError: no such tip, a text without any letter or digit, a score that is no number, or nothing to do.
@@ -247,27 +230,25 @@ def edit_tip(store: TipStore, tip_id: int, text: str | None = None, *, score: fl
 
 
 def enable_tips(store: TipStore, ids: Iterable[int], *, enabled: bool = True) -> int:
-    """Let tips be retrieved, or not; returns how many changed.
+    """Enable or disable tips; return how many changed.
 
-    One that was retired comes back, as the newest; or it stays away for good, whoever writes it again.
+    Enabling a retired tip makes it the newest; disabling one keeps it off for good, even if it is written again.
     """
-    changed = 0
     with store.transaction():
-        for tip_id in ids:
-            if set_tip_enabled(store, require_tip(store, tip_id), enabled=enabled):
-                store.record_owner_change(OwnerChange(tip_id, {"enabled": enabled}))
-                changed += 1
-    return changed
+        changed = [i for i in ids if set_tip_enabled(store, require_tip(store, i), enabled=enabled)]
+        for tip_id in changed:
+            store.record_owner_change(OwnerChange(tip_id, {"enabled": enabled}))
+    return len(changed)
 
 
 def enable_all(store: TipStore, *, enabled: bool = True) -> int:
-    """What `enable_tips` does to all tips that are not retired, in two steps however many there are."""
+    """Enable or disable all tips that are not retired, in two statements however many there are."""
     with store.transaction():
         return store.set_all_enabled(enabled=enabled)
 
 
 def set_tip_enabled(store: TipStore, tip: Tip, *, enabled: bool) -> bool:
-    """Do what `enable_tips` does to one tip, within a transaction; returns whether it changed."""
+    """Enable or disable one tip within a transaction; return whether it changed."""
     assert tip.id is not None, "stored tips have an id"
     retired = tip.id in store.load_retirements(tip.id)
     if tip.enabled == enabled and not retired:
@@ -277,7 +258,7 @@ def set_tip_enabled(store: TipStore, tip: Tip, *, enabled: bool) -> bool:
 
 
 def export_tips(store: TipStore, path: StrPath, namespace: str | None = None) -> int:
-    """Write tips as JSONL, the oldest first, atomically; vectors and retired tips stay behind. Returns how many.
+    """Export tips as JSONL, the oldest first, atomically, without vectors and retired tips. Returns how many.
 
     Raises:
         MemoryStoreError: there is no such namespace, or the file cannot be written.
@@ -288,24 +269,20 @@ def export_tips(store: TipStore, path: StrPath, namespace: str | None = None) ->
 
 
 def import_tips(
-    store: TipStore,
-    path: StrPath,
-    *,
-    enable: bool = False,
-    config: MemoryConfig | None = None,
+    store: TipStore, path: StrPath, *, enable: bool = False, config: MemoryConfig | None = None,
     progress: Callable[[int, int], object] = lambda _done, _total: None,
-) -> ImportResult:
-    """Add the tips that `read_tips` finds, marked as imported.
+) -> ImportResult:  # fmt: skip
+    """Add the tips of a file or memory, marked as imported.
 
-    The file is read once, to its end, before anything of it is added in transactions of `IMPORT_BATCH` tips: whoever
-    else writes need not wait for all, and where it was stopped halfway, the same call goes on.
+    The file is read once, to its end, before the first of its transactions of `IMPORT_BATCH` tips: other writers need
+    not wait for all of them, and after an interruption the same call continues.
 
     Args:
-        store: where to.
-        path: as for `read_tips`; `id`, `imported` and `enabled` of its tips are ours to set.
-        enable: let them be retrieved at once; otherwise they wait for `enable_tips`.
+        store: the memory file.
+        path: as for `read_tips`; `id`, `imported` and `enabled` of its tips are set anew.
+        enable: retrieve them at once; otherwise they wait for `enable_tips`.
         config: as for `add_tip`.
-        progress: is given how many tips of how many are through.
+        progress: called with the number of tips done and that of all.
 
     Raises:
         ConfigError: as `load_file_embedder`.
@@ -332,7 +309,7 @@ def import_tips(
 def add_imported(memory: TipMemory, tips: Sequence[Tip]) -> ImportResult:
     """Add tips that no policy of this memory wrote, marked as imported.
 
-    The same text under the same key is added once only, and not at all where the memory has it of its own.
+    The same text under the same key is added once only, and not at all where the memory has its own tip like it.
     """
     config = memory.config.model_copy(update={"duplicates": "reject", "entries": "step"})
     own = TipMemory(memory.store, memory.embedder, config, clock=lambda: "")
@@ -341,17 +318,13 @@ def add_imported(memory: TipMemory, tips: Sequence[Tip]) -> ImportResult:
 
 
 def reembed(path: StrPath, name: str, *, make: Callable[[str], Embedder] = make_embedder) -> int:
-    """Compute all vectors of a memory file afresh with the embedder `name`; returns how many."""
+    """Recompute all vectors of a memory file with the embedder `name`; return their number."""
     embedder = make(name)
-    store = open_store(path)
-    try:
-        with store.transaction():
-            tips = store.load_tips()
-            batches = [tips[start : start + REEMBED_BATCH] for start in range(0, len(tips), REEMBED_BATCH)]
-            vectors = [vector for batch in batches for vector in embedder.embed([tip.key for tip in batch])]
-            store.set_vectors(EmbedderIdentity(embedder.name, embedder.dim), tips, vectors)
-    finally:
-        store.close()
+    with open_store(path) as store, store.transaction():
+        tips = store.load_tips()
+        batches = [tips[start : start + REEMBED_BATCH] for start in range(0, len(tips), REEMBED_BATCH)]
+        vectors = [vector for batch in batches for vector in embedder.embed([tip.key for tip in batch])]
+        store.set_vectors(EmbedderIdentity(embedder.name, embedder.dim), tips, vectors)
     return len(tips)
 
 
@@ -361,6 +334,6 @@ def _require_finite(score: float) -> float:
     return score
 
 
-def _make_memory(store: TipStore, config: MemoryConfig | None) -> TipMemory:
+def _make_memory(store: TipStore, config: MemoryConfig | None, embedder: str = "") -> TipMemory:
     config = config or MemoryConfig()
-    return TipMemory(store, load_file_embedder(store.identity.name, config.embedder), config)
+    return TipMemory(store, load_file_embedder(store.identity.name, embedder or config.embedder), config)

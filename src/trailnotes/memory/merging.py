@@ -1,6 +1,6 @@
-"""Memories beside each other: several made one, and what is in one and not in the other.
+"""Merging several memories into one, and comparing two.
 
-Merging is the join of a semilattice: in any order, grouped in any way, and done again, it gives the same tips.
+Merging is the join of a semilattice: commutative, associative and idempotent.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ DEFAULT_EMBEDDER = "hashing"  # of a memory that is made of files without vector
 
 
 class MergeResult(NamedTuple):
-    """What a merge did."""
+    """The counts of a merge."""
 
     tips: int  # in the new memory
     read: int  # in its sources, those that several have counted for each
 
 
 class MemoryDiff(NamedTuple):
-    """What two memories do not have in common."""
+    """The differences between two memories."""
 
     only_here: list[Tip]
     only_there: list[Tip]
@@ -44,24 +44,24 @@ class MemoryDiff(NamedTuple):
 
 
 def merge(out: StrPath, sources: Sequence[StrPath], *, embedder: str = "") -> MergeResult:
-    """Write a new memory file with the tips of all `sources`, atomically; these stay as they are.
+    """Write a new memory file with the tips of all `sources`, atomically; the sources stay unchanged.
 
-    What was learnt about tasks (`TaskTable`) comes along; what came of readers does not, and neither does capacity
-    count: the next run that writes drops what is too much.
+    The task table (`TaskTable`) comes along; reader statistics do not. Capacity does not apply: the next run that
+    writes evicts the excess.
 
     Args:
         out: the file to make.
         sources: as for `read_tips`.
-        embedder: of the new memory; by default that of the memory files among `sources`, as far as `load_file_embedder` loads
-            it for them.
+        embedder: of the new memory; by default that of the memory files among `sources`, if `load_file_embedder` may
+            load it.
 
     Raises:
         ConfigError: as `load_file_embedder`.
-        MemoryStoreError: `out` is there already, a source cannot be read, or they have several embedders and none is
-            named. Nothing is written then.
+        MemoryStoreError: `out` exists, a source cannot be read, or the sources have several embedders and you name
+            none. Nothing is written then.
     """
     if Path(out).exists():
-        raise MemoryStoreError(f"{out} is there already: name a new file, or add to it by `trailnotes memory import`")
+        raise MemoryStoreError(f"{out} exists: name a new file, or add to it by `trailnotes memory import`")
     paths = [resolve_memory_file(source) for source in sources]
     tasks, identities = _read_tasks_and_identities(paths)
     if not embedder and len(identities) > 1:
@@ -80,10 +80,10 @@ def merge(out: StrPath, sources: Sequence[StrPath], *, embedder: str = "") -> Me
 
 
 def merge_tips(*memories: Iterable[Tip]) -> list[Tip]:
-    """The tips of all, each once, cleaned, as they are to be stored: the oldest first.
+    """Return the tips of all memories, each once, cleaned as a memory stores them, the oldest first.
 
-    The same text under the same key of a task is one tip; own ones and imported ones stay apart, as in a store. It
-    keeps its first author and action, the best score, the most support, and is enabled if nobody switched it off.
+    The same text under the same key of a task is one tip; own and imported tips stay apart, as in a store. A merged tip
+    has its first author and action, the best score, the most support, and is enabled if all its copies are.
     """
     groups: dict[Hashable, list[Tip]] = defaultdict(list)
     for tip in (clean for tips in memories for tip in tips if (clean := normalize_tip(tip, lambda: ""))):
@@ -92,13 +92,19 @@ def merge_tips(*memories: Iterable[Tip]) -> list[Tip]:
 
 
 def diff_tips(here: Sequence[Tip], there: Sequence[Tip]) -> MemoryDiff:
-    """What two collections of tips do not have in common.
+    """Compare two collections of tips.
 
     A tip and its counterpart have the same text and key, own or imported; or else the same text; or else the same
-    author and key, as one that was edited. Each has one counterpart at most, and ids say nothing.
+    author and key, as after an edit. Each has at most one counterpart, and ids do not matter.
     """
     pairs: list[TipPair] = []
-    for sign in (_identity_key, _content_key, _text_key, _author_key):
+    signs: tuple[Callable[[Tip], Hashable], ...] = (
+        _identity_key,
+        lambda tip: (tip.namespace, tip.text, tip.key),
+        lambda tip: (tip.namespace, tip.text),
+        lambda tip: (tip.namespace, tip.key, *_provenance_key(tip)),
+    )
+    for sign in signs:
         found, here, there = _pair_tips(here, there, sign)
         pairs += found
     changed = [(ours, theirs) for ours, theirs in pairs if diff_fields(ours, theirs)]
@@ -106,7 +112,7 @@ def diff_tips(here: Sequence[Tip], there: Sequence[Tip]) -> MemoryDiff:
 
 
 def diff_fields(here: Tip, there: Tip) -> dict[str, tuple[Any, Any]]:
-    """Field -> its value here and there, of those that differ."""
+    """Return each field that differs, with its value here and there."""
     names = [field.name for field in fields(Tip) if field.name not in IGNORED_FIELDS]
     values = {name: (getattr(here, name), getattr(there, name)) for name in names}
     return {name: both for name, both in values.items() if both[0] != both[1]}
@@ -115,7 +121,7 @@ def diff_fields(here: Tip, there: Tip) -> dict[str, tuple[Any, Any]]:
 def _pair_tips(
     here: Sequence[Tip], there: Sequence[Tip], sign: Callable[[Tip], Hashable]
 ) -> tuple[list[TipPair], list[Tip], list[Tip]]:
-    """Pairs of the same sign, in the order of each side, and what is left of both."""
+    """Pairs of the same sign in the order of each side, and the rest of both."""
     waiting: dict[Hashable, list[Tip]] = defaultdict(list)
     for tip in reversed(there):
         waiting[sign(tip)].append(tip)
@@ -133,24 +139,12 @@ def _identity_key(tip: Tip) -> tuple[str, str, str, bool]:
     return tip.namespace, tip.text, tip.key, tip.imported
 
 
-def _content_key(tip: Tip) -> Hashable:
-    return tip.namespace, tip.text, tip.key
-
-
-def _text_key(tip: Tip) -> Hashable:
-    return tip.namespace, tip.text
-
-
-def _author_key(tip: Tip) -> Hashable:
-    return tip.namespace, tip.key, *_provenance_key(tip)
-
-
 def _provenance_key(tip: Tip) -> tuple[Any, ...]:
     return tip.created, tip.step, tip.run, tip.model, tip.version, tip.action
 
 
 def _merge_duplicates(same: Sequence[Tip]) -> Tip:
-    """What several memories know of one tip. One without a time is older than any that has one."""
+    """A copy without a time is older than any that has one."""
     best = max(same, key=lambda tip: (tip.score, tip.max_score))
     return replace(
         min(same, key=_provenance_key), id=None, score=best.score, max_score=best.max_score,
@@ -159,21 +153,16 @@ def _merge_duplicates(same: Sequence[Tip]) -> Tip:
 
 
 def _read_tasks_and_identities(paths: Sequence[Path]) -> tuple[list[TaskRow], set[EmbedderIdentity]]:
-    """The tasks that the memory files among `paths` have met, and whose vectors they hold."""
     tasks: list[TaskRow] = []
     identities = set()
     for path in paths:
-        if not _has_vectors(path):
-            continue
-        with open_snapshot(path) as source:
-            tasks += read_tasks(source)
-            identities.add(read_identity(source))
+        try:
+            with open_regular(path) as file:
+                has_vectors = is_memory_file(file)
+        except OSError as error:
+            raise MemoryStoreError(f"cannot read {path} ({error.strerror})") from error
+        if has_vectors:
+            with open_snapshot(path) as source:
+                tasks += read_tasks(source)
+                identities.add(read_identity(source))
     return tasks, identities
-
-
-def _has_vectors(path: Path) -> bool:
-    try:
-        with open_regular(path) as file:
-            return is_memory_file(file)
-    except OSError as error:
-        raise MemoryStoreError(f"cannot read {path} ({error.strerror})") from error

@@ -1,8 +1,8 @@
-"""What the owner of a memory file did by hand, and a run that goes back to a checkpoint.
+"""The owner's manual changes to a memory file, and how a run rewinds to a checkpoint.
 
-A run that is resumed plays again what it played after its checkpoint, so the tips it wrote since must go. What a person
-added, edited, switched or deleted meanwhile must not: each such change is a row of `owner_changes`, written in the same
-transaction as the change, and is made again on the tips of the checkpoint.
+A resumed run repeats everything after its checkpoint, so it must drop the tips that it wrote since. It must keep what a
+person added, edited, switched or deleted meanwhile: the transaction of each such change also writes a row of
+`owner_changes`, and rewinding replays these rows on the tips of the checkpoint.
 """
 
 from __future__ import annotations
@@ -11,15 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from trailnotes.memory import schema
 from trailnotes.memory.exchange import add_imported, set_tip_enabled
-from trailnotes.memory.schema import (
-    open_snapshot,
-    read_identity,
-    read_last_change,
-    read_lineage,
-    read_sequence,
-    require_identity,
-)
 from trailnotes.memory.store import OwnerChange, TipStore, build_addition
 from trailnotes.memory.tipfile import write_tips
 from trailnotes.memory.tips import TipMemory
@@ -27,17 +20,17 @@ from trailnotes.types import Tip
 
 
 def reconcile(memory: TipMemory, saved: Path | None, start: Path, aside: Path, tips: Sequence[Tip] = ()) -> bool:
-    """Bring a run's memory to where the run goes on; returns whether it begins with this file, and so took `tips` in.
+    """Bring a run's memory to where the run continues; return whether the file is new to the run and so takes `tips`.
 
-    What this run wrote after its last checkpoint goes to `aside`. A file that the run has not seen before, because it
-    is the first start or because somebody put another one in its place, is its owner's and stays as it is.
+    The tips that the run wrote after its last checkpoint move to `aside`. A file that the run has not seen before (a
+    first start, or another file in its place) stays as it is.
 
     Args:
         memory: the live one.
         saved: the snapshot in the last checkpoint, if there is one.
-        start: where the memory is kept as the run first found it, for going back before the first checkpoint.
+        start: copy of the memory as the run first found it, for rewinding before the first checkpoint.
         aside: JSONL of the tips that were set aside; written only if there are any.
-        tips: to begin with, as well as those that the file holds.
+        tips: initial tips, besides those in the file.
     """
     store = memory.store
     for snapshot in (saved, start):
@@ -53,12 +46,7 @@ def reconcile(memory: TipMemory, saved: Path | None, start: Path, aside: Path, t
 
 
 def discard_empty_start(live: Path, start: Path) -> None:
-    """Undo what a start that ended nothing left: the next one begins anew, an empty memory with any embedder.
-
-    Args:
-        live: the run's memory file, which nobody has open.
-        start: as for `reconcile`.
-    """
+    """Remove what a failed start left in `live` and `start`, so that the next start may choose any embedder."""
     start.unlink(missing_ok=True)
     if live.is_file():
         with TipStore(live) as store:
@@ -69,21 +57,21 @@ def discard_empty_start(live: Path, start: Path) -> None:
 
 
 def rewind_to_snapshot(memory: TipMemory, snapshot: Path, aside: Path) -> int:
-    """Go back to a snapshot, but for the owner's changes since; keep what was written since as JSONL in `aside`.
+    """Rewind to a snapshot, replay the owner's changes since, and save the run's own tips since as JSONL in `aside`.
 
     Returns:
-        How many tips were set aside; with 0 no file is written.
+        Number of tips set aside; at 0 no file is written.
 
     Raises:
         MemoryStoreError: the snapshot is missing, damaged, or of another embedder; nothing has changed then.
     """
     store = memory.store
-    with open_snapshot(snapshot) as source, store.transaction():
-        after, changes = read_sequence(source), store.load_owner_changes(after=read_last_change(source))
+    with schema.open_snapshot(snapshot) as source, store.transaction():
+        after, changes = schema.read_sequence(source), store.load_owner_changes(after=schema.read_last_change(source))
         by_hand = {change.tip_id for change in changes if change.is_addition}
         if store.sequence == after + len(by_hand):
             return 0  # the run wrote nothing since
-        require_identity(read_identity(source), store.identity, snapshot)
+        schema.require_identity(schema.read_identity(source), store.identity, snapshot)
         touched = {change.tip_id for change in changes}
         written, retired = store.load_tips(after=after), store.load_retirements()
         late = [tip for tip in written if tip.id not in touched]
@@ -98,7 +86,7 @@ def rewind_to_snapshot(memory: TipMemory, snapshot: Path, aside: Path) -> int:
 
 
 def _replay_change(memory: TipMemory, change: OwnerChange, late: Tip | None) -> None:
-    """Make one change again. `late`: the tip as it was, where the run wrote it after the snapshot."""
+    """`late`: the tip before the rewind, where the run wrote it after the snapshot."""
     store, fields = memory.store, change.fields
     tip = store.get_tip(change.tip_id)
     if fields is None:
@@ -109,9 +97,7 @@ def _replay_change(memory: TipMemory, change: OwnerChange, late: Tip | None) -> 
         if fields.keys() == {"enabled"}:
             set_tip_enabled(store, tip, **fields)
         else:
-            store.update(
-                replace(tip, **fields), refresh=change.is_addition
-            )  # what is added again is as new as when it was
+            store.update(replace(tip, **fields), refresh=change.is_addition)  # added again, it is as new as it was
         if change.is_addition:
             memory.evict([tip.namespace])
         store.record_owner_change(change)
@@ -124,6 +110,5 @@ def _replay_change(memory: TipMemory, change: OwnerChange, late: Tip | None) -> 
 
 
 def _is_copy(snapshot: Path, lineage: str) -> bool:
-    """Whether a snapshot was taken of the file of that lineage; those of earlier versions do not say, and count."""
-    with open_snapshot(snapshot) as source:
-        return read_lineage(source) in {"", lineage}
+    with schema.open_snapshot(snapshot) as source:
+        return schema.read_meta(source, "lineage") in {"", lineage}  # "" in snapshots of earlier versions

@@ -1,10 +1,9 @@
-"""Vectors from any OpenAI-compatible endpoint: the model behind its ``/embeddings``."""
+"""Embeddings from any OpenAI-compatible endpoint (its ``/embeddings``)."""
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -16,18 +15,12 @@ import numpy.typing as npt
 from trailnotes.config.memory_schema import EMBEDDER_KEY_VARIABLE, validate_embedder_name
 from trailnotes.config.model_schema import OPENAI_PREFIX, EndpointConfig
 from trailnotes.config.section import require_secret_free_url
-from trailnotes.endpoint.faults import (
-    RetryableError,
-    compute_wait,
-    extract_error_text,
-    is_context_overflow,
-    is_missing_model,
-    is_retryable,
-    parse_retry_after,
-)
+from trailnotes.endpoint import faults
+from trailnotes.endpoint.faults import RetryableError, extract_error_text
 from trailnotes.endpoint.keys import NO_KEY, load_api_key, redact_key
 from trailnotes.endpoint.wire import IDENTITY_HEADERS, make_response_hook
 from trailnotes.errors import ConfigError, MemoryStoreError, MissingExtraError, format_install_command
+from trailnotes.memory.schema import EMBEDDER_NAME
 from trailnotes.storage.parsing import parse_json
 
 if TYPE_CHECKING:
@@ -36,7 +29,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 Floats = npt.NDArray[np.float32]
 
-EMBEDDER_NAME: Final = re.compile(rf"{OPENAI_PREFIX}(?P<model>.+?)(@(?P<url>https?://.*))?", re.DOTALL)
 BASE_URL_VARIABLE: Final = "OPENAI_BASE_URL"  # as the official client calls it
 BATCH_TEXTS: Final = 64
 BATCH_CHARS: Final = 100_000
@@ -45,19 +37,19 @@ MIN_TEXT_CHARS: Final = 64  # characters: a model that takes no more finds nothi
 
 
 class EndpointEmbedder:
-    """The embedding model `name`, which is openai:NAME or openai:NAME@URL.
+    """The embedding model `name`: openai:NAME or openai:NAME@URL.
 
-    Vectors belong to the model and not to its address, so the identity is openai:NAME alone. A text that the model
-    finds too long is cut to a half, as often as it takes: its vector depends on nothing but the text.
+    Vectors belong to the model and not to its address, so the identity is openai:NAME alone. A text too long for the
+    model is halved until it fits: its vector depends on the text alone.
 
     Args:
-        name: as `memory.embedder` has it.
-        endpoint: of a run. Without it the address is that in the name or in the environment variable OPENAI_BASE_URL,
-            so that nothing is ever sent where nobody said.
+        name: as in `memory.embedder`.
+        endpoint: of a run. Without it the address is that in the name or in the environment variable OPENAI_BASE_URL;
+            without either, nothing is sent.
 
     Raises:
-        ConfigError: there is no such model, no address, or a key that does not fit.
-        MemoryStoreError: nobody answers.
+        ConfigError: there is no such model, no address, or the key is refused.
+        MemoryStoreError: the server does not answer.
         MissingExtraError: the client is not installed.
     """
 
@@ -71,14 +63,13 @@ class EndpointEmbedder:
         self.dim = len(self.embed(["dim"])[0])
 
     def embed(self, texts: Sequence[str]) -> Floats:
-        """See `Embedder.embed`. Waits for the server, and asks again where that may help."""
+        """Embed texts as `Embedder.embed` does; waits for the server, and retries where that may help."""
         batches = [
             self._embed_batch(batch) for batch in _split_batches([text or " " for text in texts])
         ]  # "" is refused
         return np.concatenate(batches) if batches else np.empty((0, self.dim), np.float32)
 
     def _embed_batch(self, texts: list[str]) -> Floats:
-        """Of one batch, or of parts of it where it is too long."""
         vectors = self._request_with_retries(texts)
         if vectors is not None:
             return vectors
@@ -89,7 +80,7 @@ class EndpointEmbedder:
         return self._embed_batch([texts[0][: len(texts[0]) // 2]])
 
     def _request_with_retries(self, texts: list[str]) -> Floats | None:
-        """Unit vectors (len(texts), dim); None where the model takes less at once."""
+        """Unit vectors (len(texts), dim); None where the batch is too large for the model."""
         tries = 0
         while True:
             try:
@@ -99,33 +90,29 @@ class EndpointEmbedder:
                 reason = redact_key(self._key, trouble.reason)
                 if tries > self._endpoint.max_retries:
                     raise MemoryStoreError(
-                        f"{self._label} failed {tries} times, at last with {reason}: see that it runs and is "
-                        f"the right address ({BASE_URL_VARIABLE}, endpoint.base_url or {self.name}@URL), and start again"
+                        f"{self._label} failed {tries} times, at last with {reason}: check that it runs at this "
+                        f"address ({BASE_URL_VARIABLE}, endpoint.base_url or {self.name}@URL), and start again"
                     ) from None
-                seconds = compute_wait(tries, trouble.wait)
+                seconds = faults.compute_wait(tries, trouble.wait)
                 logger.info("%s: %s; another try in %.1f s", self._label, reason, seconds)
                 time.sleep(seconds)
 
     def _request_vectors(self, texts: list[str]) -> Floats | None:
-        """One request."""
         from openai import APIConnectionError, APIStatusError, APITimeoutError
 
+        request = {"model": self._model, "input": texts, "encoding_format": "float"}
         try:
-            answer = self._client.embeddings.with_raw_response.create(
-                model=self._model, input=texts, encoding_format="float"
-            )
+            answer = self._client.embeddings.with_raw_response.create(**request)
         except APITimeoutError:
             raise RetryableError(f"no answer within {self._endpoint.timeout:g} s") from None
         except APIStatusError as error:
-            if (
-                error.status_code == 413
-                or is_context_overflow(error.body)
-                or TOO_LARGE in extract_error_text(error.body)
-            ):
+            status, body, text = error.status_code, error.body, extract_error_text(error.body)
+            if status == 413 or faults.is_context_overflow(body) or TOO_LARGE in text:
                 return None
-            if is_retryable(error.status_code, error.body):
-                reason = f"{error.status_code}: {extract_error_text(error.body)}"
-                raise RetryableError(reason, wait=parse_retry_after(error.response.headers)) from None
+            if faults.is_retryable(status, body):
+                raise RetryableError(
+                    f"{status}: {text}", wait=faults.parse_retry_after(error.response.headers)
+                ) from None
             raise ConfigError(redact_key(self._key, self._describe_refusal(error))) from None
         except APIConnectionError as error:
             raise RetryableError(f"no connection ({error.__cause__ or error})") from None
@@ -139,17 +126,14 @@ class EndpointEmbedder:
         return vectors
 
     def _describe_refusal(self, error: APIStatusError) -> str:
-        """What the server refused, and the fix."""
-        text, key_env = (
-            f"{self._label} answers {error.status_code}: {extract_error_text(error.body)}",
-            self._endpoint.api_key_env,
-        )
+        key_env = self._endpoint.api_key_env
+        text = f"{self._label} answers {error.status_code}: {extract_error_text(error.body)}"
         if error.status_code in {401, 403}:
             fix = "holds no key that is valid for it" if self._key else "is not set: export it with your key"
             return f"{text}; the environment variable {key_env} {fix}"
         if error.status_code == 429:
             return f"{text}; the account has nothing left to spend: top it up, and start again"
-        if is_missing_model(error.status_code, error.body):
+        if faults.is_missing_model(error.status_code, error.body):
             return f"{text}; either it has no model {self._model!r}, or the address, which mostly ends in /v1, is wrong"
         return f"{text}; name another model in memory.embedder"
 
@@ -158,14 +142,7 @@ class EndpointEmbedder:
         return f"{self.name} at {self._endpoint.base_url}"
 
 
-def normalize_embedder_name(name: str) -> str:
-    """What a memory file calls the embedder `name`: without the address that openai:NAME@URL has."""
-    named = EMBEDDER_NAME.fullmatch(name)
-    return f"{OPENAI_PREFIX}{named['model']}" if named else name
-
-
 def _resolve_endpoint(name: str, endpoint: EndpointConfig | None) -> tuple[str, EndpointConfig]:
-    """The model's name there, and where that is."""
     validate_embedder_name(name)
     named = EMBEDDER_NAME.fullmatch(name)
     if named is None or not named["model"].strip():
@@ -178,7 +155,7 @@ def _resolve_endpoint(name: str, endpoint: EndpointConfig | None) -> tuple[str, 
         url = os.environ.get(BASE_URL_VARIABLE, "").strip()
         if not url.startswith(("http://", "https://")):
             raise ConfigError(
-                f"memory.embedder = {name!r} is a model of a server, and nobody said which: export {BASE_URL_VARIABLE}=URL, "
+                f"memory.embedder = {name!r} names a model without its server: export {BASE_URL_VARIABLE}=URL, "
                 f"such as https://api.openai.com/v1, or name it {name}@URL (--embedder, memory.embedder)"
             )
         require_secret_free_url(BASE_URL_VARIABLE, url, EndpointConfig().api_key_env)
@@ -191,14 +168,14 @@ def _make_client(endpoint: EndpointConfig, key: str) -> Any:
         from openai import DefaultHttpxClient, OpenAI
     except ModuleNotFoundError as missing:
         raise MissingExtraError(f"{missing.name} is not installed: {format_install_command('openai')}") from missing
+    http = DefaultHttpxClient(event_hooks={"response": [make_response_hook(key)]})
     return OpenAI(
         api_key=key or NO_KEY, base_url=endpoint.base_url, timeout=endpoint.timeout, max_retries=0,
-        default_headers=IDENTITY_HEADERS, http_client=DefaultHttpxClient(event_hooks={"response": [make_response_hook(key)]}),
+        default_headers=IDENTITY_HEADERS, http_client=http,
     )  # fmt: skip
 
 
 def _split_batches(texts: Sequence[str]) -> Iterator[list[str]]:
-    """`texts` in order, in pieces that a server takes at once."""
     batch: list[str] = []
     chars = 0
     for text in texts:
@@ -212,7 +189,6 @@ def _split_batches(texts: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _parse_vectors(text: str, count: int) -> Floats:
-    """Unit vectors (count, dim) of a server's answer. Raises `RetryableError` if it is none."""
     try:
         rows = parse_json(text)["data"]
         by_index = {row["index"]: row["embedding"] for row in rows}

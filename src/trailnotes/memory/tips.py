@@ -1,32 +1,30 @@
 """EMPO2's memory: which tips are kept, which are found, in which order (arXiv 2602.23008, section 4.1).
 
-Every tip is cleaned once, by whatever writes it into a store: `normalize_tip`, for a memory's `add` and so for imports, and
-`exchange.edit_tip`. A file that somebody else made may hold anything: prompts quote whatever they show
-(`prompts.quoted`), stored where and how it may be.
+Every writer cleans a tip once: `normalize_tip` in `add`, and so for imports, and `exchange.edit_tip`. A file of unknown
+origin may hold anything: prompts quote all that they show (`prompts.quoted`).
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import ConfigError, MemoryStoreError
-from trailnotes.memory.eviction import evict
-from trailnotes.memory.index import is_faiss_installed
-from trailnotes.memory.retired import DISTILLED
-from trailnotes.memory.retrieval import Embedder, Floats, Ints, embed_async, make_embedder
-from trailnotes.memory.schema import EmbedderIdentity, replace_surrogates
-from trailnotes.memory.scope import TipFilter
+from trailnotes.memory import retrieval
+from trailnotes.memory.index import decode_vectors, is_faiss_installed
+from trailnotes.memory.retrieval import Embedder, Floats, Ints
+from trailnotes.memory.schema import EmbedderIdentity, replace_surrogates, require_identity
+from trailnotes.memory.scope import DISTILLED, MergeCandidate, TipFilter
 from trailnotes.memory.store import StoreBackedMemory, TipPage, TipStore, build_addition
 from trailnotes.memory.tip_stats import Numbers, TipEffect, compute_exposures, compute_ucb_scores, mean_gain
-from trailnotes.memory.words import fuse_reciprocal_ranks
 from trailnotes.types import StrPath, Task, Tip, Trajectory, strip_thinking
 
 MAX_TIP_WORDS = 100
@@ -34,16 +32,18 @@ MAX_ACTION_WORDS = 32
 MAX_CHARS = 2000  # of a tip or action: words may be endless
 MAX_KEY_CHARS = 32_768  # several times what the longest context holds
 MARKUP = re.compile(r"<\|[^<>]{0,64}\|>|</?[A-Za-z][^<>]{0,64}>")  # special tokens of chat templates, tags
-COMPUTED_KEYS = {"similarity", "ucb", "worth"}  # orders of a search, which no page can be sorted by
+COMPUTED_KEYS = {"similarity", "ucb", "worth"}  # orders that depend on the search, so that no page is sorted by them
+PROTECTED_SHARE = 0.25  # share of the capacity: the newest tips, exempt from eviction by use or worth
+MAX_COMPARED = 2048  # oldest tips that are compared for merging
 LEADING_MARKS = re.compile(r"^(?:[-*#>]+ |[-*#>]+$)+")  # bullets, headings, quotations
 QUOTES = str.maketrans(dict.fromkeys('"`\u201c\u201d', "'"))
 
 
 class SearchTarget(NamedTuple):
-    """Where a task searches."""
+    """The tips that a task searches."""
 
     place: str | TipFilter
-    by_index: bool  # it holds so many tips that the index is asked
+    by_index: bool  # whether it has so many tips that the index is asked
 
 
 class TipMemory(StoreBackedMemory):
@@ -62,24 +62,17 @@ class TipMemory(StoreBackedMemory):
     def __init__(
         self, store: TipStore, embedder: Embedder, config: MemoryConfig, *, clock: Callable[[], str] | None = None
     ) -> None:
-        held, wanted = store.identity, EmbedderIdentity(embedder.name, embedder.dim)
-        if held != wanted:
-            raise MemoryStoreError(
-                f"{store.path} holds vectors of {held.name} ({held.dim} dimensions), not of {wanted.name} "
-                f"({wanted.dim}): set memory.embedder = {held.name!r}, or convert the file with "
-                "trailnotes.memory.reembed(path, name)"
-            )
-        self.store = store
-        self.embedder = embedder
-        self.config = config
+        fix = ", or convert the file with trailnotes.memory.reembed(path, name)"
+        require_identity(store.identity, EmbedderIdentity(embedder.name, embedder.dim), store.path, fix)
+        self.store, self.embedder, self.config = store, embedder, config
         self._clock = clock or utc_now
 
     def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:
-        """Enabled tips of `namespace` whose key is at least `config.threshold` similar to `query`, the best first.
+        """Return enabled tips whose key is at least `config.threshold` similar to `query`, the best first.
 
-        Best is by `config.ranking`, then the newest. With threshold -1 every tip is a candidate. Beyond the task
-        (`config.scope`) these are the tips of all tasks that this one, which `meet` told of, may read;
-        where a task has so many that the index is asked, the `config.candidates` nearest.
+        The order is `config.ranking`, then the newest. With threshold -1 every tip is a candidate. With a scope beyond
+        the task (`config.scope`) the tips of all tasks that this one may read are candidates; where these are so many
+        that the index is asked, the `config.candidates` nearest.
         """
         place = self._resolve_target(namespace)
         if self._is_query_independent(place, top_k):
@@ -88,13 +81,13 @@ class TipMemory(StoreBackedMemory):
         return self._select_similar(self._load_page(place, vector, top_k), query, vector, top_k)
 
     async def search_async(self, namespace: str, query: str, top_k: int) -> list[Tip]:
-        """`search` for an event loop: it waits for a slow embedder, or for words, without holding it up."""
+        """Search without blocking the event loop while a slow embedder, or the word index, computes."""
         place = self._resolve_target(namespace)
         if self._is_query_independent(place, top_k):
             return self._select_top(place, top_k)
         vector = None
         if self.config.retrieval != "sparse":
-            (vector,) = await embed_async(self.embedder, [_truncate_for_embedding(query)])
+            (vector,) = await retrieval.embed_async(self.embedder, [_truncate_for_embedding(query)])
         page = self._load_page(place, vector, top_k)
         if self.config.retrieval == "dense":
             return self._select_similar(page, query, vector, top_k)
@@ -103,7 +96,7 @@ class TipMemory(StoreBackedMemory):
         return await asyncio.to_thread(self._select_similar, page, query, vector, top_k)
 
     def search_nearest(self, namespace: str, query: str, top_k: int) -> list[tuple[Tip, float]]:
-        """The same candidates with their cosine similarity, the most similar first, whatever `config.order` says."""
+        """Return the candidates with their cosine similarity, the most similar first, whatever `config.order` is."""
         vector = self._embed([query])[0]
         page = self._load_page(self._resolve_target(namespace), vector, top_k)
         rows, similarities = page.index.find_within(vector, self.config.threshold)
@@ -112,7 +105,7 @@ class TipMemory(StoreBackedMemory):
         return [(tip, by_row[row]) for row in chosen for tip in self.store.fetch(page, [row])]
 
     def register_tasks(self, tasks: Sequence[Task]) -> bool:
-        """See `ScopedMemory.register_tasks`."""
+        """Record where tasks belong; see `ScopedMemory.register_tasks`."""
         if self.config.scope == "family" and (nameless := next((task for task in tasks if not task.family), None)):
             raise ConfigError(
                 f"memory.scope = family, and {nameless.id} says no family: set Task.family where {nameless.env} lists "
@@ -121,16 +114,16 @@ class TipMemory(StoreBackedMemory):
         return self.config.scope != "task" and self.store.register_tasks(tasks)
 
     def add(self, tips: Sequence[Tip], *, once: str = "", by_owner: bool = False) -> int:
-        """Store `tips` in the order given, in one transaction; returns how many rows are new or changed.
+        """Store `tips` in the given order, in one transaction; return the number of rows that are new or changed.
 
-        `once` names the batch: one of that name that was stored before, perhaps before a restart, is not stored again.
-        What a person adds is marked as such (`by_owner`), and survives when a run goes back to a checkpoint.
+        `once` names the batch: a batch of that name that was stored before, perhaps before a restart, is skipped.
+        Tips of the owner (`by_owner`) are recorded as such, and survive when a run rewinds to a checkpoint.
 
-        Texts are cleaned (`clean_tip`) and tips of which nothing is left are skipped. The same text again in a
-        namespace (with entries = "step": under the same key) is a duplicate: it is rejected, or counted as support,
-        when the row becomes the newest, moves to the new key and action, and keeps its highest score and its first
-        author. Beyond `config.capacity` enabled tips some are retired (`room.make_room`). One that had to make room
-        comes back when it is written again, with its readers; one that is distilled does not.
+        Texts are cleaned (`clean_tip`); tips without usable text are skipped. The same text again in a namespace (with
+        entries = "step": under the same key) is a duplicate: it is rejected, or counts as support, so that the row
+        becomes the newest, takes the new key and action, and keeps its highest score and its first author. Beyond
+        `config.capacity` enabled tips some are retired (`evict`). An evicted tip that is written again comes back, with
+        its readers; a distilled one does not.
         """
         usable = [clean for tip in tips if (clean := normalize_tip(tip, self._clock))]
         vectors = self.embed_keys(usable)
@@ -145,19 +138,48 @@ class TipMemory(StoreBackedMemory):
         return changed
 
     def evict(self, namespaces: Iterable[str]) -> None:
-        """Retire tips of these tasks beyond the capacity; within a transaction."""
-        evict(self.store, dict.fromkeys(namespaces), self.config, self._clock())
+        """Retire tips of these tasks, or of their scopes, beyond `config.capacity`; within a transaction.
+
+        By use and by worth (`schema.WORTH_SQL`) the newest quarter is exempt: a tip just written has had no reader yet,
+        and would go at once (the window of W-TinyLFU, arXiv 1512.00727, for the same reason).
+        """
+        config, on = self.config, self._clock()
+        for pool, excess in find_over_capacity(self.store, dict.fromkeys(namespaces), config):
+            merged = self._merge_similar(pool, excess, on) if config.retire == "merge" else 0
+            if excess > merged:
+                rule = "oldest" if config.retire == "merge" else config.retire
+                spared = 0 if rule == "oldest" else ceil(PROTECTED_SHARE * config.capacity)
+                victims = self.store.select_victims(pool, rule, excess - merged, spared=spared)
+                self.store.retire(victims, rule, f"memory.capacity = {config.capacity}", on=on)
+
+    def _merge_similar(self, pool: TipFilter, most: int, on: str) -> int:
+        """Merge up to `most` pairs with similar keys and similar words; returns how many.
+
+        The tip of more worth stays, of equals that of the higher score, the more often written, the newer.
+        """
+        tips, gone = self.store.load_oldest(pool, MAX_COMPARED), set[int]()
+        for first, second, similarity in _find_similar_pairs(
+            tips, self.config.merge_similarity, self.store.identity.dim
+        ):
+            if len(gone) == most:
+                break
+            if first.id in gone or second.id in gone:
+                continue
+            kept, other = sorted((first, second), key=lambda tip: tip[3:], reverse=True)
+            self.store.merge_stats(kept.id, other.id)
+            self.store.retire([other.id], "merge", f"{similarity:.2f} like tip {kept.id}", on=on, into=kept.id)
+            gone.add(other.id)
+        return len(gone)
 
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
-        """See `FeedbackMemory.report`: count the readers of each tip, and what they gained over those without it."""
-        if not (readings := list(compute_exposures(episodes))):
-            return
-        with self.store.transaction():
-            if not once or self.store.mark_first_time(f"read/{once}"):
-                self.store.record_exposures(readings)
+        """Count the readers of each tip, and their gains over members without it; see `FeedbackMemory.report`."""
+        if readings := list(compute_exposures(episodes)):
+            with self.store.transaction():
+                if not once or self.store.mark_first_time(f"read/{once}"):
+                    self.store.record_exposures(readings)
 
     def record_effects(self, readings: Sequence[TipEffect], *, once: str = "") -> None:
-        """See `TipEffectMemory.measure`; with `config.distilled` those that change nothing any more are retired."""
+        """Record tip effects; with `config.distilled` a tip that no longer changes anything is retired."""
         config = self.config
         if not readings:
             return
@@ -184,7 +206,7 @@ class TipMemory(StoreBackedMemory):
         old = self.store.get_tip(kept or tip_id)
         assert old is not None, "rows do not vanish within a transaction"
         moved: Floats | None = vector
-        if kept is not None:  # what finds the other stays
+        if kept is not None:  # the other tip's key stays
             tip, moved = replace(tip, key=old.key, action=old.action), None
         best = max(old, tip, key=lambda candidate: candidate.score)
         merged = replace(
@@ -195,26 +217,21 @@ class TipMemory(StoreBackedMemory):
         return 1
 
     def embed_keys(self, tips: Sequence[Tip]) -> Floats:
-        """What finds each of `tips`: float32 (len(tips), dim)."""
+        """Embed the retrieval keys of `tips`: float32 (len(tips), dim)."""
         return self._embed([tip.key for tip in tips])
 
     def _resolve_target(self, namespace: str) -> SearchTarget:
-        """What a task searches."""
-        namespace, config = replace_surrogates(namespace), self.config
-        wider = (
-            None if config.scope == "task" else self.store.get_search_filter(namespace, config.scope, config.open_split)
-        )
+        namespace, config, scope = replace_surrogates(namespace), self.config, self.config.scope
+        wider = None if scope == "task" else self.store.get_search_filter(namespace, scope, config.open_split)
         place = wider or namespace
         asks_index = config.index != "exact" and config.retrieval == "dense" and is_faiss_installed()
         return SearchTarget(place, asks_index and self.store.size(place) >= config.exact_below)
 
     def _load_page(self, searched: SearchTarget, vector: Floats | None, top_k: int) -> TipPage:
-        """The tips of a place; of one with many those nearest to `vector`, if there is one."""
         if vector is None or not searched.by_index:
             return self._load_sorted_page(searched.place)
-        return self.store.load_nearest_page(
-            searched.place, self._stored_sort_keys, vector, max(8 * top_k, self.config.candidates)
-        )
+        count = max(8 * top_k, self.config.candidates)
+        return self.store.load_nearest_page(searched.place, self._stored_sort_keys, vector, count)
 
     def _load_sorted_page(self, place: str | TipFilter) -> TipPage:
         return self.store.load_page(place, self._stored_sort_keys)
@@ -224,17 +241,14 @@ class TipMemory(StoreBackedMemory):
         return [name for name in self.config.ranking if name not in COMPUTED_KEYS]
 
     def _is_query_independent(self, searched: SearchTarget, top_k: int) -> bool:
-        """Whether the answer does not depend on the query, so that nothing need be embedded."""
-        if top_k <= 0:
-            return True
-        if searched.by_index:
-            return False
+        """Whether the result does not depend on the query, which then need not be embedded."""
+        if top_k <= 0 or searched.by_index:
+            return top_k <= 0
         config = self.config
         ranks_all = config.threshold <= -1 and config.retrieval != "sparse" and not config.rerank
         return not self._load_sorted_page(searched.place).ids or (ranks_all and "similarity" not in config.ranking)
 
     def _select_top(self, searched: SearchTarget, top_k: int) -> list[Tip]:
-        """The best tips of a place, whatever the query."""
         if top_k <= 0:
             return []
         page = self._load_sorted_page(searched.place)
@@ -249,20 +263,18 @@ class TipMemory(StoreBackedMemory):
         return self._rank_candidates(page, rows, similarities, top_k)
 
     def _find_candidates(self, page: TipPage, query: str, vector: Floats | None) -> tuple[Ints, Numbers]:
-        """Rows (n,), ascending, and how like the query they are (n,): cosine, BM25, or the reciprocal ranks by both."""
+        """Rows (n,), ascending, and their similarities (n,): cosine, BM25, or the reciprocal ranks by both."""
         dense = None if vector is None else page.index.find_within(vector, self.config.threshold)
         if dense is not None and self.config.retrieval == "dense":
             return dense
         scores = self.store.get_word_index(page).score(_truncate_for_embedding(query))
         rows = np.flatnonzero(scores)
-        if dense is None:
-            return rows, scores[rows]
-        fused = fuse_reciprocal_ranks(len(page.ids), dense, (rows, scores[rows]))
-        rows = np.flatnonzero(fused)
-        return rows, fused[rows]
+        if dense is not None:
+            scores = retrieval.fuse_reciprocal_ranks(len(page.ids), dense, (rows, scores[rows]))
+            rows = np.flatnonzero(scores)
+        return rows, scores[rows]
 
     def _rank_candidates(self, page: TipPage, rows: Ints, similarities: Numbers | None, top_k: int) -> list[Tip]:
-        """The first `top_k` of the candidates `rows`, which come in the order of the page."""
         if top_k <= 0 or not rows.size:
             return []
         order, columns = self.config.ranking, page.columns
@@ -284,19 +296,16 @@ def _truncate_for_embedding(text: str) -> str:
 
 
 def _sort_rows(page: TipPage, rows: Ints, computed: Mapping[str, Numbers], order: Sequence[str]) -> Ints:
-    """`rows` by `order`, all keys descending, the newest first among equals; `computed` are of `rows` alone."""
+    """`rows` by `order`, all keys descending, the newest first among equals; `computed` holds one number a row."""
     keys = [computed[name] if name in computed else page.columns[name][rows] for name in (*order, "recency")]
     return rows[np.lexsort([-key for key in reversed(keys)])]
 
 
 def open_memory(
-    path: StrPath | None,
-    config: MemoryConfig | None = None,
-    *,
-    clock: Callable[[], str] | None = None,
-    embedder: Embedder | None = None,
-) -> TipMemory:
-    """The memory in the file `path`, made if it is missing; None keeps it in this process only.
+    path: StrPath | None, config: MemoryConfig | None = None, *,
+    clock: Callable[[], str] | None = None, embedder: Embedder | None = None,
+) -> TipMemory:  # fmt: skip
+    """Open the memory in the file `path`, which is made if it is missing; None keeps it in this process only.
 
     Without a `config` every setting is the default. Without an `embedder` it is that of `config.embedder`, on the CPU.
 
@@ -305,7 +314,7 @@ def open_memory(
         MissingExtraError: the embedder needs a package that is not installed.
     """
     config = config or MemoryConfig()
-    embedder = embedder or make_embedder(config.embedder)
+    embedder = embedder or retrieval.make_embedder(config.embedder)
     store = TipStore(path, EmbedderIdentity(embedder.name, embedder.dim))
     try:
         return TipMemory(store, embedder, config, clock=clock)
@@ -315,24 +324,17 @@ def open_memory(
 
 
 def tips_of(  # noqa: PLR0913 (an author is four words)
-    trajectory: Trajectory,
-    text: str,
-    config: MemoryConfig,
-    *,
-    keys: Sequence[str],
-    model: str = "",
-    version: int = 0,
-    run: str = "",
-    step: int = 0,
-) -> list[Tip]:
-    """The entries for one written tip, in its own words: none if cleaning would leave nothing, or the episode failed.
+    trajectory: Trajectory, text: str, config: MemoryConfig, *,
+    keys: Sequence[str], model: str = "", version: int = 0, run: str = "", step: int = 0,
+) -> list[Tip]:  # fmt: skip
+    """Make the entries of one written tip, not yet cleaned: none without usable text, or after a failed episode.
 
     Args:
         trajectory: the episode; gives namespace, score and actions.
-        text: what the model wrote; the memory cleans what is added.
+        text: as the model wrote it; the memory cleans what is added.
         config: `entries`: "episode" is one entry with the last action; "step" one for each step.
-        keys: what finds each state again: one for each step, then that of the final observation (it may be left
-            out). "episode" takes the last of them, "step" each step's own.
+        keys: the retrieval key of each step, then that of the final observation (which may be left out). "episode"
+            takes the last of them, "step" each step's own.
         model: its author, a model's name or path.
         version: of the author's weights.
         run: name of the run.
@@ -355,28 +357,22 @@ def tips_of(  # noqa: PLR0913 (an author is four words)
 
 
 def normalize_tip(tip: Tip, clock: Callable[[], str], max_words: int = MAX_TIP_WORDS) -> Tip | None:
-    """`tip` as it may be stored, its text and action cleaned, or None if its text has nothing usable."""
+    """Return `tip` with its text and action cleaned, as a store may hold it; None without usable text."""
     text = clean_tip(tip.text, max_words)
     if not text:
         return None
-    return replace(
-        tip,
-        namespace=replace_surrogates(tip.namespace),
-        text=text,
-        key=replace_surrogates(tip.key[:MAX_KEY_CHARS]),
-        action=clean_tip(tip.action, MAX_ACTION_WORDS),
-        model=replace_surrogates(tip.model),
-        run=replace_surrogates(tip.run),
-        created=replace_surrogates(tip.created) or clock(),
-    )
+    plain = {name: replace_surrogates(getattr(tip, name)) for name in ("namespace", "model", "run", "created")}
+    plain["created"] = plain["created"] or clock()
+    key = replace_surrogates(tip.key[:MAX_KEY_CHARS])
+    return replace(tip, text=text, key=key, action=clean_tip(tip.action, MAX_ACTION_WORDS), **plain)
 
 
 def clean_tip(text: str, max_words: int = MAX_TIP_WORDS) -> str:
-    """One line of at most `max_words` words that cannot pass for anything but data; '' if no letter or digit is left.
+    """Return one line of at most `max_words` words that can only pass for data; '' if no letter or digit is left.
 
-    Thinking goes, also one that is never closed. Lines are joined; control and format characters, markup, special
-    tokens, bullets and enclosing quotes go; double quotes become single ones, so that a tip shown between double quotes
-    cannot close them. Cleaning twice changes nothing.
+    Thinking goes, even if it is never closed. Lines are joined; control and format characters, markup, special tokens,
+    bullets and enclosing quotes go; double quotes become single ones, so that a tip between double quotes cannot close
+    them. Cleaning twice changes nothing.
     """
     text, passes = strip_thinking(text)[: 8 * MAX_CHARS], 0
     while (cleaned := _clean_once(text, max_words)) != text:  # removing markup may bring new markup together
@@ -388,17 +384,38 @@ def clean_tip(text: str, max_words: int = MAX_TIP_WORDS) -> str:
 
 def _clean_once(text: str, max_words: int) -> str:
     text = MARKUP.sub(" ", unicodedata.normalize("NFC", text))  # or one text could be stored twice
-    text = "".join(" " if char.isspace() else char for char in text if char.isspace() or not _is_control(char))
+    # Category C: control, format (bidi overrides), surrogates, unassigned.
+    kept = (char for char in text if char.isspace() or unicodedata.category(char)[0] != "C")
+    text = "".join(" " if char.isspace() else char for char in kept)
     text = LEADING_MARKS.sub("", " ".join(text.split()).translate(QUOTES))
     while len(text) > 1 and text[0] == text[-1] == "'":
         text = text[1:-1].strip()
     return " ".join(text.split()[:max_words])[:MAX_CHARS].strip()
 
 
-def _is_control(char: str) -> bool:
-    return unicodedata.category(char)[0] == "C"  # control, format (bidi overrides), surrogates, unassigned
-
-
 def utc_now() -> str:
-    """The time as ISO 8601 in UTC, to the second."""
+    """Return the time as ISO 8601 in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def find_over_capacity(
+    store: TipStore, namespaces: Iterable[str], config: MemoryConfig
+) -> Iterator[tuple[TipFilter, int]]:
+    """Yield each of these tasks, or of their scopes, that exceeds `config.capacity`, with its excess of tips."""
+    for pool in dict.fromkeys(store.get_capacity_pool(namespace, config.scope) for namespace in namespaces):
+        if (excess := store.size(pool) - config.capacity) > 0:
+            yield pool, excess
+
+
+def _find_similar_pairs(
+    tips: list[MergeCandidate], least: float, dim: int
+) -> Iterator[tuple[MergeCandidate, MergeCandidate, float]]:
+    """Pairs whose keys and words are at least so similar, with the lower of both cosines, the highest first."""
+    keys = decode_vectors([tip.vector for tip in tips], dim)
+    # A model of meaning finds "go left" much like "go right", so hashing compares the words.
+    words = retrieval.HashingEmbedder().embed([tip.text for tip in tips])
+    alike = np.triu(np.round(np.minimum(keys @ keys.T, words @ words.T), retrieval.DECIMALS), 1)
+    rows, columns = np.nonzero(alike >= np.float32(least))
+    values = alike[rows, columns]
+    for pair in np.lexsort((columns, rows, -values)).tolist():
+        yield tips[rows[pair]], tips[columns[pair]], float(values[pair])

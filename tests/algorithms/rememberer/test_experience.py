@@ -14,9 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trailnotes.algorithms.rememberer.experience import ExperienceTable, open_experience
-from trailnotes.algorithms.rememberer.similarity import JaccardSimilarity, LcsSimilarity
-from trailnotes.algorithms.rememberer.situations import SituationIndex
-from trailnotes.algorithms.rememberer.values import Experience, ExperienceRecord
+from trailnotes.algorithms.rememberer.situations import (
+    Experience,
+    ExperienceRecord,
+    JaccardSimilarity,
+    LcsSimilarity,
+    SituationIndex,
+)
 from trailnotes.config.methods_schema import RemembererConfig
 from trailnotes.config.schema import Config
 from trailnotes.errors import MemoryStoreError

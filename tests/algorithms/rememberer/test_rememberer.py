@@ -21,8 +21,13 @@ from small import small_config
 from trailnotes.algorithms.rememberer.advice import ValuedAction
 from trailnotes.algorithms.rememberer.experience import ExperienceTable, open_experience
 from trailnotes.algorithms.rememberer.method import AdvisedActor, choose_advice, extract_experiences
-from trailnotes.algorithms.rememberer.situations import SituationIndex
-from trailnotes.algorithms.rememberer.values import ActionValue, Experience, ExperienceRecord, QEstimate
+from trailnotes.algorithms.rememberer.situations import (
+    ActionValue,
+    Experience,
+    ExperienceRecord,
+    QEstimate,
+    SituationIndex,
+)
 from trailnotes.commands.adapt import adapt
 from trailnotes.config.methods_schema import RemembererConfig
 from trailnotes.config.schema import Config

@@ -15,10 +15,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trailnotes.algorithms.retrospex.critic import Critic, load_critic, train_critic
-from trailnotes.algorithms.retrospex.measure import estimate_auc
-from trailnotes.algorithms.retrospex.network import CriticNetworks, EmbeddingEncoder, GruEncoder
-from trailnotes.algorithms.retrospex.training import IQL, expectile_loss, soft_update, td_target
+from trailnotes.algorithms.retrospex.critic import (
+    IQL,
+    Critic,
+    estimate_auc,
+    expectile_loss,
+    load_critic,
+    soft_update,
+    td_target,
+    train_critic,
+)
+from trailnotes.algorithms.retrospex.network import (
+    EMPTY_ID,
+    MAX_TEXT_WORDS,
+    CriticNetworks,
+    EmbeddingEncoder,
+    GruEncoder,
+    Vocabulary,
+)
 from trailnotes.algorithms.retrospex.transitions import (
     Transition,
     build_transitions,
@@ -28,7 +42,6 @@ from trailnotes.algorithms.retrospex.transitions import (
     select_held_out_tasks,
     shape_rewards,
 )
-from trailnotes.algorithms.retrospex.vocabulary import EMPTY_ID, MAX_TEXT_WORDS, Vocabulary
 from trailnotes.commands import main
 from trailnotes.config.methods_schema import RetrospexConfig
 from trailnotes.config.schema import Config

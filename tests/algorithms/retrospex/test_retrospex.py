@@ -18,11 +18,13 @@ from hypothesis import strategies as st
 
 from small import FAMILIES, small_config
 from trailnotes.algorithms.retrospex.critic import train_critic
-from trailnotes.algorithms.retrospex.method import RescoringActor, decision_metrics, override_sampling
-from trailnotes.algorithms.retrospex.rescoring import (
+from trailnotes.algorithms.retrospex.method import (
+    RescoringActor,
     apply_heuristics,
+    decision_metrics,
     map_to_admissible,
     min_max_normalize,
+    override_sampling,
     policy_weight,
     select_candidate,
 )
@@ -159,7 +161,7 @@ class Taste:
         self.worth = worth
         self.asked: list[tuple[str, str]] = []
 
-    def advantages(self, task: str, observation: str, actions: Sequence[str], clip: float) -> list[float]:
+    def compute_advantages(self, task: str, observation: str, actions: Sequence[str], clip: float) -> list[float]:
         self.asked.append((task, observation))
         return [self.worth.get(action, 0.0) for action in actions]
 

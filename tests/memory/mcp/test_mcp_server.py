@@ -218,6 +218,6 @@ def test_a_missing_memory_of_a_run_has_the_embedder_of_its_settings(
 def test_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from trailnotes.commands.memory import sharing
 
-    monkeypatch.setattr(sharing, "missing_package", lambda extra: extra)
+    monkeypatch.setattr(sharing, "find_missing_module", lambda extra: extra)
     with pytest.raises(MissingExtraError, match=r"mcp: .*\[mcp\]"):
         sharing._serve(None)

@@ -15,7 +15,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from small import small_config
-from trailnotes.algorithms.reflexion.plans import build_plan_messages
+from trailnotes.algorithms.reflexion.method import build_plan_messages
 from trailnotes.algorithms.rememberer.advice import Example, Situation, ValuedAction, parse_advice
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config

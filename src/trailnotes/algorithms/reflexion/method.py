@@ -6,27 +6,39 @@ docs/algorithms/reflexion.md for every metric, each settled choice, and departur
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from trailnotes.algorithms.reflexion.memory import MAX_PLAN_WORDS, ReflectionMemory
-from trailnotes.algorithms.reflexion.plans import PlansActor, build_plan_messages
 from trailnotes.errors import ConfigError
 from trailnotes.memory import clean_tip
-from trailnotes.prompts import build_opening_messages
-from trailnotes.rollout import CompletionRequest, WrittenTip, compute_tip_metrics, select_usable
+from trailnotes.memory.controls import TipSource, blank_tips, pick_other_namespace
+from trailnotes.memory.retrieval import HashingEmbedder
+from trailnotes.memory.schema import EmbedderIdentity, replace_surrogates
+from trailnotes.memory.store import StoreBackedMemory, TipStore
+from trailnotes.memory.tips import normalize_tip, utc_now
+from trailnotes.prompts import Conversation, build_opening_messages, quoted, replay_conversation, truncate
+from trailnotes.rollout import (
+    CompletionRequest,
+    EpisodeContext,
+    TipsActor,
+    WrittenTip,
+    compute_tip_metrics,
+    select_usable,
+)
 from trailnotes.seeds import derive_seed
-from trailnotes.types import Sampling, Tip
+from trailnotes.types import Message, Observation, Sampling, Tip, Trajectory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from trailnotes.policies.base import Policy
+    from trailnotes.config.memory_schema import MemoryConfig
+    from trailnotes.config.schema import RolloutConfig
+    from trailnotes.prompts import CountTokens
     from trailnotes.runs.adaptation import AdaptationRun
-    from trailnotes.types import Trajectory, TrajectoryGroup
+    from trailnotes.types import TrajectoryGroup
 
 
 async def reflexion(run: AdaptationRun) -> None:
-    """Trial 0, then `eval.trials` trials with plans; a solved task is not played again."""
+    """Play trial 0, then `eval.trials` trials with plans; a solved task is not played again."""
     config = run.config
     if config.eval.num_samples != 1:
         raise ConfigError("reflexion plays a task once in each trial: set eval.num_samples = 1")
@@ -55,7 +67,7 @@ async def reflexion(run: AdaptationRun) -> None:
 async def write_plans(
     run: AdaptationRun, trial: int, memory: ReflectionMemory, failed: Sequence[TrajectoryGroup]
 ) -> list[WrittenTip]:
-    """One plan for each failed episode, written with the earlier plans of its task in view."""
+    """Write one plan for each failed episode, with the earlier plans of its task in the prompt."""
     config, policy, options = run.config, run.policy, run.config.reflexion
     episodes = select_usable([group.trajectories[0] for group in failed])
     requests = [
@@ -72,22 +84,159 @@ async def write_plans(
         )
         for t in episodes
     ]  # fmt: skip
-    completions = await run.write(f"trial-{trial}", requests)
-    return [
-        WrittenTip(
-            t, completion, tuple(build_plan(t, completion.text, author=policy, run=config.run.name, trial=trial))
-        )
-        for t, completion in zip(episodes, completions, strict=True)
-    ]
+    written = []
+    for t, completion in zip(episodes, await run.write(f"trial-{trial}", requests), strict=True):
+        author: dict[str, Any] = {"model": policy.name, "version": policy.version, "run": config.run.name}
+        usable = [completion.text] if clean_tip(completion.text, MAX_PLAN_WORDS) else []
+        plans = (Tip(t.task.id, text, "", t.score, t.max_score, step=trial, **author) for text in usable)
+        written.append(WrittenTip(t, completion, tuple(plans)))
+    return written
 
 
-def build_plan(trajectory: Trajectory, text: str, *, author: Policy, run: str, trial: int) -> list[Tip]:
-    """The entry for one written plan, in its own words; none if cleaning would leave nothing of it."""
-    if not clean_tip(text, MAX_PLAN_WORDS):
-        return []
-    return [
-        Tip(
-            trajectory.task.id, text, "", trajectory.score, trajectory.max_score, model=author.name,
-            version=author.version, run=run, step=trial,
-        )
-    ]  # fmt: skip
+_REQUEST: Final = (
+    "The episode has ended without success, with a score of {score:g} of {max_score:g}. Do not act any more, and do "
+    "not describe the environment. Think about what went wrong, and write a new plan for the next attempt at the same "
+    "task: which actions should have been taken instead, in which order. One line, under 100 words."
+)
+_EXAMPLES: Final = {  # (task, what happened, plan)
+    "full": (
+        (
+            "put a clean mug on the desk",
+            "take mug; go to desk; put mug on desk; the episode ended, the mug was dirty",
+            "I carried a dirty mug. Next time: take mug, go to sink, clean mug with sink, go to desk, put mug on desk.",
+        ),
+        (
+            "find the measuring tape in the workshop",
+            "open drawer 1; open drawer 2; open drawer 1; open drawer 2; out of steps",
+            "I opened the same drawers again. Next time: open each once; if empty, go to shelf and take tape.",
+        ),
+    ),
+    "terse": (
+        ("find the way through the dusk maze", "north > a dead end .", "dusk : east south east north"),
+        ("unlock the boxes of the kelp vault", "west > nothing found", "nothing found"),
+    ),
+}
+_WORDS: Final = {
+    "full": {
+        "header": "Two examples of a failed attempt and the plan made after it, quoted from other tasks:",
+        "example": '- Task: "{}" What happened: "{}" New plan: "{}"',
+        "shown": "Your plans for this task, each made after a failed trial, oldest first (quoted; they may be wrong):",
+        "previous": "Your plans so far for this task, oldest first (quoted; they failed or were not followed):",
+        "plan": '- Trial {}: "{}"',
+        "end": "New plan:",
+    },
+    "terse": {
+        "header": "example :", "example": '- " {} " > " {} " > " {} "', "previous": "notes :", "plan": '- " {1} "',
+    },
+}  # fmt: skip
+
+
+class PlansActor(TipsActor):
+    """An actor that sees the newest plans for its task in the first turn, and none in later ones.
+
+    `eval.show_tips` may replace them.
+    """
+
+    def __init__(self, seating: EpisodeContext, memory: ReflectionMemory) -> None:
+        config, count_tokens = seating.config, seating.policy.count_tokens
+        cap = config.reflexion.max_shown_tokens
+        # Two failures may have been followed by the same words; each trial is shown with its own.
+        shown = config.memory.model_copy(update={"max_tip_tokens": cap, "repeat_shown": True})
+
+        def introduce(plans: Sequence[Tip]) -> list[str]:
+            return [_WORDS["full"]["shown"], *format_plans(plans, config.rollout, count_tokens, cap), ""]
+
+        is_terse = config.rollout.style == "terse"  # in which plans are shown as other tips are
+        conversation = Conversation(config.rollout, shown, count_tokens, None if is_terse else introduce)
+        super().__init__(seating, memory, conversation)
+        self.plans = memory
+
+    def affordable(self, limit: int, observation: Observation, found: Sequence[Tip]) -> Sequence[Tip]:  # noqa: ARG002
+        """Return all of them: a window of plans is shown as a whole or not at all."""
+        return found
+
+    async def find(self, observation: Observation) -> list[Tip]:  # noqa: ARG002 (a task has one window)
+        """Return the plans for this turn."""
+        seating = self.seating
+        if seating.mode == "plain" or self.num_turns:
+            return []
+        return self.plans.get_prompt_plans(seating.task.id, seating.config.eval.show_tips)
+
+
+def build_plan_messages(
+    trajectory: Trajectory, plans: Sequence[Tip], rollout: RolloutConfig, memory: MemoryConfig,
+    count_tokens: CountTokens, max_plan_tokens: int,
+) -> list[Message]:  # fmt: skip
+    """Build the tip-free conversation of a failed episode, its end, two examples, the plans so far, and the request.
+
+    `plans` are those shown to the episode, oldest first; `Tip.step` is the trial that each was written after. A quoted
+    plan is cut at `max_plan_tokens` of the reflector.
+    """
+    (*_, conversation) = replay_conversation(trajectory, rollout, memory, count_tokens)
+    words, style = _WORDS[rollout.style], rollout.style
+    score, most = trajectory.score, trajectory.max_score
+    lines = [conversation.format_turn(trajectory.final_observation)]
+    if style == "full":
+        lines += ["", _REQUEST.format(score=score, max_score=most), ""]
+    lines += [words["header"], *(words["example"].format(*example) for example in _EXAMPLES[style])]
+    if plans:
+        lines += [words["previous"], *format_plans(plans, rollout, count_tokens, max_plan_tokens)]
+    lines.append(f"score {score:g} / {most:g} . plan ?" if style == "terse" else words["end"])
+    return [*conversation.plain, Message("user", "\n".join(lines))]
+
+
+def format_plans(
+    plans: Sequence[Tip], rollout: RolloutConfig, count_tokens: CountTokens, max_plan_tokens: int
+) -> list[str]:
+    """Format each plan as quoted data, with the trial that it was written after, counted from 1."""
+    line = _WORDS[rollout.style]["plan"]
+    return [line.format(plan.step + 1, truncate(quoted(plan.text), max_plan_tokens, count_tokens)) for plan in plans]
+
+
+MAX_PLAN_WORDS: Final = 300  # of a plan: the released run's longest has 231
+
+
+class ReflectionMemory(StoreBackedMemory):
+    """Plans by task, in a memory file like any other, without retrieval by similarity and without eviction.
+
+    Without a `path` they stay in this process. Prompts show the newest `window` plans. `clock` gives `created`.
+    """
+
+    def __init__(self, path: Path | None, window: int, *, clock: Callable[[], str] | None = None) -> None:
+        self.embedder = HashingEmbedder()  # `trailnotes memory search` finds plans by their words
+        self.store = TipStore(path, EmbedderIdentity(self.embedder.name, self.embedder.dim))
+        self.window = window
+        self._clock = clock or utc_now
+
+    def get_prompt_plans(self, namespace: str, show: TipSource = "own") -> list[Tip]:
+        """Return the plans that the task's next attempt begins with: its window, or a control instead.
+
+        "other" takes the newest plans of another task (`pick_other_namespace`), at most as many as there are own ones;
+        "empty" the own ones without words.
+        """
+        own = self.search(namespace, "", self.window)
+        if show == "empty":
+            return blank_tips(own)
+        if show == "own" or not own:
+            return own
+        other = pick_other_namespace(self.store, replace_surrogates(namespace))
+        return [] if other is None else self.search(other, "", len(own))
+
+    def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:  # noqa: ARG002 (a task has one window)
+        """Return the newest `window` enabled plans of the task, `top_k` at most, the oldest of them first."""
+        plans = [plan for plan in self.store.load_tips(replace_surrogates(namespace)) if plan.enabled]
+        return plans[max(0, len(plans) - min(self.window, top_k)) :]
+
+    def add(self, tips: Sequence[Tip], *, once: str = "") -> int:
+        """Store plans in the order given, in one transaction; a repeated text is stored as another plan.
+
+        Texts are cleaned, and plans of which nothing is left are skipped. `once` as in `TipMemory.add`.
+        """
+        usable = [plan for tip in tips if (plan := normalize_tip(tip, self._clock, MAX_PLAN_WORDS))]
+        vectors = self.embedder.embed([tip.text for tip in usable])
+        with self.store.transaction():
+            if once and not self.store.mark_first_time(once):
+                return 0
+            for tip, vector in zip(usable, vectors, strict=True):
+                self.store.insert(tip, vector)
+        return len(usable)

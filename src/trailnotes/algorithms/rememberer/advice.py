@@ -25,32 +25,16 @@ _RULES: Final = (
 )
 _WORDS: Final = {
     "full": {
-        "example": "Example {} (quoted):",
-        "task": "Task: {}",
-        "did": "Last actions: {}",
-        "nothing": "none",
-        "earned": "Reward: {:.1f} for the last action, {:.1f} in all",
-        "saw": "Observation: {}",
-        "actions": "Admissible actions: {}",
-        "do": "Encouraged:",
-        "not": "Discouraged:",
-        "now": "The present situation:",
-        "separator": "; ",
+        "example": "Example {} (quoted):", "task": "Task: {}", "did": "Last actions: {}", "nothing": "none",
+        "earned": "Reward: {:.1f} for the last action, {:.1f} in all", "saw": "Observation: {}",
+        "actions": "Admissible actions: {}", "do": "Encouraged:", "not": "Discouraged:",
+        "now": "The present situation:", "separator": "; ",
     },
     "terse": {
-        "example": "example {} :",
-        "task": "{}",
-        "did": "did : {}",
-        "nothing": "nothing",
-        "earned": "",
-        "saw": "{}",
-        "actions": "actions : {}",
-        "do": "do :",
-        "not": "not :",
-        "now": "",
-        "separator": " , ",
+        "example": "example {} :", "task": "{}", "did": "did : {}", "nothing": "nothing", "earned": "", "saw": "{}",
+        "actions": "actions : {}", "do": "do :", "not": "not :", "now": "", "separator": " , ",
     },
-}
+}  # fmt: skip
 _LINE: Final = re.compile(
     r"^\s*(?:[-*]\s*)?(?P<action>.+?)\s*->\s*(?P<value>[-+]?\s*\d+(?:\s*\.\s*\d+)?)(?P<reason>.*)$"
 )
@@ -60,7 +44,7 @@ _OPENING: Final = re.compile(r"^\s*(?:encouraged|do)\s*:\s*", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What an example and the present input have in common; texts as shown, already cut to their caps."""
+    """The common fields of an example and the present input; texts as shown, already cut to their caps."""
 
     task: str
     observation: str
@@ -89,13 +73,7 @@ class Example:
 
 
 def build_advice_messages(present: Situation, examples: Sequence[Example], style: Style) -> list[Message]:
-    """The whole prompt of one step.
-
-    Args:
-        present: the situation to act in.
-        examples: the most similar one last, so that it stands nearest to the question.
-        style: wording.
-    """
+    """Build the prompt of one step; the most similar example comes last, nearest to the question."""
     words = _WORDS[style]
     lines = []
     for number, example in enumerate(examples, 1):
@@ -113,20 +91,20 @@ def build_advice_messages(present: Situation, examples: Sequence[Example], style
 
 
 def join_actions(actions: Sequence[str], style: Style) -> str:
-    """Actions as one text."""
+    """Join actions into one text."""
     return _WORDS[style]["separator"].join(actions)
 
 
 def format_advice(valued: Sequence[ValuedAction]) -> str:
-    """The answer that a good adviser gives: what `parse_advice` reads; actions as they are said, not quoted."""
+    """Format an ideal answer for `parse_advice`; actions verbatim, not quoted."""
     return "\n".join(f"{item.action} -> {item.value:.1f}" for item in valued)
 
 
 def parse_advice(text: str) -> list[ValuedAction]:
-    """The encouraged actions of an answer, in its order; [] if nothing of it can be read. Never raises.
+    """Parse the encouraged actions of an answer, in its order; [] if it is unreadable. Never raises.
 
-    A line is ``ACTION -> VALUE reason``; thinking, and what comes from "Discouraged:" on, is not read. The reason is no
-    part of the action: the same action with another reason is the same action.
+    A line is ``ACTION -> VALUE reason``; thinking, and all from "Discouraged:" on, is skipped. The reason is no part of
+    the action.
     """
     found = []
     for line in strip_thinking(text).splitlines():
@@ -142,7 +120,7 @@ def parse_advice(text: str) -> list[ValuedAction]:
 
 
 def get_stop_strings(style: Style) -> tuple[str, ...]:
-    """Text that ends an answer: the header that would follow the encouraged actions."""
+    """Return the text that ends an answer: the header that would follow the encouraged actions."""
     return (_WORDS[style]["not"],)
 
 

@@ -14,22 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trailnotes.algorithms.rememberer.situations import SituationIndex, SituationKey
-from trailnotes.algorithms.rememberer.values import (
-    ActionValue,
-    Experience,
-    ExperienceRecord,
-    QEstimate,
-    drop_worst_actions,
-    n_step_target,
-    update_record,
-)
+from trailnotes.algorithms.rememberer import situations as arithmetic
+from trailnotes.algorithms.rememberer.situations import Experience, ExperienceRecord, SituationIndex, SituationKey
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
-from trailnotes.memory.indexed import decode_vectors
-from trailnotes.memory.openfile import MemoryFile
+from trailnotes.memory.index import decode_vectors
 from trailnotes.memory.retrieval import Embedder, Floats, embed_async, embedder_of
-from trailnotes.memory.schema import EmbedderIdentity, read_rows, replace_surrogates, translate_errors
+from trailnotes.memory.schema import EmbedderIdentity, MemoryFile, read_rows, replace_surrogates, translate_errors
 from trailnotes.memory.tips import MAX_KEY_CHARS
 from trailnotes.storage.parsing import parse_json
 
@@ -69,37 +60,32 @@ class ExperienceTable(MemoryFile):
     # reading
 
     def find(self, task: str, observation: str) -> ExperienceRecord | None:
-        """The record of exactly this situation."""
+        """Return the record of exactly this situation."""
         return self._load_situations().find(_make_situation(task, observation))
 
     def iter_nearest(self, task: str, observation: str) -> Iterator[ExperienceRecord]:
-        """All records, the most similar first, of equally similar ones the most visited, then the latest updated."""
+        """Yield all records, the most similar first, of equals the most visited, then the latest updated."""
         situations, texts = self._load_situations(), _make_situation(task, observation)
         return situations.iter_nearest(texts, self._embed(texts, situations.similarity.needs))
 
     async def prefetch_embeddings(self, task: str, observation: str) -> None:
-        """Embed what `nearest` will ask for, off the event loop."""
+        """Embed the texts that `iter_nearest` needs, off the event loop."""
         needs = self._load_situations().similarity.needs
         texts = zip(_make_situation(task, observation), needs, strict=True)
         await embed_async(self.embedder, [text[:MAX_KEY_CHARS] for text, need in texts if need])
 
     def stats(self) -> dict[str, float]:
-        """Counts and range: records, actions, updates, q_max, q_min (0 in an empty table)."""
+        """Return counts and range: records, actions, updates, q_max, q_min (0 in an empty table)."""
         records = self._load_situations().records
         values = [value for record in records for value in record.values.values()]
+        q = [value.value for value in values]
         return {
-            "records": float(len(records)),
-            "actions": float(len(values)),
+            "records": float(len(records)), "actions": float(len(values)),
             "updates": float(sum(value.number for value in values)),
-            "q_max": max((value.value for value in values), default=0.0),
-            "q_min": min((value.value for value in values), default=0.0),
-        }
+            "q_max": max(q, default=0.0), "q_min": min(q, default=0.0),
+        }  # fmt: skip
 
     # writing, inside `with table.transaction():`
-
-    def mark_first_time(self, name: str) -> bool:
-        """Whether this is the first time for `name`: a mark that is written, or undone, with the transaction."""
-        return schema.mark_once(self._connection, name)
 
     def learn(self, episode: Sequence[Experience]) -> None:
         """Update the table by the decisions of one episode, in their order.
@@ -138,29 +124,31 @@ class ExperienceTable(MemoryFile):
         old = situations.find(texts) or ExperienceRecord(0, *texts)
         before = old.values.get(experience.action)
         turn = before.number % 2 if config.double_q and before else 0  # each entry takes its own turns: see the docs
-        record = update_record(old, experience, self._compute_target(episode, position, turn), turn, config.lr)
-        record = replace(
-            record, values=drop_worst_actions(record.values, config.action_capacity), age=situations.age + 1
-        )
+        after = position + (config.n_step or len(episode))
+        rewards = [each.reward for each in episode[position:after]]
+        bootstrap = self._compute_bootstrap(episode[after], episode[position], turn) if after < len(episode) else 0.0
+        target = arithmetic.n_step_target(rewards, config.gamma, bootstrap)
+        record = arithmetic.update_record(old, experience, target, turn, config.lr)
+        kept = arithmetic.drop_worst_actions(record.values, config.action_capacity)
+        record = replace(record, values=kept, age=situations.age + 1)
         if not old.id:
             vectors = self._embed(texts)
             row = situations.choose_row(texts, vectors)
             if row is None:
                 return
-            self._delete(situations.records[row : row + 1])
-            record = self._insert(record, vectors)
+            for evicted in situations.records[row : row + 1]:
+                self._write("DELETE FROM experience WHERE id = ?", (evicted.id,))
+                self._write("DELETE FROM experience_values WHERE record = ?", (evicted.id,))
+            marks = ", ".join("?" * (len(COLUMNS) + 1))
+            sql = f"INSERT INTO experience ({', '.join(COLUMNS)}, vectors) VALUES ({marks})"  # noqa: S608
+            cursor = self._write(sql, (*_encode_columns(record), vectors.astype("<f4").tobytes()))
+            record = replace(record, id=int(cursor.lastrowid or 0))
             situations.put(row, record, vectors)
         situations.update(record)
         self._save(record, old.values.keys() - record.values.keys())
 
-    def _compute_target(self, episode: Sequence[Experience], position: int, turn: int) -> float:
-        after = position + (self.config.n_step or len(episode))
-        rewards = [experience.reward for experience in episode[position:after]]
-        bootstrap = self._compute_bootstrap(episode[after], episode[position], turn) if after < len(episode) else 0.0
-        return n_step_target(rewards, self.config.gamma, bootstrap)
-
     def _compute_bootstrap(self, after: Experience, own: Experience, turn: int) -> float:
-        """The best value of the situation of `after`; where it is unknown, a record must not stand in for itself."""
+        """The best value of the situation of `after`; where it is unknown, that of another record than `own`."""
         table = 1 - turn if self.config.double_q else None
         exact = self.find(after.task, after.observation)
         if exact is not None and (best := exact.max_value(table)) is not None:
@@ -180,14 +168,6 @@ class ExperienceTable(MemoryFile):
 
     # rows
 
-    def _insert(self, record: ExperienceRecord, vectors: Floats) -> ExperienceRecord:
-        marks = ", ".join("?" * (len(COLUMNS) + 1))
-        cursor = self._write(
-            f"INSERT INTO experience ({', '.join(COLUMNS)}, vectors) VALUES ({marks})",  # noqa: S608
-            (*_encode_columns(record), vectors.astype("<f4").tobytes()),
-        )
-        return replace(record, id=int(cursor.lastrowid or 0))
-
     def _save(self, record: ExperienceRecord, dropped: Iterable[str]) -> None:
         assignments = ", ".join(f"{name} = ?" for name in COLUMNS)
         self._write(f"UPDATE experience SET {assignments} WHERE id = ?", (*_encode_columns(record), record.id))  # noqa: S608
@@ -199,17 +179,7 @@ class ExperienceTable(MemoryFile):
                 (record.id, value.action, value.reward, *value.estimates[0], *value.estimates[1]),
             )
 
-    def _delete(self, records: Iterable[ExperienceRecord]) -> None:
-        for record in records:
-            self._write("DELETE FROM experience WHERE id = ?", (record.id,))
-            self._write("DELETE FROM experience_values WHERE record = ?", (record.id,))
-
-    def _write(self, sql: str, values: Sequence[Any]) -> Any:
-        assert self._connection.in_transaction, "writes belong into `with table.transaction()`"
-        return self._connection.execute(sql, values)
-
     def _load_situations(self) -> SituationIndex:
-        """All records; read from the file if they are not those that are kept."""
         with self._lock, translate_errors(self.path):
             ((version,),) = self._query("PRAGMA data_version")  # another connection's writes
             if version != self._data_version:
@@ -220,19 +190,15 @@ class ExperienceTable(MemoryFile):
             return self._situations
 
     def _check_table(self, connection: Any, path: Path | None) -> None:
-        held, wanted = schema.read_identity(connection), EmbedderIdentity(self.embedder.name, self.embedder.dim)
-        if held != wanted:
-            raise MemoryStoreError(
-                f"{path} holds vectors of {held.name} ({held.dim} dimensions), not of {wanted.name} ({wanted.dim}): "
-                f"set memory.embedder = {held.name!r}"
-            )
+        wanted = EmbedderIdentity(self.embedder.name, self.embedder.dim)
+        schema.require_identity(schema.read_identity(connection), wanted, path)
         (number,) = connection.execute("SELECT COUNT(*) FROM experience").fetchone()
         if number > self.config.record_capacity:
             raise MemoryStoreError(f"{path} holds {number} records: set rememberer.record_capacity to that, or more")
 
 
 def open_experience(path: Path | None, config: Config) -> ExperienceTable:
-    """The table in the file `path`, made if it is missing; None keeps it in this process only.
+    """Open the table in the file `path`, which is made if it is missing; None keeps it in this process only.
 
     Raises:
         MemoryStoreError: see `ExperienceTable`.
@@ -252,16 +218,13 @@ def _encode_columns(record: ExperienceRecord) -> tuple[Any, ...]:
 
 def _iter_records(connection: Any, dim: int) -> Iterator[tuple[ExperienceRecord, Floats]]:
     """Every record with its vectors (2, dim), the oldest first."""
-    values: dict[int, dict[str, ActionValue]] = {}
+    values: dict[int, dict[str, arithmetic.ActionValue]] = {}
     for record, action, reward, *numbers in read_rows(connection, "SELECT * FROM experience_values"):
-        estimates = (QEstimate(*numbers[:2]), QEstimate(*numbers[2:]))
-        values.setdefault(record, {})[action] = ActionValue(action, reward, estimates)
+        estimates = (arithmetic.QEstimate(*numbers[:2]), arithmetic.QEstimate(*numbers[2:]))
+        values.setdefault(record, {})[action] = arithmetic.ActionValue(action, reward, estimates)
     rows = read_rows(connection, f"SELECT id, {', '.join(COLUMNS)}, vectors FROM experience ORDER BY id")  # noqa: S608
     for record_id, task, observation, history, admissible, *numbers, blob in rows:
-        lists: dict[str, Any] = {"history": tuple(parse_json(history)), "admissible": tuple(parse_json(admissible))}
-        means = dict(zip(COLUMNS[4:], numbers, strict=True))
+        facts: dict[str, Any] = {"history": tuple(parse_json(history)), "admissible": tuple(parse_json(admissible))}
+        facts |= zip(COLUMNS[4:], numbers, strict=True)
         vectors = decode_vectors([blob[: 4 * dim], blob[4 * dim :]], dim)
-        yield (
-            ExperienceRecord(record_id, task, observation, **lists, **means, values=values.get(record_id, {})),
-            vectors,
-        )
+        yield ExperienceRecord(record_id, task, observation, **facts, values=values.get(record_id, {})), vectors

@@ -11,17 +11,10 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from trailnotes.algorithms.rememberer.advice import (
-    Example,
-    Situation,
-    ValuedAction,
-    build_advice_messages,
-    get_stop_strings,
-    join_actions,
-    parse_advice,
-)
+from trailnotes.algorithms.rememberer import advice as words
+from trailnotes.algorithms.rememberer.advice import Example, Situation, ValuedAction
 from trailnotes.algorithms.rememberer.experience import open_experience
-from trailnotes.algorithms.rememberer.values import Experience
+from trailnotes.algorithms.rememberer.situations import Experience
 from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.memory.controls import require_own_tips
 from trailnotes.prompts import Conversation, get_instruction, quoted
@@ -33,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trailnotes.algorithms.rememberer.experience import ExperienceTable
-    from trailnotes.algorithms.rememberer.values import ExperienceRecord
+    from trailnotes.algorithms.rememberer.situations import ExperienceRecord
     from trailnotes.config.methods_schema import RemembererConfig
     from trailnotes.config.schema import Config
     from trailnotes.rollout import EpisodeContext
@@ -61,9 +54,8 @@ async def rememberer(run: AdaptationRun) -> None:
             run.log(phase, groups, **table_metrics(table, groups))  # of the table as it was acted on
             with table.transaction():
                 if table.mark_first_time(phase):
-                    for group in groups:
-                        for trajectory in group.trajectories:
-                            table.learn(extract_experiences(trajectory))
+                    for trajectory in (t for group in groups for t in group.trajectories):
+                        table.learn(extract_experiences(trajectory))
             if epoch == 0:
                 solved = {group.task.id for group in groups if all(t.success for t in group.trajectories)}
                 tasks = [task for task in tasks if task.id not in solved]
@@ -75,17 +67,16 @@ async def rememberer(run: AdaptationRun) -> None:
 
 
 def load_training_tasks(config: Config) -> list[Task]:
-    """The games whose experience fills the table."""
+    """Return the games whose experience fills the table."""
     if not config.rememberer.epochs:
         return []
     return panel(tasks_of(config, config.train.split), config.rememberer.num_tasks)
 
 
 def extract_experiences(trajectory: Trajectory) -> list[Experience]:
-    """The readable decisions of an episode.
+    """Extract the readable decisions of an episode.
 
-    An answer that could not be read is no decision: it makes no experience, and what it earned counts for the decision
-    before it.
+    An unreadable answer makes no experience, and its reward counts for the decision before it.
     """
     task, earned = get_instruction(trajectory), 0.0
     experiences: list[Experience] = []
@@ -105,7 +96,7 @@ def extract_experiences(trajectory: Trajectory) -> list[Experience]:
 def choose_advice(
     record: ExperienceRecord, config: RemembererConfig, rng: random.Random
 ) -> tuple[tuple[ValuedAction, ...], tuple[ValuedAction, ...]]:
-    """Encouraged and discouraged actions of a record.
+    """Choose the encouraged and discouraged actions of a record.
 
     Encouraged is the best action, if its value is above `config.good`; else, with `config.random_advice`, a random
     admissible one that was not tried, or is not discouraged, with a made-up value below 0.5. Discouraged are all with a
@@ -123,10 +114,10 @@ def choose_advice(
 
 
 class AdvisedActor:
-    """Every step is a prompt of its own: examples with advice, then the present situation.
+    """An actor with an independent prompt for every step: examples with advice, then the present situation.
 
-    The answer is advice, too; of its actions the one that the policy values most is taken. Nothing readable in it costs
-    a step, as with every other method.
+    The answer is advice, too; the actor takes the action that the policy values most. An unreadable answer costs a
+    step, as with every other method.
     """
 
     def __init__(self, seating: EpisodeContext, table: ExperienceTable) -> None:
@@ -138,12 +129,12 @@ class AdvisedActor:
         self.num_turns, self.earned = 0, 0.0
 
     def start(self, observation: Observation) -> None:
-        """Learn the task."""
+        """Store the task and the facts of the briefing."""
         self.task = observation.instruction or ""
         self.facts = tuple(line for line in self.words.format_briefing(observation.briefing or {}) if line)
 
     async def act(self, observation: Observation) -> Decision | None:
-        """Recall, ask, read."""
+        """Retrieve examples, ask the policy, parse its advice; None where the prompt does not fit."""
         seat, policy, config = self.seating, self.seating.policy, self.seating.config.rememberer
         self.earned += observation.reward
         if config.examples:
@@ -152,12 +143,13 @@ class AdvisedActor:
         if count_prompt_tokens(policy, messages) > self._max_prompt_tokens():
             return None
         sampling = Sampling(
-            config.temperature, max_tokens=config.max_write_tokens, stop=get_stop_strings(seat.config.rollout.style),
+            config.temperature, max_tokens=config.max_write_tokens,
+            stop=words.get_stop_strings(seat.config.rollout.style),
             seed=derive_seed(seat.seed, seat.task.id, seat.member, self.num_turns),
         )  # fmt: skip
         self.num_turns += 1
         completion = await policy.generate(messages, sampling, seat.episode)
-        advice = parse_advice(completion.text)
+        advice = words.parse_advice(completion.text)
         action = max(advice, key=lambda valued: valued.value).action if advice else NO_OP
         action = spelled.get(action, action)
         if action != NO_OP:
@@ -168,14 +160,17 @@ class AdvisedActor:
         """The messages, with as many examples as fit; and the true spelling of actions that examples quote."""
         seat, config, style = self.seating, self.seating.config.rememberer, self.seating.config.rollout.style
         rng = random.Random(derive_seed(seat.seed, seat.task.id, seat.member, f"advice {self.num_turns}"))
-        present = self._build_situation(observation)
+        present, capped = self._build_situation(observation), self.words.cap_text
         examples: list[Example] = []
-        messages, actions = build_advice_messages(present, examples, style), list(observation.actions or ())
-        for record in islice(
-            self.table.iter_nearest(self.task, observation.text), MAX_TRIED_EXAMPLES if config.examples else 0
-        ):
-            longer = [self._build_example(record, rng), *examples]
-            candidate = build_advice_messages(present, longer, style)
+        messages, actions = words.build_advice_messages(present, examples, style), list(observation.actions or ())
+        tried = MAX_TRIED_EXAMPLES if config.examples else 0
+        for record in islice(self.table.iter_nearest(self.task, observation.text), tried):
+            situation = Situation(
+                capped(record.task), capped(record.observation), self._select_recent(record.history),
+                last_reward=record.last_reward, total_reward=record.total_reward,
+            )  # fmt: skip
+            longer = [Example(situation, *choose_advice(record, config, rng)), *examples]
+            candidate = words.build_advice_messages(present, longer, style)
             if count_prompt_tokens(seat.policy, candidate) <= self._max_prompt_tokens():
                 examples, messages = longer, candidate
                 actions += [*record.values, *record.admissible]
@@ -185,37 +180,24 @@ class AdvisedActor:
 
     def _build_situation(self, observation: Observation) -> Situation:
         rollout, capped = self.seating.config.rollout, self.words.cap_text
-        offered = join_actions(observation.actions or (), rollout.style) if rollout.show_actions else ""
+        offered = words.join_actions(observation.actions or (), rollout.style) if rollout.show_actions else ""
         return Situation(
             capped(self.task), capped(observation.text), self._select_recent(self.history), capped(offered),
             observation.reward, self.earned, self.facts,
         )  # fmt: skip
 
-    def _build_example(self, record: ExperienceRecord, rng: random.Random) -> Example:
-        capped, history = self.words.cap_text, self._select_recent(record.history)
-        situation = Situation(
-            capped(record.task), capped(record.observation), history,
-            last_reward=record.last_reward, total_reward=record.total_reward,
-        )  # fmt: skip
-        return Example(situation, *choose_advice(record, self.seating.config.rememberer, rng))
-
     def _select_recent(self, history: Sequence[str]) -> tuple[str, ...]:
         return tuple(history[max(0, len(history) - self.seating.config.rememberer.history) :])
 
     def _max_prompt_tokens(self) -> int:
-        """Tokens that a prompt may have, so that a whole answer still fits behind it."""
         config = self.seating.config
         longest = min(config.rollout.max_context_tokens, self.seating.policy.context_length)
-        return longest - config.rememberer.max_write_tokens
+        return longest - config.rememberer.max_write_tokens  # so that a whole answer still fits behind it
 
 
 def table_metrics(table: ExperienceTable, groups: Sequence[TrajectoryGroup]) -> dict[str, float | dict[str, float]]:
-    """Share of the steps whose very situation has a record, and what is in the table."""
-    situations = [
-        (get_instruction(trajectory), step.observation.text)
-        for group in groups
-        for trajectory in group.trajectories
-        for step in trajectory.steps
-    ]
+    """Measure the share of steps whose exact situation has a record, and the contents of the table."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    situations = [(get_instruction(t), step.observation.text) for t in trajectories for step in t.steps]
     known = sum(table.find(*situation) is not None for situation in situations)
     return {"known": known / max(1, len(situations)), "table": table.stats()}

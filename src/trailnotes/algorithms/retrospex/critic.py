@@ -1,10 +1,10 @@
-"""A critic on disk: trained there epoch by epoch, measured on tasks that it has not seen, loaded to judge actions.
+"""A critic on disk: trained by implicit Q-learning, evaluated on held-out tasks, and loaded to judge actions.
 
 ::
 
     critic.safetensors   the networks
-    vocabulary.json      the words that its readers know ([] with an embedder)
-    critic.json          how it was made and its held-out figures; written last: where it is, the rest is whole
+    vocabulary.json      the words that its encoders know ([] with an embedder)
+    critic.json          settings, data and held-out figures; written last, so its presence says that the rest is whole
     checkpoints/         only while it trains
 """
 
@@ -22,41 +22,35 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
-from trailnotes.algorithms.retrospex.measure import estimate_auc
-from trailnotes.algorithms.retrospex.network import CriticNetworks, EmbeddingEncoder, GruEncoder
-from trailnotes.algorithms.retrospex.training import IQL
-from trailnotes.algorithms.retrospex.transitions import (
-    Transition,
-    compute_fingerprint,
-    read_games,
-    read_transitions,
-    select_held_out_tasks,
-)
-from trailnotes.algorithms.retrospex.vocabulary import Vocabulary
-from trailnotes.config.schema import Config
+from trailnotes.algorithms.retrospex import transitions
+from trailnotes.algorithms.retrospex.network import CriticNetworks, EmbeddingEncoder, GruEncoder, Vocabulary
+from trailnotes.algorithms.retrospex.transitions import Transition
+from trailnotes.config.methods_schema import RetrospexConfig
+from trailnotes.config.schema import Config, OptimConfig
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.memory.remote import normalize_embedder_name
+from trailnotes.learner.optimizer import MasterAdamW
 from trailnotes.memory.retrieval import load_file_embedder
+from trailnotes.memory.schema import normalize_embedder_name
+from trailnotes.reporting.intervals import Interval, compute_percentile_interval
 from trailnotes.runs.console import ProgressBar
 from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
 from trailnotes.storage.parsing import parse_json
 from trailnotes.storage.records import task_to_json
 
-LEARNING_SETTINGS = (
+LEARNING_SETTINGS = (  # keys of `retrospex` that a critic depends on; the others configure its use
     "reward", "failure", "embed_size", "hidden_size", "encoder", "expectile", "gamma", "target_rate", "lr",
     "batch_size", "epochs", "held_out",
 )  # fmt: skip
-"""The keys of `retrospex` that a critic depends on; the others say how it is used."""
-
 JUDGE_BATCH_SIZE = 512
 Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Critic:
-    """A trained critic. Reads the instruction, the newest observation, and actions."""
+    """A trained critic, which reads the instruction, the newest observation, and actions."""
 
     networks: CriticNetworks
     about: Mapping[str, Any]  # settings, data, as in critic.json
@@ -66,11 +60,16 @@ class Critic:
     def predict_values(
         self, tasks: Sequence[str], observations: Sequence[str], actions: Sequence[str]
     ) -> tuple[Floats, Floats]:
-        """Target Q(s, a) and V(s) of n rows: (n,), (n,), in the unit of the rewards."""
-        return _predict_values(self.networks, tasks, observations, actions)
+        """Predict target Q(s, a) and V(s) of n rows: (n,), (n,), in the unit of the rewards."""
+        q, v = [np.empty(0, np.float32)], [np.empty(0, np.float32)]
+        for start in range(0, len(actions), JUDGE_BATCH_SIZE):
+            part = slice(start, start + JUDGE_BATCH_SIZE)
+            q.append(self.networks.target_q(tasks[part], observations[part], actions[part]).numpy())
+            v.append(self.networks.value(tasks[part], observations[part]).numpy())
+        return np.concatenate(q), np.concatenate(v)
 
     def compute_advantages(self, task: str, observation: str, actions: Sequence[str], clip: float = 0.0) -> list[float]:
-        """Q(s, a) - V(s) of each action, cut to [-clip, clip] unless `clip` is 0."""
+        """Compute Q(s, a) - V(s) of each action, cut to [-clip, clip] unless `clip` is 0."""
         q, v = self.predict_values([task] * len(actions), [observation] * len(actions), actions)
         difference = q - v
         return [float(each) for each in (np.clip(difference, -clip, clip) if clip else difference)]
@@ -89,15 +88,16 @@ def train_critic(config: Config, places: Sequence[str | Path], out: Path) -> Cri
         RunError: a damaged line in an episode file.
     """
     settings = config.retrospex
-    data = read_transitions(places, settings.reward, settings.failure)
-    kept = select_held_out_tasks((step.task_id for step in data), settings.held_out, config.run.seed)
+    data = transitions.read_transitions(places, settings.reward, settings.failure)
+    kept = transitions.select_held_out_tasks((step.task_id for step in data), settings.held_out, config.run.seed)
     about = _describe_critic(config, data, kept)
     if (out / "critic.json").is_file():
         critic = load_critic(out, config.memory.embedder)
         _require_same_critic(critic.about, about, out)
         return critic
     seen = [step for step in data if step.task_id not in kept]
-    vocabulary = _build_vocabulary(seen) if settings.encoder == "gru" else Vocabulary(())
+    texts = (text for step in seen for text in (step.task, step.observation, step.action))
+    vocabulary = Vocabulary.from_texts(texts) if settings.encoder == "gru" else Vocabulary(())
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     networks = _build_networks(about, vocabulary, config.memory.embedder)
@@ -107,14 +107,15 @@ def train_critic(config: Config, places: Sequence[str | Path], out: Path) -> Cri
     out.mkdir(parents=True, exist_ok=True)
     save_file(networks.state_dict(), out / "critic.safetensors")
     checkpoint.write_json(out / "vocabulary.json", list(vocabulary.known))
-    sources = {"data": [str(place) for place in places], "games": [task_to_json(game) for game in read_games(places)]}
-    checkpoint.write_json(out / "critic.json", {"about": about, **sources, "figures": figures})
+    games = [task_to_json(game) for game in transitions.read_games(places)]
+    record = {"about": about, "data": [str(place) for place in places], "games": games, "figures": figures}
+    checkpoint.write_json(out / "critic.json", record)
     shutil.rmtree(out / "checkpoints", ignore_errors=True)
     return Critic(networks, about, figures)
 
 
 def load_critic(path: Path, embedder: str = "") -> Critic:
-    """Load the critic in a directory, which may be a stranger's: `embedder` is as `named` of `load_file_embedder`.
+    """Load the critic in a directory of any origin: `embedder` is as `named` of `load_file_embedder`.
 
     Raises:
         ConfigError: there is none, or it is damaged, or as `load_file_embedder`.
@@ -135,20 +136,17 @@ def load_critic(path: Path, embedder: str = "") -> Critic:
 def evaluate_held_out(
     networks: CriticNetworks, steps: Sequence[Transition], *, confidence: float, seed: int
 ) -> dict[str, Any]:
-    """How the critic ranks steps that it has not learned from, by whether their episodes were won.
+    """Evaluate how the critic ranks held-out steps, by whether their episodes were won.
 
     ``auc_q`` ranks by Q(s, a), ``auc_advantage`` by Q(s, a) - V(s), which is what rescoring uses; with ``_same_task``
     only steps of one task are compared, so that telling easy tasks from hard ones earns nothing. Each is
     ``{"mean", "low", "high"}``, or None where won or lost steps are missing.
     """
     won, episodes = [step.success for step in steps], [step.episode for step in steps]
-    figures: dict[str, Any] = {
-        "held_out_steps": len(steps),
-        "held_out_episodes": len(set(episodes)),
-        "held_out_steps_won": sum(won),
-    }
+    counts = {"steps": len(steps), "episodes": len(set(episodes)), "steps_won": sum(won)}
+    figures: dict[str, Any] = {f"held_out_{name}": count for name, count in counts.items()}
     columns = ([s.task for s in steps], [s.observation for s in steps], [s.action for s in steps])
-    q, v = _predict_values(networks, *columns)
+    q, v = Critic(networks, {}, {}).predict_values(*columns)
     for name, scores in {"auc_q": q, "auc_advantage": q - v}.items():
         for suffix, groups in {"": None, "_same_task": [step.task_id for step in steps]}.items():
             found = estimate_auc(scores.tolist(), won, episodes, groups, confidence=confidence, seed=seed)
@@ -160,15 +158,11 @@ def _describe_critic(config: Config, data: Sequence[Transition], kept: frozenset
     """All that makes one critic another, JSON-able."""
     episodes = {step.episode: step.success for step in data}
     return {
-        "settings": {name: getattr(config.retrospex, name) for name in LEARNING_SETTINGS},
-        "seed": config.run.seed,
+        "settings": {name: getattr(config.retrospex, name) for name in LEARNING_SETTINGS}, "seed": config.run.seed,
         "embedder": normalize_embedder_name(config.memory.embedder) if config.retrospex.encoder == "embedding" else "",
-        "transitions": len(data),
-        "episodes": len(episodes),
-        "episodes_won": sum(episodes.values()),
-        "held_out_tasks": sorted(kept),
-        "fingerprint": compute_fingerprint(data),
-    }
+        "transitions": len(data), "episodes": len(episodes), "episodes_won": sum(episodes.values()),
+        "held_out_tasks": sorted(kept), "fingerprint": transitions.compute_fingerprint(data),
+    }  # fmt: skip
 
 
 def _require_same_critic(found: Mapping[str, Any], wanted: Mapping[str, Any], out: Path) -> None:
@@ -177,27 +171,21 @@ def _require_same_critic(found: Mapping[str, Any], wanted: Mapping[str, Any], ou
         raise ConfigError(f"{out} holds a critic with other {', '.join(changed)}: choose another directory")
 
 
-def _build_vocabulary(steps: Sequence[Transition]) -> Vocabulary:
-    return Vocabulary.from_texts(text for step in steps for text in (step.task, step.observation, step.action))
-
-
 def _build_networks(about: Mapping[str, Any], vocabulary: Vocabulary, named: str) -> CriticNetworks:
-    """Networks at their start, the same for the same seed."""
+    """Initial networks, the same for the same seed."""
     settings = about["settings"]
     hidden, embed = settings["hidden_size"], settings["embed_size"]
-    make_reader: Callable[[int], torch.nn.Module]
+    make_reader: Callable[[int], nn.Module] = lambda num: GruEncoder(vocabulary, num, embed, hidden)  # noqa: E731
     if settings["encoder"] == "embedding":
         embedder = load_file_embedder(about["embedder"], named)
         make_reader = lambda num: EmbeddingEncoder(embedder, num, hidden)  # noqa: E731
-    else:
-        make_reader = lambda num: GruEncoder(vocabulary, num, embed, hidden)  # noqa: E731
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(about["seed"], "critic"))
         return CriticNetworks(make_reader, hidden)
 
 
 def _train_epochs(iql: IQL, data: Sequence[Transition], about: Mapping[str, Any], root: Path) -> dict[str, Any]:
-    """All epochs that are still to come, each saved; the losses of the last."""
+    """Run the epochs that are left, each saved; returns the losses of the last."""
     epochs, done, losses = iql.settings.epochs, 0, dict[str, float]()
     if saved := checkpoint.find_latest(root, skip_damaged=True):
         meta = checkpoint.load_meta(saved)
@@ -220,13 +208,153 @@ def _train_epochs(iql: IQL, data: Sequence[Transition], about: Mapping[str, Any]
     return dict(losses)
 
 
+def expectile_loss(difference: Tensor, expectile: float) -> Tensor:
+    """Compute the mean of |tau - 1(u < 0)| u^2 over u = Q - V, (B,) -> (). IQL, equation 5."""
+    weight = torch.where(difference < 0, 1 - expectile, expectile)
+    return (weight * difference.square()).mean()
+
+
+def td_target(rewards: Tensor, terminated: Tensor, next_values: Tensor, gamma: float) -> Tensor:
+    """Compute the target of Q: r + gamma V(s'), and r alone where the game ended; all (B,). IQL, equation 6."""
+    return rewards + gamma * torch.where(terminated, torch.zeros_like(next_values), next_values)
+
+
 @torch.no_grad()
-def _predict_values(
-    networks: CriticNetworks, tasks: Sequence[str], observations: Sequence[str], actions: Sequence[str]
-) -> tuple[Floats, Floats]:
-    q, v = [np.empty(0, np.float32)], [np.empty(0, np.float32)]
-    for start in range(0, len(actions), JUDGE_BATCH_SIZE):
-        part = slice(start, start + JUDGE_BATCH_SIZE)
-        q.append(networks.target_q(tasks[part], observations[part], actions[part]).numpy())
-        v.append(networks.value(tasks[part], observations[part]).numpy())
-    return np.concatenate(q), np.concatenate(v)
+def soft_update(target: nn.Module, source: nn.Module, rate: float) -> None:
+    """Move the target a share `rate` of the way to its source."""
+    for slow, fast in zip(target.parameters(), source.parameters(), strict=True):
+        slow.lerp_(fast, rate)
+
+
+class IQL:
+    """Implicit Q-learning: twin Q, expectile V, a slow target. An epoch visits all transitions once, in seeded order.
+
+    Source: IQL (arXiv 2110.06169) as Retrospex uses it (arXiv 2505.11807), except that both heads of Q are trained.
+    """
+
+    def __init__(self, networks: CriticNetworks, settings: RetrospexConfig, seed: int) -> None:
+        self.networks, self.settings, self.seed = networks, settings, seed
+        plain_adam = OptimConfig(lr=settings.lr, weight_decay=0.0)
+        self._v_adam, self._q_adam = MasterAdamW(networks.v, plain_adam), MasterAdamW(networks.q, plain_adam)
+
+    def run_epoch(
+        self, data: Sequence[Transition], epoch: int, progress: Callable[[float, dict[str, float]], None]
+    ) -> dict[str, float]:
+        """Run one epoch, and return its mean losses.
+
+        `progress` is called after each step with the epochs done and the losses so far.
+        """
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "critic", epoch))
+        order = torch.randperm(len(data), generator=generator).tolist()
+        size = self.settings.batch_size
+        sums, seen, losses = [0.0, 0.0], 0, {}
+        for start in range(0, len(order), size):
+            batch = [data[index] for index in order[start : start + size]]
+            for place, loss in enumerate(self._step(batch)):
+                sums[place] += loss * len(batch)
+            seen += len(batch)
+            losses = {"value_loss": sums[0] / seen, "q_loss": sums[1] / seen}
+            progress(epoch + seen / len(order), losses)
+        return losses
+
+    def _step(self, batch: Sequence[Transition]) -> tuple[float, float]:
+        """V, then Q, then the target: the order of the release."""
+        networks, settings = self.networks, self.settings
+        tasks, observations = [step.task for step in batch], [step.observation for step in batch]
+        actions, following = [step.action for step in batch], [step.next_observation for step in batch]
+        with torch.no_grad():
+            wanted = networks.target_q(tasks, observations, actions)
+        v_loss = expectile_loss(wanted - networks.value(tasks, observations), settings.expectile)
+        _optimizer_step(self._v_adam, v_loss)
+        rewards = torch.tensor([step.reward for step in batch], dtype=torch.float32)
+        terminated = torch.tensor([step.terminated for step in batch])
+        with torch.no_grad():
+            target = td_target(rewards, terminated, networks.value(tasks, following), settings.gamma)
+        both = networks.q(tasks, observations, actions)
+        q_loss = (both - target[:, None]).square().mean()  # of each head: through `min` one of them would learn nothing
+        _optimizer_step(self._q_adam, q_loss)
+        soft_update(networks.target, networks.q, settings.target_rate)
+        return float(v_loss.detach()), float(q_loss.detach())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return all that the next epoch depends on, as flat tensors."""
+        target = self.networks.target.state_dict()
+        parts = {"v": self._v_adam.state_dict(), "q": self._q_adam.state_dict(), "target": target}
+        return {f"{part}.{name}": tensor.clone() for part, tensors in parts.items() for name, tensor in tensors.items()}
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore a `state_dict`, for bit-identical training. Raises ValueError for another critic's."""
+
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+        self._v_adam.load_state_dict(part("v."))
+        self._q_adam.load_state_dict(part("q."))
+        self.networks.target.load_state_dict(part("target."))
+
+
+def _optimizer_step(adam: MasterAdamW, loss: Tensor) -> None:
+    adam.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    adam.step(1.0)
+
+
+Doubles = NDArray[np.float64]
+BOOTSTRAP_CHUNK = 50  # resamples whose weights exist at the same time
+
+
+def estimate_auc(
+    scores: Sequence[float], labels: Sequence[bool], episodes: Sequence[object],
+    groups: Sequence[object] | None = None,
+    *, confidence: float = 0.95, num_resamples: int = 1000, seed: int = 0,
+) -> Interval | None:  # fmt: skip
+    """Estimate the share of pairs (won step, lost step) in which the won one scores higher; a tie counts half.
+
+    Args:
+        scores: (n,) of the critic for each step.
+        labels: (n,) whether the step's episode was won.
+        episodes: (n,) labels of the clusters that are resampled, since the steps of an episode depend on each other.
+        groups: (n,) only pairs within one group count; None compares all with all.
+        confidence: of the percentile interval.
+        num_resamples: bootstrap replications over episodes; those without a pair are left out.
+        seed: of the resampling.
+
+    Returns:
+        The area under the ROC curve with its interval, or None where there is no pair.
+    """
+    values, won = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=bool)
+    if won.all() or not won.any():
+        return None
+    member, group = _encode_labels(episodes), _encode_labels(groups or [0] * len(values))
+    parts = [np.flatnonzero(group == number) for number in range(group.max() + 1)]
+
+    def area(weights: Doubles) -> Doubles:
+        counts = [_count_pairs(values[part], won[part], weights[:, part]) for part in parts]
+        above, pairs = (np.sum(column, axis=0) for column in zip(*counts, strict=True))
+        return np.asarray(above[pairs > 0] / pairs[pairs > 0], dtype=np.float64)
+
+    whole = area(np.ones((1, len(values))))
+    if not whole.size:
+        return None
+    rng, count = np.random.default_rng(seed), int(member.max()) + 1
+    areas = []
+    for start in range(0, num_resamples, BOOTSTRAP_CHUNK):
+        drawn = rng.multinomial(count, np.full(count, 1 / count), size=min(BOOTSTRAP_CHUNK, num_resamples - start))
+        areas.append(area(drawn[:, member].astype(np.float64)))
+    found = np.concatenate(areas)
+    return compute_percentile_interval(float(whole[0]), found if found.size else np.array([0.0, 1.0]), confidence)
+
+
+def _encode_labels(labels: Sequence[object]) -> NDArray[np.intp]:
+    places: dict[object, int] = {}
+    return np.array([places.setdefault(label, len(places)) for label in labels], dtype=np.intp)
+
+
+def _count_pairs(scores: Doubles, won: NDArray[np.bool_], weights: Doubles) -> tuple[Doubles, Doubles]:
+    """Pairs in which the won step is above (ties count half), and all pairs; weights (R, n) -> (R,), (R,)."""
+    order = np.argsort(scores, kind="stable")
+    starts = np.flatnonzero(np.r_[True, np.diff(scores[order]) > 0])
+    up = np.add.reduceat(weights[:, order] * won[order], starts, axis=1)  # (R, distinct scores)
+    down = np.add.reduceat(weights[:, order] * ~won[order], starts, axis=1)
+    below = np.cumsum(down, axis=1) - down
+    return (up * (below + down / 2)).sum(axis=1), up.sum(axis=1) * down.sum(axis=1)

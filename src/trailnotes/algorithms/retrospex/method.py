@@ -1,4 +1,4 @@
-"""Retrospex: the frozen policy proposes, a critic learned from finished runs has a growing say in what is done.
+"""Retrospex: the frozen policy proposes, and a critic trained on finished runs gains weight in the choice step by step.
 
 Source: "Retrospex: Language Agent Meets Offline Reinforcement Learning Critic" (arXiv 2505.11807). Built from its
 description; its authors' code has no licence and was not used. See docs/algorithms/retrospex.md for every metric, each
@@ -8,19 +8,16 @@ settled choice, and where this departs from the paper and its release.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailnotes.algorithms.retrospex.rescoring import (
-    apply_heuristics,
-    map_to_admissible,
-    policy_weight,
-    select_candidate,
-)
+import numpy as np
+
 from trailnotes.errors import ConfigError
 from trailnotes.memory.controls import require_own_tips
-from trailnotes.memory.retrieval import embedder_of
+from trailnotes.memory.retrieval import Embedder, embedder_of
 from trailnotes.prompts import Conversation, parse_action
 from trailnotes.rollout import Decision, TipsActor, compute_prompt_limit, observe_within_limit
 from trailnotes.seeds import derive_seed
@@ -38,7 +35,7 @@ if TYPE_CHECKING:
 
 
 async def retrospex(run: AdaptationRun) -> None:
-    """Train or load the critic, then play the panel as the policy would, and again with its proposals rescored."""
+    """Train or load the critic, then play the panel with the policy alone, and again with its proposals rescored."""
     config, settings = run.config, run.config.retrospex
     require_own_tips(config)
     if not hasattr(run.policy, "score"):
@@ -54,9 +51,8 @@ async def retrospex(run: AdaptationRun) -> None:
         return TipsActor(override_sampling(seating), None)
 
     def rescored(seating: EpisodeContext) -> RescoringActor:
-        return RescoringActor(
-            override_sampling(seating), critic, embedder, lambda record: append_jsonl(decisions, [record])
-        )
+        journal: Callable[[dict[str, Any]], None] = lambda record: append_jsonl(decisions, [record])  # noqa: E731
+        return RescoringActor(override_sampling(seating), critic, embedder, journal)
 
     num = config.eval.num_samples
     alone = await run.play("plain", run.tasks, make_actor=plain, mode="plain", num_samples=num)
@@ -71,29 +67,26 @@ async def retrospex(run: AdaptationRun) -> None:
 
 
 def load_or_train_critic(run: AdaptationRun) -> Critic:
-    """The critic that `retrospex.critic` names, or one trained into the run directory from `retrospex.data`."""
+    """Load the critic that `retrospex.critic` names, or train one into the run directory from `retrospex.data`."""
     from trailnotes.algorithms.retrospex.critic import load_critic, train_critic
 
     settings, own = run.config.retrospex, run.directory.path / "critic"
     if settings.critic or (own / "critic.json").is_file():  # the latter of an earlier start
         return load_critic(Path(settings.critic) if settings.critic else own, run.config.memory.embedder)
-    if not settings.data:
-        raise ConfigError(
-            "retrospex has no critic: name runs whose episodes train one (retrospex.data), or a trained one "
-            "(retrospex.critic)"
-        )
-    return train_critic(run.config, settings.data, own)
+    if settings.data:
+        return train_critic(run.config, settings.data, own)
+    raise ConfigError("retrospex has no critic: set retrospex.data to runs that train one, or retrospex.critic to one")
 
 
 def override_sampling(seating: EpisodeContext) -> EpisodeContext:
-    """The seat of an actor that samples as `retrospex.temperature` and `retrospex.top_p` say."""
+    """Return the context of an actor that samples by `retrospex.temperature` and `retrospex.top_p`."""
     settings, config = seating.config.retrospex, seating.config
     rollout = config.rollout.model_copy(update={"temperature": settings.temperature, "top_p": settings.top_p})
     return replace(seating, config=config.model_copy(update={"rollout": rollout}))
 
 
 class RescoringActor:
-    """Samples candidates, maps them onto what is admissible, and takes the one that policy and critic prefer."""
+    """An actor that samples candidates, maps them to admissible actions, and takes the best by policy and critic."""
 
     def __init__(
         self, seating: EpisodeContext, critic: Critic, embedder: Embedder, journal: Callable[[dict[str, Any]], None]
@@ -105,23 +98,24 @@ class RescoringActor:
         self.history: list[str] = []
 
     def start(self, observation: Observation) -> None:
-        """Open the conversation."""
+        """Open the conversation with the instruction."""
         self.instruction = observation.instruction or ""
         self.conversation.start(self.instruction)
 
     async def act(self, observation: Observation) -> Decision | None:
-        """Propose, rescore, choose."""
-        policy, config = self.seating.policy, self.seating.config
-        if (
-            observe_within_limit(compute_prompt_limit(policy, config), policy, self.conversation, observation, ())
-            is None
-        ):
+        """Propose candidates, rescore them, choose one; None where the prompt no longer fits."""
+        seat, policy, config = self.seating, self.seating.policy, self.seating.config
+        limit, step = compute_prompt_limit(policy, config), len(self.history)
+        if observe_within_limit(limit, policy, self.conversation, observation, ()) is None:
             return None
-        said = await self._propose()
-        actions = self._select_candidates(
-            [parse_action(c.text, config.rollout.action_format, config.rollout.style).action for c in said], observation
-        )
-        speakers = [self._find_completion(action, said) for action in actions]
+        said: list[Completion] = []
+        for number in range(config.retrospex.candidates):
+            seed = derive_seed(seat.seed, seat.task.id, seat.member, f"{step}.{number}")
+            sampling = replace(seat.build_sampling(step), seed=seed)
+            said.append(await policy.generate(tuple(self.conversation.acting), sampling, seat.episode))
+        read = [parse_action(c.text, config.rollout.action_format, config.rollout.style).action for c in said]
+        actions = self._select_candidates(read, observation)
+        speakers = [next((c for c, each in zip(said, read, strict=True) if each == action), None) for action in actions]
         chosen = await self._choose(actions, speakers, observation)
 
         completion = speakers[chosen] or Completion(said[0].prompt_ids, (), (), actions[chosen])
@@ -130,18 +124,8 @@ class RescoringActor:
         self.history.append(actions[chosen])
         return Decision(actions[chosen], completion, completion.prompt_ids, other_tokens=others)
 
-    async def _propose(self) -> list[Completion]:
-        """`retrospex.candidates` samples of the next action, some of them perhaps the same."""
-        seat, step = self.seating, len(self.history)
-        said = []
-        for number in range(seat.config.retrospex.candidates):
-            seed = derive_seed(seat.seed, seat.task.id, seat.member, f"{step}.{number}")
-            sampling = replace(seat.build_sampling(step), seed=seed)
-            said.append(await seat.policy.generate(tuple(self.conversation.acting), sampling, seat.episode))
-        return said
-
     def _select_candidates(self, predicted: Sequence[str], observation: Observation) -> list[str]:
-        """Different actions, at least one; no unreadable one if there is another."""
+        """Different actions, at least one; an unreadable one only if there is no other."""
         settings = self.seating.config.retrospex
         readable = [action for action in predicted if action != NO_OP]
 
@@ -152,12 +136,6 @@ class RescoringActor:
             return map_to_admissible(readable, allowed(observation.actions), settings.candidates, self.embedder)
         return allowed(list(dict.fromkeys(readable))) or [NO_OP]
 
-    def _find_completion(self, action: str, said: Sequence[Completion]) -> Completion | None:
-        """The first completion that the action was read from, if any."""
-        rollout = self.seating.config.rollout
-        kind = rollout.action_format, rollout.style
-        return next((each for each in said if parse_action(each.text, *kind).action == action), None)
-
     async def _choose(
         self, actions: Sequence[str], speakers: Sequence[Completion | None], observation: Observation
     ) -> int:
@@ -166,13 +144,12 @@ class RescoringActor:
         weight = policy_weight(settings.first_step + step, settings.decay, settings.floor)
         likelihoods, advantages = [1.0], [0.0]
         if len(actions) > 1:
-            # An action that was said as it stands counts by the ids that were sampled, any other by its text.
+            # A completion that is the bare action is scored by the sampled ids, any other action by its text.
             bare = [c.token_ids if c and c.text.strip() == a else a for a, c in zip(actions, speakers, strict=True)]
             logprobs = await seat.policy.score(self.conversation.acting, bare)  # type: ignore[attr-defined]
             likelihoods = [math.exp(logprob) for logprob in logprobs]
-            advantages = self.critic.compute_advantages(
-                self.instruction, observation.text, actions, settings.score_clip
-            )
+            clip, compute = settings.score_clip, self.critic.compute_advantages
+            advantages = compute(self.instruction, observation.text, actions, clip)
         chosen = select_candidate(likelihoods, advantages, weight)
         self.journal({
             "task": seat.task.id, "member": seat.member, "step": step, "weight": weight, "actions": list(actions),
@@ -183,7 +160,7 @@ class RescoringActor:
 
 
 def decision_metrics(records: Sequence[dict[str, Any]], groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """What rescoring did in the episodes that count; a decision that was made again after a restart counts once.
+    """Measure rescoring in the episodes that count; a decision repeated after a restart counts once.
 
     ``changed``: share of decisions that went another way than the policy's favourite among the candidates;
     ``candidates``: mean number of different ones; ``not_sampled``: share of actions that the policy had not said.
@@ -198,3 +175,65 @@ def decision_metrics(records: Sequence[dict[str, Any]], groups: Sequence[Traject
         "candidates": sum(len(r["actions"]) for r in made) / len(made),
         "not_sampled": sum(not r["sampled"][r["chosen"]] for r in made) / len(made),
     }
+
+
+NUM_RECENT = 3  # actions that the rule `recent_actions` leaves out
+FOCUS_PREFIX = "focus on "
+
+
+def policy_weight(step: int, decay: float, floor: float) -> float:
+    """Compute the weight of the policy at step t: lambda_t = max(b, d^t); the critic has the rest."""
+    return max(floor, decay**step)
+
+
+def min_max_normalize(values: Sequence[float]) -> list[float]:
+    """Scale values to [0, 1]; all are 0.5 where they are equal, so that a single one does no harm."""
+    low, high = min(values), max(values)
+    return [(value - low) / (high - low) if high > low else 0.5 for value in values]
+
+
+def select_candidate(likelihoods: Sequence[float], advantages: Sequence[float], weight: float) -> int:
+    """Return the index of the largest lambda p^ + (1 - lambda) q^, the first one if several are.
+
+    Args:
+        likelihoods: exp of the mean log-probability of each action's tokens.
+        advantages: Q(s, a) - V(s) of each action.
+        weight: lambda, of the policy.
+    """
+    pairs = zip(min_max_normalize(likelihoods), min_max_normalize(advantages), strict=True)
+    mixed = [weight * p + (1 - weight) * q for p, q in pairs]
+    return mixed.index(max(mixed))
+
+
+def map_to_admissible(predicted: Sequence[str], admissible: Sequence[str], num: int, embedder: Embedder) -> list[str]:
+    """Return up to `num` admissible actions: those that were predicted, then those most like all predictions together.
+
+    Args:
+        predicted: actions of the policy in order; repeats count, so that a repeated action attracts twice.
+        admissible: all that the environment takes; no other action is returned.
+        num: k.
+        embedder: likeness is the sum of the cosine similarities to all of `predicted`.
+    """
+    offered = list(dict.fromkeys(admissible))
+    exact = [action for action in dict.fromkeys(predicted) if action in set(offered)]
+    others = [action for action in offered if action not in exact]
+    if others and predicted and len(exact) < num:
+        likeness = (embedder.embed(others) @ embedder.embed(list(predicted)).T).sum(axis=1)
+        others = [others[index] for index in np.argsort(-np.round(likeness, 6), kind="stable")]
+    return (exact + others)[:num]
+
+
+def apply_heuristics(
+    actions: Sequence[str], heuristics: Collection[str], instruction: str, history: Sequence[str]
+) -> list[str]:
+    """Filter `actions` by the named rules of the release; all of them stay where none would be left.
+
+    `recent_actions` drops the last three actions; `focus_named` drops "focus on X" unless the instruction names X.
+    """
+    left = list(actions)
+    if "recent_actions" in heuristics:
+        left = [action for action in left if action not in history[-NUM_RECENT:]]
+    if "focus_named" in heuristics:
+        named = instruction.lower()
+        left = [a for a in left if not a.startswith(FOCUS_PREFIX) or a.removeprefix(FOCUS_PREFIX).lower() in named]
+    return left or list(actions)

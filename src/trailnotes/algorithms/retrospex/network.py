@@ -1,19 +1,21 @@
-"""The networks of the critic: one small reader for each field of text, their states side by side, then two layers.
+"""The networks of the critic: one small encoder for each field of text, their states concatenated, then two layers.
 
 Source: Retrospex (arXiv 2505.11807), whose networks follow DRRN (arXiv 1511.04636): a GRU for each field over an
-embedding that all fields share.
+embedding that all fields share. The vocabulary comes from the critic's own data, and is saved with it as a JSON list.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trailnotes.algorithms.retrospex.vocabulary import Vocabulary
 from trailnotes.memory.retrieval import Embedder
 
 STATE_FIELDS = 2  # task, observation
@@ -24,7 +26,7 @@ Column = Sequence[str]  # one field of B rows
 
 
 class GruEncoder(nn.Module):
-    """Reads words: an embedding for all fields, and for each field a GRU whose last state stands for the text."""
+    """A word embedding for all fields, and for each field a GRU whose last state represents the text."""
 
     def __init__(self, vocabulary: Vocabulary, num_fields: int, embed_size: int, hidden_size: int) -> None:
         super().__init__()
@@ -33,7 +35,7 @@ class GruEncoder(nn.Module):
         self.grus = nn.ModuleList(nn.GRU(embed_size, hidden_size, batch_first=True) for _ in range(num_fields))
 
     def forward(self, texts: Column, field: int) -> Tensor:
-        """(n, hidden_size) of n texts."""
+        """Encode n texts as (n, hidden_size)."""
         ids = [torch.tensor(self._encode(text)) for text in texts]
         lengths = torch.tensor([len(row) for row in ids])
         padded = self.embedding(nn.utils.rnn.pad_sequence(ids, batch_first=True))
@@ -43,7 +45,7 @@ class GruEncoder(nn.Module):
 
 
 class EmbeddingEncoder(nn.Module):
-    """Reads the vectors of an embedder, which is not trained: for each field one layer on top of it."""
+    """The fixed vectors of an embedder, with one trained layer for each field."""
 
     def __init__(self, embedder: Embedder, num_fields: int, hidden_size: int) -> None:
         super().__init__()
@@ -51,18 +53,15 @@ class EmbeddingEncoder(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(embedder.dim, hidden_size) for _ in range(num_fields))
 
     def forward(self, texts: Column, field: int) -> Tensor:
-        """(n, hidden_size) of n texts."""
+        """Encode n texts as (n, hidden_size)."""
         # Vectors have length 1; a component of about 1 is what layers are initialised for.
         vectors = self._embedder.embed(texts) * np.float32(np.sqrt(self._embedder.dim))
         state: Tensor = torch.relu(self.layers[field](torch.from_numpy(vectors)))
         return state
 
 
-EncoderFactory = Callable[[int], nn.Module]  # from a number of fields
-
-
 class FieldNetwork(nn.Module):
-    """Texts in, numbers out: a reader for each field, and `num_heads` times Linear, ReLU, Linear."""
+    """A network from texts to numbers: an encoder of each field, and `num_heads` times Linear, ReLU, Linear."""
 
     def __init__(self, reader: nn.Module, num_fields: int, hidden_size: int, num_heads: int) -> None:
         super().__init__()
@@ -73,7 +72,7 @@ class FieldNetwork(nn.Module):
         )
 
     def forward(self, *columns: Column) -> Tensor:
-        """(B, num_heads) of B rows. A text that stands in several rows is read once."""
+        """Compute (B, num_heads) for B rows. A text that is in several rows is encoded once."""
         states = []
         for field, column in enumerate(columns):
             place = {text: index for index, text in enumerate(dict.fromkeys(column))}
@@ -85,7 +84,7 @@ class FieldNetwork(nn.Module):
 class CriticNetworks(nn.Module):
     """Twin Q(task, observation, action), V(task, observation), and the slow copy of Q that both learn from."""
 
-    def __init__(self, make_reader: EncoderFactory, hidden_size: int) -> None:
+    def __init__(self, make_reader: Callable[[int], nn.Module], hidden_size: int) -> None:
         super().__init__()
         self.q = FieldNetwork(make_reader(ACTION_FIELDS), ACTION_FIELDS, hidden_size, num_heads=2)
         self.v = FieldNetwork(make_reader(STATE_FIELDS), STATE_FIELDS, hidden_size, num_heads=1)
@@ -94,11 +93,52 @@ class CriticNetworks(nn.Module):
         self.target.requires_grad_(requires_grad=False)
 
     def target_q(self, tasks: Column, observations: Column, actions: Column) -> Tensor:
-        """(B,) the lesser of both heads of the target."""
+        """Compute (B,) the lesser of both heads of the target."""
         least: Tensor = self.target(tasks, observations, actions).min(dim=-1).values
         return least
 
     def value(self, tasks: Column, observations: Column) -> Tensor:
-        """(B,) V."""
+        """Compute (B,) the state values V."""
         value: Tensor = self.v(tasks, observations)[:, 0]
         return value
+
+
+WORD = re.compile(r"\w+|[^\w\s]")
+MAX_KNOWN_WORDS = 8192  # words with an id of their own; as many entries as the release's SentencePiece vocabulary
+NUM_HASHED = 256  # ids that all other words share
+MAX_TEXT_WORDS = 256  # of a text; what follows is not read
+EMPTY_ID = 0  # of a text without words
+
+
+class Vocabulary:
+    """Words to ids: 0 for an empty text, then the known words, then a few that unknown words are hashed to.
+
+    So unknown words differ from each other, and every text is readable.
+    """
+
+    def __init__(self, known: Sequence[str]) -> None:
+        self.known = tuple(known)
+        self._ids = {word: 1 + index for index, word in enumerate(self.known)}
+
+    @classmethod
+    def from_texts(cls, texts: Iterable[str]) -> Vocabulary:
+        """Make a vocabulary of the most frequent words of `texts`, ties in the order of the alphabet."""
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(WORD.findall(text.lower()))
+        ranked = sorted(counts, key=lambda word: (-counts[word], word))
+        return cls(ranked[:MAX_KNOWN_WORDS])
+
+    @property
+    def size(self) -> int:
+        """Return the number of ids."""
+        return 1 + len(self.known) + NUM_HASHED
+
+    def encode(self, text: str) -> list[int]:
+        """Encode a text as 1 to `MAX_TEXT_WORDS` ids."""
+        first = 1 + len(self.known)
+        words = WORD.findall(text.lower())[:MAX_TEXT_WORDS]
+        ids = [
+            self._ids.get(word) or first + zlib.crc32(word.encode("utf-8", "replace")) % NUM_HASHED for word in words
+        ]
+        return ids or [EMPTY_ID]

@@ -1,7 +1,7 @@
 """Transitions from the episodes on disk of any run: training, adaptation, evaluation.
 
-Fields and reward rules are those of Retrospex (arXiv 2505.11807) for WebShop and ALFWorld. Unlike its release, an
-episode that was cut off bootstraps from what was really seen last, and nothing depends on a file's number of rows.
+Fields and reward rules are those of Retrospex (arXiv 2505.11807) for WebShop and ALFWorld. Unlike its release, a
+truncated episode bootstraps from its last real observation, and no result depends on the number of rows in a file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from trailnotes.errors import ConfigError
 from trailnotes.seeds import derive_seed
@@ -32,7 +32,7 @@ EPISODE_FILES = ("trajectories.jsonl", "episodes.jsonl", "trial-*.jsonl")  # of 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One step of an episode that ended well, in the texts that the critic reads."""
+    """One step of an episode without errors, in the texts that the critic reads."""
 
     task: str  # the instruction
     observation: str  # o_t
@@ -46,33 +46,30 @@ class Transition:
 
 
 def read_episodes(places: Iterable[str | Path]) -> Iterator[Trajectory]:
-    """The good episodes of run directories (or of JSONL files), one at a time; a cut last line is skipped.
+    """Yield the episodes without errors of run directories or JSONL files; a truncated last line is skipped.
 
     Raises:
         ConfigError: a place holds no episodes.
         RunError: a damaged line, by number.
     """
-    for place in places:
-        for file in find_episode_files(Path(place)):
-            for record in read_jsonl(file):
-                trajectory = trajectory_from_json(record)
-                if trajectory.outcome != "error":
-                    yield trajectory
+    trajectories = map(trajectory_from_json, _iter_records(places))
+    return (trajectory for trajectory in trajectories if trajectory.outcome != "error")
+
+
+def _iter_records(places: Iterable[str | Path]) -> Iterator[dict[str, Any]]:
+    return (record for place in places for file in find_episode_files(Path(place)) for record in read_jsonl(file))
 
 
 def read_games(places: Iterable[str | Path]) -> list[Task]:
-    """The games of all episodes in `places`, each once. Raises as `read_episodes` does."""
-    records = (
-        record["task"] for place in places for file in find_episode_files(Path(place)) for record in read_jsonl(file)
-    )
-    return list({task.id: task for task in (Task(**record) for record in records)}.values())
+    """Return the games of all episodes in `places`, each once. Raises as `read_episodes` does."""
+    return list({task.id: task for task in (Task(**record["task"]) for record in _iter_records(places))}.values())
 
 
 def load_critic_games(config: Config) -> list[Task]:
-    """The games that the critic of a run has learned from, or will.
+    """Return the games that the critic of a run was trained on, or will be.
 
     Raises:
-        ConfigError: `retrospex.data` holds no episodes, or `retrospex.critic` does not say what it learned from.
+        ConfigError: `retrospex.data` holds no episodes, or `retrospex.critic` lists no games.
     """
     settings = config.retrospex
     if not settings.critic:
@@ -89,7 +86,7 @@ def load_critic_games(config: Config) -> list[Task]:
 
 
 def find_episode_files(place: Path) -> list[Path]:
-    """The files of episodes in a directory: the first kind of `FILES` that is there.
+    """Return the episode files of a directory: the first kind of `EPISODE_FILES` that exists.
 
     Raises:
         ConfigError: there is none.
@@ -105,7 +102,7 @@ def find_episode_files(place: Path) -> list[Path]:
 
 
 def read_transitions(places: Iterable[str | Path], reward: RewardRule, failure: FailureRule) -> list[Transition]:
-    """All steps of all good episodes, in the order of the files.
+    """Read all steps of all episodes without errors, in the order of the files.
 
     Raises:
         ConfigError: there is not a single step.
@@ -119,7 +116,7 @@ def read_transitions(places: Iterable[str | Path], reward: RewardRule, failure: 
 
 
 def build_transitions(episode: Trajectory, number: int, reward: RewardRule, failure: FailureRule) -> list[Transition]:
-    """The steps of one episode; `number` tells episodes apart."""
+    """Build the transitions of one episode; `number` identifies the episode."""
     if not episode.steps:
         return []
     observations = [step.observation.text for step in episode.steps] + [episode.final_observation.text]
@@ -127,22 +124,17 @@ def build_transitions(episode: Trajectory, number: int, reward: RewardRule, fail
     last = len(rewards) - 1
     return [
         Transition(
-            task=episode.steps[0].observation.instruction or "",
-            observation=observations[index],
-            action=step.action,
-            reward=rewards[index],
-            next_observation=observations[index + 1],
+            task=episode.steps[0].observation.instruction or "", observation=observations[index], action=step.action,
+            reward=rewards[index], next_observation=observations[index + 1],
             terminated=index == last and episode.outcome == "terminated",
-            success=episode.success,
-            task_id=episode.task.id,
-            episode=number,
+            success=episode.success, task_id=episode.task.id, episode=number,
         )
         for index, step in enumerate(episode.steps)
-    ]
+    ]  # fmt: skip
 
 
 def shape_rewards(rewards: Sequence[float], reward: RewardRule, failure: FailureRule) -> list[float]:
-    """The rewards of one episode by the named rules; the score is their running sum.
+    """Shape the rewards of one episode by the named rules; the score is their running sum.
 
     A negative final score stays (`raw`), becomes 0 (`floor0`), or the last positive one before it, 0 if there was none
     (`last_positive`, Retrospex release 6d169a4); the last reward makes up the difference. Then `spread` gives each of
@@ -159,14 +151,14 @@ def shape_rewards(rewards: Sequence[float], reward: RewardRule, failure: Failure
 
 
 def select_held_out_tasks(task_ids: Iterable[str], share: float, seed: int) -> frozenset[str]:
-    """The tasks kept apart: `share` of them, at least one if `share` > 0 and another is left to learn from."""
+    """Select `share` of the tasks: at least one if `share` > 0 and another is left for training."""
     names = sorted(set(task_ids), key=lambda name: (derive_seed(seed, "held out", name), name))
     wanted = max(1, round(share * len(names))) if share else 0
     return frozenset(names[: min(wanted, len(names) - 1)])
 
 
 def compute_fingerprint(transitions: Sequence[Transition]) -> str:
-    """A hash of all that a critic could learn from."""
+    """Compute a hash of all training data of a critic."""
     digest = hashlib.sha256()
     for step in transitions:
         digest.update(repr(step).encode("utf-8", "backslashreplace"))

@@ -1,4 +1,4 @@
-"""The commands that make and share a memory: an empty one, one of several, what two have not in common, a server."""
+"""The commands that make and share a memory: new, merge, diff, serve."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trailnotes.reporting.terminal import escape_unprintable
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from starlette.types import ASGIApp
 
@@ -33,9 +33,9 @@ SOURCE_HELP = "a run directory, a memory file, or a file that `memory export` wr
 
 
 def load_memory_settings(place: Path, embedder: str = "") -> MemoryConfig:
-    """Read the memory settings of the run that a memory belongs to, by `seen_by`; the default ones where it is none's.
+    """Read the memory settings of the run that a memory belongs to, or the default ones.
 
-    `embedder` is the one that the user has named.
+    `embedder` is the one that the user names (`MemoryConfig.with_embedder`).
     """
     from trailnotes.config.memory_schema import MemoryConfig
 
@@ -72,30 +72,24 @@ def _diff(args: Namespace) -> None:
         sides = [[tip for tip in tips if tip.namespace == args.namespace] for tips in sides]
     found = diff_tips(*sides)
     changed = [(ours, diff_fields(ours, theirs)) for ours, theirs in found.changed]
-    if args.json:
-        for name, tips in (("only_here", found.only_here), ("only_there", found.only_there)):
-            for tip in tips:
-                print(json.dumps({name: asdict(tip)}))
-        for tip, fields in changed:
-            print(json.dumps({"changed": asdict(tip), "fields": fields}))
-        return
-    for sign, tips in (("-", found.only_here), ("+", found.only_there)):
-        for tip in tips:
-            print(f"{sign} {_format_tip(tip)}")
+    for sign, name in (("-", "only_here"), ("+", "only_there")):
+        for tip in getattr(found, name):
+            print(json.dumps({name: asdict(tip)}) if args.json else f"{sign} {_format_tip(tip)}")
     for tip, fields in changed:
-        print(f"~ {_format_tip(tip)}: {_format_changes(fields)}")
-    print(
-        f"{len(found.only_here)} only in {args.here}, {len(found.only_there)} only in {args.there}, {len(changed)} "
-        f"changed, {found.same} the same"
-    )
+        if args.json:
+            print(json.dumps({"changed": asdict(tip), "fields": fields}))
+        else:
+            changes = ", ".join(f"{name} {here!a} -> {there!a}" for name, (here, there) in fields.items())
+            print(f"~ {_format_tip(tip)}: {changes}")
+    if not args.json:
+        print(
+            f"{len(found.only_here)} only in {args.here}, {len(found.only_there)} only in {args.there}, {len(changed)} "
+            f"changed, {found.same} the same"
+        )
 
 
 def _format_tip(tip: Tip) -> str:
     return escape_unprintable(f"{tip.namespace}  {tip.text}")
-
-
-def _format_changes(fields: Mapping[str, tuple[object, object]]) -> str:
-    return ", ".join(f"{name} {here!a} -> {there!a}" for name, (here, there) in fields.items())
 
 
 def _serve(args: Namespace) -> None:
@@ -148,44 +142,34 @@ def _serve_http(make_app: Callable[[str], ASGIApp], port: int) -> None:
 
 COMMANDS = (
     Command(
-        name="memory new",
-        summary="make an empty memory",
+        name="memory new", summary="make an empty memory",
         about="Make a memory file without tips, which `memory add`, `import` and `serve` fill.",
-        example="trailnotes memory new runs/tips.db",
-        run=_new,
+        example="trailnotes memory new runs/tips.db", run=_new,
         arguments=(
-            argument("file", type=Path, metavar="FILE", help="the memory file to make, which is not there yet"),
-            argument("--embedder", metavar="NAME", default="hashing", help="whose vectors it has (hashing)"),
+            argument("file", type=Path, metavar="FILE", help="the memory file to make, which must not exist"),
+            argument("--embedder", metavar="NAME", default="hashing", help="the embedder of its vectors (hashing)"),
         ),
     ),
     Command(
-        name="memory merge",
-        summary="make one memory of several",
+        name="memory merge", summary="make one memory of several",
         about="Write a new memory file with the tips of all sources, which stay as they are. The same text under the "
         "same key of a task becomes one tip, with its first author, the best score and the most support; it is on if "
-        "nobody switched it off. The order of the sources does not matter, and merging again changes nothing. Begin a "
-        "run with it by `trailnotes train --memory`.",
-        example="trailnotes memory merge runs/both.db runs/smoke tips.jsonl",
-        run=_merge,
+        "all its copies are. The order of the sources does not matter, and merging again changes nothing. Begin a run "
+        "with it by `trailnotes train --memory`.",
+        example="trailnotes memory merge runs/both.db runs/smoke tips.jsonl", run=_merge,
         arguments=(
-            argument("out", type=Path, metavar="FILE", help="the memory file to write, which is not there yet"),
+            argument("out", type=Path, metavar="FILE", help="the memory file to write, which must not exist"),
             argument("sources", type=Path, metavar="SOURCE", nargs="+", help=SOURCE_HELP),
-            argument(
-                "--embedder",
-                metavar="NAME",
-                default="",
-                help="whose vectors the new memory has (those of the memory files among the sources, or hashing)",
-            ),
+            argument("--embedder", metavar="NAME", default="",
+                help="the embedder of its vectors (by default that of the memory files among the sources, or hashing)"),
         ),
     ),
     Command(
-        name="memory diff",
-        summary="what two memories do not have in common",
+        name="memory diff", summary="compare two memories",
         about="Print the tips that are only here (-), those that are only there (+), and those that both have with "
         "other fields (~). Tips are compared by what they say, not by their ids; an edited one is found by its author "
         "and key.",
-        example="trailnotes memory diff runs/smoke tips.jsonl",
-        run=_diff,
+        example="trailnotes memory diff runs/smoke tips.jsonl", run=_diff,
         arguments=(
             argument("here", type=Path, metavar="HERE", help=SOURCE_HELP),
             argument("there", type=Path, metavar="THERE", help="another one"),
@@ -194,19 +178,15 @@ COMMANDS = (
         ),
     ),
     Command(
-        name="memory serve",
-        summary="let any agent use a memory, over MCP",
+        name="memory serve", summary="let any agent use a memory, over MCP",
         about="Speak the Model Context Protocol, so that any agent that does can list tasks, search tips and read "
         "them; with --write it can add some, marked with its name. Over standard input and output, as agents start "
-        "it; or with --port over streamable HTTP on this machine, for those who say the token that is printed (or that "
-        f"in {TOKEN_VARIABLE}). Tips that are off are never told. Needs the extra `mcp`.",
-        example="trailnotes memory serve runs/smoke --write",
-        run=_serve,
+        "it; or with --port over streamable HTTP on this machine, for clients that send the printed token (or the one "
+        f"in {TOKEN_VARIABLE}). Tips that are off are never shown. Needs the extra `mcp`.",
+        example="trailnotes memory serve runs/smoke --write", run=_serve,
         arguments=(
-            argument(
-                "place", type=Path, metavar="DIR",
-                help="a run directory, or a memory file, which --write makes if it is missing",
-            ),
+            argument("place", type=Path, metavar="DIR",
+                help="a run directory, or a memory file, which --write makes if it is missing"),
             argument("--write", action="store_true", help="let agents add tips"),
             argument("--off", action="store_true", help="what they add waits for `memory enable`"),
             argument("--namespace", metavar="TASK", help="only the tips of this task"),

@@ -1,4 +1,4 @@
-"""The tools of a memory behind the protocol: over stdio, or over streamable HTTP on this machine.
+"""The protocol server for the tools of a memory: over stdio, or over streamable HTTP on this machine.
 
 Source: Model Context Protocol 2026-07-28 and the versions before it that the package `mcp` speaks.
 """
@@ -35,7 +35,7 @@ INTERNAL_ERROR: Final = "the memory failed; its owner's terminal says how"
 
 
 def make_server(toolbox: Toolbox) -> Server[dict[str, Any]]:
-    """A server of the protocol, which answers with the tools of `toolbox`, and with nothing else of this process."""
+    """Make a protocol server that exposes the tools of `toolbox`, and nothing else of this process."""
 
     async def list_tools(
         _context: ServerRequestContext[Any], _params: types.PaginatedRequestParams | None
@@ -60,17 +60,13 @@ def make_server(toolbox: Toolbox) -> Server[dict[str, Any]]:
         return types.CallToolResult(content=_make_text_result(json.dumps(answer)).content, structured_content=answer)
 
     return Server(
-        "trailnotes-memory",
-        version=__version__,
-        title="A memory of tips",
-        instructions=INSTRUCTIONS,
-        on_list_tools=list_tools,
-        on_call_tool=call_tool,
-    )
+        "trailnotes-memory", version=__version__, title="A memory of tips", instructions=INSTRUCTIONS,
+        on_list_tools=list_tools, on_call_tool=call_tool,
+    )  # fmt: skip
 
 
 def serve_stdio(toolbox: Toolbox) -> None:
-    """Answer one client over standard input and output until it closes the former."""
+    """Serve one client over standard input and output until it closes the former."""
     server = make_server(toolbox)
 
     async def answer() -> None:
@@ -81,7 +77,7 @@ def serve_stdio(toolbox: Toolbox) -> None:
 
 
 def make_app(toolbox: Toolbox, token: str) -> ASGIApp:
-    """The application that answers at `PATH` of this machine, and only to those who say the token."""
+    """Make the application that serves `PATH` on this machine, and only requests with the token."""
     app = make_server(toolbox).streamable_http_app(
         streamable_http_path=PATH, json_response=True, max_request_body_size=MAX_BODY_BYTES,
         max_sessions=MAX_SESSIONS, session_idle_timeout=SESSION_IDLE_S,

@@ -1,7 +1,7 @@
-"""What an agent may do with a memory over the protocol: which tools there are, and what each does.
+"""The tools that an agent may call on a memory over the protocol.
 
-Nothing here knows the protocol. Arguments come from a model, so every one of them has a limit; what is wrong with a
-call is an error in words that help the model to make a better one.
+Nothing here knows the protocol. Arguments come from a model, so every one of them has a limit; an error says in words
+how to make a better call.
 """
 
 from __future__ import annotations
@@ -85,38 +85,31 @@ class AddTip(ToolCall):
     task: str = Field(description="id of the task", min_length=1, max_length=MAX_TASK_CHARS)
     text: str = Field(description=f"the tip: at most {MAX_TIP_WORDS} words, on one line", max_length=MAX_CHARS)
     state: str = Field(
-        "",
+        "", max_length=MAX_KEY_CHARS,
         description="the state that it is to be found in, as the task shows it; by default the tip itself",
-        max_length=MAX_KEY_CHARS,
-    )
+    )  # fmt: skip
     score: float | None = Field(
-        None,
+        None, allow_inf_nan=False,
         description="score of your attempt, at most the highest that the task gives; by default that of its best tip",
-        allow_inf_nan=False,
-    )
+    )  # fmt: skip
 
 
 TOOLS: Final[tuple[type[ToolCall], ...]] = (ListTasks, SearchTips, ReadTip, AddTip)
 
 
 class ToolCallRefused(MemoryStoreError):  # noqa: N818 (it is an answer)
-    """A call that is not done; the text tells the agent why."""
+    """A refused call; the text tells the agent why."""
 
 
 class RateLimiter:
-    """At most `per_minute` calls a minute, saved up to as many: a token bucket.
-
-    Args:
-        per_minute: how many.
-        now: seconds of a clock that never goes back.
-    """
+    """A token bucket: at most `per_minute` calls a minute, saved up to as many; `now` is a monotonic clock."""
 
     def __init__(self, per_minute: int, now: Callable[[], float] = time.monotonic) -> None:
         self.per_minute, self._now = per_minute, now
         self._left, self._seen = float(per_minute), now()
 
     def acquire(self) -> None:
-        """Count one call. Raises `ToolCallRefused`, which says how long to wait."""
+        """Count one call. Raises `ToolCallRefused` with the seconds to wait."""
         now = self._now()
         self._left = min(self.per_minute, self._left + (now - self._seen) * self.per_minute / 60)
         self._seen = now
@@ -128,7 +121,7 @@ class RateLimiter:
 
 @dataclass(frozen=True, slots=True)
 class AccessRules:
-    """What clients may do."""
+    """The permissions of clients."""
 
     write: bool = False  # add tips
     namespace: str | None = None  # the one task that there is for them; None for all
@@ -139,12 +132,7 @@ class AccessRules:
 
 
 class Toolbox:
-    """The tools, on one memory. Any thread may call.
-
-    Args:
-        memory: is searched and written; its config says how.
-        rules: what clients may do.
-    """
+    """The tools of one memory, whose config holds the settings, callable from any thread."""
 
     def __init__(self, memory: TipMemory, rules: AccessRules) -> None:
         self.memory, self.rules = memory, rules
@@ -153,41 +141,36 @@ class Toolbox:
 
     @property
     def offered(self) -> list[type[ToolCall]]:
-        """The tools that clients are told of."""
+        """Return the tools that clients are told of."""
         return [tool for tool in TOOLS if self.rules.write or not tool.writes]
 
     def call(self, name: str, arguments: Mapping[str, Any], client: str) -> dict[str, Any]:
-        """What a tool answers, as JSON values.
-
-        Args:
-            name: of the tool.
-            arguments: as the client sent them.
-            client: how it calls itself.
+        """Run a tool for the client of this name, and return its answer as JSON values.
 
         Raises:
-            Refused: there is no such tool, an argument is wrong, or the rules are against it.
+            ToolCallRefused: there is no such tool, an argument is wrong, or the rules forbid the call.
             MemoryStoreError: the memory cannot be read or written.
         """
         with self._lock:
             self._rate.acquire()
         tool = next((tool for tool in TOOLS if tool.name == name), None)
         if tool is None:
-            raise ToolCallRefused(
-                f"there is no tool {name[:MAX_NAME_CHARS]!r}: there are {', '.join(t.name for t in self.offered)}"
-            )
+            names = ", ".join(each.name for each in self.offered)
+            raise ToolCallRefused(f"there is no tool {name[:MAX_NAME_CHARS]!r}: there are {names}")
         if tool.writes and not self.rules.write:
             raise ToolCallRefused("this memory is only read: its owner can start it with --write")
-        match _parse_arguments(tool, arguments):
-            case ListTasks() as asked:
-                return self._list_tasks(asked)
-            case SearchTips() as asked:
-                return self._search_tips(asked)
-            case ReadTip() as asked:
-                return self._read_tip(asked)
-            case AddTip() as asked:
-                with self._lock:
-                    return self._add_tip(asked, client)
-        raise AssertionError(name)
+        try:
+            asked = tool.model_validate(dict(arguments))
+        except ValidationError as error:
+            faults = [
+                f"{'.'.join(map(str, fault['loc'])) or 'arguments'}: {fault['msg']}" for fault in error.errors()[:5]
+            ]
+            raise ToolCallRefused(f"{tool.name} cannot be called so: {'; '.join(faults)}") from None
+        if isinstance(asked, AddTip):
+            with self._lock:
+                return self._add_tip(asked, client)
+        answer: dict[str, Any] = getattr(self, f"_{tool.name}")(asked)
+        return answer
 
     def _list_tasks(self, asked: ListTasks) -> dict[str, Any]:
         sizes = [(name, size) for name, size in self._list_served_tasks().items() if asked.contains in name]
@@ -209,18 +192,16 @@ class Toolbox:
             raise ToolCallRefused(f"there is no tip {asked.id}: search_tips gives the ids")
         (readers,) = self.memory.store.load_reader_stats(asked.id).values()
         written = {name: getattr(tip, name) for name in ("action", "model", "run", "created", "imported")}
-        return {
-            **_summarize_tip(tip),
-            "state": tip.key,
-            **written,
-            "readers": readers.shown,
-            "worth": round(readers.worth, 4),
-        }
+        read = {"readers": readers.shown, "worth": round(readers.worth, 4)}
+        return {**_summarize_tip(tip), "state": tip.key, **written, **read}
 
     def _add_tip(self, asked: AddTip, client: str) -> dict[str, Any]:
         self._require_served_task(asked.task)
         store, rules = self.memory.store, self.rules
-        if self._count_pool(asked.task) >= rules.capacity:
+        pool = store.get_capacity_pool(asked.task, rules.scope)
+        # Tips that wait for their owner count where what is added waits, too.
+        count = store.size(pool) if rules.enabled else sum(store.count_by_namespace(pool).values())
+        if count >= rules.capacity:
             whose = f"{asked.task!r} has" if rules.scope == "task" else f"{asked.task!r} and those it reads have"
             raise ToolCallRefused(f"{whose} {rules.capacity} tips, and no room: their owner can delete some")
         best, most = get_best_score(store, asked.task)
@@ -244,15 +225,7 @@ class Toolbox:
         kept = _summarize_tip(require_tip(store, tip_id or 0))
         return kept if rules.enabled else {**kept, "shown": "when the memory's owner has switched it on"}
 
-    def _count_pool(self, task: str) -> int:
-        """Tips that share a task's capacity; those that wait for their owner count where what is added waits, too."""
-        pool = self.memory.store.get_capacity_pool(task, self.rules.scope)
-        if self.rules.enabled:
-            return self.memory.store.size(pool)
-        return sum(self.memory.store.count_by_namespace(pool).values())
-
     def _list_served_tasks(self) -> dict[str, int]:
-        """The tasks that clients may know of, and how many tips of each they can find."""
         only = self.rules.namespace
         return {name: size for name, size in self.memory.store.sizes().items() if only in {None, name}}
 
@@ -260,14 +233,6 @@ class Toolbox:
         only = self.rules.namespace
         if only not in {None, task}:
             raise ToolCallRefused(f"{task!r} is not served here: the one task is {only!r}")
-
-
-def _parse_arguments(tool: type[ToolCall], arguments: Mapping[str, Any]) -> ToolCall:
-    try:
-        return tool.model_validate(dict(arguments))
-    except ValidationError as error:
-        faults = [f"{'.'.join(map(str, fault['loc'])) or 'arguments'}: {fault['msg']}" for fault in error.errors()[:5]]
-        raise ToolCallRefused(f"{tool.name} cannot be called so: {'; '.join(faults)}") from None
 
 
 def _summarize_tip(tip: Tip) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Self
 
-from trailnotes.algorithms.reflexion.plans import build_plan_messages
+from trailnotes.algorithms.reflexion.method import build_plan_messages
 from trailnotes.algorithms.rememberer.advice import (
     Example,
     Situation,

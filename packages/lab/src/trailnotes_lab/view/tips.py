@@ -20,11 +20,10 @@ from typing import Any, Final
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
-from trailnotes.memory.exchange import open_store, require_searchable, require_tip
-from trailnotes.memory.migrations import MIGRATIONS
-from trailnotes.memory.retired import RETIREMENT_COLUMNS, Retirement
+from trailnotes.memory.exchange import delete_tips, edit_tip, enable_tips, open_store, require_searchable, require_tip
 from trailnotes.memory.retrieval import load_file_embedder
-from trailnotes.memory.schema import open_snapshot, read_rows, translate_errors
+from trailnotes.memory.schema import MIGRATIONS, open_snapshot, read_rows, translate_errors
+from trailnotes.memory.scope import RETIREMENT_COLUMNS, Retirement
 from trailnotes.memory.store import READER_COLUMNS, SELECT_TIP, TipStore, parse_tip_row
 from trailnotes.memory.tip_stats import ReaderStats
 from trailnotes.memory.tips import MAX_KEY_CHARS, TipMemory
