@@ -34,12 +34,7 @@ def build_single(config: Config, model: Any, reference: Any, dump_dir: Path | No
         )
     joining = _choose_packing(config, model)
     learner = Learner(
-        model,
-        config.optim,
-        config.loss,
-        temperature=config.rollout.temperature,
-        reference=reference,
-        dump_dir=dump_dir,
+        model, config.optim, config.loss, temperature=config.rollout.temperature, reference=reference, dump_dir=dump_dir
     )
     learner.joining = joining
     _set_attention(learner, config.learner)

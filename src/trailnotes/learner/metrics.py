@@ -133,10 +133,7 @@ class UpdateMetrics:
         """How far the sampler's log-probabilities of on-policy rows are from the model's before its first step."""
         if not sums["fresh"]:
             return {}
-        return {
-            "difference": sums["fresh_distance"] / sums["fresh"],
-            "ratio": sums["fresh_ratio"] / sums["fresh"],
-        }
+        return {"difference": sums["fresh_distance"] / sums["fresh"], "ratio": sums["fresh_ratio"] / sums["fresh"]}
 
     def _collect_local_sums(self) -> tuple[dict[str, float], float, float]:
         """What this rank has seen: its sums, and the largest and the smallest ratio."""

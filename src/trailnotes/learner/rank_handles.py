@@ -40,15 +40,12 @@ class RankHandle(Protocol):
     @property
     def where(self) -> str:
         """What follows its number in messages, such as " on node 10.0.0.7"; "" for this machine."""
-        ...
 
     def failure(self) -> Failure | None:
         """What it said before it failed, or how it ended; None while it lives in silence."""
-        ...
 
     def end(self, seconds: float) -> None:
         """Wait so long for it to end by itself; kill it if it does not."""
-        ...
 
 
 class RankMonitor:

@@ -32,23 +32,18 @@ class Ranks(Protocol):
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks."""
-        ...
 
     def gather(self, value: T) -> list[T]:
         """The value of each rank, in their order; anything that can be pickled."""
-        ...
 
     def shard(self, model: nn.Module) -> GatheredCall:
         """Leave to this rank its part of the model's weights; what reads them from now on goes through the result."""
-        ...
 
     def reshard(self, model: nn.Module) -> None:
         """Forget whatever is whole of the model's weights."""
-        ...
 
     def swap_weights(self, model: nn.Module, weights: Mapping[nn.Parameter, Tensor]) -> Any:
         """A context in which these parameters of the model hold other values, shaped as their own parts."""
-        ...
 
 
 class SingleRank:

@@ -243,7 +243,6 @@ class HasTokenIds(Protocol):
     @property
     def token_ids(self) -> Sequence[int]:
         """All of the row."""
-        ...
 
 
 def make_microbatches(

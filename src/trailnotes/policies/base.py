@@ -30,23 +30,18 @@ class Policy(Protocol):
 
         Assistant messages that carry `token_ids` enter with exactly these. () if the engine returns no ids.
         """
-        ...
 
     def count_tokens(self, text: str) -> int:
         """Tokens of `text` alone, to hold a length cap; an estimate for engines without a tokenizer."""
-        ...
 
     def open_episode(self, episode: str) -> None:
         """Announce a live episode (a deterministic engine gathers all live ones before each batch)."""
-        ...
 
     async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
         """Sample the next assistant turn. Raises `PolicyError` if prompt and completion exceed the context."""
-        ...
 
     def close_episode(self, episode: str) -> None:
         """Free what the engine kept for the episode. Unknown names are ignored."""
-        ...
 
 
 class OwnedPolicy(Policy, Protocol):
@@ -54,7 +49,6 @@ class OwnedPolicy(Policy, Protocol):
 
     def close(self) -> None:
         """End what belongs to the policy alone, such as processes. Twice is fine."""
-        ...
 
 
 class TrainedPolicy(OwnedPolicy, Protocol):
@@ -80,16 +74,12 @@ class TrainedPolicy(OwnedPolicy, Protocol):
             PolicyError: a completion is under way, the weights are another model's, or what plays says something else
                 of the probes than the learner.
         """
-        ...
 
     async def sleep(self) -> None:
         """Make room for a learner on the same device, where there is one."""
-        ...
 
     async def wake(self) -> None:
         """Be ready to play again."""
-        ...
 
     def report(self) -> dict[str, float]:
         """Figures of what was played since the last call; none where there is nothing to say."""
-        ...

@@ -35,23 +35,18 @@ class Decoder(Protocol):
 
     def acquire(self) -> Slot:
         """The lowest free slot, empty."""
-        ...
 
     def release(self, slot: Slot) -> None:
         """Forget a slot; with the last one all memory goes."""
-        ...
 
     def rewind(self, slot: Slot, prompt: Sequence[int]) -> int:
         """Roll a slot back to what it has in common with a prompt; how many of its tokens need not be computed."""
-        ...
 
     def reset_cache(self) -> None:
         """Empty all slots: the weights have changed."""
-        ...
 
     def extend(self, rows: Sequence[SlotInput]) -> Tensor:
         """Append new tokens to slots; logits of the token after each row's last, (n, V)."""
-        ...
 
 
 class _SlotTable:

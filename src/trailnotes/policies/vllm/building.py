@@ -170,11 +170,7 @@ def send_settings(
     """The link to a process, which has been told its settings."""
     process.connection.sendall(wire.encode_frame(["start", dict(settings)]))
     return EngineConnection(
-        process.connection,
-        label,
-        start_timeout=engine.start_timeout,
-        timeout=engine.timeout,
-        buried=process.kill,
+        process.connection, label, start_timeout=engine.start_timeout, timeout=engine.timeout, buried=process.kill
     )
 
 
