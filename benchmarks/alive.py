@@ -32,7 +32,7 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.credit import group_advantages
 from trailnotes.learner.samples import build_anchor_samples, build_samples
-from trailnotes.policies.hf.network import split_model
+from trailnotes.policies.hf.decoder import split_model
 from trailnotes.rollout import write_tips
 from trailnotes.rollout.tips import WrittenTip
 from trailnotes.runs.directory import RunDir

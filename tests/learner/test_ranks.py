@@ -17,11 +17,16 @@ from transformers import MistralConfig, MistralForCausalLM
 from sharded_cases import CASES, Case, alone, among, learn, model_of, rows_of
 from tiny import VOCABULARY, tiny_model
 from trailnotes.config.schema import LossConfig, OptimConfig
-from trailnotes.learner.layout import share_prefixes
 from trailnotes.learner.learner import Learner
-from trailnotes.learner.logprobs import TokenScorer, is_packing_supported
-from trailnotes.learner.ranks import SingleRank, distribute_rows, split_microbatches
-from trailnotes.learner.samples import PackingMode, dummy_sample, make_microbatches
+from trailnotes.learner.logprobs import TokenScorer, is_packing_supported, share_prefixes
+from trailnotes.learner.samples import (
+    PackingMode,
+    SingleRank,
+    distribute_rows,
+    dummy_sample,
+    make_microbatches,
+    split_microbatches,
+)
 from trailnotes.types import Sample
 
 pytestmark = [

@@ -25,13 +25,17 @@ from tiny import tiny_model
 from trailnotes.errors import ConfigError, LearnerError, NonFiniteError
 from trailnotes.learner import rank_handles as followers
 from trailnotes.learner import states
-from trailnotes.learner.building import _require_plain_head, _require_shared_directory, build_single
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.process_group import init_process_group, validate_world_size
-from trailnotes.learner.processes import RankProcess
 from trailnotes.learner.rank import is_torchrun_worker
-from trailnotes.learner.rank_handles import Failure, RankMonitor, is_communication_error
-from trailnotes.learner.sharded import ShardedLearner, make_learner
+from trailnotes.learner.rank_handles import Failure, RankMonitor, RankProcess, is_communication_error
+from trailnotes.learner.sharded import (
+    ShardedLearner,
+    _require_plain_head,
+    _require_shared_directory,
+    build_single,
+    make_learner,
+)
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.types import Sample
 
@@ -49,12 +53,12 @@ if __name__ == "__main__":
 TORCHRUN = """
 import sys
 from trailnotes.config.toml import load_config
-from trailnotes.learner.rank import follow, follows
+from trailnotes.learner.rank import is_torchrun_worker, run_torchrun_rank
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[2])
     config = load_config(sys.argv[1])
-    if follows():
-        follow(config)
+    if is_torchrun_worker():
+        run_torchrun_rank(config)
     else:
         from sharded_cases import Case, config_of, difference, one_process, rows_of, wait_until_gone
         from trailnotes.learner.sharded import ShardedLearner
@@ -148,7 +152,7 @@ def test_what_stops_every_rank_alike_is_raised_once_and_what_kills_one_ends_all(
 
     assert two._followers is not None
     two._followers.ranks[1].process.kill()
-    with pytest.raises(LearnerError, match="rank 1 of the learner was killed by SIGKILL"):
+    with pytest.raises(LearnerError, match="rank 1 of the learner died of SIGKILL"):
         two.update(ROWS)
     with pytest.raises(LearnerError, match="have ended"):
         two.update(ROWS)
@@ -359,9 +363,9 @@ def test_the_cause_is_told_from_its_consequences(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("code", "told"),
     [
-        ("raise SystemExit(3)", "ended with exit status 3"),
-        ("raise SystemExit('no GPU')", "ended with exit status 1: no GPU"),
-        ("import os; os.abort()", "was killed by SIGABRT"),
+        ("raise SystemExit(3)", "exited with status 3"),
+        ("raise SystemExit('no GPU')", "exited with status 1: no GPU"),
+        ("import os; os.abort()", "died of SIGABRT"),
     ],
 )
 def test_how_a_process_ended_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, told: str) -> None:

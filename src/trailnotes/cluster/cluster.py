@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from trailnotes.cluster.waiting import Deadline, get_result
 from trailnotes.errors import ClusterError, ConfigError
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ class Cluster:
 
     def reserve_gpu(self) -> None:
         """Have Ray give the GPU of this process to nobody else. Raises as `seat.take_gpu`."""
-        from trailnotes.cluster.seat import reserve_gpu
+        from trailnotes.cluster.cluster import reserve_gpu
 
         if self._gpu_reservation:
             self._seat = reserve_gpu(self.config, self.pin_to_node(self.home))
@@ -130,7 +132,7 @@ class Cluster:
     @property
     def _gpu_reservation(self) -> dict[str, float]:
         """What Ray sets aside for the process of the run, on its own node; {} if nothing."""
-        from trailnotes.cluster.seat import needs_gpu_reservation
+        from trailnotes.cluster.cluster import needs_gpu_reservation
 
         return (
             {"GPU": 1.0}
@@ -171,7 +173,8 @@ class Cluster:
             if not any(_has_resources(resources, each) for resources in left.values()):
                 besides = " besides that of the process of the run" if seat.keys() & each.keys() else ""
                 raise ClusterError(
-                    f"no node of the cluster has {_format_resources(each)}{besides}, which each of {setting} wants: lower it"
+                    f"no node of the cluster has {_format_resources(each)}{besides}, which each of {setting} wants: "
+                    "lower it"
                 )
 
 
@@ -186,3 +189,54 @@ def _format_resources(each: Mapping[str, float]) -> str:
 def _format_node(node: str, address: str) -> str:
     """What messages call a node: several may share an address."""
     return f"node {address} ({node[:6]})"
+
+
+class GpuReservation:
+    """The actor: it has a GPU set aside, and leaves it to the process of the run."""
+
+    def get_gpu_id(self) -> str:
+        """What its GPU is called on its machine."""
+        import ray
+
+        (found,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+        return str(found)
+
+
+def needs_gpu_reservation(config: Config, resources: Mapping[str, float]) -> bool:
+    """Whether a run computes on a GPU that Ray has to set aside, on a node that has these resources in all.
+
+    A `model.device` with a number is taken at its word, and Ray does not know of it.
+    """
+    from trailnotes.policies.hf.policy import resolve_device
+
+    device = resolve_device(config.model.device)
+    return device.type == "cuda" and device.index is None and resources.get("GPU", 0.0) >= 1
+
+
+def reserve_gpu(config: Config, here: Any) -> Any:
+    """Set a GPU of this machine aside, and compute on it from here on.
+
+    Args:
+        config: of the run, which `needs_seat`.
+        here: the scheduling strategy that places an actor on the node of this process.
+
+    Returns:
+        The actor that keeps it, as long as it is referred to.
+
+    Raises:
+        ClusterError: others have all of them, or this process does not see the one that Ray gives.
+    """
+    import ray
+    import torch
+
+    seat = ray.remote(GpuReservation).options(num_cpus=0, num_gpus=1, scheduling_strategy=here).remote()
+    who = "a GPU of this machine for the process of the run (if others have them all, start it elsewhere)"
+    gpu = get_result(seat.get_gpu_id.remote(), Deadline(lambda: who, config.cluster.timeout, "cluster.timeout"))
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    if visible and gpu not in visible:
+        named = ",".join(visible)
+        raise ClusterError(
+            f"Ray gives GPU {gpu} to the process of the run, whose CUDA_VISIBLE_DEVICES is {named}: unset it"
+        )
+    torch.cuda.set_device(visible.index(gpu) if visible else int(gpu))
+    return seat

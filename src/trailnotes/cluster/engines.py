@@ -51,7 +51,7 @@ class EngineActor:
     def _serve(self, config: Config, token: str, home: str, core: Path) -> None:
         import ray
 
-        from trailnotes.policies.vllm.serving import serve_engine
+        from trailnotes.policies.vllm.building import serve_engine
 
         here = ray.util.get_node_ip_address()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")  # those that Ray has set aside, if any
@@ -104,8 +104,8 @@ def place_engines(config: Config, core: Path | None = None) -> tuple[list[Any], 
     import ray
 
     from trailnotes.policies.vllm.building import get_model_requirement
+    from trailnotes.policies.vllm.link import connect_engine
     from trailnotes.policies.vllm.process import CORE_FILE
-    from trailnotes.policies.vllm.remote import connect_engine
 
     token = secrets.token_hex(32)
     expected, each = get_model_requirement(config), get_engine_resources(config)

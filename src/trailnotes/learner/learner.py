@@ -16,15 +16,26 @@ from torch import Tensor, nn
 from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.errors import ConfigError
 from trailnotes.learner import losses
-from trailnotes.learner.dump import raise_non_finite
 from trailnotes.learner.logprobs import Batch, TokenScorer
-from trailnotes.learner.metrics import UpdateMetrics, compute_advantage_metrics
-from trailnotes.learner.optimizer import MasterAdamW
-from trailnotes.learner.ranks import Ranks, SingleRank, split_microbatches
-from trailnotes.learner.roles import compute_token_weights, get_term_weights
-from trailnotes.learner.samples import PackingMode, dummy_sample, has_advantage, iter_minibatches
-from trailnotes.learner.states import export_model, gather_trained_weights, load_state, save_state
-from trailnotes.policies.hf.network import needs_training_mode, switch_mode
+from trailnotes.learner.losses import UpdateMetrics, compute_advantage_metrics, compute_token_weights, get_term_weights
+from trailnotes.learner.samples import (
+    PackingMode,
+    Ranks,
+    SingleRank,
+    dummy_sample,
+    has_advantage,
+    iter_minibatches,
+    split_microbatches,
+)
+from trailnotes.learner.states import (
+    MasterAdamW,
+    export_model,
+    gather_trained_weights,
+    load_state,
+    raise_non_finite,
+    save_state,
+)
+from trailnotes.policies.hf.decoder import needs_training_mode, switch_mode
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Sample
 

@@ -23,7 +23,6 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trailnotes.errors import ConfigError
-from trailnotes.learner.rank_handles import LOOPBACK
 
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config
@@ -95,7 +94,7 @@ def init_process_group(
 
 
 @contextmanager
-def bind_interface(interface: str = LOOPBACK) -> Iterator[None]:
+def bind_interface(interface: str = "lo") -> Iterator[None]:
     """While a circle is drawn: by which interface of the network. Whoever named another in the environment keeps it."""
     before = {name: os.environ.get(name) for name in INTERFACE_VARIABLES}
     os.environ.update({name: interface for name in INTERFACE_VARIABLES if interface and before[name] is None})

@@ -8,7 +8,6 @@ is how rank 0 starts those of its machine; `follow` is what torchrun's ranks abo
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import shutil
@@ -19,30 +18,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trailnotes.errors import TrailnotesError
+from trailnotes.learner.rank_handles import SHARED_ERRORS, STORE_FILE, make_failure, write_failure
 
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config
     from trailnotes.learner.process_group import LearnerGroup
 
-SHARED_ERRORS = (TrailnotesError, ValueError, OSError)
-"""What every rank raises for the same reasons, or rank 0 alone when the others are done: the next call may come."""
-
-_PR_SET_PDEATHSIG = 1  # which signal comes when rank 0 dies: the one that wakes a stopped process, which then ends
-
 
 def main(arguments: list[str]) -> None:
     """Join the others and follow. Ends with 1 when something fails; the reason stands in the directory."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
     rank, world, directory = int(arguments[0]), int(arguments[1]), Path(arguments[2])
     speaking = threading.Lock()
     watch = threading.Thread(target=_end_with_rank_0, args=(directory, speaking), daemon=True)
     watch.start()  # before torch: that takes seconds
-    from trailnotes.learner.processes import STORE_FILE, write_failure
-    from trailnotes.learner.rank_handles import make_failure
-
     try:
         from torch.distributed import FileStore  # type: ignore[attr-defined]
 
@@ -80,7 +69,6 @@ def run_torchrun_rank(config: Config) -> None:
         resolve_device_type,
         validate_world_size,
     )
-    from trailnotes.learner.rank_handles import make_failure
 
     validate_world_size(config)
     given = get_torchrun_rank()
@@ -100,7 +88,7 @@ def run_call_loop(circle: LearnerGroup) -> None:
     """
     import torch
 
-    from trailnotes.learner.building import build_rank
+    from trailnotes.learner.sharded import build_rank
 
     learner = None
     while (call := circle.receive_call()) is not None:

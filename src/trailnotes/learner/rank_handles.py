@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -17,12 +21,20 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from trailnotes.errors import TrailnotesError
+from trailnotes.storage.child import describe_exit, last_line, start_child
+
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
+
+    from trailnotes.config.schema import Config
+
 
 GRACE = 5.0  # seconds that a follower has to say why it fails, and to end when it is told to
 STUCK_SECONDS = 60.0  # seconds after a follower's death in which rank 0 should have noticed by itself
 MAX_TEXT_CHARS = 300  # characters that are told of what a rank said
+SHARED_ERRORS = (TrailnotesError, ValueError, OSError)
+"""What every rank raises for the same reasons, or rank 0 alone when the others are done: the next call may come."""
 LOOPBACK = "lo"  # the interface that nobody beyond this machine can reach
 
 
@@ -177,3 +189,79 @@ def from_json(text: str) -> Failure:
 def truncate_text(text: str) -> str:
     """The beginning of a text, if it is long."""
     return text if len(text) <= MAX_TEXT_CHARS else text[: MAX_TEXT_CHARS - 3] + "..."
+
+
+STORE_FILE = "store"  # the file in that directory that all meet over
+
+
+class RankProcess:
+    """A rank of this machine; see `Follower`.
+
+    Args:
+        rank: its number.
+        arguments: of `trailnotes.learner.rank` after it.
+        directory: private to the ranks of one run.
+    """
+
+    where = ""
+
+    def __init__(self, rank: int, arguments: list[str], directory: Path) -> None:
+        self._said, self._log = directory / f"rank-{rank}.failed", directory / f"rank-{rank}.log"
+        command = [sys.executable, "-m", "trailnotes.learner.rank", str(rank), *arguments]
+        with self._log.open("wb") as log:
+            # SIGCONT wakes a stopped process; the end of its stdin then ends it
+            streams = {"stdin": subprocess.PIPE, "stdout": log, "stderr": log}
+            self.process = start_child(command, death_signal=signal.SIGCONT, **streams)
+
+    def failure(self) -> Failure | None:
+        """See `Follower`."""
+        code = self.process.poll()  # first: what has ended says nothing more
+        if self._said.exists():
+            said = from_json(self._said.read_text(encoding="utf-8"))
+            return Failure(f"failed: {said.text}", said.of_others)
+        if code is None:
+            return None
+        if code < 0:
+            hint = " (the system kills so when memory is out)" if -code == signal.SIGKILL else ""
+            return Failure(describe_exit(code) + hint)
+        last = truncate_text(last_line(self._log.read_bytes())) if self._log.exists() else ""
+        return Failure(describe_exit(code) + (f": {last}" if last else ""))
+
+    def end(self, seconds: float) -> None:
+        """See `Follower`."""
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        self.process.wait()
+
+
+def start_processes(config: Config) -> RankMonitor:
+    """Ranks 1 to `learner.world_size` - 1, started on this machine.
+
+    Raises:
+        ConfigError: there are more of them than devices.
+    """
+    from trailnotes.learner.process_group import resolve_device_type, validate_world_size
+
+    validate_world_size(config)
+    world, seconds = config.learner.world_size, config.learner.timeout
+    directory = Path(tempfile.mkdtemp(prefix="trailnotes-learner-"))  # nobody else may read it
+
+    def store() -> Store:
+        from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+        return FileStore(str(directory / STORE_FILE), world)
+
+    arguments = [str(world), str(directory), resolve_device_type(config), str(seconds)]
+    ranks = {rank: RankProcess(rank, arguments, directory) for rank in range(1, world)}
+    return RankMonitor(ranks, seconds, store, tidy=lambda: shutil.rmtree(directory, ignore_errors=True))
+
+
+def write_failure(directory: Path, rank: int, failure: Failure) -> None:
+    """A rank's last word: written aside and renamed, so that it is whole."""
+    aside = directory / f"rank-{rank}.failing"
+    aside.write_text(to_json(failure), encoding="utf-8")
+    aside.rename(directory / f"rank-{rank}.failed")

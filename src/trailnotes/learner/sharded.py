@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,10 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trailnotes.config.model_schema import LearnerConfig
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, LearnerError
-from trailnotes.learner.building import build_rank, build_single
 from trailnotes.learner.learner import Learner
+from trailnotes.learner.logprobs import TokenScorer, is_packing_supported, is_padding_free
 from trailnotes.learner.process_group import (
     LearnerGroup,
     bind_interface,
@@ -29,12 +31,146 @@ from trailnotes.learner.process_group import (
     resolve_device_type,
     validate_world_size,
 )
-from trailnotes.learner.processes import start_processes
-from trailnotes.learner.rank import SHARED_ERRORS
-from trailnotes.learner.rank_handles import RankMonitor, describe_rank_0_failure
-from trailnotes.learner.ranks import SingleRank
+from trailnotes.learner.rank_handles import SHARED_ERRORS, RankMonitor, describe_rank_0_failure, start_processes
+from trailnotes.learner.samples import PackingMode, SingleRank
+from trailnotes.learner.sharding import ShardedRank
 from trailnotes.policies.hf.adapters import get_trained_parameters
+from trailnotes.policies.hf.policy import load_model
+from trailnotes.seeds import derive_seed
 from trailnotes.types import Sample
+
+
+def build_single(config: Config, model: Any, reference: Any, dump_dir: Path | None) -> Learner:
+    """A learner of `model`, in this process.
+
+    Raises:
+        ConfigError: `learner.packed` or `learner.attention` do not fit the model.
+    """
+    if config.learner.attention and config.engine.name == "hf":
+        raise ConfigError(
+            f"learner.attention = {config.learner.attention!r} would change the model that acts, too, which needs "
+            "another: leave it out, or set learner.world_size to 2 or more"
+        )
+    joining = _choose_packing(config, model)
+    learner = Learner(
+        model, config.optim, config.loss, temperature=config.rollout.temperature, reference=reference, dump_dir=dump_dir
+    )
+    learner.joining = joining
+    _set_attention(learner, config.learner)
+    return learner
+
+
+def build_rank(circle: LearnerGroup, config: Config, dump_dir: Path | None) -> Learner:
+    """A learner of this rank's part of the model that `config` names, with a start model where one is needed.
+
+    Every rank loads the whole model into its host's memory, and moves a block at a time to its device.
+
+    Raises:
+        ConfigError: as `build_alone`; or a rank does not see the directory of the run, in which all save.
+        LearnerError: the ranks have loaded different weights.
+    """
+    on_host = config.model.model_copy(update={"device": "cpu"})
+    torch.manual_seed(derive_seed(config.run.seed, "weights"))  # adapters start at random
+    model = load_model(on_host)[0]
+    _require_plain_head(config, model)
+    joining = _choose_packing(config, model)
+    whole = not config.model.lora.enabled
+    dtype = getattr(torch, config.model.dtype) if whole and config.model.dtype != "float32" else None
+    ranks = ShardedRank(circle.mesh, circle.talk, dtype, offload=config.learner.offload)
+    _require_same_weights(ranks, model)
+    if dump_dir is not None:
+        _require_shared_directory(ranks, dump_dir.parent)
+    learner = Learner(
+        model,
+        config.optim,
+        config.loss,
+        temperature=config.rollout.temperature,
+        reference=load_model(on_host)[0] if config.has_reference_model and whole else None,
+        dump_dir=dump_dir,
+        ranks=ranks,
+    )
+    learner.joining = joining
+    _set_attention(learner, config.learner)
+    return learner
+
+
+def _choose_packing(config: Config, model: Any) -> PackingMode:
+    """How rows are to be laid out."""
+    attention, packed = config.learner.attention, config.learner.packed
+    skips = attention.startswith(("flash", "flex")) or (not attention and is_padding_free(model))
+    if packed == "never" or (packed == "auto" and not skips):
+        return "padded"
+    how: PackingMode = "shared" if packed == "shared" else "joined"
+    if how == "shared" and skips:
+        raise ConfigError(
+            'learner.packed = "shared" needs an attention that takes any mask: set learner.attention = "sdpa", or '
+            'learner.packed = "auto"'
+        )
+    if is_packing_supported(TokenScorer(model), how, config.rollout.max_context_tokens):
+        return how
+    if packed == "auto":
+        return "padded"
+    raise ConfigError(
+        f"learner.packed = {packed!r}, but this model makes something else of rows that are laid out so: set it "
+        'to "auto" or "never"'
+    )
+
+
+def _set_attention(learner: Learner, config: LearnerConfig) -> None:
+    """Change the attention last: what is found out about a model is found out on the host, where few kinds work."""
+    if config.attention:
+        for model in learner.models:
+            base: Any = model
+            if hasattr(model, "get_base_model"):
+                base = base.get_base_model()
+            try:
+                base.set_attn_implementation(config.attention)
+            except (ImportError, ValueError) as error:
+                line = " ".join(str(error).split())
+                raise ConfigError(f"learner.attention = {config.attention!r} does not work here: {line}") from error
+
+
+def _require_plain_head(config: Config, model: Any) -> None:
+    """Refuse what would need the head with its adapters and without them while it is gathered once."""
+    head = model.get_output_embeddings() if config.model.lora.enabled and config.has_anchor_rows else None
+    if head is not None and any(parameter.requires_grad for parameter in head.parameters()):
+        raise ConfigError(
+            "several processes cannot hold rows to the start model where the output embedding has adapters: leave it "
+            "out of model.lora.target_modules, or set learner.world_size = 1"
+        )
+
+
+def _require_same_weights(ranks: ShardedRank, model: torch.nn.Module) -> None:
+    """Refuse ranks whose models differ, by a few numbers of each weight."""
+    mine = {
+        name: (tuple(p.shape), p.detach().flatten()[:64].double().sum().item()) for name, p in model.named_parameters()
+    }
+    first, *others = ranks.gather(mine)
+    for rank, found in enumerate(others, start=1):
+        if found != first:
+            name = next((name for name in first if found.get(name) != first[name]), "other names")
+            raise LearnerError(
+                f"rank {rank} of the learner loaded other weights than rank 0 ({name}): model.path must hold the same "
+                "model on every machine"
+            )
+
+
+def _require_shared_directory(ranks: ShardedRank, directory: Path) -> None:
+    """Refuse ranks that do not see the directory of the run: rank 0 leaves a file there, and all look for it."""
+    file = directory / f".seen-{ranks.gather(secrets.token_hex(8))[0]}"
+    if ranks.rank == 0:
+        directory.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    ranks.gather(None)  # it is there now
+    seen = ranks.gather(file.exists())
+    if ranks.rank == 0:
+        file.unlink()
+    if not all(seen):
+        raise ConfigError(
+            f"rank {seen.index(False)} of the learner does not see the run directory {directory}, and each rank saves "
+            "its part of the model there: put --run-dir on a file system that all machines share"
+        )
+
 
 RankStarter = Callable[[], RankMonitor]
 """Starts the other ranks of a run."""

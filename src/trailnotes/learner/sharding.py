@@ -26,7 +26,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from trailnotes.errors import ConfigError
-from trailnotes.learner.ranks import GatheredCall, call_directly
+from trailnotes.learner.samples import GatheredCall, call_directly
 
 T = TypeVar("T")
 

@@ -13,8 +13,7 @@ from huggingface_hub.errors import RepositoryNotFoundError
 
 from trailnotes.config.model_schema import ModelConfig
 from trailnotes.errors import PolicyError
-from trailnotes.policies.hf.hub import is_cache_only
-from trailnotes.policies.hf.policy import get_context_length
+from trailnotes.policies.hf.policy import get_context_length, is_cache_only
 
 NAME = "some/model"
 

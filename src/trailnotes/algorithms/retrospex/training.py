@@ -15,7 +15,7 @@ from trailnotes.algorithms.retrospex.network import CriticNetworks
 from trailnotes.algorithms.retrospex.transitions import Transition
 from trailnotes.config.methods_schema import RetrospexConfig
 from trailnotes.config.schema import OptimConfig
-from trailnotes.learner.optimizer import MasterAdamW
+from trailnotes.learner.states import MasterAdamW
 from trailnotes.seeds import derive_seed
 
 ProgressCallback = Callable[[float, dict[str, float]], None]

@@ -15,8 +15,16 @@ from weakref import WeakValueDictionary
 from trailnotes.config.schema import Config
 from trailnotes.endpoint.faults import MAX_RETRY_AFTER, AnswerTimeoutError, RetryableError, compute_wait
 from trailnotes.errors import BudgetError, ConfigError, PolicyError
-from trailnotes.policies.openai.answers import AnswerCache, ChatRequest, PaidAnswer, TokenUsage, hash_request
-from trailnotes.policies.openai.endpoint import Endpoint, EndpointReply, LoopClient
+from trailnotes.policies.openai.endpoint import (
+    AnswerCache,
+    ChatRequest,
+    Endpoint,
+    EndpointReply,
+    LoopClient,
+    PaidAnswer,
+    TokenUsage,
+    hash_request,
+)
 from trailnotes.types import Completion, Message, Sampling, TokenIds, strip_thinking
 
 logger = logging.getLogger(__name__)

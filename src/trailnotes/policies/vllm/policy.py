@@ -16,8 +16,15 @@ from torch import Tensor
 from trailnotes.errors import PolicyError
 from trailnotes.policies.chat import ChatFormat, encode_replies
 from trailnotes.policies.hf.engine import StopCondition
-from trailnotes.policies.vllm.replica import Connect, ProbeRecord, Replica
-from trailnotes.policies.vllm.weights import WeightFile, is_adapters, write_adapters, write_full_model
+from trailnotes.policies.vllm.replica import (
+    Connect,
+    ProbeRecord,
+    Replica,
+    WeightFile,
+    is_adapters,
+    write_adapters,
+    write_full_model,
+)
 from trailnotes.types import Completion, Message, Sampling, TokenIds
 
 T = TypeVar("T")
@@ -187,7 +194,7 @@ class VLLMPolicy:
 
     async def _set_sleep_state(self, name: Literal["sleep", "wake"]) -> None:
         if self._sleeps:
-            await asyncio.to_thread(self._map_replicas, lambda replica: replica.turn(name))
+            await asyncio.to_thread(self._map_replicas, lambda replica: replica.set_sleep_state(name))
 
     def report(self) -> dict[str, float]:
         """Since the last call: engines that were started anew, and the share of prompt tokens found in their caches."""

@@ -6,20 +6,17 @@ import atexit
 import fcntl
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from trailnotes.errors import ConfigError, MissingExtraError
+from trailnotes.storage.child import describe_exit, kill_group, start_child
 
 WORKER_DIR = Path(__file__).parent / "worker"
 CORE_FILE = WORKER_DIR / "core.py"
@@ -35,9 +32,6 @@ DROPPED_PREFIXES = (
     "TORCHELASTIC_",
 )  # into our packages, or among torchrun's processes
 RANK_VARIABLES = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
-
-# The parent-death signal comes when the *thread* that started the child ends, so that one must live as long as we do.
-_SPAWNER = ThreadPoolExecutor(1, thread_name_prefix="engine-spawner")
 
 
 def find_engine_python(named: str) -> str:
@@ -114,30 +108,22 @@ class EngineProcess:
         """
         self.log = log
         self.connection, theirs = socket.socketpair()
-        arguments = [str(theirs.fileno()), str(os.getpid()), "1.0", str(core)]
         with theirs, log.open("ab") as output:
-            self._process = _SPAWNER.submit(
-                lambda: subprocess.Popen(  # noqa: S603 - an interpreter that the user names, and code of ours
-                    [python, str(WORKER_DIR / "main.py"), *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env=variables,
-                    pass_fds=[theirs.fileno(), *inherit],
-                    process_group=0,
-                )
-            ).result()
+            command = [python, str(WORKER_DIR / "main.py"), str(theirs.fileno()), "1.0", str(core)]
+            descriptors = [theirs.fileno(), *inherit]
+            self._process = start_child(
+                command, stdout=output, stderr=subprocess.STDOUT, env=variables, pass_fds=descriptors
+            )
         self.pid = self._process.pid
 
     def kill(self, why: str) -> str:
         """End it with all its children; why it is gone, in words: the reason given, or how it ended by itself."""
-        died = _wait_for_exit(self._process, STOP_LIMIT if not why else 0.0)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(STOP_LIMIT)
+        with suppress(subprocess.TimeoutExpired):  # its socket ends a moment before it does
+            self._process.wait(0.0 if why else STOP_LIMIT)
+        died = self._process.returncode is not None
+        kill_group(self._process, STOP_LIMIT)
         last = self.output_tail()
-        how = why or (_describe_exit(self._process.returncode) if died else "hung up")
+        how = why or (describe_exit(self._process.returncode) if died else "hung up")
         return f"{how}; its last words: {last}" if last else how
 
     def output_tail(self) -> str:
@@ -198,22 +184,3 @@ def _remove_stale_dir(left: Path) -> None:
         pass  # it is in use
     finally:
         os.close(held)
-
-
-def _wait_for_exit(process: subprocess.Popen[Any], limit: float) -> bool:
-    """Whether it ends by itself within the limit. Its socket ends a moment before it does."""
-    deadline = time.monotonic() + limit
-    while process.poll() is None:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def _describe_exit(code: int) -> str:
-    if code >= 0:
-        return f"exited with status {code}"
-    try:
-        return f"died of {signal.Signals(-code).name}"
-    except ValueError:
-        return f"died of signal {-code}"

@@ -1,8 +1,8 @@
 """The program of an engine's process: requests in from a socket, sampled tokens out, and a sign of life in between.
 
-    python main.py DESCRIPTOR PARENT BEAT CORE
+    python main.py DESCRIPTOR BEAT CORE
 
-It serves the socket DESCRIPTOR that it inherits from process PARENT, with a heartbeat each BEAT seconds, by the class
+It serves the socket DESCRIPTOR that it inherits from its parent, with a heartbeat each BEAT seconds, by the class
 `Core` of the file CORE (`core.py`: vLLM). It ends with its parent: by the parent-death signal on Linux, by the end of
 the stream otherwise, even in the middle of a step. Where the settings name a listening socket, it also serves policies
 on other machines, one at a time.
@@ -10,11 +10,9 @@ on other machines, one at a time.
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 import queue
-import signal
 import socket
 import struct
 import sys
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
 else:
     import wire  # beside this file: where vLLM is installed, Trailnotes need not be
 
-_PR_SET_PDEATHSIG = 1
 SEND_LIMIT = 120  # seconds that a policy on another machine may take to read what it is sent
 HANDSHAKES = 64  # under way at once; one more, and the oldest gives way
 
@@ -266,12 +263,8 @@ class EngineServer:
             link.send("ready", self._about)
 
 
-def main(descriptor: int, parent: int, beat: float, core: str) -> None:
-    """Serve the socket `descriptor` for process `parent`."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before it could be watched
-        return
+def main(descriptor: int, beat: float, core: str) -> None:
+    """Serve the socket `descriptor` of the parent."""
     control = socket.socket(fileno=descriptor)
     control.set_inheritable(False)  # or a grandchild would keep the stream open after us
     server = EngineServer(control)
@@ -296,4 +289,4 @@ def load_core(path: str) -> Callable[[dict[str, Any]], Any]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4])
+    main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3])
