@@ -1,7 +1,7 @@
 """Engines as actors: each serves one, on the node that Ray has placed it on, to the process of the run alone.
 
-Where an engine is lost with its actor, Ray starts another, perhaps on another node; the `Replica` that used it asks
-where it is now, and goes on as with any engine that was lost.
+Where an engine is lost with its actor, Ray starts another, perhaps on another node; its `Replica` asks for the new
+address, and goes on as with any engine that was lost.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ LOCALHOST = "127.0.0.1"
 
 
 class EngineActor:
-    """The actor.
+    """Actor that serves one engine.
 
     Args:
         config: of the run.
         token: that only this run knows.
         home: address of the machine that the process of the run is on.
-        directory: where that was started; see `Rank`.
+        directory: where that was started; see `RankActor`.
         core: the file with the engine's class `Core`.
     """
 
@@ -44,7 +44,7 @@ class EngineActor:
         threading.Thread(target=self._serve, args=(config, token, home, core), daemon=True).start()
 
     def address(self) -> tuple[tuple[str, int] | None, str]:
-        """Host and port of the engine, which is ready; or none, and why not."""
+        """Wait for the engine; return its host and port, or None and why not."""
         self._known.wait()
         return self._address, self._failure
 
@@ -74,12 +74,12 @@ class EngineActor:
 
 
 def has_cluster_engines(config: Config) -> bool:
-    """Whether the engines of a run are the cluster's to place: ours lives in the process of the run."""
+    """Return whether the cluster places the engines of a run: an embedded one lives in the process of the run."""
     return config.engine.name == "vllm" and not config.engine.urls
 
 
 def get_engine_resources(config: Config) -> dict[str, float]:
-    """What Ray sets aside for one engine: as many GPUs as `engine.devices` names for one, or else a single one."""
+    """List the resources of one engine: as many GPUs as `engine.devices` names for one, or else a single one."""
     from trailnotes.policies.hf.policy import resolve_device
 
     cpus = {"CPU": float(config.run.threads or 1)}
@@ -89,14 +89,10 @@ def get_engine_resources(config: Config) -> dict[str, float]:
 
 
 def place_engines(config: Config, core: Path | None = None) -> tuple[list[Any], list[Connect]]:
-    """Start `engine.replicas` engines, spread over the nodes of the cluster.
-
-    Args:
-        config: of the run.
-        core: the file with the engine's class `Core`; None: vLLM's.
+    """Start `engine.replicas` engines, spread over the nodes of the cluster; `core` None is vLLM's.
 
     Returns:
-        The actors, for whoever is to end them, and how to reach the engine of each.
+        The actors, to be ended by the caller, and how to reach the engine of each.
 
     Raises:
         ConfigError: `model.path` cannot be read here.
@@ -127,7 +123,7 @@ def place_engines(config: Config, core: Path | None = None) -> tuple[list[Any], 
 
 
 def get_engine_address(actor: Any, number: int, config: Config) -> tuple[str, int]:
-    """Host and port of an engine, as soon as it is ready.
+    """Wait until an engine is ready, and return its host and port.
 
     Raises:
         PolicyError: it is not in time, or cannot be.

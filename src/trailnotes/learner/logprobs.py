@@ -1,7 +1,12 @@
-"""Log-probabilities of sampled tokens, without ever holding tokens x vocabulary.
+"""Log-probabilities of sampled tokens, without ever holding tokens x vocabulary, and the layouts of rows in a batch.
 
 The decoder's hidden states are taken at the trained positions only, and turned into logits a chunk at a time. In the
 backward pass each chunk is computed again, so that the logits of one chunk are all that exists at any moment.
+
+Rows are padded, joined or shared. Joined, rows follow one another, and positions that start anew tell them apart:
+attention for rows of varying length (flash, flex) skips what lies between them. Shared, rows that begin alike become
+a tree: their common prefix is computed once, and each token sees its own path to the root. Members of a group begin
+with the same prompt.
 """
 
 from __future__ import annotations
@@ -24,10 +29,7 @@ from trailnotes.types import Sample
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """B rows of up to T tokens as G sequences of N.
-
-    Nothing is asked of what follows the last token of a row, so it is not computed.
-    """
+    """B rows of up to T tokens as G sequences of N; the last token of a row predicts nothing, and is not computed."""
 
     token_ids: Tensor  # (G, N) int64
     position_ids: Tensor  # (G, N) int64
@@ -36,7 +38,7 @@ class PackedLayout:
 
 
 def pack_rows(rows: Sequence[Sequence[int]]) -> PackedLayout:
-    """One sequence of all rows."""
+    """Join all rows to one sequence."""
     read = [row[:-1] for row in rows]
     node = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
     start = 0
@@ -48,7 +50,7 @@ def pack_rows(rows: Sequence[Sequence[int]]) -> PackedLayout:
 
 
 class _PrefixTree:
-    """Rows that begin alike, added in lexicographic order."""
+    """Tree of rows that begin alike, added in lexicographic order."""
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
@@ -63,7 +65,7 @@ class _PrefixTree:
         self.position_ids += range(common, len(row))
 
     def build_mask(self, size: int) -> Tensor:  # (size, size) of bool
-        """Each token what leads to it; places that nobody uses see themselves, since a softmax of nothing is nan."""
+        """Let each token see its path; unused places see themselves, since a softmax of nothing is nan."""
         seen = torch.eye(size, dtype=torch.bool)
         for path in self.paths:
             places = torch.tensor(path)
@@ -72,7 +74,7 @@ class _PrefixTree:
 
 
 def share_prefixes(rows: Sequence[Sequence[int]]) -> PackedLayout:
-    """A tree of all rows that begin alike, by at least half of the shorter one's length."""
+    """Join all rows that begin alike, by at least half of the shorter one's length, to trees."""
     read = [list(row[:-1]) for row in rows]
     trees: list[_PrefixTree] = []
     where: dict[int, tuple[int, int]] = {}  # row -> its tree, and which path of it
@@ -99,7 +101,7 @@ def share_prefixes(rows: Sequence[Sequence[int]]) -> PackedLayout:
 
 
 def build_layout(rows: Sequence[Sequence[int]], how: PackingMode, device: torch.device) -> PackedLayout | None:
-    """The layout of rows on a device; None where they are padded."""
+    """Lay rows out on a device; None where they are padded."""
     if how == "padded":
         return None
     found = pack_rows(rows) if how == "joined" else share_prefixes(rows)
@@ -108,7 +110,7 @@ def build_layout(rows: Sequence[Sequence[int]], how: PackingMode, device: torch.
 
 
 def is_padding_free(model: Any) -> bool:
-    """Whether the attention of a model never computes what stands between the rows of a joined one."""
+    """Return whether the attention of a model never computes what lies between joined rows."""
     return str(getattr(model.config, "_attn_implementation", "")).startswith(("flash", "flex"))
 
 
@@ -138,7 +140,7 @@ class Batch:
 
     @classmethod
     def from_samples(cls, samples: Sequence[Sample], device: torch.device, how: PackingMode = "padded") -> Batch:
-        """Pad and stack `samples`."""
+        """Pad and stack `samples` on a device."""
 
         def stack(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
             tensors = [torch.tensor(row, dtype=dtype) for row in rows]
@@ -155,7 +157,7 @@ class Batch:
 
 
 class TokenScorer:
-    """Scores tokens under a causal language model, at the temperature that they were sampled with.
+    """Scorer of tokens under a causal language model, at the temperature that they were sampled with.
 
     Padding on the right needs no attention mask: in a causal model no token sees what comes after it.
 
@@ -182,12 +184,12 @@ class TokenScorer:
             )
 
     def __call__(self, token_ids: Tensor, mask: Tensor, layout: PackedLayout | None = None) -> tuple[Tensor, Tensor]:
-        """Log-probability of each token of the mask given all before it, and the entropy there.
+        """Score each token of the mask given all before it.
 
         Args:
             token_ids: (B, T) tokens, padded on the right with any valid id.
             mask: (B, T) bool; the first token of a row has no context and must not be in it.
-            layout: how the model computes the rows, which it must be able to (see `computes`). None: padded.
+            layout: how the model computes the rows, see `is_packing_supported`. None: padded.
 
         Returns:
             (B, T) float32 log-probabilities in nats, with gradient where it is enabled, and (B, T) entropies without;
@@ -200,7 +202,7 @@ class TokenScorer:
         return self.score_states(self.compute_states(token_ids, mask, layout), token_ids, mask)
 
     def score_states(self, states: Tensor, token_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """The same from the (K, H) `states` of the mask's tokens."""
+        """Score the mask's tokens from their (K, H) `states`, as `__call__`."""
         parts = list(self._iter_chunks(states, token_ids[mask]))
         rows, columns = mask.nonzero(as_tuple=True)
         blank = torch.zeros(mask.shape, device=mask.device)
@@ -210,7 +212,7 @@ class TokenScorer:
         return blank.index_put((rows, columns), logprobs), blank.index_put((rows, columns), entropies)
 
     def compute_states(self, token_ids: Tensor, mask: Tensor, layout: PackedLayout | None = None) -> Tensor:  # (K, H)
-        """What the head makes the logits of, for each of the K tokens of the mask, row by row; arguments as above."""
+        """Compute the head's input for each of the K tokens of the mask, row by row; arguments as above."""
         if layout is None:
             where = mask[:, 1:].flatten().nonzero().squeeze(1)
             return self._run_body(token_ids[:, :-1]).flatten(0, 1).index_select(0, where)
@@ -221,7 +223,7 @@ class TokenScorer:
         return self._run_body(layout.token_ids, **given).flatten(0, 1).index_select(0, where)
 
     def compute_kl(self, states: Tensor, teacher: Callable[[Tensor], Tensor], teacher_states: Tensor) -> Tensor:  # (K,)
-        """KL(teacher || this model) of the whole distribution at each position, in nats, with gradient.
+        """Compute KL(teacher || this model) of the whole distribution at each position, in nats, with gradient.
 
         Its gradient by the logits is the difference of the two distributions, so no token's is large.
 
@@ -249,7 +251,7 @@ class TokenScorer:
         return (wanted.exp() * torch.where(wanted == -torch.inf, 0.0, apart)).sum(-1)
 
     def logits(self, states: Tensor) -> Tensor:  # (K, H) -> (K, V)
-        """At the temperature of sampling, in float32."""
+        """Compute float32 logits at the temperature of sampling."""
         logits = (states if self.parts is None else self.parts.head(states)).float()
         return logits / self.temperature if self.temperature != 1.0 else logits
 
@@ -282,10 +284,10 @@ class TokenScorer:
 
 @torch.no_grad()
 def is_packing_supported(scorer: TokenScorer, how: PackingMode, longest: int) -> bool:
-    """Whether the model makes the same of rows of up to `longest` tokens that are laid out so.
+    """Return whether the model computes the same for rows of up to `longest` tokens in this layout.
 
-    Found out on a few random tokens; in float32, where the attention knows it, since what bfloat16 rounds can hide a
-    wrong mask.
+    A pass over a few random tokens finds that out; in float32, where the attention knows it, since the rounding of
+    bfloat16 can hide a wrong mask.
     """
     model: Any = scorer.model
     embeddings = model.get_input_embeddings()

@@ -1,7 +1,13 @@
-"""The terms of the loss, one pure function each.
+"""The terms of the loss as pure functions, their weights for rows that are no episodes, and the figures of an update.
 
-B rows of T tokens. Everything is per token and to be minimised; `mask` says which tokens count. A token outside the
+B rows of T tokens. Everything is per token and to be minimized; `mask` says which tokens count. A token outside the
 mask may hold any finite number. `logprobs` are natural logarithms under the policy that is being trained.
+
+Rows that are no episodes (tips, episodes read with tips, rehearsal) have up to three terms: the clipped surrogate,
+where they have an advantage; KL(reference || model), by `Sample.hold`; the negative log-likelihood, by
+`Sample.imitate`. Each term is a mean over the rows of one role that have it with one weight, so that rows of another
+role or weight do not thin it out. KL and likelihood count by rows, each with the mean over its own tokens: a short
+decision weighs as much as a long one.
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ def ratio(
     logprobs: Tensor,  # (B, T) log pi(token), with gradient
     behavior_logprobs: Tensor,  # (B, T) log probability when it was sampled
 ) -> Tensor:  # (B, T)
-    """Importance ratio rho = pi / pi_old, its logarithm held within +-20."""
+    """Compute the importance ratio rho = pi / pi_old, its logarithm held within +-20."""
     return torch.exp((logprobs - behavior_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
@@ -38,9 +44,7 @@ def clipped_surrogate(
     clip_high: float,
     dual_clip: float = 0.0,
 ) -> Tensor:  # (B, T)
-    """-min(rho A, clip(rho, 1 - low, 1 + high) A), bounded by -c A where A < 0.
-
-    PPO (arXiv 1707.06347, eq. 7) with clip-higher (DAPO, arXiv 2503.14476) and dual clip (arXiv 1912.09729, eq. 5).
+    """Compute -min(rho A, clip(rho, 1 - low, 1 + high) A), bounded by -c A where A < 0.
 
     Args:
         ratio: importance ratio of each token.
@@ -48,6 +52,9 @@ def clipped_surrogate(
         clip_low: the ratio is clipped below 1 - clip_low.
         clip_high: the ratio is clipped above 1 + clip_high.
         dual_clip: c > 1, the largest ratio that a negative advantage may be multiplied by; 0 = no bound.
+
+    Source:
+        PPO (arXiv 1707.06347, eq. 7), clip-higher (DAPO, arXiv 2503.14476), dual clip (arXiv 1912.09729, eq. 5).
     """
     loss = -torch.minimum(ratio * advantages, ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages)
     if dual_clip:
@@ -59,7 +66,7 @@ def shaped_surrogate(
     ratio: Tensor,  # (B, T)
     advantages: Tensor,  # (B, T)
 ) -> Tensor:  # (B, T)
-    """-f(rho) A with f(x) = x / (x + 0.1), without any clip: the policy shaping of LUFFY (arXiv 2504.14945).
+    """Compute -f(rho) A with f(x) = x / (x + 0.1), without any clip: the policy shaping of LUFFY (arXiv 2504.14945).
 
     As a factor of grad log pi it is 0.1 x / (x + 0.1)^2 instead of x: more than x below 0.22, so that improbable tokens
     learn faster, and less above, 0.08 at 1. LUFFY counts its teacher's tokens as certain, so its x is pi itself.
@@ -74,7 +81,7 @@ def clip_events(
     clip_high: float,
     dual_clip: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # three (B, T) of bool
-    """Where the surrogate of `clipped_surrogate` is flat: clipped low, clipped high, clipped by the dual bound."""
+    """Mark where the surrogate of `clipped_surrogate` is flat: clipped low, clipped high, clipped by the dual bound."""
     negative = advantages < 0
     low = negative & (ratio < 1.0 - clip_low)
     high = (advantages > 0) & (ratio > 1.0 + clip_high)
@@ -86,7 +93,7 @@ def k3_kl(
     logprobs: Tensor,  # (B, T) of the policy that is measured, whose samples the tokens are
     reference_logprobs: Tensor,  # (B, T)
 ) -> Tensor:  # (B, T), never negative
-    """KL(pi || reference) for each sampled token: exp(d) - d - 1 with d = log reference - log pi.
+    """Estimate KL(pi || reference) for each sampled token: exp(d) - d - 1 with d = log reference - log pi.
 
     The low-variance unbiased estimator k3 of Schulman, "Approximating KL Divergence" (2020), as GRPO uses it.
     """
@@ -100,13 +107,10 @@ def low_prob_mask(
     threshold: float,
     unit: Literal["token", "response"] = "token",
 ) -> Tensor:  # (B, T) bool, a subset of mask
-    """The trained tokens that are left when improbable ones go (EMPO2, section 4.4).
+    """Drop improbable tokens, with a log-probability below `threshold`, from the trained ones (EMPO2, section 4.4).
 
-    Args:
-        logprobs: log-probability of each token.
-        mask: the trained tokens; the first of a row is never one.
-        threshold: a token with a log-probability below this is improbable.
-        unit: "token" drops that token; "response" drops the unbroken run of trained tokens that holds it.
+    Unit "token" drops that token; "response" drops the unbroken run of trained tokens that holds it. The first token of
+    a row is never trained.
     """
     improbable = mask & (logprobs < threshold)
     if unit == "token":
@@ -124,7 +128,7 @@ def masked_sum(
     mask: Tensor,  # (B, T) bool
     aggregation: Literal["token", "sequence"] = "token",
 ) -> tuple[Tensor, Tensor]:  # (), ()
-    """Numerator and denominator of a mean over the mask: both add up over the parts of a batch.
+    """Compute numerator and denominator of a mean over the mask; both add up over the parts of a batch.
 
     "token": sum over tokens, number of tokens. "sequence": sum over rows of row means, number of rows that have any
     token in the mask.
@@ -140,13 +144,13 @@ TERMS = ("policy", "hold", "imitate")
 
 
 def get_term_weights(sample: Sample) -> dict[str, float]:
-    """The terms of a row that is no episode's, with their weights; a term that it does not have is missing."""
+    """List the terms of a row that is no episode's, with their weights."""
     weights = {"policy": float(any(sample.advantages)), "hold": sample.hold, "imitate": sample.imitate}
     return {name: weight for name, weight in weights.items() if weight}
 
 
 def compute_token_weights(samples: Sequence[Sample], aggregation: Literal["token", "sequence"]) -> list[list[float]]:
-    """What each of `TERMS` of a trained token is multiplied by, so that the sum over all rows is the loss.
+    """Compute the factor of each of `TERMS` of a trained token, so that the sum over all rows is the loss.
 
     Args:
         samples: the rows of one mini-batch that are no episodes; all have a trained token.
@@ -170,7 +174,7 @@ def compute_token_weights(samples: Sequence[Sample], aggregation: Literal["token
 
 
 class UpdateMetrics:
-    """Sums over the micro-batches and steps of one update.
+    """Sums over the micro-batches and steps of one update, on the device, read once.
 
     "Trained" tokens are those of the loss mask; "kept" ones are left after the low-probability mask.
     """
@@ -226,7 +230,7 @@ class UpdateMetrics:
 
     @torch.no_grad()
     def add_non_episodes(self, rows: Sequence[Sample], batch: Batch, terms: Tensor) -> None:
-        """Add one micro-batch of rows that are no episodes; `terms` (B, T, 3) are theirs, as `roles.TERMS` has them."""
+        """Add one micro-batch of rows that are no episodes, with their `TERMS`: (B, T, 3)."""
         tokens = batch.mask.sum(-1)  # (B,)
         _, kl, nll = (terms * batch.mask[..., None]).sum(1).unbind(-1)  # (B,) each
         for i, row in enumerate(rows):
@@ -243,14 +247,14 @@ class UpdateMetrics:
         self._sums[name] = self._sums[name] + value.double() if name in self._sums else value.double()
 
     def add_step(self, loss: float, policy: float, kl: float, grad_norm: float) -> None:
-        """Add one optimiser step: its loss, two means of its episodes, and the gradient's norm before clipping."""
+        """Add one optimizer step: its loss, two means of its episodes, and the gradient's norm before clipping."""
         self._steps["loss"].append(loss)
         self._steps["policy_loss"].append(policy)
         self._steps["kl_to_reference"].append(kl)
         self._steps["grad_norm"].append(grad_norm)
 
     def result(self, ranks: Ranks | None = None) -> dict[str, float]:
-        """The metrics of all ranks; means over an empty set are 0, a ratio of nothing is 1."""
+        """Compute the metrics of all ranks; means over an empty set are 0, a ratio of nothing is 1."""
         sums: dict[str, float] = defaultdict(float)
         parts = (ranks or SingleRank()).gather(self._collect_local_sums())
         for part, _, _ in parts:
@@ -289,7 +293,6 @@ class UpdateMetrics:
         return {"difference": sums["fresh_distance"] / sums["fresh"], "ratio": sums["fresh_ratio"] / sums["fresh"]}
 
     def _collect_local_sums(self) -> tuple[dict[str, float], float, float]:
-        """What this rank has seen: its sums, and the largest and the smallest ratio."""
         values = torch.stack(list(self._sums.values())).tolist() if self._sums else []
         sums = dict(zip(self._sums, values, strict=True)) | {"computed": float(self._computed)}
         most = float(torch.stack(self._ratio_max).max()) if self._ratio_max else -math.inf
@@ -304,7 +307,7 @@ def _compute_role_means(sums: Mapping[str, float], value: str, count: str) -> di
 
 
 def compute_advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Mean and sample deviation of advantages over trajectories, dropped ones included; rows that teach nothing."""
+    """Compute mean and sample deviation of advantages over trajectories, dropped ones included, and count rows."""
     by_trajectory: dict[int, list[float]] = defaultdict(list)
     for sample in samples:
         pairs = zip(sample.advantages, sample.loss_mask, strict=True)

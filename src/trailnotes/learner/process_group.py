@@ -1,8 +1,8 @@
-"""How the processes of one update find each other: by a file on one machine, at an address, or as torchrun tells them.
+"""Process groups of the learner, which meet over a file on one machine, at an address, or by torchrun's environment.
 
-On one machine nothing listens beyond it: the processes meet over a file in a private directory, and gloo and nccl keep
-to the loopback interface. Between machines torch knows no password: whoever reaches what listens there may join. What
-they send each other is pickled; they are one program, started by one user, on a network that they trust.
+On one machine nothing listens beyond it: the file is in a private directory, and gloo and nccl keep to the loopback
+interface. Between machines torch knows no password: any program that reaches its ports may join. Messages are pickled;
+the processes are one program, started by one user, on a network that they trust.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SIOCGIFADDR = 0x8915  # asks Linux for the address of an interface, see netdevic
 
 @dataclass(frozen=True, slots=True)
 class LearnerGroup:
-    """The processes of one update, met."""
+    """Processes of one update, connected."""
 
     mesh: DeviceMesh
     talk: dist.ProcessGroup  # gloo, with the time limit of the learner
@@ -43,40 +43,40 @@ class LearnerGroup:
 
     @property
     def rank(self) -> int:
-        """Of this process; 0 holds the run."""
+        """Rank of this process; 0 holds the run."""
         return self.mesh.get_rank()
 
     def broadcast_call(self, call: Call | None) -> None:
-        """Rank 0: have all others call this method of their learner with these arguments; None sends them home."""
+        """Have all other ranks call this method of their learner with these arguments; None ends them."""
         dist.broadcast_object_list([call], src=0, group=self.calls)
 
     def receive_call(self) -> Call | None:
-        """The others: wait for what rank 0 announces."""
+        """Wait for the next call of rank 0."""
         box: list[Any] = [None]
         dist.broadcast_object_list(box, src=0, group=self.calls)
         call: Call | None = box[0]
         return call
 
     def destroy(self) -> None:
-        """Part. Every rank must."""
+        """Leave the group. Every rank must."""
         dist.destroy_process_group()
 
 
 def init_process_group(
     rank: int, world: int, device_type: str, seconds: float, store: Store | None = None
 ) -> LearnerGroup:
-    """Join the others; returns when all are there.
+    """Join the other ranks; return when all are there.
 
     Args:
         rank: of this process among `world`.
-        world: how many there are.
+        world: number of processes.
         device_type: cpu: they exchange tensors by gloo; cuda: by nccl, each on the device of its place on its machine,
             or, if they meet at an address, on the one that it has been given.
         seconds: that one may wait for another.
-        store: where they meet; None: the address that torchrun put into the environment.
+        store: where they meet; None: the address in torchrun's environment.
 
     Raises:
-        RuntimeError: somebody did not come.
+        RuntimeError: a rank is missing.
     """
     if device_type == "cuda" and not isinstance(store, TCPStore):
         torch.cuda.set_device(local_rank(rank))
@@ -95,7 +95,7 @@ def init_process_group(
 
 @contextmanager
 def bind_interface(interface: str = "lo") -> Iterator[None]:
-    """While a circle is drawn: by which interface of the network. Whoever named another in the environment keeps it."""
+    """Bind process groups of the block to a network interface, unless the environment names another."""
     before = {name: os.environ.get(name) for name in INTERFACE_VARIABLES}
     os.environ.update({name: interface for name in INTERFACE_VARIABLES if interface and before[name] is None})
     try:
@@ -107,7 +107,7 @@ def bind_interface(interface: str = "lo") -> Iterator[None]:
 
 
 def find_interface(address: str) -> str:
-    """The interface that has this address (IPv4), or "" where none has: then gloo and nccl choose for themselves."""
+    """Find the interface that has this address (IPv4); "" for none: then gloo and nccl choose for themselves."""
     for _, name in socket.if_nameindex():
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
             try:
@@ -120,7 +120,7 @@ def find_interface(address: str) -> str:
 
 
 def create_store(host: str, world: int, seconds: float) -> TCPStore:
-    """A store of rank 0, which the others reach at this address of its machine and at no other; torch gives the port.
+    """Create a store of rank 0 at this address of its machine and no other; torch chooses the port.
 
     Raises:
         OSError: this machine has no such address.
@@ -139,7 +139,7 @@ def create_store(host: str, world: int, seconds: float) -> TCPStore:
 
 
 def get_torchrun_rank() -> tuple[int, int] | None:
-    """Rank and world size, where torchrun (or whoever sets the same variables) started this process."""
+    """Read rank and world size, where torchrun (or a program with the same variables) started this process."""
     said = os.environ
     if not all(said.get(name, "").isdigit() for name in ("RANK", "WORLD_SIZE")) or "MASTER_ADDR" not in said:
         return None
@@ -147,12 +147,12 @@ def get_torchrun_rank() -> tuple[int, int] | None:
 
 
 def local_rank(rank: int) -> int:
-    """The place of a rank among those of its machine."""
+    """Return the place of a rank among those of its machine."""
     return int(os.environ.get("LOCAL_RANK", rank))
 
 
 def resolve_device_type(config: Config) -> str:
-    """The kind of device that all ranks compute on, cpu or cuda.
+    """Resolve the kind of device that all ranks compute on, cpu or cuda.
 
     Raises:
         ConfigError: `model.device` cannot be that of several processes.
@@ -171,11 +171,7 @@ def resolve_device_type(config: Config) -> str:
 
 
 def validate_world_size(config: Config) -> None:
-    """Refuse more processes than there are devices, before any is started.
-
-    Raises:
-        ConfigError: there are, or torchrun started another number than the config says.
-    """
+    """Raise `ConfigError` for more processes than devices, or another number than torchrun started."""
     world, device_type = config.learner.world_size, resolve_device_type(config)
     given = get_torchrun_rank()
     if given is not None and given[1] != world:

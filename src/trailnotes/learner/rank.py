@@ -1,9 +1,8 @@
-"""A process that has a part of the model and does what rank 0 does, until it is sent home.
+"""A rank above 0: a process that has a part of the model and repeats the calls of rank 0 until that ends it.
 
     python -m trailnotes.learner.rank RANK WORLD DIRECTORY DEVICE SECONDS
 
-is how rank 0 starts those of its machine; `follow` is what torchrun's ranks above 0 do instead of the command, and
-`serve` what any rank does once it has met the others.
+is how rank 0 starts those of its machine; torchrun's ranks above 0 call `run_torchrun_rank` instead of the command.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> None:
-    """Join the others and follow. Ends with 1 when something fails; the reason stands in the directory."""
+    """Join the process group and follow rank 0. Ends with 1 on a failure, whose reason is then in the directory."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     rank, world, directory = int(arguments[0]), int(arguments[1]), Path(arguments[2])
     speaking = threading.Lock()
@@ -51,12 +50,12 @@ def main(arguments: list[str]) -> None:
 
 
 def is_torchrun_worker(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether torchrun started this process as one that is not to hold the run."""
+    """Return whether torchrun started this process as one that does not hold the run."""
     return "MASTER_ADDR" in environ and environ.get("RANK", "0") not in ("", "0")
 
 
 def run_torchrun_rank(config: Config) -> None:
-    """The life of a rank that torchrun started.
+    """Run a rank that torchrun started.
 
     Raises:
         ConfigError: torchrun started another number of processes than `learner.world_size`.
@@ -81,11 +80,7 @@ def run_torchrun_rank(config: Config) -> None:
 
 
 def run_call_loop(circle: LearnerGroup) -> None:
-    """Do what rank 0 announces, until it sends this rank home.
-
-    Raises:
-        RuntimeError: rank 0, or another, is gone.
-    """
+    """Repeat the calls of rank 0 until it ends this rank. Raises `RuntimeError` if a rank is gone."""
     import torch
 
     from trailnotes.learner.sharded import build_rank
@@ -108,7 +103,7 @@ def run_call_loop(circle: LearnerGroup) -> None:
 
 
 def _end_with_rank_0(directory: Path, speaking: threading.Lock) -> None:
-    """The pipe from rank 0 ends when it does, and what it may not have had the time to remove goes with it."""
+    """Wait for the end of the pipe from rank 0, and remove what rank 0 may not have had the time to remove."""
     while os.read(0, 1):
         pass
     with speaking:  # a last word that came while the directory is emptied would keep it

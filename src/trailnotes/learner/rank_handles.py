@@ -1,6 +1,8 @@
-"""The other ranks as rank 0 knows them: whether they live, what they said before they failed, and their end.
+"""The other ranks as rank 0 knows them: whether they live, why they failed, and their end.
 
-What a rank is besides (a process of this machine, see `processes`, or an actor of a cluster) is told by a `Follower`.
+Ranks of this machine are child processes. The pipe from rank 0, on which nothing is ever written, ends when rank 0
+does, and the process with it; before a rank fails, it writes the reason to a file in the private directory in which all
+meet. Ranks on a cluster are actors.
 """
 
 from __future__ import annotations
@@ -40,34 +42,34 @@ LOOPBACK = "lo"  # the interface that nobody beyond this machine can reach
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a rank is of no more use."""
+    """Reason why a rank is of no more use."""
 
     text: str  # one line
     of_others: bool = False  # it lost a connection, or waited in vain: somebody else's trouble
 
 
 class RankHandle(Protocol):
-    """One rank above 0."""
+    """Handle of one rank above 0."""
 
     @property
     def where(self) -> str:
-        """What follows its number in messages, such as " on node 10.0.0.7"; "" for this machine."""
+        """Place to name after its number in messages, such as " on node 10.0.0.7"; "" for this machine."""
 
     def failure(self) -> Failure | None:
-        """What it said before it failed, or how it ended; None while it lives in silence."""
+        """Return why it failed, or how it ended; None while it lives in silence."""
 
     def end(self, seconds: float) -> None:
         """Wait so long for it to end by itself; kill it if it does not."""
 
 
 class RankMonitor:
-    """Ranks 1 and up, which have been started.
+    """Monitor of ranks 1 and up, which have been started.
 
     Args:
         ranks: by their numbers.
         seconds: that one may wait for another.
-        store: gives what all meet over, as rank 0 sees it.
-        interface: of the network, that rank 0 and the others talk through.
+        store: makes rank 0's view of the store that all meet over.
+        interface: of the network between the ranks.
         tidy: called once all have ended.
     """
 
@@ -86,10 +88,9 @@ class RankMonitor:
         threading.Thread(target=self._watch, name="learner-watch", daemon=True).start()
 
     def describe_failure(self, error: BaseException) -> str:
-        """One line that says which rank stopped the others, and why. Waits until those that can have said it.
+        """Say in one line which rank stopped the others, and why; wait until those that can have reported it.
 
-        Args:
-            error: as rank 0 met it: its own, or that of a connection that somebody else's end closed.
+        `error` is rank 0's own, or that of a connection that another rank's end closed.
         """
         own = make_failure(error)
         if not own.of_others:
@@ -106,11 +107,11 @@ class RankMonitor:
         return describe_rank_0_failure(error)
 
     def set_busy(self, busy: bool) -> None:
-        """Say whether rank 0 is waiting for the others."""
+        """Set whether rank 0 is waiting for the others."""
         self._busy = busy
 
     def end(self, *, at_once: bool = False) -> None:
-        """Wait for all to end, or, where they do not or need not, kill them."""
+        """Wait for all to end, and kill those that do not; `at_once` kills all."""
         if self._ended:
             return
         self._ended = True
@@ -120,7 +121,6 @@ class RankMonitor:
         self._tidy()
 
     def _list_silent_ranks(self) -> list[int]:
-        """The ranks that live and have said nothing."""
         return [rank for rank, follower in self.ranks.items() if follower.failure() is None]
 
     def _format_ranks(self, ranks: list[int], what: str) -> str:
@@ -142,7 +142,7 @@ class RankMonitor:
 
 
 def describe_rank_0_failure(error: BaseException) -> str:
-    """One line about an error of rank 0, where nothing is known of the others."""
+    """Describe an error of rank 0 in one line, where nothing is known of the others."""
     own = make_failure(error)
     if own.of_others:
         return f"the processes of the learner lost each other: {own.text}"
@@ -150,7 +150,7 @@ def describe_rank_0_failure(error: BaseException) -> str:
 
 
 def make_failure(error: BaseException) -> Failure:
-    """What a rank has to say of an error that ends it."""
+    """Make the failure that a rank reports of an error that ends it."""
     text = " ".join(str(error).split())
     return Failure(
         f"{type(error).__name__}: {truncate_text(text)}" if text else type(error).__name__,
@@ -159,11 +159,7 @@ def make_failure(error: BaseException) -> Failure:
 
 
 def is_communication_error(error: BaseException) -> bool:
-    """Whether an error came out of what the ranks exchange, and so of somebody else's trouble.
-
-    By the place that raised it, not by its words: gloo's are plain runtime errors. It is torch's distributed package,
-    whatever of torch that package may call in its turn.
-    """
+    """Return whether an error only says that another rank is gone or late."""
     import torch
 
     if isinstance(error, torch.distributed.DistError):
@@ -177,17 +173,17 @@ def is_communication_error(error: BaseException) -> bool:
 
 
 def to_json(failure: Failure) -> str:
-    """For another process."""
+    """Encode a failure for another process."""
     return json.dumps(asdict(failure))
 
 
 def from_json(text: str) -> Failure:
-    """What `to_json` wrote."""
+    """Decode the text of `to_json`."""
     return Failure(**json.loads(text))
 
 
 def truncate_text(text: str) -> str:
-    """The beginning of a text, if it is long."""
+    """Cut a text that is long."""
     return text if len(text) <= MAX_TEXT_CHARS else text[: MAX_TEXT_CHARS - 3] + "..."
 
 
@@ -195,7 +191,7 @@ STORE_FILE = "store"  # the file in that directory that all meet over
 
 
 class RankProcess:
-    """A rank of this machine; see `Follower`.
+    """A rank of this machine as a child process; see `RankHandle`.
 
     Args:
         rank: its number.
@@ -214,7 +210,7 @@ class RankProcess:
             self.process = start_child(command, death_signal=signal.SIGCONT, **streams)
 
     def failure(self) -> Failure | None:
-        """See `Follower`."""
+        """Return why it failed, or how it ended; None while it lives in silence."""
         code = self.process.poll()  # first: what has ended says nothing more
         if self._said.exists():
             said = from_json(self._said.read_text(encoding="utf-8"))
@@ -228,7 +224,7 @@ class RankProcess:
         return Failure(describe_exit(code) + (f": {last}" if last else ""))
 
     def end(self, seconds: float) -> None:
-        """See `Follower`."""
+        """Wait so long for it to end by itself; kill it if it does not."""
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -239,7 +235,7 @@ class RankProcess:
 
 
 def start_processes(config: Config) -> RankMonitor:
-    """Ranks 1 to `learner.world_size` - 1, started on this machine.
+    """Start ranks 1 to `learner.world_size` - 1 on this machine.
 
     Raises:
         ConfigError: there are more of them than devices.
@@ -261,7 +257,7 @@ def start_processes(config: Config) -> RankMonitor:
 
 
 def write_failure(directory: Path, rank: int, failure: Failure) -> None:
-    """A rank's last word: written aside and renamed, so that it is whole."""
+    """Write a rank's reason to fail aside and rename it, so that it is whole."""
     aside = directory / f"rank-{rank}.failing"
     aside.write_text(to_json(failure), encoding="utf-8")
     aside.rename(directory / f"rank-{rank}.failed")

@@ -1,8 +1,4 @@
-"""The learner of rank 0, behind which several processes share each update.
-
-To a run it is a `Learner`: it announces each call to the other ranks, and does the same itself. The model that acts is
-not among them; it gets the new weights after each update.
-"""
+"""Learners from a config: one process around the model that acts, or several that share each update."""
 
 from __future__ import annotations
 
@@ -41,7 +37,7 @@ from trailnotes.types import Sample
 
 
 def build_single(config: Config, model: Any, reference: Any, dump_dir: Path | None) -> Learner:
-    """A learner of `model`, in this process.
+    """Build a learner of `model`, in this process.
 
     Raises:
         ConfigError: `learner.packed` or `learner.attention` do not fit the model.
@@ -61,12 +57,12 @@ def build_single(config: Config, model: Any, reference: Any, dump_dir: Path | No
 
 
 def build_rank(circle: LearnerGroup, config: Config, dump_dir: Path | None) -> Learner:
-    """A learner of this rank's part of the model that `config` names, with a start model where one is needed.
+    """Build the learner of this rank's part of the model in `config`, with a reference model where one is needed.
 
     Every rank loads the whole model into its host's memory, and moves a block at a time to its device.
 
     Raises:
-        ConfigError: as `build_alone`; or a rank does not see the directory of the run, in which all save.
+        ConfigError: as `build_single`; or a rank does not see the directory of the run, in which all save.
         LearnerError: the ranks have loaded different weights.
     """
     on_host = config.model.model_copy(update={"device": "cpu"})
@@ -95,7 +91,6 @@ def build_rank(circle: LearnerGroup, config: Config, dump_dir: Path | None) -> L
 
 
 def _choose_packing(config: Config, model: Any) -> PackingMode:
-    """How rows are to be laid out."""
     attention, packed = config.learner.attention, config.learner.packed
     skips = attention.startswith(("flash", "flex")) or (not attention and is_padding_free(model))
     if packed == "never" or (packed == "auto" and not skips):
@@ -117,7 +112,7 @@ def _choose_packing(config: Config, model: Any) -> PackingMode:
 
 
 def _set_attention(learner: Learner, config: LearnerConfig) -> None:
-    """Change the attention last: what is found out about a model is found out on the host, where few kinds work."""
+    """Change the attention last: models are checked on the host, where few kinds work."""
     if config.attention:
         for model in learner.models:
             base: Any = model
@@ -131,7 +126,7 @@ def _set_attention(learner: Learner, config: LearnerConfig) -> None:
 
 
 def _require_plain_head(config: Config, model: Any) -> None:
-    """Refuse what would need the head with its adapters and without them while it is gathered once."""
+    """Refuse a head that would be needed with its adapters and without them while it is gathered once."""
     head = model.get_output_embeddings() if config.model.lora.enabled and config.has_anchor_rows else None
     if head is not None and any(parameter.requires_grad for parameter in head.parameters()):
         raise ConfigError(
@@ -179,15 +174,15 @@ RankStarter = Callable[[], RankMonitor]
 def make_learner(
     config: Config, model: Any, reference: Any, dump_dir: Path | None, start: RankStarter | None = None
 ) -> Learner | ShardedLearner:
-    """What updates the model of a run: this process alone, or `learner.world_size` of them.
+    """Make what updates the model of a run: this process alone, or `learner.world_size` of them.
 
     Args:
         config: of the run.
-        model: the one that acts here: trained itself, or given what is trained. None: it acts elsewhere.
-        reference: the start model; several processes load their own.
-        dump_dir: where a batch is written whose loss or gradient is not finite; beside the checkpoints.
-        start: of several processes the others, which are on other machines, too; None: on this one, unless torchrun
-            has started them.
+        model: the one that acts here: trained itself, or given the trained weights. None: it acts elsewhere.
+        reference: the reference model; several processes load their own.
+        dump_dir: for batches whose loss or gradient is not finite; beside the checkpoints.
+        start: starts the other ranks, which may be on other machines; None: on this one, unless torchrun has started
+            them.
 
     Raises:
         ConfigError: more processes than devices, or settings that do not fit the model.
@@ -201,17 +196,9 @@ def make_learner(
 class ShardedLearner:
     """A `Learner` whose model is split over `learner.world_size` processes, of which this is rank 0.
 
-    The others are started here, by torchrun beside this process, or wherever `start` has them. A failure of any ends
-    all: the next call, or the one under way, raises `LearnerError` with the reason.
-
-    Args:
-        config: of the run; each rank loads `config.model` for itself.
-        model: the one that acts in this process, of the same start weights, or None.
-        dump_dir: see `Learner`.
-        start: see `make_learner`.
-
-    Raises:
-        ConfigError: as `make_learner`; so `LearnerError`.
+    It announces each call to the other ranks, and does the same itself; the model that acts gets the new weights after
+    each update. A failure of any rank ends all: the next call, or the one under way, raises `LearnerError` with the
+    reason. Arguments and errors are those of `make_learner`.
     """
 
     def __init__(
@@ -248,51 +235,51 @@ class ShardedLearner:
 
     @property
     def steps(self) -> int:
-        """Optimiser steps so far."""
+        """Optimizer steps so far."""
         return self._learner.steps
 
     @property
     def device(self) -> torch.device:
-        """Where this rank computes."""
+        """Device that this rank computes on."""
         return self._learner.device
 
     def logprobs(self, samples: Sequence[Sample], *, of_start: bool = False) -> list[tuple[float, ...]]:
-        """See `Learner.logprobs`."""
+        """Score trained tokens on all ranks, as `Learner.logprobs`."""
         found: list[tuple[float, ...]] = self._call_all_ranks("logprobs", list(samples), of_start=of_start)
         return found
 
     def update(self, samples: Sequence[Sample], seed: int = 0, lr_scale: float = 1.0) -> dict[str, float]:
-        """See `Learner.update`; the model that acts is as the trained one afterwards."""
+        """Update on all ranks, as `Learner.update`, and copy the weights to the model that acts."""
         metrics: dict[str, float] = self._call_all_ranks("update", list(samples), seed, lr_scale)
         self._copy_to_policy()
         return metrics
 
     def weights(self) -> dict[str, Tensor]:
-        """See `Learner.weights`."""
+        """Collect the trained weights of all ranks, as `Learner.weights`."""
         found: dict[str, Tensor] = self._call_all_ranks("weights")
         return found
 
     def export(self, path: Path, tokenizer: Any = None) -> None:
-        """See `Learner.export`."""
+        """Write the model of all ranks, as `Learner.export`."""
         self._call_all_ranks("export", path.absolute(), tokenizer)
 
     def save(self, path: Path) -> None:
-        """See `Learner.save`; all ranks must see `path`."""
+        """Write the state of all ranks, as `Learner.save`; all must see `path`."""
         self._call_all_ranks("save", path.absolute())
 
     def load(self, path: Path) -> None:
-        """See `Learner.load`."""
+        """Restore the state of all ranks, as `Learner.load`."""
         self._call_all_ranks("load", path.absolute())
         self._copy_to_policy()
 
     @contextlib.contextmanager
     def use_initial_adapters(self) -> Iterator[None]:
-        """The adapters of the model that acts as they were before any update."""
+        """Put the adapters of the model that acts back to where the run began, for the duration of the block."""
         with SingleRank().swap_weights(self.model, self._start):
             yield
 
     def close(self) -> None:
-        """Send the other ranks home; those that do not go are killed."""
+        """End the other ranks, and kill those that do not end."""
         atexit.unregister(self.close)
         circle, self._circle = self._circle, None
         if circle is not None:
@@ -303,7 +290,6 @@ class ShardedLearner:
             self._followers.end(at_once=circle is None)
 
     def _call_all_ranks(self, name: str, *given: Any, **named: Any) -> Any:
-        """Have every rank call this method of its learner, and return what this one's gives."""
         if self._circle is None:
             raise LearnerError("the processes of the learner have ended: start the run again, and it resumes")
         with self._monitor_ranks():
@@ -312,7 +298,7 @@ class ShardedLearner:
 
     @contextlib.contextmanager
     def _monitor_ranks(self) -> Iterator[None]:
-        """While the other ranks are needed: whatever stops one stops all, with its reason."""
+        """End all ranks, with the reason, on an error of the block that is not shared by all."""
         if self._followers is not None:
             self._followers.set_busy(True)
         try:
@@ -335,7 +321,6 @@ class ShardedLearner:
                 self._followers.set_busy(False)
 
     def _abort_ranks(self) -> None:
-        """End the others as they are."""
         circle, self._circle = self._circle, None
         if self._followers is not None:
             self._followers.end(at_once=True)
@@ -345,7 +330,6 @@ class ShardedLearner:
 
     @torch.no_grad()
     def _copy_to_policy(self) -> None:
-        """Give the trained weights to the model that acts."""
         if self.model is not None:
             for name, tensor in self.weights().items():
                 self._names[name].copy_(tensor)

@@ -1,6 +1,6 @@
 """A model whose weights, gradients and moments are split over several processes, by torch's FSDP2.
 
-Each block of the decoder is gathered for its own pass, and let go. What is around them (embedding, last norm, head) is
+Each block of the decoder is gathered for its own pass. The modules around them (embedding, last norm, head) are
 gathered once for all that the learner does with one micro-batch: it asks the body for states and the head for logits of
 a chunk at a time, so neither is the `forward` of the model that FSDP knows of.
 """
@@ -32,14 +32,15 @@ T = TypeVar("T")
 
 
 class ShardedRank:
-    """One process among those of a process group; see `Ranks`.
+    """One process of a process group.
 
     Args:
         mesh: of one dimension, over all ranks.
-        talk: a gloo group of them all, for what is no tensor.
-        dtype: what the weights of a model that is trained as a whole compute in; they stay in float32 themselves,
-            and gradients are summed in it. None: in what they are.
-        offload: whether they, gradients and moments stay in the host's memory, and visit the device.
+        talk: a gloo group of them all, for objects that are no tensors.
+        dtype: in which a model that is trained as a whole computes; its weights stay in float32, and gradients are
+            summed
+            in it. None: that of the weights.
+        offload: whether weights, gradients and moments stay in the host's memory, and visit the device.
     """
 
     def __init__(
@@ -52,13 +53,13 @@ class ShardedRank:
         self._mesh, self._offload = mesh, offload
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks."""
+        """Sum a tensor over all ranks."""
         total = tensor.clone()
         dist.all_reduce(total, group=self._mesh.get_group())
         return total
 
     def gather(self, value: T) -> list[T]:
-        """The value of each rank."""
+        """Gather the value of each rank."""
         values: list[Any] = [None] * self.world
         dist.all_gather_object(values, value, group=self.talk)
         return values
@@ -95,14 +96,14 @@ class ShardedRank:
         return within
 
     def reshard(self, model: nn.Module) -> None:
-        """Let go of all that is whole; FSDP keeps what is around the blocks until the next backward pass."""
+        """Free all gathered weights; FSDP keeps those around the blocks until the next backward pass."""
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
     @contextmanager
     def swap_weights(self, model: nn.Module, weights: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
-        """Other values in this rank's parts, which FSDP gathers afresh."""
+        """Put other values into this rank's parts, which FSDP gathers afresh, for the duration of the block."""
         now = {parameter: _to_local(parameter).clone() for parameter in weights}
         try:
             self._write_weights(model, weights)
@@ -119,7 +120,7 @@ class ShardedRank:
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """The layers of a decoder: the list of modules that holds the most parameters; [] where there is none."""
+    """Find the layers of a decoder: the list of modules that holds the most parameters; [] where there is none."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     largest = max(lists, key=lambda stack: sum(p.numel() for p in stack.parameters()), default=None)
     return [] if largest is None else list(largest)

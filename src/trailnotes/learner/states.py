@@ -1,8 +1,8 @@
-"""What a learner leaves behind: a Hugging Face directory, weights for an engine, and its state in a checkpoint.
+"""Weights of a learner: the optimizer that moves them, and the directories, checkpoints and dumps that hold them.
 
 The state of one process is ``learner.safetensors``. More write ``learner.dcp``, a directory by
 `torch.distributed.checkpoint` to which each rank adds its own part, as safetensors: nothing in it is ever unpickled.
-Either is read by any number of ranks. Beside it lies ``learner.json``.
+Any number of ranks reads either. Beside it lies ``learner.json``.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class MasterAdamW:
-    """AdamW over the trainable parameters of a model.
+    """AdamW on float32 weights over the trainable parameters of a model; those that are frozen are left alone.
 
-    Args:
-        model: its parameters with `requires_grad` are trained; the others are left alone.
-        config: learning rate, moments, weight decay.
+    A step of 1e-6 is lost when it is added to a bfloat16 weight (8 bits of mantissa). So parameters of a lower
+    precision get a float32 master copy: gradients are summed and clipped there, the moments live there, and the model's
+    weights are the rounded masters. Float32 parameters are their own masters and cost nothing more.
 
     Raises:
         ValueError: nothing is trainable.
@@ -60,7 +60,7 @@ class MasterAdamW:
         )
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Forget all gradients, also of the masters."""
         for name, parameter in self.parameters.items():
             parameter.grad = self.masters[name].grad = None
 
@@ -74,12 +74,12 @@ class MasterAdamW:
                 parameter.grad = None
 
     def grad_norm(self) -> Tensor:  # ()
-        """2-norm of all gradients together, of all ranks."""
+        """Compute the 2-norm of all gradients together, of all ranks."""
         norm = nn.utils.get_total_norm([p.grad for p in self.masters.values() if p.grad is not None])
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def scale_grads(self, factor: float) -> None:
-        """Multiply the gradients so far."""
+        """Multiply the gradients so far by a factor."""
         for master in self.masters.values():
             if master.grad is not None:
                 master.grad.mul_(factor)
@@ -102,7 +102,7 @@ class MasterAdamW:
                 parameter.copy_(self.masters[name])
 
     def live_tensors(self) -> dict[str, Tensor]:
-        """Masters, moments and step counts themselves; of a sharded model this rank's parts of them."""
+        """Collect masters, moments and step counts themselves; of a sharded model this rank's parts of them."""
         tensors: dict[str, Tensor] = {f"weights.{name}": master.detach() for name, master in self.masters.items()}
         for name, master in self.masters.items():
             for key, value in self._adamw.state.get(master, {}).items():
@@ -110,7 +110,7 @@ class MasterAdamW:
         return tensors
 
     def make_blank_state(self, names: Collection[str]) -> dict[str, Tensor]:
-        """For each of `names` of a saved state a tensor of the right shape, to be filled and loaded.
+        """Make a tensor of the right shape for each of `names` of a saved state, to be filled and loaded.
 
         Raises:
             ValueError: it is the state of another model.
@@ -124,16 +124,12 @@ class MasterAdamW:
         return blanks
 
     def state_dict(self) -> dict[str, Tensor]:
-        """A copy of `live` on the CPU, ready for safetensors."""
+        """Copy the `live_tensors` to the CPU, ready for safetensors."""
         return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in self.live_tensors().items()}
 
     @torch.no_grad()
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` gave, weights included.
-
-        Raises:
-            ValueError: the tensors belong to another model.
-        """
+        """Restore the state of `state_dict`, weights included. Raises `ValueError` for another model's."""
         self._validate_names(tensors)
         for name, master in self.masters.items():
             master.copy_(tensors[f"weights.{name}"])
@@ -155,14 +151,7 @@ class MasterAdamW:
 def raise_non_finite(
     directory: Path | None, step: int, samples: Sequence[Sample], numbers: Mapping[str, float], *, write: bool = True
 ) -> NoReturn:
-    """Stop before optimiser step `step`, with a dump where there is a directory for it.
-
-    Args:
-        directory: of dumps.
-        step: counted from 1.
-        samples: the mini-batch.
-        numbers: what was computed from it.
-        write: whether this is the process that writes it.
+    """Stop before optimizer step `step` (counted from 1); dump the batch if there is a directory, and `write`.
 
     Raises:
         NonFiniteError: always.
@@ -177,12 +166,11 @@ def raise_non_finite(
 
 
 def dump_batch(path: Path, samples: Sequence[Sample], numbers: Mapping[str, float]) -> Path:
-    """Write rows end to end as ``<path>.safetensors`` and what was computed from them as ``<path>.json``.
+    """Write rows end to end as ``<path>.safetensors`` and the `numbers` computed from them as ``<path>.json``.
 
     Returns:
-        The ``.safetensors`` file: ``token_ids``, ``loss_mask``, ``behavior_logprobs``, ``advantages`` (all
-        rows joined), ``lengths``, ``off_policy``, ``trajectory``, ``hold`` and ``imitate`` (one for each row). The
-        ``.json`` has the rows' ``roles``, too.
+        The ``.safetensors`` file: ``token_ids``, ``loss_mask``, ``behavior_logprobs``, ``advantages`` (all rows
+        joined), ``lengths``, ``off_policy``, ``trajectory``, ``hold`` and ``imitate`` (one for each row).
     """
     path.parent.mkdir(parents=True, exist_ok=True)
 
@@ -213,18 +201,15 @@ STATE = (REST, FILE, SHARDS)  # all that `save_state` writes; where it is delete
 
 
 def to_full_tensor(tensor: Tensor) -> Tensor:
-    """All of a tensor, wherever its parts are; every rank must ask for it."""
+    """Gather all of a tensor, wherever its parts are; every rank must ask for it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()
 def gather_trained_weights(model: Any, ranks: Ranks) -> dict[str, Tensor]:
-    """The trained weights as they are, whole, on the CPU. Every rank must ask, and all but the first get nothing.
+    """Gather the trained weights, whole, on the CPU. Every rank must ask, and all but the first get nothing.
 
-    Args:
-        model: a transformers model: its parameters by the names of its files, a tied one once. Of a peft model the
-            adapters alone, by the names of theirs.
-        ranks: that share the model.
+    They have the names of the model's files, a tied one once; of a peft model the adapters alone.
     """
     found: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
@@ -241,7 +226,7 @@ def export_model(model: Any, path: Path, tokenizer: Any = None, ranks: Ranks | N
     Args:
         model: a transformers model; of a peft model the adapters alone are written, in peft's format.
         path: the directory, replaced if it exists.
-        tokenizer: saved beside the weights, so that the directory acts by itself.
+        tokenizer: saved beside the weights, so that the directory is a policy by itself.
         ranks: that share the model; each must call, and the first writes.
     """
     shared: Ranks = ranks or SingleRank()
@@ -261,7 +246,6 @@ def export_model(model: Any, path: Path, tokenizer: Any = None, ranks: Ranks | N
 
 @torch.no_grad()
 def _gather_state(model: Any, dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """What the files of a sharded model hold, on the CPU: all of it, or the adapters alone."""
     if hasattr(model, "peft_config"):
         found = {name: to_full_tensor(p.detach()).cpu() for name, p in model.named_parameters() if p.requires_grad}
     else:
@@ -279,13 +263,13 @@ def _correct_dtype(path: Path, dtype: torch.dtype) -> None:
 
 
 def save_state(path: Path, tensors: Mapping[str, Tensor], rest: Mapping[str, Any], ranks: Ranks) -> None:
-    """Write the state of a learner into the directory `path`, which all ranks see.
+    """Write the state of a learner into the existing directory `path`, which all ranks see.
 
     Args:
-        path: exists.
+        path: of the directory.
         tensors: of one process whole; of more each rank's parts.
         rest: what is no tensor, JSON-able.
-        ranks: who writes.
+        ranks: the writers.
 
     Raises:
         OSError: a rank cannot write, for want of space or of permission.
@@ -302,12 +286,12 @@ def save_state(path: Path, tensors: Mapping[str, Tensor], rest: Mapping[str, Any
 
 
 def load_state(path: Path, blank: MakeBlank, ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What any number of processes saved in the directory `path`, for as many as there are now.
+    """Load a state that any number of processes saved in the directory `path`, for as many as there are now.
 
     Args:
         path: of a checkpoint.
         blank: gives the tensors to fill, by the names that were saved: whole, or this rank's parts.
-        ranks: who reads.
+        ranks: the readers.
 
     Returns:
         Tensors and the rest, as `save_state` was given them.
@@ -362,7 +346,7 @@ def _validate_shape(name: str, saved: Sequence[int], tensor: Tensor) -> None:
 
 @contextmanager
 def _suppress_warnings() -> Iterator[None]:
-    """Without what torch tells of its own plans, such as that one process alone needs no others."""
+    """Ignore warnings of torch about its own plans, such as that one process alone needs no others."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -370,10 +354,7 @@ def _suppress_warnings() -> Iterator[None]:
 
 @contextmanager
 def _raise_first_failure(kind: type[Exception]) -> Iterator[None]:
-    """Raise as `kind` what torch tells of the failures of ranks: its own error is no `Exception`, and has a trace.
-
-    Told to all ranks, so each raises the same.
-    """
+    """Raise the first rank's failure as `kind`, alike on all ranks: torch's own error is no `Exception`."""
     try:
         yield
     except CheckpointException as error:

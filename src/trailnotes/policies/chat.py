@@ -1,12 +1,12 @@
-"""From messages to token ids, by any chat template, so that a context only ever grows at its end.
+"""Conversations as token ids, by any chat template, so that a context only ever grows at its end.
 
-A template is rendered once with marks in place of the contents, and cut into the text between them. From then on a
-conversation is the concatenation of pieces, each tokenised on its own: what was sampled enters with its sampled ids,
-and everything else is tokenised once and remembered. That the pieces give what the template gives is checked at
-construction; a template that rewrites earlier turns is found there, and `append_only` says so.
+A template is rendered once with marks in place of the contents, and cut into the text between them. A conversation is
+then the concatenation of pieces, each tokenized on its own: sampled turns enter with their sampled ids, and everything
+else is tokenized once and cached. `Template` checks that the pieces give what the template gives; where a template
+rewrites earlier turns, `append_only` is False.
 
-Some templates rewrite thinking alone: they drop it from all turns but the newest. Each conversation that holds some is
-rendered by such a template anew, with marks in place of the words and the tags left for it to read.
+Some templates drop the thinking from all turns but the newest. Conversations with thinking are rendered by such a
+template anew, with marks in place of the words.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ MARK = re.compile(r"Zq(\d+)qZ")
 
 
 class TemplateLayout(NamedTuple):
-    """Texts around the contents of a conversation: piece, content, piece, ..., content, piece."""
+    """Template texts and contents of a conversation in turn: piece, content, piece, ..., content, piece."""
 
     pieces: tuple[str, ...]  # n + 1 template texts
     order: tuple[int, ...]  # n indices of messages
 
 
 class ContentPart(NamedTuple):
-    """What stands in the place of a content: the message's own, or what the template makes of one with thinking."""
+    """Content of one message, or what the template makes of a content with thinking."""
 
     message: int  # its index
     texts: tuple[str, ...] = ()  # words, template text, words, ..., words; () for the content as it is
 
 
 def make_mark(index: int) -> str:
-    """A text that no template contains, in place of the content of message `index`."""
+    """Make the text that takes the place of content `index`; no template contains it."""
     return f"Zq{index}qZ"
 
 
@@ -52,7 +52,7 @@ def split_at_marks(text: str) -> TemplateLayout:
 
 
 def mark_words(text: str, first: int) -> tuple[str, list[str]]:
-    """`text` with marks from number `first` on in place of its words, and these: tags and the blanks at them stay."""
+    """Replace the words of `text` by marks numbered from `first`, and return them; tags and blanks at them stay."""
     content, words = "", list[str]()
     for part in TAG.split(text):
         word = "" if part in THINK else part.strip()
@@ -64,7 +64,7 @@ def mark_words(text: str, first: int) -> tuple[str, list[str]]:
 def join_parts(
     layout: TemplateLayout, words: Sequence[tuple[int, str]], prompt: str
 ) -> tuple[tuple[str, ...], list[ContentPart]]:
-    """Template texts and parts, where what belongs to one message is one part: what stands behind `prompt`, too."""
+    """Join the parts that belong to one message, those behind `prompt` included."""
     pieces, parts = [layout.pieces[0]], list[ContentPart]()
     for number, after in zip(layout.order, layout.pieces[1:], strict=True):
         index, word = words[number]
@@ -80,7 +80,7 @@ def join_parts(
 
 
 def find_open_tag(prompt: str) -> str:
-    """The end of a prompt from a tag of thinking on that it leaves open, "" if it does not."""
+    """Find the tag of thinking that a prompt leaves open, with what follows it; "" for none."""
     opened, closed = map(prompt.rfind, THINK)
     return prompt[opened:] if opened > closed else ""
 
@@ -106,17 +106,17 @@ MAX_REASON_CHARS = 300  # characters of what a template fails with
 
 
 class Template:
-    """The chat template of a tokenizer, or a plain one.
+    """Chat template of a tokenizer, or a plain one, with the facts that rendering it shows.
 
-    `rules` give the layout of every conversation, or are None if no such rules do: then earlier turns are rewritten.
-    `reads_thinking` says whether the thinking of a turn is. `prompt` is the text after a user's message, for the
-    assistant to speak. `trims` says of each role whether the left and the right end of its contents are stripped.
-    `blanks` are those that stand on either side of an answer in the history alone: they belong to its words, since who
-    answers writes them or not. A system message that the template has no place for opens the user's first message.
+    `rules` give the layout of every conversation, or are None where earlier turns are rewritten. `reads_thinking` says
+    whether thinking is changed. `prompt` is the text between a user's message and the assistant's turn. `trims` says
+    for each role whether the left and the right end of its contents are stripped. `blanks` surround an answer in the
+    history alone, and so belong to its words. A system message that the template has no place for opens the first user
+    message.
 
     Args:
         tokenizer: of transformers.
-        options: what the template is told besides the messages (`model.template_options`).
+        options: variables of the template (`model.template_options`).
 
     Raises:
         PolicyError: the template refuses every conversation.
@@ -135,14 +135,14 @@ class Template:
         self.prompt = self.render_layout(TURN[:1]).pieces[-1]
 
     def render(self, roles: RoleSequence, contents: Sequence[str]) -> str:
-        """The conversation as the template gives it; raises `PolicyError` where it refuses these roles."""
+        """Render a conversation; raises `PolicyError` where the template refuses these roles."""
         text = self._try_render(roles, contents)
         if text is None:
             raise PolicyError(f"the model's chat template refuses a conversation of {', '.join(roles)}: {self._reason}")
         return text
 
     def split_rendered(self, text: str, roles: Sequence[Role]) -> TemplateLayout:
-        """`text` cut at its marks, whose roles are given; the `blanks` of an answer are no part of the template."""
+        """Cut `text` at its marks, whose roles are given; the `blanks` of an answer are no part of the template."""
         pieces, order = split_at_marks(text)
         parts, (left, right) = list(pieces), self.blanks
         for place, index in enumerate(order):
@@ -152,11 +152,11 @@ class Template:
         return TemplateLayout(tuple(parts), order)
 
     def render_layout(self, roles: RoleSequence) -> TemplateLayout:
-        """Layout of a conversation as the template itself renders it; raises `PolicyError` as `render`."""
+        """Render and cut a conversation with marks as its contents; raises `PolicyError` as `render`."""
         return self.split_rendered(self.render(roles, [make_mark(index) for index in range(len(roles))]), roles)
 
     def learn_rules(self, heads: Sequence[RoleSequence]) -> LayoutRules | None:
-        """The rules for conversations that begin with any of `heads`, or None if there are none."""
+        """Learn the rules for conversations that begin with any of `heads`; None if there are none."""
         rules: LayoutRules = {}
         for turns, head in product(PROBED_TURNS, heads):
             roles: RoleSequence = (*head, *alternate_roles(2 * turns - 1))
@@ -176,7 +176,6 @@ class Template:
         return rules
 
     def _try_render(self, roles: RoleSequence, contents: Sequence[str]) -> str | None:
-        """The rendered text, or None where the template refuses these roles."""
         if self._folds and roles[0] == "system":
             roles, contents = roles[1:], ["\n\n".join(contents[:2]), *contents[2:]]
         messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
@@ -233,17 +232,16 @@ class Template:
 
 
 def alternate_roles(num: int) -> RoleSequence:
-    """`num` roles: user, assistant, user, ..."""
+    """Repeat user, assistant, user, ... up to `num` roles."""
     return (TURN * num)[:num]
 
 
 def pair_roles(roles: RoleSequence) -> Iterator[RolePair]:
-    """Each two neighbours, the ends of the conversation included."""
+    """Pair each two neighbours, the ends of the conversation included."""
     return zip((None, *roles), (*roles, None), strict=True)
 
 
 def _template_options(tokenizer: Any) -> dict[str, Any]:
-    """Arguments for `apply_chat_template`; a tokenizer without a template gets the plain one."""
     if tokenizer.chat_template is not None:
         return {}
     first = tokenizer("x").input_ids[:1]
@@ -259,22 +257,18 @@ WORD_START = "\u2581"  # how tokens of sentencepiece's kind spell one
 
 
 class Segment(NamedTuple):
-    """A run of tokens from one hand."""
+    """Run of tokens by one author."""
 
     token_ids: TokenIds
     spoken: bool  # by the assistant, end token included
 
 
 class ChatFormat:
-    """Encodes conversations of (system,) user, assistant, user, ... with a tokenizer's chat template, or a plain one.
+    """Encoder of conversations (system,) user, assistant, user, ... with a tokenizer's chat template, or a plain one.
 
-    `append_only` says whether the encoding of a longer conversation always starts with that of the shorter one and
-    the sampled ids. `end_ids` are the tokens that end the assistant's turn. `opening` is the tag of thinking that the
-    prompt of a turn ends with, "" for none: it belongs to the content of the turn, and is no part of its sampled ids.
-
-    Args:
-        tokenizer: of transformers.
-        options: what the template is told besides the messages (`model.template_options`).
+    `append_only` says whether the encoding of a longer conversation always starts with that of the shorter one and the
+    sampled ids. `end_ids` end the assistant's turn. `opening` is the tag of thinking at the end of every prompt, "" for
+    none: it belongs to the content of the turn, but not to its sampled ids. Arguments as for `Template`.
     """
 
     def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None) -> None:
@@ -294,7 +288,7 @@ class ChatFormat:
         self._warn_about_template(options or {})
 
     def encode(self, messages: Sequence[Message]) -> TokenIds:
-        """Token ids of the conversation; after a user's message, ready for the assistant to speak.
+        """Encode the conversation up to where the assistant speaks.
 
         Raises:
             ValueError: the conversation is empty, or its roles do not alternate.
@@ -302,15 +296,13 @@ class ChatFormat:
         return tuple(chain.from_iterable(ids for ids, _ in self._iter_segments(messages)))
 
     def encode_segments(self, messages: Sequence[Message]) -> list[Segment]:
-        """The same tokens as `encode`, cut where the speaker changes: what fine-tuning trains is what is `spoken`."""
+        """Encode the conversation, cut where the speaker changes: fine-tuning trains the segments that are `spoken`."""
         return [segment for segment in self._iter_segments(messages) if segment.token_ids]
 
     def encode_with_mask(self, messages: Sequence[Message], turns: Container[int]) -> tuple[list[int], list[int]]:
-        """Token ids of a conversation and the mask of what is learned of it.
+        """Encode a conversation, and mask the tokens of the assistant's messages whose indices are in `turns`.
 
-        Args:
-            messages: the conversation. Sampled ids enter as they are, unless they are another tokenizer's.
-            turns: indices of the assistant's messages that are learned, with their end tokens.
+        Sampled ids enter as they are, unless they are another tokenizer's.
         """
         messages = [self._drop_foreign_ids(message) for message in messages]
         _, parts = self._find_parts(messages)
@@ -325,12 +317,11 @@ class ChatFormat:
         return ids, mask
 
     def encode_reply(self, messages: Sequence[Message], text: str) -> TokenIds:
-        """Ids of the assistant's next turn that says `text`, with its end; () for nothing."""
+        """Encode `text` as the assistant's next turn, with its end; () for an empty text."""
         last = self.encode_segments([*messages, Message("assistant", text)])
         return next(segment.token_ids for segment in reversed(last) if segment.spoken) if text.strip() else ()
 
     def _drop_foreign_ids(self, message: Message) -> Message:
-        """The message without its ids where this tokenizer reads other text in them."""
         if message.token_ids is None:
             return message
         try:
@@ -342,14 +333,14 @@ class ChatFormat:
         return message if known else replace(message, token_ids=None)
 
     def decode(self, token_ids: TokenIds) -> str:
-        """Text without special tokens; tags of thinking stay, which some tokenizers count among them."""
+        """Decode ids without special tokens; tags of thinking stay, which some tokenizers count among them."""
         return "".join(
             self.tokenizer.decode(list(run), skip_special_tokens=not tags, clean_up_tokenization_spaces=False)
             for tags, run in groupby(token_ids, self._special_tags.__contains__)
         )
 
     def count_tokens(self, text: str) -> int:
-        """Tokens of `text` as the content of a message."""
+        """Count the tokens of `text` as the content of a message."""
         return len(self._content(text))
 
     def _iter_segments(self, messages: Sequence[Message]) -> Iterator[Segment]:
@@ -367,7 +358,6 @@ class ChatFormat:
         yield Segment(_strip_overlap(spoken, self._piece(pieces[-1])), spoken=False)
 
     def _find_parts(self, messages: Sequence[Message]) -> tuple[tuple[str, ...], list[ContentPart]]:
-        """Template texts, and what stands between them."""
         roles = tuple(message.role for message in messages)
         if self._template.reads_thinking and any(map(_has_thinking, messages)):
             return self._find_parts_with_thinking(roles, messages)
@@ -375,7 +365,6 @@ class ChatFormat:
         return pieces, [ContentPart(index) for index in order]
 
     def _find_layout(self, roles: RoleSequence) -> TemplateLayout:
-        """By the rules of the template, or as it renders the conversation where there are none."""
         _validate_roles(roles)
         rules = self._template.rules
         if rules is None:
@@ -385,7 +374,7 @@ class ChatFormat:
     def _find_parts_with_thinking(
         self, roles: RoleSequence, messages: Sequence[Message]
     ) -> tuple[tuple[str, ...], list[ContentPart]]:
-        """The same where the template looks into contents: what it leaves as it was enters whole, with its ids."""
+        """Lay out a conversation by rendering it: a message that the template leaves as it is keeps its ids."""
         _validate_roles(roles)
         contents: list[str] = []
         words: list[tuple[int, str]] = []  # by mark: index of the message, and what is marked ("" = all of it)
@@ -435,10 +424,7 @@ class ChatFormat:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _find_line_break(self) -> TokenIds:
-        """What stands before a text that is tokenised, lest it begin with a blank that nobody wrote; () for nothing.
-
-        Tokenizers of sentencepiece's kind give the first word of a text the blank that words have within it.
-        """
+        """Find the ids of the line break to put before a text, lest it begin with a blank; () if none is needed."""
         first, inner = self.tokenizer.tokenize("x"), self.tokenizer.tokenize("\nx")
         if not first[0].startswith(WORD_START) or inner[-1].startswith(WORD_START):
             return ()
@@ -451,7 +437,7 @@ class ChatFormat:
         return tuple(chain.from_iterable(self._encode_piece(text[start:stop]) for start, stop in bounds))
 
     def _encode_assistant_text(self, text: str) -> TokenIds:
-        """Tokens of what the assistant says: tags of thinking are its own, everything else is data."""
+        """Encode what the assistant says: tags of thinking are its own, everything else is data."""
         parts = TAG.split(text) if self._has_tags else [text]
         return tuple(chain.from_iterable((self._piece if part in THINK else self._content)(part) for part in parts))
 
@@ -476,7 +462,6 @@ class ChatFormat:
         return frozenset(self._end_mark) | (frozenset() if eos is None else frozenset({int(eos)}))
 
     def _warn_about_template(self, options: Mapping[str, Any]) -> None:
-        """Say what this template costs, and which options it does not know."""
         if self._template.rules is None and self._template.learn_rules([NO_HEAD]) is not None:
             logger.warning(
                 "this chat template moves what the system says from turn to turn: each step is computed and trained as "
@@ -507,7 +492,7 @@ def _has_thinking(message: Message) -> bool:
 def encode_replies(
     chat: ChatFormat, messages: Sequence[Message], replies: Sequence[str | TokenIds], context_length: int
 ) -> tuple[TokenIds, list[TokenIds]]:
-    """The ids of a prompt, and those of each reply to it: a text with the end of its turn, or the ids as they are.
+    """Encode a prompt, and each reply to it: a text with the end of its turn, or ids as they are.
 
     Raises:
         PolicyError: prompt and longest reply exceed the context.

@@ -1,8 +1,9 @@
-"""Forward passes over the live episodes: what is new goes in, the logits of the next token come out.
+"""A causal LM of transformers as batched forward passes over the live episodes, with or without a KV cache.
 
-Two decoders with the same face: `SlotDecoder` keeps the KV cache of every episode, for models whose layers all are
-attention, to the whole past or to a window of it; `RecomputeDecoder` computes the context again, for all others.
-`make_decoder` tries the first on a few tokens and takes it if its logits are the model's own.
+`SlotDecoder` keeps the KV cache of every episode, for models whose layers all are attention, to the whole past or to a
+window of it; `RecomputeDecoder` computes the context again, for all others. `make_decoder` tries the first on a few
+tokens and takes it if its logits are the model's own. Policy and learner need logits at few positions, and both ask
+`split_model` whether the head alone gives them.
 """
 
 from __future__ import annotations
@@ -29,19 +30,16 @@ MIN_SLOTS = 8
 
 
 class ModelParts(NamedTuple):
-    """What gives hidden states, and what makes logits of them."""
+    """Body that gives hidden states, and head that makes logits of them."""
 
     body: Any
     head: Any
 
 
 def split_model(model: Any) -> ModelParts | None:
-    """Decoder and output embedding, if these two alone give the logits of `model`; None if it does more to them.
+    """Split a causal LM, or the one in a peft model, into decoder and head; None if it does more to its logits.
 
-    Found out on a few random tokens, with the output of the head scaled.
-
-    Args:
-        model: a causal LM of transformers, or a peft model around one.
+    A pass over a few random tokens, with the output of the head scaled, finds that out.
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     body = inner.get_decoder() if hasattr(inner, "get_decoder") else None
@@ -70,7 +68,7 @@ def _is_exact_split(model: Any, body: Any, head: Any) -> bool:
 
 @contextmanager
 def switch_mode(model: nn.Module, training: bool = False) -> Iterator[None]:
-    """Put `model` into evaluation (or training) mode for a while."""
+    """Put `model` into evaluation (or training) mode for the duration of the block."""
     before = model.training
     model.train(training)
     try:
@@ -81,7 +79,7 @@ def switch_mode(model: nn.Module, training: bool = False) -> Iterator[None]:
 
 @contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
-    """Put the weights of `model` into float32 for a while; they come back bit for bit."""
+    """Put the bfloat16 weights of `model` into float32 for the duration of the block; they come back bit for bit."""
     before = [(weight, weight.dtype) for weight in model.parameters() if weight.dtype == torch.bfloat16]
     try:
         for weight, _ in before:
@@ -93,10 +91,9 @@ def in_float32(model: nn.Module) -> Iterator[None]:
 
 
 def needs_training_mode(model: nn.Module) -> bool:
-    """Whether to update in training mode.
+    """Return whether updates need the training mode: for dropout inside adapters, or gradient checkpointing.
 
-    Dropout would keep the ratio from starting at 1, so it is on only inside adapters that were given one, and where
-    transformers asks for the training mode before it recomputes activations.
+    Other dropout would keep the ratio from starting at 1.
     """
     return any(
         getattr(module, "gradient_checkpointing", False) or (isinstance(module, nn.Dropout) and "lora_dropout" in name)
@@ -105,10 +102,7 @@ def needs_training_mode(model: nn.Module) -> bool:
 
 
 class Network:
-    """A causal LM that gives logits at one position of each row.
-
-    The head runs at these positions only, where `parts_of` the model are all of it; other models are called as a whole.
-    """
+    """A causal LM that gives logits at one position of each row; other positions cost no head."""
 
     def __init__(self, model: Any) -> None:
         self.model = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -128,7 +122,7 @@ class Network:
 
     @torch.inference_mode()
     def __call__(self, last: Ints, **inputs: Any) -> Tensor:
-        """Logits at column `last[row]`: (B,) -> (B, V)."""
+        """Compute the logits at column `last[row]`: (B,) -> (B, V)."""
         if self.model.training:
             self.model.eval()
         rows = torch.arange(len(last), device=self.device)
@@ -142,7 +136,7 @@ class Network:
 
     @torch.inference_mode()
     def score_replies(self, prompt: Sequence[int], replies: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Log-probability of each token of each reply to one prompt, at temperature 1, by a pass without any cache."""
+        """Score each token of each reply to one prompt without any cache, in nats at temperature 1."""
         if self.model.training:
             self.model.eval()
         width, start = len(prompt) + max(map(len, replies)) - 1, len(prompt) - 1
@@ -160,19 +154,19 @@ class Network:
         return [found[row, torch.arange(len(reply)), torch.tensor(reply)].tolist() for row, reply in enumerate(replies)]
 
     def reference_logits(self, ids: Sequence[int]) -> Tensor:
-        """Logits after one sequence, by the plainest call there is: (V,)."""
+        """Compute the logits after one sequence by the plainest call there is: (V,)."""
         self.model.eval()
         with torch.inference_mode():
             logits: Tensor = self.model(torch.tensor([list(ids)], device=self.device), use_cache=False).logits[0, -1]
         return logits
 
     def make_probe_ids(self, num: int) -> list[int]:
-        """Some token ids of the vocabulary."""
+        """Choose some token ids of the vocabulary."""
         return [(7 * index + 3) % self.model.get_input_embeddings().num_embeddings for index in range(num)]
 
 
 def is_close_logits(got: Tensor, want: Tensor) -> bool:
-    """Whether two rows of logits differ by rounding only."""
+    """Return whether two rows of logits differ by rounding only."""
     tolerance = 1e-3 if want.dtype == torch.float32 else 0.1
     got, want = got.float(), want.float()
     return bool((got - want).norm() <= tolerance * (want - want.mean()).norm())
@@ -180,7 +174,7 @@ def is_close_logits(got: Tensor, want: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CacheAccess:
-    """Where one forward pass of B rows and S new columns writes, and what its attention reads."""
+    """Columns that one forward pass of B rows and S new tokens writes, and those that its attention reads."""
 
     slots: slice | Tensor  # of the B rows
     written: tuple[Tensor, Tensor]  # (B, 1) slots, and (B, S) columns of each
@@ -188,10 +182,7 @@ class CacheAccess:
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values of one layer: two arrays (slots, kv_heads, capacity, head_dim), made at the first write.
-
-    What one head reads of one slot lies together, as a matrix product wants it.
-    """
+    """Keys and values of one layer, as two arrays (slots, kv_heads, capacity, head_dim), made at the first write."""
 
     def __init__(self, cache: SlotCache) -> None:
         super().__init__()
@@ -225,7 +216,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return read[:, :, : access.length]
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Give one slot the first columns of another."""
+        """Copy the first columns of one slot to another."""
         assert self.keys is not None
         assert self.values is not None
         for stored in (self.keys, self.values):
@@ -240,24 +231,23 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
             self.values = _resize_tensor(self.values, slots, capacity)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002
-        """Keys that the attention sees, and the position of the first."""
+        """Return the number of keys that the attention sees, and the position of the first."""
         return self.cache.access.length, 0
 
     def get_seq_length(self) -> int:
-        """Columns read; rows differ, so positions are always passed explicitly."""
+        """Return the columns read; rows differ, so positions are always passed explicitly."""
         return self.cache.access.length
 
     def get_max_length(self) -> int:
-        """No limit: the cache grows."""
+        """Return no limit: the cache grows."""
         return -1
 
 
 class SlotCache(Cache):  # type: ignore[misc]
-    """All layers, and which slots are taken. `access` is set before each forward pass.
+    """KV cache of all layers, with one slot for each live episode. `access` is set before each forward pass.
 
-    Position j of an episode always stands in column j of its slot, so an episode grows at its end, is rolled back by
-    forgetting its last columns, and never moves. New tokens of several episodes are written with padding on the right;
-    what padding writes is masked, and overwritten by the tokens that come later.
+    Position j of an episode always stays in column j of its slot, so an episode grows at its end and is rolled back by
+    forgetting its last columns. Padding on the right writes columns that are masked, and overwritten by later tokens.
     """
 
     def __init__(self) -> None:
@@ -284,7 +274,7 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:
-        """Give one slot the first columns of another, in all layers."""
+        """Copy the first columns of one slot to another, in all layers."""
         for layer in self.layers:
             layer.copy(source, target, length)
 
@@ -295,7 +285,6 @@ class SlotCache(Cache):  # type: ignore[misc]
 
 
 def _resize_tensor(old: Tensor, slots: int, capacity: int) -> Tensor:
-    """(slots, kv_heads, capacity, head_dim) of another size, zero where nothing was."""
     new = old.new_zeros(slots, old.shape[1], capacity, old.shape[3])
     new[: old.shape[0], :, : old.shape[2]] = old
     return new
@@ -314,26 +303,26 @@ SlotInput = tuple[Slot, Sequence[int]]  # an episode's slot and its new tokens, 
 
 
 class Decoder(Protocol):
-    """Contexts by slot, and the forward pass."""
+    """Contexts by slot, and the forward pass over them."""
 
     def acquire(self) -> Slot:
-        """The lowest free slot, empty."""
+        """Take the lowest free slot, empty."""
 
     def release(self, slot: Slot) -> None:
         """Forget a slot; with the last one all memory goes."""
 
     def rewind(self, slot: Slot, prompt: Sequence[int]) -> int:
-        """Roll a slot back to what it has in common with a prompt; how many of its tokens need not be computed."""
+        """Roll a slot back to what it shares with a prompt; return how many tokens need not be computed."""
 
     def reset_cache(self) -> None:
-        """Empty all slots: the weights have changed."""
+        """Empty all slots after the weights have changed."""
 
     def extend(self, rows: Sequence[SlotInput]) -> Tensor:
-        """Append new tokens to slots; logits of the token after each row's last, (n, V)."""
+        """Append new tokens to slots; return the logits after each row's last token, (n, V)."""
 
 
 class _SlotTable:
-    """Which slots are taken, and the token ids whose keys and values each holds."""
+    """Token ids whose keys and values each taken slot holds."""
 
     def __init__(self) -> None:
         self._ids: dict[Slot, list[int]] = {}
@@ -357,7 +346,7 @@ class _SlotTable:
 
 
 class SlotDecoder(_SlotTable):
-    """Appends only what is new to the cache that each episode keeps."""
+    """Decoder that appends only new tokens to the cache of each episode."""
 
     def __init__(
         self,
@@ -388,7 +377,7 @@ class SlotDecoder(_SlotTable):
         self.cache.clear()
 
     def extend(self, rows: Sequence[SlotInput]) -> Tensor:
-        """Append new tokens; logits (n, V) of what follows each row."""
+        """Append new tokens to slots; return the logits after each row's last token, (n, V)."""
         if not rows:
             raise ValueError("no row to extend")
         fresh = {index: new for index, (slot, new) in enumerate(rows) if not self._ids[slot]}
@@ -404,7 +393,6 @@ class SlotDecoder(_SlotTable):
         return _restore_order(logits, [*first, *begun])
 
     def _copy_prefix(self, source: Slot, target: Slot, length: int) -> None:
-        """Begin an empty slot with the first columns of another."""
         self.cache.reserve(max(source, target) + 1, length)
         self.cache.copy(source, target, length)
         self._ids[target].extend(self._ids[source][:length])
@@ -485,14 +473,14 @@ class SlotDecoder(_SlotTable):
 
 
 class RecomputeDecoder(_SlotTable):
-    """Computes whole contexts each time: slow, and right for every causal LM."""
+    """Decoder that computes whole contexts each time: slow, and right for every causal LM."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
         self.network = network
 
     def extend(self, rows: Sequence[SlotInput]) -> Tensor:
-        """Append new tokens; logits (n, V) of what follows each row."""
+        """Append new tokens to slots; return the logits after each row's last token, (n, V)."""
         for slot, new in rows:
             self._ids[slot].extend(new)
         contexts = [self._ids[slot] for slot, _ in rows]
@@ -511,7 +499,7 @@ class RecomputeDecoder(_SlotTable):
 
 
 def make_decoder(model: Any, context_length: int, *, shared_prompts: bool = True) -> Decoder:
-    """The decoder that keeps its cache, if this model allows it."""
+    """Make the decoder that keeps its cache, if this model allows it."""
     network = Network(model)
     gapless = use_cached_attention(model)
     try:
@@ -531,10 +519,10 @@ def make_decoder(model: Any, context_length: int, *, shared_prompts: bool = True
 
 
 def get_attention_windows(config: Any, context_length: int) -> Windows:
-    """Kinds of attention layers and their windows, as the model's own cache has them.
+    """List the kinds of attention layers and their windows, as the model's own cache has them.
 
     Raises:
-        ValueError: it has layers of another nature.
+        ValueError: it has other layers.
     """
     from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
@@ -565,12 +553,7 @@ def _validate_decoder(decoder: SlotDecoder) -> None:
 
 
 def _find_shared_prefixes(prompts: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, int]]:
-    """Which prompts may take over the keys of another, and of how many tokens; {} where little is saved.
-
-    The members of a group begin their episodes with one prompt.
-
-    Args:
-        prompts: by the index of their row.
+    """Find prompts that may take over the keys of another, such as those of one group; {} where that saves little.
 
     Returns:
         Index of a prompt -> index of one that begins alike and takes over nothing itself, and the tokens in common,
@@ -596,7 +579,6 @@ def _count_common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def _restore_order(parts: Sequence[Tensor], order: Sequence[int]) -> Tensor:
-    """Rows one part after the other, put where `order` says each belongs."""
     if len(parts) == 1 and list(order) == list(range(len(order))):
         return parts[0]
     joined = torch.cat(list(parts))

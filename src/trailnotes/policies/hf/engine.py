@@ -1,4 +1,4 @@
-"""Continuous batching: completions that are asked for together are decoded together; each leaves when it is done.
+"""Continuous batching: completions that are requested together are decoded together, and each leaves when it ends.
 
 Each row draws by its own settings and its own random numbers, whatever else is in the batch.
 """
@@ -30,8 +30,6 @@ MAX_CACHED_TOKENS = (
 
 @dataclass(slots=True)
 class _GenerationRequest:
-    """One completion under way."""
-
     prompt_ids: TokenIds
     sampling: Sampling
     episode: str
@@ -44,13 +42,11 @@ class _GenerationRequest:
 
 
 class Engine:
-    """Answers requests for completions, batched as they come.
+    """Continuous-batching engine for completions.
 
     With `deterministic`, a batch starts only when every open episode has a request, and runs to its end before the
-    next: what is computed together never depends on timing. An episode without a request holds all others up, so
-    one that is opened must ask, or be closed.
-
-    `decode`, `end_ids` and `opening` are those of `Endings`.
+    next, so that batches never depend on timing: an open episode must ask, or be closed. The other arguments are as for
+    `StopCondition`.
     """
 
     def __init__(
@@ -66,7 +62,7 @@ class Engine:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that wait or run."""
+        """Number of requests that wait or run."""
         return len(self._list_unfinished())
 
     def open(self, episode: str) -> None:
@@ -76,7 +72,7 @@ class Engine:
         self._slots[episode] = None
 
     def close(self, episode: str) -> None:
-        """Free an episode's slot; a request of it that is under way is cancelled."""
+        """Free an episode's slot, and cancel its request."""
         slot = self._slots.pop(episode, None)
         for requests in (self._waiting, self._running):
             if episode in requests:
@@ -86,7 +82,7 @@ class Engine:
         self._ensure_task()
 
     async def generate(self, prompt_ids: TokenIds, sampling: Sampling, episode: str) -> Completion:
-        """One completion. Raises `PolicyError` for an episode that is not open or has a request under way."""
+        """Sample one completion. Raises `PolicyError` for an episode that is not open or has a request under way."""
         if episode not in self._slots:
             raise PolicyError(f"episode {episode!r} is not open: call open_episode first")
         if episode in self._waiting or episode in self._running:
@@ -111,7 +107,6 @@ class Engine:
         return [request for request in requests if not request.future.done()]
 
     def _can_admit(self) -> bool:
-        """Whether waiting requests may join."""
         if not self._waiting or not self.deterministic:
             return bool(self._waiting)
         return not self._running and len(self._waiting) == len(self._slots)
@@ -148,7 +143,6 @@ class Engine:
             request.pending = request.prompt_ids[self.decoder.rewind(slot, request.prompt_ids) :]
 
     def _step(self) -> None:
-        """One token for every running request."""
         rows = [request for request in self._running.values() if not request.future.done()]
         if not rows:
             return
@@ -163,7 +157,6 @@ class Engine:
                 del self._running[request.episode]
 
     def _finish_if_ended(self, request: _GenerationRequest) -> bool:
-        """Answer a request whose newest token ends it."""
         end = self.endings.find_end(request.token_ids, request.sampling)
         if end is None:
             return False
@@ -172,7 +165,6 @@ class Engine:
         return True
 
     def _fail_all(self, error: Exception) -> None:
-        """Tell everyone who waits, and trust no cache any more."""
         failed = self._list_unfinished()
         self._running, self._waiting = {}, {}
         self.decoder.reset_cache()
@@ -184,12 +176,12 @@ class Engine:
 
 
 class StopCondition:
-    """The rule by which sampled ids are a whole completion, for every engine: an end token, a stop text, or the limit.
+    """Rule for the end of a completion, shared by all engines: an end token, a stop text, or the limit.
 
     Args:
         decode: ids to text.
         end_ids: tokens that end a turn; they belong to the ids of a completion, and not to its text.
-        opening: the tag of thinking that every prompt ends with, "" for none: the texts of completions begin with it.
+        opening: the tag of thinking that every prompt ends with, "" for none; texts of completions begin with it.
     """
 
     def __init__(self, decode: Decode, end_ids: Collection[int], opening: str = "") -> None:
@@ -199,7 +191,7 @@ class StopCondition:
         self._short = lru_cache(CACHE_SIZE)(decode)
 
     def find_end(self, sampled: Sequence[int], sampling: Sampling) -> tuple[str, FinishReason] | None:
-        """Text and reason where the newest of the sampled ids, of which there is at least one, ends them; else None."""
+        """Return text and finish reason if the newest of the sampled ids (one or more) ends them; else None."""
         token = sampled[-1]
         ended = token in self.end_ids
         full = len(sampled) >= sampling.max_tokens
@@ -220,7 +212,7 @@ class StopCondition:
 
 
 def draw_uniforms(seed: int, num: int) -> Uniforms:
-    """The first `num` numbers in [0, 1) of a counter-based generator, shape (num,): token t uses number t."""
+    """Draw the first `num` numbers in [0, 1) of a counter-based generator, shape (num,): token t uses number t."""
     generator = np.random.Generator(np.random.Philox(key=seed % 2**128))
     return generator.random(num, dtype=np.float32)
 
@@ -228,8 +220,8 @@ def draw_uniforms(seed: int, num: int) -> Uniforms:
 def sample_tokens(logits: Tensor, settings: Sequence[Sampling], uniforms: Uniforms) -> tuple[list[int], list[float]]:
     """Draw one token for each row by inverting the cumulative distribution.
 
-    Temperature 0 takes the most probable token, and reports its log-probability at temperature 1 (the draw itself
-    has probability 1, of which nothing can be learned); top-k and top-p have no effect there.
+    Temperature 0 takes the most probable token, whatever top-k and top-p are, and reports its log-probability at
+    temperature 1: the draw itself has probability 1, which teaches nothing.
 
     Args:
         logits: (B, V), any float type.
@@ -256,7 +248,7 @@ def sample_tokens(logits: Tensor, settings: Sequence[Sampling], uniforms: Unifor
 
 
 def filter_top_k_top_p(logprobs: Tensor, settings: Sequence[Sampling]) -> Tensor:
-    """Keep each row's `top_k` most probable tokens, then the fewest of them that hold `top_p`; (B, V), renormalised."""
+    """Keep each row's `top_k` most probable tokens, then the fewest of them that hold `top_p`; (B, V), renormalized."""
     device, size = logprobs.device, logprobs.shape[-1]
     top_k = torch.tensor([each.top_k if each.temperature and each.top_k else size for each in settings], device=device)
     top_p = torch.tensor([each.top_p if each.temperature else 1.0 for each in settings], device=device)
@@ -278,7 +270,7 @@ def _apply_temperature(logits: Tensor, settings: Sequence[Sampling]) -> Tensor:
 
 
 def _invert_cdf(logprobs: Tensor, uniforms: Tensor) -> Tensor:
-    """First token whose cumulative probability exceeds the number: (B, V), (B,) -> (B,). Never one of probability 0."""
+    """Find the first token whose cumulative probability exceeds the number, never one of probability 0."""
     cumulative = logprobs.exp().cumsum(dim=-1)
     total = cumulative[:, -1]
     target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))

@@ -1,4 +1,4 @@
-"""One request to an OpenAI-compatible endpoint: sent by the official client, and read with suspicion."""
+"""Requests to an OpenAI-compatible endpoint, sent by the official client, and the answers, kept on disk and counted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ except ModuleNotFoundError as missing:
 
 @dataclass(frozen=True, slots=True)
 class PaidAnswer:
-    """What came of one request, and what it cost."""
+    """Answer to one request, with its cost."""
 
     key: str  # of the request, see `request_key`; "" for one of which nothing came
     text: str  # as the server wrote it
@@ -60,7 +60,7 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One request as the policy sees it."""
+    """One request as the policy makes it."""
 
     key: str
     messages: Sequence[Message]
@@ -69,7 +69,7 @@ class ChatRequest:
 
 
 class AnswerCache:
-    """All answers of a run, by key, and the sums over them. Kept in `path`, one JSON object a line; None keeps no file.
+    """All answers of a run by key, with their sums, kept in `path` as one JSON object a line; None keeps no file.
 
     A line is on disk before its answer is used. Prompts are not in it; with `endpoint.log_prompts` they go to
     ``requests.jsonl`` beside it.
@@ -97,12 +97,12 @@ class AnswerCache:
             self._old = frozenset(self._answers)
 
     def find(self, key: str) -> PaidAnswer | None:
-        """The answer to a request, if there is one."""
+        """Find the answer to a request, if there is one."""
         self.reused += key in self._old
         return self._answers.get(key)
 
     def store(self, answer: PaidAnswer, query: ChatRequest) -> None:
-        """Write down an answer, and count it."""
+        """Write an answer down, and count it."""
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             append_jsonl(self.path, [asdict(answer)], sync=True)
@@ -113,14 +113,14 @@ class AnswerCache:
         self._add_to_totals(answer)
 
     def compute_cost(self, amount: TokenUsage) -> float:
-        """What so many tokens cost."""
+        """Compute the price of so many tokens."""
         endpoint = self.endpoint
         return (
             endpoint.price_input * amount.prompt_tokens + endpoint.price_output * amount.completion_tokens
         ) / 1_000_000
 
     def explain_limit(self, amount: TokenUsage) -> str:
-        """Why a request must not be sent now: with it and those under way, a limit could be passed. "" if it may."""
+        """Explain which limit the request could pass, with those under way; "" if it may be sent."""
         under_way = [*self.reserved, amount]
         tokens = sum(each.prompt_tokens + each.completion_tokens for each in under_way)
         spent, limit = self.tokens_read + self.tokens_generated, self.endpoint.max_tokens_total
@@ -138,7 +138,7 @@ class AnswerCache:
         return ""
 
     def metrics(self) -> dict[str, float]:
-        """Totals of the run, earlier starts included."""
+        """Return the totals of the run, earlier starts included."""
         return {
             "endpoint/requests": self.requests,
             "endpoint/retries": self.retries,
@@ -167,7 +167,7 @@ class AnswerCache:
 def hash_request(
     url: str, model: str, messages: Sequence[Message], sampling: Sampling, options: Mapping[str, Any] | None = None
 ) -> str:
-    """A hash of all that an answer depends on; the same in every process."""
+    """Hash all that an answer depends on; the same in every process."""
     said = [(message.role, message.content) for message in messages]
     asked = [url.rstrip("/"), model, said, asdict(sampling), *([options] if options else [])]
     text = json.dumps(asked)
@@ -180,7 +180,7 @@ _UNSENT_ERRORS = ("ConnectError", "ConnectTimeout", "PoolTimeout")  # the transp
 
 @dataclass(frozen=True, slots=True)
 class EndpointReply:
-    """What matters of a server's answer."""
+    """Text, finish reason and usage of a server's answer."""
 
     text: str
     finish_reason: FinishReason
@@ -190,7 +190,7 @@ class EndpointReply:
 
 @dataclass(frozen=True, slots=True)
 class LoopClient:
-    """What belongs to one event loop."""
+    """Client and limits of one event loop."""
 
     loop: asyncio.AbstractEventLoop
     opened: AsyncIterator[AsyncOpenAI]
@@ -200,7 +200,7 @@ class LoopClient:
 
 
 class Endpoint:
-    """The server of `config`, and one model there, whose chat template gets `options`. The key stays in here.
+    """Server of `config`, and one model there, whose chat template gets `options`; it keeps the key to itself.
 
     Raises:
         ConfigError: an address or a key that cannot be right.
@@ -214,7 +214,7 @@ class Endpoint:
         self._line: LoopClient | None = None
 
     async def get_loop_client(self) -> LoopClient:
-        """The connection of this event loop."""
+        """Get the connection of this event loop, or open it."""
         loop = asyncio.get_running_loop()
         if self._line is None or self._line.loop is not loop:
             opened = _open_client(self.config, self._key)
@@ -223,11 +223,11 @@ class Endpoint:
         return self._line
 
     async def send(self, query: ChatRequest) -> EndpointReply:
-        """Send a request, once.
+        """Send a request once.
 
         Raises:
-            Trouble: it failed in a way that may pass.
-            PolicyError: in a way that will not; the text names the fix.
+            RetryableError: it failed in a way that may pass.
+            PolicyError: it failed for good; the text names the fix.
         """
         client = (await self.get_loop_client()).client
         try:
@@ -250,7 +250,6 @@ class Endpoint:
             raise RetryableError(self._redact_key(trouble.reason), billed=True) from None
 
     def _build_body(self, query: ChatRequest) -> dict[str, Any]:
-        """What is sent."""
         sampling, config = query.sampling, self.config
         body: dict[str, Any] = {
             "model": self.model,
@@ -285,7 +284,7 @@ class Endpoint:
 
 
 async def _open_client(config: EndpointConfig, key: str) -> AsyncIterator[AsyncOpenAI]:
-    """One client. A generator, since an event loop closes those that it leaves behind, and nobody else knows when."""
+    """Open one client. A generator, since an event loop closes those that it leaves behind."""
     client = AsyncOpenAI(
         api_key=key or NO_KEY,
         base_url=config.base_url,
@@ -299,7 +298,6 @@ async def _open_client(config: EndpointConfig, key: str) -> AsyncIterator[AsyncO
 
 
 def _parse_reply(text: str) -> EndpointReply:
-    """Read the body of an answer. Raises `Trouble` if it is none."""
     try:
         body = parse_json(text)
     except ValueError:
@@ -322,7 +320,6 @@ def _parse_reply(text: str) -> EndpointReply:
 
 
 async def _list_models(client: AsyncOpenAI) -> list[str]:
-    """Names of the server's models; none if it does not say."""
     try:
         async with asyncio.timeout(60):  # a busy machine may take long; who waits has an error to read
             return sorted(model.id for model in (await client.models.list()).data)
@@ -331,5 +328,4 @@ async def _list_models(client: AsyncOpenAI) -> list[str]:
 
 
 def _was_sent(error: BaseException) -> bool:
-    """Whether a failed request can have reached the server."""
     return type(error.__cause__).__name__ not in _UNSENT_ERRORS

@@ -36,7 +36,7 @@ LONG_WAIT = 5.0  # seconds; longer ones are announced
 
 
 class OpenAIPolicy:
-    """A model behind an endpoint. Every answer is kept, and a request that was answered before is not sent again.
+    """Policy that asks an endpoint. Every answer is kept, and a request that was answered before is not sent again.
 
     Args:
         config: `endpoint`, `model.template_options`, and `rollout` for what an endpoint cannot do.
@@ -65,11 +65,11 @@ class OpenAIPolicy:
         self._told: set[str] = set()
 
     def encode(self, messages: Sequence[Message]) -> TokenIds:  # noqa: ARG002
-        """(): a server returns no ids."""
+        """Return (), since a server returns no ids."""
         return ()
 
     def count_tokens(self, text: str) -> int:
-        """An estimate, rather too high."""
+        """Estimate the tokens of `text`, rather too high."""
         return math.ceil(len(text.encode("utf-8", "replace")) / BYTES_PER_TOKEN)
 
     def open_episode(self, episode: str) -> None:
@@ -77,21 +77,21 @@ class OpenAIPolicy:
         self._asked[episode] = Counter()
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Close nothing: connections end with their event loop."""
 
     def close_episode(self, episode: str) -> None:
-        """Forget its requests, not their answers."""
+        """Forget the requests of the episode, not their answers."""
         self._asked.pop(episode, None)
 
     def metrics(self) -> dict[str, float]:
-        """What the endpoint has done for this run so far, all starts together."""
+        """Return what the endpoint has done for this run, all starts together."""
         return self.answers.metrics()
 
     async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
         """Ask for the next assistant turn, or take the answer that is kept.
 
-        The n-th equal request of an episode gets the n-th answer to it, so a run that is started again
-        gets from disk what it had.
+        The n-th equal request of an episode gets the n-th answer to it, so a run that is started again reads its
+        answers from disk.
 
         Raises:
             PolicyError: the episode is not open, the endpoint refuses the request, or it failed too often.
@@ -110,7 +110,6 @@ class OpenAIPolicy:
         return Completion((), (), (), text, "stop" if cut else answer.finish_reason, usage)
 
     async def _ask(self, key: str, messages: Sequence[Message], sampling: Sampling) -> PaidAnswer:
-        """Send the request, again where that may help."""
         estimate = sum(self.count_tokens(message.content) + TOKENS_PER_MESSAGE for message in messages)
         line, tries = await self.endpoint.get_loop_client(), 0
         async with line.slots:
@@ -132,7 +131,7 @@ class OpenAIPolicy:
 
     @asynccontextmanager
     async def _reserve_budget(self, most: TokenUsage, line: LoopClient) -> AsyncIterator[None]:
-        """Wait until a request fits under the limits, and hold back the most that it can take meanwhile."""
+        """Wait until a request fits under the limits, and reserve the most that it can take."""
         while refusal := self.answers.explain_limit(most):
             if not self.answers.reserved:
                 raise BudgetError(refusal)
@@ -146,7 +145,7 @@ class OpenAIPolicy:
             line.freed.set()
 
     async def _send_once(self, query: ChatRequest, tries: int) -> PaidAnswer:
-        """One try. An answer is kept before it is used; what may have been billed without one is counted."""
+        """Send a request once. An answer is kept before it is used; a lost one that may have been billed is counted."""
         try:
             said = await self.endpoint.send(query)
         except RetryableError as trouble:
@@ -191,7 +190,6 @@ class OpenAIPolicy:
         )
 
     def _retry_delay(self, trouble: RetryableError, tries: int) -> float:
-        """Seconds until the next try, announced if they are many."""
         seconds = compute_wait(tries, trouble.wait)
         if trouble.wait is not None and trouble.wait > MAX_RETRY_AFTER:
             self._warn_once(f"{self.config.base_url} asks for {trouble.wait:.0f} s of rest: waiting {seconds:.0f} s")
@@ -200,14 +198,13 @@ class OpenAIPolicy:
         return seconds
 
     def _warn_once(self, text: str) -> None:
-        """Warn once."""
         if text not in self._told:
             self._told.add(text)
             logger.warning("%s", text)
 
 
 async def _shield_until_done(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Await it. A caller cancelled meanwhile waits for its end: what was sent is paid for, and its answer kept."""
+    """Shield a coroutine from cancellation, and wait for its end: a request that was sent is paid for."""
     task = asyncio.ensure_future(coroutine)
     task.add_done_callback(_retrieve_exception)  # of what a cancelled caller leaves, asyncio would print a traceback
     try:
@@ -223,7 +220,6 @@ def _retrieve_exception(task: asyncio.Task[Any]) -> None:
 
 
 def _validate_config(config: Config) -> None:
-    """Refuse what an endpoint cannot do."""
     endpoint = config.endpoint
     if endpoint.max_cost and not (endpoint.price_input or endpoint.price_output):
         raise ConfigError("endpoint.max_cost needs prices: set endpoint.price_input and endpoint.price_output")

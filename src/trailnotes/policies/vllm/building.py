@@ -1,4 +1,4 @@
-"""From a config to engines that run."""
+"""Engines from a config: started for a run, or served to other machines by `trailnotes engine serve`."""
 
 from __future__ import annotations
 
@@ -59,14 +59,15 @@ CACHE_BLOCK_TOKENS = 32  # tokens of the KV cache that are taken at a time
 def make_vllm_policy(
     config: Config, *, trains: bool = False, core: Path = CORE_FILE, connects: Sequence[Connect] = ()
 ) -> VLLMPolicy:
-    """The model at `model.path` in engines of vLLM, which have started when this returns.
+    """Load `model.path` into engines of vLLM, which have started when this returns.
 
     Args:
         config: its sections `model`, `engine` and `rollout`.
-        trains: a learner will hand over its weights before anybody plays. Where not, what engines cannot read of
-            `model.path` by themselves is handed over here: adapters, and everything to engines on other machines.
+        trains: a learner will hand over its weights before any episode. Where not, this function hands over what
+            engines
+            cannot read of `model.path` by themselves: adapters, and everything to engines on other machines.
         core: the file with the engine's class `Core`.
-        connects: how each engine is started or reached; () as the config says, see `connections`.
+        connects: how each engine is started or reached; () as the config says, see `make_connectors`.
 
     Raises:
         ConfigError: `model`, `engine.python` or `engine.urls` cannot be used.
@@ -114,7 +115,7 @@ def make_vllm_policy(
 
 
 def _load_weights(config: Config, probes: Sequence[Completion]) -> tuple[dict[str, torch.Tensor], list[list[float]]]:
-    """The model at `model.path`, of a base with adapters these alone; and what the whole says of each probe."""
+    """Load the model at `model.path`, of a base with adapters these alone, and let the whole score each probe."""
     model, _ = load_model(config.model.model_copy(update={"device": "cpu"}))
     adapters = hasattr(model, "peft_config")
     weights = {name: p for name, p in model.named_parameters() if not adapters or ".lora_" in name}
@@ -123,7 +124,7 @@ def _load_weights(config: Config, probes: Sequence[Completion]) -> tuple[dict[st
 
 
 def validate_engine_settings(engine: EngineConfig) -> None:
-    """Refuse engines that cannot be there, before anything is loaded. Raises as `vllm_policy` does; asks nobody."""
+    """Check that the engines can exist, before anything is loaded or asked. Raises as `make_vllm_policy`."""
     for host, _ in map(parse_address, engine.urls):
         get_token(host)
     if not engine.urls:
@@ -131,7 +132,7 @@ def validate_engine_settings(engine: EngineConfig) -> None:
 
 
 def make_connectors(config: Config, folder: Path, core: Path = CORE_FILE) -> list[Connect]:
-    """How to start, or to reach, each of the engines that a config names. Raises as `vllm_policy` does."""
+    """Make a function for each engine of a config that starts or reaches it. Raises as `make_vllm_policy`."""
     engine = config.engine
     if engine.urls:
         return [
@@ -144,14 +145,14 @@ def make_connectors(config: Config, folder: Path, core: Path = CORE_FILE) -> lis
 
 
 def get_model_requirement(config: Config) -> ModelRequirement:
-    """What an engine that somebody else has started must have."""
+    """Describe the model that an engine of another process must have."""
     return fingerprint_model(resolve_base_model(config.model)[0]), _lora_rank(config)
 
 
 def start_engine(
     config: Config, python: str, settings: Mapping[str, Any], core: Path, index: int, _again: bool
 ) -> EngineConnection:
-    """Start an engine's process. Nothing is waited for."""
+    """Start an engine's process, and wait for nothing."""
     engine, devices = config.engine, config.engine.devices
     own = devices[index] if devices else ""
     process = spawn_engine_process(config, python, Path(settings["spool"]) / f"engine-{index}.log", core, devices=own)
@@ -162,7 +163,7 @@ def start_engine(
 def spawn_engine_process(
     config: Config, python: str, log: Path, core: Path, *, devices: str = "", inherit: int | None = None
 ) -> EngineProcess:
-    """A process for an engine of this config."""
+    """Start a process for an engine of this config, which inherits the descriptor `inherit`."""
     _, is_local, _ = resolve_base_model(config.model)
     variables = build_environment(
         on_cpu=resolve_device(config.model.device).type == "cpu",
@@ -176,7 +177,7 @@ def spawn_engine_process(
 def send_settings(
     process: EngineProcess, label: str, engine: EngineConfig, settings: Mapping[str, Any]
 ) -> EngineConnection:
-    """The link to a process, which has been told its settings."""
+    """Send a process its settings, and return the connection."""
     process.connection.sendall(wire.encode_frame(["start", dict(settings)]))
     return EngineConnection(
         process.connection, label, start_timeout=engine.start_timeout, timeout=engine.timeout, buried=process.kill
@@ -184,12 +185,9 @@ def send_settings(
 
 
 def build_engine_settings(config: Config, folder: Path, *, alone: bool = False) -> dict[str, Any]:
-    """What an engine's process is told about the model, see `worker.core.Core`.
+    """Build the settings of an engine's process, see `worker.core.Core`; `folder` is for weights and logs.
 
-    Args:
-        config: its sections `model`, `engine` and `rollout`.
-        folder: for weights and logs.
-        alone: the engine serves at an address, and whoever learns has another device.
+    With `alone`, the engine serves at an address, and the learner has another device.
     """
     path, is_local, _ = resolve_base_model(config.model)
     architecture = transformers.AutoConfig.from_pretrained(path, local_files_only=is_local, trust_remote_code=False)
@@ -215,7 +213,7 @@ def build_engine_settings(config: Config, folder: Path, *, alone: bool = False) 
 
 
 def compute_cache_bytes(text: Any, config: Config, context: int) -> int:
-    """Bytes of the KV cache on a CPU: room for `engine.max_concurrent` full contexts, in a share of the memory.
+    """Compute the bytes of the KV cache on a CPU: `engine.max_concurrent` full contexts, in a share of the memory.
 
     A token takes, in each layer, a key and a value of `head_dim` numbers for each of the key-value heads.
     """
@@ -231,13 +229,13 @@ def compute_cache_bytes(text: Any, config: Config, context: int) -> int:
 
 
 def count_weight_bytes(config: Config) -> int | None:
-    """Bytes of the model's files, about as many as travel at each update; None where they are not in a directory."""
+    """Count the bytes of the model's files, about as many as an update sends; None if they are in no directory."""
     files = list(Path(resolve_base_model(config.model)[0]).glob("*.safetensors"))
     return sum(file.stat().st_size for file in files) if files else None
 
 
 def fingerprint_model(path: str) -> str:
-    """Tells models of different shapes apart, whatever machine and version of transformers they are read by."""
+    """Tell models of different shapes apart, whatever machine and version of transformers reads them."""
     architecture = transformers.AutoConfig.from_pretrained(
         path, local_files_only=Path(path).is_dir(), trust_remote_code=False
     )
@@ -247,7 +245,6 @@ def fingerprint_model(path: str) -> str:
 
 
 def _count_engines_per_device(engine: EngineConfig) -> int:
-    """Engines on one device."""
     return 1 if engine.devices else engine.replicas
 
 
@@ -258,7 +255,7 @@ def _lora_rank(config: Config) -> int:
 
 
 def _adapter_settings(config: Config, saved: Any | None) -> dict[str, Any] | None:
-    """What the tensors of the adapters do not show; None for a whole model."""
+    """Collect the settings that the tensors of the adapters do not show; None for a whole model."""
     if saved:
         if saved.peft_type.value != "LORA" or saved.use_dora or saved.modules_to_save:
             raise ConfigError(
@@ -278,7 +275,6 @@ def _load_saved_adapters(path: str) -> dict[str, torch.Tensor]:
 
 
 def _generation_end_ids(path: str, is_local: bool) -> frozenset[int]:
-    """End tokens that the model's own settings name, beside those of its tokenizer."""
     try:
         named = transformers.GenerationConfig.from_pretrained(path, local_files_only=is_local).eos_token_id
     except OSError:  # it brings none; transformers makes them of the model's config
@@ -301,15 +297,14 @@ def serve_engine(
     token: str | None = None,
     core: Path = CORE_FILE,
 ) -> None:
-    """Run one engine for whoever knows the token, until this process is interrupted.
+    """Run one engine for policies that know the token, until this process is interrupted.
 
     Args:
-        config: of the run that will use it: `model`, `engine` and `rollout` are read. The engine gets the first of
-            `engine.devices`.
-        host: where to listen; beyond loopback only with a token.
+        config: of the run that will use it; the engine gets the first of `engine.devices`.
+        host: to listen at; beyond loopback only with a token.
         port: 0 takes a free one.
-        say: told the address, once, when the engine is ready.
-        token: that whoever uses it must know; None: the one of the environment.
+        say: receives the address once the engine is ready.
+        token: shared with its users; None: the one of the environment.
         core: the file with the engine's class `Core`.
 
     Raises:
@@ -350,16 +345,13 @@ def serve_engine(
 
 
 def max_weight_bytes(config: Config, folder: Path) -> int:
-    """Count the bytes that weights may have: four times the model's own (the learner's may be of a wider type).
-
-    Where the size of the model is not known, it is what is free where they are kept.
-    """
+    """Limit the bytes of sent weights to four times the model's own, for wider types, or to what is free."""
     size = count_weight_bytes(config)
     return WEIGHT_BYTES_ALLOWANCE + 4 * size if size else shutil.disk_usage(folder).free
 
 
 def _wait_until_lost(link: EngineConnection, ready: Callable[[], None] | None) -> str:
-    """Block as long as the engine lives; how it ended. It ends with this call."""
+    """Block as long as the engine lives, and say how it ended."""
     try:
         link.wait_until_ready()
         if ready:
@@ -376,7 +368,7 @@ def _describe_error(error: OSError) -> str:
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """A socket that listens there, and that a process may inherit. Raises `ConfigError` where it cannot."""
+    """Open a listening socket that a process may inherit. Raises `ConfigError` where it cannot."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""The policy's side of one engine: a socket with a thread that listens, and notices when nobody is there any more.
+"""Connections of a policy to its engines, here or at an address, each with a thread that notices when an engine hangs.
 
-The thread is not bound to an event loop, so that an engine may be asked from several, and is watched while a loop is
-blocked by the learner.
+The thread is not bound to an event loop, so that several may ask an engine, and it is watched while the learner blocks
+a loop.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ STOP_LIMIT = 20.0  # seconds to end by itself
 
 
 class EngineLostError(Exception):
-    """The engine is gone; the text says how it ended."""
+    """Loss of an engine; the text says how it ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionUpdate:
-    """What an engine says of a completion: what is new, and how it ended if it did."""
+    """News of a completion: new tokens, and how it ended if it did."""
 
     token_ids: Sequence[int] = ()
     logprobs: Sequence[float] = ()
@@ -47,13 +47,13 @@ Listener = Callable[[CompletionUpdate], None]  # called from the link's thread
 
 
 class EngineConnection:
-    """One engine.
+    """Connection to one engine.
 
     Args:
         connection: to it, after the handshake if there is one.
-        label: what messages call it.
+        label: its name in messages.
         start_timeout: seconds until it must be ready.
-        timeout: seconds without progress in what it was asked, or without any sign of life, until it counts as hung.
+        timeout: seconds without progress in its work, or without any sign of life, until it counts as hung.
         buried: called once when it is lost, with the reason as far as it is known here; returns the whole reason.
     """
 
@@ -95,11 +95,11 @@ class EngineConnection:
         self._ready.result()
 
     def wait_until_lost(self) -> str:
-        """Block as long as the engine lives; how it ended."""
+        """Block as long as the engine lives, and say how it ended."""
         return self._lost.result()
 
     def generate(self, ids: Sequence[int], sampling: dict[str, Any], listener: Listener) -> int:
-        """Ask for a completion; its number. All that becomes of it is told to the listener, its loss too."""
+        """Ask for a completion, and return its number. The listener receives all news of it, the engine's loss too."""
         with self._guard:
             number = self._next_request_id()
             if not self.failure:
@@ -111,19 +111,14 @@ class EngineConnection:
         return number
 
     def abort(self, number: int) -> None:
-        """Do not wait for a completion any more."""
+        """Stop waiting for a completion."""
         with self._guard:
             known = self._listeners.pop(number, None)
         if known:
             self._send(["abort", number])
 
     def call(self, name: str, argument: Any, payload: Path | None = None) -> Any:
-        """Ask, and block until the answer is there.
-
-        Raises:
-            PolicyError: the engine refuses.
-            EngineLostError: it is gone.
-        """
+        """Ask, and block until the answer comes. Raises `PolicyError` if the engine refuses, or `EngineLostError`."""
         answer: Future[Any] = Future()
         with self._guard:
             number = self._next_request_id()
@@ -134,7 +129,7 @@ class EngineConnection:
         return answer.result()
 
     def close(self) -> None:
-        """Let an engine that is a process of ours end, and hang up on another. Twice is fine."""
+        """End an engine that is our child process, and hang up on another. Twice is fine."""
         if self.is_local and self._ready.done():  # one that starts does not listen yet
             self._send(["end"])
             with suppress(TimeoutError):
@@ -142,14 +137,12 @@ class EngineConnection:
         self._mark_lost("was closed")
 
     def _next_request_id(self) -> int:
-        """The number of a request, which may be the first for a while."""
         if not self._listeners and not self._calls:
             self._moved = time.monotonic()
         self._number += 1
         return self._number
 
     def _send(self, message: list[Any], payload: Path | None = None) -> None:
-        """Say something. That the engine does not hear it is found by the thread that listens."""
         with self._writing, suppress(OSError):
             if payload is None:
                 self._connection.sendall(wire.encode_frame(message))
@@ -176,7 +169,6 @@ class EngineConnection:
             self._connection.close()
 
     def _read_bytes(self, size: int) -> bytes:
-        """`size` bytes, or less at the end of the stream."""
         data = b""
         while len(data) < size:
             if not self._ear.poll(TICK * 1000):
@@ -231,7 +223,6 @@ class EngineConnection:
             listener(news)
 
     def _mark_lost(self, why: str) -> None:
-        """End everything that waits for the engine."""
         with self._guard:
             if self.failure:
                 return
@@ -260,7 +251,7 @@ ModelRequirement = tuple[str, int]  # fingerprint of the model, rank of its adap
 
 
 def parse_address(url: str) -> tuple[str, int]:
-    """Host and port of ``tcp://host:port`` or ``host``. Raises `ConfigError`."""
+    """Parse host and port of ``tcp://host:port`` or ``host``. Raises `ConfigError`."""
     try:
         parts = urlsplit(url if "://" in url else f"tcp://{url}")
         host, port = parts.hostname, parts.port or PORT
@@ -274,10 +265,10 @@ def parse_address(url: str) -> tuple[str, int]:
 
 
 def get_token(host: str) -> str:
-    """The token between two sides, from the environment alone; "" within this machine if there is none.
+    """Read the shared token from the environment; "" within this machine if there is none.
 
     Raises:
-        ConfigError: `host` is another machine, or reached by others, and there is no token worth the name.
+        ConfigError: `host` is another machine, or reached by others, and there is no token of sufficient length.
     """
     token = os.environ.get(ENGINE_TOKEN_VARIABLE, "").strip()
     if (token or not is_loopback(host)) and len(token) < MIN_TOKEN:
@@ -291,17 +282,17 @@ def get_token(host: str) -> str:
 def connect_engine(
     where: AddressLookup, engine: EngineConfig, expected: ModelRequirement, again: bool, *, token: str | None = None
 ) -> EngineConnection:
-    """The link to a running engine, which may still have to load its model.
+    """Connect to a running engine, which may still have to load its model.
 
     Args:
-        where: tells its machine, and the port that it listens at; asked before each try.
+        where: returns its machine and port; asked before each try.
         engine: settings.
         expected: the model that it must have.
-        again: it was reached before, and whoever serves it may be starting it anew.
-        token: that both sides know; None: the one of the environment.
+        again: it was reached before, and its server may be starting it anew.
+        token: shared with it; None: the one of the environment.
 
     Raises:
-        PolicyError: nobody answers there, something else does, or it does not know the token.
+        PolicyError: no engine answers there, or it does not know the token.
         ConfigError: there is no token.
     """
     deadline = time.monotonic() + (engine.start_timeout if again else 0.0)
@@ -349,7 +340,6 @@ def _open_connection(host: str, port: int, token: str) -> socket.socket:
 
 
 def _validate_model(link: EngineConnection, expected: ModelRequirement) -> None:
-    """Refuse an engine that was started with another model."""
     fingerprint, rank = expected
     if link.about["fingerprint"] != fingerprint:
         link.close()

@@ -1,4 +1,4 @@
-"""An engine as a process that this one starts, watches and buries, in whatever environment vLLM is installed in."""
+"""Engines as child processes, in whatever environment vLLM is installed in."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RANK_VARIABLES = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
 
 
 def find_engine_python(named: str) -> str:
-    """The Python that engines run with: the one named, this one, or that of `make vllm`.
+    """Find the Python that engines run with: the one named, this one, or that of `make vllm`.
 
     Raises:
         ConfigError: there is no such program.
@@ -58,9 +58,9 @@ def find_engine_python(named: str) -> str:
 
 
 def build_environment(*, on_cpu: bool, threads: int, offline: bool, devices: str = "") -> dict[str, str]:
-    """Variables of an engine's process: ours, and what vLLM is told.
+    """Build the variables of an engine's process: ours, and those of vLLM.
 
-    Not those that would lead it into our packages, or make of it a rank of the learner that torchrun has started.
+    Variables that would lead it into our packages, or make it a rank of torchrun, stay out.
     """
     kept = os.environ.keys() - set(RANK_VARIABLES)
     variables = {name: os.environ[name] for name in kept if not name.startswith(DROPPED_PREFIXES)}
@@ -83,10 +83,7 @@ def build_environment(*, on_cpu: bool, threads: int, offline: bool, devices: str
 
 
 class EngineProcess:
-    """One worker process in its own process group, so that Ctrl-C in the terminal does not reach it.
-
-    Nobody but its parent can speak to it: the socket between them is inherited, and has no address.
-    """
+    """One engine's process. Its parent alone can speak to it: the socket between them has no address."""
 
     def __init__(
         self,
@@ -117,7 +114,7 @@ class EngineProcess:
         self.pid = self._process.pid
 
     def kill(self, why: str) -> str:
-        """End it with all its children; why it is gone, in words: the reason given, or how it ended by itself."""
+        """End it with all its children; return why it is gone: the reason given, or how it ended by itself."""
         with suppress(subprocess.TimeoutExpired):  # its socket ends a moment before it does
             self._process.wait(0.0 if why else STOP_LIMIT)
         died = self._process.returncode is not None
@@ -127,7 +124,7 @@ class EngineProcess:
         return f"{how}; its last words: {last}" if last else how
 
     def output_tail(self) -> str:
-        """The end of what it printed, on one line."""
+        """Return the end of its output, on one line."""
         with suppress(OSError):
             text = self.log.read_bytes()[-4096:].decode(errors="replace")
             lines = [" ".join(line.split()) for line in text.splitlines() if line.strip() and "%|" not in line]
@@ -136,13 +133,10 @@ class EngineProcess:
 
 
 def make_work_dir(size: int | None = None) -> Path:
-    """A new directory for weights and logs; it goes when this process ends.
+    """Make a directory for weights and logs, which goes when this process ends; clear away those of killed processes.
 
-    Directories of processes that were killed are cleared away first, unless somebody locks them.
-
-    Args:
-        size: bytes of the weights. They are kept in memory where there is room for three times as many (the old ones,
-            the new ones, and some air); on the disk otherwise, and where the size is not known.
+    `size` is that of the weights in bytes. They are kept in memory where there is room for three times as many (the old
+    ones, the new ones, and some air); on the disk otherwise, and where the size is not known.
     """
     shared, disk = Path("/dev/shm"), Path(tempfile.gettempdir())  # noqa: S108 - no name in it is foreseeable
     for left in [*shared.glob(f"{WORK_DIR_PREFIX}*"), *disk.glob(f"{WORK_DIR_PREFIX}*")]:
@@ -156,10 +150,7 @@ def make_work_dir(size: int | None = None) -> Path:
 
 
 def _make_locked_dir(root: Path) -> Path:
-    """A new directory with a lock, which ends with this process.
-
-    Its number in the name is not enough: in another container, which may share the directory, it is nobody's.
-    """
+    """Make a directory with a lock that ends with this process: another container does not see our process."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=f"{WORK_DIR_PREFIX}{os.getpid()}-", dir=root))
         with suppress(FileNotFoundError):
@@ -171,7 +162,7 @@ def _make_locked_dir(root: Path) -> Path:
 
 
 def _remove_stale_dir(left: Path) -> None:
-    """Remove a directory of ours that nobody locks any more; another start may be doing the same."""
+    """Remove a directory of ours that no process locks any more; another start may be doing the same."""
     try:
         held = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:  # gone already, or another user's

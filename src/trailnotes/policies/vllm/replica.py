@@ -1,4 +1,4 @@
-"""One engine for as long as a run lasts: when its process is gone, another takes its place, with the same weights."""
+"""One engine for as long as a run lasts, rebuilt with the same weights when it is lost, and the files of weights."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class WeightFile:
 
     @property
     def load_argument(self) -> dict[str, Any]:
-        """What an engine is told about the file."""
+        """Facts about the file that an engine needs."""
         return {"version": self.version, "adapters": self.adapters and dict(self.adapters)}
 
 
 def is_adapters(weights: Mapping[str, Tensor]) -> bool:
-    """Whether these are adapters in peft's names, rather than a whole model.
+    """Return whether these are adapters in peft's names, rather than a whole model.
 
     Raises:
         PolicyError: they are something of both, or nothing.
@@ -55,7 +55,7 @@ def is_adapters(weights: Mapping[str, Tensor]) -> bool:
 
 
 def write_full_model(weights: Mapping[str, Tensor], path: Path, dtype: torch.dtype) -> None:
-    """All weights of a model, by the names of its state dict; what is tied to another is written once."""
+    """Write all weights of a model, by the names of its state dict; tied weights are written once."""
     unique: dict[str, Tensor] = {}
     seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
     for name, tensor in weights.items():
@@ -67,11 +67,11 @@ def write_full_model(weights: Mapping[str, Tensor], path: Path, dtype: torch.dty
 
 
 def write_adapters(weights: Mapping[str, Tensor], path: Path, dtype: torch.dtype, extra: Mapping[str, Any]) -> Any:
-    """Adapters, with or without the name that peft gives them in a live model (``default``).
+    """Write adapters, with or without the name that peft gives them in a live model (``default``).
 
     Args:
         weights: by peft's names.
-        path: where to write them.
+        path: of the file.
         dtype: of the engine.
         extra: settings of the adapters that the weights do not show, ``lora_alpha`` among them.
 
@@ -128,14 +128,14 @@ Connect = Callable[
 
 @dataclass(frozen=True, slots=True)
 class ProbeRecord:
-    """Tokens that the learner has scored: what an engine with the same weights must say of them."""
+    """Tokens scored by the learner, to which an engine with the same weights must give the same log-probabilities."""
 
     rows: Sequence[tuple[TokenIds, int]]  # ids, and from where on they are scored
     logprobs: Sequence[Sequence[float]]  # nats, of the scored ones
     temperature: float
 
     def distance(self, found: Sequence[Sequence[float]]) -> float:
-        """Mean absolute difference in nats over all scored tokens; not finite where one is not."""
+        """Compute the mean absolute difference in nats over all scored tokens; not finite where one is not."""
         pairs = [
             pair
             for wanted, got in zip(self.logprobs, found, strict=True)
@@ -145,7 +145,7 @@ class ProbeRecord:
 
 
 class Replica:
-    """An engine with all weights.
+    """An engine that is rebuilt whenever it is lost.
 
     Args:
         connect: starts or reaches it.
@@ -169,7 +169,7 @@ class Replica:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the engine says of itself."""
+        """Facts that the engine reports of itself."""
         return self._link.about if self._link else {}
 
     def start_engine(self) -> None:
@@ -202,13 +202,13 @@ class Replica:
             return completion
 
     def load(self, parcel: WeightFile, record: ProbeRecord | None) -> float:
-        """Take over weights, whatever it takes, and hold the engine, and every later one, to what the learner says.
+        """Load weights into the engine, and compare it, and every later one, with the learner's record. Blocks.
 
         Returns:
-            How far the engine's numbers are from the learner's, in nats; 0 without a record.
+            Mean difference between engine and learner, in nats; 0 without a record.
 
         Raises:
-            PolicyError: further than the tolerance; or as `complete` does. Blocks.
+            PolicyError: it exceeds the tolerance; or as `complete` does.
         """
         with self._guard:  # an engine that another thread is building has been sent the old ones when this goes on
             self._parcel, self._record = parcel, record
@@ -224,7 +224,7 @@ class Replica:
             return distance
 
     def score(self, rows: Sequence[tuple[TokenIds, int]], temperature: float) -> list[list[float]]:
-        """Log-probabilities in nats of the tokens of each row from a place on. Raises as `complete` does. Blocks."""
+        """Score the tokens of each row from a place on, in nats. Raises as `complete` does. Blocks."""
         while True:
             link = self._ensure_engine()
             with suppress(EngineLostError):
@@ -237,7 +237,7 @@ class Replica:
                 self._link.call(name, None)
 
     def close(self) -> None:
-        """End the engine, and whatever waits for it."""
+        """End the engine, and all requests that wait for it."""
         self._closed = True
         for link in (self._link, self._coming):
             if link:
@@ -276,7 +276,7 @@ class Replica:
             link.abort(number)
 
     def _ensure_engine(self) -> EngineConnection:
-        """An engine with the current weights, which may have to be built first. Blocks."""
+        """Return an engine with the current weights, which may have to be built first. Blocks."""
         with self._guard:
             link = self._link
             while link is None or link.failure:
@@ -333,7 +333,7 @@ def _score_rows(link: EngineConnection, rows: Sequence[tuple[TokenIds, int]], te
 
 
 def _build_request(sampling: Sampling, endings: StopCondition) -> dict[str, Any]:
-    """What vLLM is told. Stop texts are looked for here, as every engine of ours does: so it must tell each token."""
+    """Build the request for vLLM. Stop texts are looked for on this side, so vLLM must then stream each token."""
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,

@@ -37,11 +37,11 @@ InboxItem = tuple["PolicyConnection", list[Any] | None, Path | None]
 
 
 class PolicyConnection:
-    """One socket to a policy: a thread puts what it says into the inbox, with the raw bytes of a message in a file.
+    """Socket to a policy, whose thread puts messages into the inbox, with the raw bytes of a message in a file.
 
     Args:
         connection: the socket.
-        inbox: where messages go.
+        inbox: receives the messages.
         lost: called when there are no more.
         spool: directory for raw bytes.
         most_bytes: of the raw bytes of a message.
@@ -60,16 +60,16 @@ class PolicyConnection:
         self._writing = threading.Lock()
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start the thread that reads."""
         threading.Thread(target=self._read_loop, name="reader", daemon=True).start()
 
     def send(self, *message: Any) -> None:
-        """Say something; that nobody hears it is found out by the reader."""
+        """Send a message; the reader notices where it is not heard."""
         with self._writing, suppress(OSError):
             self._connection.sendall(wire.encode_frame(list(message)))
 
     def close(self) -> None:
-        """Hang up."""
+        """Shut the connection down."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
@@ -88,7 +88,7 @@ class PolicyConnection:
             self._inbox.put((self, None, None))
 
     def _spool_payload(self, read: Callable[[int], bytes], size: int) -> Path:
-        """Raw bytes as a file, a piece at a time: weights may be larger than what is free of memory."""
+        """Write raw bytes to a file, a piece at a time: weights may be larger than the free memory."""
         with (
             tempfile.NamedTemporaryFile(dir=self._spool, suffix=wire.WEIGHTS_SUFFIX, delete=False) as file,
             ExitStack() as dropped,
@@ -106,7 +106,7 @@ class PolicyConnection:
 
 
 class EngineServer:
-    """Runs the core, a step at a time, for whoever has asked for something."""
+    """Server that runs the core, a step at a time, for all connected policies."""
 
     def __init__(self, control: socket.socket) -> None:
         self.inbox: queue.SimpleQueue[InboxItem] = queue.SimpleQueue()
@@ -120,7 +120,7 @@ class EngineServer:
         self._about: dict[str, Any] | None = None
 
     def start(self, make_core: Callable[[dict[str, Any]], Any]) -> bool:
-        """Wait for the settings and build the core; whether there is one. Why not is said to the parent."""
+        """Wait for the settings and build the core; return whether there is one, and tell the parent why not."""
         control, message, _ = self.inbox.get()
         assert message is not None
         settings = message[1]
@@ -138,7 +138,7 @@ class EngineServer:
         return True
 
     def run(self) -> None:
-        """Until the parent says that it is enough."""
+        """Serve until the parent ends the engine."""
         while True:
             while not self.core.busy or not self.inbox.empty():
                 self.working = self.core.busy
@@ -151,7 +151,7 @@ class EngineServer:
             self.steps += 1
 
     def send_heartbeats(self, seconds: float) -> None:
-        """Say now and then how far it has come."""
+        """Report the number of steps each `seconds`."""
         while True:
             for link in list(self.links):
                 link.send("alive", self.steps, self.working)
@@ -185,7 +185,7 @@ class EngineServer:
             self._requests[key] = link, number
 
     def _handle_call(self, link: PolicyConnection, message: list[Any], payload: Path | None) -> None:
-        """Do what is no completion. What the core refuses is answered; what breaks it ends this process."""
+        """Do what is no completion. A refusal of the core is answered; other errors end this process."""
         name, number, argument = message
         if self._requests and name != "score":
             link.send("failed", number, f"{len(self._requests)} completions are under way")
@@ -277,7 +277,7 @@ def main(descriptor: int, beat: float, core: str) -> None:
 
 
 def load_core(path: str) -> Callable[[dict[str, Any]], Any]:
-    """The class `Core` of a file."""
+    """Load the class `Core` of a file."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     assert spec is not None
     assert spec.loader is not None
