@@ -41,7 +41,7 @@ class Cluster:
     @property
     def nodes(self) -> dict[str, str]:
         """Names in messages, by id, of all nodes that live."""
-        return {node: _format_node(node, found["NodeManagerAddress"]) for node, found in self._found.items()}
+        return {node: f"node {found['NodeManagerAddress']} ({node[:6]})" for node, found in self._found.items()}
 
     @property
     def num_machines(self) -> int:
@@ -70,8 +70,6 @@ class Cluster:
 
     def reserve_gpu(self) -> None:
         """Have Ray give the GPU of this process to no other. Raises as `reserve_gpu`."""
-        from trailnotes.cluster.cluster import reserve_gpu
-
         if self._gpu_reservation:
             self._seat = reserve_gpu(self.config, self.pin_to_node(self.home))
 
@@ -128,17 +126,9 @@ class Cluster:
     @property
     def _gpu_reservation(self) -> dict[str, float]:
         """What Ray sets aside for the process of the run, on its own node; {} if nothing."""
-        from trailnotes.cluster.cluster import needs_gpu_reservation
-
-        return (
-            {"GPU": 1.0}
-            if not self._is_outside and needs_gpu_reservation(self.config, self._get_resources(self.home))
-            else {}
-        )
-
-    def _get_resources(self, node: str) -> dict[str, float]:
-        found: dict[str, float] = self._found[node]["Resources"]
-        return found
+        if self._is_outside or not needs_gpu_reservation(self.config, self._found[self.home]["Resources"]):
+            return {}
+        return {"GPU": 1.0}
 
     def require_resources(self) -> None:
         """Check that all nodes together have what the run asks for, and single nodes what each actor needs.
@@ -147,7 +137,7 @@ class Cluster:
         """
         wanted = {setting: (number, each) for setting, (number, each) in self.get_resource_requests().items() if number}
         seat, have = self._gpu_reservation, Counter[str]()
-        left = {node: Counter(self._get_resources(node)) for node in self._found}
+        left = {node: Counter[str](self._found[node]["Resources"]) for node in self._found}
         for resources in left.values():
             have.update(resources)
         if seat:
@@ -164,24 +154,12 @@ class Cluster:
                     f"{have[resource]:g}: lower them, or add nodes"
                 )
         for setting, (_, each) in wanted.items():
-            if not any(_has_resources(resources, each) for resources in left.values()):
+            if not any(all(node.get(name, 0.0) >= amount for name, amount in each.items()) for node in left.values()):
+                needs = " and ".join(f"{amount:g} {name}" for name, amount in each.items())
                 besides = " besides that of the process of the run" if seat.keys() & each.keys() else ""
                 raise ClusterError(
-                    f"no node of the cluster has {_format_resources(each)}{besides}, which each of {setting} wants: "
-                    "lower it"
+                    f"no node of the cluster has {needs}{besides}, which each of {setting} wants: lower it"
                 )
-
-
-def _has_resources(resources: Mapping[str, float], each: Mapping[str, float]) -> bool:
-    return all(resources.get(name, 0.0) >= amount for name, amount in each.items())
-
-
-def _format_resources(each: Mapping[str, float]) -> str:
-    return " and ".join(f"{amount:g} {name}" for name, amount in each.items())
-
-
-def _format_node(node: str, address: str) -> str:
-    return f"node {address} ({node[:6]})"
 
 
 class GpuReservation:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from trailnotes.types import StrPath, Task, Tip, Trajectory
 
 logger = logging.getLogger(__name__)
+SHOWN = ("register_tasks", "report", "record_effects")  # methods that concern the tips that prompts show
 STOP_LIMIT = 5.0  # seconds to close the file
 
 
@@ -85,37 +86,12 @@ class MemoryService:
             self._pinned.popitem(last=False)[1].close()
         return VersionedAnswer(None, version)
 
-    def add(self, tips: Sequence[Tip], once: str) -> VersionedAnswer:
-        """Add tips, as `TipMemory.add`."""
-        return self._answer(self._whole().add(tips, once=once))
-
-    def register_tasks(self, tasks: Sequence[Task]) -> VersionedAnswer:
-        """Register tasks for the shown tips, as `TipMemory.register_tasks`."""
-        return self._answer(make_prompt_memory(self._whole(), self._config.algorithm.show_tips).register_tasks(tasks))
-
-    def report(self, episodes: Sequence[Trajectory], once: str) -> VersionedAnswer:
-        """Report episodes on the shown tips, as `TipMemory.report`."""
-        make_prompt_memory(self._whole(), self._config.algorithm.show_tips).report(episodes, once=once)
-        return self._answer(None)
-
-    def record_effects(self, readings: Sequence[TipEffect], once: str) -> VersionedAnswer:
-        """Record effects of the shown tips, as `TipMemory.record_effects`."""
-        make_prompt_memory(self._whole(), self._config.algorithm.show_tips).record_effects(readings, once=once)
-        return self._answer(None)
-
-    def snapshot(self, path: str) -> VersionedAnswer:
-        """Copy the file, as `TipMemory.snapshot`."""
-        self._whole().snapshot(path)
-        return self._answer(None)
-
-    def restore(self, path: str) -> VersionedAnswer:
-        """Restore a copy, as `TipMemory.restore`."""
-        self._whole().restore(path)
-        return self._answer(None)
-
-    def stats(self) -> VersionedAnswer:
-        """Count the tips, as `TipMemory.stats`."""
-        return self._answer(self._whole().stats())
+    def call(self, method: str, *arguments: Any, **named: Any) -> VersionedAnswer:
+        """Call a method of the memory, or of the part of it that prompts show."""
+        memory = self._whole()
+        if method in SHOWN:
+            memory = make_prompt_memory(memory, self._config.algorithm.show_tips)
+        return self._answer(getattr(memory, method)(*arguments, **named))
 
     def reconcile(self, saved: Path | None, start: Path, aside: Path, tips: Sequence[Tip]) -> VersionedAnswer:
         """Reconcile the file with a checkpoint, as `owner.reconcile`."""
@@ -193,13 +169,13 @@ class ServedMemory(Closeable):
 
     def add(self, tips: Sequence[Tip], *, once: str = "") -> int:
         """Add tips, as `TipMemory.add`; return 0 also where Ray repeated a write that had been stored."""
-        changed: int = self._ask("add", list(tips), once or _make_request_id())
+        changed: int = self._ask("call", "add", list(tips), once=once or _make_request_id())
         return changed
 
     def register_tasks(self, tasks: Sequence[Task]) -> bool:
         """Register tasks, as `ScopedMemory.register_tasks`."""
         hears = self._config.memory.scope != "task" or self._config.algorithm.show_tips == "other"
-        new: bool = hears and self._ask("register_tasks", list(tasks))
+        new: bool = hears and self._ask("call", "register_tasks", list(tasks))
         if new and self._at is not None:
             self._ask("pin")
             self._at = self.version
@@ -207,26 +183,26 @@ class ServedMemory(Closeable):
 
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
         """Report episodes, as `FeedbackMemory.report`."""
-        self._ask("report", list(episodes), once or _make_request_id())
+        self._ask("call", "report", list(episodes), once=once or _make_request_id())
         if self._at is not None:
             self._ask("pin")
             self._at = self.version
 
     def record_effects(self, readings: Sequence[TipEffect], *, once: str = "") -> None:
         """Record effects, as `MeasuringMemory.record_effects`."""
-        self._ask("record_effects", list(readings), once or _make_request_id())
+        self._ask("call", "record_effects", list(readings), once=once or _make_request_id())
 
     def snapshot(self, path: StrPath) -> None:
         """Copy the file, as `Memory.snapshot`."""
-        self._ask("snapshot", str(Path(path).resolve()))
+        self._ask("call", "snapshot", str(Path(path).resolve()))
 
     def restore(self, path: StrPath) -> None:
         """Restore a copy, as `Memory.restore`."""
-        self._ask("restore", str(Path(path).resolve()))
+        self._ask("call", "restore", str(Path(path).resolve()))
 
     def stats(self) -> dict[str, float]:
         """Count the tips, as `Memory.stats`."""
-        counts: dict[str, float] = self._ask("stats")
+        counts: dict[str, float] = self._ask("call", "stats")
         return counts
 
     def reconcile(self, saved: Path | None, start: Path, aside: Path, tips: Sequence[Tip] = ()) -> bool:
@@ -249,8 +225,8 @@ class ServedMemory(Closeable):
     def _patience(self) -> Deadline:
         return Deadline(lambda: f"the memory service on {self._place}", self._config.cluster.timeout, "cluster.timeout")
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
-        answer = getattr(self._actor, method).remote(*arguments)
+    def _ask(self, method: str, *arguments: Any, **named: Any) -> Any:
+        answer = getattr(self._actor, method).remote(*arguments, **named)
         return self._taken(get_result(answer, self._patience()))
 
     def _taken(self, answer: VersionedAnswer) -> Any:

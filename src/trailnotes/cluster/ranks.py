@@ -104,7 +104,7 @@ class ActorRankHandle:
             ray.kill(self.actor)
 
     def _how(self, error: Exception) -> Failure:
-        """Find out how it died, by asking again: Ray may know of a broken connection first, and of a lost node later."""
+        """Find out how it died by asking again: Ray may know of a broken connection first, and later of a lost node."""
         import ray
 
         until = time.monotonic() + NODE_LOSS_TIMEOUT

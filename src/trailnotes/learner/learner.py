@@ -21,7 +21,6 @@ from trailnotes.learner.losses import UpdateMetrics, compute_advantage_metrics, 
 from trailnotes.learner.samples import (
     PackingMode,
     Ranks,
-    SingleRank,
     dummy_sample,
     has_advantage,
     iter_minibatches,
@@ -73,7 +72,7 @@ class Learner:
         ranks: Ranks | None = None,
     ) -> None:
         self.model, self.optim, self.loss, self.dump_dir = model, optim, loss, dump_dir
-        self.ranks: Ranks = ranks if ranks is not None else SingleRank()
+        self.ranks: Ranks = ranks if ranks is not None else Ranks()
         self.steps = 0  # optimiser steps so far
         if loss.kl and reference is None and not hasattr(model, "disable_adapter"):
             raise ConfigError(
@@ -149,15 +148,10 @@ class Learner:
                 self._step([rows[i] for i in chosen], [reference[i] for i in chosen], metrics)
         for model in self.models:
             self.ranks.reshard(model)
-        return (
-            metrics.result(self.ranks)
-            | compute_advantage_metrics([sample for sample in samples if sample.role == "episode"])
-            | {
-                "lr": self.optim.lr * lr_scale,
-                "seconds_reference": seconds_reference,
-                "seconds": time.perf_counter() - started,
-            }
-        )
+        found = metrics.result(self.ranks)
+        found |= compute_advantage_metrics([sample for sample in samples if sample.role == "episode"])
+        found |= {"lr": self.optim.lr * lr_scale, "seconds_reference": seconds_reference}
+        return found | {"seconds": time.perf_counter() - started}
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return all that the next update depends on: tensors for a safetensors file, and a JSON-able rest.
@@ -213,9 +207,9 @@ class Learner:
             added = self._backward_others(others, metrics)
         norm, policy, kept, kl, count, rest = torch.stack([self._optimizer.grad_norm(), *sums, added]).tolist()
         if not (math.isfinite(norm) and math.isfinite(policy + kl + rest)):
-            numbers = {"policy_loss_sum": policy, "kl_sum": kl, "tokens": count, "loss_of_other_rows": rest}
             self._optimizer.zero_grad()
-            numbers = {"grad_norm_of_sum": norm} | numbers
+            numbers = {"grad_norm_of_sum": norm, "policy_loss_sum": policy, "kl_sum": kl, "tokens": count}
+            numbers["loss_of_other_rows"] = rest
             raise_non_finite(self.dump_dir, self.steps + 1, samples, numbers, write=self.ranks.rank == 0)
         divisor = 1.0 if others else count
         if divisor == 0 or norm == 0:
@@ -343,9 +337,8 @@ class Learner:
             held = kept if self.loss.mask_kl else batch.mask
             kl, num_held = losses.masked_sum(tokens_kl, held, self.loss.aggregation)
         (weight * policy + self.loss.kl * kl).backward()  # type: ignore[no-untyped-call]
-        metrics.add_batch(
-            batch, kept, logprobs.detach(), ratio.detach(), entropies, self._find_clipped(ratio.detach(), batch)
-        )
+        ratio = ratio.detach()
+        metrics.add_batch(batch, kept, logprobs.detach(), ratio, entropies, self._find_clipped(ratio, batch))
         return torch.stack([policy.detach(), num_kept.to(policy.dtype), kl.detach(), num_held.to(policy.dtype)])
 
     def _compute_surrogate(self, ratio: Tensor, batch: Batch) -> Tensor:  # (B, T)

@@ -80,8 +80,9 @@ def share_prefixes(rows: Sequence[Sequence[int]]) -> PackedLayout:
     where: dict[int, tuple[int, int]] = {}  # row -> its tree, and which path of it
     before: list[int] = []
     for i in sorted(range(len(rows)), key=lambda i: read[i]):
-        common = _count_common_prefix(before, read[i])
-        if not trees or 2 * common < min(len(before), len(read[i])):
+        shorter = min(len(before), len(read[i]))
+        common = next((j for j in range(shorter) if before[j] != read[i][j]), shorter)
+        if not trees or 2 * common < shorter:
             trees.append(_PrefixTree())
             common = 0
         trees[-1].add(read[i], common)
@@ -93,11 +94,10 @@ def share_prefixes(rows: Sequence[Sequence[int]]) -> PackedLayout:
         places = trees[tree].paths[path]
         node[i, : len(places)] = torch.tensor(places) + tree * size
 
-    def padded(lists: Sequence[list[int]]) -> Tensor:
-        return torch.tensor([[*each, *[0] * (size - len(each))] for each in lists], dtype=torch.int64)
-
     seen = torch.stack([tree.build_mask(size) for tree in trees])[:, None]
-    return PackedLayout(padded([t.token_ids for t in trees]), padded([t.position_ids for t in trees]), node, seen)
+    lists = ([tree.token_ids for tree in trees], [tree.position_ids for tree in trees])
+    ids, positions = (torch.tensor([each + [0] * (size - len(each)) for each in rows]) for rows in lists)
+    return PackedLayout(ids, positions, node, seen)
 
 
 def build_layout(rows: Sequence[Sequence[int]], how: PackingMode, device: torch.device) -> PackedLayout | None:
@@ -112,14 +112,6 @@ def build_layout(rows: Sequence[Sequence[int]], how: PackingMode, device: torch.
 def is_padding_free(model: Any) -> bool:
     """Return whether the attention of a model never computes what lies between joined rows."""
     return str(getattr(model.config, "_attn_implementation", "")).startswith(("flash", "flex"))
-
-
-def _count_common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common beginning."""
-    for i, (mine, theirs) in enumerate(zip(one, other, strict=False)):
-        if mine != theirs:
-            return i
-    return min(len(one), len(other))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +163,7 @@ class TokenScorer:
         if temperature <= 0:
             raise ValueError(f"training needs a temperature above 0, got {temperature}: set rollout.temperature")
         self.model, self.temperature, self.chunk = model, temperature, chunk
-        self.within: Callable[..., Any] = (
-            call_directly  # what reads weights; a sharded model has them whole inside it alone
-        )
+        self.within: Callable[..., Any] = call_directly  # for all reading of weights, which may be sharded outside
         self.parts = split_model(model)
         if self.parts is None:
             base = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
@@ -195,11 +185,10 @@ class TokenScorer:
             (B, T) float32 log-probabilities in nats, with gradient where it is enabled, and (B, T) entropies without;
             both 0 outside the mask.
         """
-        scored: tuple[Tensor, Tensor] = self.within(self._score_rows, token_ids, mask, layout)
+        scored: tuple[Tensor, Tensor] = self.within(
+            lambda: self.score_states(self.compute_states(token_ids, mask, layout), token_ids, mask)
+        )
         return scored
-
-    def _score_rows(self, token_ids: Tensor, mask: Tensor, layout: PackedLayout | None) -> tuple[Tensor, Tensor]:
-        return self.score_states(self.compute_states(token_ids, mask, layout), token_ids, mask)
 
     def score_states(self, states: Tensor, token_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Score the mask's tokens from their (K, H) `states`, as `__call__`."""
@@ -258,10 +247,10 @@ class TokenScorer:
     def _run_body(self, token_ids: Tensor, **given: Tensor) -> Tensor:
         """(B, T) -> (B, T, H) hidden states, or (B, T, V) logits where the head alone does not give them."""
         if self.parts is None:
-            logits: Tensor = self.model(input_ids=token_ids, use_cache=False, **given).logits
-            return logits
-        states: Tensor = self.parts.body(input_ids=token_ids, use_cache=False, **given).last_hidden_state
-        return states
+            found: Tensor = self.model(input_ids=token_ids, use_cache=False, **given).logits
+        else:
+            found = self.parts.body(input_ids=token_ids, use_cache=False, **given).last_hidden_state
+        return found
 
     def _iter_chunks(self, states: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         # One chunk alone is the whole peak already: computing it again would cost time and save nothing.
@@ -273,11 +262,7 @@ class TokenScorer:
             else:
                 yield self._score_chunk(part, wanted)
 
-    def _score_chunk(
-        self,
-        states: Tensor,  # (K, H), or (K, V) logits
-        targets: Tensor,  # (K,)
-    ) -> tuple[Tensor, Tensor]:  # (K,), (K,)
+    def _score_chunk(self, states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:  # (K, H), (K,) -> (K,), (K,)
         logprobs, entropies = _LogSoftmaxAt.apply(self.logits(states), targets)  # type: ignore[no-untyped-call]
         return logprobs, entropies
 
@@ -298,10 +283,8 @@ def is_packing_supported(scorer: TokenScorer, how: PackingMode, longest: int) ->
     columns = torch.arange(8, device=device)
     mask = (columns > 0) & (columns < torch.tensor([len(row) for row in rows], device=device)[:, None])
     try:
-        if how == "shared" and any(
-            get_attention_windows(model.config, longest).values()
-        ):  # a tree's own mask has no window
-            return False
+        if how == "shared" and any(get_attention_windows(model.config, longest).values()):
+            return False  # a tree's own mask has no window
         with switch_mode(model), nullcontext() if is_padding_free(model) else in_float32(model):
             found, padded = (scorer(token_ids, mask, layout)[0] for layout in (build_layout(rows, how, device), None))
             tolerance = 1e-4 if embeddings.weight.dtype == torch.float32 else 5e-2
@@ -319,11 +302,7 @@ class _LogSoftmaxAt(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        context: Any,
-        logits: Tensor,  # (K, V) float32
-        targets: Tensor,  # (K,)
-    ) -> tuple[Tensor, Tensor]:  # (K,), (K,)
+    def forward(context: Any, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:  # (K, V), (K,) -> (K,), (K,)
         normaliser = logits.logsumexp(-1, keepdim=True)
         context.save_for_backward(logits, targets, normaliser)
         expected = (logits - normaliser).exp_().mul_(logits).nan_to_num_(nan=0.0)  # 0 * -inf is 0 here

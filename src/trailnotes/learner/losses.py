@@ -1,7 +1,8 @@
 """The terms of the loss as pure functions, their weights for rows that are no episodes, and the figures of an update.
 
-B rows of T tokens. Everything is per token and to be minimized; `mask` says which tokens count. A token outside the
-mask may hold any finite number. `logprobs` are natural logarithms under the policy that is being trained.
+Tensors are (B, T), B rows of T tokens, unless a comment says otherwise. Losses are per token and to be minimized;
+`mask` says which tokens count. A token outside the mask may hold any finite number. `logprobs` are natural logarithms
+under the policy that is being trained, with gradient.
 
 Rows that are no episodes (tips, episodes read with tips, rehearsal) have up to three terms: the clipped surrogate,
 where they have an advantage; KL(reference || model), by `Sample.hold`; the negative log-likelihood, by
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -22,28 +23,21 @@ import torch
 from torch import Tensor
 
 from trailnotes.learner.logprobs import Batch
-from trailnotes.learner.samples import Ranks, SingleRank
+from trailnotes.learner.samples import Ranks
 from trailnotes.types import RowRole, Sample
 
 LUFFY_GAMMA = 0.1  # of the shaping f(x) = x / (x + gamma)
 MAX_LOG_RATIO = 20.0  # exp(20) is far beyond any clip; beyond exp(88) float32 overflows, and 0 * inf is NaN
 
 
-def ratio(
-    logprobs: Tensor,  # (B, T) log pi(token), with gradient
-    behavior_logprobs: Tensor,  # (B, T) log probability when it was sampled
-) -> Tensor:  # (B, T)
+def ratio(logprobs: Tensor, behavior_logprobs: Tensor) -> Tensor:
     """Compute the importance ratio rho = pi / pi_old, its logarithm held within +-20."""
     return torch.exp((logprobs - behavior_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
 def clipped_surrogate(
-    ratio: Tensor,  # (B, T)
-    advantages: Tensor,  # (B, T)
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float = 0.0,
-) -> Tensor:  # (B, T)
+    ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float = 0.0
+) -> Tensor:
     """Compute -min(rho A, clip(rho, 1 - low, 1 + high) A), bounded by -c A where A < 0.
 
     Args:
@@ -62,10 +56,7 @@ def clipped_surrogate(
     return loss
 
 
-def shaped_surrogate(
-    ratio: Tensor,  # (B, T)
-    advantages: Tensor,  # (B, T)
-) -> Tensor:  # (B, T)
+def shaped_surrogate(ratio: Tensor, advantages: Tensor) -> Tensor:
     """Compute -f(rho) A with f(x) = x / (x + 0.1), without any clip: the policy shaping of LUFFY (arXiv 2504.14945).
 
     As a factor of grad log pi it is 0.1 x / (x + 0.1)^2 instead of x: more than x below 0.22, so that improbable tokens
@@ -75,12 +66,8 @@ def shaped_surrogate(
 
 
 def clip_events(
-    ratio: Tensor,  # (B, T)
-    advantages: Tensor,  # (B, T)
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float = 0.0,
-) -> tuple[Tensor, Tensor, Tensor]:  # three (B, T) of bool
+    ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:  # bool
     """Mark where the surrogate of `clipped_surrogate` is flat: clipped low, clipped high, clipped by the dual bound."""
     negative = advantages < 0
     low = negative & (ratio < 1.0 - clip_low)
@@ -89,11 +76,8 @@ def clip_events(
     return low, high, dual
 
 
-def k3_kl(
-    logprobs: Tensor,  # (B, T) of the policy that is measured, whose samples the tokens are
-    reference_logprobs: Tensor,  # (B, T)
-) -> Tensor:  # (B, T), never negative
-    """Estimate KL(pi || reference) for each sampled token: exp(d) - d - 1 with d = log reference - log pi.
+def k3_kl(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """Estimate KL(pi || reference) for each token sampled from pi: exp(d) - d - 1 with d = log reference - log pi.
 
     The low-variance unbiased estimator k3 of Schulman, "Approximating KL Divergence" (2020), as GRPO uses it.
     """
@@ -102,11 +86,8 @@ def k3_kl(
 
 
 def low_prob_mask(
-    logprobs: Tensor,  # (B, T) under the policy as it is now
-    mask: Tensor,  # (B, T) bool, trained tokens
-    threshold: float,
-    unit: Literal["token", "response"] = "token",
-) -> Tensor:  # (B, T) bool, a subset of mask
+    logprobs: Tensor, mask: Tensor, threshold: float, unit: Literal["token", "response"] = "token"
+) -> Tensor:  # bool
     """Drop improbable tokens, with a log-probability below `threshold`, from the trained ones (EMPO2, section 4.4).
 
     Unit "token" drops that token; "response" drops the unbroken run of trained tokens that holds it. The first token of
@@ -124,9 +105,7 @@ def low_prob_mask(
 
 
 def masked_sum(
-    values: Tensor,  # (B, T)
-    mask: Tensor,  # (B, T) bool
-    aggregation: Literal["token", "sequence"] = "token",
+    values: Tensor, mask: Tensor, aggregation: Literal["token", "sequence"] = "token"
 ) -> tuple[Tensor, Tensor]:  # (), ()
     """Compute numerator and denominator of a mean over the mask; both add up over the parts of a batch.
 
@@ -190,16 +169,16 @@ class UpdateMetrics:
     def add_batch(
         self,
         batch: Batch,
-        kept: Tensor,  # (B, T) bool
-        logprobs: Tensor,  # (B, T)
-        ratio: Tensor,  # (B, T)
-        entropies: Tensor,  # (B, T)
-        clipped: tuple[Tensor, Tensor, Tensor],  # low, high, dual, each (B, T) bool
+        kept: Tensor,
+        logprobs: Tensor,
+        ratio: Tensor,
+        entropies: Tensor,
+        clipped: tuple[Tensor, Tensor, Tensor],  # low, high, dual
     ) -> None:
         """Add one micro-batch of one pass."""
         off = batch.mask & batch.off_policy[:, None]
         kl = k3_kl(batch.behavior_logprobs, logprobs)
-        low, high, dual = ((event & kept).sum() for event in clipped)
+        events = zip(("low", "high", "dual"), clipped, strict=True)
         sums = {
             "trained": batch.mask.sum(),
             "kept": kept.sum(),
@@ -210,16 +189,13 @@ class UpdateMetrics:
             "kept_off": (kept & off).sum(),
             "kl_on": (kl * (batch.mask & ~off)).sum(),
             "kl_off": (kl * off).sum(),
-            "low": low,
-            "high": high,
-            "dual": dual,
-        }
+        } | {name: (event & kept).sum() for name, event in events}
         if not self._steps:  # the weights are those that sampled, if none were updated since then
             sampled = batch.mask & ~off
             distance = (logprobs - batch.behavior_logprobs).abs()
             sums |= {
                 "fresh": sampled.sum(),
-                "fresh_distance": torch.where(sampled, distance, 0.0).sum(),
+                "fresh_difference": torch.where(sampled, distance, 0.0).sum(),
                 "fresh_ratio": torch.where(sampled, ratio, 0.0).sum(),
             }
         for name, value in sums.items():
@@ -256,7 +232,7 @@ class UpdateMetrics:
     def result(self, ranks: Ranks | None = None) -> dict[str, float]:
         """Compute the metrics of all ranks; means over an empty set are 0, a ratio of nothing is 1."""
         sums: dict[str, float] = defaultdict(float)
-        parts = (ranks or SingleRank()).gather(self._collect_local_sums())
+        parts = (ranks or Ranks()).gather(self._collect_local_sums())
         for part, _, _ in parts:
             for name, value in part.items():
                 sums[name] += value
@@ -264,13 +240,16 @@ class UpdateMetrics:
         on = sums["trained"] - sums["off"]
         names = ("loss", "policy_loss", "kl_to_reference", "grad_norm")
         others = {name: sums[name] for name in sorted(sums) if name.startswith("tokens_")}
+        mismatch = {}  # of the sampler's log-probabilities of on-policy rows, before the first step
+        if sums["fresh"]:
+            mismatch = {name: sums[f"fresh_{name}"] / sums["fresh"] for name in ("difference", "ratio")}
         return {name: float(np.mean(self._steps[name])) if self._steps[name] else 0.0 for name in names} | {
             "kl_to_behavior": _divide(sums["kl_on"], on),
             "kl_to_behavior_off_policy": _divide(sums["kl_off"], sums["off"]),
             "ratio_mean": _divide(sums["ratio"], sums["kept"], 1.0),
             "ratio_mean_off_policy": _divide(sums["ratio_off"], sums["kept_off"], 1.0),
-            "ratio_max": _finite_or_one(most),
-            "ratio_min": _finite_or_one(least),
+            "ratio_max": most if math.isfinite(most) else 1.0,
+            "ratio_min": least if math.isfinite(least) else 1.0,
             "clip_fraction_low": _divide(sums["low"], sums["kept"]),
             "clip_fraction_high": _divide(sums["high"], sums["kept"]),
             "dual_clip_fraction": _divide(sums["dual"], sums["kept"]),
@@ -281,16 +260,13 @@ class UpdateMetrics:
             "tokens_forward": sums["computed"],
             "optimiser_steps": float(len(self._steps["loss"])),
             **others,
-            **self._compute_sampler_mismatch(sums),
-            **{f"kl_to_reference_{role}": value for role, value in _compute_role_means(sums, "kl", "held").items()},
-            **{f"nll_{role}": value for role, value in _compute_role_means(sums, "nll", "imitated").items()},
+            **mismatch,
+            **{
+                f"{metric}_{role}": _divide(sums[f"{value}_{role}"], sums[f"{count}_{role}"])
+                for metric, value, count in (("kl_to_reference", "kl", "held"), ("nll", "nll", "imitated"))
+                for role in [name.removeprefix(f"{count}_") for name in sums if name.startswith(f"{count}_")]
+            },
         }
-
-    def _compute_sampler_mismatch(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """How far the sampler's log-probabilities of on-policy rows are from the model's before its first step."""
-        if not sums["fresh"]:
-            return {}
-        return {"difference": sums["fresh_distance"] / sums["fresh"], "ratio": sums["fresh_ratio"] / sums["fresh"]}
 
     def _collect_local_sums(self) -> tuple[dict[str, float], float, float]:
         values = torch.stack(list(self._sums.values())).tolist() if self._sums else []
@@ -298,12 +274,6 @@ class UpdateMetrics:
         most = float(torch.stack(self._ratio_max).max()) if self._ratio_max else -math.inf
         least = float(torch.stack(self._ratio_min).min()) if self._ratio_min else math.inf
         return sums, most, least
-
-
-def _compute_role_means(sums: Mapping[str, float], value: str, count: str) -> dict[str, float]:
-    """By role, the mean over the tokens that were counted for it."""
-    roles = [name.removeprefix(f"{count}_") for name in sums if name.startswith(f"{count}_")]
-    return {role: _divide(sums[f"{value}_{role}"], sums[f"{count}_{role}"]) for role in roles}
 
 
 def compute_advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
@@ -323,7 +293,3 @@ def compute_advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
 def _divide(part: float, whole: float, otherwise: float = 0.0) -> float:
     return part / whole if whole else otherwise
-
-
-def _finite_or_one(number: float) -> float:
-    return number if math.isfinite(number) else 1.0

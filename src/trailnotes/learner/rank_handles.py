@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 GRACE = 5.0  # seconds that a follower has to say why it fails, and to end when it is told to
 STUCK_SECONDS = 60.0  # seconds after a follower's death in which rank 0 should have noticed by itself
+STORE_FILE = "store"  # the file in the private directory that all meet over
 MAX_TEXT_CHARS = 300  # characters that are told of what a rank said
 SHARED_ERRORS = (TrailnotesError, ValueError, OSError)
 """What every rank raises for the same reasons, or rank 0 alone when the others are done: the next call may come."""
@@ -75,13 +76,9 @@ class RankMonitor:
 
     def __init__(
         self,
-        ranks: Mapping[int, RankHandle],
-        seconds: float,
-        store: Callable[[], Store],
-        *,
-        interface: str = LOOPBACK,
-        tidy: Callable[[], None] = lambda: None,
-    ) -> None:
+        ranks: Mapping[int, RankHandle], seconds: float, store: Callable[[], Store], *,
+        interface: str = LOOPBACK, tidy: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         self.ranks, self.seconds, self.store, self.interface = dict(ranks), seconds, store, interface
         self._tidy = tidy
         self._busy = self._ended = False
@@ -151,11 +148,9 @@ def describe_rank_0_failure(error: BaseException) -> str:
 
 def make_failure(error: BaseException) -> Failure:
     """Make the failure that a rank reports of an error that ends it."""
-    text = " ".join(str(error).split())
-    return Failure(
-        f"{type(error).__name__}: {truncate_text(text)}" if text else type(error).__name__,
-        is_communication_error(error),
-    )
+    text, kind = " ".join(str(error).split()), type(error).__name__
+    text = text if len(text) <= MAX_TEXT_CHARS else text[: MAX_TEXT_CHARS - 3] + "..."
+    return Failure(f"{kind}: {text}" if text else kind, is_communication_error(error))
 
 
 def is_communication_error(error: BaseException) -> bool:
@@ -170,24 +165,6 @@ def is_communication_error(error: BaseException) -> bool:
     files = [Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
     innermost = [*takewhile(lambda file: file.is_relative_to(home), reversed(files))]
     return any(file.is_relative_to(home / "distributed") for file in innermost)
-
-
-def to_json(failure: Failure) -> str:
-    """Encode a failure for another process."""
-    return json.dumps(asdict(failure))
-
-
-def from_json(text: str) -> Failure:
-    """Decode the text of `to_json`."""
-    return Failure(**json.loads(text))
-
-
-def truncate_text(text: str) -> str:
-    """Cut a text that is long."""
-    return text if len(text) <= MAX_TEXT_CHARS else text[: MAX_TEXT_CHARS - 3] + "..."
-
-
-STORE_FILE = "store"  # the file in that directory that all meet over
 
 
 class RankProcess:
@@ -213,14 +190,14 @@ class RankProcess:
         """Return why it failed, or how it ended; None while it lives in silence."""
         code = self.process.poll()  # first: what has ended says nothing more
         if self._said.exists():
-            said = from_json(self._said.read_text(encoding="utf-8"))
-            return Failure(f"failed: {said.text}", said.of_others)
+            said = Failure(**json.loads(self._said.read_text(encoding="utf-8")))
+            return replace(said, text=f"failed: {said.text}")
         if code is None:
             return None
         if code < 0:
             hint = " (the system kills so when memory is out)" if -code == signal.SIGKILL else ""
             return Failure(describe_exit(code) + hint)
-        last = truncate_text(last_line(self._log.read_bytes())) if self._log.exists() else ""
+        last = last_line(self._log.read_bytes())[:MAX_TEXT_CHARS] if self._log.exists() else ""
         return Failure(describe_exit(code) + (f": {last}" if last else ""))
 
     def end(self, seconds: float) -> None:
@@ -259,5 +236,5 @@ def start_processes(config: Config) -> RankMonitor:
 def write_failure(directory: Path, rank: int, failure: Failure) -> None:
     """Write a rank's reason to fail aside and rename it, so that it is whole."""
     aside = directory / f"rank-{rank}.failing"
-    aside.write_text(to_json(failure), encoding="utf-8")
+    aside.write_text(json.dumps(asdict(failure)), encoding="utf-8")
     aside.rename(directory / f"rank-{rank}.failed")

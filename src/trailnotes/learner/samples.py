@@ -3,7 +3,7 @@
 Advantages come in as numbers for whole trajectories or for their steps, computed before anything here happens: neither
 the number of rows, nor dropping, nor the cut into batches changes them. Every rank runs the same lines of the learner
 on the same rows. They part where rows become tensors (`split_microbatches`), and meet again where sums are taken
-(`SingleRank.sum`, `gather`); one process alone does neither.
+(`Ranks.sum`, `Ranks.gather`); one process alone does neither.
 """
 
 from __future__ import annotations
@@ -286,58 +286,32 @@ GatheredCall = Callable[..., Any]
 """Calls a function with arguments while the outer weights of a model (embedding, last norm, head) are whole."""
 
 
-class Ranks(Protocol):
-    """One process among `world`."""
+class Ranks:
+    """One process among `world` that share an update; this class is the only process, which changes nothing."""
 
-    rank: int
-    world: int
-    device: torch.device | None  # where this one computes; None: where its model is
-    talk: ProcessGroup | None  # of all ranks, for what is no tensor
-    dtype: torch.dtype | None  # what trained weights are rounded to when they are handed out; None: not at all
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks."""
-
-    def gather(self, value: T) -> list[T]:
-        """The value of each rank, in their order; anything that can be pickled."""
-
-    def shard(self, model: nn.Module) -> GatheredCall:
-        """Leave to this rank its part of the model's weights; what reads them from now on goes through the result."""
-
-    def reshard(self, model: nn.Module) -> None:
-        """Forget whatever is whole of the model's weights."""
-
-    def swap_weights(self, model: nn.Module, weights: Mapping[nn.Parameter, Tensor]) -> Any:
-        """A context in which these parameters of the model hold other values, shaped as their own parts."""
-
-
-class SingleRank:
-    """The only process. Everything stays as it is."""
-
-    rank = 0
-    world = 1
-    device: torch.device | None = None
-    talk: ProcessGroup | None = None
-    dtype: torch.dtype | None = None
+    rank, world = 0, 1
+    device: torch.device | None = None  # where this one computes; None: where its model is
+    talk: ProcessGroup | None = None  # of all ranks, for objects that are no tensors
+    dtype: torch.dtype | None = None  # trained weights are rounded to it when they are handed out; None: not at all
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The tensor itself."""
+        """Sum a tensor over all ranks."""
         return tensor
 
     def gather(self, value: T) -> list[T]:
-        """Nobody else has any."""
+        """Gather the value of each rank, in their order; anything that can be pickled."""
         return [value]
 
     def shard(self, _model: nn.Module) -> GatheredCall:
-        """All of the model stays here."""
+        """Leave to this rank its part of the model's weights; all reading of them goes through the result."""
         return call_directly
 
     def reshard(self, _model: nn.Module) -> None:
-        """Nothing was gathered."""
+        """Free all gathered weights of the model."""
 
     @contextmanager
     def swap_weights(self, _model: nn.Module, weights: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
-        """Other tensors in the place of the parameters'; nothing is copied."""
+        """Put other tensors in the place of parameters for the duration of the block; nothing is copied."""
         now = {parameter: parameter.data for parameter in weights}
         try:
             for parameter, data in weights.items():

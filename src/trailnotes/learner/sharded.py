@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trailnotes.config.model_schema import LearnerConfig
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, LearnerError
 from trailnotes.learner.learner import Learner
@@ -28,7 +27,7 @@ from trailnotes.learner.process_group import (
     validate_world_size,
 )
 from trailnotes.learner.rank_handles import SHARED_ERRORS, RankMonitor, describe_rank_0_failure, start_processes
-from trailnotes.learner.samples import PackingMode, SingleRank
+from trailnotes.learner.samples import PackingMode, Ranks
 from trailnotes.learner.sharding import ShardedRank
 from trailnotes.policies.hf.adapters import get_trained_parameters
 from trailnotes.policies.hf.policy import load_model
@@ -47,13 +46,7 @@ def build_single(config: Config, model: Any, reference: Any, dump_dir: Path | No
             f"learner.attention = {config.learner.attention!r} would change the model that acts, too, which needs "
             "another: leave it out, or set learner.world_size to 2 or more"
         )
-    joining = _choose_packing(config, model)
-    learner = Learner(
-        model, config.optim, config.loss, temperature=config.rollout.temperature, reference=reference, dump_dir=dump_dir
-    )
-    learner.joining = joining
-    _set_attention(learner, config.learner)
-    return learner
+    return _make_learner(config, model, reference, dump_dir, _choose_packing(config, model))
 
 
 def build_rank(circle: LearnerGroup, config: Config, dump_dir: Path | None) -> Learner:
@@ -76,17 +69,26 @@ def build_rank(circle: LearnerGroup, config: Config, dump_dir: Path | None) -> L
     _require_same_weights(ranks, model)
     if dump_dir is not None:
         _require_shared_directory(ranks, dump_dir.parent)
+    reference = load_model(on_host)[0] if config.has_reference_model and whole else None
+    return _make_learner(config, model, reference, dump_dir, joining, ranks)
+
+
+def _make_learner(
+    config: Config, model: Any, reference: Any, dump_dir: Path | None, joining: PackingMode, ranks: Ranks | None = None
+) -> Learner:
     learner = Learner(
-        model,
-        config.optim,
-        config.loss,
-        temperature=config.rollout.temperature,
-        reference=load_model(on_host)[0] if config.has_reference_model and whole else None,
-        dump_dir=dump_dir,
-        ranks=ranks,
-    )
+        model, config.optim, config.loss, temperature=config.rollout.temperature,
+        reference=reference, dump_dir=dump_dir, ranks=ranks,
+    )  # fmt: skip
     learner.joining = joining
-    _set_attention(learner, config.learner)
+    for each in learner.models if config.learner.attention else ():  # last: models are checked on the host, without it
+        base: Any = each
+        base = base.get_base_model() if hasattr(base, "get_base_model") else base
+        try:
+            base.set_attn_implementation(config.learner.attention)
+        except (ImportError, ValueError) as error:
+            line = " ".join(str(error).split())
+            raise ConfigError(f"learner.attention = {config.learner.attention!r} does not work here: {line}") from error
     return learner
 
 
@@ -109,20 +111,6 @@ def _choose_packing(config: Config, model: Any) -> PackingMode:
         f"learner.packed = {packed!r}, but this model makes something else of rows that are laid out so: set it "
         'to "auto" or "never"'
     )
-
-
-def _set_attention(learner: Learner, config: LearnerConfig) -> None:
-    """Change the attention last: models are checked on the host, where few kinds work."""
-    if config.attention:
-        for model in learner.models:
-            base: Any = model
-            if hasattr(model, "get_base_model"):
-                base = base.get_base_model()
-            try:
-                base.set_attn_implementation(config.attention)
-            except (ImportError, ValueError) as error:
-                line = " ".join(str(error).split())
-                raise ConfigError(f"learner.attention = {config.attention!r} does not work here: {line}") from error
 
 
 def _require_plain_head(config: Config, model: Any) -> None:
@@ -275,7 +263,7 @@ class ShardedLearner:
     @contextlib.contextmanager
     def use_initial_adapters(self) -> Iterator[None]:
         """Put the adapters of the model that acts back to where the run began, for the duration of the block."""
-        with SingleRank().swap_weights(self.model, self._start):
+        with Ranks().swap_weights(self.model, self._start):
             yield
 
     def close(self) -> None:
@@ -306,11 +294,8 @@ class ShardedLearner:
         except SHARED_ERRORS:
             raise
         except RuntimeError as error:
-            reason = (
-                self._followers.describe_failure(error)
-                if self._followers is not None
-                else describe_rank_0_failure(error)
-            )
+            others = self._followers
+            reason = describe_rank_0_failure(error) if others is None else others.describe_failure(error)
             self._abort_ranks()
             raise LearnerError(reason) from error
         except BaseException:  # such as a second Ctrl-C: the others are in the middle of something

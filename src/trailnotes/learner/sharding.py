@@ -26,12 +26,12 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from trailnotes.errors import ConfigError
-from trailnotes.learner.samples import GatheredCall, call_directly
+from trailnotes.learner.samples import GatheredCall, Ranks, call_directly
 
 T = TypeVar("T")
 
 
-class ShardedRank:
+class ShardedRank(Ranks):
     """One process of a process group.
 
     Args:
@@ -48,8 +48,7 @@ class ShardedRank:
     ) -> None:
         self.rank, self.world, self.dtype = mesh.get_rank(), mesh.size(), dtype
         here = "cpu" if mesh.device_type == "cpu" else f"cuda:{torch.cuda.current_device()}"
-        self.device: torch.device | None = torch.device(here)
-        self.talk: dist.ProcessGroup | None = talk
+        self.device, self.talk = torch.device(here), talk
         self._mesh, self._offload = mesh, offload
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -74,17 +73,13 @@ class ShardedRank:
         masters = trained and self.dtype is not None
         policy = MixedPrecisionPolicy(self.dtype, torch.float32) if masters else MixedPrecisionPolicy()
         offload = CPUOffloadPolicy(pin_memory=self.device is not None and self.device.type == "cuda")
-        options: dict[str, Any] = {
-            "mesh": self._mesh,
-            "mp_policy": policy,
-            "offload_policy": offload if self._offload else OffloadPolicy(),
-        }
+        offload_policy = offload if self._offload else OffloadPolicy()
         for module in (*find_blocks(model), model):
             if masters:
                 for parameter in module.parameters():
                     if parameter.dtype != torch.float32:
                         parameter.data = parameter.data.float()
-            fully_shard(module, **options)
+            fully_shard(module, mesh=self._mesh, mp_policy=policy, offload_policy=offload_policy)
             if not hasattr(module, "set_force_sum_reduction_for_comms"):
                 raise ConfigError("learner.world_size above 1 needs torch 2.9 or newer: pip install -U torch")
             assert isinstance(module, FSDPModule)

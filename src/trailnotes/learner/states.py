@@ -28,7 +28,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from trailnotes.config.schema import OptimConfig
 from trailnotes.errors import NonFiniteError
-from trailnotes.learner.samples import Ranks, SingleRank
+from trailnotes.learner.samples import Ranks
 from trailnotes.policies.hf.adapters import get_adapter_state_dict, save_adapters
 from trailnotes.storage.checkpoint import atomic_directory, read_json, write_json
 from trailnotes.types import Sample
@@ -156,39 +156,31 @@ def raise_non_finite(
     Raises:
         NonFiniteError: always.
     """
-    what = f"loss or gradient is not finite at optimiser step {step}: the weights were left as they were"
+    text = f"loss or gradient is not finite at optimiser step {step}: the weights were left as they were"
     if directory is None:
-        raise NonFiniteError(f"{what} (no dump: the learner was given no dump_dir)")
+        raise NonFiniteError(f"{text} (no dump: the learner was given no dump_dir)")
     path = directory / f"nonfinite-{step:06d}"
     if write:
         dump_batch(path, samples, numbers)
-    raise NonFiniteError(f"{what}; the batch is in {path}.safetensors")
+    raise NonFiniteError(f"{text}; the batch is in {path}.safetensors")
 
 
 def dump_batch(path: Path, samples: Sequence[Sample], numbers: Mapping[str, float]) -> Path:
     """Write rows end to end as ``<path>.safetensors`` and the `numbers` computed from them as ``<path>.json``.
 
     Returns:
-        The ``.safetensors`` file: ``token_ids``, ``loss_mask``, ``behavior_logprobs``, ``advantages`` (all rows
+        The ``.safetensors`` file: ``token_ids``, ``loss_mask``, ``behavior_logprobs``, ``advantages`` (of all rows
         joined), ``lengths``, ``off_policy``, ``trajectory``, ``hold`` and ``imitate`` (one for each row).
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-
-    def joined(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor([value for row in rows for value in row], dtype=dtype)
-
+    real, file = torch.float64, path.with_name(path.name + ".safetensors")
+    joined = {"token_ids": torch.int64, "loss_mask": torch.uint8, "behavior_logprobs": real, "advantages": real}
     tensors = {
-        "token_ids": joined([s.token_ids for s in samples], torch.int64),
-        "loss_mask": joined([s.loss_mask for s in samples], torch.uint8),
-        "behavior_logprobs": joined([s.behavior_logprobs for s in samples], torch.float64),
-        "advantages": joined([s.advantages for s in samples], torch.float64),
-        "lengths": torch.tensor([len(s.token_ids) for s in samples]),
-        "off_policy": torch.tensor([s.off_policy for s in samples]),
-        "trajectory": torch.tensor([s.trajectory for s in samples]),
-        "hold": torch.tensor([s.hold for s in samples], dtype=torch.float64),
-        "imitate": torch.tensor([s.imitate for s in samples], dtype=torch.float64),
-    }
-    file = path.with_name(path.name + ".safetensors")
+        name: torch.tensor([value for sample in samples for value in getattr(sample, name)], dtype=dtype)
+        for name, dtype in joined.items()
+    } | {"lengths": torch.tensor([len(sample.token_ids) for sample in samples])}
+    for name, dtype in {"off_policy": None, "trajectory": None, "hold": real, "imitate": real}.items():
+        tensors[name] = torch.tensor([getattr(sample, name) for sample in samples], dtype=dtype)
     save_file(tensors, file)
     about = {name: str(value) for name, value in numbers.items()}
     write_json(path.with_name(path.name + ".json"), {**about, "roles": [sample.role for sample in samples]})
@@ -197,7 +189,7 @@ def dump_batch(path: Path, samples: Sequence[Sample], numbers: Mapping[str, floa
 
 MakeBlank = Callable[[Collection[str]], dict[str, Tensor]]
 FILE, SHARDS, REST = "learner.safetensors", "learner.dcp", "learner.json"
-STATE = (REST, FILE, SHARDS)  # all that `save_state` writes; where it is deleted, what says that it is there goes first
+STATE = (REST, FILE, SHARDS)  # all files of `save_state`; whoever deletes them begins with the first
 
 
 def to_full_tensor(tensor: Tensor) -> Tensor:
@@ -229,7 +221,7 @@ def export_model(model: Any, path: Path, tokenizer: Any = None, ranks: Ranks | N
         tokenizer: saved beside the weights, so that the directory is a policy by itself.
         ranks: that share the model; each must call, and the first writes.
     """
-    shared: Ranks = ranks or SingleRank()
+    shared: Ranks = ranks or Ranks()
     state = _gather_state(model, shared.dtype) if shared.world > 1 else None
     if shared.rank:
         return
@@ -239,7 +231,8 @@ def export_model(model: Any, path: Path, tokenizer: Any = None, ranks: Ranks | N
         else:
             model.save_pretrained(aside, state_dict=state)
             if shared.dtype is not None:  # it is told by the masters of the weights, which are in float32
-                _correct_dtype(aside / "config.json", shared.dtype)
+                config = aside / "config.json"
+                write_json(config, read_json(config) | {"dtype": str(shared.dtype).removeprefix("torch.")})
         if tokenizer is not None:
             tokenizer.save_pretrained(aside)
 
@@ -256,10 +249,6 @@ def _gather_state(model: Any, dtype: torch.dtype | None) -> dict[str, Tensor]:
             name: to_full_tensor(t).cpu() for name, t in model.state_dict().items() if name not in parameters
         }  # buffers
     return found
-
-
-def _correct_dtype(path: Path, dtype: torch.dtype) -> None:
-    write_json(path, read_json(path) | {"dtype": str(dtype).removeprefix("torch.")})
 
 
 def save_state(path: Path, tensors: Mapping[str, Tensor], rest: Mapping[str, Any], ranks: Ranks) -> None:
@@ -320,8 +309,7 @@ def _read_file(path: Path, blank: MakeBlank, _ranks: Ranks) -> dict[str, Tensor]
 def _copy_shard(tensor: DTensor, saved: Any) -> None:
     """Copy this rank's part of a tensor that is sharded along its first dimension."""
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    local = tensor.to_local()
-    if local.numel():
+    if (local := tensor.to_local()).numel():
         local.copy_(saved[offset[0] : offset[0] + shape[0]])
 
 

@@ -410,8 +410,6 @@ class ChatFormat:
         text = message.content.lstrip() if left else message.content
         return text.rstrip() if right else text
 
-    # The template as tokens
-
     def _encode_piece(self, text: str) -> TokenIds:
         """Tokens of a text that continues another; half of a surrogate pair, which no tokenizer takes, becomes "?"."""
         if not text:

@@ -130,7 +130,7 @@ def test_weights_arrive_whole_and_again_after_a_kill(policy_of, saved, tied: boo
     spoken, scored = asyncio.run(speak_and_score(policy))
     assert len(spoken.token_ids) == 60
     assert [spoken.logprobs] == [pytest.approx(row, abs=1e-4) for row in learner.score([spoken])]
-    ids = policy.format.spoken(TALK, "go north")
+    ids = policy.format.encode_reply(TALK, "go north")
     (wanted,) = learner.score([Completion(policy.encode(TALK), ids, (0.0,) * len(ids), "go north")])
     assert scored == [pytest.approx(sum(wanted) / len(wanted), abs=1e-4)] * 2
     if not tied:

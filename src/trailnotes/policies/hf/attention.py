@@ -51,18 +51,9 @@ def attend(
     if query.shape[2] > 1:  # the kernel finds the heads that share keys; transformers would copy these for each
         out = scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling, enable_gqa=True)
         return out.transpose(1, 2), None
-    return _attend_one_token(query, key, value, attention_mask, scaling).transpose(1, 2), None
-
-
-def _attend_one_token(
-    query: Tensor,  # (B, heads, 1, D)
-    key: Tensor,  # (B, kv_heads, L, D)
-    value: Tensor,  # (B, kv_heads, L, D)
-    mask: Tensor,  # (B, 1, 1, L)
-    scaling: float | None,
-) -> Tensor:  # (B, heads, 1, D)
     batch, heads, _, size = query.shape
     together = query.reshape(batch, key.shape[1], -1, size)  # the heads that share keys, as rows of one product
     scores = torch.matmul(together, key.transpose(-1, -2)).float()
-    scores = scores.mul_(size**-0.5 if scaling is None else scaling).add_(mask)
-    return torch.matmul(scores.softmax(-1).to(value.dtype), value).reshape(batch, heads, 1, -1)
+    scores = scores.mul_(size**-0.5 if scaling is None else scaling).add_(attention_mask)
+    out = torch.matmul(scores.softmax(-1).to(value.dtype), value).reshape(batch, heads, 1, -1)
+    return out.transpose(1, 2), None

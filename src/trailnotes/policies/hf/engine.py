@@ -23,9 +23,7 @@ Uniforms = npt.NDArray[np.float32]
 Decode = Callable[[TokenIds], str]  # without special tokens
 
 CACHE_SIZE = 65536  # decoded texts remembered
-MAX_CACHED_TOKENS = (
-    64  # tokens of the longest of them: thoughts never come twice, and all their beginnings would fill the memory
-)
+MAX_CACHED_TOKENS = 64  # of the longest of them: thoughts never come twice, and all their prefixes would fill memory
 
 
 @dataclass(slots=True)
@@ -100,16 +98,13 @@ class Engine:
                 if requests.get(episode) is request:
                     del requests[episode]
 
-    # The task
-
     def _list_unfinished(self) -> list[_GenerationRequest]:
         requests = (*self._running.values(), *self._waiting.values())
         return [request for request in requests if not request.future.done()]
 
     def _can_admit(self) -> bool:
-        if not self._waiting or not self.deterministic:
-            return bool(self._waiting)
-        return not self._running and len(self._waiting) == len(self._slots)
+        ready = not self.deterministic or (not self._running and len(self._waiting) == len(self._slots))
+        return bool(self._waiting) and ready
 
     def _ensure_task(self) -> None:
         if self._task is None and self._can_admit():
@@ -153,16 +148,10 @@ class Engine:
             request.token_ids.append(token)
             request.logprobs.append(logprob)
             request.pending = (token,)
-            if self._finish_if_ended(request):
+            if end := self.endings.find_end(request.token_ids, request.sampling):
+                ids, numbers = tuple(request.token_ids), tuple(request.logprobs)
+                request.future.set_result(Completion(request.prompt_ids, ids, numbers, *end))
                 del self._running[request.episode]
-
-    def _finish_if_ended(self, request: _GenerationRequest) -> bool:
-        end = self.endings.find_end(request.token_ids, request.sampling)
-        if end is None:
-            return False
-        completion = Completion(request.prompt_ids, tuple(request.token_ids), tuple(request.logprobs), *end)
-        request.future.set_result(completion)
-        return True
 
     def _fail_all(self, error: Exception) -> None:
         failed = self._list_unfinished()
@@ -234,7 +223,10 @@ def sample_tokens(logits: Tensor, settings: Sequence[Sampling], uniforms: Unifor
     Raises:
         PolicyError: logits that are not finite.
     """
-    logprobs = torch.log_softmax(_apply_temperature(logits.float(), settings), dim=-1)
+    temperatures, logits = [each.temperature or 1.0 for each in settings], logits.float()
+    if any(temperature != 1.0 for temperature in temperatures):
+        logits = logits / torch.tensor(temperatures, device=logits.device)[:, None]
+    logprobs = torch.log_softmax(logits, dim=-1)
     if any(each.temperature and (each.top_k or each.top_p < 1) for each in settings):
         logprobs = filter_top_k_top_p(logprobs, settings)
     tokens = _invert_cdf(logprobs, torch.from_numpy(uniforms).to(logits.device))
@@ -260,13 +252,6 @@ def filter_top_k_top_p(logprobs: Tensor, settings: Sequence[Sampling]) -> Tensor
     dropped = (before >= top_p[:, None]) & (top_p[:, None] < 1)
     kept = torch.log_softmax(ordered.masked_fill(dropped, -torch.inf), dim=-1)
     return torch.empty_like(kept).scatter_(1, order, kept)
-
-
-def _apply_temperature(logits: Tensor, settings: Sequence[Sampling]) -> Tensor:
-    temperatures = [each.temperature or 1.0 for each in settings]
-    if all(temperature == 1.0 for temperature in temperatures):
-        return logits
-    return logits / torch.tensor(temperatures, device=logits.device)[:, None]
 
 
 def _invert_cdf(logprobs: Tensor, uniforms: Tensor) -> Tensor:

@@ -65,11 +65,12 @@ class HFPolicy:
         self.context_length = min(_compute_context_length(model.config), max_context_tokens or UNLIMITED)
         self.format = ChatFormat(tokenizer, template_options)
         self.append_only = self.format.append_only
-        _validate_vocabulary(model, tokenizer)
-        end_ids = self.format.end_ids | _generation_end_ids(model)
+        validate_vocabulary(tokenizer, model.get_input_embeddings().num_embeddings)
+        end_ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+        end_ids = frozenset(end_ids if isinstance(end_ids, list) else () if end_ids is None else (int(end_ids),))
         decoder = make_decoder(model, self.context_length, shared_prompts=shared_prompts)
-        opening = self.format.opening
-        self.engine = Engine(decoder, self.format.decode, end_ids, deterministic=deterministic, opening=opening)
+        decode, end_ids, opening = self.format.decode, self.format.end_ids | end_ids, self.format.opening
+        self.engine = Engine(decoder, decode, end_ids, deterministic=deterministic, opening=opening)
 
     def encode(self, messages: Sequence[Message]) -> TokenIds:
         """Encode the conversation up to where the assistant speaks."""
@@ -133,7 +134,7 @@ class HFPolicy:
         return {}
 
     def bump_version(self) -> None:
-        """Count a new version of the weights and clear the cache. Raises `PolicyError` if a completion is under way."""
+        """Count a new version of the weights and clear the cache. Raises `PolicyError` as `reset_cache`."""
         self.reset_cache()
         self.version += 1
 
@@ -330,15 +331,8 @@ def _get_max_positions(config: Any) -> int:
     return int(getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) or UNLIMITED)
 
 
-def _generation_end_ids(model: Any) -> frozenset[int]:
-    eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    if eos is None:
-        return frozenset()
-    return frozenset(eos) if isinstance(eos, list) else frozenset({int(eos)})
-
-
-def _validate_vocabulary(model: Any, tokenizer: Any) -> None:
-    num_embeddings = model.get_input_embeddings().num_embeddings
+def validate_vocabulary(tokenizer: Any, num_embeddings: int) -> None:
+    """Raise `PolicyError` for a tokenizer with more tokens than the model embeds."""
     if len(tokenizer) > num_embeddings:
         raise PolicyError(
             f"the tokenizer has {len(tokenizer)} tokens but the model embeds only {num_embeddings}: "

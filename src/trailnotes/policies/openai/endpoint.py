@@ -114,10 +114,8 @@ class AnswerCache:
 
     def compute_cost(self, amount: TokenUsage) -> float:
         """Compute the price of so many tokens."""
-        endpoint = self.endpoint
-        return (
-            endpoint.price_input * amount.prompt_tokens + endpoint.price_output * amount.completion_tokens
-        ) / 1_000_000
+        prices = self.endpoint.price_input, self.endpoint.price_output
+        return (prices[0] * amount.prompt_tokens + prices[1] * amount.completion_tokens) / 1_000_000
 
     def explain_limit(self, amount: TokenUsage) -> str:
         """Explain which limit the request could pass, with those under way; "" if it may be sent."""
@@ -139,15 +137,8 @@ class AnswerCache:
 
     def metrics(self) -> dict[str, float]:
         """Return the totals of the run, earlier starts included."""
-        return {
-            "endpoint/requests": self.requests,
-            "endpoint/retries": self.retries,
-            "endpoint/lost": self.lost,
-            "endpoint/tokens_read": self.tokens_read,
-            "endpoint/tokens_generated": self.tokens_generated,
-            "endpoint/cost": self.cost,
-            "endpoint/reused": self.reused,
-        }
+        names = ("requests", "retries", "lost", "tokens_read", "tokens_generated", "cost", "reused")
+        return {f"endpoint/{name}": getattr(self, name) for name in names}
 
     def _add_to_totals(self, answer: PaidAnswer) -> None:
         self.requests += not answer.lost

@@ -27,6 +27,7 @@ from trailnotes.policies.hf.policy import (
     load_tokenizer,
     resolve_base_model,
     resolve_device,
+    validate_vocabulary,
 )
 from trailnotes.policies.vllm.link import (
     EngineConnection,
@@ -83,11 +84,7 @@ def make_vllm_policy(
     ways = connects or make_connectors(config, folder, core)
     tokenizer = load_tokenizer(config.model)
     settings = build_engine_settings(config, folder)
-    if len(tokenizer) > settings["vocabulary"]:
-        raise PolicyError(
-            f"the tokenizer has {len(tokenizer)} tokens but the model embeds only {settings['vocabulary']}: "
-            "they do not belong together, or the embeddings were never resized"
-        )
+    validate_vocabulary(tokenizer, settings["vocabulary"])
     path, is_local, saved = resolve_base_model(config.model)
     policy = VLLMPolicy(
         ways,
@@ -150,20 +147,10 @@ def get_model_requirement(config: Config) -> ModelRequirement:
 
 
 def start_engine(
-    config: Config, python: str, settings: Mapping[str, Any], core: Path, index: int, _again: bool
+    config: Config, python: str, settings: Mapping[str, Any], core: Path, index: int, _again: bool = False
 ) -> EngineConnection:
-    """Start an engine's process, and wait for nothing."""
-    engine, devices = config.engine, config.engine.devices
-    own = devices[index] if devices else ""
-    process = spawn_engine_process(config, python, Path(settings["spool"]) / f"engine-{index}.log", core, devices=own)
-    told = {**settings, "tensor_parallel": own.count(",") + 1}
-    return send_settings(process, f"engine {index}", engine, told)
-
-
-def spawn_engine_process(
-    config: Config, python: str, log: Path, core: Path, *, devices: str = "", inherit: int | None = None
-) -> EngineProcess:
-    """Start a process for an engine of this config, which inherits the descriptor `inherit`."""
+    """Start the process of engine `index`, and wait for nothing. It inherits the descriptor `settings["listen"]`."""
+    engine, devices = config.engine, config.engine.devices[index] if config.engine.devices else ""
     _, is_local, _ = resolve_base_model(config.model)
     variables = build_environment(
         on_cpu=resolve_device(config.model.device).type == "cpu",
@@ -171,17 +158,14 @@ def spawn_engine_process(
         offline=is_local,
         devices=devices,
     )
-    return EngineProcess(python, variables, log, core=core, inherit=() if inherit is None else (inherit,))
-
-
-def send_settings(
-    process: EngineProcess, label: str, engine: EngineConfig, settings: Mapping[str, Any]
-) -> EngineConnection:
-    """Send a process its settings, and return the connection."""
-    process.connection.sendall(wire.encode_frame(["start", dict(settings)]))
+    log, inherit = Path(settings["spool"]) / f"engine-{index}.log", [settings["listen"]] if "listen" in settings else []
+    process = EngineProcess(python, variables, log, core=core, inherit=inherit)
+    told = {**settings, "tensor_parallel": devices.count(",") + 1}
+    process.connection.sendall(wire.encode_frame(["start", told]))
     return EngineConnection(
-        process.connection, label, start_timeout=engine.start_timeout, timeout=engine.timeout, buried=process.kill
-    )
+        process.connection, f"engine {index}",
+        start_timeout=engine.start_timeout, timeout=engine.timeout, buried=process.kill,
+    )  # fmt: skip
 
 
 def build_engine_settings(config: Config, folder: Path, *, alone: bool = False) -> dict[str, Any]:
@@ -194,6 +178,7 @@ def build_engine_settings(config: Config, folder: Path, *, alone: bool = False) 
     text = architecture.get_text_config(decoder=True)
     context = min(get_context_length(config.model), config.rollout.max_context_tokens)
     shared = config.has_shared_gpu and not alone and resolve_device(config.model.device).type == "cuda"
+    engines = 1 if config.engine.devices else config.engine.replicas  # on one device
     return {
         "model": path,
         "fingerprint": fingerprint_model(path),
@@ -204,7 +189,7 @@ def build_engine_settings(config: Config, folder: Path, *, alone: bool = False) 
         "seed": config.run.seed % (1 << 32),
         "tensor_parallel": 1,
         "device_memory": config.engine.device_memory
-        or (SHARED_GPU_FRACTION if shared else DEDICATED_GPU_FRACTION) / _count_engines_per_device(config.engine),
+        or (SHARED_GPU_FRACTION if shared else DEDICATED_GPU_FRACTION) / engines,
         "cache_bytes": compute_cache_bytes(text, config, context),
         "lora_rank": _lora_rank(config),
         "sleeps": shared and not config.rollout.ahead,
@@ -222,9 +207,8 @@ def compute_cache_bytes(text: Any, config: Config, context: int) -> int:
     token: int = 2 * text.num_hidden_layers * heads * channels * getattr(torch, config.model.dtype).itemsize
     one = -(-context // CACHE_BLOCK_TOKENS) * CACHE_BLOCK_TOKENS * token
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    share = int(
-        memory * (config.engine.device_memory or CPU_MEMORY_FRACTION) / _count_engines_per_device(config.engine)
-    )
+    engines = 1 if config.engine.devices else config.engine.replicas
+    share = int(memory * (config.engine.device_memory or CPU_MEMORY_FRACTION) / engines)
     return max(2 * one, min(one * config.engine.max_concurrent, share))  # a block more than one context is needed
 
 
@@ -242,10 +226,6 @@ def fingerprint_model(path: str) -> str:
     text = architecture.get_text_config(decoder=True)
     names = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     return hashlib.sha256(repr([getattr(text, name, None) for name in names]).encode()).hexdigest()[:16]
-
-
-def _count_engines_per_device(engine: EngineConfig) -> int:
-    return 1 if engine.devices else engine.replicas
 
 
 def _lora_rank(config: Config) -> int:
@@ -313,7 +293,6 @@ def serve_engine(
         PolicyError: vLLM cannot run the model, or the engine dies again and again.
     """
     token = get_token(host) if token is None else token
-    devices = next(iter(config.engine.devices), "")
     python = find_engine_python(config.engine.python)
     config = config.model_copy(update={"engine": config.engine.model_copy(update={"replicas": 1})})  # this one
     with open_listener(host, port) as door:
@@ -323,17 +302,20 @@ def serve_engine(
                 "token": token,
                 "listen": door.fileno(),
                 "most_bytes": max_weight_bytes(config, folder),
-                "tensor_parallel": devices.count(",") + 1,
             }
             address = f"{host}:{door.getsockname()[1]}"
             deaths = 0
             while True:
-                process = spawn_engine_process(
-                    config, python, folder / "engine.log", core, devices=devices, inherit=door.fileno()
-                )
-                link = send_settings(process, "the engine", config.engine, settings)
-                began = time.monotonic()
-                failure = _wait_until_lost(link, None if deaths else partial(say, address))
+                link, began = start_engine(config, python, settings, core, 0), time.monotonic()
+                try:
+                    link.wait_until_ready()
+                    if not deaths:
+                        say(address)
+                    failure = link.wait_until_lost()
+                except EngineLostError as error:
+                    failure = str(error)
+                finally:
+                    link.close()
                 deaths = 1 if time.monotonic() - began > HEALTHY_SECONDS else deaths + 1
                 if deaths > MAX_REBUILDS:
                     raise PolicyError(f"{failure} (it was started anew {MAX_REBUILDS} times in a row, in vain)")
@@ -350,29 +332,12 @@ def max_weight_bytes(config: Config, folder: Path) -> int:
     return WEIGHT_BYTES_ALLOWANCE + 4 * size if size else shutil.disk_usage(folder).free
 
 
-def _wait_until_lost(link: EngineConnection, ready: Callable[[], None] | None) -> str:
-    """Block as long as the engine lives, and say how it ended."""
-    try:
-        link.wait_until_ready()
-        if ready:
-            ready()
-        return link.wait_until_lost()
-    except EngineLostError as error:
-        return str(error)
-    finally:
-        link.close()
-
-
-def _describe_error(error: OSError) -> str:
-    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-
-
 def open_listener(host: str, port: int) -> socket.socket:
     """Open a listening socket that a process may inherit. Raises `ConfigError` where it cannot."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise ConfigError(
-            f"an engine cannot listen at {host}:{port} ({_describe_error(error)}): name another --port (0 takes a "
-            "free one) or --host"
+            f"an engine cannot listen at {host}:{port} ({reason}): name another --port (0 takes a free one) or --host"
         ) from error

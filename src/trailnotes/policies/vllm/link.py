@@ -151,8 +151,6 @@ class EngineConnection:
                 self._connection.sendall(wire.encode_frame(message, payload.stat().st_size))
                 self._connection.sendfile(file)
 
-    # The thread
-
     def _read_loop(self) -> None:
         try:
             while (found := wire.read_frame(self._read_bytes)) is not None:
@@ -274,7 +272,7 @@ def get_token(host: str) -> str:
     if (token or not is_loopback(host)) and len(token) < MIN_TOKEN:
         raise ConfigError(
             f"between machines an engine needs a token that both sides know: set {ENGINE_TOKEN_VARIABLE} to the same "
-            f'{MIN_TOKEN} characters or more on both (python -c "import secrets; print(secrets.token_hex())" makes some)'
+            f'{MIN_TOKEN} characters or more on both: python -c "import secrets; print(secrets.token_hex())" makes some'
         )
     return token
 
@@ -304,7 +302,8 @@ def connect_engine(
             if isinstance(error, wire.BusyError) and time.monotonic() < deadline:  # perhaps still with us
                 time.sleep(RETRY_PAUSE)
                 continue
-            raise PolicyError(f"engine.urls: {host}:{port} {error}{_suggest_fix(str(error))}") from error
+            fix = f": set {ENGINE_TOKEN_VARIABLE} to the same on both sides" if "token" in str(error) else ""
+            raise PolicyError(f"engine.urls: {host}:{port} {error}{fix}") from error
         except OSError as error:
             if time.monotonic() < deadline:
                 time.sleep(RETRY_PAUSE)
@@ -350,7 +349,3 @@ def _validate_model(link: EngineConnection, expected: ModelRequirement) -> None:
             f"{link.label} was started for adapters of rank {link.about['lora_rank']} (0 = none), and this run needs "
             f"{rank}: start it with this run's config"
         )
-
-
-def _suggest_fix(text: str) -> str:
-    return f": set {ENGINE_TOKEN_VARIABLE} to the same on both sides" if "token" in text else ""

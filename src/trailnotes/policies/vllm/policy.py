@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from math import fsum
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -159,7 +159,7 @@ class VLLMPolicy:
         self._load_all(weights, self.version, self._make_probe_record(said, 1.0))
 
     async def load(self, weights: Mapping[str, Tensor], version: int, said: Sequence[Sequence[float]] = ()) -> float:
-        """Hand weights to every engine, and compare its probe log-probabilities with the learner's (`said`; () for none).
+        """Hand weights to every engine, and compare its probe log-probabilities with those that the learner `said`.
 
         Returns:
             The largest of the engines' mean differences from the learner, in nats.
@@ -180,17 +180,14 @@ class VLLMPolicy:
 
     async def sleep(self) -> None:
         """Leave a shared device to the learner."""
-        await self._set_sleep_state("sleep")
+        if self._sleeps:
+            await asyncio.to_thread(self._map_replicas, lambda replica: replica.set_sleep_state("sleep"))
 
     async def wake(self) -> None:
         """Take a shared device back, with the memory that torch still caches."""
         if self._sleeps:
             torch.cuda.empty_cache()  # where there is none, nothing happens
-        await self._set_sleep_state("wake")
-
-    async def _set_sleep_state(self, name: Literal["sleep", "wake"]) -> None:
-        if self._sleeps:
-            await asyncio.to_thread(self._map_replicas, lambda replica: replica.set_sleep_state(name))
+            await asyncio.to_thread(self._map_replicas, lambda replica: replica.set_sleep_state("wake"))
 
     def report(self) -> dict[str, float]:
         """Count engines started anew since the last call, and the share of prompt tokens found in their caches."""

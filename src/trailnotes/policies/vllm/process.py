@@ -24,13 +24,8 @@ CLONE_PYTHON = Path(".venv-vllm") / "bin" / "python"  # what `make vllm` builds 
 STOP_LIMIT = 10.0  # seconds to end by itself
 LAST_LINES = 3  # of an engine's output, in messages
 WORK_DIR_PREFIX = "trailnotes-engine-"
-DROPPED_PREFIXES = (
-    "PYTHON",
-    "GROUP_",
-    "ROLE_",
-    "MASTER_",
-    "TORCHELASTIC_",
-)  # into our packages, or among torchrun's processes
+# They would lead into our packages, or among torchrun's processes.
+DROPPED_PREFIXES = "PYTHON", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_"
 RANK_VARIABLES = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
 
 
@@ -86,13 +81,7 @@ class EngineProcess:
     """One engine's process. Its parent alone can speak to it: the socket between them has no address."""
 
     def __init__(
-        self,
-        python: str,
-        variables: Mapping[str, str],
-        log: Path,
-        *,
-        core: Path = CORE_FILE,
-        inherit: Sequence[int] = (),
+        self, python: str, variables: Mapping[str, str], log: Path, *, core: Path, inherit: Sequence[int] = ()
     ) -> None:
         """Start it.
 

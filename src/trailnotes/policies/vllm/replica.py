@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -121,9 +122,7 @@ logger = logging.getLogger(__name__)
 MAX_REBUILDS = 3  # in a row, without an answer in between
 MAX_SEED = 1 << 63  # vLLM hands seeds to torch
 
-Connect = Callable[
-    [bool], EngineConnection
-]  # starts or reaches an engine; the flag: it is to take the place of a lost one
+Connect = Callable[[bool], EngineConnection]  # starts or reaches an engine; the flag: it replaces a lost one
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +135,9 @@ class ProbeRecord:
 
     def distance(self, found: Sequence[Sequence[float]]) -> float:
         """Compute the mean absolute difference in nats over all scored tokens; not finite where one is not."""
-        pairs = [
-            pair
-            for wanted, got in zip(self.logprobs, found, strict=True)
-            for pair in zip(wanted, got, strict=True)
-        ]  # fmt: skip
-        return math.fsum(abs(wanted - got) for wanted, got in pairs) / len(pairs)
+        pairs = zip(chain.from_iterable(self.logprobs), chain.from_iterable(found), strict=True)
+        distances = [abs(wanted - got) for wanted, got in pairs]
+        return math.fsum(distances) / len(distances)
 
 
 class Replica:
@@ -251,7 +247,10 @@ class Replica:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(news.put_nowait, item)
 
-        number = link.generate(prompt_ids, _build_request(sampling, self._endings), listen)
+        request = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
+        request |= {"seed": sampling.seed % MAX_SEED, "stop_token_ids": sorted(self._endings.end_ids)}
+        request["stream"] = bool(sampling.stop)  # this side looks for stop texts, and must then see each token
+        number = link.generate(prompt_ids, request, listen)
         ids: list[int] = []
         logprobs: list[float] = []
         cached = 0
@@ -291,21 +290,19 @@ class Replica:
                 self._coming = link = self._connect(True)
                 if self._closed:  # meanwhile
                     link.close()
-                with suppress(EngineLostError):
-                    self._initialize_engine(link)
+                try:
+                    link.wait_until_ready()
+                    if self._parcel:
+                        self._send_weights(link, self._parcel)
+                    if self._record:
+                        self._check_probes(link, self._record)
+                except EngineLostError:
+                    pass  # the next round starts another
+                except PolicyError:
+                    link.close()
+                    raise
                 self._link, self._coming = link, None  # only now: until it has the weights, nobody may ask it
             return link
-
-    def _initialize_engine(self, link: EngineConnection) -> None:
-        try:
-            link.wait_until_ready()
-            if self._parcel:
-                self._send_weights(link, self._parcel)
-            if self._record:
-                self._check_probes(link, self._record)
-        except PolicyError:
-            link.close()
-            raise
 
     def _send_weights(self, link: EngineConnection, parcel: WeightFile) -> None:
         if link.is_local:
@@ -330,16 +327,3 @@ def _score_rows(link: EngineConnection, rows: Sequence[tuple[TokenIds, int]], te
     asked = {"rows": [[list(ids), start] for ids, start in rows], "temperature": temperature}
     found: list[list[float]] = link.call("score", asked)
     return found
-
-
-def _build_request(sampling: Sampling, endings: StopCondition) -> dict[str, Any]:
-    """Build the request for vLLM. Stop texts are looked for on this side, so vLLM must then stream each token."""
-    return {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "max_tokens": sampling.max_tokens,
-        "seed": sampling.seed % MAX_SEED,
-        "stop_token_ids": sorted(endings.end_ids),
-        "stream": bool(sampling.stop),
-    }

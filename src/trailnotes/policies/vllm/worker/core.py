@@ -33,7 +33,10 @@ class Core:
 
         self.on_cpu = current_platform.is_cpu()
         self.spool = Path(settings["spool"])
-        self._params, self._lora_request = _import_classes()
+        from vllm import SamplingParams
+        from vllm.lora.request import LoRARequest
+
+        self._params, self._lora_request = SamplingParams, LoRARequest
         config = _build_engine_args(settings, self.on_cpu).create_engine_config()
         if self.on_cpu:
             _validate_head_size(config.model_config)
@@ -57,10 +60,7 @@ class Core:
     @property
     def busy(self) -> bool:
         """Whether there is something to compute."""
-        return bool(self._late) or self._has_unfinished()
-
-    def _has_unfinished(self) -> bool:
-        return bool(self.engine.has_unfinished_requests())
+        return bool(self._late or self.engine.has_unfinished_requests())
 
     def add(self, key: int, ids: list[int], sampling: dict[str, Any]) -> None:
         """Begin a completion. Raises `ValueError` where vLLM refuses it."""
@@ -79,7 +79,8 @@ class Core:
         The last item is the number of its prompt's tokens whose keys were in the cache.
         """
         late, self._late = self._late, []
-        return late + [_unpack_output(output) for output in (self.engine.step() if self._has_unfinished() else ())]
+        outputs = self.engine.step() if self.engine.has_unfinished_requests() else ()
+        return late + [_unpack_output(output) for output in outputs]
 
     def load(self, path: Path, what: dict[str, Any]) -> dict[str, Any]:
         """Load the weights of a safetensors file: all, by the model's names, or adapters, by peft's."""
@@ -193,13 +194,6 @@ def _import_vllm() -> Any:
             f"{TESTED_VERSIONS[0]}x: install that, or name another Python as engine.python"
         )
     return vllm
-
-
-def _import_classes() -> tuple[Any, Any]:
-    from vllm import SamplingParams
-    from vllm.lora.request import LoRARequest
-
-    return SamplingParams, LoRARequest
 
 
 def _build_engine_args(settings: dict[str, Any], on_cpu: bool) -> Any:
