@@ -11,8 +11,6 @@ from trailnotes.cluster.waiting import Deadline, get_result
 from trailnotes.errors import ClusterError, ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from trailnotes.cluster.memory import ServedMemory
     from trailnotes.config.schema import Config
     from trailnotes.envs.workers.hosts import Host
@@ -126,9 +124,12 @@ class Cluster:
     @property
     def _gpu_reservation(self) -> dict[str, float]:
         """What Ray sets aside for the process of the run, on its own node; {} if nothing."""
-        if self._is_outside or not needs_gpu_reservation(self.config, self._found[self.home]["Resources"]):
+        from trailnotes.policies.hf.policy import resolve_device
+
+        if self._is_outside or self._found[self.home]["Resources"].get("GPU", 0.0) < 1:
             return {}
-        return {"GPU": 1.0}
+        device = resolve_device(self.config.model.device)  # one with a number is used as it is: Ray does not know of it
+        return {"GPU": 1.0} if device.type == "cuda" and device.index is None else {}
 
     def require_resources(self) -> None:
         """Check that all nodes together have what the run asks for, and single nodes what each actor needs.
@@ -171,17 +172,6 @@ class GpuReservation:
 
         (found,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
         return str(found)
-
-
-def needs_gpu_reservation(config: Config, resources: Mapping[str, float]) -> bool:
-    """Return whether Ray has to set a GPU aside for a run, on a node that has these resources in all.
-
-    A `model.device` with a number is used as it is, and Ray does not know of it.
-    """
-    from trailnotes.policies.hf.policy import resolve_device
-
-    device = resolve_device(config.model.device)
-    return device.type == "cuda" and device.index is None and resources.get("GPU", 0.0) >= 1
 
 
 def reserve_gpu(config: Config, here: Any) -> Any:

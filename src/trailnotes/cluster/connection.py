@@ -70,11 +70,14 @@ def connect_cluster(config: Config) -> Iterator[Cluster]:
 def _init_ray(address: str) -> None:
     """Connect to Ray once the address answers: Ray itself takes longer than a minute to find out."""
     import ray
+    from ray._private.services import find_gcs_addresses
 
-    if address == "auto":
-        _require_single_cluster()
-    else:
+    if address != "auto":
         _require_ray_answer(address)
+    elif len(found := sorted(find_gcs_addresses())) > 1 and "RAY_ADDRESS" not in os.environ:  # Ray takes the newest
+        raise ClusterError(
+            f'cluster.address = "auto": {len(found)} Ray clusters run on this machine: name one of {", ".join(found)}'
+        )
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="WARNING")
@@ -95,17 +98,6 @@ def _explain_error(error: BaseException) -> str:
             "RAY_AUTH_MODE=token where it asks for a token"
         )
     return f"{text[:300]}: all machines need the same versions, and the same token (RAY_AUTH_MODE) where there is one"
-
-
-def _require_single_cluster() -> None:
-    """Refuse `auto` where several clusters run on this machine: Ray would take the newest of any user."""
-    from ray._private.services import find_gcs_addresses
-
-    found = sorted(find_gcs_addresses())
-    if len(found) > 1 and "RAY_ADDRESS" not in os.environ:
-        raise ClusterError(
-            f'cluster.address = "auto": {len(found)} Ray clusters run on this machine: name one of {", ".join(found)}'
-        )
 
 
 def _require_ray_answer(address: str) -> None:

@@ -25,15 +25,7 @@ LOCALHOST = "127.0.0.1"
 
 
 class EngineActor:
-    """Actor that serves one engine.
-
-    Args:
-        config: of the run.
-        token: that only this run knows.
-        home: address of the machine that the process of the run is on.
-        directory: where that was started; see `RankActor`.
-        core: the file with the engine's class `Core`.
-    """
+    """Actor that serves one engine to a run, whose process is at the address `home`, and was started in `directory`."""
 
     def __init__(self, config: Config, token: str, home: str, directory: str, core: Path) -> None:
         with contextlib.suppress(OSError):
@@ -106,12 +98,9 @@ def place_engines(config: Config, core: Path | None = None) -> tuple[list[Any], 
     token = secrets.token_hex(32)
     expected, each = get_model_requirement(config), get_engine_resources(config)
     kind = ray.remote(EngineActor).options(
-        num_cpus=each["CPU"],
-        num_gpus=each.get("GPU", 0),
-        max_restarts=-1,
-        max_task_retries=-1,
+        num_cpus=each["CPU"], num_gpus=each.get("GPU", 0), max_restarts=-1, max_task_retries=-1,
         scheduling_strategy="SPREAD",
-    )
+    )  # fmt: skip
     home, directory = ray.util.get_node_ip_address(), str(Path.cwd())
     actors = [kind.remote(config, token, home, directory, core or CORE_FILE) for _ in range(config.engine.replicas)]
     return actors, [

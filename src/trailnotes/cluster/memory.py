@@ -45,10 +45,7 @@ class VersionedAnswer(NamedTuple):
 class MemoryService:
     """Actor that answers one call after the other, but for searches that wait for a slow embedder.
 
-    Args:
-        path: of the memory file.
-        folder: device and inode of its folder as the run sees it, which must be the same here.
-        config: of the run.
+    It must see the same `folder` (device and inode) of the memory file as the run.
     """
 
     def __init__(self, path: str, folder: tuple[int, int], config: Config) -> None:
@@ -125,12 +122,7 @@ class MemoryService:
 class ServedMemory(Closeable):
     """The memory of a run, behind the methods that `memory.base` names; it searches only tips that prompts may show.
 
-    Args:
-        config: of the run.
-        path: of the memory file.
-        here: the scheduling strategy that places the actor beside this process.
-        place: name of this node in messages.
-        service: the actor's class.
+    `here` is the scheduling strategy that places the actor beside this process, and `place` the name of this node.
 
     Raises:
         MemoryStoreError: the file is damaged, of a newer version, belongs to another embedder, or is out of reach.

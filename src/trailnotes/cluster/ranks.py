@@ -40,11 +40,7 @@ class RankActor:
     def follow(self, numbers: tuple[int, int], at: tuple[str, int], device_type: str, seconds: float) -> Failure | None:
         """Repeat the calls of rank 0 until it ends this rank; return why, if it fails before.
 
-        Args:
-            numbers: of this rank, and of how many.
-            at: host and port of the store that all meet over.
-            device_type: cpu or cuda.
-            seconds: that one may wait for another.
+        `numbers` are its rank and the world size, and `at` is the host and port of the store that all meet over.
         """
         from datetime import timedelta
 
@@ -146,7 +142,12 @@ def start_ranks(config: Config, name_of: Callable[[str], str]) -> RankMonitor:
     actors = {rank: kind.remote(str(Path.cwd())) for rank in range(1, world)}
     try:
         asked = {rank: actor.place.remote() for rank, actor in actors.items()}
-        placed = {rank: _await_placement(rank, answer, limit) for rank, answer in asked.items()}
+        placed = {}
+        for rank, answer in asked.items():
+            who = (
+                f"rank {rank} of the learner (if the cluster has no room for it, lower learner.world_size or add nodes)"
+            )
+            placed[rank] = get_result(answer, Deadline(who.__str__, limit, "cluster.timeout"))
         here = ray.util.get_node_ip_address()
         alone = all(address == here for _, address, _ in placed.values())
         store = create_store(LOCALHOST if alone else here, world, seconds)
@@ -161,9 +162,3 @@ def start_ranks(config: Config, name_of: Callable[[str], str]) -> RankMonitor:
             ray.kill(actor)
         raise
     return RankMonitor(ranks, seconds, lambda: store, interface=LOOPBACK if alone else find_interface(here))
-
-
-def _await_placement(rank: int, answer: Any, limit: float) -> tuple[str, str, int]:
-    who = f"rank {rank} of the learner (if the cluster has no room for it, lower learner.world_size or add nodes)"
-    found: tuple[str, str, int] = get_result(answer, Deadline(lambda: who, limit, "cluster.timeout"))
-    return found

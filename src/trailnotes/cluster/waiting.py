@@ -21,13 +21,9 @@ logger = logging.getLogger(__name__)
 
 
 class Deadline:
-    """Time limit of one wait, from now on.
+    """Time limit of one wait, in seconds from now on.
 
-    Args:
-        who: gives the name of what is waited for, and its place.
-        limit: seconds.
-        setting: the key that the limit comes from.
-        then: what happens at the limit.
+    `who` gives the name and place of what is waited for. `setting` is the key of the limit, `then` what happens at it.
     """
 
     def __init__(self, who: Callable[[], str], limit: float, setting: str, then: str = "the run stops") -> None:

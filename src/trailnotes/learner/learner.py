@@ -61,16 +61,9 @@ class Learner:
     joining: PackingMode = "padded"  # how the rows of a micro-batch are laid out; see `computes`
 
     def __init__(
-        self,
-        model: nn.Module,
-        optim: OptimConfig,
-        loss: LossConfig,
-        *,
-        temperature: float = 1.0,
-        reference: nn.Module | None = None,
-        dump_dir: Path | None = None,
-        ranks: Ranks | None = None,
-    ) -> None:
+        self, model: nn.Module, optim: OptimConfig, loss: LossConfig, *, temperature: float = 1.0,
+        reference: nn.Module | None = None, dump_dir: Path | None = None, ranks: Ranks | None = None,
+    ) -> None:  # fmt: skip
         self.model, self.optim, self.loss, self.dump_dir = model, optim, loss, dump_dir
         self.ranks: Ranks = ranks if ranks is not None else Ranks()
         self.steps = 0  # optimiser steps so far
@@ -154,11 +147,7 @@ class Learner:
         return found | {"seconds": time.perf_counter() - started}
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return all that the next update depends on: tensors for a safetensors file, and a JSON-able rest.
-
-        The tensors hold the trained weights in float32, so they restore a model of any initial weights, given that the
-        frozen weights are the same.
-        """
+        """Return all that the next update depends on, trained weights included: tensors, and a JSON-able rest."""
         return self._optimizer.state_dict(), {"steps": self.steps}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> None:
@@ -243,10 +232,7 @@ class Learner:
         return self.ranks.sum(sums)
 
     def _iter_microbatches(self, samples: Sequence[Sample]) -> Iterator[tuple[list[int], Batch]]:
-        """Yield the micro-batches of this rank: indices of rows, and these as tensors.
-
-        Where another rank has one more, no rows, and a dummy batch that must count for nothing.
-        """
+        """Yield the micro-batches of this rank: indices of rows, and these as tensors; a dummy batch where none."""
         for indices in split_microbatches(samples, self.optim.microbatch_tokens, self.ranks, self.joining):
             rows = [samples[i] for i in indices] or [dummy_sample(samples[0])]
             yield indices, Batch.from_samples(rows, self.device, self.joining)

@@ -214,12 +214,8 @@ class TokenScorer:
     def compute_kl(self, states: Tensor, teacher: Callable[[Tensor], Tensor], teacher_states: Tensor) -> Tensor:  # (K,)
         """Compute KL(teacher || this model) of the whole distribution at each position, in nats, with gradient.
 
-        Its gradient by the logits is the difference of the two distributions, so no token's is large.
-
-        Args:
-            states: (K, H) of this model.
-            teacher: makes (K, V) logits of the teacher's states.
-            teacher_states: (K, H) of the teacher, for the same positions.
+        Its gradient by the logits is the difference of the two distributions, so no token's is large. `states` and
+        `teacher_states` are (K, H) for the same positions; `teacher` makes (K, V) logits of the latter.
         """
         parts = []
         for start in range(0, len(states), self.chunk):

@@ -41,11 +41,6 @@ class LearnerGroup:
     talk: dist.ProcessGroup  # gloo, with the time limit of the learner
     calls: dist.ProcessGroup  # gloo: what rank 0 has the others do
 
-    @property
-    def rank(self) -> int:
-        """Rank of this process; 0 holds the run."""
-        return self.mesh.get_rank()
-
     def broadcast_call(self, call: Call | None) -> None:
         """Have all other ranks call this method of their learner with these arguments; None ends them."""
         dist.broadcast_object_list([call], src=0, group=self.calls)
@@ -79,7 +74,7 @@ def init_process_group(
         RuntimeError: a rank is missing.
     """
     if device_type == "cuda" and not isinstance(store, TCPStore):
-        torch.cuda.set_device(local_rank(rank))
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))  # its place among those of its machine
     where: dict[str, Any] = {"init_method": "env://"} if store is None else {"store": store}
     backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
     limit = timedelta(seconds=seconds)
@@ -128,14 +123,9 @@ def create_store(host: str, world: int, seconds: float) -> TCPStore:
     with socket.create_server((host, 0)) as door:  # by itself the store would listen at all addresses
         port = door.getsockname()[1]
         return TCPStore(
-            host,
-            port,
-            world,
-            is_master=True,
-            timeout=timedelta(seconds=seconds),
-            wait_for_workers=False,
+            host, port, world, is_master=True, timeout=timedelta(seconds=seconds), wait_for_workers=False,
             master_listen_fd=door.detach(),
-        )
+        )  # fmt: skip
 
 
 def get_torchrun_rank() -> tuple[int, int] | None:
@@ -144,11 +134,6 @@ def get_torchrun_rank() -> tuple[int, int] | None:
     if not all(said.get(name, "").isdigit() for name in ("RANK", "WORLD_SIZE")) or "MASTER_ADDR" not in said:
         return None
     return int(said["RANK"]), int(said["WORLD_SIZE"])
-
-
-def local_rank(rank: int) -> int:
-    """Return the place of a rank among those of its machine."""
-    return int(os.environ.get("LOCAL_RANK", rank))
 
 
 def resolve_device_type(config: Config) -> str:

@@ -66,12 +66,8 @@ class RankHandle(Protocol):
 class RankMonitor:
     """Monitor of ranks 1 and up, which have been started.
 
-    Args:
-        ranks: by their numbers.
-        seconds: that one may wait for another.
-        store: makes rank 0's view of the store that all meet over.
-        interface: of the network between the ranks.
-        tidy: called once all have ended.
+    `seconds` is how long one may wait for another. `store` makes rank 0's view of the store that all meet over. They
+    talk over `interface`, and `tidy` is called once all have ended.
     """
 
     def __init__(
@@ -168,13 +164,7 @@ def is_communication_error(error: BaseException) -> bool:
 
 
 class RankProcess:
-    """A rank of this machine as a child process; see `RankHandle`.
-
-    Args:
-        rank: its number.
-        arguments: of `trailnotes.learner.rank` after it.
-        directory: private to the ranks of one run.
-    """
+    """A rank of this machine as a child process, with files in a private directory; see `RankHandle`."""
 
     where = ""
 

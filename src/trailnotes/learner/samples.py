@@ -86,21 +86,13 @@ def build_samples(
 
 
 def build_anchor_samples(
-    tips: Sequence[Completion],
-    groups: Sequence[TrajectoryGroup],
-    algorithm: AlgorithmConfig,
-    rows: Literal["auto", "step"],
-    seed: int,
-) -> list[Sample]:
+    tips: Sequence[Completion], groups: Sequence[TrajectoryGroup], algorithm: AlgorithmConfig,
+    rows: Literal["auto", "step"], seed: int,
+) -> list[Sample]:  # fmt: skip
     """Build rows that hold the model to its initial behaviour where it writes tips and where it acts on them.
 
-    Args:
-        tips: written in an iteration.
-        groups: its episodes.
-        algorithm: `anchor_tips` and `anchor_reading`, shares of the tips and of the off-policy episodes that were shown
-            any; `anchor_weight` and `anchor_reading_weight`.
-        rows: as in `build_samples`.
-        seed: draws rows; each share by itself, and rounded to whole rows.
+    `algorithm.anchor_tips` and `anchor_reading` are shares of the tips and of the off-policy episodes that were shown
+    any, each drawn by itself and rounded to whole rows; `anchor_weight` and `anchor_reading_weight` hold them.
     """
     written = [tip for tip in tips if tip.token_ids]
     held = [
@@ -142,12 +134,9 @@ def build_reading_samples(
 
 def _make_sample(row: _RowBuilder, **facts: Any) -> Sample:
     return Sample(
-        token_ids=tuple(row.token_ids),
-        loss_mask=tuple(row.loss_mask),
-        behavior_logprobs=tuple(row.behavior_logprobs),
-        advantages=tuple(row.advantages),
-        **facts,
-    )
+        token_ids=tuple(row.token_ids), loss_mask=tuple(row.loss_mask),
+        behavior_logprobs=tuple(row.behavior_logprobs), advantages=tuple(row.advantages), **facts,
+    )  # fmt: skip
 
 
 def _broadcast_to_steps(advantage: ArrayLike, trajectory: Trajectory) -> list[float]:
@@ -210,17 +199,11 @@ def dummy_sample(sample: Sample) -> Sample:
 def iter_minibatches(
     samples: Sequence[Sample], num_trajectories: int, rng: np.random.Generator, epochs: int = 1
 ) -> Iterator[list[int]]:
-    """Yield random mini-batches of `num_trajectories` trajectories, each with all its rows, in so many passes.
+    """Yield random mini-batches of `num_trajectories` trajectories (0: all), each with all its rows, in so many passes.
 
-    Rows that are no episodes are used once, and do not change the order of the episodes: those of each role are spread
-    evenly over all mini-batches of all passes.
-
-    Args:
-        samples: rows; those left out for their zero advantage are gone already, so the count is of trajectories
-            that teach something.
-        num_trajectories: trajectories in a mini-batch; 0 = all. The last one of a pass may be smaller.
-        rng: draws the orders.
-        epochs: passes over the episodes.
+    The last one of a pass may be smaller. Rows that are no episodes are used once, and do not change the order of the
+    episodes: those of each role are spread evenly over all mini-batches of all passes. `samples` has no rows that were
+    left out for their zero advantage, so the count is of trajectories that teach something.
 
     Yields:
         Indices into `samples`, ascending.
@@ -256,9 +239,8 @@ def make_microbatches(
 
     Args:
         samples: rows.
-        max_tokens: largest number of rows times longest row; a row longer than that goes alone. Without padding, the
-            sum
-            of their lengths counts.
+        max_tokens: largest number of rows times longest row, or sum of their lengths where they are not padded; a row
+            longer than that goes alone.
         joining: how the rows of a batch are laid out; "shared" cuts them in the order of their tokens.
 
     Returns:

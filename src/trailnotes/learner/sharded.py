@@ -208,18 +208,17 @@ class ShardedLearner:
         atexit.register(self.close)
         try:
             with self._monitor_ranks():
-                self._circle = self._init_process_group(world, kind, config.learner.timeout)
+                if self._followers is None:
+                    self._circle = init_process_group(0, world, kind, config.learner.timeout)
+                else:
+                    with bind_interface(self._followers.interface):
+                        store = self._followers.store()
+                        self._circle = init_process_group(0, world, kind, config.learner.timeout, store)
                 self._circle.broadcast_call(("build", (config, dumps), {}))
                 self._learner = build_rank(self._circle, config, dumps)
         except BaseException:
             self._abort_ranks()
             raise
-
-    def _init_process_group(self, world: int, kind: str, seconds: float) -> LearnerGroup:
-        if self._followers is None:
-            return init_process_group(0, world, kind, seconds)
-        with bind_interface(self._followers.interface):
-            return init_process_group(0, world, kind, seconds, self._followers.store())
 
     @property
     def steps(self) -> int:

@@ -215,11 +215,8 @@ def gather_trained_weights(model: Any, ranks: Ranks) -> dict[str, Tensor]:
 def export_model(model: Any, path: Path, tokenizer: Any = None, ranks: Ranks | None = None) -> None:
     """Write `model` as a Hugging Face directory with ``.safetensors``, whole or not at all.
 
-    Args:
-        model: a transformers model; of a peft model the adapters alone are written, in peft's format.
-        path: the directory, replaced if it exists.
-        tokenizer: saved beside the weights, so that the directory is a policy by itself.
-        ranks: that share the model; each must call, and the first writes.
+    Of a peft model the adapters alone are written, in peft's format. With a tokenizer the directory is a policy by
+    itself. Each of the `ranks` that share the model must call, and the first writes.
     """
     shared: Ranks = ranks or Ranks()
     state = _gather_state(model, shared.dtype) if shared.world > 1 else None
@@ -240,28 +237,18 @@ def export_model(model: Any, path: Path, tokenizer: Any = None, ranks: Ranks | N
 @torch.no_grad()
 def _gather_state(model: Any, dtype: torch.dtype | None) -> dict[str, Tensor]:
     if hasattr(model, "peft_config"):
-        found = {name: to_full_tensor(p.detach()).cpu() for name, p in model.named_parameters() if p.requires_grad}
-    else:
-        found = {name: to_full_tensor(p.detach()).cpu() for name, p in model.named_parameters()}
-        found = {name: tensor.to(dtype or tensor.dtype) for name, tensor in found.items()}
-        parameters = set(dict(model.named_parameters(remove_duplicate=False)))
-        found |= {
-            name: to_full_tensor(t).cpu() for name, t in model.state_dict().items() if name not in parameters
-        }  # buffers
-    return found
+        return {name: to_full_tensor(p.detach()).cpu() for name, p in model.named_parameters() if p.requires_grad}
+    found = {name: to_full_tensor(p.detach()).cpu() for name, p in model.named_parameters()}
+    found = {name: tensor.to(dtype or tensor.dtype) for name, tensor in found.items()}
+    buffers = model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys()
+    return found | {name: to_full_tensor(t).cpu() for name, t in model.state_dict().items() if name in buffers}
 
 
 def save_state(path: Path, tensors: Mapping[str, Tensor], rest: Mapping[str, Any], ranks: Ranks) -> None:
     """Write the state of a learner into the existing directory `path`, which all ranks see.
 
-    Args:
-        path: of the directory.
-        tensors: of one process whole; of more each rank's parts.
-        rest: what is no tensor, JSON-able.
-        ranks: the writers.
-
-    Raises:
-        OSError: a rank cannot write, for want of space or of permission.
+    `tensors` are whole of one process, and of more each rank's parts; `rest` is JSON-able. Raises `OSError` if a rank
+    cannot write, for want of space or of permission.
     """
     if ranks.world == 1:
         copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
@@ -277,10 +264,7 @@ def save_state(path: Path, tensors: Mapping[str, Tensor], rest: Mapping[str, Any
 def load_state(path: Path, blank: MakeBlank, ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Load a state that any number of processes saved in the directory `path`, for as many as there are now.
 
-    Args:
-        path: of a checkpoint.
-        blank: gives the tensors to fill, by the names that were saved: whole, or this rank's parts.
-        ranks: the readers.
+    `blank` makes the tensors to fill, by the names that were saved: whole, or this rank's parts.
 
     Returns:
         Tensors and the rest, as `save_state` was given them.

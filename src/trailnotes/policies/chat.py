@@ -79,12 +79,6 @@ def join_parts(
     return tuple(pieces), parts
 
 
-def find_open_tag(prompt: str) -> str:
-    """Find the tag of thinking that a prompt leaves open, with what follows it; "" for none."""
-    opened, closed = map(prompt.rfind, THINK)
-    return prompt[opened:] if opened > closed else ""
-
-
 PLAIN_TEMPLATE = (
     "{{ prefix }}{% for message in messages %}"
     "{% if message.role == 'system' %}{{ message.content }}\n\n"
@@ -124,10 +118,18 @@ class Template:
 
     def __init__(self, tokenizer: Any, options: Mapping[str, Any]) -> None:
         self._tokenizer = tokenizer
-        self._options = {**_template_options(tokenizer), **options}
+        plain: dict[str, Any] = {}
+        if tokenizer.chat_template is None:
+            first = tokenizer("x").input_ids[:1]
+            has_prefix = bool(first) and tokenizer.bos_token_id is not None and first[0] == tokenizer.bos_token_id
+            plain = {"chat_template": PLAIN_TEMPLATE, "prefix": tokenizer.bos_token if has_prefix else ""}
+            plain["suffix"] = tokenizer.eos_token or ""
+        self._options = {**plain, **options}
         self._reason = ""  # why the template refused a conversation, the last time that it did
         self._folds = False
-        self._folds = self._has_no_system()
+        text = self._try_render(SYSTEM_HEAD + TURN[:1], [make_mark(0), make_mark(1)])
+        refused = text is None or make_mark(0) not in text  # a system message, or left out without a word
+        self._folds = refused and self._try_render(TURN[:1], [make_mark(0)]) is not None
         self.blanks = self._find_blanks()
         self.trims = {role: self._find_trimming(role) for role in SYSTEM_HEAD + TURN}
         self.rules = self.learn_rules(HEADS)
@@ -188,18 +190,11 @@ class Template:
             return None
         return text
 
-    def _has_no_system(self) -> bool:
-        """Whether a system message is refused, or left out without a word."""
-        text = self._try_render(SYSTEM_HEAD + TURN[:1], [make_mark(0), make_mark(1)])
-        return (text is None or make_mark(0) not in text) and self._try_render(TURN[:1], [make_mark(0)]) is not None
-
     def _find_blanks(self) -> tuple[str, str]:
         """Blanks before and after an answer in the history that the prompt for it, and the end of it, do not have."""
         asked, told = (self._try_render(alternate_roles(num), [make_mark(i) for i in range(num)]) for num in (1, 3))
-        before, (_, given, after, *_) = (
-            split_at_marks(asked or "").pieces[-1],
-            (*split_at_marks(told or "").pieces, "", "", ""),
-        )
+        before, pieces = split_at_marks(asked or "").pieces[-1], split_at_marks(told or "").pieces
+        _, given, after, *_ = (*pieces, "", "", "")
         left = given.removeprefix(before) if given.startswith(before) else ""
         right = after[: len(after) - len(after.lstrip(" "))]
         closes = after[len(right) :].startswith(tuple(self._tokenizer.all_special_tokens) or ("\0",))
@@ -241,15 +236,6 @@ def pair_roles(roles: RoleSequence) -> Iterator[RolePair]:
     return zip((None, *roles), (*roles, None), strict=True)
 
 
-def _template_options(tokenizer: Any) -> dict[str, Any]:
-    if tokenizer.chat_template is not None:
-        return {}
-    first = tokenizer("x").input_ids[:1]
-    has_prefix = bool(first) and tokenizer.bos_token_id is not None and first[0] == tokenizer.bos_token_id
-    prefix = tokenizer.bos_token if has_prefix else ""
-    return {"chat_template": PLAIN_TEMPLATE, "prefix": prefix, "suffix": tokenizer.eos_token or ""}
-
-
 logger = logging.getLogger(__name__)
 
 CACHE_SIZE = 16384  # texts and layouts remembered
@@ -284,7 +270,8 @@ class ChatFormat:
         added = tokenizer.added_tokens_decoder.items()
         self._special_tags = {index for index, token in added if token.special and token.content in THINK}
         self.end_ids = self._find_end_ids()
-        self.opening = find_open_tag(self._template.prompt)
+        opened, closed = map(self._template.prompt.rfind, THINK)
+        self.opening = self._template.prompt[opened:] if opened > closed else ""
         self._warn_about_template(options or {})
 
     def encode(self, messages: Sequence[Message]) -> TokenIds:
@@ -308,9 +295,7 @@ class ChatFormat:
         _, parts = self._find_parts(messages)
         ids: list[int] = []
         mask: list[int] = []
-        for index, segment in enumerate(
-            self._iter_segments(messages)
-        ):  # each part stands behind a piece of the template
+        for index, segment in enumerate(self._iter_segments(messages)):  # each part follows a piece of the template
             learned = segment.spoken and parts[index // 2].message in turns
             ids += segment.token_ids
             mask += [int(learned)] * len(segment.token_ids)
@@ -352,9 +337,8 @@ class ChatFormat:
             blanks = "" if is_spoken else text[len(text.rstrip(" ")) :]  # are the beginning of a word
             yield Segment(_strip_overlap(spoken, self._piece(text.removesuffix(blanks))), spoken=False)
             spoken = self._encode_turn(message, part.texts, after) if is_spoken else ()
-            yield Segment(
-                spoken if is_spoken else self._content(blanks + self._trim_content(message)), spoken=is_spoken
-            )
+            ids = spoken if is_spoken else self._content(blanks + self._trim_content(message))
+            yield Segment(ids, spoken=is_spoken)
         yield Segment(_strip_overlap(spoken, self._piece(pieces[-1])), spoken=False)
 
     def _find_parts(self, messages: Sequence[Message]) -> tuple[tuple[str, ...], list[ContentPart]]:
@@ -390,9 +374,8 @@ class ChatFormat:
             if _has_thinking(messages[index]) and MARK.search(content) and content + end in text:
                 text = text.replace(content, make_mark(len(words)))
                 words.append((index, ""))
-        return join_parts(
-            self._template.split_rendered(text, [roles[index] for index, _ in words]), words, self._template.prompt
-        )
+        layout = self._template.split_rendered(text, [roles[index] for index, _ in words])
+        return join_parts(layout, words, self._template.prompt)
 
     def _encode_turn(self, message: Message, texts: Sequence[str], after: str) -> TokenIds:
         if texts:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 Process: TypeAlias = "subprocess.Popen[bytes]"
 Request = tuple[list[str], dict[str, Any], "Future[Process]"]
@@ -111,7 +111,7 @@ class _Spawner:
         while True:
             command, options, answer = requests.get()
             try:
-                answer.set_result(subprocess.Popen(command, **options))  # noqa: S603 - the callers choose the program
+                answer.set_result(cast("Process", subprocess.Popen(command, **options)))  # noqa: S603 - callers choose it
             except BaseException as error:  # noqa: BLE001 - raised again in the caller
                 answer.set_exception(error)
             del answer  # or this thread would keep the process until the next request

@@ -39,26 +39,17 @@ def load_adapter_config(path: str, is_local: bool) -> Any | None:
 
 
 def add_adapters(model: Any, config: LoraConfig, base: str) -> Any:
-    """Put a peft model around `model`, whose adapters change nothing yet.
+    """Put a peft model around a causal LM, whose adapters change nothing yet.
 
-    Args:
-        model: a causal LM of transformers.
-        config: rank, scale, dropout, and the modules that get adapters.
-        base: directory or hub name of `model`, which saved adapters name.
-
-    Raises:
-        ConfigError: the model has no such modules.
+    `base` is its directory or hub name, which saved adapters name. Raises `ConfigError` if it has no modules to adapt.
     """
     import peft
 
     targets = "all-linear" if config.target_modules is None else list(config.target_modules)
     settings = peft.LoraConfig(
-        task_type="CAUSAL_LM",
-        r=config.rank,
-        lora_alpha=config.alpha,
-        lora_dropout=config.dropout,
+        task_type="CAUSAL_LM", r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout,
         target_modules=targets,
-    )
+    )  # fmt: skip
     try:
         with suppress_future_warnings():
             adapted = peft.get_peft_model(model, settings)

@@ -336,15 +336,13 @@ class SlotDecoder(Decoder):
         first = [index for index in range(len(rows)) if index not in begun]
         logits = [self._extend_in_groups([rows[index] for index in first])]
         for index, (leader, length) in begun.items():
-            self._copy_prefix(rows[leader][0], rows[index][0], length)
+            source, target = rows[leader][0], rows[index][0]
+            self.cache.reserve(max(source, target) + 1, length)
+            self.cache.copy(source, target, length)
+            self._ids[target].extend(self._ids[source][:length])
         rest = [(rows[index][0], rows[index][1][length:]) for index, (_, length) in begun.items()]
         logits.append(self._extend_in_groups(rest))
         return _restore_order(logits, [*first, *begun])
-
-    def _copy_prefix(self, source: Slot, target: Slot, length: int) -> None:
-        self.cache.reserve(max(source, target) + 1, length)
-        self.cache.copy(source, target, length)
-        self._ids[target].extend(self._ids[source][:length])
 
     def _extend_in_groups(self, rows: Sequence[SlotInput]) -> Tensor:
         logits: list[Tensor] = []

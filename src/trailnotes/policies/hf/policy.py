@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -48,16 +49,9 @@ class HFPolicy:
     probes: Sequence[Completion] = ()
 
     def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        *,
-        name: str = "",
-        deterministic: bool = True,
-        shared_prompts: bool = True,
-        max_context_tokens: int | None = None,
-        template_options: Mapping[str, Any] | None = None,
-    ) -> None:
+        self, model: Any, tokenizer: Any, *, name: str = "", deterministic: bool = True, shared_prompts: bool = True,
+        max_context_tokens: int | None = None, template_options: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         self.model = model
         self.tokenizer = tokenizer
         self.name = name or str(getattr(model.config, "name_or_path", "") or type(model).__name__)
@@ -160,6 +154,17 @@ class HFPolicy:
         self.engine.decoder.reset_cache()
 
 
+@contextmanager
+def _report_damage(what: str) -> Iterator[None]:
+    """Raise `PolicyError` for any error of the block: damaged files raise whatever their readers do."""
+    try:
+        yield
+    except (ConfigError, PolicyError):
+        raise
+    except Exception as error:
+        raise PolicyError(f"{what} does not load: {' '.join(str(error).split())}") from error
+
+
 def load_model(config: ModelConfig) -> tuple[Any, Any]:
     """Load model and tokenizer from a directory or hub name, with adapters if these are to be trained.
 
@@ -173,7 +178,7 @@ def load_model(config: ModelConfig) -> tuple[Any, Any]:
     path, is_local = _resolve_path(config.path)
     device = resolve_device(config.device)
     transformers.utils.logging.disable_progress_bar()  # two bars on one terminal garble each other; ours is of the run
-    try:
+    with _report_damage(f"model.path = {config.path!r}"):
         adapters = load_adapter_config(path, is_local)
         base, base_is_local = _resolve_base(config, adapters) if adapters else (path, is_local)
         tokenizer = load_tokenizer(config)
@@ -186,11 +191,6 @@ def load_model(config: ModelConfig) -> tuple[Any, Any]:
                 model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if adapters:
             model = load_adapters(model, path, adapters, config.lora, base)
-    except ConfigError:
-        raise
-    except Exception as error:  # the boundary: damaged files raise whatever their readers do
-        line = " ".join(str(error).split())
-        raise PolicyError(f"model.path = {config.path!r} does not load: {line}") from error
     if config.lora.enabled and not adapters:
         model = add_adapters(model, config.lora, base)
     return model.to(device).eval(), tokenizer
@@ -199,15 +199,10 @@ def load_model(config: ModelConfig) -> tuple[Any, Any]:
 def load_tokenizer(config: ModelConfig) -> Any:
     """Load the tokenizer of `load_model` alone; adapters without one use that of their base. Raises as `load_model`."""
     path, is_local = _resolve_path(config.path)
-    try:
+    with _report_damage(f"the tokenizer of model.path = {config.path!r}"):
         if (adapters := load_adapter_config(path, is_local)) and not (Path(path) / "tokenizer_config.json").is_file():
             path, is_local = _resolve_base(config, adapters)
         return transformers.AutoTokenizer.from_pretrained(path, local_files_only=is_local, trust_remote_code=False)
-    except ConfigError:
-        raise
-    except Exception as error:  # the boundary, as in `load_model`
-        line = " ".join(str(error).split())
-        raise PolicyError(f"the tokenizer of model.path = {config.path!r} does not load: {line}") from error
 
 
 def get_context_length(config: ModelConfig) -> int:
@@ -225,14 +220,9 @@ def load_architecture(config: ModelConfig, *, download: bool = True) -> Any:
         ConfigError: `model.path` or `model.base` cannot be used.
         PolicyError: it does not load.
     """
-    try:
+    with _report_damage(f"model.path = {config.path!r}"):
         path, is_local, _ = resolve_base_model(config, download=download)
         return transformers.AutoConfig.from_pretrained(path, local_files_only=is_local, trust_remote_code=False)
-    except (ConfigError, PolicyError):
-        raise
-    except Exception as error:  # the boundary, as in `load_model`
-        line = " ".join(str(error).split())
-        raise PolicyError(f"model.path = {config.path!r} does not load: {line}") from error
 
 
 def resolve_base_model(config: ModelConfig, *, download: bool = True) -> tuple[str, bool, Any | None]:

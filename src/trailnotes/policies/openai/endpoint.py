@@ -87,7 +87,8 @@ class AnswerCache:
         self._answers: dict[str, PaidAnswer] = {}
         self._old: frozenset[str] = frozenset()
         if path is not None:
-            for file in (path, self._requests_path(path)):
+            self._requests = path.with_name("requests.jsonl")
+            for file in (path, self._requests):
                 split_after(file)
             for number, record in enumerate(read_jsonl(path), 1):
                 try:
@@ -109,7 +110,7 @@ class AnswerCache:
             if self.endpoint.log_prompts:
                 messages = [{"role": message.role, "content": message.content} for message in query.messages]
                 record = {"messages": messages, "sampling": asdict(query.sampling), "answer": asdict(answer)}
-                append_jsonl(self._requests_path(self.path), [record])
+                append_jsonl(self._requests, [record])
         self._add_to_totals(answer)
 
     def compute_cost(self, amount: TokenUsage) -> float:
@@ -149,10 +150,6 @@ class AnswerCache:
         self.cost += answer.cost
         if answer.key:
             self._answers[answer.key] = answer
-
-    @staticmethod
-    def _requests_path(path: Path) -> Path:
-        return path.with_name("requests.jsonl")
 
 
 def hash_request(
@@ -263,12 +260,11 @@ class Endpoint:
         return {name: value for name, value in body.items() if name not in config.omit}
 
     async def _explain_refusal(self, client: AsyncOpenAI, error: APIStatusError) -> str:
-        status, body, url = error.status_code, error.body, self.config.base_url
+        status, body, about = error.status_code, error.body, {"url": self.config.base_url, "model": self.model}
         if is_missing_model(status, body):
-            return explain_missing_model(status, body, url=url, model=self.model, offered=await _list_models(client))
-        has_key, key_env = bool(self._key), self.config.api_key_env
-        extra = self.config.extra
-        return explain_refusal(status, body, url=url, model=self.model, key_env=key_env, has_key=has_key, extra=extra)
+            return explain_missing_model(status, body, offered=await _list_models(client), **about)
+        key_env, extra = self.config.api_key_env, self.config.extra
+        return explain_refusal(status, body, key_env=key_env, has_key=bool(self._key), extra=extra, **about)
 
     def _redact_key(self, text: str) -> str:
         return redact_key(self._key, text)

@@ -19,7 +19,6 @@ from trailnotes.policies.openai.endpoint import (
     AnswerCache,
     ChatRequest,
     Endpoint,
-    EndpointReply,
     LoopClient,
     PaidAnswer,
     TokenUsage,
@@ -38,10 +37,7 @@ LONG_WAIT = 5.0  # seconds; longer ones are announced
 class OpenAIPolicy:
     """Policy that asks an endpoint. Every answer is kept, and a request that was answered before is not sent again.
 
-    Args:
-        config: `endpoint`, `model.template_options`, and `rollout` for what an endpoint cannot do.
-        name: of the model, as the server calls it.
-        answers: file that keeps the answers; None keeps them in this process only.
+    `name` is that of the model at the server. `answers` is the file of answers; None keeps them in this process only.
 
     Raises:
         ConfigError: a setting that the endpoint cannot follow, or no key for one that wants it.
@@ -158,7 +154,11 @@ class OpenAIPolicy:
                 )  # fmt: skip
                 self.answers.store(lost, query)
             raise
-        answer = self._make_answer(said, query, tries)
+        amount = said.usage or TokenUsage(query.most.prompt_tokens, self.count_tokens(said.text))
+        answer = PaidAnswer(
+            query.key, said.text, said.finish_reason, amount.prompt_tokens, amount.completion_tokens,
+            self.answers.compute_cost(amount), estimated=said.usage is None, retries=tries, model=said.model,
+        )  # fmt: skip
         self.answers.store(answer, query)
         if not answer.text and answer.finish_reason == "length":
             self._warn_once(
@@ -172,13 +172,6 @@ class OpenAIPolicy:
                 "{ enable_thinking = false }"
             )
         return answer
-
-    def _make_answer(self, said: EndpointReply, query: ChatRequest, tries: int) -> PaidAnswer:
-        amount = said.usage or TokenUsage(query.most.prompt_tokens, self.count_tokens(said.text))
-        return PaidAnswer(
-            query.key, said.text, said.finish_reason, amount.prompt_tokens, amount.completion_tokens,
-            self.answers.compute_cost(amount), estimated=said.usage is None, retries=tries, model=said.model,
-        )  # fmt: skip
 
     def _format_failure(self, trouble: RetryableError, tries: int) -> str:
         line_up = ""
@@ -206,17 +199,13 @@ class OpenAIPolicy:
 async def _shield_until_done(coroutine: Coroutine[Any, Any, T]) -> T:
     """Shield a coroutine from cancellation, and wait for its end: a request that was sent is paid for."""
     task = asyncio.ensure_future(coroutine)
-    task.add_done_callback(_retrieve_exception)  # of what a cancelled caller leaves, asyncio would print a traceback
+    # Of the exception that a cancelled caller leaves, asyncio would print a traceback.
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
         raise
-
-
-def _retrieve_exception(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()
 
 
 def _validate_config(config: Config) -> None:

@@ -47,7 +47,6 @@ from trailnotes.policies.vllm.process import (
 )
 from trailnotes.policies.vllm.replica import MAX_REBUILDS, Connect
 from trailnotes.policies.vllm.worker import wire
-from trailnotes.types import Completion
 
 logger = logging.getLogger(__name__)
 
@@ -87,37 +86,25 @@ def make_vllm_policy(
     validate_vocabulary(tokenizer, settings["vocabulary"])
     path, is_local, saved = resolve_base_model(config.model)
     policy = VLLMPolicy(
-        ways,
-        tokenizer,
-        folder,
-        name=config.model.path,
-        context_length=settings["context"],
-        end_ids=_generation_end_ids(path, is_local),
-        template_options=config.model.template_options,
-        dtype=getattr(torch, config.model.dtype),
-        temperature=config.rollout.temperature,
-        tolerance=config.engine.tolerance,
-        sleeps=settings["sleeps"] and trains,
+        ways, tokenizer, folder, name=config.model.path, context_length=settings["context"],
+        end_ids=_generation_end_ids(path, is_local), template_options=config.model.template_options,
+        dtype=getattr(torch, config.model.dtype), temperature=config.rollout.temperature,
+        tolerance=config.engine.tolerance, sleeps=settings["sleeps"] and trains,
         adapters=_adapter_settings(config, saved),
-    )
+    )  # fmt: skip
     try:
         if (config.engine.urls or connects) and not trains:
-            policy.load_initial_weights(*_load_weights(config, policy.probes))
+            model, _ = load_model(config.model.model_copy(update={"device": "cpu"}))
+            adapters, network = hasattr(model, "peft_config"), Network(model)
+            weights = {name: p for name, p in model.named_parameters() if not adapters or ".lora_" in name}
+            said = [network.score_replies(each.prompt_ids, [each.token_ids])[0] for each in policy.probes]
+            policy.load_initial_weights(weights, said)
         elif saved and not trains:
             policy.load_initial_weights(_load_saved_adapters(config.model.path))
     except BaseException:
         policy.close()
         raise
     return policy
-
-
-def _load_weights(config: Config, probes: Sequence[Completion]) -> tuple[dict[str, torch.Tensor], list[list[float]]]:
-    """Load the model at `model.path`, of a base with adapters these alone, and let the whole score each probe."""
-    model, _ = load_model(config.model.model_copy(update={"device": "cpu"}))
-    adapters = hasattr(model, "peft_config")
-    weights = {name: p for name, p in model.named_parameters() if not adapters or ".lora_" in name}
-    network = Network(model)
-    return weights, [network.score_replies(each.prompt_ids, [each.token_ids])[0] for each in probes]
 
 
 def validate_engine_settings(engine: EngineConfig) -> None:
@@ -269,14 +256,9 @@ HEALTHY_SECONDS = 600.0  # seconds of service after which an engine that dies ha
 
 
 def serve_engine(
-    config: Config,
-    host: str,
-    port: int,
-    *,
-    say: Callable[[str], None],
-    token: str | None = None,
+    config: Config, host: str, port: int, *, say: Callable[[str], None], token: str | None = None,
     core: Path = CORE_FILE,
-) -> None:
+) -> None:  # fmt: skip
     """Run one engine for policies that know the token, until this process is interrupted.
 
     Args:
@@ -289,7 +271,6 @@ def serve_engine(
 
     Raises:
         ConfigError: there is no token, the port is taken, or the config cannot be used.
-        MissingExtraError: vLLM is nowhere to be found.
         PolicyError: vLLM cannot run the model, or the engine dies again and again.
     """
     token = get_token(host) if token is None else token

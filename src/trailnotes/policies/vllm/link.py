@@ -47,10 +47,10 @@ Listener = Callable[[CompletionUpdate], None]  # called from the link's thread
 
 
 class EngineConnection:
-    """Connection to one engine.
+    """Connection to one engine, after the handshake if there is one.
 
     Args:
-        connection: to it, after the handshake if there is one.
+        connection: the socket.
         label: its name in messages.
         start_timeout: seconds until it must be ready.
         timeout: seconds without progress in its work, or without any sign of life, until it counts as hung.
@@ -58,14 +58,9 @@ class EngineConnection:
     """
 
     def __init__(
-        self,
-        connection: socket.socket,
-        label: str,
-        *,
-        start_timeout: float,
-        timeout: float,
+        self, connection: socket.socket, label: str, *, start_timeout: float, timeout: float,
         buried: Callable[[str], str],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.label = label
         self.is_local = connection.family == socket.AF_UNIX  # it sees our files
         self.failure = ""  # why it is lost; "" while it lives
@@ -86,12 +81,7 @@ class EngineConnection:
         threading.Thread(target=self._read_loop, name=f"{label} reader", daemon=True).start()
 
     def wait_until_ready(self) -> None:
-        """Block until the engine can be asked.
-
-        Raises:
-            PolicyError: it refuses its settings; asking again would not help.
-            EngineLostError: it died, or took too long.
-        """
+        """Block until the engine can be asked. Raises `PolicyError` if it refuses its settings; `EngineLostError`."""
         self._ready.result()
 
     def wait_until_lost(self) -> str:
@@ -282,15 +272,11 @@ def connect_engine(
 ) -> EngineConnection:
     """Connect to a running engine, which may still have to load its model.
 
-    Args:
-        where: returns its machine and port; asked before each try.
-        engine: settings.
-        expected: the model that it must have.
-        again: it was reached before, and its server may be starting it anew.
-        token: shared with it; None: the one of the environment.
+    `where` returns its machine and port before each try. `again` says that it may be restarting. Without a `token` the
+    one of the environment counts.
 
     Raises:
-        PolicyError: no engine answers there, or it does not know the token.
+        PolicyError: no engine answers there, or it does not know the token or the expected model.
         ConfigError: there is no token.
     """
     deadline = time.monotonic() + (engine.start_timeout if again else 0.0)
@@ -314,12 +300,9 @@ def connect_engine(
             ) from error
         break
     link = EngineConnection(
-        connection,
-        f"engine {host}:{port}",
-        start_timeout=engine.start_timeout,
-        timeout=engine.timeout,
+        connection, f"engine {host}:{port}", start_timeout=engine.start_timeout, timeout=engine.timeout,
         buried=lambda why: why or "hung up",
-    )
+    )  # fmt: skip
     with suppress(EngineLostError):  # whoever asks it next is told
         link.wait_until_ready()
         _validate_model(link, expected)

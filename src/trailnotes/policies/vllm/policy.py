@@ -134,7 +134,11 @@ class VLLMPolicy:
             raise PolicyError("the engines take over new weights: await load before the next completion")
         self._asking.add(episode)
         try:
-            return await self._assign_replica(episode).complete(prompt_ids, sampling)
+            replica = self._seats[episode]
+            if replica is None:
+                replica = self._seats[episode] = min(self.replicas, key=lambda each: each.num_episodes)
+                replica.num_episodes += 1
+            return await replica.complete(prompt_ids, sampling)
         finally:
             self._asking.discard(episode)
 
@@ -213,13 +217,6 @@ class VLLMPolicy:
         except BaseException:
             self.close()
             raise
-
-    def _assign_replica(self, episode: str) -> Replica:
-        replica = self._seats[episode]
-        if replica is None:
-            replica = self._seats[episode] = min(self.replicas, key=lambda each: each.num_episodes)
-            replica.num_episodes += 1
-        return replica
 
     def _write_weights(self, weights: Mapping[str, Tensor], version: int) -> WeightFile:
         self._num_parcels += 1

@@ -83,15 +83,7 @@ class EngineProcess:
     def __init__(
         self, python: str, variables: Mapping[str, str], log: Path, *, core: Path, inherit: Sequence[int] = ()
     ) -> None:
-        """Start it.
-
-        Args:
-            python: the interpreter.
-            variables: its environment.
-            log: where all that it prints goes.
-            core: the file with the class `Core`.
-            inherit: further descriptors that it gets.
-        """
+        """Start it with this interpreter and environment; it prints to `log`, and inherits further descriptors."""
         self.log = log
         self.connection, theirs = socket.socketpair()
         with theirs, log.open("ab") as output:

@@ -143,10 +143,7 @@ class ProbeRecord:
 class Replica:
     """An engine that is rebuilt whenever it is lost.
 
-    Args:
-        connect: starts or reaches it.
-        endings: where completions end.
-        tolerance: nats, see `engine.tolerance`.
+    `connect` starts or reaches it, and `tolerance` is in nats, see `engine.tolerance`.
     """
 
     def __init__(self, connect: Connect, endings: StopCondition, tolerance: float) -> None:

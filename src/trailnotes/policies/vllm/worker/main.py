@@ -37,24 +37,15 @@ InboxItem = tuple["PolicyConnection", list[Any] | None, Path | None]
 
 
 class PolicyConnection:
-    """Socket to a policy, whose thread puts messages into the inbox, with the raw bytes of a message in a file.
+    """Socket to a policy, whose thread puts messages into the inbox, and their raw bytes, up to a limit, into `spool`.
 
-    Args:
-        connection: the socket.
-        inbox: receives the messages.
-        lost: called when there are no more.
-        spool: directory for raw bytes.
-        most_bytes: of the raw bytes of a message.
+    `lost` is called when there are no more.
     """
 
     def __init__(
-        self,
-        connection: socket.socket,
-        inbox: queue.SimpleQueue[InboxItem],
-        lost: Callable[[], object],
-        spool: str = "",
-        most_bytes: int = 0,
-    ) -> None:
+        self, connection: socket.socket, inbox: queue.SimpleQueue[InboxItem], lost: Callable[[], object],
+        spool: str = "", most_bytes: int = 0,
+    ) -> None:  # fmt: skip
         self._connection, self._inbox, self._lost = connection, inbox, lost
         self._spool, self._most_bytes = spool, most_bytes
         self._writing = threading.Lock()
@@ -160,14 +151,15 @@ class EngineServer:
     def _handle_message(self, link: PolicyConnection, message: list[Any] | None, payload: Path | None) -> bool:
         try:
             if message is None:
-                self._drop_connection(link)
+                self._abort(link)
+                if link in self.links:
+                    self.links.remove(link)
             elif message[0] == "end":
                 return link is not self.links[0]
             elif message[0] == "generate":
                 self._generate(link, *message[1:])
             elif message[0] == "abort":
-                gone = [key for key, (owner, number) in self._requests.items() if (owner, number) == (link, message[1])]
-                self._abort(gone)
+                self._abort(link, message[1])
             else:
                 self._handle_call(link, message, payload)
         finally:  # whatever it came with, and whatever became of it
@@ -216,15 +208,12 @@ class EngineServer:
         for link, part in parts.items():
             link.send("tokens", part)
 
-    def _abort(self, keys: list[int]) -> None:
-        for key in keys:
-            del self._requests[key]
-            self.core.abort(key)
-
-    def _drop_connection(self, link: PolicyConnection) -> None:
-        self._abort([key for key, (owner, _) in self._requests.items() if owner is link])
-        if link in self.links:
-            self.links.remove(link)
+    def _abort(self, link: PolicyConnection, number: int | None = None) -> None:
+        """Abort a completion of a policy; None: all of them."""
+        for key, (owner, own) in list(self._requests.items()):
+            if owner is link and number in (None, own):
+                del self._requests[key]
+                self.core.abort(key)
 
     def _accept_connections(self, settings: dict[str, Any]) -> None:
         """Let policies on other machines in, one at a time, each after its handshake."""
