@@ -127,10 +127,10 @@ def learner_of(config: Config, *, sharded: bool) -> Iterator[Learner]:
         yield build_single(config, build(config), None, None)
         return
     with tempfile.TemporaryDirectory() as folder, bind_interface():
-        circle = init_process_group(0, 1, DEVICE, 60.0, FileStore(f"{folder}/store", 1))
+        group = init_process_group(0, 1, DEVICE, 60.0, FileStore(f"{folder}/store", 1))
         try:
             dtype = torch.bfloat16 if not config.model.lora.enabled else None
-            ranks = ShardedRank(circle.mesh, circle.talk, dtype)
+            ranks = ShardedRank(group.mesh, group.talk, dtype)
             yield Learner(build(config), config.optim, config.loss, ranks=ranks)
         finally:
             dist.destroy_process_group()

@@ -42,7 +42,7 @@ from trailnotes.learner.sharded import ShardedLearner
 if __name__ == "__main__":
     with connect_cluster(load_config(sys.argv[1])) as cluster:
         learner = ShardedLearner(cluster.config, None, None, cluster.start_ranks)
-        print(learner._followers.ranks[1].pid, flush=True)
+        print(learner._monitor.ranks[1].pid, flush=True)
         time.sleep(1000)
 """
 
@@ -66,8 +66,8 @@ def cluster_at(two_nodes: TwoNodes, start_model: Path) -> Iterator[Callable[...,
 
 
 def rank_1(learner: ShardedLearner) -> ActorRankHandle:
-    assert learner._followers is not None
-    found = learner._followers.ranks[1]
+    assert learner._monitor is not None
+    found = learner._monitor.ranks[1]
     assert isinstance(found, ActorRankHandle)
     return found
 

@@ -98,7 +98,7 @@ def test_joined_rows_are_what_padded_ones_are(attention: str) -> None:
 
 
 @pytest.fixture
-def circle(tmp_path: Path) -> Iterator[LearnerGroup]:
+def group(tmp_path: Path) -> Iterator[LearnerGroup]:
     with bind_interface():
         found = init_process_group(0, 1, "cuda", 60.0, FileStore(str(tmp_path / "store"), 1))
     yield found
@@ -107,10 +107,10 @@ def circle(tmp_path: Path) -> Iterator[LearnerGroup]:
 
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("offload", [False, True])
-def test_one_rank_over_nccl_is_one_process(circle: LearnerGroup, lora: bool, offload: bool) -> None:
+def test_one_rank_over_nccl_is_one_process(group: LearnerGroup, lora: bool, offload: bool) -> None:
     config = settings({"lora": {"enabled": lora}})
     found = []
-    for ranks in (None, ShardedRank(circle.mesh, circle.talk, offload=offload)):
+    for ranks in (None, ShardedRank(group.mesh, group.talk, offload=offload)):
         subject = Learner(model_of(config, shape()), config.optim, config.loss, ranks=ranks)
         for seed in range(3):
             subject.update(rows(6, 96), seed=seed)

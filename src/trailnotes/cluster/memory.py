@@ -181,7 +181,7 @@ class ServedMemory(Closeable):
             self._at = self.version
 
     def record_effects(self, readings: Sequence[TipEffect], *, once: str = "") -> None:
-        """Record effects, as `MeasuringMemory.record_effects`."""
+        """Record effects, as `TipEffectMemory.record_effects`."""
         self._ask("call", "record_effects", list(readings), once=once or _make_request_id())
 
     def snapshot(self, path: StrPath) -> None:

@@ -54,8 +54,8 @@ class RankActor:
         try:
             store = TCPStore(*at, numbers[1], timeout=timedelta(seconds=seconds))
             with bind_interface(interface):
-                circle = init_process_group(*numbers, device_type, seconds, store)
-            run_call_loop(circle)
+                group = init_process_group(*numbers, device_type, seconds, store)
+            run_call_loop(group)
         except BaseException as error:  # noqa: BLE001 - the boundary: rank 0 must learn the reason, whatever it is
             return make_failure(error)
         return None
@@ -155,8 +155,8 @@ def start_ranks(config: Config, name_of: Callable[[str], str]) -> RankMonitor:
             rank: ActorRankHandle(actors[rank], node, pid, f" on {name_of(node)}")
             for rank, (node, _, pid) in placed.items()
         }
-        for rank, follower in ranks.items():
-            follower.follow((rank, world), (store.host, store.port), resolve_device_type(config), seconds)
+        for rank, handle in ranks.items():
+            handle.follow((rank, world), (store.host, store.port), resolve_device_type(config), seconds)
     except BaseException:
         for actor in actors.values():
             ray.kill(actor)

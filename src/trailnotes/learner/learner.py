@@ -58,7 +58,7 @@ class Learner:
         ConfigError: `loss.kl` without a reference model.
     """
 
-    joining: PackingMode = "padded"  # how the rows of a micro-batch are laid out; see `computes`
+    joining: PackingMode = "padded"  # how the rows of a micro-batch are laid out; see `logprobs`
 
     def __init__(
         self, model: nn.Module, optim: OptimConfig, loss: LossConfig, *, temperature: float = 1.0,

@@ -37,10 +37,10 @@ def main(arguments: list[str]) -> None:
         from trailnotes.learner.process_group import bind_interface, init_process_group
 
         with bind_interface():
-            circle = init_process_group(
+            group = init_process_group(
                 rank, world, arguments[3], float(arguments[4]), FileStore(str(directory / STORE_FILE), world)
             )
-        run_call_loop(circle)
+        run_call_loop(group)
         gc.freeze()  # or its end takes a second, in which the collector looks at all of torch
     except BaseException as error:  # noqa: BLE001 - the boundary: rank 0 must learn the reason, whatever it is
         with speaking:
@@ -79,27 +79,27 @@ def run_torchrun_rank(config: Config) -> None:
         raise LearnerError(f"rank {given[0]} of the learner failed: {make_failure(error).text}") from error
 
 
-def run_call_loop(circle: LearnerGroup) -> None:
+def run_call_loop(group: LearnerGroup) -> None:
     """Repeat the calls of rank 0 until it ends this rank. Raises `RuntimeError` if a rank is gone."""
     import torch
 
     from trailnotes.learner.sharded import build_rank
 
     learner = None
-    while (call := circle.receive_call()) is not None:
+    while (call := group.receive_call()) is not None:
         name, given, named = call
         try:
             if name == "build":
                 config: Config = given[0]
                 threads = config.run.threads or max(1, torch.get_num_threads() // config.learner.world_size)
                 torch.set_num_threads(threads)
-                learner = build_rank(circle, *given)
+                learner = build_rank(group, *given)
             else:
                 getattr(learner, name)(*given, **named)
         except SHARED_ERRORS:
             if learner is None:
                 raise
-    circle.destroy()
+    group.destroy()
 
 
 def _end_with_rank_0(directory: Path, speaking: threading.Lock) -> None:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
 
 
-GRACE = 5.0  # seconds that a follower has to say why it fails, and to end when it is told to
-STUCK_SECONDS = 60.0  # seconds after a follower's death in which rank 0 should have noticed by itself
+GRACE = 5.0  # seconds that a handle has to say why it fails, and to end when it is told to
+STUCK_SECONDS = 60.0  # seconds after a handle's death in which rank 0 should have noticed by itself
 STORE_FILE = "store"  # the file in the private directory that all meet over
 MAX_TEXT_CHARS = 300  # characters that are told of what a rank said
 SHARED_ERRORS = (TrailnotesError, ValueError, OSError)
@@ -91,8 +91,8 @@ class RankMonitor:
         until = time.monotonic() + GRACE
         while time.monotonic() < until and self._list_silent_ranks():
             time.sleep(0.05)
-        for rank, follower in self.ranks.items():
-            if (failure := follower.failure()) and not failure.of_others:
+        for rank, handle in self.ranks.items():
+            if (failure := handle.failure()) and not failure.of_others:
                 return self._format_ranks([rank], failure.text)
         if silent := self._list_silent_ranks():
             hangs = f"hangs: nothing from it for learner.timeout = {self.seconds:g} s ({own.text})"
@@ -109,12 +109,12 @@ class RankMonitor:
             return
         self._ended = True
         until = time.monotonic() + (0.0 if at_once else GRACE)
-        for follower in self.ranks.values():
-            follower.end(max(0.0, until - time.monotonic()))
+        for handle in self.ranks.values():
+            handle.end(max(0.0, until - time.monotonic()))
         self._tidy()
 
     def _list_silent_ranks(self) -> list[int]:
-        return [rank for rank, follower in self.ranks.items() if follower.failure() is None]
+        return [rank for rank, handle in self.ranks.items() if handle.failure() is None]
 
     def _format_ranks(self, ranks: list[int], what: str) -> str:
         names = ", ".join(f"{rank}{self.ranks[rank].where}" for rank in ranks)

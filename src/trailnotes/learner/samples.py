@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-PackingMode = Literal["padded", "joined", "shared"]  # how the rows of a batch are laid out, see `layout`
+PackingMode = Literal["padded", "joined", "shared"]  # how the rows of a batch are laid out, see `logprobs`
 
 
 @dataclass(slots=True)
@@ -263,7 +263,6 @@ def make_microbatches(
     return batches
 
 
-T = TypeVar("T")
 GatheredCall = Callable[..., Any]
 """Calls a function with arguments while the outer weights of a model (embedding, last norm, head) are whole."""
 

@@ -49,7 +49,7 @@ def build_single(config: Config, model: Any, reference: Any, dump_dir: Path | No
     return _make_learner(config, model, reference, dump_dir, _choose_packing(config, model))
 
 
-def build_rank(circle: LearnerGroup, config: Config, dump_dir: Path | None) -> Learner:
+def build_rank(group: LearnerGroup, config: Config, dump_dir: Path | None) -> Learner:
     """Build the learner of this rank's part of the model in `config`, with a reference model where one is needed.
 
     Every rank loads the whole model into its host's memory, and moves a block at a time to its device.
@@ -65,7 +65,7 @@ def build_rank(circle: LearnerGroup, config: Config, dump_dir: Path | None) -> L
     joining = _choose_packing(config, model)
     whole = not config.model.lora.enabled
     dtype = getattr(torch, config.model.dtype) if whole and config.model.dtype != "float32" else None
-    ranks = ShardedRank(circle.mesh, circle.talk, dtype, offload=config.learner.offload)
+    ranks = ShardedRank(group.mesh, group.talk, dtype, offload=config.learner.offload)
     _require_same_weights(ranks, model)
     if dump_dir is not None:
         _require_shared_directory(ranks, dump_dir.parent)
@@ -203,19 +203,19 @@ class ShardedLearner:
         self._start = {p: p.detach().clone() for p in model.parameters() if p.requires_grad} if own else {}
         world, kind = config.learner.world_size, resolve_device_type(config)
         dumps = dump_dir and dump_dir.absolute()  # others may be at work elsewhere
-        self._circle: LearnerGroup | None = None
-        self._followers = None if given else (start or partial(start_processes, config))()
+        self._group: LearnerGroup | None = None
+        self._monitor = None if given else (start or partial(start_processes, config))()
         atexit.register(self.close)
         try:
             with self._monitor_ranks():
-                if self._followers is None:
-                    self._circle = init_process_group(0, world, kind, config.learner.timeout)
+                if self._monitor is None:
+                    self._group = init_process_group(0, world, kind, config.learner.timeout)
                 else:
-                    with bind_interface(self._followers.interface):
-                        store = self._followers.store()
-                        self._circle = init_process_group(0, world, kind, config.learner.timeout, store)
-                self._circle.broadcast_call(("build", (config, dumps), {}))
-                self._learner = build_rank(self._circle, config, dumps)
+                    with bind_interface(self._monitor.interface):
+                        store = self._monitor.store()
+                        self._group = init_process_group(0, world, kind, config.learner.timeout, store)
+                self._group.broadcast_call(("build", (config, dumps), {}))
+                self._learner = build_rank(self._group, config, dumps)
         except BaseException:
             self._abort_ranks()
             raise
@@ -268,32 +268,32 @@ class ShardedLearner:
     def close(self) -> None:
         """End the other ranks, and kill those that do not end."""
         atexit.unregister(self.close)
-        circle, self._circle = self._circle, None
-        if circle is not None:
+        group, self._group = self._group, None
+        if group is not None:
             with contextlib.suppress(RuntimeError):
-                circle.broadcast_call(None)
-                circle.destroy()
-        if self._followers is not None:
-            self._followers.end(at_once=circle is None)
+                group.broadcast_call(None)
+                group.destroy()
+        if self._monitor is not None:
+            self._monitor.end(at_once=group is None)
 
     def _call_all_ranks(self, name: str, *given: Any, **named: Any) -> Any:
-        if self._circle is None:
+        if self._group is None:
             raise LearnerError("the processes of the learner have ended: start the run again, and it resumes")
         with self._monitor_ranks():
-            self._circle.broadcast_call((name, given, named))
+            self._group.broadcast_call((name, given, named))
             return getattr(self._learner, name)(*given, **named)
 
     @contextlib.contextmanager
     def _monitor_ranks(self) -> Iterator[None]:
         """End all ranks, with the reason, on an error of the block that is not shared by all."""
-        if self._followers is not None:
-            self._followers.set_busy(True)
+        if self._monitor is not None:
+            self._monitor.set_busy(True)
         try:
             yield
         except SHARED_ERRORS:
             raise
         except RuntimeError as error:
-            others = self._followers
+            others = self._monitor
             reason = describe_rank_0_failure(error) if others is None else others.describe_failure(error)
             self._abort_ranks()
             raise LearnerError(reason) from error
@@ -301,14 +301,14 @@ class ShardedLearner:
             self._abort_ranks()
             raise
         finally:
-            if self._followers is not None:
-                self._followers.set_busy(False)
+            if self._monitor is not None:
+                self._monitor.set_busy(False)
 
     def _abort_ranks(self) -> None:
-        circle, self._circle = self._circle, None
-        if self._followers is not None:
-            self._followers.end(at_once=True)
-        if circle is not None or dist.is_initialized():
+        group, self._group = self._group, None
+        if self._monitor is not None:
+            self._monitor.end(at_once=True)
+        if group is not None or dist.is_initialized():
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()
 

@@ -22,7 +22,10 @@ MAIN = Path(wire.__file__).with_name("main.py")
 CORE = Path(__file__).with_name("markov.py")
 HANDSHAKES = 64
 # Whose patience with strangers no test outlasts.
-PROGRAM = "import runpy, sys, wire; wire.HANDSHAKE_TIMEOUT = 600.0; del sys.argv[0]; runpy.run_path(sys.argv[0], None, '__main__')"
+PROGRAM = (
+    "import runpy, sys, wire; wire.HANDSHAKE_TIMEOUT = 600.0; del sys.argv[0]; "
+    "runpy.run_path(sys.argv[0], None, '__main__')"
+)
 SECRET = "a secret of some length"
 MOST = 1 << 20
 

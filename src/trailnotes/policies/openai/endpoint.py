@@ -38,7 +38,7 @@ except ModuleNotFoundError as missing:
 class PaidAnswer:
     """Answer to one request, with its cost."""
 
-    key: str  # of the request, see `request_key`; "" for one of which nothing came
+    key: str  # of the request, see `hash_request`; "" for one of which nothing came
     text: str  # as the server wrote it
     finish_reason: FinishReason
     prompt_tokens: int

@@ -60,7 +60,7 @@ class VLLMPolicy:
         PolicyError: an engine does not start.
     """
 
-    def __init__(  # noqa: PLR0913 - the parts, which `vllm_policy` takes from a config
+    def __init__(  # noqa: PLR0913 - the parts, which `make_vllm_policy` takes from a config
         self,
         connects: Sequence[Connect],
         tokenizer: Any,
@@ -92,11 +92,6 @@ class VLLMPolicy:
         self._parcel: WeightFile | None = None
         self._num_parcels = 0
         self._start_replicas()
-
-    @property
-    def num_unfinished(self) -> int:
-        """Number of completions under way."""
-        return len(self._asking)
 
     def encode(self, messages: Sequence[Message]) -> TokenIds:
         """Encode the conversation up to where the assistant speaks."""
