@@ -144,9 +144,7 @@ def start_ranks(config: Config, name_of: Callable[[str], str]) -> RankMonitor:
         asked = {rank: actor.place.remote() for rank, actor in actors.items()}
         placed = {}
         for rank, answer in asked.items():
-            who = (
-                f"rank {rank} of the learner (if the cluster has no room for it, lower learner.world_size or add nodes)"
-            )
+            who = f"rank {rank} of the learner (if it finds no room, lower learner.world_size or add nodes)"
             placed[rank] = get_result(answer, Deadline(who.__str__, limit, "cluster.timeout"))
         here = ray.util.get_node_ip_address()
         alone = all(address == here for _, address, _ in placed.values())
