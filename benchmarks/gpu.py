@@ -32,9 +32,9 @@ from rollout import Workload, observations
 from trailnotes.config.schema import Config
 from trailnotes.estimate.footprint import estimate_for_shape, estimate_weight_copies
 from trailnotes.estimate.model_shape import MAX_TIED_SIZE, QWEN_SHAPES, infer_model_shape
-from trailnotes.learner.building import build_single
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.process_group import bind_interface, init_process_group
+from trailnotes.learner.sharded import build_single
 from trailnotes.learner.sharding import ShardedRank
 from trailnotes.policies.hf.adapters import add_adapters
 from trailnotes.policies.hf.policy import HFPolicy
@@ -127,10 +127,10 @@ def learner_of(config: Config, *, sharded: bool) -> Iterator[Learner]:
         yield build_single(config, build(config), None, None)
         return
     with tempfile.TemporaryDirectory() as folder, bind_interface():
-        circle = init_process_group(0, 1, DEVICE, 60.0, FileStore(f"{folder}/store", 1))
+        group = init_process_group(0, 1, DEVICE, 60.0, FileStore(f"{folder}/store", 1))
         try:
             dtype = torch.bfloat16 if not config.model.lora.enabled else None
-            ranks = ShardedRank(circle.mesh, circle.talk, dtype)
+            ranks = ShardedRank(group.mesh, group.talk, dtype)
             yield Learner(build(config), config.optim, config.loss, ranks=ranks)
         finally:
             dist.destroy_process_group()

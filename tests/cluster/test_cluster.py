@@ -133,7 +133,7 @@ def test_a_killed_environment_worker_costs_an_episode(
 @contextmanager
 def at_find(number: int, then: Callable[[ServedMemory], None]) -> Iterator[None]:
     """Have something happen when the memory is searched for the `number`-th time; each iteration does so ten times."""
-    find = ServedMemory.find
+    find = ServedMemory.search_async
     calls: list[int] = []
 
     async def troubled(self: ServedMemory, *arguments: Any) -> list[Tip]:
@@ -143,7 +143,7 @@ def at_find(number: int, then: Callable[[ServedMemory], None]) -> Iterator[None]
         return await find(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ServedMemory, "find", troubled)
+        patch.setattr(ServedMemory, "search_async", troubled)
         yield
     assert len(calls) >= number
 
@@ -165,10 +165,10 @@ def serve(cluster: Cluster, path: Path, service: type[MemoryService] = MemorySer
 class Dying(MemoryService):
     """Dies once, after it has stored, and before it answers."""
 
-    def add(self, tips: Any, once: str) -> VersionedAnswer:
-        answer = super().add(tips, once)
+    def call(self, method: str, *arguments: Any, **named: Any) -> VersionedAnswer:
+        answer = super().call(method, *arguments, **named)
         grave = Path(self._memory.store.path or "").with_name("grave")
-        if not grave.exists():
+        if method == "add" and not grave.exists():
             grave.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return answer

@@ -29,7 +29,7 @@ def test_what_is_no_address_is_refused(address: str) -> None:
 
 
 def test_ray_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "missing_package", lambda extra: extra)
+    monkeypatch.setattr(connection, "find_missing_module", lambda extra: extra)
     with (
         pytest.raises(MissingExtraError, match=r"cluster.address needs the package ray: .*\[ray\]"),
         connect_cluster(at("auto")),

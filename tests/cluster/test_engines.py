@@ -24,8 +24,7 @@ from trailnotes.cluster.engines import place_engines
 from trailnotes.errors import PolicyError
 from trailnotes.policies.hf.engine import StopCondition
 from trailnotes.policies.hf.policy import load_tokenizer
-from trailnotes.policies.vllm.replica import Replica
-from trailnotes.policies.vllm.weights import WeightFile, write_full_model
+from trailnotes.policies.vllm.replica import Replica, WeightFile, write_full_model
 from trailnotes.types import Completion, Sampling
 
 ray: Any = pytest.importorskip("ray")

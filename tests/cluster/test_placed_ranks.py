@@ -16,10 +16,9 @@ import torch
 
 from idle import occupied
 from sharded_cases import UPDATES, Case, config_of, difference, one_process, rows_of, wait_until_gone
-from trailnotes.cluster.cluster import Cluster
+from trailnotes.cluster.cluster import Cluster, reserve_gpu
 from trailnotes.cluster.connection import connect_cluster
 from trailnotes.cluster.ranks import ActorRankHandle
-from trailnotes.cluster.seat import reserve_gpu
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import ClusterError, LearnerError
@@ -37,13 +36,13 @@ MIXED = rows_of(Case(others=True))  # with tips and without, held, imitated
 
 PARENT = """
 import sys, time
-from trailnotes.cluster.connection import joined
+from trailnotes.cluster.connection import connect_cluster
 from trailnotes.config.toml import load_config
 from trailnotes.learner.sharded import ShardedLearner
 if __name__ == "__main__":
-    with joined(load_config(sys.argv[1])) as cluster:
+    with connect_cluster(load_config(sys.argv[1])) as cluster:
         learner = ShardedLearner(cluster.config, None, None, cluster.start_ranks)
-        print(learner._followers.ranks[1].pid, flush=True)
+        print(learner._monitor.ranks[1].pid, flush=True)
         time.sleep(1000)
 """
 
@@ -67,8 +66,8 @@ def cluster_at(two_nodes: TwoNodes, start_model: Path) -> Iterator[Callable[...,
 
 
 def rank_1(learner: ShardedLearner) -> ActorRankHandle:
-    assert learner._followers is not None
-    found = learner._followers.ranks[1]
+    assert learner._monitor is not None
+    found = learner._monitor.ranks[1]
     assert isinstance(found, ActorRankHandle)
     return found
 

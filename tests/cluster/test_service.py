@@ -14,7 +14,7 @@ from trailnotes.types import Tip
 def test_a_version_that_is_kept_again_is_kept_in_its_place(tmp_path: Path) -> None:
     path = tmp_path / "memory.db"
     with closing(MemoryService(str(path), _get_folder_id(path), small_config())) as service:
-        service.add([Tip("task", "go east", "key", 0.0)], _make_request_id())
+        service.call("add", [Tip("task", "go east", "key", 0.0)], once=_make_request_id())
         first = service.pin().version
         (kept,) = service._pinned.values()
         assert service.pin().version == first
@@ -27,11 +27,11 @@ def test_only_the_newest_requests_stay_marked(tmp_path: Path) -> None:
     with closing(MemoryService(str(path), _get_folder_id(path), small_config())) as service:
         store = service._memory.store
         names = [_make_request_id() for _ in range(REQUESTS_KEPT + 3)]
-        assert service.add([Tip("task", "first", "key", 0.0)], "phase").value == 1
+        assert service.call("add", [Tip("task", "first", "key", 0.0)], once="phase").value == 1
         for name in names:
-            assert service.add([Tip("task", name, "key", 0.0)], name).value == 1
-        assert service.add([Tip("task", "again", "key", 0.0)], names[-1]).value == 0
-        assert service.add([Tip("task", "again", "key", 0.0)], names[3]).value == 0
-        assert service.add([Tip("task", "again", "key", 0.0)], "phase").value == 0, "that of a phase stays"
+            assert service.call("add", [Tip("task", name, "key", 0.0)], once=name).value == 1
+        assert service.call("add", [Tip("task", "again", "key", 0.0)], once=names[-1]).value == 0
+        assert service.call("add", [Tip("task", "again", "key", 0.0)], once=names[3]).value == 0
+        assert service.call("add", [Tip("task", "again", "key", 0.0)], once="phase").value == 0, "that of a phase stays"
         marks = store._query("SELECT name FROM meta WHERE name GLOB 'once/*'")
         assert {name for (name,) in marks} == {f"once/{name}" for name in ("phase", *names[3:])}

@@ -76,8 +76,8 @@ def at_update(monkeypatch: pytest.MonkeyPatch, number: int, then: Callable[[Acto
     def troubled(self: ShardedLearner, *arguments: Any, **named: Any) -> dict[str, float]:
         calls.append(1)
         if len(calls) == number:
-            assert self._followers is not None
-            rank = self._followers.ranks[1]
+            assert self._monitor is not None
+            rank = self._monitor.ranks[1]
             assert isinstance(rank, ActorRankHandle)
             then(rank)
         return update(self, *arguments, **named)

@@ -20,9 +20,9 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 from trailnotes.config.schema import Config
 from trailnotes.estimate.footprint import estimate_for_shape
 from trailnotes.estimate.model_shape import infer_model_shape
-from trailnotes.learner.building import build_single
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.process_group import LearnerGroup, bind_interface, init_process_group
+from trailnotes.learner.sharded import build_single
 from trailnotes.learner.sharding import ShardedRank
 from trailnotes.policies.hf.adapters import add_adapters
 from trailnotes.types import Message, Sample, Sampling
@@ -98,7 +98,7 @@ def test_joined_rows_are_what_padded_ones_are(attention: str) -> None:
 
 
 @pytest.fixture
-def circle(tmp_path: Path) -> Iterator[LearnerGroup]:
+def group(tmp_path: Path) -> Iterator[LearnerGroup]:
     with bind_interface():
         found = init_process_group(0, 1, "cuda", 60.0, FileStore(str(tmp_path / "store"), 1))
     yield found
@@ -107,10 +107,10 @@ def circle(tmp_path: Path) -> Iterator[LearnerGroup]:
 
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("offload", [False, True])
-def test_one_rank_over_nccl_is_one_process(circle: LearnerGroup, lora: bool, offload: bool) -> None:
+def test_one_rank_over_nccl_is_one_process(group: LearnerGroup, lora: bool, offload: bool) -> None:
     config = settings({"lora": {"enabled": lora}})
     found = []
-    for ranks in (None, ShardedRank(circle.mesh, circle.talk, offload=offload)):
+    for ranks in (None, ShardedRank(group.mesh, group.talk, offload=offload)):
         subject = Learner(model_of(config, shape()), config.optim, config.loss, ranks=ranks)
         for seed in range(3):
             subject.update(rows(6, 96), seed=seed)

@@ -17,11 +17,16 @@ from transformers import MistralConfig, MistralForCausalLM
 from sharded_cases import CASES, Case, alone, among, learn, model_of, rows_of
 from tiny import VOCABULARY, tiny_model
 from trailnotes.config.schema import LossConfig, OptimConfig
-from trailnotes.learner.layout import share_prefixes
 from trailnotes.learner.learner import Learner
-from trailnotes.learner.logprobs import TokenScorer, is_packing_supported
-from trailnotes.learner.ranks import SingleRank, distribute_rows, split_microbatches
-from trailnotes.learner.samples import PackingMode, dummy_sample, make_microbatches
+from trailnotes.learner.logprobs import TokenScorer, is_packing_supported, share_prefixes
+from trailnotes.learner.samples import (
+    PackingMode,
+    Ranks,
+    distribute_rows,
+    dummy_sample,
+    make_microbatches,
+    split_microbatches,
+)
 from trailnotes.types import Sample
 
 pytestmark = [
@@ -60,7 +65,7 @@ def test_every_row_is_in_one_micro_batch_of_one_rank_and_all_ranks_pass_as_often
 
 def test_alone_nothing_changes() -> None:
     some = rows(5, 3, 9, 3)
-    assert split_microbatches(some, 10, SingleRank()) == make_microbatches(some, 10) == [[1, 3], [0], [2]]
+    assert split_microbatches(some, 10, Ranks()) == make_microbatches(some, 10) == [[1, 3], [0], [2]]
 
 
 def test_joined_rows_count_without_padding() -> None:

@@ -23,7 +23,7 @@ from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.errors import ConfigError, NonFiniteError
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.logprobs import TokenScorer
-from trailnotes.learner.roles import compute_token_weights
+from trailnotes.learner.losses import compute_token_weights
 from trailnotes.learner.samples import build_anchor_samples, build_samples, iter_minibatches
 from trailnotes.types import Completion, Mode, RowRole, Sample, Tip, TrajectoryGroup
 

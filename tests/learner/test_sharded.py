@@ -23,15 +23,19 @@ from sharded_cases import Case, config_of, difference, one_process, rows_of, wai
 from small import small_config
 from tiny import tiny_model
 from trailnotes.errors import ConfigError, LearnerError, NonFiniteError
-from trailnotes.learner import rank_handles as followers
+from trailnotes.learner import rank_handles as handles
 from trailnotes.learner import states
-from trailnotes.learner.building import _require_plain_head, _require_shared_directory, build_single
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.process_group import init_process_group, validate_world_size
-from trailnotes.learner.processes import RankProcess
 from trailnotes.learner.rank import is_torchrun_worker
-from trailnotes.learner.rank_handles import Failure, RankMonitor, is_communication_error
-from trailnotes.learner.sharded import ShardedLearner, make_learner
+from trailnotes.learner.rank_handles import Failure, RankMonitor, RankProcess, is_communication_error
+from trailnotes.learner.sharded import (
+    ShardedLearner,
+    _require_plain_head,
+    _require_shared_directory,
+    build_single,
+    make_learner,
+)
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.types import Sample
 
@@ -43,18 +47,18 @@ from trailnotes.config.toml import load_config
 from trailnotes.learner.sharded import ShardedLearner
 if __name__ == "__main__":
     learner = ShardedLearner(load_config(sys.argv[1]))
-    print(learner._followers.ranks[1].process.pid, learner._followers.ranks[1]._log.parent, flush=True)
+    print(learner._monitor.ranks[1].process.pid, learner._monitor.ranks[1]._log.parent, flush=True)
     time.sleep(1000)
 """
 TORCHRUN = """
 import sys
 from trailnotes.config.toml import load_config
-from trailnotes.learner.rank import follow, follows
+from trailnotes.learner.rank import is_torchrun_worker, run_torchrun_rank
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[2])
     config = load_config(sys.argv[1])
-    if follows():
-        follow(config)
+    if is_torchrun_worker():
+        run_torchrun_rank(config)
     else:
         from sharded_cases import Case, config_of, difference, one_process, rows_of, wait_until_gone
         from trailnotes.learner.sharded import ShardedLearner
@@ -71,9 +75,9 @@ def two(start_model: Path, tmp_path: Path) -> Iterator[ShardedLearner]:
     learner = ShardedLearner(config, load_model(config.model)[0], tmp_path / "dumps")
     yield learner
     learner.close()
-    assert learner._followers is not None
-    assert all(rank.process.poll() is not None for rank in learner._followers.ranks.values())
-    assert not any(rank._log.parent.exists() for rank in learner._followers.ranks.values())
+    assert learner._monitor is not None
+    assert all(rank.process.poll() is not None for rank in learner._monitor.ranks.values())
+    assert not any(rank._log.parent.exists() for rank in learner._monitor.ranks.values())
 
 
 def test_a_life_of_two_processes_is_that_of_one(two: ShardedLearner, start_model: Path, tmp_path: Path) -> None:
@@ -146,9 +150,9 @@ def test_what_stops_every_rank_alike_is_raised_once_and_what_kills_one_ends_all(
         two.load(tmp_path)
     assert two.update(ROWS)["optimiser_steps"] == 1  # all goes on
 
-    assert two._followers is not None
-    two._followers.ranks[1].process.kill()
-    with pytest.raises(LearnerError, match="rank 1 of the learner was killed by SIGKILL"):
+    assert two._monitor is not None
+    two._monitor.ranks[1].process.kill()
+    with pytest.raises(LearnerError, match="rank 1 of the learner died of SIGKILL"):
         two.update(ROWS)
     with pytest.raises(LearnerError, match="have ended"):
         two.update(ROWS)
@@ -158,8 +162,8 @@ def test_who_waited_in_vain_meets_the_next_and_hears_why_it_fails(start_model: P
     with pytest.raises(RuntimeError):
         init_process_group(0, 2, "cpu", 0.1, dist.FileStore(str(tmp_path / "store"), 2))
     learner = ShardedLearner(config_of(start_model, timeout=60))
-    assert learner._circle is not None
-    learner._circle.broadcast_call(("dance", (), {}))
+    assert learner._group is not None
+    learner._group.broadcast_call(("dance", (), {}))
     with pytest.raises(LearnerError, match=r"rank 1 of the learner failed: AttributeError: .*dance"):
         learner.update(ROWS)
     learner.close()
@@ -193,8 +197,8 @@ def test_nobody_outlives_rank_0(start_model: Path, tmp_path: Path, stopped: bool
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_named(start_model: Path) -> None:
     learner = ShardedLearner(config_of(start_model, timeout=20.0))
-    assert learner._followers is not None
-    os.kill(learner._followers.ranks[1].process.pid, signal.SIGSTOP)
+    assert learner._monitor is not None
+    os.kill(learner._monitor.ranks[1].process.pid, signal.SIGSTOP)
     with pytest.raises(LearnerError, match=r"rank 1 of the learner hangs: nothing from it for learner\.timeout = 20 s"):
         learner.update(ROWS)
 
@@ -339,7 +343,7 @@ class Said:
 
 
 def test_the_cause_is_told_from_its_consequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(followers, "GRACE", 0.0)
+    monkeypatch.setattr(handles, "GRACE", 0.0)
     lost, own = dist.DistNetworkError("Connection reset by peer"), RuntimeError("out of memory")
     theirs = Said(Failure("failed: RuntimeError: Connection closed by peer", of_others=True))
     cause = Said(Failure("failed: OutOfMemoryError: CUDA out of memory"), " on node 10.0.0.7")
@@ -359,9 +363,9 @@ def test_the_cause_is_told_from_its_consequences(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("code", "told"),
     [
-        ("raise SystemExit(3)", "ended with exit status 3"),
-        ("raise SystemExit('no GPU')", "ended with exit status 1: no GPU"),
-        ("import os; os.abort()", "was killed by SIGABRT"),
+        ("raise SystemExit(3)", "exited with status 3"),
+        ("raise SystemExit('no GPU')", "exited with status 1: no GPU"),
+        ("import os; os.abort()", "died of SIGABRT"),
     ],
 )
 def test_how_a_process_ended_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, told: str) -> None:

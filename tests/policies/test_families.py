@@ -106,11 +106,11 @@ def test_what_is_taught_are_the_chosen_answers_with_their_ends(chats, name, syst
     chat, messages = chats[name], talk(*SPOKEN, system=system)
     first, second = (i for i, message in enumerate(messages) if message.role == "assistant")
     for turns, words in (((first,), "go north"), ((second,), "take key"), ((), "")):
-        ids, mask = chat.taught(messages, turns)
+        ids, mask = chat.encode_with_mask(messages, turns)
         assert tuple(ids) == chat.encode(messages)
         taught = text_of(chat.tokenizer, [token for token, one in zip(ids, mask, strict=True) if one])
         assert taught.replace(" ", "") == (words + FAMILIES[name].end if words else "").replace(" ", "")
-    ids, mask = chat.taught(messages[:-1], {second})  # the answer to come, as a demonstration ends
+    ids, mask = chat.encode_with_mask(messages[:-1], {second})  # the answer to come, as a demonstration ends
     taught = text_of(chat.tokenizer, [token for token, one in zip(ids, mask, strict=True) if one])
     assert taught.replace(" ", "") == f"take key{FAMILIES[name].end}".replace(" ", "")
 

@@ -20,7 +20,7 @@ from trailnotes.envs.tasks import tasks_of
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import PolicyError
 from trailnotes.policies.base import Policy
-from trailnotes.policies.hf.network import SlotCache
+from trailnotes.policies.hf.decoder import SlotCache
 from trailnotes.policies.hf.policy import HFPolicy, load_model
 from trailnotes.rollout import run_groups, write_tips
 from trailnotes.runs.panels import play_panel

@@ -1,5 +1,5 @@
-"""Several machines, by Ray: actors that do what worker processes, files and engines of this machine do otherwise.
+"""Several machines, by Ray: actors in the place of worker processes, files and engines of this machine.
 
-Nothing here starts a cluster, and nothing below knows of one: what a run needs is handed to it as the same seams
-(`Host`, a memory) that it has without.
+Nothing here starts a cluster, and nothing below knows of one: a run gets the same interfaces (`Host`, a memory) that it
+has without.
 """

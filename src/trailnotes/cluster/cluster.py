@@ -1,16 +1,16 @@
-"""`Cluster`: what a run asks of Ray, in the words of a run."""
+"""`Cluster`: the requests of a run to Ray."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from trailnotes.cluster.waiting import Deadline, get_result
 from trailnotes.errors import ClusterError, ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from trailnotes.cluster.memory import ServedMemory
     from trailnotes.config.schema import Config
     from trailnotes.envs.workers.hosts import Host
@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 class Cluster:
-    """A Ray cluster that this process is connected to. `joined` makes one.
-
-    Args:
-        config: of the run.
-    """
+    """A Ray cluster that this process is connected to; `connect_cluster` makes one for the config of a run."""
 
     def __init__(self, config: Config) -> None:
         import ray
@@ -42,49 +38,47 @@ class Cluster:
 
     @property
     def nodes(self) -> dict[str, str]:
-        """Id -> what messages call it, of all nodes that live."""
-        return {node: _format_node(node, found["NodeManagerAddress"]) for node, found in self._found.items()}
+        """Names in messages, by id, of all nodes that live."""
+        return {node: f"node {found['NodeManagerAddress']} ({node[:6]})" for node, found in self._found.items()}
 
     @property
     def num_machines(self) -> int:
-        """By their addresses: tests have several nodes on one machine."""
+        """Number of different addresses; tests have several nodes on one machine."""
         return len({found["NodeManagerAddress"] for found in self._found.values()})
 
     def get_node_name(self, node: str) -> str:
-        """What messages call a node, also one that has come since."""
+        """Return the name of a node in messages, also of one that has come since."""
         return self.nodes.get(node, f"node {node[:6]}")
 
     def remove_node(self, node: str) -> None:
-        """Do without a node that was lost."""
+        """Remove a node that was lost."""
         del self._found[node]
 
     def make_env_host(self, index: int) -> Host:
-        """An environment worker somewhere in the cluster: `EnvPool`'s `make_host`."""
+        """Make an environment worker somewhere in the cluster: `EnvPool`'s `make_host`."""
         from trailnotes.cluster.envs import ActorHost
 
         return ActorHost(self.config, index, self.get_node_name)
 
     def make_memory(self, path: StrPath) -> ServedMemory:
-        """The memory file of the run as a service on this machine. Raises as `ServedMemory`."""
+        """Serve the memory file of the run from this machine. Raises as `ServedMemory`."""
         from trailnotes.cluster.memory import ServedMemory
 
         return ServedMemory(self.config, path, self.pin_to_node(self.home), self.get_node_name(self.home))
 
     def reserve_gpu(self) -> None:
-        """Have Ray give the GPU of this process to nobody else. Raises as `seat.reserve_gpu`."""
-        from trailnotes.cluster.seat import reserve_gpu
-
+        """Have Ray give the GPU of this process to no other. Raises as `reserve_gpu`."""
         if self._gpu_reservation:
             self._seat = reserve_gpu(self.config, self.pin_to_node(self.home))
 
     def start_ranks(self) -> RankMonitor:
-        """The ranks of the learner beside this process: `make_learner`'s `start`. Raises as `ranks.start_ranks`."""
+        """Start the ranks of the learner beside this process, for `make_learner`. Raises as `ranks.start_ranks`."""
         from trailnotes.cluster.ranks import start_ranks
 
         return start_ranks(self.config, self.get_node_name)
 
     def start_engines(self) -> list[Connect]:
-        """How to reach the engines of the run, which start now: `connects` of `vllm_policy`; [] if it needs none."""
+        """Start the engines of the run; return `connects` of `make_vllm_policy`, [] if it needs none."""
         from trailnotes.cluster.engines import has_cluster_engines, place_engines
 
         if not has_cluster_engines(self.config):
@@ -103,13 +97,13 @@ class Cluster:
 
     @staticmethod
     def pin_to_node(node: str) -> Any:
-        """The scheduling strategy that places an actor on this node and no other."""
+        """Make the scheduling strategy that places an actor on this node and no other."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         return NodeAffinitySchedulingStrategy(node, soft=False)
 
     def get_resource_requests(self) -> dict[str, tuple[int, dict[str, float]]]:
-        """Setting -> how many actors it asks for, and what Ray sets aside for each of them; without the seat."""
+        """List by setting how many actors it asks for, and the resources of each; without the GPU of this process."""
         config = self.config
         wanted = {"env.num_workers": (config.env.num_workers, {"CPU": config.cluster.env_cpus})}
         if config.learner.world_size > 1:
@@ -130,28 +124,21 @@ class Cluster:
     @property
     def _gpu_reservation(self) -> dict[str, float]:
         """What Ray sets aside for the process of the run, on its own node; {} if nothing."""
-        from trailnotes.cluster.seat import needs_gpu_reservation
+        from trailnotes.policies.hf.policy import resolve_device
 
-        return (
-            {"GPU": 1.0}
-            if not self._is_outside and needs_gpu_reservation(self.config, self._get_resources(self.home))
-            else {}
-        )
-
-    def _get_resources(self, node: str) -> dict[str, float]:
-        """Of a node in all, also what others hold."""
-        found: dict[str, float] = self._found[node]["Resources"]
-        return found
+        if self._is_outside or self._found[self.home]["Resources"].get("GPU", 0.0) < 1:
+            return {}
+        device = resolve_device(self.config.model.device)  # one with a number is used as it is: Ray does not know of it
+        return {"GPU": 1.0} if device.type == "cuda" and device.index is None else {}
 
     def require_resources(self) -> None:
-        """Refuse what all nodes together do not have, or no single one has for one actor. Others may hold some of it.
+        """Check that all nodes together have what the run asks for, and single nodes what each actor needs.
 
-        Raises:
-            ClusterError: it names the settings.
+        Others may hold some of it. Raises `ClusterError`, which names the settings.
         """
         wanted = {setting: (number, each) for setting, (number, each) in self.get_resource_requests().items() if number}
         seat, have = self._gpu_reservation, Counter[str]()
-        left = {node: Counter(self._get_resources(node)) for node in self._found}
+        left = {node: Counter[str](self._found[node]["Resources"]) for node in self._found}
         for resources in left.values():
             have.update(resources)
         if seat:
@@ -168,21 +155,45 @@ class Cluster:
                     f"{have[resource]:g}: lower them, or add nodes"
                 )
         for setting, (_, each) in wanted.items():
-            if not any(_has_resources(resources, each) for resources in left.values()):
+            if not any(all(node.get(name, 0.0) >= amount for name, amount in each.items()) for node in left.values()):
+                needs = " and ".join(f"{amount:g} {name}" for name, amount in each.items())
                 besides = " besides that of the process of the run" if seat.keys() & each.keys() else ""
                 raise ClusterError(
-                    f"no node of the cluster has {_format_resources(each)}{besides}, which each of {setting} wants: lower it"
+                    f"no node of the cluster has {needs}{besides}, which each of {setting} wants: lower it"
                 )
 
 
-def _has_resources(resources: Mapping[str, float], each: Mapping[str, float]) -> bool:
-    return all(resources.get(name, 0.0) >= amount for name, amount in each.items())
+class GpuReservation:
+    """Actor that has a GPU set aside, and leaves it to the process of the run."""
+
+    def get_gpu_id(self) -> str:
+        """Return the name of its GPU on its machine."""
+        import ray
+
+        (found,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+        return str(found)
 
 
-def _format_resources(each: Mapping[str, float]) -> str:
-    return " and ".join(f"{amount:g} {name}" for name, amount in each.items())
+def reserve_gpu(config: Config, here: Any) -> Any:
+    """Set a GPU of this machine aside, and compute on it from here on.
 
+    `here` is the scheduling strategy that places an actor on the node of this process. The actor that is returned keeps
+    the GPU as long as it is referred to.
 
-def _format_node(node: str, address: str) -> str:
-    """What messages call a node: several may share an address."""
-    return f"node {address} ({node[:6]})"
+    Raises:
+        ClusterError: other programs have all of them, or this process does not see the one that Ray gives.
+    """
+    import ray
+    import torch
+
+    seat = ray.remote(GpuReservation).options(num_cpus=0, num_gpus=1, scheduling_strategy=here).remote()
+    who = "a GPU of this machine for the process of the run (if others have them all, start it elsewhere)"
+    gpu = get_result(seat.get_gpu_id.remote(), Deadline(lambda: who, config.cluster.timeout, "cluster.timeout"))
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    if visible and gpu not in visible:
+        named = ",".join(visible)
+        raise ClusterError(
+            f"Ray gives GPU {gpu} to the process of the run, whose CUDA_VISIBLE_DEVICES is {named}: unset it"
+        )
+    torch.cuda.set_device(visible.index(gpu) if visible else int(gpu))
+    return seat

@@ -1,4 +1,4 @@
-"""From the settings to a `Cluster`: is anybody there, is it Ray, and does it have what is asked of it."""
+"""Connection to a Ray cluster, with checks that it answers, runs the same code, and is large enough."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ EMPTY_SETTINGS = bytes((0, 0, 0, SETTINGS_FRAME, 0, 0, 0, 0, 0))
 
 @contextlib.contextmanager
 def connect_cluster(config: Config) -> Iterator[Cluster]:
-    """The Ray cluster at `cluster.address` for as long as the block lasts.
+    """Connect to the Ray cluster at `cluster.address` for the duration of the block.
 
     A program that is connected to Ray already stays so, and its cluster is the one.
 
     Raises:
         MissingExtraError: Ray is not installed.
-        ClusterError: nobody is there, somebody else is, a machine has other versions, or too little is left.
+        ClusterError: Ray does not answer, a machine has other versions, or too little is left.
     """
     if package := find_missing_module("ray"):
         raise MissingExtraError(f"cluster.address needs the package {package}: {format_install_command('ray')}")
@@ -68,13 +68,16 @@ def connect_cluster(config: Config) -> Iterator[Cluster]:
 
 
 def _init_ray(address: str) -> None:
-    """Connect to Ray, which takes longer than a minute to find out that nobody is there: so that is asked first."""
+    """Connect to Ray once the address answers: Ray itself takes longer than a minute to find out."""
     import ray
+    from ray._private.services import find_gcs_addresses
 
-    if address == "auto":
-        _require_single_cluster()
-    else:
+    if address != "auto":
         _require_ray_answer(address)
+    elif len(found := sorted(find_gcs_addresses())) > 1 and "RAY_ADDRESS" not in os.environ:  # Ray takes the newest
+        raise ClusterError(
+            f'cluster.address = "auto": {len(found)} Ray clusters run on this machine: name one of {", ".join(found)}'
+        )
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="WARNING")
@@ -97,19 +100,8 @@ def _explain_error(error: BaseException) -> str:
     return f"{text[:300]}: all machines need the same versions, and the same token (RAY_AUTH_MODE) where there is one"
 
 
-def _require_single_cluster() -> None:
-    """Refuse `auto` where several clusters run on this machine: Ray would take the newest, whosoever it is."""
-    from ray._private.services import find_gcs_addresses
-
-    found = sorted(find_gcs_addresses())
-    if len(found) > 1 and "RAY_ADDRESS" not in os.environ:
-        raise ClusterError(
-            f'cluster.address = "auto": {len(found)} Ray clusters run on this machine: name one of {", ".join(found)}'
-        )
-
-
 def _require_ray_answer(address: str) -> None:
-    """Refuse an address where nobody answers as gRPC does, which is what Ray speaks."""
+    """Refuse an address that does not answer as gRPC does, which is Ray's protocol."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), CONNECT_LIMIT) as connection:
@@ -130,7 +122,7 @@ def _require_ray_answer(address: str) -> None:
 
 
 def get_code_versions() -> dict[str, str]:
-    """What must be the same on all machines, by name."""
+    """List the versions that must be the same on all machines, by name."""
     import ray
 
     digest = hashlib.sha256()
@@ -145,7 +137,6 @@ def get_code_versions() -> dict[str, str]:
 
 
 def _require_same_code(cluster: Cluster) -> None:
-    """Have each machine say what it runs."""
     import ray
 
     ours, remote = get_code_versions(), ray.remote(num_cpus=0, max_retries=0)(get_code_versions)
@@ -163,7 +154,7 @@ def _require_same_code(cluster: Cluster) -> None:
 
 
 def _get_node_versions(cluster: Cluster, node: str, answer: Any) -> dict[str, str] | None:
-    """What `code` says there; None where the node was lost a moment ago, and Ray has only just noticed."""
+    """Get the versions of a node; None where the node was lost a moment ago, and Ray has only just noticed."""
     import ray
 
     limit = cluster.config.cluster.timeout

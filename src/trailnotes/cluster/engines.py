@@ -1,7 +1,7 @@
 """Engines as actors: each serves one, on the node that Ray has placed it on, to the process of the run alone.
 
-Where an engine is lost with its actor, Ray starts another, perhaps on another node; the `Replica` that used it asks
-where it is now, and goes on as with any engine that was lost.
+Where an engine is lost with its actor, Ray starts another, perhaps on another node; its `Replica` asks for the new
+address, and goes on as with any engine that was lost.
 """
 
 from __future__ import annotations
@@ -25,15 +25,7 @@ LOCALHOST = "127.0.0.1"
 
 
 class EngineActor:
-    """The actor.
-
-    Args:
-        config: of the run.
-        token: that only this run knows.
-        home: address of the machine that the process of the run is on.
-        directory: where that was started; see `RankActor`.
-        core: the file with the engine's class `Core`.
-    """
+    """Actor that serves one engine to a run, whose process is at the address `home`, and was started in `directory`."""
 
     def __init__(self, config: Config, token: str, home: str, directory: str, core: Path) -> None:
         with contextlib.suppress(OSError):
@@ -44,14 +36,14 @@ class EngineActor:
         threading.Thread(target=self._serve, args=(config, token, home, core), daemon=True).start()
 
     def address(self) -> tuple[tuple[str, int] | None, str]:
-        """Host and port of the engine, which is ready; or none, and why not."""
+        """Wait for the engine; return its host and port, or None and why not."""
         self._known.wait()
         return self._address, self._failure
 
     def _serve(self, config: Config, token: str, home: str, core: Path) -> None:
         import ray
 
-        from trailnotes.policies.vllm.serving import serve_engine
+        from trailnotes.policies.vllm.building import serve_engine
 
         here = ray.util.get_node_ip_address()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")  # those that Ray has set aside, if any
@@ -74,12 +66,12 @@ class EngineActor:
 
 
 def has_cluster_engines(config: Config) -> bool:
-    """Whether the engines of a run are the cluster's to place: ours lives in the process of the run."""
+    """Return whether the cluster places the engines of a run: an embedded one lives in the process of the run."""
     return config.engine.name == "vllm" and not config.engine.urls
 
 
 def get_engine_resources(config: Config) -> dict[str, float]:
-    """What Ray sets aside for one engine: as many GPUs as `engine.devices` names for one, or else a single one."""
+    """List the resources of one engine: as many GPUs as `engine.devices` names for one, or else a single one."""
     from trailnotes.policies.hf.policy import resolve_device
 
     cpus = {"CPU": float(config.run.threads or 1)}
@@ -89,14 +81,10 @@ def get_engine_resources(config: Config) -> dict[str, float]:
 
 
 def place_engines(config: Config, core: Path | None = None) -> tuple[list[Any], list[Connect]]:
-    """Start `engine.replicas` engines, spread over the nodes of the cluster.
-
-    Args:
-        config: of the run.
-        core: the file with the engine's class `Core`; None: vLLM's.
+    """Start `engine.replicas` engines, spread over the nodes of the cluster; `core` None is vLLM's.
 
     Returns:
-        The actors, for whoever is to end them, and how to reach the engine of each.
+        The actors, to be ended by the caller, and how to reach the engine of each.
 
     Raises:
         ConfigError: `model.path` cannot be read here.
@@ -104,18 +92,15 @@ def place_engines(config: Config, core: Path | None = None) -> tuple[list[Any], 
     import ray
 
     from trailnotes.policies.vllm.building import get_model_requirement
+    from trailnotes.policies.vllm.link import connect_engine
     from trailnotes.policies.vllm.process import CORE_FILE
-    from trailnotes.policies.vllm.remote import connect_engine
 
     token = secrets.token_hex(32)
     expected, each = get_model_requirement(config), get_engine_resources(config)
     kind = ray.remote(EngineActor).options(
-        num_cpus=each["CPU"],
-        num_gpus=each.get("GPU", 0),
-        max_restarts=-1,
-        max_task_retries=-1,
+        num_cpus=each["CPU"], num_gpus=each.get("GPU", 0), max_restarts=-1, max_task_retries=-1,
         scheduling_strategy="SPREAD",
-    )
+    )  # fmt: skip
     home, directory = ray.util.get_node_ip_address(), str(Path.cwd())
     actors = [kind.remote(config, token, home, directory, core or CORE_FILE) for _ in range(config.engine.replicas)]
     return actors, [
@@ -127,7 +112,7 @@ def place_engines(config: Config, core: Path | None = None) -> tuple[list[Any], 
 
 
 def get_engine_address(actor: Any, number: int, config: Config) -> tuple[str, int]:
-    """Host and port of an engine, as soon as it is ready.
+    """Wait until an engine is ready, and return its host and port.
 
     Raises:
         PolicyError: it is not in time, or cannot be.

@@ -26,35 +26,31 @@ STOP_LIMIT = 5.0  # seconds to close its environments
 
 
 class EnvActor:
-    """The actor: what `envs.workers.main` serves in a process of this machine. Frames are JSON, as there."""
+    """Actor that serves what `envs.workers.main` serves in a process of this machine. Frames are JSON, as there."""
 
     def __init__(self) -> None:
         self._server = EnvServer()
 
     def where(self) -> tuple[str, int]:
-        """Id of its node, and its process there."""
+        """Return the id of its node, and its process there."""
         import ray
 
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def answer(self, frame: bytes) -> bytes:
-        """One answer to one request."""
+        """Answer one request frame."""
         return self._server.answer(json.loads(frame[HEADER.size :]))
 
     def close(self) -> None:
-        """Close all environments."""
+        """Close all of its environments."""
         self._server.close()
 
 
 class ActorHost(RemoteHost):
     """Environments in an actor that Ray places where it has CPUs for it.
 
-    A lost one is not brought back: the pool's next lease asks for another, which Ray may place on another node.
-
-    Args:
-        config: of the run.
-        index: of the worker in its pool.
-        name_of: gives what messages call a node, by its id.
+    A lost one is not brought back: the pool's next lease asks for another, which Ray may place on another node. `index`
+    is that of the worker in its pool, and `name_of` gives the name of a node in messages by its id.
     """
 
     def __init__(self, config: Config, index: int, name_of: Callable[[str], str]) -> None:
@@ -72,7 +68,7 @@ class ActorHost(RemoteHost):
 
     @property
     def place(self) -> str:
-        """Where it is, for messages."""
+        """Its process and node, for messages."""
         import ray
 
         ready, _ = ray.wait([self._where], timeout=0)
@@ -89,11 +85,11 @@ class ActorHost(RemoteHost):
         self.drain()
 
     def detach(self) -> None:
-        """Stop listening."""
+        """Stop listening to the actor."""
         self._loop = None
 
     def drain(self) -> None:
-        """Take everything that was answered so far."""
+        """Take all answers that came so far."""
         import ray
 
         while self._came and not self.failure:
@@ -108,7 +104,7 @@ class ActorHost(RemoteHost):
             self._head_is_new()
 
     def watch(self) -> None:
-        """Say who is waited for, and lose the actor if it is for too long."""
+        """Report a long wait, and lose the actor if it exceeds its limit."""
         self.drain()
         if self.failure or not self._pending or self._patience is None:
             return
@@ -137,7 +133,7 @@ class ActorHost(RemoteHost):
         future.add_done_callback(lambda done: self._hear(answer, done))
 
     def _hear(self, answer: Awaited | None, future: Future[bytes]) -> None:
-        """An answer came, in a thread of Ray's."""
+        """Take an answer, in a thread of Ray's."""
         self._came.append((answer, future))
         loop = self._loop
         if loop is not None:

@@ -1,8 +1,8 @@
-"""The memory as a service: one actor writes, on the machine of the run directory, and everybody asks it.
+"""The memory as a service: one actor on the machine of the run directory writes, and all processes ask it.
 
-Its state is the SQLite file of the run and nothing else, so that a killed one is brought back by Ray and has lost
-nothing that it had answered: a write is on the disk before it is answered, and has a name of its own, so that one
-that Ray repeats, since its answer was lost, is not stored twice.
+Its state is the SQLite file of the run and nothing else, so that Ray can restart a killed one without loss: a write is
+on the disk before it is answered, and has a name of its own, so that one that Ray repeats, since its answer was lost,
+is not stored twice.
 """
 
 from __future__ import annotations
@@ -31,23 +31,21 @@ if TYPE_CHECKING:
     from trailnotes.types import StrPath, Task, Tip, Trajectory
 
 logger = logging.getLogger(__name__)
+SHOWN = ("register_tasks", "report", "record_effects")  # methods that concern the tips that prompts show
 STOP_LIMIT = 5.0  # seconds to close the file
 
 
 class VersionedAnswer(NamedTuple):
-    """What the service answers."""
+    """Answer of the service."""
 
     value: Any
     version: int  # of the memory that it was read from, or that it made: the number of writes so far
 
 
 class MemoryService:
-    """The actor. One call after the other, but for searches that wait for a slow embedder.
+    """Actor that answers one call after the other, but for searches that wait for a slow embedder.
 
-    Args:
-        path: of the memory file.
-        folder: device and inode of its folder as the run sees it, which must be the same here.
-        config: of the run.
+    It must see the same `folder` (device and inode) of the memory file as the run.
     """
 
     def __init__(self, path: str, folder: tuple[int, int], config: Config) -> None:
@@ -66,7 +64,7 @@ class MemoryService:
             self._broken = error
 
     async def search_async(self, namespace: str, query: str, top_k: int, at: int | None) -> VersionedAnswer:
-        """What prompts show, as it was at the version `at`; None: as it is."""
+        """Find tips for a prompt, as they were at the version `at`; None: as they are."""
         memory = self._at(at)
         tips = await make_prompt_memory(memory, self._config.algorithm.show_tips).search_async(namespace, query, top_k)
         return VersionedAnswer(tips, memory.store.sequence)
@@ -85,48 +83,23 @@ class MemoryService:
             self._pinned.popitem(last=False)[1].close()
         return VersionedAnswer(None, version)
 
-    def add(self, tips: Sequence[Tip], once: str) -> VersionedAnswer:
-        """`TipMemory.add`."""
-        return self._answer(self._whole().add(tips, once=once))
-
-    def register_tasks(self, tasks: Sequence[Task]) -> VersionedAnswer:
-        """`TipMemory.register_tasks`, of what is shown."""
-        return self._answer(make_prompt_memory(self._whole(), self._config.algorithm.show_tips).register_tasks(tasks))
-
-    def report(self, episodes: Sequence[Trajectory], once: str) -> VersionedAnswer:
-        """`TipMemory.report`, of what was shown."""
-        make_prompt_memory(self._whole(), self._config.algorithm.show_tips).report(episodes, once=once)
-        return self._answer(None)
-
-    def record_effects(self, readings: Sequence[TipEffect], once: str) -> VersionedAnswer:
-        """`TipMemory.measure`, of what was shown."""
-        make_prompt_memory(self._whole(), self._config.algorithm.show_tips).record_effects(readings, once=once)
-        return self._answer(None)
-
-    def snapshot(self, path: str) -> VersionedAnswer:
-        """`TipMemory.snapshot`."""
-        self._whole().snapshot(path)
-        return self._answer(None)
-
-    def restore(self, path: str) -> VersionedAnswer:
-        """`TipMemory.restore`."""
-        self._whole().restore(path)
-        return self._answer(None)
-
-    def stats(self) -> VersionedAnswer:
-        """`TipMemory.stats`."""
-        return self._answer(self._whole().stats())
+    def call(self, method: str, *arguments: Any, **named: Any) -> VersionedAnswer:
+        """Call a method of the memory, or of the part of it that prompts show."""
+        memory = self._whole()
+        if method in SHOWN:
+            memory = make_prompt_memory(memory, self._config.algorithm.show_tips)
+        return self._answer(getattr(memory, method)(*arguments, **named))
 
     def reconcile(self, saved: Path | None, start: Path, aside: Path, tips: Sequence[Tip]) -> VersionedAnswer:
-        """`owner.reconcile`."""
+        """Reconcile the file with a checkpoint, as `owner.reconcile`."""
         return self._answer(reconcile(self._whole(), saved, start, aside, tips))
 
     def pid(self) -> VersionedAnswer:
-        """Its process."""
+        """Return the number of its process."""
         return self._answer(os.getpid())
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the memory file."""
         if self._broken is None:
             self._memory.close()
 
@@ -136,7 +109,7 @@ class MemoryService:
         return self._memory
 
     def _at(self, version: int | None) -> TipMemory:
-        """Who began anew meanwhile keeps no old version: the newest is what there is, and the answer says so."""
+        """Get a version that is kept. After a restart there is none but the newest, and the answer says so."""
         memory = self._whole()
         if version is not None and version not in self._pinned and memory.store.sequence == version:
             self.pin()
@@ -147,14 +120,9 @@ class MemoryService:
 
 
 class ServedMemory(Closeable):
-    """The memory of a run, behind the methods that `memory.base` names; it finds what prompts are to show.
+    """The memory of a run, behind the methods that `memory.base` names; it searches only tips that prompts may show.
 
-    Args:
-        config: of the run.
-        path: of the memory file.
-        here: the scheduling strategy that places the actor beside this process.
-        place: what messages call this node.
-        service: the actor's class.
+    `here` is the scheduling strategy that places the actor beside this process, and `place` the name of this node.
 
     Raises:
         MemoryStoreError: the file is damaged, of a newer version, belongs to another embedder, or is out of reach.
@@ -175,7 +143,7 @@ class ServedMemory(Closeable):
         self.stats()  # or the reason why not
 
     def pinned(self) -> ServedMemory:
-        """A reader of the memory as it is now, whatever is written meanwhile, but for what it reports itself."""
+        """Make a reader of the memory as it is now, whatever is written meanwhile, but for its own reports."""
         reader = object.__new__(ServedMemory)
         reader.__dict__.update(self.__dict__)
         reader._ask("pin")
@@ -183,59 +151,59 @@ class ServedMemory(Closeable):
         return reader
 
     def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:
-        """See `Memory.search`."""
+        """Find tips, as `Memory.search`."""
         return self._found(self._ask("search_async", namespace, query, top_k, self._at))
 
     async def search_async(self, namespace: str, query: str, top_k: int) -> list[Tip]:
-        """See `AsyncMemory.find`."""
+        """Find tips, as `AsyncMemory.search_async`."""
         answer = self._actor.search_async.remote(namespace, query, top_k, self._at)
         return self._found(self._taken(await await_result(answer, self._patience())))
 
     def add(self, tips: Sequence[Tip], *, once: str = "") -> int:
-        """See `TipMemory.add`; 0 also where Ray repeated a write that had been stored."""
-        changed: int = self._ask("add", list(tips), once or _make_request_id())
+        """Add tips, as `TipMemory.add`; return 0 also where Ray repeated a write that had been stored."""
+        changed: int = self._ask("call", "add", list(tips), once=once or _make_request_id())
         return changed
 
     def register_tasks(self, tasks: Sequence[Task]) -> bool:
-        """See `ScopedMemory.register_tasks`."""
+        """Register tasks, as `ScopedMemory.register_tasks`."""
         hears = self._config.memory.scope != "task" or self._config.algorithm.show_tips == "other"
-        new: bool = hears and self._ask("register_tasks", list(tasks))
+        new: bool = hears and self._ask("call", "register_tasks", list(tasks))
         if new and self._at is not None:
             self._ask("pin")
             self._at = self.version
         return new
 
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
-        """See `FeedbackMemory.report`."""
-        self._ask("report", list(episodes), once or _make_request_id())
+        """Report episodes, as `FeedbackMemory.report`."""
+        self._ask("call", "report", list(episodes), once=once or _make_request_id())
         if self._at is not None:
             self._ask("pin")
             self._at = self.version
 
     def record_effects(self, readings: Sequence[TipEffect], *, once: str = "") -> None:
-        """See `TipEffectMemory.measure`."""
-        self._ask("record_effects", list(readings), once or _make_request_id())
+        """Record effects, as `TipEffectMemory.record_effects`."""
+        self._ask("call", "record_effects", list(readings), once=once or _make_request_id())
 
     def snapshot(self, path: StrPath) -> None:
-        """See `Memory.snapshot`."""
-        self._ask("snapshot", str(Path(path).resolve()))
+        """Copy the file, as `Memory.snapshot`."""
+        self._ask("call", "snapshot", str(Path(path).resolve()))
 
     def restore(self, path: StrPath) -> None:
-        """See `Memory.restore`."""
-        self._ask("restore", str(Path(path).resolve()))
+        """Restore a copy, as `Memory.restore`."""
+        self._ask("call", "restore", str(Path(path).resolve()))
 
     def stats(self) -> dict[str, float]:
-        """See `Memory.stats`."""
-        counts: dict[str, float] = self._ask("stats")
+        """Count the tips, as `Memory.stats`."""
+        counts: dict[str, float] = self._ask("call", "stats")
         return counts
 
     def reconcile(self, saved: Path | None, start: Path, aside: Path, tips: Sequence[Tip] = ()) -> bool:
-        """See `owner.reconcile`."""
+        """Reconcile the file with a checkpoint, as `owner.reconcile`."""
         begins: bool = self._ask("reconcile", saved and saved.resolve(), start.resolve(), aside.resolve(), list(tips))
         return begins
 
     def pid(self) -> int:
-        """The actor's process, on the machine of the run."""
+        """Return the actor's process, on the machine of the run."""
         number: int = self._ask("pid")
         return number
 
@@ -249,8 +217,8 @@ class ServedMemory(Closeable):
     def _patience(self) -> Deadline:
         return Deadline(lambda: f"the memory service on {self._place}", self._config.cluster.timeout, "cluster.timeout")
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
-        answer = getattr(self._actor, method).remote(*arguments)
+    def _ask(self, method: str, *arguments: Any, **named: Any) -> Any:
+        answer = getattr(self._actor, method).remote(*arguments, **named)
         return self._taken(get_result(answer, self._patience()))
 
     def _taken(self, answer: VersionedAnswer) -> Any:
@@ -268,11 +236,10 @@ class ServedMemory(Closeable):
 
 
 def _get_folder_id(path: Path) -> tuple[int, int]:
-    """Device and inode of the folder of `path`: the same for two processes that see the same one."""
+    """Identify the folder of `path`: device and inode are the same for two processes that see the same one."""
     found = path.parent.stat()
     return found.st_dev, found.st_ino
 
 
 def _make_request_id() -> str:
-    """A name for one write."""
     return f"{REQUEST}{uuid.uuid4().hex}"

@@ -1,7 +1,7 @@
-"""Learner ranks as actors: each does, wherever Ray has placed it, what a process of this machine does as a rank.
+"""Learner ranks as actors, wherever Ray has placed them.
 
-Rank 0 stays in the process of the run. The others meet it at an address of its node: the loopback one if all are on
-one machine, else that by which Ray knows the node, and gloo and nccl keep to the interface that has it.
+Rank 0 stays in the process of the run. The others meet it at an address of its node: the loopback one if all are on one
+machine, else that by which Ray knows the node, and gloo and nccl keep to the interface that has it.
 """
 
 from __future__ import annotations
@@ -25,30 +25,22 @@ NODE_LOSS_TIMEOUT = 60.0  # seconds in which Ray finds out whether what it canno
 
 
 class RankActor:
-    """The actor.
-
-    Args:
-        directory: where the run was started. What is named relative to it is found here, too, if all machines see it.
-    """
+    """Actor that is a rank; it works in `directory`, where the run was started, if its machine has it."""
 
     def __init__(self, directory: str) -> None:
         with contextlib.suppress(OSError):
             os.chdir(directory)
 
     def place(self) -> tuple[str, str, int]:
-        """Id and address of its node, and the number of its process there."""
+        """Return id and address of its node, and the number of its process there."""
         import ray
 
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), os.getpid()
 
     def follow(self, numbers: tuple[int, int], at: tuple[str, int], device_type: str, seconds: float) -> Failure | None:
-        """Do what rank 0 does until it sends this one home; why not, if it fails before.
+        """Repeat the calls of rank 0 until it ends this rank; return why, if it fails before.
 
-        Args:
-            numbers: of this rank, and of how many.
-            at: host and port of the store that all meet over.
-            device_type: cpu or cuda.
-            seconds: that one may wait for another.
+        `numbers` are its rank and the world size, and `at` is the host and port of the store that all meet over.
         """
         from datetime import timedelta
 
@@ -62,15 +54,15 @@ class RankActor:
         try:
             store = TCPStore(*at, numbers[1], timeout=timedelta(seconds=seconds))
             with bind_interface(interface):
-                circle = init_process_group(*numbers, device_type, seconds, store)
-            run_call_loop(circle)
+                group = init_process_group(*numbers, device_type, seconds, store)
+            run_call_loop(group)
         except BaseException as error:  # noqa: BLE001 - the boundary: rank 0 must learn the reason, whatever it is
             return make_failure(error)
         return None
 
 
 class ActorRankHandle:
-    """A rank that is an actor; see `RankHandle`."""
+    """Handle of a rank that is an actor; see `RankHandle`."""
 
     def __init__(self, actor: Any, node: str, pid: int, where: str) -> None:
         self.actor, self.node, self.pid, self.where = actor, node, pid, where
@@ -78,11 +70,11 @@ class ActorRankHandle:
         self._failure: Failure | None = None
 
     def follow(self, *arguments: Any) -> None:
-        """Have it do what rank 0 does, from now on."""
+        """Have it follow rank 0, from now on."""
         self._done = self.actor.follow.remote(*arguments)
 
     def failure(self) -> Failure | None:
-        """See `RankHandle`."""
+        """Return why it failed, or how it ended; None while it lives in silence."""
         import ray
 
         if not ray.is_initialized():  # to ask Ray anything would start a cluster
@@ -97,7 +89,7 @@ class ActorRankHandle:
         return self._failure
 
     def end(self, seconds: float) -> None:
-        """See `RankHandle`."""
+        """Wait so long for it to end by itself; then kill it."""
         import ray
 
         if not ray.is_initialized():  # which ended all actors of this process
@@ -108,10 +100,7 @@ class ActorRankHandle:
             ray.kill(self.actor)
 
     def _how(self, error: Exception) -> Failure:
-        """How it died. Ray may know of a broken connection alone at first, and see only later that a node is gone.
-
-        Asking again is how to learn it: a dead actor's call fails for good.
-        """
+        """Find out how it died by asking again: Ray may know of a broken connection first, and later of a lost node."""
         import ray
 
         until = time.monotonic() + NODE_LOSS_TIMEOUT
@@ -129,18 +118,14 @@ class ActorRankHandle:
 
 
 def get_rank_resources(config: Config) -> dict[str, float]:
-    """What Ray sets aside for each rank but rank 0, which is in the process of the run."""
+    """List the resources of each rank but rank 0, which is in the process of the run."""
     from trailnotes.learner.process_group import resolve_device_type
 
     return {"CPU": 1.0, "GPU": float(resolve_device_type(config) == "cuda")}
 
 
 def start_ranks(config: Config, name_of: Callable[[str], str]) -> RankMonitor:
-    """Ranks 1 to `learner.world_size` - 1 as actors of their own, spread over the nodes.
-
-    Args:
-        config: of the run.
-        name_of: gives what messages call the node of an id.
+    """Start ranks 1 to `learner.world_size` - 1 as actors, spread over the nodes; `name_of` names nodes in messages.
 
     Raises:
         ClusterError: one does not start, or finds no room in time.
@@ -157,7 +142,10 @@ def start_ranks(config: Config, name_of: Callable[[str], str]) -> RankMonitor:
     actors = {rank: kind.remote(str(Path.cwd())) for rank in range(1, world)}
     try:
         asked = {rank: actor.place.remote() for rank, actor in actors.items()}
-        placed = {rank: _await_placement(rank, answer, limit) for rank, answer in asked.items()}
+        placed = {}
+        for rank, answer in asked.items():
+            who = f"rank {rank} of the learner (if it finds no room, lower learner.world_size or add nodes)"
+            placed[rank] = get_result(answer, Deadline(who.__str__, limit, "cluster.timeout"))
         here = ray.util.get_node_ip_address()
         alone = all(address == here for _, address, _ in placed.values())
         store = create_store(LOCALHOST if alone else here, world, seconds)
@@ -165,16 +153,10 @@ def start_ranks(config: Config, name_of: Callable[[str], str]) -> RankMonitor:
             rank: ActorRankHandle(actors[rank], node, pid, f" on {name_of(node)}")
             for rank, (node, _, pid) in placed.items()
         }
-        for rank, follower in ranks.items():
-            follower.follow((rank, world), (store.host, store.port), resolve_device_type(config), seconds)
+        for rank, handle in ranks.items():
+            handle.follow((rank, world), (store.host, store.port), resolve_device_type(config), seconds)
     except BaseException:
         for actor in actors.values():
             ray.kill(actor)
         raise
     return RankMonitor(ranks, seconds, lambda: store, interface=LOOPBACK if alone else find_interface(here))
-
-
-def _await_placement(rank: int, answer: Any, limit: float) -> tuple[str, str, int]:
-    who = f"rank {rank} of the learner (if the cluster has no room for it, lower learner.world_size or add nodes)"
-    found: tuple[str, str, int] = get_result(answer, Deadline(lambda: who, limit, "cluster.timeout"))
-    return found

@@ -1,7 +1,6 @@
-"""The watchdog: nobody is waited for without a limit, and who it is that lets a run wait is said before it is reached.
+"""Time limits for answers of actors that live and do not answer: they hang, are stopped, or find no place.
 
-Ray itself notices what is dead. This is for what lives and does not answer: an actor that hangs, is stopped, or finds
-no place.
+Ray itself notices what is dead. At half of the limit a message names what the run waits for.
 """
 
 from __future__ import annotations
@@ -22,13 +21,9 @@ logger = logging.getLogger(__name__)
 
 
 class Deadline:
-    """One wait, from now on.
+    """Time limit of one wait, in seconds from now on.
 
-    Args:
-        who: gives the name of who is waited for, and where it is.
-        limit: seconds.
-        setting: the key that the limit comes from.
-        then: what happens at the limit.
+    `who` gives the name and place of what is waited for. `setting` is the key of the limit, `then` what happens at it.
     """
 
     def __init__(self, who: Callable[[], str], limit: float, setting: str, then: str = "the run stops") -> None:
@@ -45,11 +40,7 @@ class Deadline:
         return max(0.0, (self.limit if self._said else self.limit / 2) - passed)
 
     def check(self) -> None:
-        """At half of the limit, say once who is waited for.
-
-        Raises:
-            ClusterError: the limit is over.
-        """
+        """Warn once at half of the limit; raise `ClusterError` when it is over."""
         passed = time.monotonic() - self._since
         if passed >= self.limit:
             raise ClusterError(self.timeout_message)
@@ -67,11 +58,11 @@ class Deadline:
 
 
 def get_result(answer: Any, patience: Deadline) -> Any:
-    """What the reference `answer` of Ray comes to; as `ray.get`, but never without end.
+    """Get the value of the reference `answer` of Ray, as `ray.get`, within a time limit.
 
     Raises:
         ClusterError: the limit is over, or the actor is lost.
-        TrailnotesError: what the actor raised.
+        TrailnotesError: raised by the actor.
     """
     import ray
 
@@ -82,7 +73,7 @@ def get_result(answer: Any, patience: Deadline) -> Any:
 
 
 async def await_result(answer: Any, patience: Deadline) -> Any:
-    """`get_result` for an event loop, which goes on meanwhile."""
+    """Await the value of a reference in an event loop, as `get_result`."""
     future = asyncio.wrap_future(answer.future())
     while not future.done():
         await asyncio.wait({future}, timeout=patience.seconds_left)
@@ -94,7 +85,7 @@ async def await_result(answer: Any, patience: Deadline) -> Any:
 
 @contextlib.contextmanager
 def _translate_errors(patience: Deadline) -> Iterator[None]:
-    """Ray's account of an error of ours, or of a lost actor, as the one line that matters."""
+    """Raise our own error in Ray's wrapper, or the loss of an actor, as the one line that matters."""
     import ray
 
     try:
@@ -108,7 +99,7 @@ def _translate_errors(patience: Deadline) -> Iterator[None]:
 
 
 def extract_cause(error: Exception) -> str:
-    """Why Ray lost an actor: a few words out of its account of many lines."""
+    """Extract why Ray lost an actor from its long message."""
     text = " ".join(str(error).split())
     found = re.search(r" because ((?:[^.]|\.\S)+)", text)
     return found[1] if found else text[:200]

@@ -16,7 +16,7 @@ PORT = 7465
 
 def _serve(args: Namespace) -> None:
     from trailnotes.config.toml import load_config
-    from trailnotes.policies.vllm.serving import serve_engine
+    from trailnotes.policies.vllm.building import serve_engine
 
     config = load_config(args.config, args.settings)
     serve_engine(config, args.host, args.port, say=lambda address: print(f"ready: tcp://{address}", flush=True))

@@ -23,8 +23,7 @@ from trailnotes.estimate.memory_model import (
     is_on_cpu,
 )
 from trailnotes.estimate.model_shape import ModelShape, infer_model_shape
-from trailnotes.policies.hf.decoder import MAX_TOKENS
-from trailnotes.policies.hf.network import SlotCache
+from trailnotes.policies.hf.decoder import MAX_TOKENS, SlotCache
 from trailnotes.policies.hf.policy import resolve_device
 from trailnotes.policies.vllm.building import DEDICATED_GPU_FRACTION, SHARED_GPU_FRACTION, compute_cache_bytes
 

@@ -1,1 +1,1 @@
-"""Rows in, a better model out. It knows no method."""
+"""The learner: it trains a model on rows of tokens, whatever method made them."""

@@ -1,4 +1,4 @@
-"""The learner: rows in, a better model out. It knows no algorithm."""
+"""The learner updates a model on rows of tokens; it knows no algorithm."""
 
 from __future__ import annotations
 
@@ -16,52 +16,56 @@ from torch import Tensor, nn
 from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.errors import ConfigError
 from trailnotes.learner import losses
-from trailnotes.learner.dump import raise_non_finite
 from trailnotes.learner.logprobs import Batch, TokenScorer
-from trailnotes.learner.metrics import UpdateMetrics, compute_advantage_metrics
-from trailnotes.learner.optimizer import MasterAdamW
-from trailnotes.learner.ranks import Ranks, SingleRank, split_microbatches
-from trailnotes.learner.roles import compute_token_weights, get_term_weights
-from trailnotes.learner.samples import PackingMode, dummy_sample, has_advantage, iter_minibatches
-from trailnotes.learner.states import export_model, gather_trained_weights, load_state, save_state
-from trailnotes.policies.hf.network import needs_training_mode, switch_mode
+from trailnotes.learner.losses import UpdateMetrics, compute_advantage_metrics, compute_token_weights, get_term_weights
+from trailnotes.learner.samples import (
+    PackingMode,
+    Ranks,
+    dummy_sample,
+    has_advantage,
+    iter_minibatches,
+    split_microbatches,
+)
+from trailnotes.learner.states import (
+    MasterAdamW,
+    export_model,
+    gather_trained_weights,
+    load_state,
+    raise_non_finite,
+    save_state,
+)
+from trailnotes.policies.hf.decoder import needs_training_mode, switch_mode
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Sample
 
 
 class Learner:
-    """A model, its optimiser and the loss.
+    """A model, its optimizer and the loss.
 
     Args:
         model: a causal LM of transformers, or a peft model (then only the adapters are trained).
-        optim: optimiser, and how a batch is cut.
-        loss: the clipped surrogate and what is added to it.
+        optim: optimizer, and how a batch is cut.
+        loss: the clipped surrogate and its additional terms.
         temperature: of the distribution that tokens are sampled from, at acting and learning alike.
-        reference: the model that `loss.kl` holds on to; with adapters it may be left out, since the base and what
-            the adapters are now make the start model.
-        dump_dir: where a batch is written whose loss or gradient is not finite.
+        reference: the reference model of `loss.kl`; with adapters it may be left out, since the base and the adapters
+            as
+            they are now make the initial model.
+        dump_dir: for batches whose loss or gradient is not finite.
         ranks: the processes that share the update. Each has a learner of the same weights, calls the same methods with
             the same arguments, and gets the same answers; this one keeps its part of the weights only.
 
     Raises:
-        ConfigError: `loss.kl` without anything to compare with.
+        ConfigError: `loss.kl` without a reference model.
     """
 
-    joining: PackingMode = "padded"  # how the rows of a micro-batch are laid out; see `computes`
+    joining: PackingMode = "padded"  # how the rows of a micro-batch are laid out; see `logprobs`
 
     def __init__(
-        self,
-        model: nn.Module,
-        optim: OptimConfig,
-        loss: LossConfig,
-        *,
-        temperature: float = 1.0,
-        reference: nn.Module | None = None,
-        dump_dir: Path | None = None,
-        ranks: Ranks | None = None,
-    ) -> None:
+        self, model: nn.Module, optim: OptimConfig, loss: LossConfig, *, temperature: float = 1.0,
+        reference: nn.Module | None = None, dump_dir: Path | None = None, ranks: Ranks | None = None,
+    ) -> None:  # fmt: skip
         self.model, self.optim, self.loss, self.dump_dir = model, optim, loss, dump_dir
-        self.ranks: Ranks = ranks if ranks is not None else SingleRank()
+        self.ranks: Ranks = ranks if ranks is not None else Ranks()
         self.steps = 0  # optimiser steps so far
         if loss.kl and reference is None and not hasattr(model, "disable_adapter"):
             raise ConfigError(
@@ -82,16 +86,16 @@ class Learner:
 
     @property
     def models(self) -> list[nn.Module]:
-        """The model, and the start model where it is another."""
+        """The model, and the reference model where it is another."""
         return list(dict.fromkeys((self.model, self._score_reference.model)))
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """Device that the learner computes on."""
         return self.ranks.device or next(self.model.parameters()).device
 
     def logprobs(self, samples: Sequence[Sample], *, of_start: bool = False) -> list[tuple[float, ...]]:
-        """Log-probabilities of the trained tokens, at the sampling temperature, by the model as it is or as it began.
+        """Score the trained tokens by the model as it is, or as it was at the start, at the sampling temperature.
 
         Returns:
             For each row (L,) natural logarithms; 0.0 where `loss_mask` is 0.
@@ -103,16 +107,17 @@ class Learner:
         return [tuple(row.tolist()) for row in rows]
 
     def update(self, samples: Sequence[Sample], seed: int = 0, lr_scale: float = 1.0) -> dict[str, float]:
-        """Learn from one batch of rows.
+        """Update the model on one batch of rows.
 
         Rows of zero advantage are left out first, with `loss.drop_zero_advantage`; mini-batches then count the
         trajectories that are left. A mini-batch whose gradient is exactly zero takes no step.
 
         Args:
             samples: the rows; advantages are final.
-            seed: of the order of the mini-batches; with several ranks also of their dropout, which a process that
-                learns alone draws from torch's generator as it finds it.
-            lr_scale: factor on `optim.lr`, from whatever schedule the caller keeps.
+            seed: of the order of the mini-batches; with several ranks also of their dropout, which a single process
+                draws from
+                torch's generator as it finds it.
+            lr_scale: factor on `optim.lr`, from the caller's schedule.
 
         Returns:
             Metrics, explained in docs/metrics.md.
@@ -136,36 +141,23 @@ class Learner:
                 self._step([rows[i] for i in chosen], [reference[i] for i in chosen], metrics)
         for model in self.models:
             self.ranks.reshard(model)
-        return (
-            metrics.result(self.ranks)
-            | compute_advantage_metrics([sample for sample in samples if sample.role == "episode"])
-            | {
-                "lr": self.optim.lr * lr_scale,
-                "seconds_reference": seconds_reference,
-                "seconds": time.perf_counter() - started,
-            }
-        )
+        found = metrics.result(self.ranks)
+        found |= compute_advantage_metrics([sample for sample in samples if sample.role == "episode"])
+        found |= {"lr": self.optim.lr * lr_scale, "seconds_reference": seconds_reference}
+        return found | {"seconds": time.perf_counter() - started}
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything that the next update depends on: tensors for a safetensors file, and a JSON-able rest.
-
-        The tensors hold the trained weights (in float32), so they restore a model of any start weights, given that
-        what is not trained is the same.
-        """
+        """Return all that the next update depends on, trained weights included: tensors, and a JSON-able rest."""
         return self._optimizer.state_dict(), {"steps": self.steps}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave; training continues bit for bit.
-
-        Raises:
-            ValueError: the state belongs to another model.
-        """
+        """Restore the state of `state_dict`; training continues bit for bit. Raises `ValueError` for another model."""
         self._optimizer.load_state_dict(tensors)
         self.ranks.reshard(self.model)
         self.steps = int(rest["steps"])
 
     def weights(self) -> dict[str, Tensor]:
-        """What is trained, whole, on the CPU; see `gather_trained_weights`."""
+        """Collect the trained weights, whole, on the CPU; see `gather_trained_weights`."""
         return gather_trained_weights(self.model, self.ranks)
 
     def export(self, path: Path, tokenizer: Any = None) -> None:
@@ -177,7 +169,7 @@ class Learner:
         save_state(path, self._optimizer.live_tensors(), {"steps": self.steps}, self.ranks)
 
     def load(self, path: Path) -> None:
-        """Restore what `save` wrote, on however many ranks; on as many training continues bit for bit.
+        """Restore a saved state on any number of ranks; on as many as saved it training continues bit for bit.
 
         Raises:
             ValueError: the state belongs to another model.
@@ -185,16 +177,15 @@ class Learner:
         self.load_state_dict(*load_state(path, self._optimizer.make_blank_state, self.ranks))
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Close nothing: there are no other processes."""
 
     def _is_trained(self, sample: Sample) -> bool:
-        """Whether the row is part of the update."""
         if sample.role != "episode":
             return bool(get_term_weights(sample))
         return has_advantage(sample) or not self.loss.drop_zero_advantage
 
     def _step(self, samples: Sequence[Sample], reference: Sequence[Tensor], metrics: UpdateMetrics) -> None:
-        """One mini-batch: the gradient of its episodes, with that of its other rows, clipped; and a step along it."""
+        """Take a step along the clipped gradient of one mini-batch: that of its episodes, and of its other rows."""
         self._optimizer.zero_grad()
         episodes = [i for i, sample in enumerate(samples) if sample.role == "episode"]
         sums = self._backward_episodes([samples[i] for i in episodes], [reference[i] for i in episodes], metrics)
@@ -205,9 +196,9 @@ class Learner:
             added = self._backward_others(others, metrics)
         norm, policy, kept, kl, count, rest = torch.stack([self._optimizer.grad_norm(), *sums, added]).tolist()
         if not (math.isfinite(norm) and math.isfinite(policy + kl + rest)):
-            numbers = {"policy_loss_sum": policy, "kl_sum": kl, "tokens": count, "loss_of_other_rows": rest}
             self._optimizer.zero_grad()
-            numbers = {"grad_norm_of_sum": norm} | numbers
+            numbers = {"grad_norm_of_sum": norm, "policy_loss_sum": policy, "kl_sum": kl, "tokens": count}
+            numbers["loss_of_other_rows"] = rest
             raise_non_finite(self.dump_dir, self.steps + 1, samples, numbers, write=self.ranks.rank == 0)
         divisor = 1.0 if others else count
         if divisor == 0 or norm == 0:
@@ -225,10 +216,8 @@ class Learner:
         """Add the gradient of the episodes' summed loss; its micro-batches do not show in it.
 
         The tokens to divide it by are those that the KL is a mean over. Where the policy loss is one over fewer, its
-        sum is weighted by the share of the two, so that either comes out as a mean over its own tokens.
-
-        Returns:
-            (4,) as `_backward_batch`.
+        sum is weighted by the share of the two, so that either comes out as a mean over its own tokens. Returns (4,) as
+        `_backward_batch`.
         """
         weight = self._compute_policy_weight(samples) if self.loss.kl and not self.loss.mask_kl else 1.0
         sums = torch.zeros(4, device=self.device)
@@ -243,20 +232,13 @@ class Learner:
         return self.ranks.sum(sums)
 
     def _iter_microbatches(self, samples: Sequence[Sample]) -> Iterator[tuple[list[int], Batch]]:
-        """The micro-batches of this rank: which rows, and these as tensors; see `passes`.
-
-        Where another rank has one more, no rows, and the start of any as a batch that must count for nothing.
-        """
+        """Yield the micro-batches of this rank: indices of rows, and these as tensors; a dummy batch where none."""
         for indices in split_microbatches(samples, self.optim.microbatch_tokens, self.ranks, self.joining):
             rows = [samples[i] for i in indices] or [dummy_sample(samples[0])]
             yield indices, Batch.from_samples(rows, self.device, self.joining)
 
     def _backward_others(self, samples: Sequence[Sample], metrics: UpdateMetrics) -> Tensor:
-        """Add the gradient of the rows that are no episodes; see `roles`.
-
-        Returns:
-            () their loss.
-        """
+        """Add the gradient of the rows that are no episodes, and return () their loss; see `compute_token_weights`."""
         weights = compute_token_weights(samples, self.loss.aggregation)
         any_held = any(sample.hold for sample in samples)
         total = torch.zeros((), device=self.device)
@@ -276,7 +258,7 @@ class Learner:
         return self.ranks.sum(total)
 
     def _compute_terms(self, batch: Batch, held: Tensor, start: Tensor) -> Tensor:  # (B, T, 3)
-        """Surrogate, KL(start model || model) and negative log-likelihood of each token, 0 where it is not trained."""
+        """Compute surrogate, KL(reference || model) and negative log-likelihood of each token, 0 off the mask."""
         states = self._score.compute_states(batch.token_ids, batch.mask, batch.layout)
         logprobs, _ = self._score.score_states(states, batch.token_ids, batch.mask)
         surrogate = self._compute_surrogate(losses.ratio(logprobs, batch.behavior_logprobs), batch)
@@ -288,7 +270,7 @@ class Learner:
 
     @torch.no_grad()
     def _compute_reference_states(self, batch: Batch, held: Tensor) -> Tensor:  # (B,) of bool -> (K, H)
-        """What the start model's head makes distributions of; rows that are no episodes are used once an update."""
+        """Compute the states of the reference model; rows that are no episodes are used once an update."""
         own = bool(held.any())
         if not own and self.ranks.world == 1:
             return torch.empty(0, device=self.device)
@@ -301,7 +283,7 @@ class Learner:
         return states if own else states[:0]
 
     def _compute_reference_logits(self, states: Tensor) -> Tensor:  # (K, H) -> (K, V)
-        """Of `_compute_reference_states`; adapters may sit on the head, too."""
+        """Compute the reference model's logits of its states; adapters may sit on the head, too."""
         with self.use_initial_adapters() if self._adapts_head else nullcontext():
             return self._score_reference.logits(states)
 
@@ -328,7 +310,7 @@ class Learner:
         """Add the gradient of the batch's summed loss, of which `weight` multiplies the policy's part.
 
         Returns:
-            (4,) the sum of the policy loss, without the weight, and what it is a mean over; the same of the KL.
+            (4,) the sum of the policy loss, without the weight, and its number of tokens or rows; the same of the KL.
         """
         logprobs, entropies = self._score(batch.token_ids, batch.mask, batch.layout)
         kept = self._find_kept(logprobs.detach(), batch)
@@ -341,13 +323,11 @@ class Learner:
             held = kept if self.loss.mask_kl else batch.mask
             kl, num_held = losses.masked_sum(tokens_kl, held, self.loss.aggregation)
         (weight * policy + self.loss.kl * kl).backward()  # type: ignore[no-untyped-call]
-        metrics.add_batch(
-            batch, kept, logprobs.detach(), ratio.detach(), entropies, self._find_clipped(ratio.detach(), batch)
-        )
+        ratio = ratio.detach()
+        metrics.add_batch(batch, kept, logprobs.detach(), ratio, entropies, self._find_clipped(ratio, batch))
         return torch.stack([policy.detach(), num_kept.to(policy.dtype), kl.detach(), num_held.to(policy.dtype)])
 
     def _compute_surrogate(self, ratio: Tensor, batch: Batch) -> Tensor:  # (B, T)
-        """Clipped; or shaped, in off-policy rows with `loss.shaping`."""
         clips = (self.loss.clip_low, self.loss.clip_high, self.loss.dual_clip)
         clipped = losses.clipped_surrogate(ratio, batch.advantages, *clips)
         if self.loss.shaping == "none":
@@ -355,21 +335,20 @@ class Learner:
         return torch.where(batch.off_policy[:, None], losses.shaped_surrogate(ratio, batch.advantages), clipped)
 
     def _find_clipped(self, ratio: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:  # three (B, T) of bool
-        """Where `_compute_surrogate` is flat: clipped low, high, by the dual bound."""
+        """Mark where the surrogate is flat: clipped low, high, by the dual bound."""
         clips = (self.loss.clip_low, self.loss.clip_high, self.loss.dual_clip)
         low, high, dual = losses.clip_events(ratio, batch.advantages, *clips)
         free = batch.off_policy[:, None] & (self.loss.shaping != "none")
         return low & ~free, high & ~free, dual & ~free
 
     def _find_kept(self, logprobs: Tensor, batch: Batch) -> Tensor:  # (B, T) bool
-        """The trained tokens, less the improbable ones of off-policy rows."""
         if self.loss.mask_logprob is None:
             return batch.mask
         probable = losses.low_prob_mask(logprobs, batch.mask, self.loss.mask_logprob, self.loss.mask_unit)
         return torch.where(batch.off_policy[:, None], probable, batch.mask)
 
     def _compute_reference_logprobs(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """What the start model says of episodes; once for each update, not for each epoch. Empty without `loss.kl`."""
+        """Score episodes by the reference model once for each update, not for each epoch. Empty without `loss.kl`."""
         rows = [torch.empty(0, device=self.device)] * len(samples)
         held = [i for i, sample in enumerate(samples) if sample.role == "episode" and self.loss.kl]
         with self.use_initial_adapters():
@@ -380,7 +359,7 @@ class Learner:
 
     @contextmanager
     def use_initial_adapters(self) -> Iterator[None]:
-        """Adapters as they were before any update: those that were given learned something before already."""
+        """Put the adapters back to where this learner began, for the duration of the block."""
         with self.ranks.swap_weights(self.model, self._start):
             yield
 

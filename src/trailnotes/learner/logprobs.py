@@ -1,7 +1,12 @@
-"""Log-probabilities of sampled tokens, without ever holding tokens x vocabulary.
+"""Log-probabilities of sampled tokens, without ever holding tokens x vocabulary, and the layouts of rows in a batch.
 
 The decoder's hidden states are taken at the trained positions only, and turned into logits a chunk at a time. In the
 backward pass each chunk is computed again, so that the logits of one chunk are all that exists at any moment.
+
+Rows are padded, joined or shared. Joined, rows follow one another, and positions that start anew tell them apart:
+attention for rows of varying length (flash, flex) skips what lies between them. Shared, rows that begin alike become
+a tree: their common prefix is computed once, and each token sees its own path to the root. Members of a group begin
+with the same prompt.
 """
 
 from __future__ import annotations
@@ -17,12 +22,96 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trailnotes.errors import ConfigError
-from trailnotes.learner.layout import PackedLayout, build_layout, is_padding_free
-from trailnotes.learner.ranks import call_directly
-from trailnotes.learner.samples import PackingMode
-from trailnotes.policies.hf.decoder import get_attention_windows
-from trailnotes.policies.hf.network import in_float32, split_model, switch_mode
+from trailnotes.learner.samples import PackingMode, call_directly
+from trailnotes.policies.hf.decoder import get_attention_windows, in_float32, split_model, switch_mode
 from trailnotes.types import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayout:
+    """B rows of up to T tokens as G sequences of N; the last token of a row predicts nothing, and is not computed."""
+
+    token_ids: Tensor  # (G, N) int64
+    position_ids: Tensor  # (G, N) int64
+    node: Tensor  # (B, T) int64, where each token stands in the G * N
+    attention: Tensor | None = None  # (G, 1, N, N) bool, who sees whom; None: positions tell
+
+
+def pack_rows(rows: Sequence[Sequence[int]]) -> PackedLayout:
+    """Join all rows to one sequence."""
+    read = [row[:-1] for row in rows]
+    node = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
+    start = 0
+    for i, row in enumerate(read):
+        node[i, : len(row)] = torch.arange(start, start + len(row))
+        start += len(row)
+    ids = torch.tensor([[token for row in read for token in row]], dtype=torch.int64)
+    return PackedLayout(ids, torch.cat([torch.arange(len(row)) for row in read])[None], node)
+
+
+class _PrefixTree:
+    """Tree of rows that begin alike, added in lexicographic order."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.position_ids: list[int] = []
+        self.paths: list[list[int]] = []  # of each row, the places of its tokens
+
+    def add(self, row: Sequence[int], common: int) -> None:
+        """Add a row whose first `common` tokens are those of the row before it."""
+        first = len(self.token_ids)
+        self.paths.append((self.paths[-1][:common] if common else []) + list(range(first, first + len(row) - common)))
+        self.token_ids += row[common:]
+        self.position_ids += range(common, len(row))
+
+    def build_mask(self, size: int) -> Tensor:  # (size, size) of bool
+        """Let each token see its path; unused places see themselves, since a softmax of nothing is nan."""
+        seen = torch.eye(size, dtype=torch.bool)
+        for path in self.paths:
+            places = torch.tensor(path)
+            seen[places[:, None], places[None, :]] |= torch.ones(len(path), len(path)).tril().bool()
+        return seen
+
+
+def share_prefixes(rows: Sequence[Sequence[int]]) -> PackedLayout:
+    """Join all rows that begin alike, by at least half of the shorter one's length, to trees."""
+    read = [list(row[:-1]) for row in rows]
+    trees: list[_PrefixTree] = []
+    where: dict[int, tuple[int, int]] = {}  # row -> its tree, and which path of it
+    before: list[int] = []
+    for i in sorted(range(len(rows)), key=lambda i: read[i]):
+        shorter = min(len(before), len(read[i]))
+        common = next((j for j in range(shorter) if before[j] != read[i][j]), shorter)
+        if not trees or 2 * common < shorter:
+            trees.append(_PrefixTree())
+            common = 0
+        trees[-1].add(read[i], common)
+        where[i] = len(trees) - 1, len(trees[-1].paths) - 1
+        before = read[i]
+    size = max(len(tree.token_ids) for tree in trees)
+    node = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
+    for i, (tree, path) in where.items():
+        places = trees[tree].paths[path]
+        node[i, : len(places)] = torch.tensor(places) + tree * size
+
+    seen = torch.stack([tree.build_mask(size) for tree in trees])[:, None]
+    lists = ([tree.token_ids for tree in trees], [tree.position_ids for tree in trees])
+    ids, positions = (torch.tensor([each + [0] * (size - len(each)) for each in rows]) for rows in lists)
+    return PackedLayout(ids, positions, node, seen)
+
+
+def build_layout(rows: Sequence[Sequence[int]], how: PackingMode, device: torch.device) -> PackedLayout | None:
+    """Lay rows out on a device; None where they are padded."""
+    if how == "padded":
+        return None
+    found = pack_rows(rows) if how == "joined" else share_prefixes(rows)
+    attention = None if found.attention is None else found.attention.to(device)
+    return PackedLayout(found.token_ids.to(device), found.position_ids.to(device), found.node.to(device), attention)
+
+
+def is_padding_free(model: Any) -> bool:
+    """Return whether the attention of a model never computes what lies between joined rows."""
+    return str(getattr(model.config, "_attn_implementation", "")).startswith(("flash", "flex"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +132,7 @@ class Batch:
 
     @classmethod
     def from_samples(cls, samples: Sequence[Sample], device: torch.device, how: PackingMode = "padded") -> Batch:
-        """Pad and stack `samples`."""
+        """Pad and stack `samples` on a device."""
 
         def stack(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
             tensors = [torch.tensor(row, dtype=dtype) for row in rows]
@@ -60,7 +149,7 @@ class Batch:
 
 
 class TokenScorer:
-    """Scores tokens under a causal language model, at the temperature that they were sampled with.
+    """Scorer of tokens under a causal language model, at the temperature that they were sampled with.
 
     Padding on the right needs no attention mask: in a causal model no token sees what comes after it.
 
@@ -74,9 +163,7 @@ class TokenScorer:
         if temperature <= 0:
             raise ValueError(f"training needs a temperature above 0, got {temperature}: set rollout.temperature")
         self.model, self.temperature, self.chunk = model, temperature, chunk
-        self.within: Callable[..., Any] = (
-            call_directly  # what reads weights; a sharded model has them whole inside it alone
-        )
+        self.within: Callable[..., Any] = call_directly  # for all reading of weights, which may be sharded outside
         self.parts = split_model(model)
         if self.parts is None:
             base = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
@@ -87,25 +174,24 @@ class TokenScorer:
             )
 
     def __call__(self, token_ids: Tensor, mask: Tensor, layout: PackedLayout | None = None) -> tuple[Tensor, Tensor]:
-        """Log-probability of each token of the mask given all before it, and the entropy there.
+        """Score each token of the mask given all before it.
 
         Args:
             token_ids: (B, T) tokens, padded on the right with any valid id.
             mask: (B, T) bool; the first token of a row has no context and must not be in it.
-            layout: how the model computes the rows, which it must be able to (see `computes`). None: padded.
+            layout: how the model computes the rows, see `is_packing_supported`. None: padded.
 
         Returns:
             (B, T) float32 log-probabilities in nats, with gradient where it is enabled, and (B, T) entropies without;
             both 0 outside the mask.
         """
-        scored: tuple[Tensor, Tensor] = self.within(self._score_rows, token_ids, mask, layout)
+        scored: tuple[Tensor, Tensor] = self.within(
+            lambda: self.score_states(self.compute_states(token_ids, mask, layout), token_ids, mask)
+        )
         return scored
 
-    def _score_rows(self, token_ids: Tensor, mask: Tensor, layout: PackedLayout | None) -> tuple[Tensor, Tensor]:
-        return self.score_states(self.compute_states(token_ids, mask, layout), token_ids, mask)
-
     def score_states(self, states: Tensor, token_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """The same from the (K, H) `states` of the mask's tokens."""
+        """Score the mask's tokens from their (K, H) `states`, as `__call__`."""
         parts = list(self._iter_chunks(states, token_ids[mask]))
         rows, columns = mask.nonzero(as_tuple=True)
         blank = torch.zeros(mask.shape, device=mask.device)
@@ -115,7 +201,7 @@ class TokenScorer:
         return blank.index_put((rows, columns), logprobs), blank.index_put((rows, columns), entropies)
 
     def compute_states(self, token_ids: Tensor, mask: Tensor, layout: PackedLayout | None = None) -> Tensor:  # (K, H)
-        """What the head makes the logits of, for each of the K tokens of the mask, row by row; arguments as above."""
+        """Compute the head's input for each of the K tokens of the mask, row by row; arguments as above."""
         if layout is None:
             where = mask[:, 1:].flatten().nonzero().squeeze(1)
             return self._run_body(token_ids[:, :-1]).flatten(0, 1).index_select(0, where)
@@ -126,14 +212,10 @@ class TokenScorer:
         return self._run_body(layout.token_ids, **given).flatten(0, 1).index_select(0, where)
 
     def compute_kl(self, states: Tensor, teacher: Callable[[Tensor], Tensor], teacher_states: Tensor) -> Tensor:  # (K,)
-        """KL(teacher || this model) of the whole distribution at each position, in nats, with gradient.
+        """Compute KL(teacher || this model) of the whole distribution at each position, in nats, with gradient.
 
-        Its gradient by the logits is the difference of the two distributions, so no token's is large.
-
-        Args:
-            states: (K, H) of this model.
-            teacher: makes (K, V) logits of the teacher's states.
-            teacher_states: (K, H) of the teacher, for the same positions.
+        Its gradient by the logits is the difference of the two distributions, so no token's is large. `states` and
+        `teacher_states` are (K, H) for the same positions; `teacher` makes (K, V) logits of the latter.
         """
         parts = []
         for start in range(0, len(states), self.chunk):
@@ -154,17 +236,17 @@ class TokenScorer:
         return (wanted.exp() * torch.where(wanted == -torch.inf, 0.0, apart)).sum(-1)
 
     def logits(self, states: Tensor) -> Tensor:  # (K, H) -> (K, V)
-        """At the temperature of sampling, in float32."""
+        """Compute float32 logits at the temperature of sampling."""
         logits = (states if self.parts is None else self.parts.head(states)).float()
         return logits / self.temperature if self.temperature != 1.0 else logits
 
     def _run_body(self, token_ids: Tensor, **given: Tensor) -> Tensor:
         """(B, T) -> (B, T, H) hidden states, or (B, T, V) logits where the head alone does not give them."""
         if self.parts is None:
-            logits: Tensor = self.model(input_ids=token_ids, use_cache=False, **given).logits
-            return logits
-        states: Tensor = self.parts.body(input_ids=token_ids, use_cache=False, **given).last_hidden_state
-        return states
+            found: Tensor = self.model(input_ids=token_ids, use_cache=False, **given).logits
+        else:
+            found = self.parts.body(input_ids=token_ids, use_cache=False, **given).last_hidden_state
+        return found
 
     def _iter_chunks(self, states: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         # One chunk alone is the whole peak already: computing it again would cost time and save nothing.
@@ -176,21 +258,17 @@ class TokenScorer:
             else:
                 yield self._score_chunk(part, wanted)
 
-    def _score_chunk(
-        self,
-        states: Tensor,  # (K, H), or (K, V) logits
-        targets: Tensor,  # (K,)
-    ) -> tuple[Tensor, Tensor]:  # (K,), (K,)
+    def _score_chunk(self, states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:  # (K, H), (K,) -> (K,), (K,)
         logprobs, entropies = _LogSoftmaxAt.apply(self.logits(states), targets)  # type: ignore[no-untyped-call]
         return logprobs, entropies
 
 
 @torch.no_grad()
 def is_packing_supported(scorer: TokenScorer, how: PackingMode, longest: int) -> bool:
-    """Whether the model makes the same of rows of up to `longest` tokens that are laid out so.
+    """Return whether the model computes the same for rows of up to `longest` tokens in this layout.
 
-    Found out on a few random tokens; in float32, where the attention knows it, since what bfloat16 rounds can hide a
-    wrong mask.
+    A pass over a few random tokens finds that out; in float32, where the attention knows it, since the rounding of
+    bfloat16 can hide a wrong mask.
     """
     model: Any = scorer.model
     embeddings = model.get_input_embeddings()
@@ -201,10 +279,8 @@ def is_packing_supported(scorer: TokenScorer, how: PackingMode, longest: int) ->
     columns = torch.arange(8, device=device)
     mask = (columns > 0) & (columns < torch.tensor([len(row) for row in rows], device=device)[:, None])
     try:
-        if how == "shared" and any(
-            get_attention_windows(model.config, longest).values()
-        ):  # a tree's own mask has no window
-            return False
+        if how == "shared" and any(get_attention_windows(model.config, longest).values()):
+            return False  # a tree's own mask has no window
         with switch_mode(model), nullcontext() if is_padding_free(model) else in_float32(model):
             found, padded = (scorer(token_ids, mask, layout)[0] for layout in (build_layout(rows, how, device), None))
             tolerance = 1e-4 if embeddings.weight.dtype == torch.float32 else 5e-2
@@ -222,11 +298,7 @@ class _LogSoftmaxAt(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        context: Any,
-        logits: Tensor,  # (K, V) float32
-        targets: Tensor,  # (K,)
-    ) -> tuple[Tensor, Tensor]:  # (K,), (K,)
+    def forward(context: Any, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:  # (K, V), (K,) -> (K,), (K,)
         normaliser = logits.logsumexp(-1, keepdim=True)
         context.save_for_backward(logits, targets, normaliser)
         expected = (logits - normaliser).exp_().mul_(logits).nan_to_num_(nan=0.0)  # 0 * -inf is 0 here

@@ -1,38 +1,44 @@
-"""The terms of the loss, one pure function each.
+"""The terms of the loss as pure functions, their weights for rows that are no episodes, and the figures of an update.
 
-B rows of T tokens. Everything is per token and to be minimised; `mask` says which tokens count. A token outside the
-mask may hold any finite number. `logprobs` are natural logarithms under the policy that is being trained.
+Tensors are (B, T), B rows of T tokens, unless a comment says otherwise. Losses are per token and to be minimized;
+`mask` says which tokens count. A token outside the mask may hold any finite number. `logprobs` are natural logarithms
+under the policy that is being trained, with gradient.
+
+Rows that are no episodes (tips, episodes read with tips, rehearsal) have up to three terms: the clipped surrogate,
+where they have an advantage; KL(reference || model), by `Sample.hold`; the negative log-likelihood, by
+`Sample.imitate`. Each term is a mean over the rows of one role that have it with one weight, so that rows of another
+role or weight do not thin it out. KL and likelihood count by rows, each with the mean over its own tokens: a short
+decision weighs as much as a long one.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from trailnotes.learner.logprobs import Batch
+from trailnotes.learner.samples import Ranks
+from trailnotes.types import RowRole, Sample
 
 LUFFY_GAMMA = 0.1  # of the shaping f(x) = x / (x + gamma)
 MAX_LOG_RATIO = 20.0  # exp(20) is far beyond any clip; beyond exp(88) float32 overflows, and 0 * inf is NaN
 
 
-def ratio(
-    logprobs: Tensor,  # (B, T) log pi(token), with gradient
-    behavior_logprobs: Tensor,  # (B, T) log probability when it was sampled
-) -> Tensor:  # (B, T)
-    """Importance ratio rho = pi / pi_old, its logarithm held within +-20."""
+def ratio(logprobs: Tensor, behavior_logprobs: Tensor) -> Tensor:
+    """Compute the importance ratio rho = pi / pi_old, its logarithm held within +-20."""
     return torch.exp((logprobs - behavior_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
 def clipped_surrogate(
-    ratio: Tensor,  # (B, T)
-    advantages: Tensor,  # (B, T)
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float = 0.0,
-) -> Tensor:  # (B, T)
-    """-min(rho A, clip(rho, 1 - low, 1 + high) A), bounded by -c A where A < 0.
-
-    PPO (arXiv 1707.06347, eq. 7) with clip-higher (DAPO, arXiv 2503.14476) and dual clip (arXiv 1912.09729, eq. 5).
+    ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float = 0.0
+) -> Tensor:
+    """Compute -min(rho A, clip(rho, 1 - low, 1 + high) A), bounded by -c A where A < 0.
 
     Args:
         ratio: importance ratio of each token.
@@ -40,6 +46,9 @@ def clipped_surrogate(
         clip_low: the ratio is clipped below 1 - clip_low.
         clip_high: the ratio is clipped above 1 + clip_high.
         dual_clip: c > 1, the largest ratio that a negative advantage may be multiplied by; 0 = no bound.
+
+    Source:
+        PPO (arXiv 1707.06347, eq. 7), clip-higher (DAPO, arXiv 2503.14476), dual clip (arXiv 1912.09729, eq. 5).
     """
     loss = -torch.minimum(ratio * advantages, ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages)
     if dual_clip:
@@ -47,11 +56,8 @@ def clipped_surrogate(
     return loss
 
 
-def shaped_surrogate(
-    ratio: Tensor,  # (B, T)
-    advantages: Tensor,  # (B, T)
-) -> Tensor:  # (B, T)
-    """-f(rho) A with f(x) = x / (x + 0.1), without any clip: the policy shaping of LUFFY (arXiv 2504.14945).
+def shaped_surrogate(ratio: Tensor, advantages: Tensor) -> Tensor:
+    """Compute -f(rho) A with f(x) = x / (x + 0.1), without any clip: the policy shaping of LUFFY (arXiv 2504.14945).
 
     As a factor of grad log pi it is 0.1 x / (x + 0.1)^2 instead of x: more than x below 0.22, so that improbable tokens
     learn faster, and less above, 0.08 at 1. LUFFY counts its teacher's tokens as certain, so its x is pi itself.
@@ -60,13 +66,9 @@ def shaped_surrogate(
 
 
 def clip_events(
-    ratio: Tensor,  # (B, T)
-    advantages: Tensor,  # (B, T)
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float = 0.0,
-) -> tuple[Tensor, Tensor, Tensor]:  # three (B, T) of bool
-    """Where the surrogate of `clipped_surrogate` is flat: clipped low, clipped high, clipped by the dual bound."""
+    ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:  # bool
+    """Mark where the surrogate of `clipped_surrogate` is flat: clipped low, clipped high, clipped by the dual bound."""
     negative = advantages < 0
     low = negative & (ratio < 1.0 - clip_low)
     high = (advantages > 0) & (ratio > 1.0 + clip_high)
@@ -74,11 +76,8 @@ def clip_events(
     return low, high, dual
 
 
-def k3_kl(
-    logprobs: Tensor,  # (B, T) of the policy that is measured, whose samples the tokens are
-    reference_logprobs: Tensor,  # (B, T)
-) -> Tensor:  # (B, T), never negative
-    """KL(pi || reference) for each sampled token: exp(d) - d - 1 with d = log reference - log pi.
+def k3_kl(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """Estimate KL(pi || reference) for each token sampled from pi: exp(d) - d - 1 with d = log reference - log pi.
 
     The low-variance unbiased estimator k3 of Schulman, "Approximating KL Divergence" (2020), as GRPO uses it.
     """
@@ -87,18 +86,12 @@ def k3_kl(
 
 
 def low_prob_mask(
-    logprobs: Tensor,  # (B, T) under the policy as it is now
-    mask: Tensor,  # (B, T) bool, trained tokens
-    threshold: float,
-    unit: Literal["token", "response"] = "token",
-) -> Tensor:  # (B, T) bool, a subset of mask
-    """The trained tokens that are left when improbable ones go (EMPO2, section 4.4).
+    logprobs: Tensor, mask: Tensor, threshold: float, unit: Literal["token", "response"] = "token"
+) -> Tensor:  # bool
+    """Drop improbable tokens, with a log-probability below `threshold`, from the trained ones (EMPO2, section 4.4).
 
-    Args:
-        logprobs: log-probability of each token.
-        mask: the trained tokens; the first of a row is never one.
-        threshold: a token with a log-probability below this is improbable.
-        unit: "token" drops that token; "response" drops the unbroken run of trained tokens that holds it.
+    Unit "token" drops that token; "response" drops the unbroken run of trained tokens that holds it. The first token of
+    a row is never trained.
     """
     improbable = mask & (logprobs < threshold)
     if unit == "token":
@@ -112,11 +105,9 @@ def low_prob_mask(
 
 
 def masked_sum(
-    values: Tensor,  # (B, T)
-    mask: Tensor,  # (B, T) bool
-    aggregation: Literal["token", "sequence"] = "token",
+    values: Tensor, mask: Tensor, aggregation: Literal["token", "sequence"] = "token"
 ) -> tuple[Tensor, Tensor]:  # (), ()
-    """Numerator and denominator of a mean over the mask: both add up over the parts of a batch.
+    """Compute numerator and denominator of a mean over the mask; both add up over the parts of a batch.
 
     "token": sum over tokens, number of tokens. "sequence": sum over rows of row means, number of rows that have any
     token in the mask.
@@ -126,3 +117,179 @@ def masked_sum(
         return kept.sum(), mask.sum()
     lengths = mask.sum(-1)
     return (kept.sum(-1) / lengths.clamp(min=1)).sum(), (lengths > 0).sum()
+
+
+TERMS = ("policy", "hold", "imitate")
+
+
+def get_term_weights(sample: Sample) -> dict[str, float]:
+    """List the terms of a row that is no episode's, with their weights."""
+    weights = {"policy": float(any(sample.advantages)), "hold": sample.hold, "imitate": sample.imitate}
+    return {name: weight for name, weight in weights.items() if weight}
+
+
+def compute_token_weights(samples: Sequence[Sample], aggregation: Literal["token", "sequence"]) -> list[list[float]]:
+    """Compute the factor of each of `TERMS` of a trained token, so that the sum over all rows is the loss.
+
+    Args:
+        samples: the rows of one mini-batch that are no episodes; all have a trained token.
+        aggregation: of the surrogate. "token": the mean runs over the tokens of the role that have an advantage.
+            "sequence": over the rows' own means.
+
+    Returns:
+        For each row (3,) in the order of `TERMS`; 0 for a term that it does not have.
+    """
+    by_row = {term: term != "policy" or aggregation == "sequence" for term in TERMS}
+    sizes: Counter[tuple[RowRole, str, float]] = Counter()
+    for sample in samples:
+        for term, weight in get_term_weights(sample).items():
+            sizes[sample.role, term, weight] += 1 if by_row[term] else sum(sample.loss_mask)
+    rows = []
+    for sample in samples:
+        own, tokens = get_term_weights(sample), sum(sample.loss_mask)
+        shares = {term: sizes[sample.role, term, own[term]] * (tokens if by_row[term] else 1) for term in own}
+        rows.append([own[term] / shares[term] if term in own else 0.0 for term in TERMS])
+    return rows
+
+
+class UpdateMetrics:
+    """Sums over the micro-batches and steps of one update, on the device, read once.
+
+    "Trained" tokens are those of the loss mask; "kept" ones are left after the low-probability mask.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._steps: dict[str, list[float]] = defaultdict(list)
+        self._ratio_max: list[Tensor] = []
+        self._ratio_min: list[Tensor] = []
+        self._computed = 0
+
+    @torch.no_grad()
+    def add_batch(
+        self,
+        batch: Batch,
+        kept: Tensor,
+        logprobs: Tensor,
+        ratio: Tensor,
+        entropies: Tensor,
+        clipped: tuple[Tensor, Tensor, Tensor],  # low, high, dual
+    ) -> None:
+        """Add one micro-batch of one pass."""
+        off = batch.mask & batch.off_policy[:, None]
+        kl = k3_kl(batch.behavior_logprobs, logprobs)
+        events = zip(("low", "high", "dual"), clipped, strict=True)
+        sums = {
+            "trained": batch.mask.sum(),
+            "kept": kept.sum(),
+            "off": off.sum(),
+            "entropy": (entropies * batch.mask).sum(),
+            "ratio": (ratio * kept).sum(),
+            "ratio_off": (ratio * (kept & off)).sum(),
+            "kept_off": (kept & off).sum(),
+            "kl_on": (kl * (batch.mask & ~off)).sum(),
+            "kl_off": (kl * off).sum(),
+        } | {name: (event & kept).sum() for name, event in events}
+        if not self._steps:  # the weights are those that sampled, if none were updated since then
+            sampled = batch.mask & ~off
+            distance = (logprobs - batch.behavior_logprobs).abs()
+            sums |= {
+                "fresh": sampled.sum(),
+                "fresh_difference": torch.where(sampled, distance, 0.0).sum(),
+                "fresh_ratio": torch.where(sampled, ratio, 0.0).sum(),
+            }
+        for name, value in sums.items():
+            self._add(name, value)
+        self._ratio_max.append(torch.where(kept, ratio, -torch.inf).max())
+        self._ratio_min.append(torch.where(kept, ratio, torch.inf).min())
+        self._computed += batch.num_computed
+
+    @torch.no_grad()
+    def add_non_episodes(self, rows: Sequence[Sample], batch: Batch, terms: Tensor) -> None:
+        """Add one micro-batch of rows that are no episodes, with their `TERMS`: (B, T, 3)."""
+        tokens = batch.mask.sum(-1)  # (B,)
+        _, kl, nll = (terms * batch.mask[..., None]).sum(1).unbind(-1)  # (B,) each
+        for i, row in enumerate(rows):
+            self._add(f"tokens_{row.role}", tokens[i])
+            if row.hold:
+                self._add(f"kl_{row.role}", kl[i])
+                self._add(f"held_{row.role}", tokens[i])
+            if row.imitate:
+                self._add(f"nll_{row.role}", nll[i])
+                self._add(f"imitated_{row.role}", tokens[i])
+        self._computed += batch.num_computed
+
+    def _add(self, name: str, value: Tensor) -> None:
+        self._sums[name] = self._sums[name] + value.double() if name in self._sums else value.double()
+
+    def add_step(self, loss: float, policy: float, kl: float, grad_norm: float) -> None:
+        """Add one optimizer step: its loss, two means of its episodes, and the gradient's norm before clipping."""
+        self._steps["loss"].append(loss)
+        self._steps["policy_loss"].append(policy)
+        self._steps["kl_to_reference"].append(kl)
+        self._steps["grad_norm"].append(grad_norm)
+
+    def result(self, ranks: Ranks | None = None) -> dict[str, float]:
+        """Compute the metrics of all ranks; means over an empty set are 0, a ratio of nothing is 1."""
+        sums: dict[str, float] = defaultdict(float)
+        parts = (ranks or Ranks()).gather(self._collect_local_sums())
+        for part, _, _ in parts:
+            for name, value in part.items():
+                sums[name] += value
+        most, least = max(part[1] for part in parts), min(part[2] for part in parts)
+        on = sums["trained"] - sums["off"]
+        names = ("loss", "policy_loss", "kl_to_reference", "grad_norm")
+        others = {name: sums[name] for name in sorted(sums) if name.startswith("tokens_")}
+        mismatch = {}  # of the sampler's log-probabilities of on-policy rows, before the first step
+        if sums["fresh"]:
+            mismatch = {name: sums[f"fresh_{name}"] / sums["fresh"] for name in ("difference", "ratio")}
+        return {name: float(np.mean(self._steps[name])) if self._steps[name] else 0.0 for name in names} | {
+            "kl_to_behavior": _divide(sums["kl_on"], on),
+            "kl_to_behavior_off_policy": _divide(sums["kl_off"], sums["off"]),
+            "ratio_mean": _divide(sums["ratio"], sums["kept"], 1.0),
+            "ratio_mean_off_policy": _divide(sums["ratio_off"], sums["kept_off"], 1.0),
+            "ratio_max": most if math.isfinite(most) else 1.0,
+            "ratio_min": least if math.isfinite(least) else 1.0,
+            "clip_fraction_low": _divide(sums["low"], sums["kept"]),
+            "clip_fraction_high": _divide(sums["high"], sums["kept"]),
+            "dual_clip_fraction": _divide(sums["dual"], sums["kept"]),
+            "masked_fraction": _divide(sums["off"] - sums["kept_off"], sums["off"]),
+            "entropy": _divide(sums["entropy"], sums["trained"]),
+            "tokens_trained": sums["trained"] + sum(others.values()),
+            "tokens_off_policy": sums["off"],
+            "tokens_forward": sums["computed"],
+            "optimiser_steps": float(len(self._steps["loss"])),
+            **others,
+            **mismatch,
+            **{
+                f"{metric}_{role}": _divide(sums[f"{value}_{role}"], sums[f"{count}_{role}"])
+                for metric, value, count in (("kl_to_reference", "kl", "held"), ("nll", "nll", "imitated"))
+                for role in [name.removeprefix(f"{count}_") for name in sums if name.startswith(f"{count}_")]
+            },
+        }
+
+    def _collect_local_sums(self) -> tuple[dict[str, float], float, float]:
+        values = torch.stack(list(self._sums.values())).tolist() if self._sums else []
+        sums = dict(zip(self._sums, values, strict=True)) | {"computed": float(self._computed)}
+        most = float(torch.stack(self._ratio_max).max()) if self._ratio_max else -math.inf
+        least = float(torch.stack(self._ratio_min).min()) if self._ratio_min else math.inf
+        return sums, most, least
+
+
+def compute_advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Compute mean and sample deviation of advantages over trajectories, dropped ones included, and count rows."""
+    by_trajectory: dict[int, list[float]] = defaultdict(list)
+    for sample in samples:
+        pairs = zip(sample.advantages, sample.loss_mask, strict=True)
+        by_trajectory[sample.trajectory] += [advantage for advantage, trained in pairs if trained]
+    means = np.array([np.mean(values) for values in by_trajectory.values() if values])
+    return {
+        "advantage_mean": float(means.mean()) if means.size else 0.0,
+        "advantage_std": float(means.std(ddof=1)) if means.size > 1 else 0.0,
+        "zero_advantage_rows": float(sum(not any(sample.advantages) for sample in samples)),
+        "rows": float(len(samples)),
+    }
+
+
+def _divide(part: float, whole: float, otherwise: float = 0.0) -> float:
+    return part / whole if whole else otherwise

@@ -1,8 +1,8 @@
-"""How the processes of one update find each other: by a file on one machine, at an address, or as torchrun tells them.
+"""Process groups of the learner, which meet over a file on one machine, at an address, or by torchrun's environment.
 
-On one machine nothing listens beyond it: the processes meet over a file in a private directory, and gloo and nccl keep
-to the loopback interface. Between machines torch knows no password: whoever reaches what listens there may join. What
-they send each other is pickled; they are one program, started by one user, on a network that they trust.
+On one machine nothing listens beyond it: the file is in a private directory, and gloo and nccl keep to the loopback
+interface. Between machines torch knows no password: any program that reaches its ports may join. Messages are pickled;
+the processes are one program, started by one user, on a network that they trust.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trailnotes.errors import ConfigError
-from trailnotes.learner.rank_handles import LOOPBACK
 
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config
@@ -36,51 +35,46 @@ SIOCGIFADDR = 0x8915  # asks Linux for the address of an interface, see netdevic
 
 @dataclass(frozen=True, slots=True)
 class LearnerGroup:
-    """The processes of one update, met."""
+    """Processes of one update, connected."""
 
     mesh: DeviceMesh
     talk: dist.ProcessGroup  # gloo, with the time limit of the learner
     calls: dist.ProcessGroup  # gloo: what rank 0 has the others do
 
-    @property
-    def rank(self) -> int:
-        """Of this process; 0 holds the run."""
-        return self.mesh.get_rank()
-
     def broadcast_call(self, call: Call | None) -> None:
-        """Rank 0: have all others call this method of their learner with these arguments; None sends them home."""
+        """Have all other ranks call this method of their learner with these arguments; None ends them."""
         dist.broadcast_object_list([call], src=0, group=self.calls)
 
     def receive_call(self) -> Call | None:
-        """The others: wait for what rank 0 announces."""
+        """Wait for the next call of rank 0."""
         box: list[Any] = [None]
         dist.broadcast_object_list(box, src=0, group=self.calls)
         call: Call | None = box[0]
         return call
 
     def destroy(self) -> None:
-        """Part. Every rank must."""
+        """Leave the group. Every rank must."""
         dist.destroy_process_group()
 
 
 def init_process_group(
     rank: int, world: int, device_type: str, seconds: float, store: Store | None = None
 ) -> LearnerGroup:
-    """Join the others; returns when all are there.
+    """Join the other ranks; return when all are there.
 
     Args:
         rank: of this process among `world`.
-        world: how many there are.
+        world: number of processes.
         device_type: cpu: they exchange tensors by gloo; cuda: by nccl, each on the device of its place on its machine,
             or, if they meet at an address, on the one that it has been given.
         seconds: that one may wait for another.
-        store: where they meet; None: the address that torchrun put into the environment.
+        store: where they meet; None: the address in torchrun's environment.
 
     Raises:
-        RuntimeError: somebody did not come.
+        RuntimeError: a rank is missing.
     """
     if device_type == "cuda" and not isinstance(store, TCPStore):
-        torch.cuda.set_device(local_rank(rank))
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))  # its place among those of its machine
     where: dict[str, Any] = {"init_method": "env://"} if store is None else {"store": store}
     backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
     limit = timedelta(seconds=seconds)
@@ -95,8 +89,8 @@ def init_process_group(
 
 
 @contextmanager
-def bind_interface(interface: str = LOOPBACK) -> Iterator[None]:
-    """While a circle is drawn: by which interface of the network. Whoever named another in the environment keeps it."""
+def bind_interface(interface: str = "lo") -> Iterator[None]:
+    """Bind process groups of the block to a network interface, unless the environment names another."""
     before = {name: os.environ.get(name) for name in INTERFACE_VARIABLES}
     os.environ.update({name: interface for name in INTERFACE_VARIABLES if interface and before[name] is None})
     try:
@@ -108,7 +102,7 @@ def bind_interface(interface: str = LOOPBACK) -> Iterator[None]:
 
 
 def find_interface(address: str) -> str:
-    """The interface that has this address (IPv4), or "" where none has: then gloo and nccl choose for themselves."""
+    """Find the interface that has this address (IPv4); "" for none: then gloo and nccl choose for themselves."""
     for _, name in socket.if_nameindex():
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
             try:
@@ -121,7 +115,7 @@ def find_interface(address: str) -> str:
 
 
 def create_store(host: str, world: int, seconds: float) -> TCPStore:
-    """A store of rank 0, which the others reach at this address of its machine and at no other; torch gives the port.
+    """Create a store of rank 0 at this address of its machine and no other; torch chooses the port.
 
     Raises:
         OSError: this machine has no such address.
@@ -129,31 +123,21 @@ def create_store(host: str, world: int, seconds: float) -> TCPStore:
     with socket.create_server((host, 0)) as door:  # by itself the store would listen at all addresses
         port = door.getsockname()[1]
         return TCPStore(
-            host,
-            port,
-            world,
-            is_master=True,
-            timeout=timedelta(seconds=seconds),
-            wait_for_workers=False,
+            host, port, world, is_master=True, timeout=timedelta(seconds=seconds), wait_for_workers=False,
             master_listen_fd=door.detach(),
-        )
+        )  # fmt: skip
 
 
 def get_torchrun_rank() -> tuple[int, int] | None:
-    """Rank and world size, where torchrun (or whoever sets the same variables) started this process."""
+    """Read rank and world size, where torchrun (or a program with the same variables) started this process."""
     said = os.environ
     if not all(said.get(name, "").isdigit() for name in ("RANK", "WORLD_SIZE")) or "MASTER_ADDR" not in said:
         return None
     return int(said["RANK"]), int(said["WORLD_SIZE"])
 
 
-def local_rank(rank: int) -> int:
-    """The place of a rank among those of its machine."""
-    return int(os.environ.get("LOCAL_RANK", rank))
-
-
 def resolve_device_type(config: Config) -> str:
-    """The kind of device that all ranks compute on, cpu or cuda.
+    """Resolve the kind of device that all ranks compute on, cpu or cuda.
 
     Raises:
         ConfigError: `model.device` cannot be that of several processes.
@@ -172,11 +156,7 @@ def resolve_device_type(config: Config) -> str:
 
 
 def validate_world_size(config: Config) -> None:
-    """Refuse more processes than there are devices, before any is started.
-
-    Raises:
-        ConfigError: there are, or torchrun started another number than the config says.
-    """
+    """Raise `ConfigError` for more processes than devices, or another number than torchrun started."""
     world, device_type = config.learner.world_size, resolve_device_type(config)
     given = get_torchrun_rank()
     if given is not None and given[1] != world:

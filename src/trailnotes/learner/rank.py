@@ -1,14 +1,12 @@
-"""A process that has a part of the model and does what rank 0 does, until it is sent home.
+"""A rank above 0: a process that has a part of the model and repeats the calls of rank 0 until that ends it.
 
     python -m trailnotes.learner.rank RANK WORLD DIRECTORY DEVICE SECONDS
 
-is how rank 0 starts those of its machine; `follow` is what torchrun's ranks above 0 do instead of the command, and
-`serve` what any rank does once it has met the others.
+is how rank 0 starts those of its machine; torchrun's ranks above 0 call `run_torchrun_rank` instead of the command.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import shutil
@@ -19,40 +17,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trailnotes.errors import TrailnotesError
+from trailnotes.learner.rank_handles import SHARED_ERRORS, STORE_FILE, make_failure, write_failure
 
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config
     from trailnotes.learner.process_group import LearnerGroup
 
-SHARED_ERRORS = (TrailnotesError, ValueError, OSError)
-"""What every rank raises for the same reasons, or rank 0 alone when the others are done: the next call may come."""
-
-_PR_SET_PDEATHSIG = 1  # which signal comes when rank 0 dies: the one that wakes a stopped process, which then ends
-
 
 def main(arguments: list[str]) -> None:
-    """Join the others and follow. Ends with 1 when something fails; the reason stands in the directory."""
+    """Join the process group and follow rank 0. Ends with 1 on a failure, whose reason is then in the directory."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
     rank, world, directory = int(arguments[0]), int(arguments[1]), Path(arguments[2])
     speaking = threading.Lock()
     watch = threading.Thread(target=_end_with_rank_0, args=(directory, speaking), daemon=True)
     watch.start()  # before torch: that takes seconds
-    from trailnotes.learner.processes import STORE_FILE, write_failure
-    from trailnotes.learner.rank_handles import make_failure
-
     try:
         from torch.distributed import FileStore  # type: ignore[attr-defined]
 
         from trailnotes.learner.process_group import bind_interface, init_process_group
 
         with bind_interface():
-            circle = init_process_group(
+            group = init_process_group(
                 rank, world, arguments[3], float(arguments[4]), FileStore(str(directory / STORE_FILE), world)
             )
-        run_call_loop(circle)
+        run_call_loop(group)
         gc.freeze()  # or its end takes a second, in which the collector looks at all of torch
     except BaseException as error:  # noqa: BLE001 - the boundary: rank 0 must learn the reason, whatever it is
         with speaking:
@@ -62,12 +50,12 @@ def main(arguments: list[str]) -> None:
 
 
 def is_torchrun_worker(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether torchrun started this process as one that is not to hold the run."""
+    """Return whether torchrun started this process as one that does not hold the run."""
     return "MASTER_ADDR" in environ and environ.get("RANK", "0") not in ("", "0")
 
 
 def run_torchrun_rank(config: Config) -> None:
-    """The life of a rank that torchrun started.
+    """Run a rank that torchrun started.
 
     Raises:
         ConfigError: torchrun started another number of processes than `learner.world_size`.
@@ -80,7 +68,6 @@ def run_torchrun_rank(config: Config) -> None:
         resolve_device_type,
         validate_world_size,
     )
-    from trailnotes.learner.rank_handles import make_failure
 
     validate_world_size(config)
     given = get_torchrun_rank()
@@ -92,35 +79,31 @@ def run_torchrun_rank(config: Config) -> None:
         raise LearnerError(f"rank {given[0]} of the learner failed: {make_failure(error).text}") from error
 
 
-def run_call_loop(circle: LearnerGroup) -> None:
-    """Do what rank 0 announces, until it sends this rank home.
-
-    Raises:
-        RuntimeError: rank 0, or another, is gone.
-    """
+def run_call_loop(group: LearnerGroup) -> None:
+    """Repeat the calls of rank 0 until it ends this rank. Raises `RuntimeError` if a rank is gone."""
     import torch
 
-    from trailnotes.learner.building import build_rank
+    from trailnotes.learner.sharded import build_rank
 
     learner = None
-    while (call := circle.receive_call()) is not None:
+    while (call := group.receive_call()) is not None:
         name, given, named = call
         try:
             if name == "build":
                 config: Config = given[0]
                 threads = config.run.threads or max(1, torch.get_num_threads() // config.learner.world_size)
                 torch.set_num_threads(threads)
-                learner = build_rank(circle, *given)
+                learner = build_rank(group, *given)
             else:
                 getattr(learner, name)(*given, **named)
         except SHARED_ERRORS:
             if learner is None:
                 raise
-    circle.destroy()
+    group.destroy()
 
 
 def _end_with_rank_0(directory: Path, speaking: threading.Lock) -> None:
-    """The pipe from rank 0 ends when it does, and what it may not have had the time to remove goes with it."""
+    """Wait for the end of the pipe from rank 0, and remove what rank 0 may not have had the time to remove."""
     while os.read(0, 1):
         pass
     with speaking:  # a last word that came while the directory is emptied would keep it

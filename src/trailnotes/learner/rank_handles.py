@@ -1,86 +1,89 @@
-"""The other ranks as rank 0 knows them: whether they live, what they said before they failed, and their end.
+"""The other ranks as rank 0 knows them: whether they live, why they failed, and their end.
 
-What a rank is besides (a process of this machine, see `processes`, or an actor of a cluster) is told by a `RankHandle`.
+Ranks of this machine are child processes. The pipe from rank 0, on which nothing is ever written, ends when rank 0
+does, and the process with it; before a rank fails, it writes the reason to a file in the private directory in which all
+meet. Ranks on a cluster are actors.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from trailnotes.errors import TrailnotesError
+from trailnotes.storage.child import describe_exit, last_line, start_child
+
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-GRACE = 5.0  # seconds that a follower has to say why it fails, and to end when it is told to
-STUCK_SECONDS = 60.0  # seconds after a follower's death in which rank 0 should have noticed by itself
+    from trailnotes.config.schema import Config
+
+
+GRACE = 5.0  # seconds that a handle has to say why it fails, and to end when it is told to
+STUCK_SECONDS = 60.0  # seconds after a handle's death in which rank 0 should have noticed by itself
+STORE_FILE = "store"  # the file in the private directory that all meet over
 MAX_TEXT_CHARS = 300  # characters that are told of what a rank said
+SHARED_ERRORS = (TrailnotesError, ValueError, OSError)
+"""What every rank raises for the same reasons, or rank 0 alone when the others are done: the next call may come."""
 LOOPBACK = "lo"  # the interface that nobody beyond this machine can reach
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a rank is of no more use."""
+    """Reason why a rank is of no more use."""
 
     text: str  # one line
     of_others: bool = False  # it lost a connection, or waited in vain: somebody else's trouble
 
 
 class RankHandle(Protocol):
-    """One rank above 0."""
+    """Handle of one rank above 0."""
 
     @property
     def where(self) -> str:
-        """What follows its number in messages, such as " on node 10.0.0.7"; "" for this machine."""
-        ...
+        """Place to name after its number in messages, such as " on node 10.0.0.7"; "" for this machine."""
 
     def failure(self) -> Failure | None:
-        """What it said before it failed, or how it ended; None while it lives in silence."""
-        ...
+        """Return why it failed, or how it ended; None while it lives in silence."""
 
     def end(self, seconds: float) -> None:
         """Wait so long for it to end by itself; kill it if it does not."""
-        ...
 
 
 class RankMonitor:
-    """Ranks 1 and up, which have been started.
+    """Monitor of ranks 1 and up, which have been started.
 
-    Args:
-        ranks: by their numbers.
-        seconds: that one may wait for another.
-        store: gives what all meet over, as rank 0 sees it.
-        interface: of the network, that rank 0 and the others talk through.
-        tidy: called once all have ended.
+    `seconds` is how long one may wait for another. `store` makes rank 0's view of the store that all meet over. They
+    talk over `interface`, and `tidy` is called once all have ended.
     """
 
     def __init__(
         self,
-        ranks: Mapping[int, RankHandle],
-        seconds: float,
-        store: Callable[[], Store],
-        *,
-        interface: str = LOOPBACK,
-        tidy: Callable[[], None] = lambda: None,
-    ) -> None:
+        ranks: Mapping[int, RankHandle], seconds: float, store: Callable[[], Store], *,
+        interface: str = LOOPBACK, tidy: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         self.ranks, self.seconds, self.store, self.interface = dict(ranks), seconds, store, interface
         self._tidy = tidy
         self._busy = self._ended = False
         threading.Thread(target=self._watch, name="learner-watch", daemon=True).start()
 
     def describe_failure(self, error: BaseException) -> str:
-        """One line that says which rank stopped the others, and why. Waits until those that can have said it.
+        """Say in one line which rank stopped the others, and why; wait until those that can have reported it.
 
-        Args:
-            error: as rank 0 met it: its own, or that of a connection that somebody else's end closed.
+        `error` is rank 0's own, or that of a connection that another rank's end closed.
         """
         own = make_failure(error)
         if not own.of_others:
@@ -88,8 +91,8 @@ class RankMonitor:
         until = time.monotonic() + GRACE
         while time.monotonic() < until and self._list_silent_ranks():
             time.sleep(0.05)
-        for rank, follower in self.ranks.items():
-            if (failure := follower.failure()) and not failure.of_others:
+        for rank, handle in self.ranks.items():
+            if (failure := handle.failure()) and not failure.of_others:
                 return self._format_ranks([rank], failure.text)
         if silent := self._list_silent_ranks():
             hangs = f"hangs: nothing from it for learner.timeout = {self.seconds:g} s ({own.text})"
@@ -97,22 +100,21 @@ class RankMonitor:
         return describe_rank_0_failure(error)
 
     def set_busy(self, busy: bool) -> None:
-        """Say whether rank 0 is waiting for the others."""
+        """Set whether rank 0 is waiting for the others."""
         self._busy = busy
 
     def end(self, *, at_once: bool = False) -> None:
-        """Wait for all to end, or, where they do not or need not, kill them."""
+        """Wait for all to end, and kill those that do not; `at_once` kills all."""
         if self._ended:
             return
         self._ended = True
         until = time.monotonic() + (0.0 if at_once else GRACE)
-        for follower in self.ranks.values():
-            follower.end(max(0.0, until - time.monotonic()))
+        for handle in self.ranks.values():
+            handle.end(max(0.0, until - time.monotonic()))
         self._tidy()
 
     def _list_silent_ranks(self) -> list[int]:
-        """The ranks that live and have said nothing."""
-        return [rank for rank, follower in self.ranks.items() if follower.failure() is None]
+        return [rank for rank, handle in self.ranks.items() if handle.failure() is None]
 
     def _format_ranks(self, ranks: list[int], what: str) -> str:
         names = ", ".join(f"{rank}{self.ranks[rank].where}" for rank in ranks)
@@ -133,7 +135,7 @@ class RankMonitor:
 
 
 def describe_rank_0_failure(error: BaseException) -> str:
-    """One line about an error of rank 0, where nothing is known of the others."""
+    """Describe an error of rank 0 in one line, where nothing is known of the others."""
     own = make_failure(error)
     if own.of_others:
         return f"the processes of the learner lost each other: {own.text}"
@@ -141,20 +143,14 @@ def describe_rank_0_failure(error: BaseException) -> str:
 
 
 def make_failure(error: BaseException) -> Failure:
-    """What a rank has to say of an error that ends it."""
-    text = " ".join(str(error).split())
-    return Failure(
-        f"{type(error).__name__}: {truncate_text(text)}" if text else type(error).__name__,
-        is_communication_error(error),
-    )
+    """Make the failure that a rank reports of an error that ends it."""
+    text, kind = " ".join(str(error).split()), type(error).__name__
+    text = text if len(text) <= MAX_TEXT_CHARS else text[: MAX_TEXT_CHARS - 3] + "..."
+    return Failure(f"{kind}: {text}" if text else kind, is_communication_error(error))
 
 
 def is_communication_error(error: BaseException) -> bool:
-    """Whether an error came out of what the ranks exchange, and so of somebody else's trouble.
-
-    By the place that raised it, not by its words: gloo's are plain runtime errors. It is torch's distributed package,
-    whatever of torch that package may call in its turn.
-    """
+    """Return whether an error only says that another rank is gone or late."""
     import torch
 
     if isinstance(error, torch.distributed.DistError):
@@ -167,16 +163,68 @@ def is_communication_error(error: BaseException) -> bool:
     return any(file.is_relative_to(home / "distributed") for file in innermost)
 
 
-def to_json(failure: Failure) -> str:
-    """For another process."""
-    return json.dumps(asdict(failure))
+class RankProcess:
+    """A rank of this machine as a child process, with files in a private directory; see `RankHandle`."""
+
+    where = ""
+
+    def __init__(self, rank: int, arguments: list[str], directory: Path) -> None:
+        self._said, self._log = directory / f"rank-{rank}.failed", directory / f"rank-{rank}.log"
+        command = [sys.executable, "-m", "trailnotes.learner.rank", str(rank), *arguments]
+        with self._log.open("wb") as log:
+            # SIGCONT wakes a stopped process; the end of its stdin then ends it
+            streams = {"stdin": subprocess.PIPE, "stdout": log, "stderr": log}
+            self.process = start_child(command, death_signal=signal.SIGCONT, **streams)
+
+    def failure(self) -> Failure | None:
+        """Return why it failed, or how it ended; None while it lives in silence."""
+        code = self.process.poll()  # first: what has ended says nothing more
+        if self._said.exists():
+            said = Failure(**json.loads(self._said.read_text(encoding="utf-8")))
+            return replace(said, text=f"failed: {said.text}")
+        if code is None:
+            return None
+        if code < 0:
+            hint = " (the system kills so when memory is out)" if -code == signal.SIGKILL else ""
+            return Failure(describe_exit(code) + hint)
+        last = last_line(self._log.read_bytes())[:MAX_TEXT_CHARS] if self._log.exists() else ""
+        return Failure(describe_exit(code) + (f": {last}" if last else ""))
+
+    def end(self, seconds: float) -> None:
+        """Wait so long for it to end by itself; kill it if it does not."""
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        self.process.wait()
 
 
-def from_json(text: str) -> Failure:
-    """What `to_json` wrote."""
-    return Failure(**json.loads(text))
+def start_processes(config: Config) -> RankMonitor:
+    """Start ranks 1 to `learner.world_size` - 1 on this machine.
+
+    Raises:
+        ConfigError: there are more of them than devices.
+    """
+    from trailnotes.learner.process_group import resolve_device_type, validate_world_size
+
+    validate_world_size(config)
+    world, seconds = config.learner.world_size, config.learner.timeout
+    directory = Path(tempfile.mkdtemp(prefix="trailnotes-learner-"))  # nobody else may read it
+
+    def store() -> Store:
+        from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+        return FileStore(str(directory / STORE_FILE), world)
+
+    arguments = [str(world), str(directory), resolve_device_type(config), str(seconds)]
+    ranks = {rank: RankProcess(rank, arguments, directory) for rank in range(1, world)}
+    return RankMonitor(ranks, seconds, store, tidy=lambda: shutil.rmtree(directory, ignore_errors=True))
 
 
-def truncate_text(text: str) -> str:
-    """The beginning of a text, if it is long."""
-    return text if len(text) <= MAX_TEXT_CHARS else text[: MAX_TEXT_CHARS - 3] + "..."
+def write_failure(directory: Path, rank: int, failure: Failure) -> None:
+    """Write a rank's reason to fail aside and rename it, so that it is whole."""
+    aside = directory / f"rank-{rank}.failing"
+    aside.write_text(json.dumps(asdict(failure)), encoding="utf-8")
+    aside.rename(directory / f"rank-{rank}.failed")

@@ -1,13 +1,16 @@
-"""From episodes to training rows, and from rows to batches. No tensor yet, no model.
+"""From episodes to training rows, from rows to batches, and the share of each rank; without torch or a model.
 
 Advantages come in as numbers for whole trajectories or for their steps, computed before anything here happens: neither
-the number of rows, nor dropping, nor the cut into batches changes them.
+the number of rows, nor dropping, nor the cut into batches changes them. Every rank runs the same lines of the learner
+on the same rows. They part where rows become tensors (`split_microbatches`), and meet again where sums are taken
+(`Ranks.sum`, `Ranks.gather`); one process alone does neither.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
@@ -17,16 +20,19 @@ from numpy.typing import ArrayLike, NDArray
 from trailnotes.types import Completion, RowRole, Sample, Step, TokenIds, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from torch.distributed import ProcessGroup
+
     from trailnotes.config.methods_schema import AlgorithmConfig
 
+
 T = TypeVar("T")
-PackingMode = Literal["padded", "joined", "shared"]  # how the rows of a batch are laid out, see `layout`
+PackingMode = Literal["padded", "joined", "shared"]  # how the rows of a batch are laid out, see `logprobs`
 
 
 @dataclass(slots=True)
 class _RowBuilder:
-    """A row under construction."""
-
     token_ids: list[int] = field(default_factory=list)
     loss_mask: list[int] = field(default_factory=list)
     behavior_logprobs: list[float] = field(default_factory=list)
@@ -45,7 +51,7 @@ def build_samples(
     advantages: Sequence[Sequence[ArrayLike] | NDArray[np.float64]],
     rows: Literal["auto", "step"] = "auto",
 ) -> list[Sample]:
-    """The training rows of all trajectories, in order.
+    """Build the training rows of all trajectories, in order.
 
     Args:
         groups: the groups of an iteration.
@@ -80,21 +86,13 @@ def build_samples(
 
 
 def build_anchor_samples(
-    tips: Sequence[Completion],
-    groups: Sequence[TrajectoryGroup],
-    algorithm: AlgorithmConfig,
-    rows: Literal["auto", "step"],
-    seed: int,
-) -> list[Sample]:
-    """Rows that hold the model, where it writes tips and where it acts on them, to what it was at the start.
+    tips: Sequence[Completion], groups: Sequence[TrajectoryGroup], algorithm: AlgorithmConfig,
+    rows: Literal["auto", "step"], seed: int,
+) -> list[Sample]:  # fmt: skip
+    """Build rows that hold the model to its initial behaviour where it writes tips and where it acts on them.
 
-    Args:
-        tips: what was written in an iteration.
-        groups: its episodes.
-        algorithm: `anchor_tips` and `anchor_reading`, shares of the tips and of the off-policy episodes that were shown
-            any; `anchor_weight` and `anchor_reading_weight`.
-        rows: as in `build_samples`.
-        seed: draws which; each share by itself, and rounded to whole rows.
+    `algorithm.anchor_tips` and `anchor_reading` are shares of the tips and of the off-policy episodes that were shown
+    any, each drawn by itself and rounded to whole rows; `anchor_weight` and `anchor_reading_weight` hold them.
     """
     written = [tip for tip in tips if tip.token_ids]
     held = [
@@ -108,13 +106,12 @@ def build_anchor_samples(
 
 
 def _draw_share(of: Sequence[T], share: float, rng: random.Random) -> list[T]:
-    """So many of them, drawn; in their order."""
     chosen = set(rng.sample(range(len(of)), round(share * len(of))))
     return [each for i, each in enumerate(of) if i in chosen]
 
 
 def anchor_sample(completion: Completion, role: RowRole, hold: float, advantage: float = 0.0) -> Sample:
-    """What the policy wrote apart from episodes, a tip, as a row that is held by `hold`; it may have an advantage."""
+    """Make a row of a tip, or of another completion apart from episodes, that is held by `hold`."""
     prompt, written = completion.prompt_ids, completion.token_ids
     row = _RowBuilder()
     row.extend(prompt)
@@ -125,7 +122,7 @@ def anchor_sample(completion: Completion, role: RowRole, hold: float, advantage:
 def build_reading_samples(
     trajectories: Sequence[Trajectory], hold: float, rows: Literal["auto", "step"] = "auto"
 ) -> list[Sample]:
-    """Episodes under the context that they acted in, without an advantage: what follows tips is held by `hold`."""
+    """Build rows of episodes under the context that they acted in, without an advantage, held by `hold`."""
     acted = (replace(trajectory, mode="on_policy_tips") for trajectory in trajectories)
     return [
         _make_sample(row, role="reading", hold=hold)
@@ -137,16 +134,12 @@ def build_reading_samples(
 
 def _make_sample(row: _RowBuilder, **facts: Any) -> Sample:
     return Sample(
-        token_ids=tuple(row.token_ids),
-        loss_mask=tuple(row.loss_mask),
-        behavior_logprobs=tuple(row.behavior_logprobs),
-        advantages=tuple(row.advantages),
-        **facts,
-    )
+        token_ids=tuple(row.token_ids), loss_mask=tuple(row.loss_mask),
+        behavior_logprobs=tuple(row.behavior_logprobs), advantages=tuple(row.advantages), **facts,
+    )  # fmt: skip
 
 
 def _broadcast_to_steps(advantage: ArrayLike, trajectory: Trajectory) -> list[float]:
-    """One number for each step."""
     numbers, num_steps = np.asarray(advantage, dtype=np.float64), len(trajectory.steps)
     if numbers.ndim and numbers.shape != (num_steps,):
         raise ValueError(
@@ -187,17 +180,17 @@ def _get_trained_prompt(step: Step, trajectory: Trajectory) -> TokenIds:
 
 
 def replace_behavior_logprobs(samples: Sequence[Sample], logprobs: Sequence[Sequence[float]]) -> list[Sample]:
-    """The same rows with other denominators, e.g. those of the tip-free context (`old_logprobs = "tip_free"`)."""
+    """Replace the denominators of rows, e.g. by those of the tip-free context (`old_logprobs = "tip_free"`)."""
     return [replace(s, behavior_logprobs=tuple(row)) for s, row in zip(samples, logprobs, strict=True)]
 
 
 def has_advantage(sample: Sample) -> bool:
-    """Whether any token of an episode's row has an advantage other than zero."""
+    """Return whether any token of an episode's row has an advantage other than zero."""
     return any(sample.advantages)
 
 
 def dummy_sample(sample: Sample) -> Sample:
-    """The first two tokens of a row: something to compute that is to count for nothing."""
+    """Make a row of two tokens to compute that counts for nothing."""
     ids = (sample.token_ids * 2)[:2]
     blank = (0.0, 0.0)
     return replace(sample, token_ids=ids, loss_mask=(0, 1), behavior_logprobs=blank, advantages=blank)
@@ -206,17 +199,11 @@ def dummy_sample(sample: Sample) -> Sample:
 def iter_minibatches(
     samples: Sequence[Sample], num_trajectories: int, rng: np.random.Generator, epochs: int = 1
 ) -> Iterator[list[int]]:
-    """Random mini-batches of `num_trajectories` trajectories, each with all its rows, in so many passes.
+    """Yield random mini-batches of `num_trajectories` trajectories (0: all), each with all its rows, in so many passes.
 
-    Rows that are no episodes are used once, and do not change the order of the episodes: those of each role are spread
-    evenly over all mini-batches of all passes.
-
-    Args:
-        samples: rows; those left out for their zero advantage are gone already, so the count is of trajectories
-            that teach something.
-        num_trajectories: trajectories in a mini-batch; 0 = all. The last one of a pass may be smaller.
-        rng: draws the orders.
-        epochs: passes over the episodes.
+    The last one of a pass may be smaller. Rows that are no episodes are used once, and do not change the order of the
+    episodes: those of each role are spread evenly over all mini-batches of all passes. `samples` has no rows that were
+    left out for their zero advantage, so the count is of trajectories that teach something.
 
     Yields:
         Indices into `samples`, ascending.
@@ -238,12 +225,11 @@ def iter_minibatches(
 
 
 class HasTokenIds(Protocol):
-    """Whatever has token ids: a `Sample`, or a row of supervised training."""
+    """A row with token ids: a `Sample`, or a row of supervised training."""
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """All of the row."""
-        ...
+        """All token ids of the row."""
 
 
 def make_microbatches(
@@ -253,9 +239,9 @@ def make_microbatches(
 
     Args:
         samples: rows.
-        max_tokens: largest number of rows times longest row; a row longer than that goes alone.
-        joining: how the rows of a batch are laid out: where without padding, the sum of their lengths is what counts;
-            where those that begin alike are to meet, they are cut in the order of their tokens.
+        max_tokens: largest number of rows times longest row, or sum of their lengths where they are not padded; a row
+            longer than that goes alone.
+        joining: how the rows of a batch are laid out; "shared" cuts them in the order of their tokens.
 
     Returns:
         Indices into `samples`, each once, shortest rows first.
@@ -275,3 +261,85 @@ def make_microbatches(
             size = length
         filled = size
     return batches
+
+
+GatheredCall = Callable[..., Any]
+"""Calls a function with arguments while the outer weights of a model (embedding, last norm, head) are whole."""
+
+
+class Ranks:
+    """One process among `world` that share an update; this class is the only process, which changes nothing."""
+
+    rank, world = 0, 1
+    device: torch.device | None = None  # where this one computes; None: where its model is
+    talk: ProcessGroup | None = None  # of all ranks, for objects that are no tensors
+    dtype: torch.dtype | None = None  # trained weights are rounded to it when they are handed out; None: not at all
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Sum a tensor over all ranks."""
+        return tensor
+
+    def gather(self, value: T) -> list[T]:
+        """Gather the value of each rank, in their order; anything that can be pickled."""
+        return [value]
+
+    def shard(self, _model: nn.Module) -> GatheredCall:
+        """Leave to this rank its part of the model's weights; all reading of them goes through the result."""
+        return call_directly
+
+    def reshard(self, _model: nn.Module) -> None:
+        """Free all gathered weights of the model."""
+
+    @contextmanager
+    def swap_weights(self, _model: nn.Module, weights: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
+        """Put other tensors in the place of parameters for the duration of the block; nothing is copied."""
+        now = {parameter: parameter.data for parameter in weights}
+        try:
+            for parameter, data in weights.items():
+                parameter.data = data
+            yield
+        finally:
+            for parameter, data in now.items():
+                parameter.data = data
+
+
+def call_directly(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function with its arguments."""
+    return function(*arguments)
+
+
+def distribute_rows(samples: Sequence[HasTokenIds], world: int) -> list[list[int]]:
+    """Share rows out so that each rank has as many, and as long ones.
+
+    From the longest to the shortest, forth and back (0 1 2 2 1 0 0 1 ...), rows that are computed at the same time have
+    similar lengths.
+
+    Returns:
+        For each rank indices into `samples`, ascending; [] where there are fewer rows than ranks.
+    """
+    shares: list[list[int]] = [[] for _ in range(world)]
+    for place, i in enumerate(sorted(range(len(samples)), key=lambda i: -len(samples[i].token_ids))):
+        turn, seat = divmod(place, world)
+        shares[world - 1 - seat if turn % 2 else seat].append(i)
+    return [sorted(share) for share in shares]
+
+
+def split_microbatches(
+    samples: Sequence[HasTokenIds], max_tokens: int, ranks: Ranks, joining: PackingMode = "padded"
+) -> list[list[int]]:
+    """Cut rows, the same on every rank, into the micro-batches of this rank, as many as of any other.
+
+    A pass through a sharded model is one of all ranks, so ranks with fewer micro-batches get empty ones, and must then
+    pass a dummy batch through the model.
+
+    Returns:
+        Indices into `samples`. Over all ranks each is in exactly one micro-batch.
+    """
+    if ranks.world == 1:
+        return make_microbatches(samples, max_tokens, joining)
+    cuts = []
+    for share in distribute_rows(samples, ranks.world):
+        batches = make_microbatches([samples[i] for i in share], max_tokens, joining)
+        cuts.append([[share[i] for i in batch] for batch in batches])
+    own = cuts[ranks.rank]
+    return own + [[] for _ in range(max(map(len, cuts)) - len(own))]

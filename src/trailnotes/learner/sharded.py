@@ -1,13 +1,10 @@
-"""The learner of rank 0, behind which several processes share each update.
-
-To a run it is a `Learner`: it announces each call to the other ranks, and does the same itself. The model that acts is
-not among them; it gets the new weights after each update.
-"""
+"""Learners from a config: one process around the model that acts, or several that share each update."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,8 +16,8 @@ from torch import Tensor
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, LearnerError
-from trailnotes.learner.building import build_rank, build_single
 from trailnotes.learner.learner import Learner
+from trailnotes.learner.logprobs import TokenScorer, is_packing_supported, is_padding_free
 from trailnotes.learner.process_group import (
     LearnerGroup,
     bind_interface,
@@ -29,12 +26,134 @@ from trailnotes.learner.process_group import (
     resolve_device_type,
     validate_world_size,
 )
-from trailnotes.learner.processes import start_processes
-from trailnotes.learner.rank import SHARED_ERRORS
-from trailnotes.learner.rank_handles import RankMonitor, describe_rank_0_failure
-from trailnotes.learner.ranks import SingleRank
+from trailnotes.learner.rank_handles import SHARED_ERRORS, RankMonitor, describe_rank_0_failure, start_processes
+from trailnotes.learner.samples import PackingMode, Ranks
+from trailnotes.learner.sharding import ShardedRank
 from trailnotes.policies.hf.adapters import get_trained_parameters
+from trailnotes.policies.hf.policy import load_model
+from trailnotes.seeds import derive_seed
 from trailnotes.types import Sample
+
+
+def build_single(config: Config, model: Any, reference: Any, dump_dir: Path | None) -> Learner:
+    """Build a learner of `model`, in this process.
+
+    Raises:
+        ConfigError: `learner.packed` or `learner.attention` do not fit the model.
+    """
+    if config.learner.attention and config.engine.name == "hf":
+        raise ConfigError(
+            f"learner.attention = {config.learner.attention!r} would change the model that acts, too, which needs "
+            "another: leave it out, or set learner.world_size to 2 or more"
+        )
+    return _make_learner(config, model, reference, dump_dir, _choose_packing(config, model))
+
+
+def build_rank(group: LearnerGroup, config: Config, dump_dir: Path | None) -> Learner:
+    """Build the learner of this rank's part of the model in `config`, with a reference model where one is needed.
+
+    Every rank loads the whole model into its host's memory, and moves a block at a time to its device.
+
+    Raises:
+        ConfigError: as `build_single`; or a rank does not see the directory of the run, in which all save.
+        LearnerError: the ranks have loaded different weights.
+    """
+    on_host = config.model.model_copy(update={"device": "cpu"})
+    torch.manual_seed(derive_seed(config.run.seed, "weights"))  # adapters start at random
+    model = load_model(on_host)[0]
+    _require_plain_head(config, model)
+    joining = _choose_packing(config, model)
+    whole = not config.model.lora.enabled
+    dtype = getattr(torch, config.model.dtype) if whole and config.model.dtype != "float32" else None
+    ranks = ShardedRank(group.mesh, group.talk, dtype, offload=config.learner.offload)
+    _require_same_weights(ranks, model)
+    if dump_dir is not None:
+        _require_shared_directory(ranks, dump_dir.parent)
+    reference = load_model(on_host)[0] if config.has_reference_model and whole else None
+    return _make_learner(config, model, reference, dump_dir, joining, ranks)
+
+
+def _make_learner(
+    config: Config, model: Any, reference: Any, dump_dir: Path | None, joining: PackingMode, ranks: Ranks | None = None
+) -> Learner:
+    learner = Learner(
+        model, config.optim, config.loss, temperature=config.rollout.temperature,
+        reference=reference, dump_dir=dump_dir, ranks=ranks,
+    )  # fmt: skip
+    learner.joining = joining
+    for each in learner.models if config.learner.attention else ():  # last: models are checked on the host, without it
+        base: Any = each
+        base = base.get_base_model() if hasattr(base, "get_base_model") else base
+        try:
+            base.set_attn_implementation(config.learner.attention)
+        except (ImportError, ValueError) as error:
+            line = " ".join(str(error).split())
+            raise ConfigError(f"learner.attention = {config.learner.attention!r} does not work here: {line}") from error
+    return learner
+
+
+def _choose_packing(config: Config, model: Any) -> PackingMode:
+    attention, packed = config.learner.attention, config.learner.packed
+    skips = attention.startswith(("flash", "flex")) or (not attention and is_padding_free(model))
+    if packed == "never" or (packed == "auto" and not skips):
+        return "padded"
+    how: PackingMode = "shared" if packed == "shared" else "joined"
+    if how == "shared" and skips:
+        raise ConfigError(
+            'learner.packed = "shared" needs an attention that takes any mask: set learner.attention = "sdpa", or '
+            'learner.packed = "auto"'
+        )
+    if is_packing_supported(TokenScorer(model), how, config.rollout.max_context_tokens):
+        return how
+    if packed == "auto":
+        return "padded"
+    raise ConfigError(
+        f"learner.packed = {packed!r}, but this model makes something else of rows that are laid out so: set it "
+        'to "auto" or "never"'
+    )
+
+
+def _require_plain_head(config: Config, model: Any) -> None:
+    """Refuse a head that would be needed with its adapters and without them while it is gathered once."""
+    head = model.get_output_embeddings() if config.model.lora.enabled and config.has_anchor_rows else None
+    if head is not None and any(parameter.requires_grad for parameter in head.parameters()):
+        raise ConfigError(
+            "several processes cannot hold rows to the start model where the output embedding has adapters: leave it "
+            "out of model.lora.target_modules, or set learner.world_size = 1"
+        )
+
+
+def _require_same_weights(ranks: ShardedRank, model: torch.nn.Module) -> None:
+    """Refuse ranks whose models differ, by a few numbers of each weight."""
+    mine = {
+        name: (tuple(p.shape), p.detach().flatten()[:64].double().sum().item()) for name, p in model.named_parameters()
+    }
+    first, *others = ranks.gather(mine)
+    for rank, found in enumerate(others, start=1):
+        if found != first:
+            name = next((name for name in first if found.get(name) != first[name]), "other names")
+            raise LearnerError(
+                f"rank {rank} of the learner loaded other weights than rank 0 ({name}): model.path must hold the same "
+                "model on every machine"
+            )
+
+
+def _require_shared_directory(ranks: ShardedRank, directory: Path) -> None:
+    """Refuse ranks that do not see the directory of the run: rank 0 leaves a file there, and all look for it."""
+    file = directory / f".seen-{ranks.gather(secrets.token_hex(8))[0]}"
+    if ranks.rank == 0:
+        directory.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    ranks.gather(None)  # it is there now
+    seen = ranks.gather(file.exists())
+    if ranks.rank == 0:
+        file.unlink()
+    if not all(seen):
+        raise ConfigError(
+            f"rank {seen.index(False)} of the learner does not see the run directory {directory}, and each rank saves "
+            "its part of the model there: put --run-dir on a file system that all machines share"
+        )
+
 
 RankStarter = Callable[[], RankMonitor]
 """Starts the other ranks of a run."""
@@ -43,15 +162,15 @@ RankStarter = Callable[[], RankMonitor]
 def make_learner(
     config: Config, model: Any, reference: Any, dump_dir: Path | None, start: RankStarter | None = None
 ) -> Learner | ShardedLearner:
-    """What updates the model of a run: this process alone, or `learner.world_size` of them.
+    """Make what updates the model of a run: this process alone, or `learner.world_size` of them.
 
     Args:
         config: of the run.
-        model: the one that acts here: trained itself, or given what is trained. None: it acts elsewhere.
-        reference: the start model; several processes load their own.
-        dump_dir: where a batch is written whose loss or gradient is not finite; beside the checkpoints.
-        start: of several processes the others, which are on other machines, too; None: on this one, unless torchrun
-            has started them.
+        model: the one that acts here: trained itself, or given the trained weights. None: it acts elsewhere.
+        reference: the reference model; several processes load their own.
+        dump_dir: for batches whose loss or gradient is not finite; beside the checkpoints.
+        start: starts the other ranks, which may be on other machines; None: on this one, unless torchrun has started
+            them.
 
     Raises:
         ConfigError: more processes than devices, or settings that do not fit the model.
@@ -65,17 +184,9 @@ def make_learner(
 class ShardedLearner:
     """A `Learner` whose model is split over `learner.world_size` processes, of which this is rank 0.
 
-    The others are started here, by torchrun beside this process, or wherever `start` has them. A failure of any ends
-    all: the next call, or the one under way, raises `LearnerError` with the reason.
-
-    Args:
-        config: of the run; each rank loads `config.model` for itself.
-        model: the one that acts in this process, of the same start weights, or None.
-        dump_dir: see `Learner`.
-        start: see `make_learner`.
-
-    Raises:
-        ConfigError: as `make_learner`; so `LearnerError`.
+    It announces each call to the other ranks, and does the same itself; the model that acts gets the new weights after
+    each update. A failure of any rank ends all: the next call, or the one under way, raises `LearnerError` with the
+    reason. Arguments and errors are those of `make_learner`.
     """
 
     def __init__(
@@ -92,124 +203,117 @@ class ShardedLearner:
         self._start = {p: p.detach().clone() for p in model.parameters() if p.requires_grad} if own else {}
         world, kind = config.learner.world_size, resolve_device_type(config)
         dumps = dump_dir and dump_dir.absolute()  # others may be at work elsewhere
-        self._circle: LearnerGroup | None = None
-        self._followers = None if given else (start or partial(start_processes, config))()
+        self._group: LearnerGroup | None = None
+        self._monitor = None if given else (start or partial(start_processes, config))()
         atexit.register(self.close)
         try:
             with self._monitor_ranks():
-                self._circle = self._init_process_group(world, kind, config.learner.timeout)
-                self._circle.broadcast_call(("build", (config, dumps), {}))
-                self._learner = build_rank(self._circle, config, dumps)
+                if self._monitor is None:
+                    self._group = init_process_group(0, world, kind, config.learner.timeout)
+                else:
+                    with bind_interface(self._monitor.interface):
+                        store = self._monitor.store()
+                        self._group = init_process_group(0, world, kind, config.learner.timeout, store)
+                self._group.broadcast_call(("build", (config, dumps), {}))
+                self._learner = build_rank(self._group, config, dumps)
         except BaseException:
             self._abort_ranks()
             raise
 
-    def _init_process_group(self, world: int, kind: str, seconds: float) -> LearnerGroup:
-        if self._followers is None:
-            return init_process_group(0, world, kind, seconds)
-        with bind_interface(self._followers.interface):
-            return init_process_group(0, world, kind, seconds, self._followers.store())
-
     @property
     def steps(self) -> int:
-        """Optimiser steps so far."""
+        """Optimizer steps so far."""
         return self._learner.steps
 
     @property
     def device(self) -> torch.device:
-        """Where this rank computes."""
+        """Device that this rank computes on."""
         return self._learner.device
 
     def logprobs(self, samples: Sequence[Sample], *, of_start: bool = False) -> list[tuple[float, ...]]:
-        """See `Learner.logprobs`."""
+        """Score trained tokens on all ranks, as `Learner.logprobs`."""
         found: list[tuple[float, ...]] = self._call_all_ranks("logprobs", list(samples), of_start=of_start)
         return found
 
     def update(self, samples: Sequence[Sample], seed: int = 0, lr_scale: float = 1.0) -> dict[str, float]:
-        """See `Learner.update`; the model that acts is as the trained one afterwards."""
+        """Update on all ranks, as `Learner.update`, and copy the weights to the model that acts."""
         metrics: dict[str, float] = self._call_all_ranks("update", list(samples), seed, lr_scale)
         self._copy_to_policy()
         return metrics
 
     def weights(self) -> dict[str, Tensor]:
-        """See `Learner.weights`."""
+        """Collect the trained weights of all ranks, as `Learner.weights`."""
         found: dict[str, Tensor] = self._call_all_ranks("weights")
         return found
 
     def export(self, path: Path, tokenizer: Any = None) -> None:
-        """See `Learner.export`."""
+        """Write the model of all ranks, as `Learner.export`."""
         self._call_all_ranks("export", path.absolute(), tokenizer)
 
     def save(self, path: Path) -> None:
-        """See `Learner.save`; all ranks must see `path`."""
+        """Write the state of all ranks, as `Learner.save`; all must see `path`."""
         self._call_all_ranks("save", path.absolute())
 
     def load(self, path: Path) -> None:
-        """See `Learner.load`."""
+        """Restore the state of all ranks, as `Learner.load`."""
         self._call_all_ranks("load", path.absolute())
         self._copy_to_policy()
 
     @contextlib.contextmanager
     def use_initial_adapters(self) -> Iterator[None]:
-        """The adapters of the model that acts as they were before any update."""
-        with SingleRank().swap_weights(self.model, self._start):
+        """Put the adapters of the model that acts back to where the run began, for the duration of the block."""
+        with Ranks().swap_weights(self.model, self._start):
             yield
 
     def close(self) -> None:
-        """Send the other ranks home; those that do not go are killed."""
+        """End the other ranks, and kill those that do not end."""
         atexit.unregister(self.close)
-        circle, self._circle = self._circle, None
-        if circle is not None:
+        group, self._group = self._group, None
+        if group is not None:
             with contextlib.suppress(RuntimeError):
-                circle.broadcast_call(None)
-                circle.destroy()
-        if self._followers is not None:
-            self._followers.end(at_once=circle is None)
+                group.broadcast_call(None)
+                group.destroy()
+        if self._monitor is not None:
+            self._monitor.end(at_once=group is None)
 
     def _call_all_ranks(self, name: str, *given: Any, **named: Any) -> Any:
-        """Have every rank call this method of its learner, and return what this one's gives."""
-        if self._circle is None:
+        if self._group is None:
             raise LearnerError("the processes of the learner have ended: start the run again, and it resumes")
         with self._monitor_ranks():
-            self._circle.broadcast_call((name, given, named))
+            self._group.broadcast_call((name, given, named))
             return getattr(self._learner, name)(*given, **named)
 
     @contextlib.contextmanager
     def _monitor_ranks(self) -> Iterator[None]:
-        """While the other ranks are needed: whatever stops one stops all, with its reason."""
-        if self._followers is not None:
-            self._followers.set_busy(True)
+        """End all ranks, with the reason, on an error of the block that is not shared by all."""
+        if self._monitor is not None:
+            self._monitor.set_busy(True)
         try:
             yield
         except SHARED_ERRORS:
             raise
         except RuntimeError as error:
-            reason = (
-                self._followers.describe_failure(error)
-                if self._followers is not None
-                else describe_rank_0_failure(error)
-            )
+            others = self._monitor
+            reason = describe_rank_0_failure(error) if others is None else others.describe_failure(error)
             self._abort_ranks()
             raise LearnerError(reason) from error
         except BaseException:  # such as a second Ctrl-C: the others are in the middle of something
             self._abort_ranks()
             raise
         finally:
-            if self._followers is not None:
-                self._followers.set_busy(False)
+            if self._monitor is not None:
+                self._monitor.set_busy(False)
 
     def _abort_ranks(self) -> None:
-        """End the others as they are."""
-        circle, self._circle = self._circle, None
-        if self._followers is not None:
-            self._followers.end(at_once=True)
-        if circle is not None or dist.is_initialized():
+        group, self._group = self._group, None
+        if self._monitor is not None:
+            self._monitor.end(at_once=True)
+        if group is not None or dist.is_initialized():
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()
 
     @torch.no_grad()
     def _copy_to_policy(self) -> None:
-        """Give the trained weights to the model that acts."""
         if self.model is not None:
             for name, tensor in self.weights().items():
                 self._names[name].copy_(tensor)

@@ -1,6 +1,6 @@
 """A model whose weights, gradients and moments are split over several processes, by torch's FSDP2.
 
-Each block of the decoder is gathered for its own pass, and let go. What is around them (embedding, last norm, head) is
+Each block of the decoder is gathered for its own pass. The modules around them (embedding, last norm, head) are
 gathered once for all that the learner does with one micro-batch: it asks the body for states and the head for logits of
 a chunk at a time, so neither is the `forward` of the model that FSDP knows of.
 """
@@ -26,20 +26,21 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from trailnotes.errors import ConfigError
-from trailnotes.learner.ranks import GatheredCall, call_directly
+from trailnotes.learner.samples import GatheredCall, Ranks, call_directly
 
 T = TypeVar("T")
 
 
-class ShardedRank:
-    """One process among those of a process group; see `Ranks`.
+class ShardedRank(Ranks):
+    """One process of a process group.
 
     Args:
         mesh: of one dimension, over all ranks.
-        talk: a gloo group of them all, for what is no tensor.
-        dtype: what the weights of a model that is trained as a whole compute in; they stay in float32 themselves,
-            and gradients are summed in it. None: in what they are.
-        offload: whether they, gradients and moments stay in the host's memory, and visit the device.
+        talk: a gloo group of them all, for objects that are no tensors.
+        dtype: in which a model that is trained as a whole computes; its weights stay in float32, and gradients are
+            summed
+            in it. None: that of the weights.
+        offload: whether weights, gradients and moments stay in the host's memory, and visit the device.
     """
 
     def __init__(
@@ -47,18 +48,17 @@ class ShardedRank:
     ) -> None:
         self.rank, self.world, self.dtype = mesh.get_rank(), mesh.size(), dtype
         here = "cpu" if mesh.device_type == "cpu" else f"cuda:{torch.cuda.current_device()}"
-        self.device: torch.device | None = torch.device(here)
-        self.talk: dist.ProcessGroup | None = talk
+        self.device, self.talk = torch.device(here), talk
         self._mesh, self._offload = mesh, offload
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks."""
+        """Sum a tensor over all ranks."""
         total = tensor.clone()
         dist.all_reduce(total, group=self._mesh.get_group())
         return total
 
     def gather(self, value: T) -> list[T]:
-        """The value of each rank."""
+        """Gather the value of each rank."""
         values: list[Any] = [None] * self.world
         dist.all_gather_object(values, value, group=self.talk)
         return values
@@ -73,17 +73,13 @@ class ShardedRank:
         masters = trained and self.dtype is not None
         policy = MixedPrecisionPolicy(self.dtype, torch.float32) if masters else MixedPrecisionPolicy()
         offload = CPUOffloadPolicy(pin_memory=self.device is not None and self.device.type == "cuda")
-        options: dict[str, Any] = {
-            "mesh": self._mesh,
-            "mp_policy": policy,
-            "offload_policy": offload if self._offload else OffloadPolicy(),
-        }
+        offload_policy = offload if self._offload else OffloadPolicy()
         for module in (*find_blocks(model), model):
             if masters:
                 for parameter in module.parameters():
                     if parameter.dtype != torch.float32:
                         parameter.data = parameter.data.float()
-            fully_shard(module, **options)
+            fully_shard(module, mesh=self._mesh, mp_policy=policy, offload_policy=offload_policy)
             if not hasattr(module, "set_force_sum_reduction_for_comms"):
                 raise ConfigError("learner.world_size above 1 needs torch 2.9 or newer: pip install -U torch")
             assert isinstance(module, FSDPModule)
@@ -95,14 +91,14 @@ class ShardedRank:
         return within
 
     def reshard(self, model: nn.Module) -> None:
-        """Let go of all that is whole; FSDP keeps what is around the blocks until the next backward pass."""
+        """Free all gathered weights; FSDP keeps those around the blocks until the next backward pass."""
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
     @contextmanager
     def swap_weights(self, model: nn.Module, weights: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
-        """Other values in this rank's parts, which FSDP gathers afresh."""
+        """Put other values into this rank's parts, which FSDP gathers afresh, for the duration of the block."""
         now = {parameter: _to_local(parameter).clone() for parameter in weights}
         try:
             self._write_weights(model, weights)
@@ -119,7 +115,7 @@ class ShardedRank:
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """The layers of a decoder: the list of modules that holds the most parameters; [] where there is none."""
+    """Find the layers of a decoder: the list of modules that holds the most parameters; [] where there is none."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     largest = max(lists, key=lambda stack: sum(p.numel() for p in stack.parameters()), default=None)
     return [] if largest is None else list(largest)

@@ -1,8 +1,8 @@
-"""What a learner leaves behind: a Hugging Face directory, weights for an engine, and its state in a checkpoint.
+"""Weights of a learner: the optimizer that moves them, and the directories, checkpoints and dumps that hold them.
 
 The state of one process is ``learner.safetensors``. More write ``learner.dcp``, a directory by
 `torch.distributed.checkpoint` to which each rank adds its own part, as safetensors: nothing in it is ever unpickled.
-Either is read by any number of ranks. Beside it lies ``learner.json``.
+Any number of ranks reads either. Beside it lies ``learner.json``.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -26,28 +26,182 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from trailnotes.learner.ranks import Ranks, SingleRank
+from trailnotes.config.schema import OptimConfig
+from trailnotes.errors import NonFiniteError
+from trailnotes.learner.samples import Ranks
 from trailnotes.policies.hf.adapters import get_adapter_state_dict, save_adapters
 from trailnotes.storage.checkpoint import atomic_directory, read_json, write_json
+from trailnotes.types import Sample
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class MasterAdamW:
+    """AdamW on float32 weights over the trainable parameters of a model; those that are frozen are left alone.
+
+    A step of 1e-6 is lost when it is added to a bfloat16 weight (8 bits of mantissa). So parameters of a lower
+    precision get a float32 master copy: gradients are summed and clipped there, the moments live there, and the model's
+    weights are the rounded masters. Float32 parameters are their own masters and cost nothing more.
+
+    Raises:
+        ValueError: nothing is trainable.
+    """
+
+    def __init__(self, model: nn.Module, config: OptimConfig) -> None:
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not self.parameters:
+            raise ValueError("the model has no trainable parameter: unfreeze it, or turn model.lora.enabled on")
+        self.masters = {
+            name: p if p.dtype == torch.float32 else nn.Parameter(p.detach().float().clone())
+            for name, p in self.parameters.items()
+        }
+        self._adamw = torch.optim.AdamW(
+            self.masters.values(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
+        )
+
+    def zero_grad(self) -> None:
+        """Forget all gradients, also of the masters."""
+        for name, parameter in self.parameters.items():
+            parameter.grad = self.masters[name].grad = None
+
+    def accumulate_grads(self) -> None:
+        """Add the gradients of low-precision parameters to their masters'. Call after each backward pass."""
+        for name, parameter in self.parameters.items():
+            master = self.masters[name]
+            if master is not parameter and parameter.grad is not None:
+                gradient = parameter.grad.float()
+                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+                parameter.grad = None
+
+    def grad_norm(self) -> Tensor:  # ()
+        """Compute the 2-norm of all gradients together, of all ranks."""
+        norm = nn.utils.get_total_norm([p.grad for p in self.masters.values() if p.grad is not None])
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def scale_grads(self, factor: float) -> None:
+        """Multiply the gradients so far by a factor."""
+        for master in self.masters.values():
+            if master.grad is not None:
+                master.grad.mul_(factor)
+
+    def set_lr(self, lr: float) -> None:
+        """Change the learning rate of the steps to come."""
+        for group in self._adamw.param_groups:
+            group["lr"] = lr
+
+    def step(self, scale: float) -> None:
+        """Multiply the gradients by `scale` and take one step."""
+        self.scale_grads(scale)
+        self._adamw.step()
+        self._round_weights()
+
+    @torch.no_grad()
+    def _round_weights(self) -> None:
+        for name, parameter in self.parameters.items():
+            if self.masters[name] is not parameter:
+                parameter.copy_(self.masters[name])
+
+    def live_tensors(self) -> dict[str, Tensor]:
+        """Collect masters, moments and step counts themselves; of a sharded model this rank's parts of them."""
+        tensors: dict[str, Tensor] = {f"weights.{name}": master.detach() for name, master in self.masters.items()}
+        for name, master in self.masters.items():
+            for key, value in self._adamw.state.get(master, {}).items():
+                tensors[f"{key}.{name}"] = value
+        return tensors
+
+    def make_blank_state(self, names: Collection[str]) -> dict[str, Tensor]:
+        """Make a tensor of the right shape for each of `names` of a saved state, to be filled and loaded.
+
+        Raises:
+            ValueError: it is the state of another model.
+        """
+        self._validate_names(names)
+        blanks = {f"weights.{name}": torch.zeros_like(master.detach()) for name, master in self.masters.items()}
+        for name, master in self.masters.items():
+            if f"step.{name}" in names:
+                blanks[f"step.{name}"] = torch.zeros(())
+                blanks |= {f"{moment}.{name}": torch.zeros_like(master.detach()) for moment in MOMENTS}
+        return blanks
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copy the `live_tensors` to the CPU, ready for safetensors."""
+        return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in self.live_tensors().items()}
+
+    @torch.no_grad()
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore the state of `state_dict`, weights included. Raises `ValueError` for another model's."""
+        self._validate_names(tensors)
+        for name, master in self.masters.items():
+            master.copy_(tensors[f"weights.{name}"])
+        state = {
+            index: {key: tensors[f"{key}.{name}"].clone() for key in ("step", *MOMENTS)}
+            for index, name in enumerate(self.masters)
+            if f"step.{name}" in tensors
+        }
+        self._adamw.load_state_dict({"state": state, "param_groups": self._adamw.state_dict()["param_groups"]})
+        self._round_weights()
+
+    def _validate_names(self, names: Collection[str]) -> None:
+        expected = {f"weights.{name}" for name in self.masters}
+        found = {name for name in names if name.startswith("weights.")}
+        if expected != found:
+            raise ValueError(f"the saved weights are another model's, e.g. {min(expected ^ found)}")
+
+
+def raise_non_finite(
+    directory: Path | None, step: int, samples: Sequence[Sample], numbers: Mapping[str, float], *, write: bool = True
+) -> NoReturn:
+    """Stop before optimizer step `step` (counted from 1); dump the batch if there is a directory, and `write`.
+
+    Raises:
+        NonFiniteError: always.
+    """
+    text = f"loss or gradient is not finite at optimiser step {step}: the weights were left as they were"
+    if directory is None:
+        raise NonFiniteError(f"{text} (no dump: the learner was given no dump_dir)")
+    path = directory / f"nonfinite-{step:06d}"
+    if write:
+        dump_batch(path, samples, numbers)
+    raise NonFiniteError(f"{text}; the batch is in {path}.safetensors")
+
+
+def dump_batch(path: Path, samples: Sequence[Sample], numbers: Mapping[str, float]) -> Path:
+    """Write rows end to end as ``<path>.safetensors`` and the `numbers` computed from them as ``<path>.json``.
+
+    Returns:
+        The ``.safetensors`` file: ``token_ids``, ``loss_mask``, ``behavior_logprobs``, ``advantages`` (of all rows
+        joined), ``lengths``, ``off_policy``, ``trajectory``, ``hold`` and ``imitate`` (one for each row).
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    real, file = torch.float64, path.with_name(path.name + ".safetensors")
+    joined = {"token_ids": torch.int64, "loss_mask": torch.uint8, "behavior_logprobs": real, "advantages": real}
+    tensors = {
+        name: torch.tensor([value for sample in samples for value in getattr(sample, name)], dtype=dtype)
+        for name, dtype in joined.items()
+    } | {"lengths": torch.tensor([len(sample.token_ids) for sample in samples])}
+    for name, dtype in {"off_policy": None, "trajectory": None, "hold": real, "imitate": real}.items():
+        tensors[name] = torch.tensor([getattr(sample, name) for sample in samples], dtype=dtype)
+    save_file(tensors, file)
+    about = {name: str(value) for name, value in numbers.items()}
+    write_json(path.with_name(path.name + ".json"), {**about, "roles": [sample.role for sample in samples]})
+    return file
+
 
 MakeBlank = Callable[[Collection[str]], dict[str, Tensor]]
 FILE, SHARDS, REST = "learner.safetensors", "learner.dcp", "learner.json"
-STATE = (REST, FILE, SHARDS)  # all that `save_state` writes; where it is deleted, what says that it is there goes first
+STATE = (REST, FILE, SHARDS)  # all files of `save_state`; whoever deletes them begins with the first
 
 
 def to_full_tensor(tensor: Tensor) -> Tensor:
-    """All of a tensor, wherever its parts are; every rank must ask for it."""
+    """Gather all of a tensor, wherever its parts are; every rank must ask for it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()
 def gather_trained_weights(model: Any, ranks: Ranks) -> dict[str, Tensor]:
-    """The trained weights as they are, whole, on the CPU. Every rank must ask, and all but the first get nothing.
+    """Gather the trained weights, whole, on the CPU. Every rank must ask, and all but the first get nothing.
 
-    Args:
-        model: a transformers model: its parameters by the names of its files, a tied one once. Of a peft model the
-            adapters alone, by the names of theirs.
-        ranks: that share the model.
+    They have the names of the model's files, a tied one once; of a peft model the adapters alone.
     """
     found: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
@@ -61,13 +215,10 @@ def gather_trained_weights(model: Any, ranks: Ranks) -> dict[str, Tensor]:
 def export_model(model: Any, path: Path, tokenizer: Any = None, ranks: Ranks | None = None) -> None:
     """Write `model` as a Hugging Face directory with ``.safetensors``, whole or not at all.
 
-    Args:
-        model: a transformers model; of a peft model the adapters alone are written, in peft's format.
-        path: the directory, replaced if it exists.
-        tokenizer: saved beside the weights, so that the directory acts by itself.
-        ranks: that share the model; each must call, and the first writes.
+    Of a peft model the adapters alone are written, in peft's format. With a tokenizer the directory is a policy by
+    itself. Each of the `ranks` that share the model must call, and the first writes.
     """
-    shared: Ranks = ranks or SingleRank()
+    shared: Ranks = ranks or Ranks()
     state = _gather_state(model, shared.dtype) if shared.world > 1 else None
     if shared.rank:
         return
@@ -77,41 +228,27 @@ def export_model(model: Any, path: Path, tokenizer: Any = None, ranks: Ranks | N
         else:
             model.save_pretrained(aside, state_dict=state)
             if shared.dtype is not None:  # it is told by the masters of the weights, which are in float32
-                _correct_dtype(aside / "config.json", shared.dtype)
+                config = aside / "config.json"
+                write_json(config, read_json(config) | {"dtype": str(shared.dtype).removeprefix("torch.")})
         if tokenizer is not None:
             tokenizer.save_pretrained(aside)
 
 
 @torch.no_grad()
 def _gather_state(model: Any, dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """What the files of a sharded model hold, on the CPU: all of it, or the adapters alone."""
     if hasattr(model, "peft_config"):
-        found = {name: to_full_tensor(p.detach()).cpu() for name, p in model.named_parameters() if p.requires_grad}
-    else:
-        found = {name: to_full_tensor(p.detach()).cpu() for name, p in model.named_parameters()}
-        found = {name: tensor.to(dtype or tensor.dtype) for name, tensor in found.items()}
-        parameters = set(dict(model.named_parameters(remove_duplicate=False)))
-        found |= {
-            name: to_full_tensor(t).cpu() for name, t in model.state_dict().items() if name not in parameters
-        }  # buffers
-    return found
-
-
-def _correct_dtype(path: Path, dtype: torch.dtype) -> None:
-    write_json(path, read_json(path) | {"dtype": str(dtype).removeprefix("torch.")})
+        return {name: to_full_tensor(p.detach()).cpu() for name, p in model.named_parameters() if p.requires_grad}
+    found = {name: to_full_tensor(p.detach()).cpu() for name, p in model.named_parameters()}
+    found = {name: tensor.to(dtype or tensor.dtype) for name, tensor in found.items()}
+    buffers = model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys()
+    return found | {name: to_full_tensor(t).cpu() for name, t in model.state_dict().items() if name in buffers}
 
 
 def save_state(path: Path, tensors: Mapping[str, Tensor], rest: Mapping[str, Any], ranks: Ranks) -> None:
-    """Write the state of a learner into the directory `path`, which all ranks see.
+    """Write the state of a learner into the existing directory `path`, which all ranks see.
 
-    Args:
-        path: exists.
-        tensors: of one process whole; of more each rank's parts.
-        rest: what is no tensor, JSON-able.
-        ranks: who writes.
-
-    Raises:
-        OSError: a rank cannot write, for want of space or of permission.
+    `tensors` are whole of one process, and of more each rank's parts; `rest` is JSON-able. Raises `OSError` if a rank
+    cannot write, for want of space or of permission.
     """
     if ranks.world == 1:
         copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
@@ -125,12 +262,9 @@ def save_state(path: Path, tensors: Mapping[str, Tensor], rest: Mapping[str, Any
 
 
 def load_state(path: Path, blank: MakeBlank, ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What any number of processes saved in the directory `path`, for as many as there are now.
+    """Load a state that any number of processes saved in the directory `path`, for as many as there are now.
 
-    Args:
-        path: of a checkpoint.
-        blank: gives the tensors to fill, by the names that were saved: whole, or this rank's parts.
-        ranks: who reads.
+    `blank` makes the tensors to fill, by the names that were saved: whole, or this rank's parts.
 
     Returns:
         Tensors and the rest, as `save_state` was given them.
@@ -159,8 +293,7 @@ def _read_file(path: Path, blank: MakeBlank, _ranks: Ranks) -> dict[str, Tensor]
 def _copy_shard(tensor: DTensor, saved: Any) -> None:
     """Copy this rank's part of a tensor that is sharded along its first dimension."""
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    local = tensor.to_local()
-    if local.numel():
+    if (local := tensor.to_local()).numel():
         local.copy_(saved[offset[0] : offset[0] + shape[0]])
 
 
@@ -185,7 +318,7 @@ def _validate_shape(name: str, saved: Sequence[int], tensor: Tensor) -> None:
 
 @contextmanager
 def _suppress_warnings() -> Iterator[None]:
-    """Without what torch tells of its own plans, such as that one process alone needs no others."""
+    """Ignore warnings of torch about its own plans, such as that one process alone needs no others."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -193,10 +326,7 @@ def _suppress_warnings() -> Iterator[None]:
 
 @contextmanager
 def _raise_first_failure(kind: type[Exception]) -> Iterator[None]:
-    """Raise as `kind` what torch tells of the failures of ranks: its own error is no `Exception`, and has a trace.
-
-    Told to all ranks, so each raises the same.
-    """
+    """Raise the first rank's failure as `kind`, alike on all ranks: torch's own error is no `Exception`."""
     try:
         yield
     except CheckpointException as error:

@@ -1,1 +1,1 @@
-"""Policies: what acts."""
+"""Policies, which act in episodes and write tips."""

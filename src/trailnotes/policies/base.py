@@ -1,4 +1,4 @@
-"""What a policy is: it encodes a conversation, and samples what comes next; some learn."""
+"""The interface of a policy: it encodes a conversation and samples the next turn; some policies are trained."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Policy(Protocol):
-    """An agent's mouth: batching, caches and devices are its own business.
+    """Text-generation interface of an agent; batching, caches and devices belong to its implementation.
 
-    Episodes are coroutines that share one policy. `episode` names the conversation, so that an engine can keep
-    its KV cache for as long as the episode lives; `open_episode` and `close_episode` bracket it.
+    Episodes are coroutines that share one policy. `episode` names the conversation, so that an engine can keep its KV
+    cache between `open_episode` and `close_episode`.
     """
 
     name: str  # model directory or hub name: a tip's author
@@ -26,70 +26,61 @@ class Policy(Protocol):
     append_only: bool  # whether encode(messages + new) always starts with encode(messages) and the sampled ids
 
     def encode(self, messages: Sequence[Message]) -> TokenIds:
-        """Token ids of the conversation, ready for the assistant to speak next.
+        """Encode the conversation up to where the assistant speaks; () if the engine returns no ids.
 
-        Assistant messages that carry `token_ids` enter with exactly these. () if the engine returns no ids.
+        Assistant messages that carry `token_ids` enter with exactly these.
         """
-        ...
 
     def count_tokens(self, text: str) -> int:
-        """Tokens of `text` alone, to hold a length cap; an estimate for engines without a tokenizer."""
-        ...
+        """Count the tokens of `text` alone, for length limits; engines without a tokenizer estimate them."""
 
     def open_episode(self, episode: str) -> None:
         """Announce a live episode (a deterministic engine gathers all live ones before each batch)."""
-        ...
 
     async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
         """Sample the next assistant turn. Raises `PolicyError` if prompt and completion exceed the context."""
-        ...
 
     def close_episode(self, episode: str) -> None:
-        """Free what the engine kept for the episode. Unknown names are ignored."""
-        ...
+        """Free what the engine kept for the episode, if it knows the name."""
 
 
 class OwnedPolicy(Policy, Protocol):
-    """A policy as its owner sees it."""
+    """A policy with the methods of its owner."""
 
     def close(self) -> None:
         """End what belongs to the policy alone, such as processes. Twice is fine."""
-        ...
 
 
 class TrainedPolicy(OwnedPolicy, Protocol):
-    """A policy that plays with the weights of a learner."""
+    """A policy that acts with the weights of a learner."""
 
     tokenizer: Any  # of transformers
     format: ChatFormat
     probes: Sequence[Completion]  # what the learner is to score whenever its weights are handed over
 
     async def load(self, weights: Mapping[str, Tensor], version: int, said: Sequence[Sequence[float]] = ()) -> float:
-        """Take over weights; nobody may be in the middle of a completion.
+        """Take over weights while no completion is under way.
 
         Args:
-            weights: by the names of the model's files: all of a whole model, of adapters theirs alone.
+            weights: by the names of the model's files: of a whole model all, of adapters theirs alone.
             version: of the weights.
-            said: the learner's log-probabilities of the sampled tokens of each probe, by these weights, in nats at the
+            said: the learner's log-probabilities of the sampled tokens of each probe under these weights, in nats at
+                the
                 sampling temperature of training.
 
         Returns:
-            How far what plays is from the learner in that, in nats on average.
+            Mean absolute difference between the policy and the learner on the probes, in nats.
 
         Raises:
-            PolicyError: a completion is under way, the weights are another model's, or what plays says something else
-                of the probes than the learner.
+            PolicyError: a completion is under way, the weights are another model's, or the policy scores the probes
+                otherwise.
         """
-        ...
 
     async def sleep(self) -> None:
-        """Make room for a learner on the same device, where there is one."""
-        ...
+        """Leave a shared device to the learner."""
 
     async def wake(self) -> None:
-        """Be ready to play again."""
-        ...
+        """Get ready to sample again after `sleep`."""
 
     def report(self) -> dict[str, float]:
-        """Figures of what was played since the last call; none where there is nothing to say."""
-        ...
+        """Return figures about what was sampled since the last call; {} for none."""

@@ -1,12 +1,12 @@
-"""From messages to token ids, by any chat template, so that a context only ever grows at its end.
+"""Conversations as token ids, by any chat template, so that a context only ever grows at its end.
 
-A template is rendered once with marks in place of the contents, and cut into the text between them. From then on a
-conversation is the concatenation of pieces, each tokenised on its own: what was sampled enters with its sampled ids,
-and everything else is tokenised once and remembered. That the pieces give what the template gives is checked at
-construction; a template that rewrites earlier turns is found there, and `append_only` says so.
+A template is rendered once with marks in place of the contents, and cut into the text between them. A conversation is
+then the concatenation of pieces, each tokenized on its own: sampled turns enter with their sampled ids, and everything
+else is tokenized once and cached. `Template` checks that the pieces give what the template gives; where a template
+rewrites earlier turns, `append_only` is False.
 
-Some templates rewrite thinking alone: they drop it from all turns but the newest. Each conversation that holds some is
-rendered by such a template anew, with marks in place of the words and the tags left for it to read.
+Some templates drop the thinking from all turns but the newest. Conversations with thinking are rendered by such a
+template anew, with marks in place of the words.
 """
 
 from __future__ import annotations
@@ -16,22 +16,225 @@ import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain, groupby
+from itertools import chain, groupby, product
 from typing import Any, NamedTuple
 
 from trailnotes.errors import PolicyError
-from trailnotes.policies.marks import (
-    MARK,
-    TAG,
-    ContentPart,
-    TemplateLayout,
-    find_open_tag,
-    join_parts,
-    make_mark,
-    mark_words,
+from trailnotes.types import THINK, Message, Role, TokenIds, replace_surrogates
+
+TAG = re.compile(f"({'|'.join(THINK)})")
+MARK = re.compile(r"Zq(\d+)qZ")
+
+
+class TemplateLayout(NamedTuple):
+    """Template texts and contents of a conversation in turn: piece, content, piece, ..., content, piece."""
+
+    pieces: tuple[str, ...]  # n + 1 template texts
+    order: tuple[int, ...]  # n indices of messages
+
+
+class ContentPart(NamedTuple):
+    """Content of one message, or what the template makes of a content with thinking."""
+
+    message: int  # its index
+    texts: tuple[str, ...] = ()  # words, template text, words, ..., words; () for the content as it is
+
+
+def make_mark(index: int) -> str:
+    """Make the text that takes the place of content `index`; no template contains it."""
+    return f"Zq{index}qZ"
+
+
+def split_at_marks(text: str) -> TemplateLayout:
+    """Cut a rendered text at its marks."""
+    parts = MARK.split(text)
+    return TemplateLayout(tuple(parts[::2]), tuple(int(index) for index in parts[1::2]))
+
+
+def mark_words(text: str, first: int) -> tuple[str, list[str]]:
+    """Replace the words of `text` by marks numbered from `first`, and return them; tags and blanks at them stay."""
+    content, words = "", list[str]()
+    for part in TAG.split(text):
+        word = "" if part in THINK else part.strip()
+        content += part.replace(word, make_mark(first + len(words)), 1) if word else part
+        words += [word] if word else []
+    return content, words
+
+
+def join_parts(
+    layout: TemplateLayout, words: Sequence[tuple[int, str]], prompt: str
+) -> tuple[tuple[str, ...], list[ContentPart]]:
+    """Join the parts that belong to one message, those behind `prompt` included."""
+    pieces, parts = [layout.pieces[0]], list[ContentPart]()
+    for number, after in zip(layout.order, layout.pieces[1:], strict=True):
+        index, word = words[number]
+        if parts and parts[-1].message == index:
+            parts[-1] = ContentPart(index, (*parts[-1].texts, pieces.pop(), word))
+        elif word and pieces[-1].startswith(prompt):
+            parts.append(ContentPart(index, ("", pieces[-1].removeprefix(prompt), word)))
+            pieces[-1] = prompt
+        else:
+            parts.append(ContentPart(index, (word,) if word else ()))
+        pieces.append(after)
+    return tuple(pieces), parts
+
+
+PLAIN_TEMPLATE = (
+    "{{ prefix }}{% for message in messages %}"
+    "{% if message.role == 'system' %}{{ message.content }}\n\n"
+    "{% elif message.role == 'user' %}User:\n{{ message.content }}\n"
+    "{% else %}Assistant:\n{{ message.content }}{{ suffix }}\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:\n{% endif %}"
 )
-from trailnotes.policies.template import NO_HEAD, SYSTEM_HEAD, TURN, RoleSequence, Template, alternate_roles, pair_roles
-from trailnotes.types import THINK, Message, TokenIds, replace_surrogates
+
+RoleSequence = tuple[Role, ...]
+RolePair = tuple[Role | None, Role | None]
+LayoutRules = dict[RolePair, str]  # text between two neighbouring roles (None: the ends)
+
+TURN: RoleSequence = ("user", "assistant")
+NO_HEAD: RoleSequence = ()
+SYSTEM_HEAD: RoleSequence = ("system",)
+HEADS = (NO_HEAD, SYSTEM_HEAD)
+PROBED_TURNS = (1, 2, 3, 4, 20)  # of the user, in the conversations that a template is tried on
+MAX_REASON_CHARS = 300  # characters of what a template fails with
+
+
+class Template:
+    """Chat template of a tokenizer, or a plain one, with the facts that rendering it shows.
+
+    `rules` give the layout of every conversation, or are None where earlier turns are rewritten. `reads_thinking` says
+    whether thinking is changed. `prompt` is the text between a user's message and the assistant's turn. `trims` says
+    for each role whether the left and the right end of its contents are stripped. `blanks` surround an answer in the
+    history alone, and so belong to its words. A system message that the template has no place for opens the first user
+    message.
+
+    Args:
+        tokenizer: of transformers.
+        options: variables of the template (`model.template_options`).
+
+    Raises:
+        PolicyError: the template refuses every conversation.
+    """
+
+    def __init__(self, tokenizer: Any, options: Mapping[str, Any]) -> None:
+        self._tokenizer = tokenizer
+        plain: dict[str, Any] = {}
+        if tokenizer.chat_template is None:
+            first = tokenizer("x").input_ids[:1]
+            has_prefix = bool(first) and tokenizer.bos_token_id is not None and first[0] == tokenizer.bos_token_id
+            plain = {"chat_template": PLAIN_TEMPLATE, "prefix": tokenizer.bos_token if has_prefix else ""}
+            plain["suffix"] = tokenizer.eos_token or ""
+        self._options = {**plain, **options}
+        self._reason = ""  # why the template refused a conversation, the last time that it did
+        self._folds = False
+        text = self._try_render(SYSTEM_HEAD + TURN[:1], [make_mark(0), make_mark(1)])
+        refused = text is None or make_mark(0) not in text  # a system message, or left out without a word
+        self._folds = refused and self._try_render(TURN[:1], [make_mark(0)]) is not None
+        self.blanks = self._find_blanks()
+        self.trims = {role: self._find_trimming(role) for role in SYSTEM_HEAD + TURN}
+        self.rules = self.learn_rules(HEADS)
+        self.reads_thinking = self._find_thinking()
+        self.prompt = self.render_layout(TURN[:1]).pieces[-1]
+
+    def render(self, roles: RoleSequence, contents: Sequence[str]) -> str:
+        """Render a conversation; raises `PolicyError` where the template refuses these roles."""
+        text = self._try_render(roles, contents)
+        if text is None:
+            raise PolicyError(f"the model's chat template refuses a conversation of {', '.join(roles)}: {self._reason}")
+        return text
+
+    def split_rendered(self, text: str, roles: Sequence[Role]) -> TemplateLayout:
+        """Cut `text` at its marks, whose roles are given; the `blanks` of an answer are no part of the template."""
+        pieces, order = split_at_marks(text)
+        parts, (left, right) = list(pieces), self.blanks
+        for place, index in enumerate(order):
+            if roles[index] == "assistant":
+                parts[place] = parts[place].removesuffix(left)
+                parts[place + 1] = parts[place + 1].removeprefix(right)
+        return TemplateLayout(tuple(parts), order)
+
+    def render_layout(self, roles: RoleSequence) -> TemplateLayout:
+        """Render and cut a conversation with marks as its contents; raises `PolicyError` as `render`."""
+        return self.split_rendered(self.render(roles, [make_mark(index) for index in range(len(roles))]), roles)
+
+    def learn_rules(self, heads: Sequence[RoleSequence]) -> LayoutRules | None:
+        """Learn the rules for conversations that begin with any of `heads`; None if there are none."""
+        rules: LayoutRules = {}
+        for turns, head in product(PROBED_TURNS, heads):
+            roles: RoleSequence = (*head, *alternate_roles(2 * turns - 1))
+            text = self._try_render(roles, [make_mark(index) for index in range(len(roles))])
+            if text is None and head:
+                continue
+            pieces, order = self.split_rendered(text or "", roles)
+            if order != tuple(range(len(roles))):
+                return None
+            for pair, piece in zip(pair_roles(roles), pieces, strict=True):
+                if rules.setdefault(pair, piece) != piece:
+                    return None
+        if rules["user", "assistant"] != rules["user", None]:  # what prompts the assistant is not what stays
+            return None
+        closed = self._try_render(TURN, [make_mark(0), make_mark(1)])
+        rules["assistant", None] = self.split_rendered(closed or "", TURN).pieces[-1]
+        return rules
+
+    def _try_render(self, roles: RoleSequence, contents: Sequence[str]) -> str | None:
+        if self._folds and roles[0] == "system":
+            roles, contents = roles[1:], ["\n\n".join(contents[:2]), *contents[2:]]
+        messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=roles[-1] != "assistant", **self._options
+            )
+        except Exception as error:  # noqa: BLE001 (the boundary: a template is a program that may fail in any way)
+            self._reason = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON_CHARS]
+            return None
+        return text
+
+    def _find_blanks(self) -> tuple[str, str]:
+        """Blanks before and after an answer in the history that the prompt for it, and the end of it, do not have."""
+        asked, told = (self._try_render(alternate_roles(num), [make_mark(i) for i in range(num)]) for num in (1, 3))
+        before, pieces = split_at_marks(asked or "").pieces[-1], split_at_marks(told or "").pieces
+        _, given, after, *_ = (*pieces, "", "", "")
+        left = given.removeprefix(before) if given.startswith(before) else ""
+        right = after[: len(after) - len(after.lstrip(" "))]
+        closes = after[len(right) :].startswith(tuple(self._tokenizer.all_special_tokens) or ("\0",))
+        return left if not left.strip(" ") else "", right if closes else ""
+
+    def _find_thinking(self) -> bool:
+        """Whether the template does anything to the thinking of a turn, be it the newest or an earlier one."""
+        opened, closed = THINK
+        thought, answer = make_mark(0), make_mark(1)
+        for content in (
+            f"{opened}\n{thought}\n{closed}\n\n{answer}",
+            f"{opened}{thought}{closed}{answer}",
+            f"{opened}\n{thought}",
+            f"{thought}\n{closed}\n\n{answer}",
+        ):
+            for head, num in product(HEADS, (2, 3, 5)):
+                roles: RoleSequence = (*head, *alternate_roles(num))
+                text = self._try_render(roles, [content if role == "assistant" else "x" for role in roles])
+                if text is not None and text.count(content) != roles.count("assistant"):
+                    return True
+        return False
+
+    def _find_trimming(self, role: Role) -> tuple[bool, bool]:
+        """Whether the template strips the left and the right end of such a content."""
+        roles = (SYSTEM_HEAD if role == "system" else NO_HEAD) + alternate_roles(3)
+        text = self._try_render(roles, [f" {make_mark(0)} " if each == role else "x" for each in roles])
+        if text is None or make_mark(0) not in text:
+            return False, False
+        return f" {make_mark(0)}" not in text, f"{make_mark(0)} " not in text
+
+
+def alternate_roles(num: int) -> RoleSequence:
+    """Repeat user, assistant, user, ... up to `num` roles."""
+    return (TURN * num)[:num]
+
+
+def pair_roles(roles: RoleSequence) -> Iterator[RolePair]:
+    """Pair each two neighbours, the ends of the conversation included."""
+    return zip((None, *roles), (*roles, None), strict=True)
+
 
 logger = logging.getLogger(__name__)
 
@@ -40,22 +243,18 @@ WORD_START = "\u2581"  # how tokens of sentencepiece's kind spell one
 
 
 class Segment(NamedTuple):
-    """A run of tokens from one hand."""
+    """Run of tokens by one author."""
 
     token_ids: TokenIds
     spoken: bool  # by the assistant, end token included
 
 
 class ChatFormat:
-    """Encodes conversations of (system,) user, assistant, user, ... with a tokenizer's chat template, or a plain one.
+    """Encoder of conversations (system,) user, assistant, user, ... with a tokenizer's chat template, or a plain one.
 
-    `append_only` says whether the encoding of a longer conversation always starts with that of the shorter one and
-    the sampled ids. `end_ids` are the tokens that end the assistant's turn. `opening` is the tag of thinking that the
-    prompt of a turn ends with, "" for none: it belongs to the content of the turn, and is no part of its sampled ids.
-
-    Args:
-        tokenizer: of transformers.
-        options: what the template is told besides the messages (`model.template_options`).
+    `append_only` says whether the encoding of a longer conversation always starts with that of the shorter one and the
+    sampled ids. `end_ids` end the assistant's turn. `opening` is the tag of thinking at the end of every prompt, "" for
+    none: it belongs to the content of the turn, but not to its sampled ids. Arguments as for `Template`.
     """
 
     def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None) -> None:
@@ -71,11 +270,12 @@ class ChatFormat:
         added = tokenizer.added_tokens_decoder.items()
         self._special_tags = {index for index, token in added if token.special and token.content in THINK}
         self.end_ids = self._find_end_ids()
-        self.opening = find_open_tag(self._template.prompt)
+        opened, closed = map(self._template.prompt.rfind, THINK)
+        self.opening = self._template.prompt[opened:] if opened > closed else ""
         self._warn_about_template(options or {})
 
     def encode(self, messages: Sequence[Message]) -> TokenIds:
-        """Token ids of the conversation; after a user's message, ready for the assistant to speak.
+        """Encode the conversation up to where the assistant speaks.
 
         Raises:
             ValueError: the conversation is empty, or its roles do not alternate.
@@ -83,35 +283,30 @@ class ChatFormat:
         return tuple(chain.from_iterable(ids for ids, _ in self._iter_segments(messages)))
 
     def encode_segments(self, messages: Sequence[Message]) -> list[Segment]:
-        """The same tokens as `encode`, cut where the speaker changes: what fine-tuning trains is what is `spoken`."""
+        """Encode the conversation, cut where the speaker changes: fine-tuning trains the segments that are `spoken`."""
         return [segment for segment in self._iter_segments(messages) if segment.token_ids]
 
     def encode_with_mask(self, messages: Sequence[Message], turns: Container[int]) -> tuple[list[int], list[int]]:
-        """Token ids of a conversation and the mask of what is learned of it.
+        """Encode a conversation, and mask the tokens of the assistant's messages whose indices are in `turns`.
 
-        Args:
-            messages: the conversation. Sampled ids enter as they are, unless they are another tokenizer's.
-            turns: indices of the assistant's messages that are learned, with their end tokens.
+        Sampled ids enter as they are, unless they are another tokenizer's.
         """
         messages = [self._drop_foreign_ids(message) for message in messages]
         _, parts = self._find_parts(messages)
         ids: list[int] = []
         mask: list[int] = []
-        for index, segment in enumerate(
-            self._iter_segments(messages)
-        ):  # each part stands behind a piece of the template
+        for index, segment in enumerate(self._iter_segments(messages)):  # each part follows a piece of the template
             learned = segment.spoken and parts[index // 2].message in turns
             ids += segment.token_ids
             mask += [int(learned)] * len(segment.token_ids)
         return ids, mask
 
     def encode_reply(self, messages: Sequence[Message], text: str) -> TokenIds:
-        """Ids of the assistant's next turn that says `text`, with its end; () for nothing."""
+        """Encode `text` as the assistant's next turn, with its end; () for an empty text."""
         last = self.encode_segments([*messages, Message("assistant", text)])
         return next(segment.token_ids for segment in reversed(last) if segment.spoken) if text.strip() else ()
 
     def _drop_foreign_ids(self, message: Message) -> Message:
-        """The message without its ids where this tokenizer reads other text in them."""
         if message.token_ids is None:
             return message
         try:
@@ -123,14 +318,14 @@ class ChatFormat:
         return message if known else replace(message, token_ids=None)
 
     def decode(self, token_ids: TokenIds) -> str:
-        """Text without special tokens; tags of thinking stay, which some tokenizers count among them."""
+        """Decode ids without special tokens; tags of thinking stay, which some tokenizers count among them."""
         return "".join(
             self.tokenizer.decode(list(run), skip_special_tokens=not tags, clean_up_tokenization_spaces=False)
             for tags, run in groupby(token_ids, self._special_tags.__contains__)
         )
 
     def count_tokens(self, text: str) -> int:
-        """Tokens of `text` as the content of a message."""
+        """Count the tokens of `text` as the content of a message."""
         return len(self._content(text))
 
     def _iter_segments(self, messages: Sequence[Message]) -> Iterator[Segment]:
@@ -142,13 +337,11 @@ class ChatFormat:
             blanks = "" if is_spoken else text[len(text.rstrip(" ")) :]  # are the beginning of a word
             yield Segment(_strip_overlap(spoken, self._piece(text.removesuffix(blanks))), spoken=False)
             spoken = self._encode_turn(message, part.texts, after) if is_spoken else ()
-            yield Segment(
-                spoken if is_spoken else self._content(blanks + self._trim_content(message)), spoken=is_spoken
-            )
+            ids = spoken if is_spoken else self._content(blanks + self._trim_content(message))
+            yield Segment(ids, spoken=is_spoken)
         yield Segment(_strip_overlap(spoken, self._piece(pieces[-1])), spoken=False)
 
     def _find_parts(self, messages: Sequence[Message]) -> tuple[tuple[str, ...], list[ContentPart]]:
-        """Template texts, and what stands between them."""
         roles = tuple(message.role for message in messages)
         if self._template.reads_thinking and any(map(_has_thinking, messages)):
             return self._find_parts_with_thinking(roles, messages)
@@ -156,7 +349,6 @@ class ChatFormat:
         return pieces, [ContentPart(index) for index in order]
 
     def _find_layout(self, roles: RoleSequence) -> TemplateLayout:
-        """By the rules of the template, or as it renders the conversation where there are none."""
         _validate_roles(roles)
         rules = self._template.rules
         if rules is None:
@@ -166,7 +358,7 @@ class ChatFormat:
     def _find_parts_with_thinking(
         self, roles: RoleSequence, messages: Sequence[Message]
     ) -> tuple[tuple[str, ...], list[ContentPart]]:
-        """The same where the template looks into contents: what it leaves as it was enters whole, with its ids."""
+        """Lay out a conversation by rendering it: a message that the template leaves as it is keeps its ids."""
         _validate_roles(roles)
         contents: list[str] = []
         words: list[tuple[int, str]] = []  # by mark: index of the message, and what is marked ("" = all of it)
@@ -182,9 +374,8 @@ class ChatFormat:
             if _has_thinking(messages[index]) and MARK.search(content) and content + end in text:
                 text = text.replace(content, make_mark(len(words)))
                 words.append((index, ""))
-        return join_parts(
-            self._template.split_rendered(text, [roles[index] for index, _ in words]), words, self._template.prompt
-        )
+        layout = self._template.split_rendered(text, [roles[index] for index, _ in words])
+        return join_parts(layout, words, self._template.prompt)
 
     def _encode_turn(self, message: Message, texts: Sequence[str], after: str) -> TokenIds:
         if texts:
@@ -202,8 +393,6 @@ class ChatFormat:
         text = message.content.lstrip() if left else message.content
         return text.rstrip() if right else text
 
-    # The template as tokens
-
     def _encode_piece(self, text: str) -> TokenIds:
         """Tokens of a text that continues another; half of a surrogate pair, which no tokenizer takes, becomes "?"."""
         if not text:
@@ -216,10 +405,7 @@ class ChatFormat:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _find_line_break(self) -> TokenIds:
-        """What stands before a text that is tokenised, lest it begin with a blank that nobody wrote; () for nothing.
-
-        Tokenizers of sentencepiece's kind give the first word of a text the blank that words have within it.
-        """
+        """Find the ids of the line break to put before a text, lest it begin with a blank; () if none is needed."""
         first, inner = self.tokenizer.tokenize("x"), self.tokenizer.tokenize("\nx")
         if not first[0].startswith(WORD_START) or inner[-1].startswith(WORD_START):
             return ()
@@ -232,7 +418,7 @@ class ChatFormat:
         return tuple(chain.from_iterable(self._encode_piece(text[start:stop]) for start, stop in bounds))
 
     def _encode_assistant_text(self, text: str) -> TokenIds:
-        """Tokens of what the assistant says: tags of thinking are its own, everything else is data."""
+        """Encode what the assistant says: tags of thinking are its own, everything else is data."""
         parts = TAG.split(text) if self._has_tags else [text]
         return tuple(chain.from_iterable((self._piece if part in THINK else self._content)(part) for part in parts))
 
@@ -257,7 +443,6 @@ class ChatFormat:
         return frozenset(self._end_mark) | (frozenset() if eos is None else frozenset({int(eos)}))
 
     def _warn_about_template(self, options: Mapping[str, Any]) -> None:
-        """Say what this template costs, and which options it does not know."""
         if self._template.rules is None and self._template.learn_rules([NO_HEAD]) is not None:
             logger.warning(
                 "this chat template moves what the system says from turn to turn: each step is computed and trained as "
@@ -288,7 +473,7 @@ def _has_thinking(message: Message) -> bool:
 def encode_replies(
     chat: ChatFormat, messages: Sequence[Message], replies: Sequence[str | TokenIds], context_length: int
 ) -> tuple[TokenIds, list[TokenIds]]:
-    """The ids of a prompt, and those of each reply to it: a text with the end of its turn, or the ids as they are.
+    """Encode a prompt, and each reply to it: a text with the end of its turn, or ids as they are.
 
     Raises:
         PolicyError: prompt and longest reply exceed the context.

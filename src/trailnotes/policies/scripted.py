@@ -1,4 +1,4 @@
-"""A policy that follows a script: for tests, demos and gold paths. Its encoding is real and can be read back."""
+"""A policy that follows a script, for tests, demonstrations and gold paths; its encoding can be read back."""
 
 from __future__ import annotations
 
@@ -15,14 +15,10 @@ Script = Callable[[Sequence[Message]], str]
 
 
 class ScriptedPolicy:
-    """Says what `script` answers to the messages so far, in tokens of one byte each, with log-probability 0.
+    """Policy that says what `script` answers to the messages so far, one token a byte, with log-probability 0.
 
     The first of `Sampling.stop` in the text ends it, as does `max_tokens` (finish reason "length", no end token).
-
-    Args:
-        script: from the acting conversation to the assistant's next turn.
-        name: a tip's author.
-        context_length: tokens that prompt and completion may have together.
+    `name` is the author of its tips.
     """
 
     append_only = True
@@ -35,7 +31,7 @@ class ScriptedPolicy:
         self._script = script
 
     def encode(self, messages: Sequence[Message]) -> TokenIds:
-        """Role marker, bytes and end marker for each message, then the assistant's marker."""
+        """Encode each message as role marker, bytes and end marker; the assistant's marker comes last."""
         ids: list[int] = []
         for message in messages:
             ids.append(ROLE_IDS[message.role])
@@ -46,11 +42,11 @@ class ScriptedPolicy:
         return (*ids, ROLE_IDS["assistant"])
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """The text of the bytes; markers are left out."""
+        """Decode the bytes, and leave markers out."""
         return bytes(i for i in token_ids if i < END_ID).decode("utf-8", "replace")
 
     def count_tokens(self, text: str) -> int:
-        """Bytes of `text`."""
+        """Count the bytes of `text`."""
         return len(_encode_text(text))
 
     def open_episode(self, episode: str) -> None:
@@ -73,10 +69,10 @@ class ScriptedPolicy:
         return Completion(prompt_ids, ids, (0.0,) * len(ids), self.decode(ids), "length")
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Close nothing: there are no resources."""
 
     def close_episode(self, episode: str) -> None:
-        """Forget it."""
+        """Forget a live episode."""
         self.open_episodes.discard(episode)
 
 

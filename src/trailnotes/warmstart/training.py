@@ -20,9 +20,8 @@ from trailnotes.config.toml import RUNTIME_KEYS
 from trailnotes.envs.tasks import validate_learning_tasks
 from trailnotes.errors import ConfigError, Interrupted, NonFiniteError, RunError
 from trailnotes.learner.logprobs import TokenScorer
-from trailnotes.learner.optimizer import MasterAdamW
 from trailnotes.learner.samples import make_microbatches
-from trailnotes.learner.states import export_model
+from trailnotes.learner.states import MasterAdamW, export_model
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import load_model, require_context_length, require_trainable, resolve_device
 from trailnotes.runs.directory import RunDir, has_begun

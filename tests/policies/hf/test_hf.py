@@ -104,8 +104,8 @@ def test_a_warning_of_the_hubs_library_is_printed_once(
     hub = logging.getLogger("huggingface_hub")
     monkeypatch.setattr(hub, "handlers", [logging.StreamHandler(sys.stderr)])  # as the library sets it up
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", unreachable)
-    monkeypatch.setattr("trailnotes.policies.hf.policy.only_in_cache", lambda _name: False)
-    monkeypatch.setattr("trailnotes.policies.hf.policy.saved_at", lambda *_: None)
+    monkeypatch.setattr("trailnotes.policies.hf.policy.is_cache_only", lambda _name: False)
+    monkeypatch.setattr("trailnotes.policies.hf.policy.load_adapter_config", lambda *_: None)
     with pytest.raises(PolicyError, match="does not load: no connection"):
         load_model(ModelConfig(path="somebody/model"))
     assert caplog.messages == ["Retrying in 1s"]

@@ -13,8 +13,7 @@ from huggingface_hub.errors import RepositoryNotFoundError
 
 from trailnotes.config.model_schema import ModelConfig
 from trailnotes.errors import PolicyError
-from trailnotes.policies.hf.hub import is_cache_only
-from trailnotes.policies.hf.policy import get_context_length
+from trailnotes.policies.hf.policy import get_context_length, is_cache_only
 
 NAME = "some/model"
 
@@ -41,7 +40,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def cached(monkeypatch: pytest.MonkeyPatch, path: Path | None) -> None:
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: str(path) if path else None)
+    monkeypatch.setattr("trailnotes.policies.hf.policy.try_to_load_from_cache", lambda *_: str(path) if path else None)
 
 
 def test_a_hub_out_of_reach_is_asked_once_and_named_in_one_line(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trailnotes.learner.logprobs import TokenScorer
-from trailnotes.policies.hf.network import split_model
+from trailnotes.policies.hf.decoder import split_model
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.types import Completion, Message, Sampling
 

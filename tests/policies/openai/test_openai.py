@@ -28,7 +28,7 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config, to_toml
 from trailnotes.endpoint import faults, wire
 from trailnotes.errors import BudgetError, ConfigError, PolicyError, RunError
-from trailnotes.policies.openai.answers import AnswerCache, ChatRequest, PaidAnswer, TokenUsage, hash_request
+from trailnotes.policies.openai.endpoint import AnswerCache, ChatRequest, PaidAnswer, TokenUsage, hash_request
 from trailnotes.policies.openai.policy import OpenAIPolicy
 from trailnotes.rollout import gather_or_cancel
 from trailnotes.types import Completion, Message, Sampling

@@ -54,7 +54,7 @@ def test_settings_are_those_of_the_base_and_of_the_rollout(config_of, model_path
 def test_engines_leave_room_and_sleep_where_the_learner_has_the_same_gpu(
     config_of, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any], share: float, sleeps: bool
 ) -> None:
-    monkeypatch.setattr(building, "device_of", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(building, "resolve_device", lambda _: torch.device("cuda"))
     base = config_of().model_dump(include={"run", "model", "engine", "rollout", "cluster"})
     config = Config(**{name: section | extra.get(name, {}) for name, section in base.items()})
     settings = build_engine_settings(config, tmp_path)

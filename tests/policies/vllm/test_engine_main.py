@@ -23,7 +23,8 @@ CORE = Path(__file__).with_name("markov.py")
 HANDSHAKES = 64
 # Whose patience with strangers no test outlasts.
 PROGRAM = (
-    "import runpy, sys, wire; wire.PATIENCE = 600.0; del sys.argv[0]; runpy.run_path(sys.argv[0], None, '__main__')"
+    "import runpy, sys, wire; wire.HANDSHAKE_TIMEOUT = 600.0; del sys.argv[0]; "
+    "runpy.run_path(sys.argv[0], None, '__main__')"
 )
 SECRET = "a secret of some length"
 MOST = 1 << 20
@@ -53,7 +54,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     settings |= {"token": SECRET, "spool": str(tmp_path), "most_bytes": MOST}
     ours, theirs = socket.socketpair()
     with socket.create_server(("127.0.0.1", 0)) as door, ours:
-        command = [sys.executable, "-c", PROGRAM, str(MAIN), str(theirs.fileno()), str(os.getpid()), "1.0", str(CORE)]
+        command = [sys.executable, "-c", PROGRAM, str(MAIN), str(theirs.fileno()), "1.0", str(CORE)]
         environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(MAIN.parent)}
         with subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno(), door.fileno()]) as process:
             theirs.close()

@@ -143,7 +143,7 @@ def test_a_score_is_the_mean_over_a_reply_at_temperature_1_even_while_others_spe
 
     completion, scores = asyncio.run(run())
     assert len(completion.token_ids) == 20
-    prompt, spoken = policy.encode(HALL), policy.format.spoken(HALL, "go north")
+    prompt, spoken = policy.encode(HALL), policy.format.encode_reply(HALL, "go north")
     wanted = learner.score([Completion(prompt, ids, (0.0,) * len(ids), "") for ids in (reply, spoken)])
     assert scores == pytest.approx([sum(row) / len(row) for row in wanted], abs=1e-5)
     with pytest.raises(PolicyError, match="exceed the context of 200"):
@@ -327,7 +327,7 @@ def test_a_cancelled_request_leaves_the_others_alone(policy_of, faults: Path) ->
         return await other
 
     assert asyncio.run(run()) == expected
-    assert policy.num_unfinished == 0
+    assert not policy._asking
 
 
 def test_engines_end_with_a_policy_that_is_closed(policy_of, faults: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,7 @@ from children import wait_for
 from trailnotes.policies.hf.engine import StopCondition
 from trailnotes.policies.vllm import link as linking
 from trailnotes.policies.vllm.link import EngineConnection, EngineLostError
-from trailnotes.policies.vllm.replica import ProbeRecord, Replica
-from trailnotes.policies.vllm.weights import WeightFile
+from trailnotes.policies.vllm.replica import ProbeRecord, Replica, WeightFile
 from trailnotes.policies.vllm.worker import wire
 
 ROW = ((1, 2), 1)

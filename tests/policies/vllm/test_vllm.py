@@ -21,7 +21,7 @@ from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, PolicyError
 from trailnotes.policies.hf.adapters import save_adapters
 from trailnotes.policies.hf.policy import load_model
-from trailnotes.policies.vllm import VLLMPolicy, make_vllm_policy, serving
+from trailnotes.policies.vllm import VLLMPolicy, building, make_vllm_policy
 from trailnotes.types import Completion, Message, Sampling
 
 pytestmark = pytest.mark.vllm
@@ -130,7 +130,7 @@ def test_weights_arrive_whole_and_again_after_a_kill(policy_of, saved, tied: boo
     spoken, scored = asyncio.run(speak_and_score(policy))
     assert len(spoken.token_ids) == 60
     assert [spoken.logprobs] == [pytest.approx(row, abs=1e-4) for row in learner.score([spoken])]
-    ids = policy.format.spoken(TALK, "go north")
+    ids = policy.format.encode_reply(TALK, "go north")
     (wanted,) = learner.score([Completion(policy.encode(TALK), ids, (0.0,) * len(ids), "go north")])
     assert scored == [pytest.approx(sum(wanted) / len(wanted), abs=1e-4)] * 2
     if not tied:
@@ -180,7 +180,7 @@ def test_an_engine_behind_an_address(saved, policy_of, tmp_path: Path) -> None:
 
     def serve() -> None:
         try:
-            serving.serve_engine(config_of(path), "127.0.0.1", 0, say=addresses.append)
+            building.serve_engine(config_of(path), "127.0.0.1", 0, say=addresses.append)
         except PolicyError as error:
             errors.append(error)
 
@@ -190,7 +190,7 @@ def test_an_engine_behind_an_address(saved, policy_of, tmp_path: Path) -> None:
     learner = Learner(load_model(ModelConfig(path=str(path), device="cpu"))[0])
     assert asyncio.run(policy.load(learner.update(1), 1, learner.score(policy.probes))) < CLOSE
     with pytest.raises(ConfigError, match="cannot listen"):
-        serving.open_listener("127.0.0.1", int(addresses[0].rpartition(":")[2]))
+        building.open_listener("127.0.0.1", int(addresses[0].rpartition(":")[2]))
     pid = policy.replicas[0].about["pid"]
     os.kill(pid, signal.SIGKILL)
     began = time.monotonic()

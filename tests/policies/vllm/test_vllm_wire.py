@@ -22,13 +22,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from children import alive, children_of, wait_for
+from trailnotes.config.model_schema import ENGINE_TOKEN_VARIABLE
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import ConfigError, PolicyError
 from trailnotes.policies.hf.policy import HFPolicy
-from trailnotes.policies.vllm import make_vllm_policy, remote, serving
+from trailnotes.policies.vllm import building, link, make_vllm_policy
 from trailnotes.policies.vllm.building import count_weight_bytes
 from trailnotes.policies.vllm.process import WORK_DIR_PREFIX
-from trailnotes.policies.vllm.weights import write_adapters, write_full_model
+from trailnotes.policies.vllm.replica import write_adapters, write_full_model
 from trailnotes.policies.vllm.worker import wire
 from trailnotes.types import Completion, Message, Sampling
 
@@ -39,8 +40,9 @@ SERVE = """
 import sys
 from pathlib import Path
 from trailnotes.config.toml import load_config
-from trailnotes.policies.vllm.serving import serve
-serve(load_config(Path(sys.argv[1])), "127.0.0.1", 0, say=lambda text: print(text, flush=True), core=Path(sys.argv[2]))
+from trailnotes.policies.vllm.building import serve_engine
+config, core = load_config(Path(sys.argv[1])), Path(sys.argv[2])
+serve_engine(config, "127.0.0.1", 0, say=lambda text: print(text, flush=True), core=core)
 """
 
 
@@ -192,27 +194,27 @@ def test_a_handshake_has_one_limit_however_slowly_it_goes_on(monkeypatch: pytest
 
 
 def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert remote.parse_address("tcp://10.0.0.7:99") == ("10.0.0.7", 99)
-    assert remote.parse_address("gpu-3") == ("gpu-3", remote.PORT)
+    assert link.parse_address("tcp://10.0.0.7:99") == ("10.0.0.7", 99)
+    assert link.parse_address("gpu-3") == ("gpu-3", link.PORT)
     for url in ("http://host:1", "tcp://host:port", "tcp://", "tcp://host:1/v1"):
         with pytest.raises(ConfigError, match="is no address of an engine"):
-            remote.parse_address(url)
-    monkeypatch.delenv(remote.ENGINE_TOKEN_VARIABLE, raising=False)
-    assert remote.get_token("127.0.0.1") == ""
+            link.parse_address(url)
+    monkeypatch.delenv(ENGINE_TOKEN_VARIABLE, raising=False)
+    assert link.get_token("127.0.0.1") == ""
     for name in ("127.evil.example", "localhost.evil.example"):  # names, which may lead anywhere
         with pytest.raises(ConfigError, match="between machines an engine needs a token"):
-            remote.get_token(name)
+            link.get_token(name)
     for value in ("", "short"):
-        monkeypatch.setenv(remote.ENGINE_TOKEN_VARIABLE, value)
-        with pytest.raises(ConfigError, match=f"set {remote.ENGINE_TOKEN_VARIABLE} to the same 16 characters"):
-            remote.get_token("0.0.0.0")
+        monkeypatch.setenv(ENGINE_TOKEN_VARIABLE, value)
+        with pytest.raises(ConfigError, match=f"set {ENGINE_TOKEN_VARIABLE} to the same 16 characters"):
+            link.get_token("0.0.0.0")
 
 
 def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"cannot listen at 127.0.0.1:{port} \(Address already in use\)"):
-            serving.open_listener("127.0.0.1", port)
+            building.open_listener("127.0.0.1", port)
 
 
 def test_an_address_where_nobody_is_or_something_else(config_of) -> None:
@@ -252,7 +254,7 @@ def served(config: Any, folder: Path, core: Path = CORE) -> Iterator[tuple[str, 
 
 
 def test_a_served_engine(config_of, learner, faults: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(remote.ENGINE_TOKEN_VARIABLE, SECRET)
+    monkeypatch.setenv(ENGINE_TOKEN_VARIABLE, SECRET)
     with served(config_of(timeout=3.0), tmp_path) as (address, server):
         policy = make_vllm_policy(config_of(urls=[f"tcp://{address}"], timeout=60.0), trains=True)
 
@@ -271,9 +273,9 @@ def test_a_served_engine(config_of, learner, faults: Path, tmp_path: Path, monke
         with pytest.raises(PolicyError, match="serves another run"):
             make_vllm_policy(config_of(urls=[f"tcp://{address}"]), trains=True)
         with monkeypatch.context() as patch:
-            patch.setenv(remote.ENGINE_TOKEN_VARIABLE, "another secret of length")
+            patch.setenv(ENGINE_TOKEN_VARIABLE, "another secret of length")
             with pytest.raises(
-                PolicyError, match=f"knows another token: set {remote.ENGINE_TOKEN_VARIABLE} to the same on both"
+                PolicyError, match=f"knows another token: set {ENGINE_TOKEN_VARIABLE} to the same on both"
             ):
                 make_vllm_policy(config_of(urls=[f"tcp://{address}"]), trains=True)
         (spool,) = (path for root in ROOTS for path in root.glob(f"{WORK_DIR_PREFIX}{server}-*"))
@@ -321,7 +323,7 @@ def test_nobody_plays_with_the_weights_that_an_engine_was_started_with(
 def test_weights_may_have_four_times_the_bytes_of_the_model(config_of, tmp_path: Path) -> None:
     size = count_weight_bytes(config_of())
     assert size
-    assert serving.max_weight_bytes(config_of(), tmp_path) == serving.WEIGHT_BYTES_ALLOWANCE + 4 * size
+    assert building.max_weight_bytes(config_of(), tmp_path) == building.WEIGHT_BYTES_ALLOWANCE + 4 * size
 
 
 def test_a_server_that_is_killed_takes_its_engine_with_it(config_of, tmp_path: Path) -> None:

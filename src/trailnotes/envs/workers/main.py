@@ -7,11 +7,8 @@ otherwise, even in the middle of a call.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,15 +19,9 @@ from trailnotes.envs.workers.wire import HEARTBEAT, encode, pack, pack_error, re
 from trailnotes.errors import EnvError, TrailnotesError
 from trailnotes.types import Observation
 
-_PR_SET_PDEATHSIG = 1
 
-
-def main(descriptor: int, parent: int, beat: float) -> None:
-    """Serve the socket `descriptor` for process `parent`, with a heartbeat each `beat` seconds."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before it could be watched
-        return
+def main(descriptor: int, beat: float) -> None:
+    """Serve the socket `descriptor` of the parent, with a heartbeat each `beat` seconds."""
     with socket.socket(fileno=descriptor) as connection:
         connection.set_inheritable(False)  # or a grandchild would keep the stream open after us
         serve(connection, beat, lost=lambda: os._exit(1))

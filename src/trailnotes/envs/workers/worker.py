@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from trailnotes.envs.workers.hosts import RemoteHost, encode_start_request
 from trailnotes.envs.workers.wire import FrameDecoder
+from trailnotes.storage.child import describe_exit, kill_group, last_line, start_child
 
 if TYPE_CHECKING:
     from trailnotes.envs.workers.hosts import Awaited
@@ -26,7 +26,7 @@ READ_CHUNK_BYTES = 1 << 18
 
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from trailnotes.envs.workers.main import main; main(int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))"
+    "from trailnotes.envs.workers.main import main; main(int(sys.argv[2]), float(sys.argv[3]))"
 )
 
 
@@ -151,50 +151,21 @@ class Worker(RemoteHost):
 
     def _end(self, why: str) -> str:
         self.detach()
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # before it is reaped, while the number is surely its own
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(STOP_TIMEOUT)
+        kill_group(self._process, STOP_TIMEOUT)
         self._read_stderr()
         self._socket.close()
         assert self._process.stderr is not None
         self._process.stderr.close()
-        return why or self._describe_exit()
-
-    def _describe_exit(self) -> str:
-        code = self._process.returncode
-        how = (
-            "died"
-            if code is None
-            else f"exited with status {code}"
-            if code >= 0
-            else f"died of {_get_signal_name(-code)}"
-        )
-        lines = self._last_words.decode(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f"{how}; its last words: {last[:500]}" if last else how
+        how, last = why or describe_exit(self._process.returncode), last_line(self._last_words)
+        return how if why or not last else f"{how}; its last words: {last}"
 
 
 def _spawn_worker(beat: float) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """A fresh interpreter (no fork of a process that holds torch), and our end of the socket to it."""
     ours, theirs = socket.socketpair()
-    arguments = [json.dumps([str(path) for path in sys.path]), str(theirs.fileno()), str(os.getpid()), str(beat)]
+    arguments = [json.dumps([str(path) for path in sys.path]), str(theirs.fileno()), str(beat)]
+    command = [sys.executable, "-c", _BOOTSTRAP, *arguments]
     with theirs:
-        process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
-            [sys.executable, "-c", _BOOTSTRAP, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            pass_fds=[theirs.fileno()],
-            process_group=0,
-        )
+        process = start_child(command, stderr=subprocess.PIPE, pass_fds=[theirs.fileno()])
     ours.setblocking(False)
     return process, ours
-
-
-def _get_signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

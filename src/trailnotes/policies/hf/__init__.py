@@ -1,4 +1,4 @@
-"""The embedded engine: any causal LM of transformers, batched continuously, with a KV cache as long as the episode."""
+"""The embedded engine: any causal LM of transformers, with continuous batching and a KV cache for each episode."""
 
 from trailnotes.policies.hf.policy import HFPolicy, get_context_length, load_model
 

@@ -1,7 +1,7 @@
 """Low-rank adapters in peft's format: new ones, saved ones on their base, and merged ones.
 
-They stay apart from the base wherever a model acts, learns or is saved. A bfloat16 weight has 8 bits of mantissa, and
-what adapters learn at a low rate is smaller than its last one: added to such weights, most of it would be lost.
+They stay apart from the base wherever a model acts, learns or is saved: what they learn at a low rate is smaller than
+the last of the 8 bits of a bfloat16 weight, and most of it would be lost in the sum.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from trailnotes.errors import ConfigError
 
 @contextmanager
 def suppress_future_warnings() -> Iterator[None]:
-    """Without warnings that transformers has renamed what peft, or the oldest version that we allow, still calls so."""
+    """Ignore FutureWarnings of transformers about names that peft, or our oldest version of it, still uses."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         yield
 
 
 def load_adapter_config(path: str, is_local: bool) -> Any | None:
-    """Settings, as peft reads them, of the adapters in a directory or on the hub; None where a whole model is."""
+    """Load peft's settings of the adapters in a directory or on the hub; None where a whole model is."""
     if find_adapter_config_file(path, local_files_only=is_local) is None:
         return None
     import peft
@@ -39,26 +39,17 @@ def load_adapter_config(path: str, is_local: bool) -> Any | None:
 
 
 def add_adapters(model: Any, config: LoraConfig, base: str) -> Any:
-    """A peft model around `model`, whose adapters change nothing yet.
+    """Put a peft model around a causal LM, whose adapters change nothing yet.
 
-    Args:
-        model: a causal LM of transformers.
-        config: rank, scale, dropout, and the modules that get adapters.
-        base: directory or hub name of `model`, named again wherever the adapters are saved.
-
-    Raises:
-        ConfigError: the model has no such modules.
+    `base` is its directory or hub name, which saved adapters name. Raises `ConfigError` if it has no modules to adapt.
     """
     import peft
 
     targets = "all-linear" if config.target_modules is None else list(config.target_modules)
     settings = peft.LoraConfig(
-        task_type="CAUSAL_LM",
-        r=config.rank,
-        lora_alpha=config.alpha,
-        lora_dropout=config.dropout,
+        task_type="CAUSAL_LM", r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout,
         target_modules=targets,
-    )
+    )  # fmt: skip
     try:
         with suppress_future_warnings():
             adapted = peft.get_peft_model(model, settings)
@@ -69,10 +60,10 @@ def add_adapters(model: Any, config: LoraConfig, base: str) -> Any:
 
 
 def load_adapters(model: Any, path: str, settings: Any, config: LoraConfig, base: str) -> Any:
-    """A peft model of the base `model` and the adapters saved at `path`; they are trained where `config` says so.
+    """Load the adapters at `path` on the base `model`, to be trained where `config` says so.
 
     Raises:
-        ConfigError: `config` describes other adapters, or these are of a kind that is no part of the weights.
+        ConfigError: `config` describes other adapters, or these are no part of the weights.
     """
     import peft
 
@@ -92,17 +83,17 @@ def load_adapters(model: Any, path: str, settings: Any, config: LoraConfig, base
 
 
 class _CastingLinear(nn.Linear):
-    """A linear layer whose weights are rounded to the precision of what it is given, whenever it is called."""
+    """Linear layer whose weights are rounded to the precision of its input at each call."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         return nn.functional.linear(input, self.weight.to(input.dtype), self.bias)
 
 
 def _match_base_precision(model: Any) -> Any:
-    """The peft model itself, whose adapters of float32 compute in the precision of a base that is of less.
+    """Let float32 adapters compute in the precision of a bfloat16 base; their weights and gradients stay.
 
-    peft lets such adapters compute in float32, and rounds the sum: what they add is then lost to the same rounding, but
-    products and copies of whole activations cost more than those of the base. The weights and their gradients stay.
+    peft lets them compute in float32 and rounds the sum: the same is lost to rounding, and copies of activations cost
+    more.
     """
     from peft.tuners.lora import Linear, LoraLayer
 
@@ -117,7 +108,7 @@ def _match_base_precision(model: Any) -> Any:
 
 
 def get_adapter_state_dict(model: Any, weights: Mapping[str, Any]) -> dict[str, Any]:
-    """The same tensors, given by the names of the peft model's parameters, under those that its files have."""
+    """Rename tensors from the peft model's parameters to the names in its files."""
     import peft
 
     with suppress_future_warnings():
@@ -126,16 +117,13 @@ def get_adapter_state_dict(model: Any, weights: Mapping[str, Any]) -> dict[str, 
 
 
 def get_trained_parameters(model: Any) -> dict[str, Any]:
-    """What is trained of a model, by the names of its files: all parameters, or the adapters alone."""
+    """Collect the trained parameters of a model, by the names of its files: all, or the adapters alone."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     return get_adapter_state_dict(model, parameters) if hasattr(model, "peft_config") else parameters
 
 
 def save_adapters(model: Any, path: Path, state: Mapping[str, Tensor] | None = None) -> None:
-    """Write adapters, without their base, into the directory `path`: ``adapter_config.json`` names the base.
-
-    Their weights are those of `model`, or `state`, by the names that they have in it.
-    """
+    """Write adapters without their base: the weights of `model`, or `state` by the names of its parameters."""
     given = {} if state is None else {"state_dict": dict(state)}
     model.save_pretrained(path, save_embedding_layers=False, **given)  # peft's "auto" asks the hub about the base
     (path / "README.md").unlink(missing_ok=True)  # a form that nobody has filled in
@@ -143,15 +131,11 @@ def save_adapters(model: Any, path: Path, state: Mapping[str, Tensor] | None = N
 
 @torch.no_grad()
 def merge_adapters(model: Any, dtype: torch.dtype = torch.float32) -> tuple[Any, float]:
-    """The base with its adapters added, which takes the place of `model`.
-
-    Args:
-        model: a peft model in float32.
-        dtype: what the sum is rounded to.
+    """Add the adapters of a float32 peft model to its base, which takes the place of `model`, in `dtype`.
 
     Returns:
-        The model, and how much of what the adapters had changed is lost in rounding: the norm of the error divided by
-        the norm of the change, over all adapted weights. (A base that is no number of `dtype` loses more than that.)
+        The model, and the norm of the rounding error divided by the norm of the change, over all adapted weights. (A
+        base that is no number of `dtype` loses more than that.)
     """
     error = change = 0.0
     for module in model.modules():
@@ -165,7 +149,6 @@ def merge_adapters(model: Any, dtype: torch.dtype = torch.float32) -> tuple[Any,
 
 
 def _validate_adapter_config(path: str, settings: Any, config: LoraConfig) -> None:
-    """Refuse to train adapters that differ from what the config says."""
     found: dict[str, Any] = {"rank": getattr(settings, "r", None), "alpha": getattr(settings, "lora_alpha", None)}
     wanted: dict[str, Any] = {"rank": config.rank, "alpha": config.alpha}
     targets = settings.target_modules

@@ -1,8 +1,7 @@
 """Attention over a long cache for few new tokens, on a CPU in bfloat16.
 
-torch's kernel for CPUs packs keys and values anew in each call, which pays for a prompt and not for one token. There
-two plain matrix products take less than half of its time, given keys without gaps; without, they would be copied. With
-the softmax in float32 they are as exact as the kernel.
+torch's kernel for CPUs packs keys and values anew in each call, which pays for a prompt and not for one token: two
+matrix products over keys without gaps take less than half of its time. With the softmax in float32 they are as exact.
 """
 
 from __future__ import annotations
@@ -20,10 +19,7 @@ ATTENTION_NAME = "sdpa_trailnotes"  # by which a model's config finds it
 
 
 def use_cached_attention(model: Any) -> bool:
-    """Let a model attend so, if it is of bfloat16, on a CPU, and attends by torch's kernel; whether it does.
-
-    Passes without a cache, and so those of the learner, stay what they were.
-    """
+    """Register `attend` for a bfloat16 model on a CPU that uses torch's kernel; return whether the model attends so."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     now = getattr(inner.config, "_attn_implementation", None)
     if now == "sdpa" and inner.device.type == "cpu" and inner.dtype == torch.bfloat16:
@@ -44,7 +40,7 @@ def attend(
     scaling: float | None = None,
     **given: Any,
 ) -> tuple[Tensor, None]:  # (B, S, heads, D)
-    """Attention with the face that transformers asks for; what is no look into a cache goes to its own."""
+    """Attend as transformers asks; calls that do not look into a cache go to its own function."""
     special = any(given.get(name) is not None for name in ("position_bias", "softcap", "s_aux", "cache"))
     added = attention_mask is not None and attention_mask.is_floating_point() and attention_mask.shape[1] == 1
     if special or not added or key.shape[2] == query.shape[2]:
@@ -55,18 +51,9 @@ def attend(
     if query.shape[2] > 1:  # the kernel finds the heads that share keys; transformers would copy these for each
         out = scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling, enable_gqa=True)
         return out.transpose(1, 2), None
-    return _attend_one_token(query, key, value, attention_mask, scaling).transpose(1, 2), None
-
-
-def _attend_one_token(
-    query: Tensor,  # (B, heads, 1, D)
-    key: Tensor,  # (B, kv_heads, L, D)
-    value: Tensor,  # (B, kv_heads, L, D)
-    mask: Tensor,  # (B, 1, 1, L)
-    scaling: float | None,
-) -> Tensor:  # (B, heads, 1, D)
     batch, heads, _, size = query.shape
     together = query.reshape(batch, key.shape[1], -1, size)  # the heads that share keys, as rows of one product
     scores = torch.matmul(together, key.transpose(-1, -2)).float()
-    scores = scores.mul_(size**-0.5 if scaling is None else scaling).add_(mask)
-    return torch.matmul(scores.softmax(-1).to(value.dtype), value).reshape(batch, heads, 1, -1)
+    scores = scores.mul_(size**-0.5 if scaling is None else scaling).add_(attention_mask)
+    out = torch.matmul(scores.softmax(-1).to(value.dtype), value).reshape(batch, heads, 1, -1)
+    return out.transpose(1, 2), None

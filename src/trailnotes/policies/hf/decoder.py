@@ -1,22 +1,256 @@
-"""Forward passes over the live episodes: what is new goes in, the logits of the next token come out.
+"""A causal LM of transformers as batched forward passes over the live episodes, with or without a KV cache.
 
-Two decoders with the same face: `SlotDecoder` keeps the KV cache of every episode, for models whose layers all are
-attention, to the whole past or to a window of it; `RecomputeDecoder` computes the context again, for all others.
-`make_decoder` tries the first on a few tokens and takes it if its logits are the model's own.
+`SlotDecoder` keeps the KV cache of every episode, for models whose layers all are attention, to the whole past or to a
+window of it; `RecomputeDecoder` computes the context again, for all others. `make_decoder` tries the first on a few
+tokens and takes it if its logits are the model's own. Policy and learner need logits at few positions, and both ask
+`split_model` whether the head alone gives them.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 from trailnotes.policies.hf.attention import use_cached_attention
-from trailnotes.policies.hf.network import CacheAccess, Ints, Network, SlotCache, is_close_logits
+
+Ints = npt.NDArray[np.int64]
+
+PROBE_SCALE = 100.0  # makes a soft cap or scale on the logits show, however small the weights of a fresh model are
+MIN_CAPACITY = 64  # columns of a new cache
+MIN_SLOTS = 8
+
+
+class ModelParts(NamedTuple):
+    """Body that gives hidden states, and head that makes logits of them."""
+
+    body: Any
+    head: Any
+
+
+def split_model(model: Any) -> ModelParts | None:
+    """Split a causal LM, or the one in a peft model, into decoder and head; None if it does more to its logits.
+
+    A pass over a few random tokens, with the output of the head scaled, finds that out.
+    """
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    body = inner.get_decoder() if hasattr(inner, "get_decoder") else None
+    head = inner.get_output_embeddings()
+    if body in (None, inner) or head is None:
+        return None
+    try:
+        return ModelParts(body, head) if _is_exact_split(inner, body, head) else None
+    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):  # a body that is asked otherwise
+        return None
+
+
+@torch.no_grad()
+def _is_exact_split(model: Any, body: Any, head: Any) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    token_ids = torch.randint(model.get_input_embeddings().num_embeddings, (2, 8), generator=generator)
+    token_ids = token_ids.to(model.device)
+    with head.register_forward_hook(lambda _module, _inputs, output: output * PROBE_SCALE), switch_mode(model):
+        expected = model(input_ids=token_ids, use_cache=False).logits.float()
+        found = head(body(input_ids=token_ids, use_cache=False).last_hidden_state).float()
+    tolerance = 1e-4 if head.weight.dtype == torch.float32 else 2e-2
+    return expected.shape == found.shape and bool(
+        (expected - found).abs().max() <= tolerance * expected.abs().max().clamp(min=1.0)
+    )
+
+
+@contextmanager
+def switch_mode(model: nn.Module, training: bool = False) -> Iterator[None]:
+    """Put `model` into evaluation (or training) mode for the duration of the block."""
+    before = model.training
+    model.train(training)
+    try:
+        yield
+    finally:
+        model.train(before)
+
+
+@contextmanager
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """Put the bfloat16 weights of `model` into float32 for the duration of the block; they come back bit for bit."""
+    before = [(weight, weight.dtype) for weight in model.parameters() if weight.dtype == torch.bfloat16]
+    try:
+        for weight, _ in before:
+            weight.data = weight.data.float()
+        yield
+    finally:
+        for weight, dtype in before:
+            weight.data = weight.data.to(dtype)
+
+
+def needs_training_mode(model: nn.Module) -> bool:
+    """Return whether updates need the training mode: for dropout inside adapters, or gradient checkpointing.
+
+    Other dropout would keep the ratio from starting at 1.
+    """
+    return any(
+        getattr(module, "gradient_checkpointing", False) or (isinstance(module, nn.Dropout) and "lora_dropout" in name)
+        for name, module in model.named_modules()
+    )
+
+
+class Network:
+    """A causal LM that gives logits at one position of each row; other positions cost no head."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self.parts = split_model(model)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the inputs."""
+        device: torch.device = self.model.device
+        return device
+
+    @torch.inference_mode()
+    def __call__(self, last: Ints, **inputs: Any) -> Tensor:
+        """Compute the logits at column `last[row]`: (B,) -> (B, V)."""
+        if self.model.training:
+            self.model.eval()
+        rows = torch.arange(len(last), device=self.device)
+        columns = torch.from_numpy(last).to(self.device)
+        if self.parts is None:
+            logits: Tensor = self.model(**inputs).logits[rows, columns]
+        else:
+            hidden = self.parts.body(**inputs).last_hidden_state
+            logits = self.parts.head(hidden[:, 0] if hidden.shape[1] == 1 else hidden[rows, columns])
+        return logits
+
+    @torch.inference_mode()
+    def score_replies(self, prompt: Sequence[int], replies: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Score each token of each reply to one prompt without any cache, in nats at temperature 1."""
+        if self.model.training:
+            self.model.eval()
+        width, start = len(prompt) + max(map(len, replies)) - 1, len(prompt) - 1
+        ids, mask = (np.zeros((len(replies), width), dtype=np.int64) for _ in range(2))
+        for row, reply in enumerate(replies):
+            ids[row, : start + len(reply)] = [*prompt, *reply[:-1]]
+            mask[row, : start + len(reply)] = 1
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        given = {name: torch.from_numpy(array).to(self.device) for name, array in inputs.items()}
+        if self.parts is not None:
+            logits = self.parts.head(self.parts.body(**given, use_cache=False).last_hidden_state[:, start:])
+        else:
+            logits = self.model(**given, use_cache=False).logits[:, start:]
+        found = torch.log_softmax(logits.float(), dim=-1)
+        return [found[row, torch.arange(len(reply)), torch.tensor(reply)].tolist() for row, reply in enumerate(replies)]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheAccess:
+    """Columns that one forward pass of B rows and S new tokens writes, and those that its attention reads."""
+
+    slots: slice | Tensor  # of the B rows
+    written: tuple[Tensor, Tensor]  # (B, 1) slots, and (B, S) columns of each
+    length: int  # columns read
+
+
+class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
+    """Keys and values of one layer, as two arrays (slots, kv_heads, capacity, head_dim), made at the first write."""
+
+    def __init__(self, cache: SlotCache) -> None:
+        super().__init__()
+        self.cache, self.keys, self.values = cache, torch.empty(0), torch.empty(0)
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate zeros (a masked column must be finite: 0 * nan would spread)."""
+        slots, capacity = self.cache.num_slots, self.cache.capacity
+        self.keys, self.values = (
+            states.new_zeros(slots, states.shape[1], capacity, states.shape[3]) for states in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write the new columns, (B, kv_heads, S, head_dim); return all that the attention reads."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        slots, columns = (index[:, None, :] for index in self.cache.access.written)
+        heads = torch.arange(self.keys.shape[1], device=self.keys.device)[:, None]
+        written = ((slots * len(heads) + heads) * self.cache.capacity + columns).flatten()  # (B * kv_heads * S,)
+        access, found = self.cache.access, list[Tensor]()
+        for stored, states in ((self.keys, key_states), (self.values, value_states)):
+            stored.view(-1, stored.shape[-1]).index_copy_(0, written, states.reshape(len(written), -1))
+            read = stored[access.slots] if isinstance(access.slots, slice) else stored.index_select(0, access.slots)
+            found.append(read[:, :, : access.length])
+        return found[0], found[1]
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first columns of one slot to another."""
+        for stored in (self.keys, self.values):
+            stored[target, :, :length] = stored[source, :, :length]
+
+    def resize(self, slots: int, capacity: int) -> None:
+        """Copy into arrays of another size, of which only the common part is kept."""
+        if self.is_initialized:
+            self.keys, self.values = (_resize_tensor(old, slots, capacity) for old in (self.keys, self.values))
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002
+        """Return the number of keys that the attention sees, and the position of the first."""
+        return self.cache.access.length, 0
+
+    def get_seq_length(self) -> int:
+        """Return the columns read; rows differ, so positions are always passed explicitly."""
+        return self.cache.access.length
+
+    def get_max_length(self) -> int:
+        """Return no limit: the cache grows."""
+        return -1
+
+
+class SlotCache(Cache):  # type: ignore[misc]
+    """KV cache of all layers, with one slot for each live episode. `access` is set before each forward pass.
+
+    Position j of an episode always stays in column j of its slot, so an episode grows at its end and is rolled back by
+    forgetting its last columns. Padding on the right writes columns that are masked, and overwritten by later tokens.
+    """
+
+    def __init__(self) -> None:
+        self.num_slots = self.capacity = 0
+        self.access: CacheAccess
+        super().__init__(layer_class_to_replicate=lambda: SlotLayer(self))
+
+    def reserve(self, slots: int, columns: int) -> None:
+        """Make room for this many slots and columns; slots grow by doubling, columns by at most a quarter more."""
+        new_slots, new_capacity = self.num_slots or MIN_SLOTS, self.capacity or MIN_CAPACITY
+        while new_slots < slots:
+            new_slots *= 2
+        while new_capacity < columns:  # a long episode and the tip about it must not cost twice its memory
+            new_capacity += max(MIN_CAPACITY, 2 ** (new_capacity.bit_length() - 3))
+        if (new_slots, new_capacity) == (self.num_slots, self.capacity):
+            return
+        for layer in self.layers:
+            layer.resize(new_slots, new_capacity)
+        self.num_slots, self.capacity = new_slots, new_capacity
+
+    @torch.inference_mode()
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first columns of one slot to another, in all layers."""
+        for layer in self.layers:
+            layer.copy(source, target, length)
+
+    def clear(self) -> None:
+        """Give all memory back."""
+        self.layers.clear()
+        self.num_slots = self.capacity = 0
+
+
+def _resize_tensor(old: Tensor, slots: int, capacity: int) -> Tensor:
+    new = old.new_zeros(slots, old.shape[1], capacity, old.shape[3])
+    new[: old.shape[0], :, : old.shape[2]] = old
+    return new
+
 
 logger = logging.getLogger(__name__)
 
@@ -30,56 +264,41 @@ FULL_ATTENTION: Windows = {"full_attention": 0}
 SlotInput = tuple[Slot, Sequence[int]]  # an episode's slot and its new tokens, at least one
 
 
-class Decoder(Protocol):
-    """Contexts by slot, and the forward pass."""
+class Decoder:
+    """Contexts by slot: the token ids whose keys and values each taken slot holds, and the forward pass."""
 
-    def acquire(self) -> Slot:
-        """The lowest free slot, empty."""
-        ...
-
-    def release(self, slot: Slot) -> None:
-        """Forget a slot; with the last one all memory goes."""
-        ...
-
-    def rewind(self, slot: Slot, prompt: Sequence[int]) -> int:
-        """Roll a slot back to what it has in common with a prompt; how many of its tokens need not be computed."""
-        ...
-
-    def reset_cache(self) -> None:
-        """Empty all slots: the weights have changed."""
-        ...
-
-    def extend(self, rows: Sequence[SlotInput]) -> Tensor:
-        """Append new tokens to slots; logits of the token after each row's last, (n, V)."""
-        ...
-
-
-class _SlotTable:
-    """Which slots are taken, and the token ids whose keys and values each holds."""
-
-    def __init__(self) -> None:
+    def __init__(self, network: Network) -> None:
+        self.network = network
         self._ids: dict[Slot, list[int]] = {}
 
     def acquire(self) -> Slot:
+        """Take the lowest free slot, empty."""
         slot = next(slot for slot in range(len(self._ids) + 1) if slot not in self._ids)
         self._ids[slot] = []
         return slot
 
     def release(self, slot: Slot) -> None:
+        """Forget a slot; with the last one all memory goes."""
         self._ids.pop(slot, None)
 
     def rewind(self, slot: Slot, prompt: Sequence[int]) -> int:
+        """Roll a slot back to what it shares with a prompt; return how many tokens need not be computed."""
         length = _count_common_prefix(self._ids[slot], prompt)
         del self._ids[slot][length:]
         return length
 
     def reset_cache(self) -> None:
+        """Empty all slots after the weights have changed, and give their memory back."""
         for ids in self._ids.values():
             ids.clear()
 
+    def extend(self, rows: Sequence[SlotInput]) -> Tensor:
+        """Append new tokens to slots; return the logits after each row's last token, (n, V)."""
+        raise NotImplementedError
 
-class SlotDecoder(_SlotTable):
-    """Appends only what is new to the cache that each episode keeps."""
+
+class SlotDecoder(Decoder):
+    """Decoder that appends only new tokens to the cache of each episode."""
 
     def __init__(
         self,
@@ -90,12 +309,9 @@ class SlotDecoder(_SlotTable):
         shared_prompts: bool = True,
         gapless: bool = False,  # single tokens see all columns that there are, and mask what is not yet taken
     ) -> None:
-        super().__init__()
-        self.gapless = gapless
-        self.shared_prompts = shared_prompts
-        self.network = network
-        self.context_length = context_length
-        self.windows = windows
+        super().__init__(network)
+        self.gapless, self.shared_prompts = gapless, shared_prompts
+        self.context_length, self.windows = context_length, windows
         self.cache = SlotCache()
 
     def release(self, slot: Slot) -> None:
@@ -110,7 +326,7 @@ class SlotDecoder(_SlotTable):
         self.cache.clear()
 
     def extend(self, rows: Sequence[SlotInput]) -> Tensor:
-        """Append new tokens; logits (n, V) of what follows each row."""
+        """Append new tokens to slots; return the logits after each row's last token, (n, V)."""
         if not rows:
             raise ValueError("no row to extend")
         fresh = {index: new for index, (slot, new) in enumerate(rows) if not self._ids[slot]}
@@ -120,16 +336,13 @@ class SlotDecoder(_SlotTable):
         first = [index for index in range(len(rows)) if index not in begun]
         logits = [self._extend_in_groups([rows[index] for index in first])]
         for index, (leader, length) in begun.items():
-            self._copy_prefix(rows[leader][0], rows[index][0], length)
+            source, target = rows[leader][0], rows[index][0]
+            self.cache.reserve(max(source, target) + 1, length)
+            self.cache.copy(source, target, length)
+            self._ids[target].extend(self._ids[source][:length])
         rest = [(rows[index][0], rows[index][1][length:]) for index, (_, length) in begun.items()]
         logits.append(self._extend_in_groups(rest))
         return _restore_order(logits, [*first, *begun])
-
-    def _copy_prefix(self, source: Slot, target: Slot, length: int) -> None:
-        """Begin an empty slot with the first columns of another."""
-        self.cache.reserve(max(source, target) + 1, length)
-        self.cache.copy(source, target, length)
-        self._ids[target].extend(self._ids[source][:length])
 
     def _extend_in_groups(self, rows: Sequence[SlotInput]) -> Tensor:
         logits: list[Tensor] = []
@@ -165,9 +378,8 @@ class SlotDecoder(_SlotTable):
         for slot, new in rows:
             ids[place[slot], : len(new)] = new
             last[place[slot]] = len(new) - 1
-        logits = self._run_network(
-            batch, is_span, ids, starts, last, max(len(self._ids[slot]) for slot in slots) + width
-        )
+        longest = max(len(self._ids[slot]) for slot in slots)
+        logits = self._run_network(batch, is_span, ids, starts, last, longest + width)
         for slot, new in rows:
             self._ids[slot].extend(new)
         taken = [place[slot] for slot in slots]
@@ -201,20 +413,16 @@ class SlotDecoder(_SlotTable):
         hidden = columns > own
         if window:
             hidden |= columns <= own - window
-        dtype = self.network.dtype
+        dtype = self.network.model.dtype
         mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
         return mask.masked_fill_(hidden, torch.finfo(dtype).min)
 
 
-class RecomputeDecoder(_SlotTable):
-    """Computes whole contexts each time: slow, and right for every causal LM."""
-
-    def __init__(self, network: Network) -> None:
-        super().__init__()
-        self.network = network
+class RecomputeDecoder(Decoder):
+    """Decoder that computes whole contexts each time: slow, and right for every causal LM."""
 
     def extend(self, rows: Sequence[SlotInput]) -> Tensor:
-        """Append new tokens; logits (n, V) of what follows each row."""
+        """Append new tokens to slots; return the logits after each row's last token, (n, V)."""
         for slot, new in rows:
             self._ids[slot].extend(new)
         contexts = [self._ids[slot] for slot, _ in rows]
@@ -233,17 +441,14 @@ class RecomputeDecoder(_SlotTable):
 
 
 def make_decoder(model: Any, context_length: int, *, shared_prompts: bool = True) -> Decoder:
-    """The decoder that keeps its cache, if this model allows it."""
+    """Make the decoder that keeps its cache, if this model allows it."""
     network = Network(model)
     gapless = use_cached_attention(model)
     try:
         decoder = SlotDecoder(
-            network,
-            context_length,
-            get_attention_windows(model.config, context_length),
-            shared_prompts=shared_prompts,
-            gapless=gapless,
-        )
+            network, context_length, get_attention_windows(model.config, context_length),
+            shared_prompts=shared_prompts, gapless=gapless,
+        )  # fmt: skip
         _validate_decoder(decoder)
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
         reason = f"{type(error).__name__}: {error}"
@@ -253,10 +458,10 @@ def make_decoder(model: Any, context_length: int, *, shared_prompts: bool = True
 
 
 def get_attention_windows(config: Any, context_length: int) -> Windows:
-    """Kinds of attention layers and their windows, as the model's own cache has them.
+    """List the kinds of attention layers and their windows, as the model's own cache has them.
 
     Raises:
-        ValueError: it has layers of another nature.
+        ValueError: it has other layers.
     """
     from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
@@ -275,24 +480,25 @@ def get_attention_windows(config: Any, context_length: int) -> Windows:
 def _validate_decoder(decoder: SlotDecoder) -> None:
     """Raise `ValueError` if passes over the cache do not give what passes without it give."""
     network = decoder.network
-    ids = network.make_probe_ids(min(9, decoder.context_length))
+    size = network.model.get_input_embeddings().num_embeddings
+    ids = [(7 * index + 3) % size for index in range(min(9, decoder.context_length))]
     first, second = decoder.acquire(), decoder.acquire()
     decoder.extend([(first, ids[:2]), (second, ids[1:6])])
     logits = decoder.extend([(first, ids[2:6]), (second, ids[6:])])
     decoder.release(first)
     decoder.release(second)
-    expected = (network.reference_logits(ids[:6]), network.reference_logits(ids[1:]))
-    if not all(is_close_logits(got, want) for got, want in zip(logits, expected, strict=True)):
-        raise ValueError("a forward pass over its cache differs from one without")
+    network.model.eval()
+    for got, expected in zip(logits, (ids[:6], ids[1:]), strict=True):
+        with torch.inference_mode():  # by the plainest call there is
+            want = network.model(torch.tensor([expected], device=network.device), use_cache=False).logits[0, -1]
+        tolerance = 1e-3 if want.dtype == torch.float32 else 0.1
+        want = want.float()
+        if not bool((got.float() - want).norm() <= tolerance * (want - want.mean()).norm()):
+            raise ValueError("a forward pass over its cache differs from one without")
 
 
 def _find_shared_prefixes(prompts: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, int]]:
-    """Which prompts may take over the keys of another, and of how many tokens; {} where little is saved.
-
-    The members of a group begin their episodes with one prompt.
-
-    Args:
-        prompts: by the index of their row.
+    """Find prompts that may take over the keys of another, such as those of one group; {} where that saves little.
 
     Returns:
         Index of a prompt -> index of one that begins alike and takes over nothing itself, and the tokens in common,
@@ -318,7 +524,6 @@ def _count_common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def _restore_order(parts: Sequence[Tensor], order: Sequence[int]) -> Tensor:
-    """Rows one part after the other, put where `order` says each belongs."""
     if len(parts) == 1 and list(order) == list(range(len(order))):
         return parts[0]
     joined = torch.cat(list(parts))

@@ -1,4 +1,4 @@
-"""Continuous batching: completions that are asked for together are decoded together; each leaves when it is done.
+"""Continuous batching: completions that are requested together are decoded together, and each leaves when it ends.
 
 Each row draws by its own settings and its own random numbers, whatever else is in the batch.
 """
@@ -23,15 +23,11 @@ Uniforms = npt.NDArray[np.float32]
 Decode = Callable[[TokenIds], str]  # without special tokens
 
 CACHE_SIZE = 65536  # decoded texts remembered
-MAX_CACHED_TOKENS = (
-    64  # tokens of the longest of them: thoughts never come twice, and all their beginnings would fill the memory
-)
+MAX_CACHED_TOKENS = 64  # of the longest of them: thoughts never come twice, and all their prefixes would fill memory
 
 
 @dataclass(slots=True)
 class _GenerationRequest:
-    """One completion under way."""
-
     prompt_ids: TokenIds
     sampling: Sampling
     episode: str
@@ -44,13 +40,11 @@ class _GenerationRequest:
 
 
 class Engine:
-    """Answers requests for completions, batched as they come.
+    """Continuous-batching engine for completions.
 
     With `deterministic`, a batch starts only when every open episode has a request, and runs to its end before the
-    next: what is computed together never depends on timing. An episode without a request holds all others up, so
-    one that is opened must ask, or be closed.
-
-    `decode`, `end_ids` and `opening` are those of `StopCondition`.
+    next, so that batches never depend on timing: an open episode must ask, or be closed. The other arguments are as for
+    `StopCondition`.
     """
 
     def __init__(
@@ -66,7 +60,7 @@ class Engine:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that wait or run."""
+        """Number of requests that wait or run."""
         return len(self._list_unfinished())
 
     def open(self, episode: str) -> None:
@@ -76,7 +70,7 @@ class Engine:
         self._slots[episode] = None
 
     def close(self, episode: str) -> None:
-        """Free an episode's slot; a request of it that is under way is cancelled."""
+        """Free an episode's slot, and cancel its request."""
         slot = self._slots.pop(episode, None)
         for requests in (self._waiting, self._running):
             if episode in requests:
@@ -86,7 +80,7 @@ class Engine:
         self._ensure_task()
 
     async def generate(self, prompt_ids: TokenIds, sampling: Sampling, episode: str) -> Completion:
-        """One completion. Raises `PolicyError` for an episode that is not open or has a request under way."""
+        """Sample one completion. Raises `PolicyError` for an episode that is not open or has a request under way."""
         if episode not in self._slots:
             raise PolicyError(f"episode {episode!r} is not open: call open_episode first")
         if episode in self._waiting or episode in self._running:
@@ -104,17 +98,13 @@ class Engine:
                 if requests.get(episode) is request:
                     del requests[episode]
 
-    # The task
-
     def _list_unfinished(self) -> list[_GenerationRequest]:
         requests = (*self._running.values(), *self._waiting.values())
         return [request for request in requests if not request.future.done()]
 
     def _can_admit(self) -> bool:
-        """Whether waiting requests may join."""
-        if not self._waiting or not self.deterministic:
-            return bool(self._waiting)
-        return not self._running and len(self._waiting) == len(self._slots)
+        ready = not self.deterministic or (not self._running and len(self._waiting) == len(self._slots))
+        return bool(self._waiting) and ready
 
     def _ensure_task(self) -> None:
         if self._task is None and self._can_admit():
@@ -148,7 +138,6 @@ class Engine:
             request.pending = request.prompt_ids[self.decoder.rewind(slot, request.prompt_ids) :]
 
     def _step(self) -> None:
-        """One token for every running request."""
         rows = [request for request in self._running.values() if not request.future.done()]
         if not rows:
             return
@@ -159,20 +148,12 @@ class Engine:
             request.token_ids.append(token)
             request.logprobs.append(logprob)
             request.pending = (token,)
-            if self._finish_if_ended(request):
+            if end := self.endings.find_end(request.token_ids, request.sampling):
+                ids, numbers = tuple(request.token_ids), tuple(request.logprobs)
+                request.future.set_result(Completion(request.prompt_ids, ids, numbers, *end))
                 del self._running[request.episode]
 
-    def _finish_if_ended(self, request: _GenerationRequest) -> bool:
-        """Answer a request whose newest token ends it."""
-        end = self.endings.find_end(request.token_ids, request.sampling)
-        if end is None:
-            return False
-        completion = Completion(request.prompt_ids, tuple(request.token_ids), tuple(request.logprobs), *end)
-        request.future.set_result(completion)
-        return True
-
     def _fail_all(self, error: Exception) -> None:
-        """Tell everyone who waits, and trust no cache any more."""
         failed = self._list_unfinished()
         self._running, self._waiting = {}, {}
         self.decoder.reset_cache()
@@ -184,12 +165,12 @@ class Engine:
 
 
 class StopCondition:
-    """The rule by which sampled ids are a whole completion, for every engine: an end token, a stop text, or the limit.
+    """Rule for the end of a completion, shared by all engines: an end token, a stop text, or the limit.
 
     Args:
         decode: ids to text.
         end_ids: tokens that end a turn; they belong to the ids of a completion, and not to its text.
-        opening: the tag of thinking that every prompt ends with, "" for none: the texts of completions begin with it.
+        opening: the tag of thinking that every prompt ends with, "" for none; texts of completions begin with it.
     """
 
     def __init__(self, decode: Decode, end_ids: Collection[int], opening: str = "") -> None:
@@ -199,7 +180,7 @@ class StopCondition:
         self._short = lru_cache(CACHE_SIZE)(decode)
 
     def find_end(self, sampled: Sequence[int], sampling: Sampling) -> tuple[str, FinishReason] | None:
-        """Text and reason where the newest of the sampled ids, of which there is at least one, ends them; else None."""
+        """Return text and finish reason if the newest of the sampled ids (one or more) ends them; else None."""
         token = sampled[-1]
         ended = token in self.end_ids
         full = len(sampled) >= sampling.max_tokens
@@ -220,7 +201,7 @@ class StopCondition:
 
 
 def draw_uniforms(seed: int, num: int) -> Uniforms:
-    """The first `num` numbers in [0, 1) of a counter-based generator, shape (num,): token t uses number t."""
+    """Draw the first `num` numbers in [0, 1) of a counter-based generator, shape (num,): token t uses number t."""
     generator = np.random.Generator(np.random.Philox(key=seed % 2**128))
     return generator.random(num, dtype=np.float32)
 
@@ -228,8 +209,8 @@ def draw_uniforms(seed: int, num: int) -> Uniforms:
 def sample_tokens(logits: Tensor, settings: Sequence[Sampling], uniforms: Uniforms) -> tuple[list[int], list[float]]:
     """Draw one token for each row by inverting the cumulative distribution.
 
-    Temperature 0 takes the most probable token, and reports its log-probability at temperature 1 (the draw itself
-    has probability 1, of which nothing can be learned); top-k and top-p have no effect there.
+    Temperature 0 takes the most probable token, whatever top-k and top-p are, and reports its log-probability at
+    temperature 1: the draw itself has probability 1, which teaches nothing.
 
     Args:
         logits: (B, V), any float type.
@@ -242,7 +223,10 @@ def sample_tokens(logits: Tensor, settings: Sequence[Sampling], uniforms: Unifor
     Raises:
         PolicyError: logits that are not finite.
     """
-    logprobs = torch.log_softmax(_apply_temperature(logits.float(), settings), dim=-1)
+    temperatures, logits = [each.temperature or 1.0 for each in settings], logits.float()
+    if any(temperature != 1.0 for temperature in temperatures):
+        logits = logits / torch.tensor(temperatures, device=logits.device)[:, None]
+    logprobs = torch.log_softmax(logits, dim=-1)
     if any(each.temperature and (each.top_k or each.top_p < 1) for each in settings):
         logprobs = filter_top_k_top_p(logprobs, settings)
     tokens = _invert_cdf(logprobs, torch.from_numpy(uniforms).to(logits.device))
@@ -256,7 +240,7 @@ def sample_tokens(logits: Tensor, settings: Sequence[Sampling], uniforms: Unifor
 
 
 def filter_top_k_top_p(logprobs: Tensor, settings: Sequence[Sampling]) -> Tensor:
-    """Keep each row's `top_k` most probable tokens, then the fewest of them that hold `top_p`; (B, V), renormalised."""
+    """Keep each row's `top_k` most probable tokens, then the fewest of them that hold `top_p`; (B, V), renormalized."""
     device, size = logprobs.device, logprobs.shape[-1]
     top_k = torch.tensor([each.top_k if each.temperature and each.top_k else size for each in settings], device=device)
     top_p = torch.tensor([each.top_p if each.temperature else 1.0 for each in settings], device=device)
@@ -270,15 +254,8 @@ def filter_top_k_top_p(logprobs: Tensor, settings: Sequence[Sampling]) -> Tensor
     return torch.empty_like(kept).scatter_(1, order, kept)
 
 
-def _apply_temperature(logits: Tensor, settings: Sequence[Sampling]) -> Tensor:
-    temperatures = [each.temperature or 1.0 for each in settings]
-    if all(temperature == 1.0 for temperature in temperatures):
-        return logits
-    return logits / torch.tensor(temperatures, device=logits.device)[:, None]
-
-
 def _invert_cdf(logprobs: Tensor, uniforms: Tensor) -> Tensor:
-    """First token whose cumulative probability exceeds the number: (B, V), (B,) -> (B,). Never one of probability 0."""
+    """Find the first token whose cumulative probability exceeds the number, never one of probability 0."""
     cumulative = logprobs.exp().cumsum(dim=-1)
     total = cumulative[:, -1]
     target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))

@@ -1,10 +1,12 @@
-"""Any causal LM of transformers as a policy: loading it, and generating with a KV cache that lives with the episode."""
+"""Any causal LM of transformers as a policy: loading it, and generating with a KV cache for each episode."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,8 @@ from trailnotes.types import Completion, Message, Sampling, TokenIds
 try:
     import torch
     import transformers
-    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError
     from torch import Tensor
 
     from trailnotes.policies.chat import ChatFormat, encode_replies
@@ -27,10 +30,8 @@ try:
         load_adapters,
         suppress_future_warnings,
     )
-    from trailnotes.policies.hf.decoder import MAX_TOKENS, make_decoder
+    from trailnotes.policies.hf.decoder import MAX_TOKENS, Network, make_decoder
     from trailnotes.policies.hf.engine import Engine
-    from trailnotes.policies.hf.hub import is_cache_only
-    from trailnotes.policies.hf.network import Network
 except ModuleNotFoundError as missing:
     raise MissingExtraError(f"{missing.name} is not installed: {format_install_command('train')}") from missing
 
@@ -39,25 +40,18 @@ UNLIMITED = 1 << 30  # context of a model that states none
 
 
 class HFPolicy:
-    """A model and its tokenizer behind the `Policy` protocol.
+    """Policy that samples from a model of transformers in this process.
 
-    The learner may change the weights of the same model between two calls; it must then call `weights_changed`.
-    `template_options` go to the tokenizer's chat template.
+    After the learner has changed the weights of this model, it must call `bump_version`. `template_options` go to the
+    tokenizer's chat template.
     """
 
     probes: Sequence[Completion] = ()
 
     def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        *,
-        name: str = "",
-        deterministic: bool = True,
-        shared_prompts: bool = True,
-        max_context_tokens: int | None = None,
-        template_options: Mapping[str, Any] | None = None,
-    ) -> None:
+        self, model: Any, tokenizer: Any, *, name: str = "", deterministic: bool = True, shared_prompts: bool = True,
+        max_context_tokens: int | None = None, template_options: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         self.model = model
         self.tokenizer = tokenizer
         self.name = name or str(getattr(model.config, "name_or_path", "") or type(model).__name__)
@@ -65,22 +59,23 @@ class HFPolicy:
         self.context_length = min(_compute_context_length(model.config), max_context_tokens or UNLIMITED)
         self.format = ChatFormat(tokenizer, template_options)
         self.append_only = self.format.append_only
-        _validate_vocabulary(model, tokenizer)
-        end_ids = self.format.end_ids | _generation_end_ids(model)
+        validate_vocabulary(tokenizer, model.get_input_embeddings().num_embeddings)
+        end_ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+        end_ids = frozenset(end_ids if isinstance(end_ids, list) else () if end_ids is None else (int(end_ids),))
         decoder = make_decoder(model, self.context_length, shared_prompts=shared_prompts)
-        opening = self.format.opening
-        self.engine = Engine(decoder, self.format.decode, end_ids, deterministic=deterministic, opening=opening)
+        decode, end_ids, opening = self.format.decode, self.format.end_ids | end_ids, self.format.opening
+        self.engine = Engine(decoder, decode, end_ids, deterministic=deterministic, opening=opening)
 
     def encode(self, messages: Sequence[Message]) -> TokenIds:
-        """Token ids of the conversation, ready for the assistant to speak next."""
+        """Encode the conversation up to where the assistant speaks."""
         return self.format.encode(messages)
 
     def count_tokens(self, text: str) -> int:
-        """Tokens of `text` alone."""
+        """Count the tokens of `text` alone."""
         return self.format.count_tokens(text)
 
     def open_episode(self, episode: str) -> None:
-        """Announce a live episode."""
+        """Announce a live episode to the engine."""
         self.engine.open(episode)
 
     async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
@@ -98,12 +93,9 @@ class HFPolicy:
         return await self.engine.generate(prompt_ids, sampling, episode)
 
     async def score(self, messages: Sequence[Message], replies: Sequence[str | TokenIds]) -> list[float]:
-        """Mean log-probability of the tokens of each reply, at temperature 1: exp of it is a geometric mean.
+        """Compute the mean log-probability of the tokens of each reply to a conversation, in nats at temperature 1.
 
-        Args:
-            messages: a conversation that the assistant answers.
-            replies: what it might say: a text, which counts with the end of the turn, or the ids as they were sampled.
-                Not empty.
+        A text counts with the end of its turn, ids as they were sampled; neither may be empty.
 
         Raises:
             PolicyError: prompt and longest reply exceed the context.
@@ -119,44 +111,31 @@ class HFPolicy:
         return Network(self.model)
 
     def close_episode(self, episode: str) -> None:
-        """Free the episode's cache."""
+        """Free the cache of the episode."""
         self.engine.close(episode)
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Close nothing: there are no resources of its own."""
 
     async def sleep(self) -> None:
-        """It shares its device with nobody."""
+        """Do nothing: it shares its device with no other process."""
 
     async def wake(self) -> None:
-        """It never sleeps."""
+        """Do nothing: it never sleeps."""
 
     def report(self) -> dict[str, float]:
-        """There is nothing to say."""
+        """Return no figures of its own."""
         return {}
 
     def bump_version(self) -> None:
-        """Count a new version, and forget all that was computed with the old one.
-
-        Raises:
-            PolicyError: a completion is under way, of which half would be of either version.
-        """
+        """Count a new version of the weights and clear the cache. Raises `PolicyError` as `reset_cache`."""
         self.reset_cache()
         self.version += 1
 
     async def load(self, weights: Mapping[str, Tensor], version: int, said: Sequence[Sequence[float]] = ()) -> float:  # noqa: ARG002
-        """Take over weights of a learner whose model is another one.
+        """Copy the weights of a learner whose model is another one, as `TrainedPolicy.load`.
 
-        Args:
-            weights: by the names of the model's files: all of a whole model, of adapters theirs alone.
-            version: of the weights.
-            said: nothing, since there are no probes: what is copied within a process arrives.
-
-        Returns:
-            0.
-
-        Raises:
-            PolicyError: as `weights_changed`; or they are another model's.
+        There are no probes and no difference (0.0): a copy within one process cannot go wrong.
         """
         self.reset_cache()
         own = get_trained_parameters(self.model)
@@ -169,21 +148,28 @@ class HFPolicy:
         return 0.0
 
     def reset_cache(self) -> None:
-        """Forget all that was computed with the weights as they were.
-
-        Raises:
-            PolicyError: as `weights_changed`.
-        """
+        """Forget all that was computed with the old weights. Raises `PolicyError` if a completion is under way."""
         if self.engine.num_unfinished:
             raise PolicyError(f"the weights changed while {self.engine.num_unfinished} completions were under way")
         self.engine.decoder.reset_cache()
 
 
-def load_model(config: ModelConfig) -> tuple[Any, Any]:
-    """Model and tokenizer of a directory or hub name, on its device, with adapters if these are to be trained.
+@contextmanager
+def _report_damage(what: str) -> Iterator[None]:
+    """Raise `PolicyError` for any error of the block: damaged files raise whatever their readers do."""
+    try:
+        yield
+    except (ConfigError, PolicyError):
+        raise
+    except Exception as error:
+        raise PolicyError(f"{what} does not load: {' '.join(str(error).split())}") from error
 
-    Where `model.path` holds adapters, the model is their base with the adapters on it; with `model.lora.enabled` they
-    are trained further. A directory never causes network traffic, and no code that a model brings along is run.
+
+def load_model(config: ModelConfig) -> tuple[Any, Any]:
+    """Load model and tokenizer from a directory or hub name, with adapters if these are to be trained.
+
+    Where `model.path` holds adapters, they sit on their base; with `model.lora.enabled` they are trained further. A
+    directory never causes network traffic, and no code that a model brings along is run.
 
     Raises:
         ConfigError: `model.path`, `model.base` or `model.device` cannot be used.
@@ -192,7 +178,7 @@ def load_model(config: ModelConfig) -> tuple[Any, Any]:
     path, is_local = _resolve_path(config.path)
     device = resolve_device(config.device)
     transformers.utils.logging.disable_progress_bar()  # two bars on one terminal garble each other; ours is of the run
-    try:
+    with _report_damage(f"model.path = {config.path!r}"):
         adapters = load_adapter_config(path, is_local)
         base, base_is_local = _resolve_base(config, adapters) if adapters else (path, is_local)
         tokenizer = load_tokenizer(config)
@@ -205,76 +191,45 @@ def load_model(config: ModelConfig) -> tuple[Any, Any]:
                 model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if adapters:
             model = load_adapters(model, path, adapters, config.lora, base)
-    except ConfigError:
-        raise
-    except Exception as error:  # the boundary: damaged files raise whatever their readers do
-        line = " ".join(str(error).split())
-        raise PolicyError(f"model.path = {config.path!r} does not load: {line}") from error
     if config.lora.enabled and not adapters:
         model = add_adapters(model, config.lora, base)
     return model.to(device).eval(), tokenizer
 
 
 def load_tokenizer(config: ModelConfig) -> Any:
-    """The tokenizer of `load_model` alone; adapters that bring none speak by that of their base.
-
-    Raises:
-        ConfigError: `model.path` or `model.base` cannot be used.
-        PolicyError: the files are there, but do not load.
-    """
+    """Load the tokenizer of `load_model` alone; adapters without one use that of their base. Raises as `load_model`."""
     path, is_local = _resolve_path(config.path)
-    try:
+    with _report_damage(f"the tokenizer of model.path = {config.path!r}"):
         if (adapters := load_adapter_config(path, is_local)) and not (Path(path) / "tokenizer_config.json").is_file():
             path, is_local = _resolve_base(config, adapters)
         return transformers.AutoTokenizer.from_pretrained(path, local_files_only=is_local, trust_remote_code=False)
-    except ConfigError:
-        raise
-    except Exception as error:  # the boundary, as in `load_model`
-        line = " ".join(str(error).split())
-        raise PolicyError(f"the tokenizer of model.path = {config.path!r} does not load: {line}") from error
 
 
 def get_context_length(config: ModelConfig) -> int:
-    """Tokens that the model of `load_model` can hold, found without loading its weights.
-
-    Raises:
-        ConfigError: `model.path`, `model.base` or `model.device` cannot be used.
-        PolicyError: the model's own config does not load.
-    """
+    """Find how many tokens the model can hold, without loading its weights. Raises as `load_architecture`."""
     resolve_device(config.device)
     return _compute_context_length(load_architecture(config))
 
 
 def load_architecture(config: ModelConfig, *, download: bool = True) -> Any:
-    """The config by which transformers builds the model; of adapters that of their base.
+    """Load the config by which transformers builds the model; of adapters that of their base.
 
-    Args:
-        config: names the model.
-        download: fetch it from the hub where it is not on this machine.
+    With `download`, the hub is asked for a model that is not on this machine.
 
     Raises:
         ConfigError: `model.path` or `model.base` cannot be used.
         PolicyError: it does not load.
     """
-    try:
+    with _report_damage(f"model.path = {config.path!r}"):
         path, is_local, _ = resolve_base_model(config, download=download)
         return transformers.AutoConfig.from_pretrained(path, local_files_only=is_local, trust_remote_code=False)
-    except (ConfigError, PolicyError):
-        raise
-    except Exception as error:  # the boundary, as in `load_model`
-        line = " ".join(str(error).split())
-        raise PolicyError(f"model.path = {config.path!r} does not load: {line}") from error
 
 
 def resolve_base_model(config: ModelConfig, *, download: bool = True) -> tuple[str, bool, Any | None]:
-    """Where the whole model is, which of adapters is their base.
+    """Find the whole model, which of adapters is their base. Raises `ConfigError` as `load_architecture`.
 
     Returns:
-        Its directory or name, whether it is read from this machine alone, and the adapters' settings as peft reads
-        them, None where there are none.
-
-    Raises:
-        ConfigError: `model.path` or `model.base` cannot be used.
+        Its directory or name, whether it is read from this machine alone, and peft's settings of the adapters or None.
     """
     path, is_local = _resolve_path(config.path, download=download)
     adapters = load_adapter_config(path, is_local)
@@ -282,7 +237,7 @@ def resolve_base_model(config: ModelConfig, *, download: bool = True) -> tuple[s
 
 
 def is_downloaded(config: ModelConfig) -> bool:
-    """Whether the weights are on this machine, so that `load_model` downloads nothing."""
+    """Return whether the weights are on this machine, so that `load_model` downloads nothing."""
     path, _ = _resolve_path(config.path, download=False)
     if adapters := load_adapter_config(path, is_local=True):
         path, _ = _resolve_base(config, adapters, download=False)
@@ -291,11 +246,7 @@ def is_downloaded(config: ModelConfig) -> bool:
 
 
 def require_trainable(config: ModelConfig) -> None:
-    """Refuse to train all weights of what is a base and its adapters.
-
-    Raises:
-        ConfigError: `model.path` holds adapters, and `model.lora.enabled` is off.
-    """
+    """Raise `ConfigError` where all weights are to be trained of a model that is a base and its adapters."""
     if not config.lora.enabled and load_adapter_config(*_resolve_path(config.path)):
         raise ConfigError(
             f"model.path = {config.path!r} holds adapters: set model.lora.enabled = true to train them further, or "
@@ -304,7 +255,6 @@ def require_trainable(config: ModelConfig) -> None:
 
 
 def _resolve_base(config: ModelConfig, adapters: Any, *, download: bool = True) -> tuple[str, bool]:
-    """Where the base of the adapters at `model.path` is, and whether it is read from this machine alone."""
     named = config.base or adapters.base_model_name_or_path
     try:
         return _resolve_path(named or "", download=download)
@@ -316,7 +266,7 @@ def _resolve_base(config: ModelConfig, adapters: Any, *, download: bool = True) 
 
 
 def _resolve_path(path: str, *, download: bool = True) -> tuple[str, bool]:
-    """Where the model is, and whether it is read from this machine alone; without `download` the hub is not asked."""
+    """Find the model, and whether it is read from this machine alone; without `download` the hub is not asked."""
     if not path:
         raise ConfigError(NO_MODEL_MESSAGE)
     local = Path(path).expanduser()
@@ -332,7 +282,7 @@ def _resolve_path(path: str, *, download: bool = True) -> tuple[str, bool]:
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device that a config names; auto takes a GPU where there is one."""
+    """Resolve the device that a config names; auto takes a GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -345,12 +295,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def require_context_length(config: ModelConfig, wanted: int) -> None:
-    """Refuse episodes of `wanted` tokens where the model holds fewer.
-
-    Raises:
-        ConfigError: it holds fewer; and as `get_context_length`.
-        PolicyError: as `get_context_length`.
-    """
+    """Raise `ConfigError` for episodes of `wanted` tokens where the model holds fewer."""
     room, positions = get_context_length(config), _get_max_positions(load_architecture(config))
     if wanted > room:
         reason = " before longrope takes other factors for all of them" if room < positions else ""
@@ -361,11 +306,10 @@ def require_context_length(config: ModelConfig, wanted: int) -> None:
 
 
 def _compute_context_length(config: Any) -> int:
-    """Tokens that a model can hold with one set of position factors, cached or not, whatever else is in the batch.
+    """Compute the tokens that a model can hold with one set of position factors, whatever else is in the batch.
 
     Where a batch has a token beyond `original_max_position_embeddings`, longrope computes all of it by its long
-    factors, while keys that are cached already keep the short ones. vLLM takes the short ones alone up to there. Those
-    of a dynamic rope change beyond `max_position_embeddings`.
+    factors, while cached keys keep the short ones. Dynamic rope changes beyond `max_position_embeddings`.
     """
     rope = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
     kinds = [each for each in (rope, *rope.values()) if isinstance(each, dict)]  # of all layers, or of a kind of them
@@ -377,17 +321,44 @@ def _get_max_positions(config: Any) -> int:
     return int(getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) or UNLIMITED)
 
 
-def _generation_end_ids(model: Any) -> frozenset[int]:
-    eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    if eos is None:
-        return frozenset()
-    return frozenset(eos) if isinstance(eos, list) else frozenset({int(eos)})
-
-
-def _validate_vocabulary(model: Any, tokenizer: Any) -> None:
-    num_embeddings = model.get_input_embeddings().num_embeddings
+def validate_vocabulary(tokenizer: Any, num_embeddings: int) -> None:
+    """Raise `PolicyError` for a tokenizer with more tokens than the model embeds."""
     if len(tokenizer) > num_embeddings:
         raise PolicyError(
             f"the tokenizer has {len(tokenizer)} tokens but the model embeds only {num_embeddings}: "
             "they do not belong together, or the embeddings were never resized"
         )
+
+
+logger = logging.getLogger(__name__)
+REQUEST_TIMEOUT = 20.0  # seconds for the one request
+
+
+@functools.cache
+def is_cache_only(name: str) -> bool:
+    """Return whether to read the model of that name from the cache alone, since the hub is out of reach or not wanted.
+
+    Raises:
+        PolicyError: the hub has no such model, or cannot be reached while the cache has none either.
+    """
+    cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
+    if constants.HF_HUB_OFFLINE:
+        return True
+    try:
+        HfApi().model_info(name, timeout=REQUEST_TIMEOUT)
+    except HfHubHTTPError as error:
+        raise PolicyError(
+            f"model.path = {name!r} is no directory here, and the hub does not give a model of that name (status "
+            f"{error.response.status_code}): correct it, or log in (HF_TOKEN) where the model asks for it"
+        ) from error
+    except Exception as error:  # the boundary: clients of the network raise errors of many libraries
+        if cached:
+            logger.warning("the hub cannot be reached: %s is read from the cache", name)
+            return True
+        raise PolicyError(
+            f"model.path = {name!r} is no directory here and not in the cache, and the hub cannot be reached "
+            f"({' '.join(str(error).split())}): name a directory, or fetch the model where there is a network"
+        ) from error
+    if not cached:
+        logger.warning("%s is not in the cache yet: fetching it from the hub to %s", name, constants.HF_HUB_CACHE)
+    return False

@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible chat endpoint: it acts, writes tips and adapts, and cannot be trained."""
+"""Any OpenAI-compatible chat endpoint as a policy: it acts, writes tips and adapts, and cannot be trained."""
 
 from trailnotes.policies.openai.policy import OpenAIPolicy
 

@@ -1,10 +1,13 @@
-"""One request to an OpenAI-compatible endpoint: sent by the official client, and read with suspicion."""
+"""Requests to an OpenAI-compatible endpoint, sent by the official client, and the answers, kept on disk and counted."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from trailnotes.config.model_schema import EndpointConfig
@@ -20,15 +23,144 @@ from trailnotes.endpoint.faults import (
 )
 from trailnotes.endpoint.keys import NO_KEY, load_api_key, redact_key
 from trailnotes.endpoint.wire import IDENTITY_HEADERS, make_async_response_hook
-from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, format_install_command
-from trailnotes.policies.openai.answers import ChatRequest, TokenUsage
+from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, RunError, format_install_command
+from trailnotes.storage.files import append_jsonl, read_jsonl, split_after
 from trailnotes.storage.parsing import parse_json
-from trailnotes.types import FinishReason, replace_surrogates
+from trailnotes.types import FinishReason, Message, Sampling, replace_surrogates
 
 try:
     from openai import APIConnectionError, APIStatusError, APITimeoutError, AsyncOpenAI, DefaultAsyncHttpxClient
 except ModuleNotFoundError as missing:
     raise MissingExtraError(f"{missing.name} is not installed: {format_install_command('openai')}") from missing
+
+
+@dataclass(frozen=True, slots=True)
+class PaidAnswer:
+    """Answer to one request, with its cost."""
+
+    key: str  # of the request, see `hash_request`; "" for one of which nothing came
+    text: str  # as the server wrote it
+    finish_reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    cost: float  # at the prices of the day, in the currency of `endpoint.price_input`
+    estimated: bool = False  # the tokens are our estimate: the server did not count them
+    retries: int = 0  # tries before this one
+    lost: str = ""  # why nothing came of it, though it may have been billed: its tokens are then the most it can be
+    model: str = ""  # as the server names it
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUsage:
+    """Tokens of a request, or the most that it can take."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """One request as the policy makes it."""
+
+    key: str
+    messages: Sequence[Message]
+    sampling: Sampling
+    most: TokenUsage  # reserved while it is under way
+
+
+class AnswerCache:
+    """All answers of a run by key, with their sums, kept in `path` as one JSON object a line; None keeps no file.
+
+    A line is on disk before its answer is used. Prompts are not in it; with `endpoint.log_prompts` they go to
+    ``requests.jsonl`` beside it.
+
+    Raises:
+        RunError: a damaged line, or a file that cannot be written.
+    """
+
+    def __init__(self, path: Path | None, endpoint: EndpointConfig) -> None:
+        self.path, self.endpoint = path, endpoint
+        self.requests = self.retries = self.lost = self.tokens_read = self.tokens_generated = 0
+        self.cost = 0.0
+        self.reused = 0  # answers of before this start that were asked for again
+        self.reserved: list[TokenUsage] = []  # of the requests under way
+        self._answers: dict[str, PaidAnswer] = {}
+        self._old: frozenset[str] = frozenset()
+        if path is not None:
+            self._requests = path.with_name("requests.jsonl")
+            for file in (path, self._requests):
+                split_after(file)
+            for number, record in enumerate(read_jsonl(path), 1):
+                try:
+                    self._add_to_totals(PaidAnswer(**record))
+                except TypeError:
+                    raise RunError(f"{path}: line {number} is damaged: delete it, or restore the file") from None
+            self._old = frozenset(self._answers)
+
+    def find(self, key: str) -> PaidAnswer | None:
+        """Find the answer to a request, if there is one."""
+        self.reused += key in self._old
+        return self._answers.get(key)
+
+    def store(self, answer: PaidAnswer, query: ChatRequest) -> None:
+        """Write an answer down, and count it."""
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            append_jsonl(self.path, [asdict(answer)], sync=True)
+            if self.endpoint.log_prompts:
+                messages = [{"role": message.role, "content": message.content} for message in query.messages]
+                record = {"messages": messages, "sampling": asdict(query.sampling), "answer": asdict(answer)}
+                append_jsonl(self._requests, [record])
+        self._add_to_totals(answer)
+
+    def compute_cost(self, amount: TokenUsage) -> float:
+        """Compute the price of so many tokens."""
+        prices = self.endpoint.price_input, self.endpoint.price_output
+        return (prices[0] * amount.prompt_tokens + prices[1] * amount.completion_tokens) / 1_000_000
+
+    def explain_limit(self, amount: TokenUsage) -> str:
+        """Explain which limit the request could pass, with those under way; "" if it may be sent."""
+        under_way = [*self.reserved, amount]
+        tokens = sum(each.prompt_tokens + each.completion_tokens for each in under_way)
+        spent, limit = self.tokens_read + self.tokens_generated, self.endpoint.max_tokens_total
+        if limit and spent + tokens > limit:
+            return (
+                f"the next request could pass endpoint.max_tokens_total = {limit}: {spent} tokens are spent, and it "
+                f"may take {tokens}; raise the limit and run the same command again"
+            )
+        cost, most = sum(map(self.compute_cost, under_way)), self.endpoint.max_cost
+        if most and self.cost + cost > most:
+            return (
+                f"the next request could pass endpoint.max_cost = {most:g}: {self.cost:.6g} is spent, and it may cost "
+                f"{cost:.2g}; raise the limit and run the same command again"
+            )
+        return ""
+
+    def metrics(self) -> dict[str, float]:
+        """Return the totals of the run, earlier starts included."""
+        names = ("requests", "retries", "lost", "tokens_read", "tokens_generated", "cost", "reused")
+        return {f"endpoint/{name}": getattr(self, name) for name in names}
+
+    def _add_to_totals(self, answer: PaidAnswer) -> None:
+        self.requests += not answer.lost
+        self.lost += bool(answer.lost)
+        self.retries += answer.retries
+        self.tokens_read += answer.prompt_tokens
+        self.tokens_generated += answer.completion_tokens
+        self.cost += answer.cost
+        if answer.key:
+            self._answers[answer.key] = answer
+
+
+def hash_request(
+    url: str, model: str, messages: Sequence[Message], sampling: Sampling, options: Mapping[str, Any] | None = None
+) -> str:
+    """Hash all that an answer depends on; the same in every process."""
+    said = [(message.role, message.content) for message in messages]
+    asked = [url.rstrip("/"), model, said, asdict(sampling), *([options] if options else [])]
+    text = json.dumps(asked)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
 
 MAX_STOPS = 4  # that a request may have
 _UNSENT_ERRORS = ("ConnectError", "ConnectTimeout", "PoolTimeout")  # the transport's failures before anything was sent
@@ -36,7 +168,7 @@ _UNSENT_ERRORS = ("ConnectError", "ConnectTimeout", "PoolTimeout")  # the transp
 
 @dataclass(frozen=True, slots=True)
 class EndpointReply:
-    """What matters of a server's answer."""
+    """Text, finish reason and usage of a server's answer."""
 
     text: str
     finish_reason: FinishReason
@@ -46,7 +178,7 @@ class EndpointReply:
 
 @dataclass(frozen=True, slots=True)
 class LoopClient:
-    """What belongs to one event loop."""
+    """Client and limits of one event loop."""
 
     loop: asyncio.AbstractEventLoop
     opened: AsyncIterator[AsyncOpenAI]
@@ -56,7 +188,7 @@ class LoopClient:
 
 
 class Endpoint:
-    """The server of `config`, and one model there, whose chat template gets `options`. The key stays in here.
+    """Server of `config`, and one model there, whose chat template gets `options`; it keeps the key to itself.
 
     Raises:
         ConfigError: an address or a key that cannot be right.
@@ -70,7 +202,7 @@ class Endpoint:
         self._line: LoopClient | None = None
 
     async def get_loop_client(self) -> LoopClient:
-        """The connection of this event loop."""
+        """Get the connection of this event loop, or open it."""
         loop = asyncio.get_running_loop()
         if self._line is None or self._line.loop is not loop:
             opened = _open_client(self.config, self._key)
@@ -79,11 +211,11 @@ class Endpoint:
         return self._line
 
     async def send(self, query: ChatRequest) -> EndpointReply:
-        """Send a request, once.
+        """Send a request once.
 
         Raises:
-            Trouble: it failed in a way that may pass.
-            PolicyError: in a way that will not; the text names the fix.
+            RetryableError: it failed in a way that may pass.
+            PolicyError: it failed for good; the text names the fix.
         """
         client = (await self.get_loop_client()).client
         try:
@@ -106,7 +238,6 @@ class Endpoint:
             raise RetryableError(self._redact_key(trouble.reason), billed=True) from None
 
     def _build_body(self, query: ChatRequest) -> dict[str, Any]:
-        """What is sent."""
         sampling, config = query.sampling, self.config
         body: dict[str, Any] = {
             "model": self.model,
@@ -129,19 +260,18 @@ class Endpoint:
         return {name: value for name, value in body.items() if name not in config.omit}
 
     async def _explain_refusal(self, client: AsyncOpenAI, error: APIStatusError) -> str:
-        status, body, url = error.status_code, error.body, self.config.base_url
+        status, body, about = error.status_code, error.body, {"url": self.config.base_url, "model": self.model}
         if is_missing_model(status, body):
-            return explain_missing_model(status, body, url=url, model=self.model, offered=await _list_models(client))
-        has_key, key_env = bool(self._key), self.config.api_key_env
-        extra = self.config.extra
-        return explain_refusal(status, body, url=url, model=self.model, key_env=key_env, has_key=has_key, extra=extra)
+            return explain_missing_model(status, body, offered=await _list_models(client), **about)
+        key_env, extra = self.config.api_key_env, self.config.extra
+        return explain_refusal(status, body, key_env=key_env, has_key=bool(self._key), extra=extra, **about)
 
     def _redact_key(self, text: str) -> str:
         return redact_key(self._key, text)
 
 
 async def _open_client(config: EndpointConfig, key: str) -> AsyncIterator[AsyncOpenAI]:
-    """One client. A generator, since an event loop closes those that it leaves behind, and nobody else knows when."""
+    """Open one client. A generator, since an event loop closes those that it leaves behind."""
     client = AsyncOpenAI(
         api_key=key or NO_KEY,
         base_url=config.base_url,
@@ -155,7 +285,6 @@ async def _open_client(config: EndpointConfig, key: str) -> AsyncIterator[AsyncO
 
 
 def _parse_reply(text: str) -> EndpointReply:
-    """Read the body of an answer. Raises `RetryableError` if it is none."""
     try:
         body = parse_json(text)
     except ValueError:
@@ -178,7 +307,6 @@ def _parse_reply(text: str) -> EndpointReply:
 
 
 async def _list_models(client: AsyncOpenAI) -> list[str]:
-    """Names of the server's models; none if it does not say."""
     try:
         async with asyncio.timeout(60):  # a busy machine may take long; who waits has an error to read
             return sorted(model.id for model in (await client.models.list()).data)
@@ -187,5 +315,4 @@ async def _list_models(client: AsyncOpenAI) -> list[str]:
 
 
 def _was_sent(error: BaseException) -> bool:
-    """Whether a failed request can have reached the server."""
     return type(error.__cause__).__name__ not in _UNSENT_ERRORS

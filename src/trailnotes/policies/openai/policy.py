@@ -15,8 +15,15 @@ from weakref import WeakValueDictionary
 from trailnotes.config.schema import Config
 from trailnotes.endpoint.faults import MAX_RETRY_AFTER, AnswerTimeoutError, RetryableError, compute_wait
 from trailnotes.errors import BudgetError, ConfigError, PolicyError
-from trailnotes.policies.openai.answers import AnswerCache, ChatRequest, PaidAnswer, TokenUsage, hash_request
-from trailnotes.policies.openai.endpoint import Endpoint, EndpointReply, LoopClient
+from trailnotes.policies.openai.endpoint import (
+    AnswerCache,
+    ChatRequest,
+    Endpoint,
+    LoopClient,
+    PaidAnswer,
+    TokenUsage,
+    hash_request,
+)
 from trailnotes.types import Completion, Message, Sampling, TokenIds, strip_thinking
 
 logger = logging.getLogger(__name__)
@@ -28,12 +35,9 @@ LONG_WAIT = 5.0  # seconds; longer ones are announced
 
 
 class OpenAIPolicy:
-    """A model behind an endpoint. Every answer is kept, and a request that was answered before is not sent again.
+    """Policy that asks an endpoint. Every answer is kept, and a request that was answered before is not sent again.
 
-    Args:
-        config: `endpoint`, `model.template_options`, and `rollout` for what an endpoint cannot do.
-        name: of the model, as the server calls it.
-        answers: file that keeps the answers; None keeps them in this process only.
+    `name` is that of the model at the server. `answers` is the file of answers; None keeps them in this process only.
 
     Raises:
         ConfigError: a setting that the endpoint cannot follow, or no key for one that wants it.
@@ -57,11 +61,11 @@ class OpenAIPolicy:
         self._told: set[str] = set()
 
     def encode(self, messages: Sequence[Message]) -> TokenIds:  # noqa: ARG002
-        """(): a server returns no ids."""
+        """Return (), since a server returns no ids."""
         return ()
 
     def count_tokens(self, text: str) -> int:
-        """An estimate, rather too high."""
+        """Estimate the tokens of `text`, rather too high."""
         return math.ceil(len(text.encode("utf-8", "replace")) / BYTES_PER_TOKEN)
 
     def open_episode(self, episode: str) -> None:
@@ -69,21 +73,21 @@ class OpenAIPolicy:
         self._asked[episode] = Counter()
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Close nothing: connections end with their event loop."""
 
     def close_episode(self, episode: str) -> None:
-        """Forget its requests, not their answers."""
+        """Forget the requests of the episode, not their answers."""
         self._asked.pop(episode, None)
 
     def metrics(self) -> dict[str, float]:
-        """What the endpoint has done for this run so far, all starts together."""
+        """Return what the endpoint has done for this run, all starts together."""
         return self.answers.metrics()
 
     async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
         """Ask for the next assistant turn, or take the answer that is kept.
 
-        The n-th equal request of an episode gets the n-th answer to it, so a run that is started again
-        gets from disk what it had.
+        The n-th equal request of an episode gets the n-th answer to it, so a run that is started again reads its
+        answers from disk.
 
         Raises:
             PolicyError: the episode is not open, the endpoint refuses the request, or it failed too often.
@@ -102,7 +106,6 @@ class OpenAIPolicy:
         return Completion((), (), (), text, "stop" if cut else answer.finish_reason, usage)
 
     async def _ask(self, key: str, messages: Sequence[Message], sampling: Sampling) -> PaidAnswer:
-        """Send the request, again where that may help."""
         estimate = sum(self.count_tokens(message.content) + TOKENS_PER_MESSAGE for message in messages)
         line, tries = await self.endpoint.get_loop_client(), 0
         async with line.slots:
@@ -124,7 +127,7 @@ class OpenAIPolicy:
 
     @asynccontextmanager
     async def _reserve_budget(self, most: TokenUsage, line: LoopClient) -> AsyncIterator[None]:
-        """Wait until a request fits under the limits, and hold back the most that it can take meanwhile."""
+        """Wait until a request fits under the limits, and reserve the most that it can take."""
         while refusal := self.answers.explain_limit(most):
             if not self.answers.reserved:
                 raise BudgetError(refusal)
@@ -138,7 +141,7 @@ class OpenAIPolicy:
             line.freed.set()
 
     async def _send_once(self, query: ChatRequest, tries: int) -> PaidAnswer:
-        """One try. An answer is kept before it is used; what may have been billed without one is counted."""
+        """Send a request once. An answer is kept before it is used; a lost one that may have been billed is counted."""
         try:
             said = await self.endpoint.send(query)
         except RetryableError as trouble:
@@ -151,7 +154,11 @@ class OpenAIPolicy:
                 )  # fmt: skip
                 self.answers.store(lost, query)
             raise
-        answer = self._make_answer(said, query, tries)
+        amount = said.usage or TokenUsage(query.most.prompt_tokens, self.count_tokens(said.text))
+        answer = PaidAnswer(
+            query.key, said.text, said.finish_reason, amount.prompt_tokens, amount.completion_tokens,
+            self.answers.compute_cost(amount), estimated=said.usage is None, retries=tries, model=said.model,
+        )  # fmt: skip
         self.answers.store(answer, query)
         if not answer.text and answer.finish_reason == "length":
             self._warn_once(
@@ -166,13 +173,6 @@ class OpenAIPolicy:
             )
         return answer
 
-    def _make_answer(self, said: EndpointReply, query: ChatRequest, tries: int) -> PaidAnswer:
-        amount = said.usage or TokenUsage(query.most.prompt_tokens, self.count_tokens(said.text))
-        return PaidAnswer(
-            query.key, said.text, said.finish_reason, amount.prompt_tokens, amount.completion_tokens,
-            self.answers.compute_cost(amount), estimated=said.usage is None, retries=tries, model=said.model,
-        )  # fmt: skip
-
     def _format_failure(self, trouble: RetryableError, tries: int) -> str:
         line_up = ""
         if isinstance(trouble, AnswerTimeoutError) and self.config.concurrency > 1:
@@ -183,7 +183,6 @@ class OpenAIPolicy:
         )
 
     def _retry_delay(self, trouble: RetryableError, tries: int) -> float:
-        """Seconds until the next try, announced if they are many."""
         seconds = compute_wait(tries, trouble.wait)
         if trouble.wait is not None and trouble.wait > MAX_RETRY_AFTER:
             self._warn_once(f"{self.config.base_url} asks for {trouble.wait:.0f} s of rest: waiting {seconds:.0f} s")
@@ -192,16 +191,16 @@ class OpenAIPolicy:
         return seconds
 
     def _warn_once(self, text: str) -> None:
-        """Warn once."""
         if text not in self._told:
             self._told.add(text)
             logger.warning("%s", text)
 
 
 async def _shield_until_done(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Await it. A caller cancelled meanwhile waits for its end: what was sent is paid for, and its answer kept."""
+    """Shield a coroutine from cancellation, and wait for its end: a request that was sent is paid for."""
     task = asyncio.ensure_future(coroutine)
-    task.add_done_callback(_retrieve_exception)  # of what a cancelled caller leaves, asyncio would print a traceback
+    # Of the exception that a cancelled caller leaves, asyncio would print a traceback.
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -209,13 +208,7 @@ async def _shield_until_done(coroutine: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-def _retrieve_exception(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()
-
-
 def _validate_config(config: Config) -> None:
-    """Refuse what an endpoint cannot do."""
     endpoint = config.endpoint
     if endpoint.max_cost and not (endpoint.price_input or endpoint.price_output):
         raise ConfigError("endpoint.max_cost needs prices: set endpoint.price_input and endpoint.price_output")

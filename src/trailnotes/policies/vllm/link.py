@@ -1,11 +1,12 @@
-"""The policy's side of one engine: a socket with a thread that listens, and notices when nobody is there any more.
+"""Connections of a policy to its engines, here or at an address, each with a thread that notices when an engine hangs.
 
-The thread is not bound to an event loop, so that an engine may be asked from several, and is watched while a loop is
-blocked by the learner.
+The thread is not bound to an event loop, so that several may ask an engine, and it is watched while the learner blocks
+a loop.
 """
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import threading
@@ -16,21 +17,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from trailnotes.errors import PolicyError
+from trailnotes.config.model_schema import ENGINE_TOKEN_VARIABLE, EngineConfig
+from trailnotes.errors import ConfigError, PolicyError
 from trailnotes.policies.vllm.worker import wire
+from trailnotes.web.loopback import is_loopback
 
 TICK = 1.0  # seconds between two looks at the clock
 STOP_LIMIT = 20.0  # seconds to end by itself
 
 
 class EngineLostError(Exception):
-    """The engine is gone; the text says how it ended."""
+    """Loss of an engine; the text says how it ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionUpdate:
-    """What an engine says of a completion: what is new, and how it ended if it did."""
+    """News of a completion: new tokens, and how it ended if it did."""
 
     token_ids: Sequence[int] = ()
     logprobs: Sequence[float] = ()
@@ -43,25 +47,20 @@ Listener = Callable[[CompletionUpdate], None]  # called from the link's thread
 
 
 class EngineConnection:
-    """One engine.
+    """Connection to one engine, after the handshake if there is one.
 
     Args:
-        connection: to it, after the handshake if there is one.
-        label: what messages call it.
+        connection: the socket.
+        label: its name in messages.
         start_timeout: seconds until it must be ready.
-        timeout: seconds without progress in what it was asked, or without any sign of life, until it counts as hung.
+        timeout: seconds without progress in its work, or without any sign of life, until it counts as hung.
         buried: called once when it is lost, with the reason as far as it is known here; returns the whole reason.
     """
 
     def __init__(
-        self,
-        connection: socket.socket,
-        label: str,
-        *,
-        start_timeout: float,
-        timeout: float,
+        self, connection: socket.socket, label: str, *, start_timeout: float, timeout: float,
         buried: Callable[[str], str],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.label = label
         self.is_local = connection.family == socket.AF_UNIX  # it sees our files
         self.failure = ""  # why it is lost; "" while it lives
@@ -82,20 +81,15 @@ class EngineConnection:
         threading.Thread(target=self._read_loop, name=f"{label} reader", daemon=True).start()
 
     def wait_until_ready(self) -> None:
-        """Block until the engine can be asked.
-
-        Raises:
-            PolicyError: it refuses its settings; asking again would not help.
-            EngineLostError: it died, or took too long.
-        """
+        """Block until the engine can be asked. Raises `PolicyError` if it refuses its settings; `EngineLostError`."""
         self._ready.result()
 
     def wait_until_lost(self) -> str:
-        """Block as long as the engine lives; how it ended."""
+        """Block as long as the engine lives, and say how it ended."""
         return self._lost.result()
 
     def generate(self, ids: Sequence[int], sampling: dict[str, Any], listener: Listener) -> int:
-        """Ask for a completion; its number. All that becomes of it is told to the listener, its loss too."""
+        """Ask for a completion, and return its number. The listener receives all news of it, the engine's loss too."""
         with self._guard:
             number = self._next_request_id()
             if not self.failure:
@@ -107,19 +101,14 @@ class EngineConnection:
         return number
 
     def abort(self, number: int) -> None:
-        """Do not wait for a completion any more."""
+        """Stop waiting for a completion."""
         with self._guard:
             known = self._listeners.pop(number, None)
         if known:
             self._send(["abort", number])
 
     def call(self, name: str, argument: Any, payload: Path | None = None) -> Any:
-        """Ask, and block until the answer is there.
-
-        Raises:
-            PolicyError: the engine refuses.
-            EngineLostError: it is gone.
-        """
+        """Ask, and block until the answer comes. Raises `PolicyError` if the engine refuses, or `EngineLostError`."""
         answer: Future[Any] = Future()
         with self._guard:
             number = self._next_request_id()
@@ -130,7 +119,7 @@ class EngineConnection:
         return answer.result()
 
     def close(self) -> None:
-        """Let an engine that is a process of ours end, and hang up on another. Twice is fine."""
+        """End an engine that is our child process, and hang up on another. Twice is fine."""
         if self.is_local and self._ready.done():  # one that starts does not listen yet
             self._send(["end"])
             with suppress(TimeoutError):
@@ -138,14 +127,12 @@ class EngineConnection:
         self._mark_lost("was closed")
 
     def _next_request_id(self) -> int:
-        """The number of a request, which may be the first for a while."""
         if not self._listeners and not self._calls:
             self._moved = time.monotonic()
         self._number += 1
         return self._number
 
     def _send(self, message: list[Any], payload: Path | None = None) -> None:
-        """Say something. That the engine does not hear it is found by the thread that listens."""
         with self._writing, suppress(OSError):
             if payload is None:
                 self._connection.sendall(wire.encode_frame(message))
@@ -153,8 +140,6 @@ class EngineConnection:
             with payload.open("rb") as file:
                 self._connection.sendall(wire.encode_frame(message, payload.stat().st_size))
                 self._connection.sendfile(file)
-
-    # The thread
 
     def _read_loop(self) -> None:
         try:
@@ -172,7 +157,6 @@ class EngineConnection:
             self._connection.close()
 
     def _read_bytes(self, size: int) -> bytes:
-        """`size` bytes, or less at the end of the stream."""
         data = b""
         while len(data) < size:
             if not self._ear.poll(TICK * 1000):
@@ -227,7 +211,6 @@ class EngineConnection:
             listener(news)
 
     def _mark_lost(self, why: str) -> None:
-        """End everything that waits for the engine."""
         with self._guard:
             if self.failure:
                 return
@@ -245,3 +228,107 @@ class EngineConnection:
         if not self._ready.done():
             self._ready.set_exception(EngineLostError(self.failure))
         self._lost.set_result(self.failure)
+
+
+MIN_TOKEN = 16  # characters
+PORT = 7465  # of `trailnotes engine serve`
+RETRY_PAUSE = 1.0  # seconds between two tries to reach an engine that is being started anew
+
+AddressLookup = Callable[[], tuple[str, int]]
+ModelRequirement = tuple[str, int]  # fingerprint of the model, rank of its adapters
+
+
+def parse_address(url: str) -> tuple[str, int]:
+    """Parse host and port of ``tcp://host:port`` or ``host``. Raises `ConfigError`."""
+    try:
+        parts = urlsplit(url if "://" in url else f"tcp://{url}")
+        host, port = parts.hostname, parts.port or PORT
+    except ValueError:
+        host = None
+    if not host or parts.scheme != "tcp" or parts.path not in {"", "/"}:
+        raise ConfigError(
+            f"engine.urls: {url!r} is no address of an engine: write tcp://host:port, as trailnotes engine serve does"
+        )
+    return host, port
+
+
+def get_token(host: str) -> str:
+    """Read the shared token from the environment; "" within this machine if there is none.
+
+    Raises:
+        ConfigError: `host` is another machine, or reached by others, and there is no token of sufficient length.
+    """
+    token = os.environ.get(ENGINE_TOKEN_VARIABLE, "").strip()
+    if (token or not is_loopback(host)) and len(token) < MIN_TOKEN:
+        raise ConfigError(
+            f"between machines an engine needs a token that both sides know: set {ENGINE_TOKEN_VARIABLE} to the same "
+            f'{MIN_TOKEN} characters or more on both: python -c "import secrets; print(secrets.token_hex())" makes some'
+        )
+    return token
+
+
+def connect_engine(
+    where: AddressLookup, engine: EngineConfig, expected: ModelRequirement, again: bool, *, token: str | None = None
+) -> EngineConnection:
+    """Connect to a running engine, which may still have to load its model.
+
+    `where` returns its machine and port before each try. `again` says that it may be restarting. Without a `token` the
+    one of the environment counts.
+
+    Raises:
+        PolicyError: no engine answers there, or it does not know the token or the expected model.
+        ConfigError: there is no token.
+    """
+    deadline = time.monotonic() + (engine.start_timeout if again else 0.0)
+    while True:
+        host, port = where()
+        try:
+            connection = _open_connection(host, port, get_token(host) if token is None else token)
+        except wire.WireError as error:
+            if isinstance(error, wire.BusyError) and time.monotonic() < deadline:  # perhaps still with us
+                time.sleep(RETRY_PAUSE)
+                continue
+            fix = f": set {ENGINE_TOKEN_VARIABLE} to the same on both sides" if "token" in str(error) else ""
+            raise PolicyError(f"engine.urls: {host}:{port} {error}{fix}") from error
+        except OSError as error:
+            if time.monotonic() < deadline:
+                time.sleep(RETRY_PAUSE)
+                continue
+            raise PolicyError(
+                f"engine.urls: {host}:{port} does not answer ({error.strerror or error}): start an engine there with "
+                "trailnotes engine serve, or correct the address"
+            ) from error
+        break
+    link = EngineConnection(
+        connection, f"engine {host}:{port}", start_timeout=engine.start_timeout, timeout=engine.timeout,
+        buried=lambda why: why or "hung up",
+    )  # fmt: skip
+    with suppress(EngineLostError):  # whoever asks it next is told
+        link.wait_until_ready()
+        _validate_model(link, expected)
+    return link
+
+
+def _open_connection(host: str, port: int, token: str) -> socket.socket:
+    connection = socket.create_connection((host, port), timeout=wire.HANDSHAKE_TIMEOUT)
+    try:
+        wire.handshake_as_policy(connection, token)
+    except BaseException:
+        connection.close()
+        raise
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def _validate_model(link: EngineConnection, expected: ModelRequirement) -> None:
+    fingerprint, rank = expected
+    if link.about["fingerprint"] != fingerprint:
+        link.close()
+        raise PolicyError(f"{link.label} was started with a model of another shape: start it with this run's config")
+    if bool(link.about["lora_rank"]) != bool(rank) or link.about["lora_rank"] < rank:
+        link.close()
+        raise PolicyError(
+            f"{link.label} was started for adapters of rank {link.about['lora_rank']} (0 = none), and this run needs "
+            f"{rank}: start it with this run's config"
+        )

@@ -1,4 +1,4 @@
-"""Engines of vLLM as a policy: the contract of `policies/base.py`, with weights that a learner sends."""
+"""Engines of vLLM as a policy whose weights a learner sends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from math import fsum
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,8 +16,15 @@ from torch import Tensor
 from trailnotes.errors import PolicyError
 from trailnotes.policies.chat import ChatFormat, encode_replies
 from trailnotes.policies.hf.engine import StopCondition
-from trailnotes.policies.vllm.replica import Connect, ProbeRecord, Replica
-from trailnotes.policies.vllm.weights import WeightFile, is_adapters, write_adapters, write_full_model
+from trailnotes.policies.vllm.replica import (
+    Connect,
+    ProbeRecord,
+    Replica,
+    WeightFile,
+    is_adapters,
+    write_adapters,
+    write_full_model,
+)
 from trailnotes.types import Completion, Message, Sampling, TokenIds
 
 T = TypeVar("T")
@@ -30,7 +37,7 @@ PROBES = (  # what might be said in an episode
 
 
 class VLLMPolicy:
-    """Engines with the same weights, behind the `Policy` protocol.
+    """Policy that samples from engines with the same weights.
 
     An episode begins with the engine that has the fewest, and stays with it, where its prefix is in the cache. Batches
     form as requests arrive: equal seeds give equal tokens but for the last bits of what is computed together.
@@ -39,12 +46,12 @@ class VLLMPolicy:
         connects: how to start or reach each engine.
         tokenizer: of transformers.
         folder: for weights on their way; it is the policy's own.
-        name: a tip's author.
+        name: the author of its tips.
         context_length: tokens that prompt and completion may have together.
         end_ids: tokens that end a turn, besides those of the chat format.
         template_options: for the tokenizer's chat template.
         dtype: of the engines' weights.
-        temperature: that a training samples at; the engines are held to the learner there.
+        temperature: of sampling in training, at which engines and learner are compared.
         tolerance: nats, see `engine.tolerance`.
         sleeps: whether the engines leave their device to the learner while it learns.
         adapters: settings of adapters that their tensors do not show (``lora_alpha``); None where all is trained.
@@ -53,7 +60,7 @@ class VLLMPolicy:
         PolicyError: an engine does not start.
     """
 
-    def __init__(  # noqa: PLR0913 - the parts, which `vllm_policy` takes from a config
+    def __init__(  # noqa: PLR0913 - the parts, which `make_vllm_policy` takes from a config
         self,
         connects: Sequence[Connect],
         tokenizer: Any,
@@ -86,17 +93,12 @@ class VLLMPolicy:
         self._num_parcels = 0
         self._start_replicas()
 
-    @property
-    def num_unfinished(self) -> int:
-        """Completions under way."""
-        return len(self._asking)
-
     def encode(self, messages: Sequence[Message]) -> TokenIds:
-        """Token ids of the conversation, ready for the assistant to speak next."""
+        """Encode the conversation up to where the assistant speaks."""
         return self.format.encode(messages)
 
     def count_tokens(self, text: str) -> int:
-        """Tokens of `text` alone."""
+        """Count the tokens of `text` alone."""
         return self.format.count_tokens(text)
 
     def open_episode(self, episode: str) -> None:
@@ -110,7 +112,8 @@ class VLLMPolicy:
 
         Raises:
             PolicyError: prompt and completion exceed the context, the episode is not open or has a request under way,
-                weights are being loaded, or an engine cannot be kept alive.
+                weights
+                are being loaded, or an engine cannot be kept alive.
         """
         prompt_ids = self.encode(messages)
         if len(prompt_ids) + sampling.max_tokens > self.context_length:
@@ -126,12 +129,16 @@ class VLLMPolicy:
             raise PolicyError("the engines take over new weights: await load before the next completion")
         self._asking.add(episode)
         try:
-            return await self._assign_replica(episode).complete(prompt_ids, sampling)
+            replica = self._seats[episode]
+            if replica is None:
+                replica = self._seats[episode] = min(self.replicas, key=lambda each: each.num_episodes)
+                replica.num_episodes += 1
+            return await replica.complete(prompt_ids, sampling)
         finally:
             self._asking.discard(episode)
 
     def close_episode(self, episode: str) -> None:
-        """Give up the episode's place. Unknown names are ignored."""
+        """Give up the episode's place, if there is one."""
         if replica := self._seats.pop(episode, None):
             replica.num_episodes -= 1
 
@@ -147,16 +154,11 @@ class VLLMPolicy:
         return [fsum(found) / len(found) for found in await asyncio.to_thread(replica.score, asked, 1.0)]
 
     def load_initial_weights(self, weights: Mapping[str, Tensor], said: Sequence[Sequence[float]] = ()) -> None:
-        """Take over weights that nobody will train. As `load`, but `said` at temperature 1, and it blocks."""
+        """Load weights that will not be trained. As `load`, but `said` at temperature 1, and it blocks."""
         self._load_all(weights, self.version, self._make_probe_record(said, 1.0))
 
     async def load(self, weights: Mapping[str, Tensor], version: int, said: Sequence[Sequence[float]] = ()) -> float:
-        """Hand weights to every engine, and hold what they then say of the probes against what the learner says.
-
-        Args:
-            weights: a whole model's, by the names of its state dict, or adapters alone, in peft's names.
-            version: that the policy then has.
-            said: the learner's log-probabilities of the tokens of each of `probes`; () compares nothing.
+        """Hand weights to every engine, and compare its probe log-probabilities with those that the learner `said`.
 
         Returns:
             The largest of the engines' mean differences from the learner, in nats.
@@ -176,21 +178,18 @@ class VLLMPolicy:
             self._loading = False
 
     async def sleep(self) -> None:
-        """Leave the device to the learner, if they share it."""
-        await self._set_sleep_state("sleep")
+        """Leave a shared device to the learner."""
+        if self._sleeps:
+            await asyncio.to_thread(self._map_replicas, lambda replica: replica.set_sleep_state("sleep"))
 
     async def wake(self) -> None:
-        """Take the device again, with what the learner has done with and torch still keeps."""
+        """Take a shared device back, with the memory that torch still caches."""
         if self._sleeps:
             torch.cuda.empty_cache()  # where there is none, nothing happens
-        await self._set_sleep_state("wake")
-
-    async def _set_sleep_state(self, name: Literal["sleep", "wake"]) -> None:
-        if self._sleeps:
-            await asyncio.to_thread(self._map_replicas, lambda replica: replica.turn(name))
+            await asyncio.to_thread(self._map_replicas, lambda replica: replica.set_sleep_state("wake"))
 
     def report(self) -> dict[str, float]:
-        """Since the last call: engines that were started anew, and the share of prompt tokens found in their caches."""
+        """Count engines started anew since the last call, and the share of prompt tokens found in their caches."""
         found = tuple(
             sum(getattr(each, name) for each in self.replicas) for name in ("num_rebuilds", "num_read", "num_cached")
         )
@@ -207,20 +206,12 @@ class VLLMPolicy:
                 path.unlink()
 
     def _start_replicas(self) -> None:
-        """All engines at once, since each takes its time."""
         try:
             self._map_replicas(Replica.start_engine)
             self._map_replicas(Replica.wait_until_ready)
         except BaseException:
             self.close()
             raise
-
-    def _assign_replica(self, episode: str) -> Replica:
-        replica = self._seats[episode]
-        if replica is None:
-            replica = self._seats[episode] = min(self.replicas, key=lambda each: each.num_episodes)
-            replica.num_episodes += 1
-        return replica
 
     def _write_weights(self, weights: Mapping[str, Tensor], version: int) -> WeightFile:
         self._num_parcels += 1
@@ -254,7 +245,7 @@ class VLLMPolicy:
         return Completion(prompt, ids, (0.0,) * len(ids), said)
 
     def _map_replicas(self, ask: Callable[[Replica], T]) -> list[T]:
-        """What each engine answers, all asked at once; the first error once all have answered."""
+        """Ask all engines at once; raise the first error once all have answered."""
         with ThreadPoolExecutor(len(self.replicas)) as pool:
             try:
                 return list(pool.map(ask, self.replicas))

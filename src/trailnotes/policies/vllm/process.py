@@ -1,4 +1,4 @@
-"""An engine as a process that this one starts, watches and buries, in whatever environment vLLM is installed in."""
+"""Engines as child processes, in whatever environment vLLM is installed in."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ import atexit
 import fcntl
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from trailnotes.errors import ConfigError, MissingExtraError
+from trailnotes.storage.child import describe_exit, kill_group, start_child
 
 WORKER_DIR = Path(__file__).parent / "worker"
 CORE_FILE = WORKER_DIR / "core.py"
@@ -27,21 +24,13 @@ CLONE_PYTHON = Path(".venv-vllm") / "bin" / "python"  # what `make vllm` builds 
 STOP_LIMIT = 10.0  # seconds to end by itself
 LAST_LINES = 3  # of an engine's output, in messages
 WORK_DIR_PREFIX = "trailnotes-engine-"
-DROPPED_PREFIXES = (
-    "PYTHON",
-    "GROUP_",
-    "ROLE_",
-    "MASTER_",
-    "TORCHELASTIC_",
-)  # into our packages, or among torchrun's processes
+# They would lead into our packages, or among torchrun's processes.
+DROPPED_PREFIXES = "PYTHON", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_"
 RANK_VARIABLES = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
-
-# The parent-death signal comes when the *thread* that started the child ends, so that one must live as long as we do.
-_SPAWNER = ThreadPoolExecutor(1, thread_name_prefix="engine-spawner")
 
 
 def find_engine_python(named: str) -> str:
-    """The Python that engines run with: the one named, this one, or that of `make vllm`.
+    """Find the Python that engines run with: the one named, this one, or that of `make vllm`.
 
     Raises:
         ConfigError: there is no such program.
@@ -64,9 +53,9 @@ def find_engine_python(named: str) -> str:
 
 
 def build_environment(*, on_cpu: bool, threads: int, offline: bool, devices: str = "") -> dict[str, str]:
-    """Variables of an engine's process: ours, and what vLLM is told.
+    """Build the variables of an engine's process: ours, and those of vLLM.
 
-    Not those that would lead it into our packages, or make of it a rank of the learner that torchrun has started.
+    Variables that would lead it into our packages, or make it a rank of torchrun, stay out.
     """
     kept = os.environ.keys() - set(RANK_VARIABLES)
     variables = {name: os.environ[name] for name in kept if not name.startswith(DROPPED_PREFIXES)}
@@ -89,59 +78,34 @@ def build_environment(*, on_cpu: bool, threads: int, offline: bool, devices: str
 
 
 class EngineProcess:
-    """One worker process in its own process group, so that Ctrl-C in the terminal does not reach it.
-
-    Nobody but its parent can speak to it: the socket between them is inherited, and has no address.
-    """
+    """One engine's process. Its parent alone can speak to it: the socket between them has no address."""
 
     def __init__(
-        self,
-        python: str,
-        variables: Mapping[str, str],
-        log: Path,
-        *,
-        core: Path = CORE_FILE,
-        inherit: Sequence[int] = (),
+        self, python: str, variables: Mapping[str, str], log: Path, *, core: Path, inherit: Sequence[int] = ()
     ) -> None:
-        """Start it.
-
-        Args:
-            python: the interpreter.
-            variables: its environment.
-            log: where all that it prints goes.
-            core: the file with the class `Core`.
-            inherit: further descriptors that it gets.
-        """
+        """Start it with this interpreter and environment; it prints to `log`, and inherits further descriptors."""
         self.log = log
         self.connection, theirs = socket.socketpair()
-        arguments = [str(theirs.fileno()), str(os.getpid()), "1.0", str(core)]
         with theirs, log.open("ab") as output:
-            self._process = _SPAWNER.submit(
-                lambda: subprocess.Popen(  # noqa: S603 - an interpreter that the user names, and code of ours
-                    [python, str(WORKER_DIR / "main.py"), *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env=variables,
-                    pass_fds=[theirs.fileno(), *inherit],
-                    process_group=0,
-                )
-            ).result()
+            command = [python, str(WORKER_DIR / "main.py"), str(theirs.fileno()), "1.0", str(core)]
+            descriptors = [theirs.fileno(), *inherit]
+            self._process = start_child(
+                command, stdout=output, stderr=subprocess.STDOUT, env=variables, pass_fds=descriptors
+            )
         self.pid = self._process.pid
 
     def kill(self, why: str) -> str:
-        """End it with all its children; why it is gone, in words: the reason given, or how it ended by itself."""
-        died = _wait_for_exit(self._process, STOP_LIMIT if not why else 0.0)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(STOP_LIMIT)
+        """End it with all its children; return why it is gone: the reason given, or how it ended by itself."""
+        with suppress(subprocess.TimeoutExpired):  # its socket ends a moment before it does
+            self._process.wait(0.0 if why else STOP_LIMIT)
+        died = self._process.returncode is not None
+        kill_group(self._process, STOP_LIMIT)
         last = self.output_tail()
-        how = why or (_describe_exit(self._process.returncode) if died else "hung up")
+        how = why or (describe_exit(self._process.returncode) if died else "hung up")
         return f"{how}; its last words: {last}" if last else how
 
     def output_tail(self) -> str:
-        """The end of what it printed, on one line."""
+        """Return the end of its output, on one line."""
         with suppress(OSError):
             text = self.log.read_bytes()[-4096:].decode(errors="replace")
             lines = [" ".join(line.split()) for line in text.splitlines() if line.strip() and "%|" not in line]
@@ -150,13 +114,10 @@ class EngineProcess:
 
 
 def make_work_dir(size: int | None = None) -> Path:
-    """A new directory for weights and logs; it goes when this process ends.
+    """Make a directory for weights and logs, which goes when this process ends; clear away those of killed processes.
 
-    Directories of processes that were killed are cleared away first, unless somebody locks them.
-
-    Args:
-        size: bytes of the weights. They are kept in memory where there is room for three times as many (the old ones,
-            the new ones, and some air); on the disk otherwise, and where the size is not known.
+    `size` is that of the weights in bytes. They are kept in memory where there is room for three times as many (the old
+    ones, the new ones, and some air); on the disk otherwise, and where the size is not known.
     """
     shared, disk = Path("/dev/shm"), Path(tempfile.gettempdir())  # noqa: S108 - no name in it is foreseeable
     for left in [*shared.glob(f"{WORK_DIR_PREFIX}*"), *disk.glob(f"{WORK_DIR_PREFIX}*")]:
@@ -170,10 +131,7 @@ def make_work_dir(size: int | None = None) -> Path:
 
 
 def _make_locked_dir(root: Path) -> Path:
-    """A new directory with a lock, which ends with this process.
-
-    Its number in the name is not enough: in another container, which may share the directory, it is nobody's.
-    """
+    """Make a directory with a lock that ends with this process: another container does not see our process."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=f"{WORK_DIR_PREFIX}{os.getpid()}-", dir=root))
         with suppress(FileNotFoundError):
@@ -185,7 +143,7 @@ def _make_locked_dir(root: Path) -> Path:
 
 
 def _remove_stale_dir(left: Path) -> None:
-    """Remove a directory of ours that nobody locks any more; another start may be doing the same."""
+    """Remove a directory of ours that no process locks any more; another start may be doing the same."""
     try:
         held = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:  # gone already, or another user's
@@ -198,22 +156,3 @@ def _remove_stale_dir(left: Path) -> None:
         pass  # it is in use
     finally:
         os.close(held)
-
-
-def _wait_for_exit(process: subprocess.Popen[Any], limit: float) -> bool:
-    """Whether it ends by itself within the limit. Its socket ends a moment before it does."""
-    deadline = time.monotonic() + limit
-    while process.poll() is None:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def _describe_exit(code: int) -> str:
-    if code >= 0:
-        return f"exited with status {code}"
-    try:
-        return f"died of {signal.Signals(-code).name}"
-    except ValueError:
-        return f"died of signal {-code}"

@@ -1,57 +1,149 @@
-"""One engine for as long as a run lasts: when its process is gone, another takes its place, with the same weights."""
+"""One engine for as long as a run lasts, rebuilt with the same weights when it is lost, and the files of weights."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
+import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 from typing import Any, Literal
+
+import torch
+from torch import Tensor
 
 from trailnotes.errors import PolicyError
 from trailnotes.policies.hf.engine import StopCondition
 from trailnotes.policies.vllm.link import CompletionUpdate, EngineConnection, EngineLostError
-from trailnotes.policies.vllm.weights import WeightFile
 from trailnotes.types import Completion, Sampling, TokenIds
+
+DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_ADAPTER = re.compile(r"\.(\w+)\.lora_([AB])\.(?:\w+\.)?weight$")  # module, side, and the adapters' name
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFile:
+    """Weights of one version, ready to be sent."""
+
+    path: Path
+    version: int
+    adapters: Mapping[str, Any] | None  # adapter_config.json; None for a whole model
+
+    @property
+    def load_argument(self) -> dict[str, Any]:
+        """Facts about the file that an engine needs."""
+        return {"version": self.version, "adapters": self.adapters and dict(self.adapters)}
+
+
+def is_adapters(weights: Mapping[str, Tensor]) -> bool:
+    """Return whether these are adapters in peft's names, rather than a whole model.
+
+    Raises:
+        PolicyError: they are something of both, or nothing.
+    """
+    found = sum(_ADAPTER.search(name) is not None for name in weights)
+    if not weights or 0 < found < len(weights):
+        raise PolicyError(
+            f"{found} of {len(weights)} tensors are adapters by their names: hand over a whole model, or adapters alone"
+        )
+    return bool(found)
+
+
+def write_full_model(weights: Mapping[str, Tensor], path: Path, dtype: torch.dtype) -> None:
+    """Write all weights of a model, by the names of its state dict; tied weights are written once."""
+    unique: dict[str, Tensor] = {}
+    seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
+    for name, tensor in weights.items():
+        place = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
+        if place not in seen or not tensor.data_ptr():
+            unique[name] = tensor
+        seen.add(place)
+    _write_safetensors(unique, path, dtype)
+
+
+def write_adapters(weights: Mapping[str, Tensor], path: Path, dtype: torch.dtype, extra: Mapping[str, Any]) -> Any:
+    """Write adapters, with or without the name that peft gives them in a live model (``default``).
+
+    Args:
+        weights: by peft's names.
+        path: of the file.
+        dtype: of the engine.
+        extra: settings of the adapters that the weights do not show, ``lora_alpha`` among them.
+
+    Returns:
+        Their ``adapter_config.json``.
+
+    Raises:
+        PolicyError: their ranks differ, which one setting cannot say.
+    """
+    modules: set[str] = set()
+    ranks: set[int] = set()
+    plain: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        found = _ADAPTER.search(name)
+        assert found is not None
+        modules.add(found[1])
+        ranks.add(tensor.shape[0 if found[2] == "A" else 1])
+        plain[f"{name[: found.start()]}.{found[1]}.lora_{found[2]}.weight"] = tensor
+    if len(ranks) != 1:
+        raise PolicyError(f"the adapters have ranks {sorted(ranks)}: vLLM is given adapters of one rank alone")
+    _write_safetensors(plain, path, dtype)
+    own = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none"}
+    return {**own, **extra, "r": ranks.pop(), "target_modules": sorted(modules)}
+
+
+def _write_safetensors(weights: Mapping[str, Tensor], path: Path, dtype: torch.dtype) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in weights.items():
+        start, end = end, end + tensor.numel() * dtype.itemsize
+        header[name] = {"dtype": DTYPE_NAMES[dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    try:
+        with path.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for tensor in weights.values():
+                whole = tensor.detach().to("cpu", dtype).contiguous()
+                file.write(whole.view(-1).view(torch.uint8).numpy().data)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise PolicyError(f"the weights for the engine cannot be written to {path.parent}: {error.strerror}") from error
+
 
 logger = logging.getLogger(__name__)
 
 MAX_REBUILDS = 3  # in a row, without an answer in between
 MAX_SEED = 1 << 63  # vLLM hands seeds to torch
 
-Connect = Callable[
-    [bool], EngineConnection
-]  # starts or reaches an engine; the flag: it is to take the place of a lost one
+Connect = Callable[[bool], EngineConnection]  # starts or reaches an engine; the flag: it replaces a lost one
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeRecord:
-    """Tokens that the learner has scored: what an engine with the same weights must say of them."""
+    """Tokens scored by the learner, to which an engine with the same weights must give the same log-probabilities."""
 
     rows: Sequence[tuple[TokenIds, int]]  # ids, and from where on they are scored
     logprobs: Sequence[Sequence[float]]  # nats, of the scored ones
     temperature: float
 
     def distance(self, found: Sequence[Sequence[float]]) -> float:
-        """Mean absolute difference in nats over all scored tokens; not finite where one is not."""
-        pairs = [
-            pair
-            for wanted, got in zip(self.logprobs, found, strict=True)
-            for pair in zip(wanted, got, strict=True)
-        ]  # fmt: skip
-        return math.fsum(abs(wanted - got) for wanted, got in pairs) / len(pairs)
+        """Compute the mean absolute difference in nats over all scored tokens; not finite where one is not."""
+        pairs = zip(chain.from_iterable(self.logprobs), chain.from_iterable(found), strict=True)
+        distances = [abs(wanted - got) for wanted, got in pairs]
+        return math.fsum(distances) / len(distances)
 
 
 class Replica:
-    """An engine with all weights.
+    """An engine that is rebuilt whenever it is lost.
 
-    Args:
-        connect: starts or reaches it.
-        endings: where completions end.
-        tolerance: nats, see `engine.tolerance`.
+    `connect` starts or reaches it, and `tolerance` is in nats, see `engine.tolerance`.
     """
 
     def __init__(self, connect: Connect, endings: StopCondition, tolerance: float) -> None:
@@ -70,7 +162,7 @@ class Replica:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the engine says of itself."""
+        """Facts that the engine reports of itself."""
         return self._link.about if self._link else {}
 
     def start_engine(self) -> None:
@@ -103,13 +195,13 @@ class Replica:
             return completion
 
     def load(self, parcel: WeightFile, record: ProbeRecord | None) -> float:
-        """Take over weights, whatever it takes, and hold the engine, and every later one, to what the learner says.
+        """Load weights into the engine, and compare it, and every later one, with the learner's record. Blocks.
 
         Returns:
-            How far the engine's numbers are from the learner's, in nats; 0 without a record.
+            Mean difference between engine and learner, in nats; 0 without a record.
 
         Raises:
-            PolicyError: further than the tolerance; or as `complete` does. Blocks.
+            PolicyError: it exceeds the tolerance; or as `complete` does.
         """
         with self._guard:  # an engine that another thread is building has been sent the old ones when this goes on
             self._parcel, self._record = parcel, record
@@ -125,7 +217,7 @@ class Replica:
             return distance
 
     def score(self, rows: Sequence[tuple[TokenIds, int]], temperature: float) -> list[list[float]]:
-        """Log-probabilities in nats of the tokens of each row from a place on. Raises as `complete` does. Blocks."""
+        """Score the tokens of each row from a place on, in nats. Raises as `complete` does. Blocks."""
         while True:
             link = self._ensure_engine()
             with suppress(EngineLostError):
@@ -138,7 +230,7 @@ class Replica:
                 self._link.call(name, None)
 
     def close(self) -> None:
-        """End the engine, and whatever waits for it."""
+        """End the engine, and all requests that wait for it."""
         self._closed = True
         for link in (self._link, self._coming):
             if link:
@@ -152,7 +244,10 @@ class Replica:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(news.put_nowait, item)
 
-        number = link.generate(prompt_ids, _build_request(sampling, self._endings), listen)
+        request = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
+        request |= {"seed": sampling.seed % MAX_SEED, "stop_token_ids": sorted(self._endings.end_ids)}
+        request["stream"] = bool(sampling.stop)  # this side looks for stop texts, and must then see each token
+        number = link.generate(prompt_ids, request, listen)
         ids: list[int] = []
         logprobs: list[float] = []
         cached = 0
@@ -177,7 +272,7 @@ class Replica:
             link.abort(number)
 
     def _ensure_engine(self) -> EngineConnection:
-        """An engine with the current weights, which may have to be built first. Blocks."""
+        """Return an engine with the current weights, which may have to be built first. Blocks."""
         with self._guard:
             link = self._link
             while link is None or link.failure:
@@ -192,21 +287,19 @@ class Replica:
                 self._coming = link = self._connect(True)
                 if self._closed:  # meanwhile
                     link.close()
-                with suppress(EngineLostError):
-                    self._initialize_engine(link)
+                try:
+                    link.wait_until_ready()
+                    if self._parcel:
+                        self._send_weights(link, self._parcel)
+                    if self._record:
+                        self._check_probes(link, self._record)
+                except EngineLostError:
+                    pass  # the next round starts another
+                except PolicyError:
+                    link.close()
+                    raise
                 self._link, self._coming = link, None  # only now: until it has the weights, nobody may ask it
             return link
-
-    def _initialize_engine(self, link: EngineConnection) -> None:
-        try:
-            link.wait_until_ready()
-            if self._parcel:
-                self._send_weights(link, self._parcel)
-            if self._record:
-                self._check_probes(link, self._record)
-        except PolicyError:
-            link.close()
-            raise
 
     def _send_weights(self, link: EngineConnection, parcel: WeightFile) -> None:
         if link.is_local:
@@ -231,16 +324,3 @@ def _score_rows(link: EngineConnection, rows: Sequence[tuple[TokenIds, int]], te
     asked = {"rows": [[list(ids), start] for ids, start in rows], "temperature": temperature}
     found: list[list[float]] = link.call("score", asked)
     return found
-
-
-def _build_request(sampling: Sampling, endings: StopCondition) -> dict[str, Any]:
-    """What vLLM is told. Stop texts are looked for here, as every engine of ours does: so it must tell each token."""
-    return {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "max_tokens": sampling.max_tokens,
-        "seed": sampling.seed % MAX_SEED,
-        "stop_token_ids": sorted(endings.end_ids),
-        "stream": bool(sampling.stop),
-    }

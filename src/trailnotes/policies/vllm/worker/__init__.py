@@ -1,5 +1,4 @@
-"""The engine's side: a program of its own, which needs vLLM and the standard library, and nothing else of Trailnotes.
+"""The engine's side: a program that needs vLLM and the standard library, and nothing else of Trailnotes.
 
-It runs by its file (`main.py`) in whatever environment vLLM is installed in; so its files name each other without the
-package, and speak to the other side in frames alone.
+It runs by its file (`main.py`) in the environment of vLLM; so its files import each other without the package.
 """

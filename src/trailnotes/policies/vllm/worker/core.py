@@ -1,7 +1,4 @@
-"""vLLM behind the five calls of `main.py`: one engine in this process, driven a step at a time.
-
-Everything that is particular about vLLM stands here; what was found by running it is marked with where it bites.
-"""
+"""vLLM behind the calls of `main.py`: one engine in this process, driven a step at a time."""
 
 from __future__ import annotations
 
@@ -36,7 +33,10 @@ class Core:
 
         self.on_cpu = current_platform.is_cpu()
         self.spool = Path(settings["spool"])
-        self._params, self._lora_request = _import_classes()
+        from vllm import SamplingParams
+        from vllm.lora.request import LoRARequest
+
+        self._params, self._lora_request = SamplingParams, LoRARequest
         config = _build_engine_args(settings, self.on_cpu).create_engine_config()
         if self.on_cpu:
             _validate_head_size(config.model_config)
@@ -60,10 +60,7 @@ class Core:
     @property
     def busy(self) -> bool:
         """Whether there is something to compute."""
-        return bool(self._late) or self._has_unfinished()
-
-    def _has_unfinished(self) -> bool:
-        return bool(self.engine.has_unfinished_requests())
+        return bool(self._late or self.engine.has_unfinished_requests())
 
     def add(self, key: int, ids: list[int], sampling: dict[str, Any]) -> None:
         """Begin a completion. Raises `ValueError` where vLLM refuses it."""
@@ -73,19 +70,20 @@ class Core:
         self._add_request(str(key), ids, logprobs=0, output_kind=kind, **sampling)
 
     def abort(self, key: int) -> None:
-        """End one, whose tokens nobody waits for."""
+        """End a completion that is not awaited any more."""
         self.engine.abort_request([str(key)])
 
     def step(self) -> StepOutput:
-        """One forward pass: for each completion with news its new ids, their log-probabilities, and how it ended.
+        """Run one forward pass; return for each completion with news its new ids, log-probabilities, and its end.
 
-        Last come the tokens of its prompt whose keys were in the cache.
+        The last item is the number of its prompt's tokens whose keys were in the cache.
         """
         late, self._late = self._late, []
-        return late + [_unpack_output(output) for output in (self.engine.step() if self._has_unfinished() else ())]
+        outputs = self.engine.step() if self.engine.has_unfinished_requests() else ()
+        return late + [_unpack_output(output) for output in outputs]
 
     def load(self, path: Path, what: dict[str, Any]) -> dict[str, Any]:
-        """Take over the weights of a safetensors file: all, by the model's names, or adapters, by peft's."""
+        """Load the weights of a safetensors file: all, by the model's names, or adapters, by peft's."""
         self._num_loads += 1
         adapters = what.get("adapters")
         with tempfile.TemporaryDirectory(dir=self.spool) as name:  # other engines, and one before, have theirs there
@@ -101,9 +99,7 @@ class Core:
         return {"version": what["version"]}
 
     def score(self, rows: list[list[Any]], temperature: float) -> list[list[float]]:
-        """Log-probability of the tokens of each row from a place on, each as the sampler would report it.
-
-        Completions that are under way go on meanwhile.
+        """Score the tokens of each row from a place on, as the sampler would; completions under way go on meanwhile.
 
         Args:
             rows: ``[ids, start]`` each; the tokens from ``start`` on are scored.
@@ -134,12 +130,12 @@ class Core:
         self.engine.sleep(level=1)
 
     def wake(self) -> None:
-        """Be as before; nothing happens to one that is awake."""
+        """Take the device back; nothing happens to an engine that is awake."""
         if self.engine.is_sleeping():
             self.engine.wake_up()
 
     def close(self) -> None:
-        """Let vLLM end what it started."""
+        """Let vLLM end its own processes."""
         self.engine.engine_core.shutdown()
 
     def _add_request(self, name: str, ids: list[int], **sampling: Any) -> None:
@@ -182,7 +178,6 @@ def reload_from_folder(worker: Any, folder: str) -> None:
 
 
 def _import_vllm() -> Any:
-    """The package, once it is there and fits."""
     if importlib.util.find_spec("vllm") is None:
         raise ValueError(
             f"vLLM is not installed for {sys.executable}: run make vllm in a clone of Trailnotes, or name a Python "
@@ -199,13 +194,6 @@ def _import_vllm() -> Any:
             f"{TESTED_VERSIONS[0]}x: install that, or name another Python as engine.python"
         )
     return vllm
-
-
-def _import_classes() -> tuple[Any, Any]:
-    from vllm import SamplingParams
-    from vllm.lora.request import LoRARequest
-
-    return SamplingParams, LoRARequest
 
 
 def _build_engine_args(settings: dict[str, Any], on_cpu: bool) -> Any:
@@ -239,7 +227,7 @@ def _build_engine_args(settings: dict[str, Any], on_cpu: bool) -> Any:
 
 
 def _validate_head_size(model_config: Any) -> None:
-    """Refuse what vLLM's attention on a CPU would start with, and fail at the first request."""
+    """Refuse heads with which vLLM's attention on a CPU would start, and fail at the first request."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     size, known = model_config.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()

@@ -1,8 +1,8 @@
 """The program of an engine's process: requests in from a socket, sampled tokens out, and a sign of life in between.
 
-    python main.py DESCRIPTOR PARENT BEAT CORE
+    python main.py DESCRIPTOR BEAT CORE
 
-It serves the socket DESCRIPTOR that it inherits from process PARENT, with a heartbeat each BEAT seconds, by the class
+It serves the socket DESCRIPTOR that it inherits from its parent, with a heartbeat each BEAT seconds, by the class
 `Core` of the file CORE (`core.py`: vLLM). It ends with its parent: by the parent-death signal on Linux, by the end of
 the stream otherwise, even in the middle of a step. Where the settings name a listening socket, it also serves policies
 on other machines, one at a time.
@@ -10,11 +10,9 @@ on other machines, one at a time.
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 import queue
-import signal
 import socket
 import struct
 import sys
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
 else:
     import wire  # beside this file: where vLLM is installed, Trailnotes need not be
 
-_PR_SET_PDEATHSIG = 1
 SEND_LIMIT = 120  # seconds that a policy on another machine may take to read what it is sent
 HANDSHAKES = 64  # under way at once; one more, and the oldest gives way
 
@@ -40,39 +37,30 @@ InboxItem = tuple["PolicyConnection", list[Any] | None, Path | None]
 
 
 class PolicyConnection:
-    """One socket to a policy: a thread puts what it says into the inbox, with the raw bytes of a message in a file.
+    """Socket to a policy, whose thread puts messages into the inbox, and their raw bytes, up to a limit, into `spool`.
 
-    Args:
-        connection: the socket.
-        inbox: where messages go.
-        lost: called when there are no more.
-        spool: directory for raw bytes.
-        most_bytes: of the raw bytes of a message.
+    `lost` is called when there are no more.
     """
 
     def __init__(
-        self,
-        connection: socket.socket,
-        inbox: queue.SimpleQueue[InboxItem],
-        lost: Callable[[], object],
-        spool: str = "",
-        most_bytes: int = 0,
-    ) -> None:
+        self, connection: socket.socket, inbox: queue.SimpleQueue[InboxItem], lost: Callable[[], object],
+        spool: str = "", most_bytes: int = 0,
+    ) -> None:  # fmt: skip
         self._connection, self._inbox, self._lost = connection, inbox, lost
         self._spool, self._most_bytes = spool, most_bytes
         self._writing = threading.Lock()
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start the thread that reads."""
         threading.Thread(target=self._read_loop, name="reader", daemon=True).start()
 
     def send(self, *message: Any) -> None:
-        """Say something; that nobody hears it is found out by the reader."""
+        """Send a message; the reader notices where it is not heard."""
         with self._writing, suppress(OSError):
             self._connection.sendall(wire.encode_frame(list(message)))
 
     def close(self) -> None:
-        """Hang up."""
+        """Shut the connection down."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
@@ -91,7 +79,7 @@ class PolicyConnection:
             self._inbox.put((self, None, None))
 
     def _spool_payload(self, read: Callable[[int], bytes], size: int) -> Path:
-        """Raw bytes as a file, a piece at a time: weights may be larger than what is free of memory."""
+        """Write raw bytes to a file, a piece at a time: weights may be larger than the free memory."""
         with (
             tempfile.NamedTemporaryFile(dir=self._spool, suffix=wire.WEIGHTS_SUFFIX, delete=False) as file,
             ExitStack() as dropped,
@@ -109,7 +97,7 @@ class PolicyConnection:
 
 
 class EngineServer:
-    """Runs the core, a step at a time, for whoever has asked for something."""
+    """Server that runs the core, a step at a time, for all connected policies."""
 
     def __init__(self, control: socket.socket) -> None:
         self.inbox: queue.SimpleQueue[InboxItem] = queue.SimpleQueue()
@@ -123,7 +111,7 @@ class EngineServer:
         self._about: dict[str, Any] | None = None
 
     def start(self, make_core: Callable[[dict[str, Any]], Any]) -> bool:
-        """Wait for the settings and build the core; whether there is one. Why not is said to the parent."""
+        """Wait for the settings and build the core; return whether there is one, and tell the parent why not."""
         control, message, _ = self.inbox.get()
         assert message is not None
         settings = message[1]
@@ -141,7 +129,7 @@ class EngineServer:
         return True
 
     def run(self) -> None:
-        """Until the parent says that it is enough."""
+        """Serve until the parent ends the engine."""
         while True:
             while not self.core.busy or not self.inbox.empty():
                 self.working = self.core.busy
@@ -154,7 +142,7 @@ class EngineServer:
             self.steps += 1
 
     def send_heartbeats(self, seconds: float) -> None:
-        """Say now and then how far it has come."""
+        """Report the number of steps each `seconds`."""
         while True:
             for link in list(self.links):
                 link.send("alive", self.steps, self.working)
@@ -163,14 +151,15 @@ class EngineServer:
     def _handle_message(self, link: PolicyConnection, message: list[Any] | None, payload: Path | None) -> bool:
         try:
             if message is None:
-                self._drop_connection(link)
+                self._abort(link)
+                if link in self.links:
+                    self.links.remove(link)
             elif message[0] == "end":
                 return link is not self.links[0]
             elif message[0] == "generate":
                 self._generate(link, *message[1:])
             elif message[0] == "abort":
-                gone = [key for key, (owner, number) in self._requests.items() if (owner, number) == (link, message[1])]
-                self._abort(gone)
+                self._abort(link, message[1])
             else:
                 self._handle_call(link, message, payload)
         finally:  # whatever it came with, and whatever became of it
@@ -188,7 +177,7 @@ class EngineServer:
             self._requests[key] = link, number
 
     def _handle_call(self, link: PolicyConnection, message: list[Any], payload: Path | None) -> None:
-        """Do what is no completion. What the core refuses is answered; what breaks it ends this process."""
+        """Do what is no completion. A refusal of the core is answered; other errors end this process."""
         name, number, argument = message
         if self._requests and name != "score":
             link.send("failed", number, f"{len(self._requests)} completions are under way")
@@ -219,15 +208,12 @@ class EngineServer:
         for link, part in parts.items():
             link.send("tokens", part)
 
-    def _abort(self, keys: list[int]) -> None:
-        for key in keys:
-            del self._requests[key]
-            self.core.abort(key)
-
-    def _drop_connection(self, link: PolicyConnection) -> None:
-        self._abort([key for key, (owner, _) in self._requests.items() if owner is link])
-        if link in self.links:
-            self.links.remove(link)
+    def _abort(self, link: PolicyConnection, number: int | None = None) -> None:
+        """Abort a completion of a policy; None: all of them."""
+        for key, (owner, own) in list(self._requests.items()):
+            if owner is link and number in (None, own):
+                del self._requests[key]
+                self.core.abort(key)
 
     def _accept_connections(self, settings: dict[str, Any]) -> None:
         """Let policies on other machines in, one at a time, each after its handshake."""
@@ -266,12 +252,8 @@ class EngineServer:
             link.send("ready", self._about)
 
 
-def main(descriptor: int, parent: int, beat: float, core: str) -> None:
-    """Serve the socket `descriptor` for process `parent`."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before it could be watched
-        return
+def main(descriptor: int, beat: float, core: str) -> None:
+    """Serve the socket `descriptor` of the parent."""
     control = socket.socket(fileno=descriptor)
     control.set_inheritable(False)  # or a grandchild would keep the stream open after us
     server = EngineServer(control)
@@ -284,7 +266,7 @@ def main(descriptor: int, parent: int, beat: float, core: str) -> None:
 
 
 def load_core(path: str) -> Callable[[dict[str, Any]], Any]:
-    """The class `Core` of a file."""
+    """Load the class `Core` of a file."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -296,4 +278,4 @@ def load_core(path: str) -> Callable[[dict[str, Any]], Any]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4])
+    main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3])

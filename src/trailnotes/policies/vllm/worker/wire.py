@@ -42,21 +42,21 @@ _HELLO = "TRAILNOTES-ENGINE"
 
 
 class WireError(Exception):
-    """The other side is not what it should be; the text is one line."""
+    """Violation of the protocol by the other side; the text is one line."""
 
 
 class BusyError(WireError):
-    """The engine serves somebody else, or has not noticed yet that it does not any more."""
+    """Refusal of an engine that serves another policy, or has not noticed yet that it left."""
 
 
 def encode_frame(message: object, payload: int = 0) -> bytes:
-    """The head of a frame and its JSON; `payload` raw bytes must follow."""
+    """Encode the head of a frame and its JSON; `payload` raw bytes must follow."""
     body = json.dumps(message, separators=(",", ":")).encode("ascii")
     return HEADER.pack(len(body), payload) + body
 
 
 def read_frame(read: Callable[[int], bytes]) -> tuple[list[object], int] | None:
-    """The next message of a blocking reader and the number of raw bytes that follow; None at the end of the stream.
+    """Read the next message and the number of raw bytes that follow; None at the end of the stream.
 
     Raises:
         WireError: it is no message.
@@ -80,10 +80,10 @@ def read_frame(read: Callable[[int], bytes]) -> tuple[list[object], int] | None:
 
 
 def handshake_as_engine(connection: socket.socket, token: str, busy: Callable[[], bool]) -> bool:
-    """The engine's part of the handshake on a fresh TCP connection: whether to serve it.
+    """Shake hands on a fresh TCP connection as the engine; return whether to serve it.
 
     Raises:
-        OSError: the other side hangs up, or takes more than `PATIENCE`.
+        OSError: the other side hangs up, or takes more than `HANDSHAKE_TIMEOUT`.
     """
     until = time.monotonic() + HANDSHAKE_TIMEOUT
     words = _read_line(connection, until).split()
@@ -105,11 +105,11 @@ def handshake_as_engine(connection: socket.socket, token: str, busy: Callable[[]
 
 
 def handshake_as_policy(connection: socket.socket, token: str) -> None:
-    """The policy's part of the handshake.
+    """Shake hands on a fresh TCP connection as the policy.
 
     Raises:
-        WireError: the address answers with something else, with another version, or knows another token.
-        OSError: it does not answer, or takes more than `PATIENCE`.
+        WireError: the address is no engine's, has another version, or knows another token.
+        OSError: it does not answer, or takes more than `HANDSHAKE_TIMEOUT`.
     """
     until = time.monotonic() + HANDSHAKE_TIMEOUT
     mine = secrets.token_hex(16)
@@ -143,9 +143,9 @@ def _is_equal(said: str, expected: str) -> bool:
 
 
 def _read_line(connection: socket.socket, until: float) -> str:
-    """Up to the end of a line, at most `LINE` bytes, so that what is no handshake is read in part only.
+    """Read at most `MAX_LINE` bytes up to the end of a line, until a moment of the monotonic clock.
 
-    `until` is a moment of the monotonic clock: the limit of a socket is one for each byte.
+    The limit of a socket is one for each byte, and what is no handshake is read in part only.
     """
     data = b""
     while not data.endswith(b"\n") and len(data) < MAX_LINE:
