@@ -39,7 +39,7 @@ from trailnotes.runs.directory import RunDir
 from trailnotes.training.iteration import Iteration
 from trailnotes.training.opening import open_run_with_pool
 from trailnotes.training.rehearsal import Rehearsal, record_rehearsal
-from trailnotes.training.training import TrainingRun
+from trailnotes.training.run import TrainingRun
 from trailnotes.types import Sample, TrajectoryGroup
 
 ROOT = Path(__file__).parents[1]
@@ -172,7 +172,7 @@ def update(run: TrainingRun, rows: Sequence[Sample], into: Measured, seed: int) 
 async def write(run: TrainingRun, played: Played, *, by_start: bool) -> float:
     """CPU seconds of writing about all episodes."""
     start = cpu_seconds()
-    async with run.use_author() if by_start else nullcontext(run.policy) as author:
+    async with run.weights.use_author() if by_start else nullcontext(run.policy) as author:
         await write_tips(author, played.groups, run.config, seed=0, step=0)
     return cpu_seconds() - start
 

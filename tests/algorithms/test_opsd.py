@@ -236,7 +236,7 @@ def test_the_weight_of_what_was_played_ahead_is_on_the_teachers_signal_too(
         sizes.append(max(abs(a) for sample in samples for a in sample.advantages))
         return await update(self, samples)
 
-    monkeypatch.setattr("trailnotes.training.iteration.brought_up_to_date", impossible)
+    monkeypatch.setattr("trailnotes.training.iteration.correct_staleness", impossible)
     monkeypatch.setattr(Iteration, "update", watched)
     ahead = {"ahead": 1, "num_tasks": 5}
     run = trained(start_model, tmp_path, algorithm=OPSD, opsd={"gate": "none"}, rollout=ahead, train={"iterations": 4})

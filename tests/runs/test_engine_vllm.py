@@ -14,7 +14,7 @@ from tinyrun import distance, metrics, tiny_config, train_in_process
 from trailnotes.commands.train import train
 from trailnotes.learner.learner import export_model
 from trailnotes.training.saving import save_checkpoint
-from trailnotes.training.training import TrainingRun
+from trailnotes.training.run import TrainingRun
 from trailnotes.types import Sample
 from trailnotes.warmstart.small_model import build_model
 

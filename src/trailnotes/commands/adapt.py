@@ -77,10 +77,10 @@ def adapt(
     from trailnotes.config.unused import warn_unused
     from trailnotes.envs.tasks import describe_training_overlap, validate_splits
     from trailnotes.runs.adaptation import FIXED_ADAPTATION_KEYS
+    from trailnotes.runs.dependencies import require_dependencies
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.load_policy import open_evaluated_model
     from trailnotes.runs.loop import run_to_end
-    from trailnotes.runs.needs import require_dependencies
 
     with open_evaluated_model(model_or_run) as subject:
         config = resolve_adapt_config(config, subject, method, trials)

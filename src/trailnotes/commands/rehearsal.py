@@ -46,7 +46,7 @@ def write_scripted_rehearsal(config: Config, out: Path, num: int) -> int:
 def _record(args: Namespace) -> None:
     from trailnotes.config.toml import load_config
     from trailnotes.runs.console import ProgressBar
-    from trailnotes.runs.needs import require_dependencies
+    from trailnotes.runs.dependencies import require_dependencies
     from trailnotes.training.rehearsal import build_recording_config, read_recording_usage, record_rehearsal
 
     config = load_config(args.config, args.settings)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from trailnotes.commands.arguments import ALLOW_CHANGE, OPTIONAL_CONFIG, load_command_config
 from trailnotes.commands.command import Command, argument
 from trailnotes.config.methods import resolve_method
-from trailnotes.errors import ConfigError, Interrupted, MissingExtraError
+from trailnotes.errors import Interrupted, MissingExtraError
 from trailnotes.runs.signals import request_stop_on_signals
 from trailnotes.storage.files import read_jsonl
 
@@ -27,20 +27,14 @@ if TYPE_CHECKING:
     from trailnotes.cluster.cluster import Cluster
     from trailnotes.config.schema import Config
     from trailnotes.runs.directory import RunDir
-    from trailnotes.training.training import TrainingRun
+    from trailnotes.training.run import TrainingRun
     from trailnotes.types import StrPath, Tip
 
 FIXED_TRAIN_KEYS = ("algorithm.name", "run.seed")
 """What tables know a run by: one that has begun keeps both, since half of it would count as another's."""
 
 
-def train(
-    config: Config,
-    run_dir: StrPath,
-    *,
-    allow_change: Sequence[str] = (),
-    memory: StrPath | None = None,
-) -> Path:
+def train(config: Config, run_dir: StrPath, *, allow_change: Sequence[str] = (), memory: StrPath | None = None) -> Path:
     """Train `config.algorithm` until it is done, and return the directory of the last model.
 
     A directory that holds a run is resumed exactly where its last checkpoint stands. Ctrl-C finishes the iteration,
@@ -63,14 +57,13 @@ def train(
             for good, and the settings ask for more.
         Interrupted: a `KeyboardInterrupt`: asked to stop before the end; what the last checkpoint holds is safe.
     """
-    from trailnotes.config.unused import warn_unused
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.loop import run_to_end
-    from trailnotes.training.saving import find_final_model
+    from trailnotes.training.preflight import run_preflight
 
-    _validate_early(config)
-    warn_unused(config)
-    tips = _load_tips(config, memory) if memory is not None else ()
+    tips = run_preflight(config, memory)
+    from trailnotes.training.saving import find_final_model  # takes the extra `train`
+
     last = find_final_model(config, Path(run_dir))
     opened = partial(RunDir.open, run_dir, config, allow_change=allow_change, fixed=FIXED_TRAIN_KEYS)
     with _open_cluster(config) as cluster, opened() as directory:
@@ -135,40 +128,6 @@ def _request_stop(run: TrainingRun) -> None:
         run.progress.note("stopping after this iteration; once more to stop at once")
 
 
-def _validate_early(config: Config) -> None:
-    """Refuse all that can be refused without loading weights, so that a bad setting leaves no directory behind."""
-    from trailnotes.envs.tasks import validate_splits
-    from trailnotes.runs.needs import require_dependencies
-
-    config.validate_training()
-    require_dependencies(config)
-    from trailnotes.policies.hf.policy import require_context_length, require_trainable
-    from trailnotes.training.rehearsal import validate_rehearsal
-
-    require_trainable(config.model)
-    validate_splits(config)
-    validate_rehearsal(config)
-    require_context_length(config.model, config.rollout.max_context_tokens)
-
-
-def _load_tips(config: Config, memory: StrPath) -> list[Tip]:
-    """The tips of `memory`, if this run has a use for any of them."""
-    from trailnotes.envs.tasks import load_training_tasks
-    from trailnotes.memory.tipfile import read_tips
-
-    if not resolve_method(config.algorithm.name).memory:
-        raise ConfigError(f"{config.algorithm.name} trains without a memory: leave out --memory")
-    tips = read_tips(memory)
-    played = [task.id for task in load_training_tasks(config)]
-    if not {tip.namespace for tip in tips} & {*played}:
-        found = f"they are of {tips[0].namespace}, for example; " if tips else ""
-        raise ConfigError(
-            f"{memory}: none of its {len(tips)} tips is of a task of this run: {found}this run plays {played[0]} and "
-            f"{len(played) - 1} others, and shows a tip in its own task only: name a file with tips of these"
-        )
-    return tips
-
-
 def dry_run(
     config: Config, *, memory: StrPath | None = None, show: Callable[[str], object] = lambda _table: None
 ) -> str:
@@ -189,10 +148,9 @@ def dry_run(
         ConfigError: a setting that cannot work, or a device that is too small; whatever else would end the real run
             early ends this one.
     """
-    from trailnotes.envs.tasks import validate_splits
+    from trailnotes.training.preflight import run_preflight
 
-    config.validate_training()
-    validate_splits(config)
+    run_preflight(config, memory, machine=False)
     from trailnotes.estimate.footprint import estimate_footprint
     from trailnotes.estimate.forecast import (
         count_rehearsal_episodes,
@@ -204,17 +162,9 @@ def dry_run(
     from trailnotes.estimate.suggestions import validate_footprint
     from trailnotes.policies.hf.policy import is_downloaded
     from trailnotes.runs.console import format_duration, format_megabytes
-    from trailnotes.runs.needs import require_dependencies
-    from trailnotes.training.rehearsal import (
-        REHEARSAL_DIR,
-        read_recording_usage,
-        require_remaining_budget,
-        validate_rehearsal,
-    )
+    from trailnotes.runs.dependencies import require_dependencies
+    from trailnotes.training.rehearsal import REHEARSAL_DIR, read_recording_usage, require_remaining_budget
 
-    validate_rehearsal(config)
-    if memory is not None:
-        _load_tips(config, memory)
     if found := estimate_footprint(config):
         show(found.report())
         validate_footprint(config, found)

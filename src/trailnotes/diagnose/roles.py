@@ -26,7 +26,7 @@ from trailnotes.runs.adaptation import AdaptationRun, Roles, build_adaptation_co
 from trailnotes.runs.directory import RunDir, has_begun, load_run_config
 from trailnotes.runs.load_policy import EvaluatedModel, open_evaluated_model, open_policy
 from trailnotes.runs.loop import run_to_end
-from trailnotes.runs.needs import require_dependencies
+from trailnotes.runs.dependencies import require_dependencies
 from trailnotes.runs.panels import get_family, get_metric_value, write_table
 from trailnotes.runs.signals import explain_interrupt
 from trailnotes.storage.files import read_jsonl, write_bytes_atomic, write_text_atomic

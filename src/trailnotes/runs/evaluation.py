@@ -22,9 +22,9 @@ from trailnotes.errors import ConfigError, RunError
 from trailnotes.memory import TipMemory, embedder_of, open_memory
 from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.runs.console import ProgressBar
+from trailnotes.runs.dependencies import require_dependencies
 from trailnotes.runs.load_policy import EvaluatedModel, open_policy
 from trailnotes.runs.loop import run_to_end
-from trailnotes.runs.needs import require_dependencies
 from trailnotes.runs.panels import JOURNAL_FILE, play_panel
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import append_jsonl, encode_line, find_free_path, read_jsonl, split_after

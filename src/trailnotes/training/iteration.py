@@ -18,11 +18,11 @@ from trailnotes.errors import RunError
 from trailnotes.learner.samples import build_anchor_samples, build_samples
 from trailnotes.memory.base import TipEffectMemory, VersionedMemory
 from trailnotes.memory.tip_stats import estimate_reliance, estimate_tip_effects
-from trailnotes.rollout import compute_rollout_metrics, compute_tip_metrics, run_groups, write_tips
+from trailnotes.rollout import compute_rollout_metrics, compute_tip_metrics, write_tips
 from trailnotes.rollout.archive import select_from_start
-from trailnotes.rollout.dynamic import replace_equal_groups, sample_further_tasks
 from trailnotes.seeds import derive_seed
 from trailnotes.training.authors import compute_author_credit, compute_author_metrics
+from trailnotes.training.collection import EpisodeCollector
 from trailnotes.training.periodic_eval import evaluate_adaptation
 from trailnotes.training.saving import save_checkpoint
 from trailnotes.training.staleness import correct_staleness
@@ -41,10 +41,8 @@ if TYPE_CHECKING:
     from trailnotes.memory import Embedder, Memory
     from trailnotes.policies.base import TrainedPolicy
     from trailnotes.rollout import SelectMemory, WrittenTip
-    from trailnotes.training.training import TrainingRun
-    from trailnotes.types import Mode, Sample, Task, Tip, Trajectory, TrajectoryGroup
-
-MAX_EMPTY_ITERATIONS = 3  # without any episode, after which the environment counts as broken
+    from trailnotes.training.run import TrainingRun
+    from trailnotes.types import Mode, Sample, Task, Tip, TrajectoryGroup
 
 
 class Iteration:
@@ -66,8 +64,7 @@ class Iteration:
         self._tips: list[Tip] = []  # written, and not stored yet
         self._timings: dict[str, float] = {}
         self._metrics: dict[str, float] = {}
-        self._errors: list[Trajectory] = []
-        self._left_out: list[Trajectory] = []  # ended well, but too few others of their group did
+        self._episodes = EpisodeCollector(run, self.seed)
         self._tokens_written = 0
         self._version = 0  # of the weights that play
         self._learning = False
@@ -78,7 +75,7 @@ class Iteration:
         self._version = self.run.policy.version
         if isinstance(self.run.prompt_memory, VersionedMemory):
             self._prompt_memory = self.run.prompt_memory.pin_version()
-        self._metrics |= self.run.pop_sync_metrics()
+        self._metrics |= self.run.weights.pop_metrics()
         self.policy.report()  # what was played before is no part of it
 
     # -- what a method reads
@@ -141,55 +138,12 @@ class Iteration:
             purpose: a name that no other call in an iteration has, since seeds follow from it.
         """
         plain: list[Mode] = ["plain"] * self.config.rollout.group_size
-        rows = modes or [plain] * len(tasks)
-        ended: list[Trajectory] = []
-        played = [task.id for task in tasks]
-
-        async def play_further(number: int, num: int) -> list[TrajectoryGroup]:
-            further = sample_further_tasks(self.run.tasks, played, num, self.rng(f"further-{number}"))
-            played.extend(task.id for task in further)
-            return await self._play_groups(further, rows[:num], f"{purpose}-{number}", ended, memory_of)
-
         with self._time_section("rollout"):
-            groups = await self._play_groups(tasks, rows, purpose, ended, memory_of)
-            if rounds := self.config.algorithm.dynamic_sampling:
-                groups, replaced = await replace_equal_groups(groups, rounds, play_further)
-                success = sum(t.success for t in ended) / max(1, len(ended))
-                self.add_metrics("dynamic", {"groups_replaced": float(replaced), "success": success})
-        kept = {id(trajectory) for group in groups for trajectory in group.trajectories}
-        self._left_out += sorted((t for t in ended if id(t) not in kept), key=lambda t: (t.task.id, t.member))
-        self.run.empty = 0 if groups else self.run.empty + 1
-        if self.run.empty == MAX_EMPTY_ITERATIONS:
-            raise RunError(
-                f"no episode could be played in {self.run.empty} iterations; the last error was: "
-                f"{self._errors[-1].error}"
+            groups, metrics = await self._episodes.collect(
+                tasks, modes or [plain] * len(tasks), self.prompt_memory, memory_of, purpose
             )
+        self.add_metrics("dynamic", metrics)
         return groups
-
-    async def _play_groups(
-        self,
-        tasks: Sequence[Task],
-        modes: Sequence[Sequence[Mode]],
-        purpose: str,
-        ended: list[Trajectory],
-        memory_of: SelectMemory | None,
-    ) -> list[TrajectoryGroup]:
-        archive, pool = self.run.archive, self.run.pool
-        if archive is not None:
-            tasks, modes = archive.plan(tasks, modes, self.rng(f"archive-{purpose}"))
-        groups = await run_groups(
-            self.policy,
-            archive.wrap_pool(pool) if archive else pool,
-            tasks,
-            modes,
-            self.prompt_memory,
-            self.config,
-            seed=self.seed(purpose),
-            progress=ended.append,
-            on_error=self._errors.append,
-            memory_of=memory_of,
-        )
-        return archive.regroup(groups) if archive else groups
 
     async def write_tips(self, groups: Sequence[TrajectoryGroup], purpose: str = "tips") -> list[WrittenTip]:
         """Have the policy write about every episode; the memory of the run gets what it wrote when learning begins.
@@ -198,7 +152,7 @@ class Iteration:
         """
         written: list[WrittenTip] = []
         with self._time_section("write_tips"):
-            async with self.run.use_author() as author:
+            async with self.run.weights.use_author() as author:
                 tips, num_tokens = await write_tips(
                     author,
                     self._select_from_start(groups),
@@ -219,7 +173,7 @@ class Iteration:
         """Inside the block iterations come one after the other: all that a run remembers changes here."""
         self.add_metrics("engine", self.policy.report())
         await self.policy.sleep()
-        self.run.release_policy()
+        self.run.weights.release()
         self.played.set()
         if self.before is not None:
             await self.before.ended.wait()
@@ -239,16 +193,15 @@ class Iteration:
 
         Where they were played with older weights than those of now, tokens are weighed by what that changes.
         """
-        samples = build_samples(groups, advantages, rows=self.config.optim.rows)
-        staleness = self.run.version - self._version
+        rows, stale = self.config.optim.rows, self.run.weights.version - self._version
+        samples = build_samples(groups, advantages, rows=rows)
         if self.config.rollout.ahead:
-            self.add_metrics("stale", {"versions": float(staleness)})
-        if not staleness:
-            return samples
-        most = self.config.rollout.max_staleness_weight
-        with self._time_section("staleness"):
-            samples, found = correct_staleness(samples, groups, self.learner, rows=self.config.optim.rows, most=most)
-        self.add_metrics("stale", found)
+            self.add_metrics("stale", {"versions": float(stale)})
+        if stale:
+            most = self.config.rollout.max_staleness_weight
+            with self._time_section("staleness"):
+                samples, metrics = correct_staleness(samples, groups, self.learner, rows=rows, most=most)
+            self.add_metrics("stale", metrics)
         return samples
 
     def anchor_samples(self, written: Sequence[WrittenTip], groups: Sequence[TrajectoryGroup]) -> list[Sample]:
@@ -309,7 +262,7 @@ class Iteration:
             metrics = await self.run.learn(samples, self.seed("update"))
         names = "difference", "ratio"
         fresh = {name: metrics.pop(name) for name in names if name in metrics}
-        if self.run.version == self._version + 1:  # else the numbers of then are the learner's own, see `staleness`
+        if self.run.weights.version == self._version + 1:  # else they are the learner's own, see `staleness`
             self.add_metrics("engine", fresh)
             _validate_engine_match(fresh.get("difference", 0.0), self.config.engine)
         return metrics
@@ -318,14 +271,19 @@ class Iteration:
         """Count, log, validate and save; after this the iteration has happened."""
         run, count = self.run, self.run.count
         trajectories = [t for group in groups for t in group.trajectories]
-        played = [*trajectories, *self._left_out, *self._errors]  # what is not trained on has been paid for as well
+        played = [
+            *trajectories,
+            *self._episodes.left_out,
+            *self._episodes.errors,
+        ]  # what is not trained on has been paid for as well
         count.env_steps += sum(len(t.steps) for t in played)
         count.episodes += len(trajectories)
         count.tokens_generated += sum(t.num_tokens for t in played)
         count.tokens_trained += int(metrics.get("tokens_trained", 0))
         count.iteration += 1
         run.directory.append_trajectories(self.number, played)
-        self.add_metrics("rollout", compute_rollout_metrics(self._select_from_start(groups) or groups, self._errors))
+        counted = self._select_from_start(groups) or groups
+        self.add_metrics("rollout", compute_rollout_metrics(counted, self._episodes.errors))
         if run.archive is not None:
             count.env_steps += run.archive.replayed_steps
             self.add_metrics("archive", run.archive.update(groups))
@@ -349,14 +307,14 @@ class Iteration:
         train = self.config.train
         if not any(every and done % every == 0 for every in (train.eval_every, train.eval_notes_every)):
             return
-        async with self.run.use_policy() as policy:
+        async with self.run.weights.use_policy() as policy:
             if train.eval_every and done % train.eval_every == 0:
                 with self._time_section("validate"):
                     self._metrics |= await self.run.validate(policy)
             if train.eval_notes_every and done % train.eval_notes_every == 0:
                 with self._time_section("watch"):
                     self._metrics |= await evaluate_adaptation(
-                        policy, self.run.pool, self.config, self.embedder(), self.run.use_author
+                        policy, self.run.pool, self.config, self.embedder(), self.run.weights.use_author
                     )
 
     @contextlib.contextmanager

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from trailnotes.rollout.archive import Archive
     from trailnotes.runs.directory import RunDir
     from trailnotes.training.authors import AuthorRegistry
+    from trailnotes.training.weights import WeightSync
 
 
 @dataclass
@@ -62,8 +63,9 @@ class CheckpointedRun(Protocol):
     count: Counters
     saved: Path | None  # the newest checkpoint
 
-    def weights_changed(self, version: int) -> None:
-        """The learner's weights are those of `version` now."""
+    @property
+    def weights(self) -> WeightSync:
+        """Hands the learner's weights to the policy."""
         ...
 
     @property
@@ -149,7 +151,7 @@ def load_checkpoint(run: CheckpointedRun, path: Path) -> None:
             run.authors.load_state_dict(checkpoint.read_json(path / "authors.json")["written"])
     except (ValueError, RuntimeError) as error:  # torch's word for tensors of other shapes is RuntimeError
         raise RunError(f"{path} does not fit the settings of this start: {error}") from error
-    run.weights_changed(run.count.iteration)
+    run.weights.publish(run.count.iteration, run.weights.snapshot(run.count.iteration))
     run.saved = path
     _mark_best(run, path)  # a kill may have come between the checkpoint and its mark
 

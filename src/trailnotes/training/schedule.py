@@ -13,7 +13,7 @@ from trailnotes.training.iteration import Iteration
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from trailnotes.training.training import TrainingRun
+    from trailnotes.training.run import TrainingRun
 
     Method = Callable[[Iteration], Awaitable[None]]
     PendingIterations = deque[tuple[Iteration, asyncio.Task[None]]]  # the oldest first
@@ -70,7 +70,7 @@ async def _run_overlapped(method: Method, run: TrainingRun, ahead: int) -> None:
 
 async def _start_iteration(iteration: Iteration) -> None:
     """Whoever plays has the policy for itself, until it learns."""
-    await iteration.run.acquire_policy()
+    await iteration.run.weights.acquire()
     iteration.begin()
 
 
