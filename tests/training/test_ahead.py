@@ -119,9 +119,9 @@ def test_a_policy_with_weights_of_its_own_plays_like_one_that_shares_them(
     ahead = tiny_config(start_model, model=model | {"path": str(start_model)}, rollout={"ahead": 1, "num_tasks": 5})
 
     async def one_by_one(method: Any, run: Any, _ahead: int) -> None:
-        while not run.finished:
+        while not run.is_finished:
             iteration = Iteration(run, run.count.iteration)
-            await run.start_playing()
+            await run.weights.acquire()
             iteration.begin()
             await method(iteration)
 

@@ -47,29 +47,27 @@ def adapt(
     allow_change: Sequence[str] = (),
     progress: ProgressBar | None = None,
 ) -> list[PanelResult]:
-    """Let `method` play the panel of `config.eval`, trial after trial, with the policy `model_or_run`.
+    """Adapt the policy `model_or_run` by `method` on the panel of `config.eval`, trial after trial.
 
-    No weight changes. `out` becomes an ordinary run directory, with the table of all figures, the curve over the
-    trials (where matplotlib is installed), and the last trial in `out/eval`. The same command on the same directory
-    continues where it stopped: no finished episode is played again, and nothing that was written is asked for again.
+    `out` becomes an ordinary run directory, with the table, the curve over the trials (with matplotlib), and the last
+    trial in `out/eval`. The same call continues after a stop, and repeats no finished episode and no answer.
 
     Args:
         config: the whole configuration.
         model_or_run: run directory, checkpoint, model directory, hub name, "random" or "openai:NAME".
         out: directory of the run; made if it does not exist.
-        method: one that changes no weights; by default `algorithm.name` where that is one, else "empo2-tips".
+        method: one without weight updates; by default `algorithm.name` where that is one, else "empo2-tips".
         trials: overrides `eval.trials`.
-        allow_change: further keys that may differ from those of the run that is resumed, but for those of
-            `runs.adaptation.FIXED`.
-        progress: shows how far the phase is, and a line when it ends.
+        allow_change: further keys that may differ from the resumed run, except `FIXED_ADAPTATION_KEYS`.
+        progress: shows the progress of each phase, and a line when it ends.
 
     Returns:
         The points of the curve, trial 0 first.
 
     Raises:
-        ConfigError: a setting that cannot work, or nothing could be played.
+        ConfigError: a setting that cannot work, or no episode could be played.
         MissingExtraError: a package that the settings need is not installed.
-        BudgetError: a spending limit was reached; what has ended is on disk.
+        BudgetError: a spending limit was reached; finished episodes are on disk.
         RunError: `out` is in use, damaged, or belongs to another config.
         Interrupted: a `KeyboardInterrupt`, which says that what has ended is kept.
     """
@@ -100,7 +98,7 @@ def adapt(
 
 
 def resolve_adapt_config(config: Config, subject: EvaluatedModel, method: str | None, trials: int | None) -> Config:
-    """The settings of the run, by `adapting`: of a method that changes no weights."""
+    """Resolve the settings of an adaptation, whose method changes no weights."""
     from trailnotes.runs.adaptation import build_adaptation_config
 
     own = config.algorithm.name
@@ -136,7 +134,6 @@ async def _adapt(
 def _load_roles(
     config: Config, directory: RunDir, subject: EvaluatedModel, opened: contextlib.ExitStack
 ) -> Policy | Roles:
-    """Who plays which role: the subject all, or with `algorithm.author = "start"` the model it was trained from one."""
     from trailnotes.runs.adaptation import Roles
     from trailnotes.runs.load_policy import EvaluatedModel, open_policy
 
@@ -148,14 +145,12 @@ def _load_roles(
 
 
 def _write_tables(figures: Sequence[ResultRow], out: Path) -> None:
-    """`table.json` and `table.md`."""
     from trailnotes.runs.panels import write_table
 
     write_table([figure.result for figure in figures], out, [figure.name for figure in figures])
 
 
 def _draw_curve(results: Sequence[PanelResult], path: Path) -> None:
-    """The curve of an adaptation, if it is more than a point."""
     if len(results) < 2:
         return
     from trailnotes.reporting.intervals import Interval
@@ -179,14 +174,9 @@ def _run(args: Namespace) -> None:
     config = load_command_config(args.subject, args.config, args.settings)
     with ProgressBar(1.0, "adapt") as bar:
         adapt(
-            config,
-            args.subject,
-            out=args.out,
-            method=args.method,
-            trials=args.trials,
-            allow_change=args.allow_change,
+            config, args.subject, out=args.out, method=args.method, trials=args.trials, allow_change=args.allow_change,
             progress=bar,
-        )
+        )  # fmt: skip
     print((args.out / "table.md").read_text(encoding="utf-8"), end="")
     print_output_path(args.out)
 

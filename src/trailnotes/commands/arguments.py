@@ -24,11 +24,9 @@ MODEL_OR_RUN = argument(
     help="a run directory (its last checkpoint), a model directory, a hub name, openai:NAME, or random",
 )
 OTHER_CONFIG = argument(
-    "--config",
-    type=Path,
-    metavar="CONFIG",
+    "--config", type=Path, metavar="CONFIG",
     help="settings, a TOML file; by default those of the run directory; with --env.name none is needed",
-)
+)  # fmt: skip
 ALLOW_CHANGE = argument(
     "--allow-change", metavar="KEY", action="append", default=[],
     help="a key, or a section, that may differ from the run that is resumed; may be repeated",
@@ -36,7 +34,7 @@ ALLOW_CHANGE = argument(
 
 
 def load_command_config(subject: str | None, path: Path | None, settings: Sequence[str]) -> Config:
-    """Read the settings of the file given, or else of the run directory given, or else those on the command line alone.
+    """Load the settings of the given file, else of the given run, else of the command line alone.
 
     Raises:
         ConfigError: there is no file, and the command line does not say which environment.
@@ -60,6 +58,6 @@ def load_command_config(subject: str | None, path: Path | None, settings: Sequen
 
 
 def print_output_path(out: Path | None) -> None:
-    """Where everything was written, if anywhere."""
+    """Print where a command wrote its files, if anywhere."""
     if out is not None:
         print(f"written to {out}")

@@ -26,7 +26,7 @@ _SETTING = re.compile(r"--(preset|[A-Za-z_]\w*\.[^=]*)(=.*)?", re.DOTALL)
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument: its names as argparse takes them, and argparse's own keywords."""
+    """Argument of a command: its names and keywords for argparse."""
 
     names: tuple[str, ...]
     help: str
@@ -34,7 +34,7 @@ class Argument:
 
     @property
     def word(self) -> str:
-        """As the reader types it, with its value."""
+        """Return the argument as the user types it, with its value."""
         name, metavar = self.names[0], self.options.get("metavar", "")
         if not name.startswith("-"):
             return str(metavar or name)
@@ -42,7 +42,7 @@ class Argument:
 
     @property
     def usage(self) -> str:
-        """As it appears on a usage line."""
+        """Return the argument as a usage line shows it."""
         many = {"+": " ...", "*": " ..."}.get(self.options.get("nargs", ""), "")
         positional = not self.names[0].startswith("-")
         needed = self.options.get("nargs") not in {"*", "?"} if positional else self.options.get("required")
@@ -51,7 +51,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Command:
-    """One command. `run` gets the parsed arguments, among them the `settings` that followed."""
+    """Command of the command line; `run` gets its parsed arguments and `settings`."""
 
     name: str  # words after "trailnotes", for example "memory list"
     summary: str  # one line
@@ -64,7 +64,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Group:
-    """Commands that share their first word."""
+    """Group of commands that share their first word."""
 
     name: str
     summary: str
@@ -75,13 +75,11 @@ CommandTable = Sequence[Command | Group]
 
 
 def argument(*names: str, help: str, **options: Any) -> Argument:  # noqa: A002 (argparse's word)
-    """An `Argument`, written as for `add_argument`."""
+    """Build an `Argument` from the arguments of `add_argument`."""
     return Argument(names, help, options)
 
 
 class _VersionAction(argparse.Action):
-    """Looked up only when it is asked for."""
-
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from importlib.metadata import version
 
@@ -90,7 +88,7 @@ class _VersionAction(argparse.Action):
 
 
 def build_parser(table: CommandTable) -> argparse.ArgumentParser:
-    """The parser of all commands; the command chosen is the attribute `command`."""
+    """Build the parser of all commands, which sets the attribute `command`."""
     parser = _make_parser(argparse.ArgumentParser, prog="trailnotes", description=ABOUT)
     parser.add_argument("--version", action=_VersionAction, nargs=0, help="show program's version number and exit")
     parser.set_defaults(command=None, unfinished=parser)
@@ -108,10 +106,9 @@ def build_parser(table: CommandTable) -> argparse.ArgumentParser:
 
 
 def parse_command_line(table: CommandTable, words: Sequence[str]) -> argparse.Namespace:
-    """The arguments of one command line; `command` is the `Command`, `settings` the --section.key VALUE words.
+    """Parse one command line into its `command`, its arguments and its `settings`.
 
-    Exits with code 2, as argparse does, on a command line that cannot be read; where the command is missing, the help
-    says which there are.
+    Exits with code 2 on a command line that cannot be parsed; without a command, it prints the help.
     """
     rest: list[str] = []
     settings: list[str] = []
@@ -138,7 +135,7 @@ def parse_command_line(table: CommandTable, words: Sequence[str]) -> argparse.Na
 
 
 def _suggest_options(word: str, command: Command | None) -> str:
-    """The options and settings of the command that an unknown word is near, as a question; '' where none is."""
+    """Suggest the command's options and settings nearest to an unknown word; '' where none is."""
     if command is None:
         return ""
     name = word.lstrip("-").partition("=")[0]
@@ -152,7 +149,7 @@ def _suggest_options(word: str, command: Command | None) -> str:
 
 
 def render_cli_page(table: CommandTable) -> str:
-    """`docs/cli.md`, from the same table."""
+    """Render `docs/cli.md` from the table of commands."""
     commands = [c for entry in table for c in (entry.commands if isinstance(entry, Group) else (entry,))]
     index = "\n".join(
         f"- [`trailnotes {c.name}`](#trailnotes-{c.name.replace(' ', '-')}): {c.summary}" for c in commands

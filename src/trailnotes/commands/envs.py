@@ -47,7 +47,7 @@ def _check(args: Namespace) -> None:
 
 
 def refuse_missing(name: str) -> None:
-    """Refuse an environment whose packages are not here. Raises `MissingExtraError`."""
+    """Refuse an environment whose packages are missing by `MissingExtraError`."""
     from trailnotes.envs import extra_for
 
     if (extra := extra_for(name)) and (package := find_missing_module(extra)):

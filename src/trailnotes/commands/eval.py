@@ -33,18 +33,18 @@ def evaluate(
     """Play the fixed panel of `config.eval`, with or without the run's memory, and report mean and interval.
 
     With `out` each episode is kept as it ends; the same call after an interruption plays the rest, and writes the same
-    files as without it.
+    files.
 
     Args:
         config: panel, sampling and environment.
         model_or_run: run directory, checkpoint, model directory or hub name. A run that is being trained keeps the
             checkpoint until the evaluation has ended.
         memory: act with the run's memory; None takes `config.eval.memory`.
-        out: directory for what `write_evaluation` writes; None writes nothing.
-        progress: shows how many episodes have ended.
+        out: directory for the files of `write_evaluation`; None writes nothing.
+        progress: shows the number of finished episodes.
 
     Raises:
-        ConfigError: memory is asked for where there is none, or nothing could be played.
+        ConfigError: memory is asked for where there is none, or no episode could be played.
         RunError: the run has no whole checkpoint yet, or `out` is in use.
     """
     from trailnotes.envs.tasks import describe_training_overlap

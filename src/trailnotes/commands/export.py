@@ -27,14 +27,13 @@ def export(
 
     Args:
         model_or_run: run directory, checkpoint or model directory.
-        out: the directory, which must not hold anything yet.
-        merge: add adapters to their base in float32, for programs that take no adapters. Needs room for the base in
-            float32, in main memory and on disk.
-        dtype: what merged weights are rounded to.
-        base: where the adapters' base is, if not where they name it.
+        out: the directory, which must be empty or absent.
+        merge: add adapters to their base in float32, for programs without adapters; needs memory and disk for it.
+        dtype: rounds merged weights.
+        base: path of the adapters' base, if it is not where they name it.
 
     Returns:
-        Of merged adapters, the share of their change that rounding has lost; None for a copy.
+        The share of merged adapters' change that rounding has lost; None for a copy.
 
     Raises:
         ConfigError: `out` is taken, or there is nothing to copy or to merge.
@@ -61,7 +60,7 @@ def export(
 
 
 def _require_regular_files(model: Path, *, named: bool) -> None:
-    """A run may be somebody else's: a link in it could lead to any file of ours. `named`: the user chose `model`."""
+    """Refuse links in a run: they could lead to any file here. `named`: the user chose `model`."""
     for place in itertools.chain(() if named else (model,), model.rglob("*")):
         mode = place.lstat().st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
@@ -70,7 +69,7 @@ def _require_regular_files(model: Path, *, named: bool) -> None:
 
 
 def _merge(out: Path, dtype: Dtype, config: ModelConfig) -> float:
-    """`config` names the type that the base has acted in: what was learned was learned on the base as rounded to it."""
+    """Merge adapters with the base in the dtype that it acted in: they were learned on its rounded weights."""
     import torch
 
     from trailnotes.learner.states import export_model
@@ -106,11 +105,9 @@ EXPORT = Command(
         argument("--out", type=Path, metavar="DIR", required=True, help="where the model goes"),
         argument("--merge", action="store_true", help="add adapters to their base, in float32"),
         argument(
-            "--dtype",
-            choices=get_args(Dtype),
-            default="float32",
+            "--dtype", choices=get_args(Dtype), default="float32",
             help="round merged weights to this; bfloat16 may lose most of what was learned, and it is said how much",
         ),
         argument("--base", metavar="MODEL", default="", help="the adapters' base, if it is not where they name it"),
     ),
-)
+)  # fmt: skip

@@ -20,11 +20,8 @@ USAGE_HINT = "`rehearsal.path` of a training takes the file; `rehearsal.rows`, `
 def write_scripted_rehearsal(config: Config, out: Path, num: int) -> int:
     """Write `num` of the environment's scripted conversations to `out`, of games that no split of `config` has.
 
-    Returns:
-        Their number.
-
     Raises:
-        ConfigError: `out` exists, the environment has no script, or nothing of it can be kept apart.
+        ConfigError: `out` exists, the environment has no script, or no games can be held out.
     """
     from itertools import islice
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def rollout(config: Config, model_or_run: StrPath | None = None, *, out: StrPath | None = None) -> list[Trajectory]:
-    """Play `rollout.num_tasks` tasks of the training split once each, to be read; optionally written as JSONL.
+    """Play `rollout.num_tasks` tasks of the training split once each; optionally write them as JSONL.
 
     Raises:
         ConfigError: not one of them could be played.

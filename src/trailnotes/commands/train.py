@@ -37,25 +37,25 @@ FIXED_TRAIN_KEYS = ("algorithm.name", "run.seed")
 def train(config: Config, run_dir: StrPath, *, allow_change: Sequence[str] = (), memory: StrPath | None = None) -> Path:
     """Train `config.algorithm` until it is done, and return the directory of the last model.
 
-    A directory that holds a run is resumed exactly where its last checkpoint stands. Ctrl-C finishes the iteration,
-    saves, and raises; a second one raises at once. SIGTERM, and SIGHUP of a terminal that is closed, do the same.
-    One that has ended is not opened again where `train.keep_optimizer` is off.
+    The same call on an existing run resumes exactly at its last checkpoint. Ctrl-C finishes the iteration, saves, and
+    raises; a second one raises at once; so do SIGTERM, and SIGHUP of a closed terminal. A finished run is not opened
+    again where `train.keep_optimizer` is off.
 
     Args:
         config: the whole configuration.
         run_dir: directory of the run; made if it does not exist.
-        allow_change: keys that may differ from those of the run that is resumed, but for those of `FIXED`.
-        memory: tips to begin with: what `trailnotes memory export` wrote, a memory file, or a run directory. A run that
+        allow_change: keys that may differ from the resumed run, except `FIXED_TRAIN_KEYS`.
+        memory: tips to begin with: a file of `trailnotes memory export`, a memory file, or a run directory. A run that
             has begun keeps its own.
 
     Raises:
         ConfigError: a setting that cannot work, before anything is built or written.
         MissingExtraError: a package that the settings need is not installed; as early.
-        ClusterError: `cluster.address` does not lead to a Ray cluster that has what is asked of it; likewise.
+        ClusterError: `cluster.address` does not lead to a Ray cluster with the required resources; likewise.
         MemoryStoreError: `memory` cannot be read; likewise.
-        RunError: the directory is in use, damaged, or belongs to another config; it cannot be written; or it has ended
-            for good, and the settings ask for more.
-        Interrupted: a `KeyboardInterrupt`: asked to stop before the end; what the last checkpoint holds is safe.
+        RunError: the directory is in use, damaged, not writable, or belongs to another config; or the run has ended for
+            good, and the settings ask for more.
+        Interrupted: a `KeyboardInterrupt`: asked to stop before the end; the last checkpoint is safe.
     """
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.loop import run_to_end
@@ -74,7 +74,6 @@ def train(config: Config, run_dir: StrPath, *, allow_change: Sequence[str] = (),
 
 
 def _open_cluster(config: Config) -> AbstractContextManager[Cluster | None]:
-    """The cluster for as long as the block lasts; None, and nothing of it is imported, where everything runs here."""
     if not config.cluster.address:
         return contextlib.nullcontext()
     from trailnotes.cluster.connection import connect_cluster
@@ -83,7 +82,6 @@ def _open_cluster(config: Config) -> AbstractContextManager[Cluster | None]:
 
 
 def _record_rehearsal(config: Config, directory: RunDir) -> None:
-    """Have the start model play what is to be rehearsed, unless it has, or a file was given."""
     from trailnotes.runs.console import ProgressBar
     from trailnotes.runs.directory import has_begun
     from trailnotes.training.rehearsal import find_rehearsal, record_rehearsal
@@ -133,20 +131,19 @@ def dry_run(
 ) -> str:
     """Estimate the memory of the device, then train one iteration in a temporary directory, and extrapolate.
 
-    The estimates are rough, as `runs.footprint` and `runs.forecast` say; the first iteration also compiles games.
-    Nothing is played with a model that is not on this machine: it would have to be downloaded.
+    The estimates are rough (see `estimate/`); the first iteration also compiles games. A model that is not on this
+    machine is not downloaded, and nothing is played.
 
     Args:
         config: the whole configuration.
         memory: tips to begin with, as for `train`.
-        show: is given the table of the device's memory before anything is played.
+        show: receives the table of the device's memory before anything is played.
 
     Returns:
         A report for people: time, memory and disk.
 
     Raises:
-        ConfigError: a setting that cannot work, or a device that is too small; whatever else would end the real run
-            early ends this one.
+        ConfigError: a setting that cannot work, or a device that is too small; so do all early errors of a real run.
     """
     from trailnotes.training.preflight import run_preflight
 
@@ -236,23 +233,18 @@ TRAIN = Command(
     arguments=(
         OPTIONAL_CONFIG,
         argument(
-            "--run-dir",
-            type=Path,
-            metavar="DIR",
+            "--run-dir", type=Path, metavar="DIR",
             help="directory of the run, made if absent; by default runs/ and the name of CONFIG or of the environment",
         ),
         ALLOW_CHANGE,
         argument(
-            "--memory",
-            type=Path,
-            metavar="FILE",
+            "--memory", type=Path, metavar="FILE",
             help="tips to begin with: a file of `memory export`, a memory file, or a run directory",
         ),
         argument(
-            "--dry-run",
-            action="store_true",
+            "--dry-run", action="store_true",
             help="check everything, estimate time, memory, the device's too, and disk, and stop",
         ),
     ),
     settings=True,
-)
+)  # fmt: skip

@@ -23,7 +23,7 @@ DRY_RUN_STEPS = 5  # steps of a dry run
 
 
 def dry_run(config: Config, out: Path) -> str:
-    """Take the first steps in a temporary directory, and tell what all of them would take: an estimate from five steps.
+    """Take the first five steps in a temporary directory, and extrapolate time, memory and disk.
 
     A model that is not on this machine is not downloaded.
 

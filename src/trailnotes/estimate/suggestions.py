@@ -21,7 +21,7 @@ FALLBACK_ADVICE = "set model.path to a smaller model"
 
 
 class ConfigChange(NamedTuple):
-    """Settings with a change, and the change in words."""
+    """Changed settings, and the change in words."""
 
     config: Config
     words: str
@@ -41,7 +41,7 @@ def validate_footprint(config: Config, found: Footprint) -> None:
 
 
 def suggest_changes(config: Config) -> str:
-    """Each single change after which the run fits; or, where none does it alone, several that do it together.
+    """Suggest each single change after which the run fits, or several that do it together.
 
     Where these need more devices, also those that do it without.
     """
@@ -58,9 +58,9 @@ def suggest_changes(config: Config) -> str:
 
 
 def combine_changes(config: Config, kinds: Sequence[ChangeGenerator] | None = None) -> list[ConfigChange]:
-    """Changes after which it fits, none of which could be left out or be smaller; [] where all do not suffice.
+    """Combine a minimal set of changes after which the run fits; [] where all do not suffice.
 
-    They build on each other: the last one's settings have them all. `kinds` are those to choose from, all by default.
+    They build on each other: the last one's settings have them all. `kinds` are the allowed ones, by default all.
     """
     kinds = CHANGE_GENERATORS if kinds is None else kinds
     fits = _FitCheck(config)
@@ -77,7 +77,7 @@ def combine_changes(config: Config, kinds: Sequence[ChangeGenerator] | None = No
 
 
 def _apply_changes(config: Config, taken: Mapping[int, int], kinds: Sequence[ChangeGenerator]) -> list[ConfigChange]:
-    """The settings as they are, and after each change: kind -> which of its changes."""
+    """Return the settings as they are, and after each change: kind -> index of its change."""
     steps = [ConfigChange(config, "")]
     for kind in sorted(taken):
         found = kinds[kind](steps[-1].config)
@@ -87,8 +87,6 @@ def _apply_changes(config: Config, taken: Mapping[int, int], kinds: Sequence[Cha
 
 
 class _FitCheck:
-    """Whether a run fits with a change."""
-
     def __init__(self, config: Config) -> None:
         self._shapes: dict[bool, ModelShape | None] = {config.model.lora.enabled: infer_model_shape(config.model)}
 
@@ -112,7 +110,6 @@ def _suggest_checkpointing(config: Config) -> list[ConfigChange]:
 
 
 def _suggest_halving(config: Config, section: str, name: str, now: int, least: int) -> list[ConfigChange]:
-    """Half of a number, a quarter, and so on until `least`."""
     found = []
     while now > least:
         now = max(now // 2, least)
@@ -138,7 +135,6 @@ def _suggest_sync_rollout(config: Config) -> list[ConfigChange]:
 
 
 def _suggest_world_size(config: Config) -> list[ConfigChange]:
-    """More processes for the update, where there may be a device for each."""
     if config.model.device not in ("auto", "cuda"):
         return []  # one device, or the memory of one host
     most = torch.cuda.device_count() or MAX_ASSUMED_DEVICES
@@ -156,7 +152,7 @@ def _suggest_offload(config: Config) -> list[ConfigChange]:
 
 
 def _suggest_engine(config: Config) -> list[ConfigChange]:
-    """An engine on devices that no rank has, spread over as many as its weights need."""
+    """Suggest an engine on devices without ranks, spread over as many as its weights need."""
     engine, world = config.engine, config.learner.world_size
     if engine.devices or engine.urls or engine.replicas > 1 or config.model.device not in ("auto", "cuda"):
         return []
@@ -201,7 +197,6 @@ def _change_variant(config: Config, name: str) -> ConfigChange:
 
 
 def _copy_with(section: Any, values: Mapping[str, Any]) -> Any:
-    """The same settings with others here and there; nothing is checked again."""
     changed = {
         name: _copy_with(getattr(section, name), value) if isinstance(value, Mapping) else value
         for name, value in values.items()

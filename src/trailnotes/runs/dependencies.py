@@ -14,17 +14,17 @@ from trailnotes.runs.load_policy import RANDOM
 def require_dependencies(
     config: Config, model: str | None = None, *, plays_only: bool = False, memory: bool = True
 ) -> None:
-    """Refuse settings whose optional packages are not all installed, and engines that are nowhere.
+    """Require the optional packages and the engines of the settings.
 
     Args:
         config: of a start.
-        model: who plays, where that is not `config.model.path`.
-        plays_only: nothing is trained.
-        memory: whether tips may be looked for.
+        model: the model that plays, where that is not `config.model.path`.
+        plays_only: whether nothing is trained.
+        memory: whether tips may be retrieved.
 
     Raises:
         ConfigError: `engine.python` or `engine.urls` cannot be used.
-        MissingExtraError: one line that names each package, the setting that needs it, and the command that brings all.
+        MissingExtraError: one line with each package, the setting that needs it, and the command that installs all.
     """
     if config.run.all_trackers:
         load_trackers()
@@ -45,7 +45,7 @@ def require_dependencies(
 
 
 def _collect_extras(config: Config, model: str | None) -> dict[str, str]:
-    """Extra -> the setting that asks for it."""
+    """Map each extra to the setting that asks for it."""
     wanted = {}
     if extra := extra_for(config.env.name):
         wanted[extra] = f"env.name = {config.env.name!r}"
@@ -63,7 +63,6 @@ def _collect_extras(config: Config, model: str | None) -> dict[str, str]:
 
 
 def _is_embedder_needed(config: Config) -> bool:
-    """Whether texts are embedded from the first turn on; other methods look for an embedder when they come to it."""
     name = config.algorithm.name
     watched = config.train.eval_notes_every > 0
     return (

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What was played and said: the totals of a line in metrics.jsonl."""
+    """Totals of steps, episodes, tokens and seconds in a line of metrics.jsonl."""
 
     env_steps: int = 0
     episodes: int = 0  # that ended well
@@ -39,5 +39,5 @@ COMPARISON_FIELDS = (
 
 
 def build_usage_columns(spent: Mapping[str, float]) -> dict[str, Any]:
-    """The columns `BY_ROW`, whole numbers but for the seconds; nothing was spent where nothing is known of it."""
+    """Build the columns `TABLE_FIELDS`, rounded but for the seconds; 0 where a number is unknown."""
     return {name: round(spent.get(name, 0)) for name in TABLE_FIELDS} | {"seconds": float(spent.get("seconds", 0.0))}

@@ -20,12 +20,7 @@ MAX_EMPTY_ITERATIONS = 3  # without any episode, after which the environment cou
 
 
 class EpisodeCollector:
-    """The groups of an iteration's rollouts, and the episodes beside them.
-
-    Args:
-        run: plays them.
-        seed: makes a seed for each purpose of the iteration.
-    """
+    """The groups of an iteration's rollouts, and the episodes beside them."""
 
     def __init__(self, run: TrainingRun, seed: Callable[..., int]) -> None:
         self._run, self._seed = run, seed
@@ -42,12 +37,7 @@ class EpisodeCollector:
     ) -> tuple[list[TrajectoryGroup], dict[str, float]]:
         """Play all members of all groups, and replace groups of equal returns by `algorithm.dynamic_sampling`.
 
-        Args:
-            tasks: B tasks.
-            modes: a row for each task, a mode for each member.
-            memory: shown in prompts.
-            memory_of: gives each member a memory of its own.
-            purpose: a name that no other call in an iteration has.
+        Args are as for `Iteration.rollout`.
 
         Returns:
             At most B groups, and the metrics of dynamic sampling.
@@ -55,7 +45,9 @@ class EpisodeCollector:
         Raises:
             RunError: too many iterations in a row had no episode.
         """
-        run, ended, played, metrics = self._run, list[Trajectory](), [task.id for task in tasks], dict[str, float]()
+        run, played = self._run, [task.id for task in tasks]
+        ended: list[Trajectory] = []
+        metrics: dict[str, float] = {}
 
         async def play(own: Sequence[Task], phase: str) -> list[TrajectoryGroup]:
             return await self._play_groups(own, modes[: len(own)], memory, memory_of, phase, ended)

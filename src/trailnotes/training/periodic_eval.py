@@ -31,17 +31,10 @@ AuthorFactory = Callable[[], "AbstractAsyncContextManager[Policy]"]
 async def evaluate_adaptation(
     policy: Policy, pool: Pool, config: Config, embedder: Embedder, author: AuthorFactory
 ) -> dict[str, float]:
-    """Means of `eval.metric` as metrics of an iteration: ``validation_tips/trial_0`` and on, ``validation_new/...``.
+    """Compute the means of `eval.metric`: ``validation_tips/trial_0`` and on, ``validation_new/...``.
 
-    A pure function of weights and settings. A trial of which all episodes failed has no metric.
-
-    Args:
-        policy: plays.
-        pool: of the run.
-        config: of the run: `train.eval_notes_trials` trials after trial 0, on `train.validation_split` and, if there is
-            one, on `train.new_split`.
-        embedder: of the run.
-        author: gives who writes the tips, for as long as it writes.
+    A pure function of weights and settings: `train.eval_notes_trials` trials after trial 0, on `train.validation_split`
+    and on `train.new_split`, if there is one. A trial without any episode has no metric.
     """
     panels = {"validation_tips": load_validation_tasks(config)}
     if config.train.new_split:
@@ -56,7 +49,6 @@ async def evaluate_adaptation(
 async def _evaluate_trials(
     policy: Policy, pool: Pool, tasks: Sequence[Task], config: Config, embedder: Embedder, author: AuthorFactory
 ) -> dict[int, float]:
-    """Mean of each trial; the last one is not written about, since nobody would read it."""
     seed, last = config.run.seed, config.train.eval_notes_trials
     means: dict[int, float] = {}
     with open_memory(None, config.memory, embedder=embedder) as memory:

@@ -27,7 +27,7 @@ def _validate_model(config: Config) -> None:
 
 
 class Check(NamedTuple):
-    """One check of the settings, and whether it also looks at packages and model files."""
+    """A check of the settings, which may also look at packages and model files."""
 
     run: Callable[[Config], object]
     of_machine: bool = False
@@ -46,13 +46,7 @@ CHECKS = (
 def run_preflight(config: Config, memory: StrPath | None = None, *, machine: bool = True) -> list[Tip]:
     """Run all checks of a training's settings, in order.
 
-    Args:
-        config: of the training.
-        memory: tips to begin with.
-        machine: whether packages and model files must be on this machine.
-
-    Returns:
-        The tips of `memory`.
+    `machine`: whether packages and model files must be on this machine. Returns the tips of `memory`.
 
     Raises:
         ConfigError: a setting that cannot work.

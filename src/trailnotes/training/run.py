@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 class TrainingRun:
-    """State of a training run. Its iterations (`training/iteration.py`) read and change it.
+    """State of a training run, which its iterations (`training/iteration.py`) read and change.
 
     `open_run` makes one; `pool` lives in the event loop that trains.
     """
@@ -86,7 +86,6 @@ class TrainingRun:
         self._ended = time.monotonic()  # when the last iteration did
 
     def _build(self, undone: contextlib.ExitStack) -> None:
-        """What learns, and what remembers; `undone` closes what there is where the rest fails."""
         config, directory = self.config, self.directory
         apart = config.has_separate_author
         alone = config.learner.world_size == 1  # more ranks load it each
@@ -108,14 +107,13 @@ class TrainingRun:
         self.weights = WeightSync(config, self.policy, self.learner, author)
 
     def _open_memory(self) -> TipMemory | ServedMemory:
-        """In this process, or as a service."""
         path = self.directory.memory_path
         if self.cluster is not None:
             return self.cluster.make_memory(path)
         return open_memory(path, self.config.memory, embedder=self.embedder())
 
     def _load_learner_model(self) -> Any:
-        """The model that the learner changes; None where its processes load one each, and what plays is apart."""
+        """Load the learner's model; None where its ranks load it, apart from the policy's."""
         if has_shared_weights(self.config):
             assert isinstance(self.policy, HFPolicy)
             return self.policy.model
@@ -125,11 +123,11 @@ class TrainingRun:
         return load_model(self.config.model)[0]
 
     def _seed_adapters(self) -> None:
-        """They start at random: the same in every model that is loaded after this."""
+        """Seed the random start of adapters: the same in every model that is loaded after this."""
         torch.manual_seed(derive_seed(self.config.run.seed, "weights"))
 
     def add_prior_usage(self, spent: Mapping[str, float]) -> None:
-        """Count what was spent on this run before its first iteration.
+        """Count the usage of this run before its first iteration.
 
         Raises:
             ConfigError: nothing is left of a limit of the run.
@@ -140,7 +138,7 @@ class TrainingRun:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last iteration has ended, or somebody asked to stop."""
+        """Return whether the last iteration has ended, or a stop was requested."""
         return self.stop_requested or self._budget_share >= 1.0
 
     @property
@@ -149,12 +147,12 @@ class TrainingRun:
 
     @property
     def lr_scale(self) -> float:
-        """1, then linearly down to 0 over the last `optim.lr_decay` of the run, by whichever limit is nearer."""
+        """Return 1, then linearly down to 0 over the last `optim.lr_decay` of the run, by the nearer limit."""
         decay = self.config.optim.lr_decay
         return min(1.0, (1.0 - self._budget_share) / decay) if decay else 1.0
 
     async def learn(self, samples: Sequence[Sample], seed: int) -> dict[str, float]:
-        """One update; beside the event loop where others play meanwhile."""
+        """Update the learner once, in a thread where `rollout.ahead` plays meanwhile."""
         version = self.weights.version + 1
 
         def update() -> tuple[dict[str, float], WeightSnapshot | None]:
@@ -169,7 +167,7 @@ class TrainingRun:
         return metrics
 
     async def validate(self, policy: TrainedPolicy) -> dict[str, float]:
-        """Act on held-out variations of the training families, without memory, and remember the best."""
+        """Evaluate the policy on the validation tasks without memory, and remember the best score."""
         tasks = load_validation_tasks(self.config)
         episodes = await play_panel(policy, self.pool, tasks, self.config, seed=self.config.run.seed)
         success = sum(t.success for t in episodes) / max(1, len(episodes))
@@ -180,13 +178,13 @@ class TrainingRun:
         return {"validation/success": success, "validation/return": value}
 
     def pop_iteration_seconds(self) -> float:
-        """Seconds since the iteration before ended."""
+        """Return the seconds since the last iteration ended."""
         now = time.monotonic()
         passed, self._ended = now - self._ended, now
         return passed
 
     def close(self) -> None:
-        """Close what must be closed; the pool and the lock belong to their opener."""
+        """Close policy, learner and memory; the opener closes pool and directory."""
         with contextlib.ExitStack() as each:
             each.callback(self.policy.close)
             each.callback(self.learner.close)
@@ -195,7 +193,7 @@ class TrainingRun:
 
 
 async def _run_in_thread(call: Callable[[], T]) -> T:
-    """Its result. Who is cancelled meanwhile waits for the end all the same: a thread cannot be stopped."""
+    """Await the thread's result; a cancellation waits for its end, since a thread cannot be stopped."""
     task = asyncio.ensure_future(asyncio.to_thread(call))
     try:
         return await asyncio.shield(task)

@@ -80,7 +80,7 @@ class CheckpointedRun(Protocol):
 
 
 def save_checkpoint(run: CheckpointedRun) -> None:
-    """Write a checkpoint, whole or not at all, and delete those that are no longer kept.
+    """Write a checkpoint, whole or not at all, and delete old ones by `train.keep_last`.
 
     Raises:
         RunError: the disk is full or not writable; earlier checkpoints are as they were.
@@ -98,7 +98,7 @@ def save_checkpoint(run: CheckpointedRun) -> None:
 
 
 def delete_optimizer_state(root: Path) -> None:
-    """Delete the optimiser's state from all checkpoints of a run that has ended; their models and tips stay.
+    """Delete the optimizer's state from all checkpoints of a finished run; models and tips stay.
 
     Raises:
         RunError: they are not writable.
@@ -115,7 +115,7 @@ def delete_optimizer_state(root: Path) -> None:
 
 
 def find_final_model(config: Config, run_dir: Path) -> Path | None:
-    """The last model of a run that has ended and has no optimiser's state any more; None where it can be opened.
+    """Find the last model of a finished run without an optimizer's state; None where it can be opened.
 
     Raises:
         RunError: the settings ask for more than it has been trained for, or its last checkpoint is damaged.
@@ -135,7 +135,7 @@ def find_final_model(config: Config, run_dir: Path) -> Path | None:
 
 
 def load_checkpoint(run: CheckpointedRun, path: Path) -> None:
-    """Restore the state of a checkpoint directory, except for the memory, which `open_run` rewinds with care.
+    """Restore the state of a checkpoint directory, except for the memory, which `open_run` rewinds.
 
     Raises:
         RunError: it is the state of another model or of another embedder.

@@ -37,14 +37,7 @@ class WeightSnapshot(NamedTuple):
 
 
 class WeightSync:
-    """Hand-over of the learner's weights to the policy, between whose turns they may change.
-
-    Args:
-        config: of the run.
-        policy: samples.
-        learner: learns.
-        author: writes the tips, where it is a model of its own.
-    """
+    """Hand-over of the learner's weights to the policy, between whose turns they may change."""
 
     def __init__(
         self, config: Config, policy: TrainedPolicy, learner: Learner | ShardedLearner, author: TrainedPolicy | None

@@ -20,10 +20,9 @@ _BIAS, _MATCH, _PREVIOUS_SCALE, _COPY_SCALE = 6.4, 2.8, 0.2, 0.8  # strengths, t
 
 
 def initialize_copy_heads(model: Any) -> None:
-    """Put the two kinds of heads into the first two layers of a Qwen2 of random weights, drawn from torch's generator.
+    """Put copy heads into the first two layers of a random Qwen2, drawn from torch's generator.
 
-    Args:
-        model: with two layers or more, and as many heads for keys as for queries.
+    The model has two layers or more, and as many heads for keys as for queries.
     """
     first, second = (layer.self_attn for layer in model.model.layers[:2])
     width = first.head_dim
@@ -48,7 +47,7 @@ def initialize_copy_heads(model: Any) -> None:
 
 
 def _initialize_previous_token_head(attention: Any, turns: torch.Tensor) -> None:
-    """Have the first head look at the token before, whatever it is: by biases that the rotation of positions aligns."""
+    """Have the first head attend to the previous token, by biases that the rotary positions align."""
     width = attention.head_dim
     attention.q_proj.weight[:width] = attention.k_proj.weight[:width] = 0
     attention.k_proj.bias[:width] = _BIAS * torch.cat([torch.ones_like(turns), torch.zeros_like(turns)])
@@ -56,6 +55,6 @@ def _initialize_previous_token_head(attention: Any, turns: torch.Tensor) -> None
 
 
 def _draw_projection(rows: int, columns: int) -> torch.Tensor:
-    """Random orthonormal rows, (rows, columns)."""
+    """Draw random orthonormal rows, (rows, columns)."""
     drawn: torch.Tensor = torch.nn.init.orthogonal_(torch.empty(rows, columns))
     return drawn

@@ -24,11 +24,11 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024, *, exact: bool = False) -> Any:
-    """A Qwen2 tokenizer with a vocabulary of its own: byte-level, so any text can be encoded.
+    """Train a byte-level Qwen2 tokenizer with a vocabulary of its own.
 
-    Every word and every digit gets a leading blank, so a frequent word is one token wherever it stands, and decoding
-    puts a blank before it. Fine for words, wrong for code or poems, and for names such as b07xyz: where `exact`,
-    decoding gives the very text, and a word is another token behind a bracket than behind a blank.
+    Every word and every digit gets a leading blank, so a frequent word is one token everywhere, and decoding puts a
+    blank before it. Wrong for code, poems and names such as b07xyz: with `exact` decoding returns the very text, and a
+    word is another token behind a bracket than behind a blank.
     """
     from tokenizers import pre_tokenizers, trainers
     from transformers import Qwen2Tokenizer
@@ -55,7 +55,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024, *, exact: bool
 
 
 def build_model(tokenizer: Any, config: WarmstartConfig, max_tokens: int) -> Any:
-    """A Qwen2 of random weights: tied embeddings, as many KV heads as heads, room for `max_tokens` tokens.
+    """Build a Qwen2 of random weights with tied embeddings and room for `max_tokens` tokens.
 
     With `config.copying` two of its heads copy from the start.
     """

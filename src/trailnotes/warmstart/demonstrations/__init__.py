@@ -36,12 +36,12 @@ ENTRY_POINTS = "trailnotes.demonstrations"  # group under which other packages o
 
 
 def demonstrators() -> dict[str, str]:
-    """Every known script: ``ENV`` or ``ENV.full`` -> ``module:Class``."""
+    """List all known scripts: ``ENV`` or ``ENV.full`` -> ``module:Class``."""
     return DEMONSTRATORS | {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
 
 
 def load_demonstrator(env: str, style: Literal["full", "terse"]) -> Any:
-    """The class behind `env`'s scripted episodes in this wording, None if it has none."""
+    """Load the class of `env`'s scripted episodes in this style; None if it has none."""
     known = demonstrators()
     script = known.get(f"{env}.full" if style == "full" else env, known.get(env))
     return None if script is None else pkgutil.resolve_name(script)
@@ -50,7 +50,7 @@ def load_demonstrator(env: str, style: Literal["full", "terse"]) -> Any:
 def iter_held_out_demonstrations(
     config: Config, count_tokens: Callable[[str], int], seed: int
 ) -> Iterable[Demonstration]:
-    """Endless scripted episodes of games that `config` neither trains on nor examines, drawn by `seed`.
+    """Iterate endlessly over scripted episodes of games outside training and evaluation, by `seed`.
 
     Raises:
         ConfigError: the environment has no script, or no such games.

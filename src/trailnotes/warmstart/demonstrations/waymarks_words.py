@@ -72,33 +72,27 @@ _MOVES: Final = re.compile(rf"\b{_MOVE}\b(?:(?:,|\s|and\b|then\b)+{_MOVE}\b)*")
 
 
 def format_rule_tip(kind: ws.Kind, family: str, rule: ws.Rule, rng: random.Random, *, won: bool) -> str:
-    """A tip that tells a whole rule: as it was read in the archive, or as it was played to the end."""
+    """Format a tip that tells a whole rule, as it was read in the archive or played to the end."""
     return _format_sentence(
         (WON_TEMPLATES if won else READ_TEMPLATES)[kind], rng, family=family, way=_format_rule(rule, rng)
     )
 
 
 def format_failure_tip(spec: ws.GameSpec, tried: ws.Rule, rng: random.Random) -> str:
-    """A tip about a guess that failed.
+    """Format a tip about a guess that failed.
 
-    Args:
-        spec: the game that was played.
-        tried: the moves up to the dead end, or the gem that was tried in each box.
-        rng: draws the wording.
+    `tried` has the moves up to the dead end, or the gem for each box.
     """
     return _format_sentence(
-        FAILED_TEMPLATES[spec.kind],
-        rng,
-        family=spec.family,
-        way=_format_rule(tried, rng),
+        FAILED_TEMPLATES[spec.kind], rng, family=spec.family, way=_format_rule(tried, rng),
         fit=_describe_opened_boxes(spec, tried),
-    )
+    )  # fmt: skip
 
 
 def parse_rule(kind: ws.Kind, text: str) -> ws.Rule:
-    """The directions, or the gems by box, that a tip names in one piece, as far as it does; () where it names none.
+    """Parse the directions, or the gems by box, that a tip names in one piece; () where it names none.
 
-    It understands more than the wordings of this file: whatever lists directions, or boxes beside gems.
+    It also parses wordings from outside this file: any list of directions, or of boxes beside gems.
     """
     if kind == "route":
         longest: list[str] = max((re.findall(_MOVE, run) for run in _MOVES.findall(text.lower())), key=len, default=[])
@@ -120,7 +114,6 @@ def _format_sentence(wordings: Sequence[str], rng: random.Random, **words: str) 
 
 
 def _format_rule(rule: ws.Rule, rng: random.Random) -> str:
-    """Directions, or boxes and gems, as one would list them."""
     words = [*rule]
     if rule[0] in ws.GEMS:
         pair = rng.choice(PAIR_TEMPLATES)
@@ -129,13 +122,12 @@ def _format_rule(rule: ws.Rule, rng: random.Random) -> str:
 
 
 def _join_words(words: Sequence[str], last: str) -> str:
-    """One after the other, and `last` before the last, or everywhere if it is "then"."""
+    """Join words by commas and `last` before the last one, or by " then " everywhere."""
     if last == " then ":
         return last.join(words)
     return last.join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _describe_opened_boxes(spec: ws.GameSpec, tried: ws.Rule) -> str:
-    """Which boxes the gems that were tried opened."""
     opened = [f"the {box}" for box, gem, key in zip(spec.boxes, tried, spec.rule, strict=False) if gem == key]
     return f"only {_join_words(opened, ' and ')} opened" if opened else "nothing opened"
