@@ -88,7 +88,7 @@ def players(monkeypatch: pytest.MonkeyPatch) -> dict[str, Guesser]:
     """The models by name: "start" is whole, "model" is the checkpoint's."""
     cast: dict[str, Guesser] = {"start": Guesser(), "model": Guesser()}
     monkeypatch.setattr(LOAD_POLICY, lambda _, subject, __: cast[Path(subject.model).name])
-    monkeypatch.setattr("trailnotes.diagnose.roles.draw", lambda *_: None)
+    monkeypatch.setattr("trailnotes.diagnose.roles.plot_roles", lambda *_: None)
     return cast
 
 

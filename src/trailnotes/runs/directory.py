@@ -161,7 +161,7 @@ class RunDir:
         if self._tracked and self._trackers is None:
             self._trackers = load_trackers()(self._tracked, self.path)
         if self._trackers is not None:
-            self._trackers.tell()
+            self._trackers.notify()
 
     def _reconcile_config(self, allow_change: Sequence[str], fixed: Sequence[str]) -> dict[str, Any]:
         """Write config.toml, or refuse a changed one; return the changes, name -> [old, new]."""

@@ -91,7 +91,7 @@ def episodes(config: Config, num: int, count: Callable[[str], int] = words, seed
 
     demonstrator.play = watched  # type: ignore[method-assign]
     for _ in range(num):
-        demos = demonstrator.episode()
+        demos = demonstrator.demonstrate_episode()
         yield (*seen.pop(), demos)
 
 
