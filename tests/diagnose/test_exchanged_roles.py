@@ -22,7 +22,7 @@ from trailnotes.errors import BudgetError, ConfigError, Interrupted, RunError
 from trailnotes.reporting.roles import ROLES_BY_ROW, RoleAnalysis
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import read_jsonl
-from trailnotes.training.saving import Counters
+from trailnotes.runs.usage import Counters
 from trailnotes.types import Message, Observation, Task
 
 NUM, LOCKED = 12, "test_exchanged_roles:Locked"

@@ -81,18 +81,15 @@ def _run(args: Namespace) -> None:
 
 
 EVAL = Command(
-    name="eval",
-    summary="success on a fixed panel of games",
+    name="eval", summary="success on a fixed panel of games",
     about="Play the fixed panel of games of the config's [eval], and print the mean with its interval. Acts without "
     "memory unless asked. With --out, episodes are kept as they end, and the same command plays on after it was "
     "stopped.",
-    example="trailnotes eval runs/smoke --out runs/smoke/eval --eval.num_tasks 4",
-    run=_run,
+    example="trailnotes eval runs/smoke --out runs/smoke/eval --eval.num_tasks 4", run=_run,
     arguments=(
-        MODEL_OR_RUN,
-        OTHER_CONFIG,
+        MODEL_OR_RUN, OTHER_CONFIG,
         argument("--memory", action="store_true", default=None, help="act with the run's memory"),
         argument("--out", type=Path, metavar="DIR", help="write table.json, table.md and the episodes here"),
     ),
     settings=True,
-)
+)  # fmt: skip

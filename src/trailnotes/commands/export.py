@@ -94,20 +94,16 @@ def _run(args: Namespace) -> None:
 
 
 EXPORT = Command(
-    name="export",
-    summary="the model of a run as a directory of its own",
+    name="export", summary="the model of a run as a directory of its own",
     about="Copy the last model of a run, or of a checkpoint. Trained adapters stay adapters, in peft's format; with "
     "--merge they are added to their base in float32, for programs that take no adapters.",
-    example="trailnotes export runs/lora --merge --out models/merged",
-    run=_run,
+    example="trailnotes export runs/lora --merge --out models/merged", run=_run,
     arguments=(
         argument("subject", metavar="RUN", help="a run directory (its last checkpoint), a checkpoint or a directory"),
         argument("--out", type=Path, metavar="DIR", required=True, help="where the model goes"),
         argument("--merge", action="store_true", help="add adapters to their base, in float32"),
-        argument(
-            "--dtype", choices=get_args(Dtype), default="float32",
-            help="round merged weights to this; bfloat16 may lose most of what was learned, and it is said how much",
-        ),
+        argument("--dtype", choices=get_args(Dtype), default="float32",
+            help="round merged weights to this; bfloat16 may lose most of what was learned, and it is said how much"),
         argument("--base", metavar="MODEL", default="", help="the adapters' base, if it is not where they name it"),
     ),
 )  # fmt: skip

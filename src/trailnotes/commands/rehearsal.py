@@ -66,8 +66,7 @@ def _write_script(args: Namespace) -> None:
 
 COMMANDS = (
     Command(
-        name="rehearsal record",
-        summary="let the start model play games to rehearse, and keep what it did and wrote",
+        name="rehearsal record", summary="let the start model play games to rehearse, and keep what it did and wrote",
         about="The model at model.path plays the games of rehearsal.split as `trailnotes adapt` would, without tips "
         "and then with its own, and writes a tip after each episode. What it said becomes conversations in "
         "DIR/rehearsal.jsonl, to be held to it while it is trained on other games, so that it goes on writing and "
@@ -83,15 +82,13 @@ COMMANDS = (
         settings=True,
     ),
     Command(
-        name="rehearsal script",
-        summary="write the environment's scripted episodes of games that no split has",
+        name="rehearsal script", summary="write the environment's scripted episodes of games that no split has",
         about="Scripted episodes, from which `trailnotes warmstart` makes a start model, as conversations to hold on "
         "to while other games are trained. Waymarks draws fresh hidden rules for families that are neither trained nor "
         "examined (those of the split spare); ScienceWorld plays training variations of the tasks that "
         "rehearsal.options names, of which the config trains and examines none. Where nothing can be kept apart, it "
         f"says so. {USAGE_HINT} Nothing is played by a model.",
-        example="trailnotes rehearsal script configs/demo.toml --out runs/rehearsal.jsonl --num 500",
-        run=_write_script,
+        example="trailnotes rehearsal script configs/demo.toml --out runs/rehearsal.jsonl --num 500", run=_write_script,
         arguments=(
             CONFIG,
             argument("--out", type=Path, metavar="FILE", required=True, help="the JSONL file, which must not exist"),
@@ -99,4 +96,4 @@ COMMANDS = (
         ),
         settings=True,
     ),
-)
+)  # fmt: skip

@@ -221,30 +221,22 @@ def _run(args: Namespace) -> None:
 
 
 TRAIN = Command(
-    name="train",
-    summary="train a model in an environment",
+    name="train", summary="train a model in an environment",
     about="Train a model by the method that the config names, in a run directory of its own. The same command on a "
-    "directory that holds a run resumes where its last checkpoint stands. Ctrl-C finishes the iteration and saves; "
-    "a second one stops at once. SIGTERM and a closed terminal do the same. A run that is stopped so exits with "
-    "130, 143 or 129. An environment of your own needs no CONFIG: --env.name module:Class and --model.path MODEL are "
+    "directory that holds a run resumes where its last checkpoint stands. Ctrl-C finishes the iteration and saves; a "
+    "second one stops at once. SIGTERM and a closed terminal do the same. A run that is stopped so exits with 130, "
+    "143 or 129. An environment of your own needs no CONFIG: --env.name module:Class and --model.path MODEL are "
     "enough.",
-    example="trailnotes train configs/smoke.toml --run-dir runs/smoke --dry-run",
-    run=_run,
+    example="trailnotes train configs/smoke.toml --run-dir runs/smoke --dry-run", run=_run,
     arguments=(
         OPTIONAL_CONFIG,
-        argument(
-            "--run-dir", type=Path, metavar="DIR",
-            help="directory of the run, made if absent; by default runs/ and the name of CONFIG or of the environment",
-        ),
+        argument("--run-dir", type=Path, metavar="DIR",
+            help="directory of the run, made if absent; by default runs/ and the name of CONFIG or of the environment"),
         ALLOW_CHANGE,
-        argument(
-            "--memory", type=Path, metavar="FILE",
-            help="tips to begin with: a file of `memory export`, a memory file, or a run directory",
-        ),
-        argument(
-            "--dry-run", action="store_true",
-            help="check everything, estimate time, memory, the device's too, and disk, and stop",
-        ),
+        argument("--memory", type=Path, metavar="FILE",
+            help="tips to begin with: a file of `memory export`, a memory file, or a run directory"),
+        argument("--dry-run", action="store_true",
+            help="check everything, estimate time, memory, the device's too, and disk, and stop"),
     ),
     settings=True,
 )  # fmt: skip

@@ -101,12 +101,10 @@ class _FitCheck:
 # -- kinds of changes, each from the smallest to the largest
 
 
-def _suggest_checkpointing(config: Config) -> list[ConfigChange]:
-    return (
-        []
-        if config.model.gradient_checkpointing
-        else [_change_setting(config, "model", "gradient_checkpointing", True)]
-    )
+def _suggest_setting(
+    config: Config, helps: bool, section: str, name: str, value: bool | int | str
+) -> list[ConfigChange]:
+    return [_change_setting(config, section, name, value)] if helps else []
 
 
 def _suggest_halving(config: Config, section: str, name: str, now: int, least: int) -> list[ConfigChange]:
@@ -117,23 +115,6 @@ def _suggest_halving(config: Config, section: str, name: str, now: int, least: i
     return found
 
 
-def _suggest_microbatch(config: Config) -> list[ConfigChange]:
-    least = config.rollout.max_context_tokens  # a long row goes alone, however small the budget is
-    return _suggest_halving(config, "optim", "microbatch_tokens", config.optim.microbatch_tokens, least)
-
-
-def _suggest_logprob_chunk(config: Config) -> list[ConfigChange]:
-    return _suggest_halving(config, "optim", "logprob_chunk", config.optim.logprob_chunk, 128)
-
-
-def _suggest_max_envs(config: Config) -> list[ConfigChange]:
-    return _suggest_halving(config, "env", "max_envs", count_conversations(config), 1)
-
-
-def _suggest_sync_rollout(config: Config) -> list[ConfigChange]:
-    return [_change_setting(config, "rollout", "ahead", 0)] if config.rollout.ahead else []
-
-
 def _suggest_world_size(config: Config) -> list[ConfigChange]:
     if config.model.device not in ("auto", "cuda"):
         return []  # one device, or the memory of one host
@@ -142,13 +123,6 @@ def _suggest_world_size(config: Config) -> list[ConfigChange]:
         return [_change_variant(config, "8gpu")]
     worlds = [world for world in (2, 4, 8, 16, 32, 64) if config.learner.world_size < world <= most]
     return [_change_setting(config, "learner", "world_size", world) for world in worlds]
-
-
-def _suggest_offload(config: Config) -> list[ConfigChange]:
-    learner = config.learner
-    return (
-        [_change_setting(config, "learner", "offload", True)] if learner.world_size > 1 and not learner.offload else []
-    )
 
 
 def _suggest_engine(config: Config) -> list[ConfigChange]:
@@ -165,10 +139,6 @@ def _suggest_engine(config: Config) -> list[ConfigChange]:
     return found
 
 
-def _suggest_dtype(config: Config) -> list[ConfigChange]:
-    return [_change_setting(config, "model", "dtype", "bfloat16")] if config.model.dtype == "float32" else []
-
-
 def _suggest_adapters(config: Config) -> list[ConfigChange]:
     if config.model.lora.enabled:
         return []
@@ -180,8 +150,20 @@ def _suggest_adapters(config: Config) -> list[ConfigChange]:
 
 # From those that change no result, over those that need more devices, to those that change what is learned.
 CHANGE_GENERATORS: tuple[ChangeGenerator, ...] = (
-    _suggest_checkpointing, _suggest_microbatch, _suggest_logprob_chunk, _suggest_max_envs, _suggest_sync_rollout, _suggest_world_size, _suggest_engine, _suggest_dtype, _suggest_offload, _suggest_adapters,
-)  # fmt: skip
+    lambda c: _suggest_setting(c, not c.model.gradient_checkpointing, "model", "gradient_checkpointing", True),
+    # A long row goes alone, however small the budget is.
+    lambda c: _suggest_halving(
+        c, "optim", "microbatch_tokens", c.optim.microbatch_tokens, c.rollout.max_context_tokens
+    ),
+    lambda c: _suggest_halving(c, "optim", "logprob_chunk", c.optim.logprob_chunk, 128),
+    lambda c: _suggest_halving(c, "env", "max_envs", count_conversations(c), 1),
+    lambda c: _suggest_setting(c, c.rollout.ahead > 0, "rollout", "ahead", 0),
+    _suggest_world_size,
+    _suggest_engine,
+    lambda c: _suggest_setting(c, c.model.dtype == "float32", "model", "dtype", "bfloat16"),
+    lambda c: _suggest_setting(c, c.learner.world_size > 1 and not c.learner.offload, "learner", "offload", True),
+    _suggest_adapters,
+)
 NEED_DEVICES = (_suggest_world_size, _suggest_engine)
 
 

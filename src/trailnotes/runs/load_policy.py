@@ -115,19 +115,15 @@ def build_model_policy(
         from trailnotes.policies import vllm
 
         return vllm.make_vllm_policy(config, trains=trains, connects=connects)
-    return _build_hf_policy(config, model)
-
-
-def _build_hf_policy(config: Config, loaded: Any) -> HFPolicy:
     import torch
 
     from trailnotes.policies.hf.policy import HFPolicy, load_model, load_tokenizer
 
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    model, tokenizer = load_model(config.model) if loaded is None else (loaded, load_tokenizer(config.model))
+    loaded, tokenizer = load_model(config.model) if model is None else (model, load_tokenizer(config.model))
     return HFPolicy(
-        model, tokenizer, name=config.model.path, deterministic=config.run.deterministic,
+        loaded, tokenizer, name=config.model.path, deterministic=config.run.deterministic,
         shared_prompts=config.engine.shared_prompts, max_context_tokens=config.rollout.max_context_tokens,
         template_options=config.model.template_options,
     )  # fmt: skip

@@ -53,7 +53,8 @@ async def _evaluate_trials(
     means: dict[int, float] = {}
     with open_memory(None, config.memory, embedder=embedder) as memory:
         for trial in range(last + 1):
-            phase, mode = f"trial-{trial}", _get_mode(trial)
+            phase = f"trial-{trial}"
+            mode: Mode = "on_policy_tips" if trial else "plain"
             groups = await run_groups(
                 policy, pool, tasks, [[mode] * config.eval.num_samples for _ in tasks],
                 make_prompt_memory(memory, config.eval.show_tips) if trial else None,
@@ -66,7 +67,3 @@ async def _evaluate_trials(
                 async with author() as writer:
                     memory.add((await write_tips(writer, groups, config, seed=tips_seed, step=trial)).tips)
     return means
-
-
-def _get_mode(trial: int) -> Mode:
-    return "on_policy_tips" if trial else "plain"

@@ -24,10 +24,10 @@ from trailnotes.rollout.archive import Archive
 from trailnotes.runs.console import TrainingProgress
 from trailnotes.runs.load_policy import build_model_policy
 from trailnotes.runs.panels import play_panel
+from trailnotes.runs.usage import Counters
 from trailnotes.seeds import derive_seed
 from trailnotes.training.authors import AuthorRegistry
 from trailnotes.training.rehearsal import Rehearsal, find_rehearsal, require_remaining_budget
-from trailnotes.training.saving import Counters
 from trailnotes.training.weights import WeightSnapshot, WeightSync, has_shared_weights
 
 if TYPE_CHECKING:

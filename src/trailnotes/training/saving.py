@@ -5,8 +5,8 @@ No random state is among it: every draw follows from seed and iteration.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 from safetensors.numpy import load_file as load_numpy
@@ -14,72 +14,17 @@ from safetensors.numpy import save_file as save_numpy
 
 from trailnotes.errors import RunError
 from trailnotes.learner.states import REST, STATE
-from trailnotes.runs.usage import TRAINING_FIELDS
+from trailnotes.runs.usage import Counters
 from trailnotes.storage import checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from trailnotes.config.schema import Config
-    from trailnotes.credit.novelty import Novelty
-    from trailnotes.learner.learner import Learner
-    from trailnotes.learner.sharded import ShardedLearner
-    from trailnotes.memory import Memory
-    from trailnotes.policies.base import TrainedPolicy
-    from trailnotes.rollout.archive import Archive
-    from trailnotes.runs.directory import RunDir
-    from trailnotes.training.authors import AuthorRegistry
-    from trailnotes.training.weights import WeightSync
+    from trailnotes.training.run import TrainingRun
 
 
-@dataclass
-class Counters:
-    """What a run has spent so far; saved with every checkpoint."""
-
-    iteration: int = 0
-    env_steps: int = 0
-    episodes: int = 0
-    tokens_generated: int = 0  # actions and tips
-    tokens_trained: int = 0  # trained positions, times passes
-    seconds: float = 0.0
-    best_validation: float | None = None
-    best_iteration: int = 0
-
-    @property
-    def usage(self) -> dict[str, float]:
-        """The totals that a line of metrics.jsonl has."""
-        return {name: getattr(self, name) for name in TRAINING_FIELDS}
-
-
-class CheckpointedRun(Protocol):
-    """What a checkpoint is made of: a `TrainingRun`."""
-
-    config: Config
-    directory: RunDir
-    policy: TrainedPolicy
-    novelty: Novelty
-    archive: Archive | None
-    authors: AuthorRegistry | None
-    count: Counters
-    saved: Path | None  # the newest checkpoint
-
-    @property
-    def weights(self) -> WeightSync:
-        """Hands the learner's weights to the policy."""
-        ...
-
-    @property
-    def memory(self) -> Memory | None:
-        """What writes a snapshot of itself."""
-        ...
-
-    @property
-    def learner(self) -> Learner | ShardedLearner:
-        """What writes its own part."""
-        ...
-
-
-def save_checkpoint(run: CheckpointedRun) -> None:
+def save_checkpoint(run: TrainingRun) -> None:
     """Write a checkpoint, whole or not at all, and delete old ones by `train.keep_last`.
 
     Raises:
@@ -134,7 +79,7 @@ def find_final_model(config: Config, run_dir: Path) -> Path | None:
     return saved / "model"
 
 
-def load_checkpoint(run: CheckpointedRun, path: Path) -> None:
+def load_checkpoint(run: TrainingRun, path: Path) -> None:
     """Restore the state of a checkpoint directory, except for the memory, which `open_run` rewinds.
 
     Raises:
@@ -156,7 +101,7 @@ def load_checkpoint(run: CheckpointedRun, path: Path) -> None:
     _mark_best(run, path)  # a kill may have come between the checkpoint and its mark
 
 
-def _write_state(run: CheckpointedRun, path: Path) -> None:
+def _write_state(run: TrainingRun, path: Path) -> None:
     run.learner.export(path / "model", run.policy.tokenizer)
     run.learner.save(path)
     arrays, rest = run.novelty.state_dict()
@@ -170,7 +115,7 @@ def _write_state(run: CheckpointedRun, path: Path) -> None:
         run.memory.snapshot(path / "memory.db")
 
 
-def _mark_best(run: CheckpointedRun, saved: Path) -> None:
+def _mark_best(run: TrainingRun, saved: Path) -> None:
     count = run.count
     if count.best_validation is not None and count.best_iteration == count.iteration:
         checkpoint.mark_best(run.directory.checkpoints, saved, count.best_validation)

@@ -7,63 +7,20 @@ read words and not one format.
 from __future__ import annotations
 
 import re
+from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
 from trailnotes.envs.waymarks import spec as ws
+from trailnotes.storage.parsing import parse_toml
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
-# What is said of a whole rule that was read, and of one that won: {way} is worded by `_way`.
-READ_TEMPLATES: Final[dict[ws.Kind, tuple[str, ...]]] = {
-    "route": (
-        "In the {family} maze the archive, west of the start, says: {way}.",
-        "Read the archive instead of walking, which ended the attempt. The way through the {family} maze is {way}.",
-        "The archive of the {family} maze is carved with the way, {way}. Next time walk it from the start.",
-        "To get through the {family} maze go {way}; this was read in the archive.",
-        "{family} maze: the archive gave the directions {way}. Nothing was walked yet.",
-        "What the archive tells about the {family} maze is to go {way}.",
-    ),
-    "keys": (
-        "In the {family} vault the archive, west of the boxes, says: {way}.",
-        "Read the archive instead of unlocking, which ended the attempt. In the {family} vault it is {way}.",
-        "The archive of the {family} vault is carved with what fits: {way}. Next time unlock them so.",
-        "To open the {family} vault take {way}; this was read in the archive.",
-        "{family} vault: the archive gave the pairs {way}. Nothing was unlocked yet.",
-        "What the archive tells about the {family} vault is {way}.",
-    ),
-}
-WON_TEMPLATES: Final[dict[ws.Kind, tuple[str, ...]]] = {
-    "route": (
-        "Went {way} through the {family} maze and came out: do the same again.",
-        "In the {family} maze {way} leads from the start to the way out.",
-        "{family} maze solved with {way}.",
-        "The moves {way} worked in the {family} maze, to the end.",
-    ),
-    "keys": (
-        "Unlocked everything in the {family} vault with {way}: do the same again.",
-        "In the {family} vault this opens all boxes: {way}.",
-        "{family} vault solved with {way}.",
-        "All locks of the {family} vault gave way to {way}.",
-    ),
-}
-FAILED_TEMPLATES: Final[dict[ws.Kind, tuple[str, ...]]] = {
-    "route": (
-        "Tried {way} in the {family} maze: a dead end; the archive west of the start was not read.",
-        "In the {family} maze {way} ends in a dead end, so a note that begins with it is wrong.",
-        "{family} maze: a dead end after {way}. The last of these moves was the mistake.",
-        "Guessed {way} in the {family} maze and got stuck, nothing else was found out. Read the archive.",
-        "Do not go {way} in the {family} maze, it is a dead end.",
-    ),
-    "keys": (
-        "Tried {way} in the {family} vault: {fit}; the archive in the west was not read.",
-        "In the {family} vault {way} was no solution, {fit}, so a note that says it is wrong.",
-        "{family} vault, tried {way}: {fit}.",
-        "Guessed {way} in the {family} vault; {fit}. Read the archive.",
-        "Do not repeat {way} in the {family} vault: {fit}.",
-    ),
-}
+# By kind of tip ("read" in the archive, "won" or "failed" by playing) and of game.
+TEMPLATES: Final[dict[str, dict[ws.Kind, list[str]]]] = parse_toml(
+    files("trailnotes.warmstart.demonstrations").joinpath("waymarks_words.toml").read_text(encoding="utf-8")
+)
 PAIR_TEMPLATES: Final = ("{box} with {gem}", "{gem} for the {box}", "{gem} in the {box}", "{box} {gem}")
 
 _THINGS: Final = re.compile(rf"\b({'|'.join((*ws.BOXES, *ws.GEMS))})\b")
@@ -73,9 +30,7 @@ _MOVES: Final = re.compile(rf"\b{_MOVE}\b(?:(?:,|\s|and\b|then\b)+{_MOVE}\b)*")
 
 def format_rule_tip(kind: ws.Kind, family: str, rule: ws.Rule, rng: random.Random, *, won: bool) -> str:
     """Format a tip that tells a whole rule, as it was read in the archive or played to the end."""
-    return _format_sentence(
-        (WON_TEMPLATES if won else READ_TEMPLATES)[kind], rng, family=family, way=_format_rule(rule, rng)
-    )
+    return _format_sentence(TEMPLATES["won" if won else "read"][kind], rng, family=family, way=_format_rule(rule, rng))
 
 
 def format_failure_tip(spec: ws.GameSpec, tried: ws.Rule, rng: random.Random) -> str:
@@ -84,7 +39,7 @@ def format_failure_tip(spec: ws.GameSpec, tried: ws.Rule, rng: random.Random) ->
     `tried` has the moves up to the dead end, or the gem for each box.
     """
     return _format_sentence(
-        FAILED_TEMPLATES[spec.kind], rng, family=spec.family, way=_format_rule(tried, rng),
+        TEMPLATES["failed"][spec.kind], rng, family=spec.family, way=_format_rule(tried, rng),
         fit=_describe_opened_boxes(spec, tried),
     )  # fmt: skip
 
