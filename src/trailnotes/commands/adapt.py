@@ -88,10 +88,11 @@ def adapt(
         if said := describe_training_overlap(subject.trained, config):
             logger.warning("%s", said)
         allowed = [*RUNTIME_KEYS, *CHANGEABLE_KEYS, *allow_change]
-        with RunDir.open(out, config, allow_change=allowed, fixed=FIXED_ADAPTATION_KEYS) as directory:
-            with explain_interrupt(f"stopped; {directory.path} keeps what has ended: the same command continues"):
-                figures = run_to_end(_adapt(config, directory, subject, progress))
-            _write_tables(figures, directory.path)
+        with (
+            RunDir.open(out, config, allow_change=allowed, fixed=FIXED_ADAPTATION_KEYS) as directory,
+            explain_interrupt(f"stopped; {directory.path} keeps what has ended: the same command continues"),
+        ):
+            figures = run_to_end(_adapt(config, directory, subject, progress))
     curve = [figure.result for figure in figures if figure.trial is not None]
     _draw_curve(curve, directory.path / "curve.png")
     return curve
@@ -123,11 +124,10 @@ async def _adapt(
         try:
             await resolve_method(config.algorithm.name).load()(run)
         except BudgetError as error:
-            _write_tables(run.figures, directory.path)
-            raise BudgetError(
-                f"{error}; every episode and tip that has ended is kept in {directory.path}: raise the limit, and the "
-                "same command continues"
-            ) from error
+            run.write_table()
+            raise BudgetError(f"{error}; every episode and tip that has ended is kept in {directory.path}: raise the "
+                              "limit, and the same command continues") from error  # fmt: skip
+        run.write_table()
         return run.figures
 
 
@@ -142,12 +142,6 @@ def _load_roles(
         return policy
     start = opened.enter_context(open_policy(config, EvaluatedModel(subject.trained.model.path, "start")))
     return Roles(policy, start, policy)
-
-
-def _write_tables(figures: Sequence[ResultRow], out: Path) -> None:
-    from trailnotes.runs.panels import write_table
-
-    write_table([figure.result for figure in figures], out, [figure.name for figure in figures])
 
 
 def _draw_curve(results: Sequence[PanelResult], path: Path) -> None:

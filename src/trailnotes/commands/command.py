@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 ABOUT = "Train LLM agents that explore, write tips for themselves, and learn to do without them."
-SETTINGS = (
-    "Any setting may follow as --section.key VALUE (TOML; plain words need no quotes): it wins over the file. "
-    "`trailnotes config show` lists all settings with their meaning."
-)
+SETTINGS = ("Any setting may follow as --section.key VALUE (TOML; plain words need no quotes): it wins over the file. "
+            "`trailnotes config show` lists all settings with their meaning.")  # fmt: skip
 WIDTH = 100
 _SETTING = re.compile(r"--(preset|[A-Za-z_]\w*\.[^=]*)(=.*)?", re.DOTALL)
 

@@ -26,10 +26,10 @@ COMMANDS = (
     Command(
         name="engine serve", summary="run a vLLM engine for a training on another machine",
         about="Start the model of the config in vLLM, and let one run at a time use it: name its address in "
-        "engine.urls there. The run sends its weights, so what is at model.path here counts for the shape alone. "
-        "Listens on this machine only; to listen beyond it (--host 0.0.0.0), set TRAILNOTES_ENGINE_TOKEN to the same "
-        "secret on both sides. The token is never sent, but what follows is not encrypted: use a network that you "
-        "trust, or a tunnel. An engine that dies is started anew. Ends with Ctrl-C.",
+        "engine.urls there. The run sends its weights, so model.path here only gives the shape. It listens on this "
+        "machine only; to listen beyond it (--host 0.0.0.0), set TRAILNOTES_ENGINE_TOKEN to the same secret on both "
+        "sides. The token is never sent, but the rest is not encrypted: use a network that you trust, or a tunnel. An "
+        "engine that dies is restarted. Ctrl-C ends the command.",
         example="trailnotes engine serve configs/demo.toml --engine.name vllm", run=_serve,
         arguments=(
             CONFIG,

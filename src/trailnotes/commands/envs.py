@@ -63,7 +63,7 @@ COMMANDS = (
         example="trailnotes envs list", run=_list,
     ),
     Command(
-        name="envs check", summary="does an environment keep the contract?",
+        name="envs check", summary="check that an environment keeps the contract",
         about="Play an environment as an author's test would: same seed, same text; endings; odd actions; what comes "
         "after the end. Stops at the first violation and says what to change.",
         example="trailnotes envs check waymarks-simulator", run=_check,

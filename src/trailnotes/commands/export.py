@@ -103,7 +103,7 @@ EXPORT = Command(
         argument("--out", type=Path, metavar="DIR", required=True, help="where the model goes"),
         argument("--merge", action="store_true", help="add adapters to their base, in float32"),
         argument("--dtype", choices=get_args(Dtype), default="float32",
-            help="round merged weights to this; bfloat16 may lose most of what was learned, and it is said how much"),
+            help="round merged weights to this; bfloat16 may lose most of the training; the command says how much"),
         argument("--base", metavar="MODEL", default="", help="the adapters' base, if it is not where they name it"),
     ),
 )  # fmt: skip

@@ -47,12 +47,12 @@ def _run(args: Namespace) -> None:
 
 ROLLOUT = Command(
     name="rollout", summary="play a few episodes and read them",
-    about="Play rollout.num_tasks games of the training split once each, and print who said what, which tips were "
-    "shown, and what it earned.",
+    about="Play rollout.num_tasks games of the training split once each, and print the conversations, their tips and "
+    "their scores.",
     example="trailnotes rollout configs/smoke.toml --rollout.num_tasks 2 --out runs/episodes.jsonl", run=_run,
     arguments=(
         OPTIONAL_CONFIG,
-        argument("--model", metavar="MODEL_OR_RUN", help="who plays; model.path by default"),
+        argument("--model", metavar="MODEL_OR_RUN", help="the model that plays; model.path by default"),
         argument("--out", type=Path, metavar="FILE",
             help="also write the episodes to this file, one JSON object a line"),
     ),

@@ -134,11 +134,9 @@ def _check_tips_shown(lines: Sequence[JsonRecord], config: Config) -> Check:
     draws = algorithm.name == "empo2" and algorithm.mode_unit == "iteration" and algorithm.p_memory
     if link.last is not None or not draws or len(lines) < MIN_ITERATIONS:
         return link
-    advice = (
-        f"none of {len(lines)} iterations was drawn to be played with tips (algorithm.p_memory = "
-        f'{algorithm.p_memory:g}, algorithm.mode_unit = "iteration"), so this was GRPO: train longer, choose another '
-        'run.seed, or mix the modes (algorithm.mode_unit = "trajectory")'
-    )
+    advice = (f"none of {len(lines)} iterations was drawn to be played with tips (algorithm.p_memory = "
+              f'{algorithm.p_memory:g}, algorithm.mode_unit = "iteration"), so this was GRPO: train longer, choose '
+              'another run.seed, or mix the modes (algorithm.mode_unit = "trajectory")')  # fmt: skip
     return replace(link, first=0.0, last=0.0, holds=False, advice=advice, unit="turns")
 
 
@@ -147,15 +145,11 @@ def _advise_on_retrieval(config: Config) -> str:
     if not memory.top_k:
         return "memory.top_k = 0 asks for none: raise it"
     if memory.threshold > -1:
-        return (
-            f"nothing is shown: lower memory.threshold = {memory.threshold:g} (it belongs to the embedder), or look at "
-            f"`trailnotes memory list`{_advise_on_context(config)}"
-        )
-    return (
-        "nothing is shown, though memory.threshold = -1 lets everything through: there are no tips of the tasks that "
-        "were played. A tip belongs to its task, which must come again: train longer, or on fewer tasks; "
-        f"`trailnotes memory list` shows what there is{_advise_on_context(config)}"
-    )
+        return (f"nothing is shown: lower memory.threshold = {memory.threshold:g} (it belongs to the embedder), or "
+                f"look at `trailnotes memory list`{_advise_on_context(config)}")  # fmt: skip
+    return ("nothing is shown, though memory.threshold = -1 lets everything through: there are no tips of the tasks "
+            "that were played. A tip belongs to its task, which must come again: train longer, or on fewer tasks; "
+            f"`trailnotes memory list` shows what there is{_advise_on_context(config)}")  # fmt: skip
 
 
 def _advise_on_context(config: Config) -> str:
@@ -232,11 +226,9 @@ def _check_tip_gain(episodes: Sequence[JsonRecord], config: Config) -> Check:
     helped = trains and any(gain > 0 and bound < math.inf for gain, bound, _ in gains[:-1])
     if helped and last < HARMFUL_GAIN:
         milder = "train a share of these episodes with their tips (algorithm.q_off_policy below 1), or "
-        advice = (
-            "episodes with tips now do worse than the others: the model is unlearning to follow them; "
-            f"{milder if config.algorithm.q_off_policy == 1 else ''}train more slowly (optim.lr, optim.epochs); "
-            "--roles plays which role suffered"
-        )
+        advice = ("episodes with tips now do worse than the others: the model is unlearning to follow them; "
+                  f"{milder if config.algorithm.q_off_policy == 1 else ''}train more slowly (optim.lr, optim.epochs); "
+                  "--roles plays which role suffered")  # fmt: skip
     else:
         advice = "tips do not help their readers: are they right (trailnotes memory list)? does the model obey them?"
     holds = _is_better(last, width)
@@ -268,10 +260,8 @@ def _check_reliance(lines: Sequence[JsonRecord], config: Config) -> Check:
         if (tokens := _off_policy_tokens(line)) and (nats := _get_reliance(line, config)) is not None
     ]
     question = "reliance on tips: log-probability with less without"
-    advice = (
-        "what tips make the model do does not become more likely without them: are there off-policy rows that win "
-        f"(algorithm.q_off_policy = {config.algorithm.q_off_policy:g})?"
-    )
+    advice = ("what tips make the model do does not become more likely without them: are there off-policy rows that "
+              f"win (algorithm.q_off_policy = {config.algorithm.q_off_policy:g})?")  # fmt: skip
     if config.loss.kl:
         advice += f" is loss.kl = {config.loss.kl:g} so large that it holds the model where it was?"
     if not known:

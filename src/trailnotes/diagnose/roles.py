@@ -27,7 +27,7 @@ from trailnotes.runs.dependencies import require_dependencies
 from trailnotes.runs.directory import RunDir, has_begun, load_run_config
 from trailnotes.runs.load_policy import EvaluatedModel, open_evaluated_model, open_policy
 from trailnotes.runs.loop import run_to_end
-from trailnotes.runs.panels import get_family, get_metric_value, write_table
+from trailnotes.runs.panels import get_family, get_metric_value
 from trailnotes.runs.signals import explain_interrupt
 from trailnotes.storage.files import read_jsonl, write_bytes_atomic, write_text_atomic
 from trailnotes.storage.records import trajectory_from_json
@@ -96,7 +96,9 @@ def exchange_roles(
                            "trained weights would write, if they were asked")  # fmt: skip
         with explain_interrupt(f"stopped; {place} keeps what has ended: the same command continues"):
             run_to_end(_play_rows(configs, models, place, make_bar))
-        found = _compute_findings(configs["none"], place)
+        metric, families = config.eval.metric, {task.id: get_family(task) for task in load_panel(configs["none"])}
+        values = {row: _read_task_means(place / row, trials + 1, metric) for row in ROLES_BY_ROW}
+        found = analyse_roles(values, families, metric, config.eval.confidence)
         _write_findings(found, models, place)
         return found, place
 
@@ -123,14 +125,14 @@ async def _play_rows(
         for index, (row, config) in enumerate(configs.items()):
             with (
                 RunDir.open(out / row, config, allow_change=CHANGEABLE_KEYS) as directory,
-                make_bar(_format_title(row)) as bar,
+                make_bar({"none": "start model", "all": "trained model"}.get(row, f"trained {row}")) as bar,
             ):
                 _copy_shared_episodes(out, row, list(ROLES_BY_ROW)[:index])
                 run = AdaptationRun(
                     config, directory, assign_roles(row, policies), pool, models[_get_model_name(row)], bar
                 )
                 await method(run)
-                write_table([figure.result for figure in run.figures], directory.path, [f.name for f in run.figures])
+                run.write_table()
 
 
 def assign_roles(row: str, policies: Mapping[str, Policy]) -> Roles:
@@ -138,10 +140,6 @@ def assign_roles(row: str, policies: Mapping[str, Policy]) -> Roles:
     return Roles(
         *(policies["trained" if role in ROLES_BY_ROW[row] else "start"] for role in ("explorer", "author", "reader"))
     )
-
-
-def _format_title(row: str) -> str:
-    return {"none": "start model", "all": "trained model"}.get(row, f"trained {row}")
 
 
 def _load_role_policy(name: str, config: Config, subject: EvaluatedModel, opened: ExitStack) -> Policy:
@@ -161,12 +159,6 @@ def _copy_shared_episodes(out: Path, row: str, earlier: Sequence[str]) -> None:
             if not apart & roles and theirs.exists() and not ours.exists():
                 ours.parent.mkdir(exist_ok=True)
                 write_bytes_atomic(ours, theirs.read_bytes())
-
-
-def _compute_findings(config: Config, out: Path) -> RoleAnalysis:
-    values = {row: _read_task_means(out / row, config.eval.trials + 1, config.eval.metric) for row in ROLES_BY_ROW}
-    families = {task.id: get_family(task) for task in load_panel(config)}
-    return analyse_roles(values, families, config.eval.metric, config.eval.confidence)
 
 
 def _read_task_means(row: Path, num_trials: int, metric: str) -> list[dict[str, float]]:

@@ -21,7 +21,7 @@ from trailnotes.envs.tasks import load_panel
 from trailnotes.errors import ConfigError
 from trailnotes.rollout import complete_requests, compute_rollout_metrics, run_groups
 from trailnotes.runs.evaluation import EPISODE_KEYS
-from trailnotes.runs.panels import PanelResult, build_eval_config, build_panel_result, write_evaluation
+from trailnotes.runs.panels import PanelResult, build_eval_config, build_panel_result, write_evaluation, write_table
 from trailnotes.runs.usage import ENDPOINT_COST, USAGE_FIELDS, Usage
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import append_jsonl, find_free_path, read_jsonl, split_after
@@ -260,6 +260,10 @@ class AdaptationRun:
         result = build_panel_result(episodes, self.config, subject, memory=memory)
         write_evaluation(self.directory.path / name, self.config, subject, episodes, result)
         return result
+
+    def write_table(self) -> None:
+        """Write the rows of `report` to `table.json` and `table.md`."""
+        write_table([row.result for row in self.figures], self.directory.path, [row.name for row in self.figures])
 
     # -- details
 

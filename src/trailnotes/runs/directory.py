@@ -197,19 +197,15 @@ class RunDir:
                 raise RunError(f"{file} is damaged: move it away, and run the same command again") from None
         starts.append({"time": _now(), "command": command, **_collect_environment(), "changed": dict(changed)})
         identity = load_identity(self.config)
-        if not any(is_within(name, ("env.name", "env.options")) for name in changed):
-            self._validate_env_identity(before, identity)
+        others = [key for key in before if before[key] != identity.get(key)]
+        named = any(is_within(name, ("env.name", "env.options")) for name in changed)
+        if others and identity and not named and has_begun(self.path):  # the same settings name other data
+            raise RunError(f"{self.path} holds a run of {self.config.env.name} with another {', '.join(others)}: put "
+                           "back what it was begun with, or choose another directory")  # fmt: skip
         about = {"name": self.config.run.name, "seed": self.config.run.seed, "starts": starts}
         if known := identity or before:  # where the environment is not here, what was known stays
             about["environment"] = known
         _write(file, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
-
-    def _validate_env_identity(self, before: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-        """Refuse other data under the same settings."""
-        others = [key for key in before if before[key] != identity.get(key)]
-        if others and identity and has_begun(self.path):
-            raise RunError(f"{self.path} holds a run of {self.config.env.name} with another {', '.join(others)}: put "
-                           "back what it was begun with, or choose another directory")  # fmt: skip
 
 
 def load_trackers() -> Any:

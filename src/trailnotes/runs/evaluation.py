@@ -211,11 +211,9 @@ def describe_tip_use(episodes: Sequence[Trajectory], tasks: Sequence[Task], memo
     if not held:
         return f"{none}, since the memory holds no tip"
     if known := len({*held} & {*wanted}):
-        return (
-            f"{none}, though the memory has tips of {known} of the panel's {len(wanted)} tasks: they are switched off "
-            "(`trailnotes memory enable`), less similar to the turns than memory.threshold, or without room beside the "
-            "turns that are left (memory.leave_room, rollout.max_context_tokens)"
-        )
+        return (f"{none}, though the memory has tips of {known} of the panel's {len(wanted)} tasks: they are switched "
+                "off (`trailnotes memory enable`), less similar to the turns than memory.threshold, or without room "
+                "beside the turns that are left (memory.leave_room, rollout.max_context_tokens)")  # fmt: skip
     return (
         f"{none}, since the memory has tips of {len(held)} tasks ({held[0]}, ...) and the panel asks for {len(wanted)} "
         f"others ({wanted[0]}, ...); a tip belongs to the task that it was written about. `trailnotes adapt` writes "

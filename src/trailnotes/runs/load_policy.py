@@ -153,12 +153,10 @@ def build_random_policy(config: Config) -> ScriptedPolicy:
     def script(messages: Sequence[Message]) -> str:
         actions = parse_listed_actions(messages[-1].content, config.rollout.style)
         if not actions:
-            raise PolicyError(
-                'model.path = "random" draws from the admissible actions, and this turn lists none: set '
-                "rollout.show_actions = true, and have the environment offer them (scienceworld: "
-                'env.options.actions = "valid"; textworld: env.options.actions = true; one of your own: '
-                "Observation.actions)"
-            )
+            raise PolicyError('model.path = "random" draws from the admissible actions, and this turn lists none: set '
+                              "rollout.show_actions = true, and have the environment offer them (scienceworld: "
+                              'env.options.actions = "valid"; textworld: env.options.actions = true; one of your own: '
+                              "Observation.actions)")  # fmt: skip
         said = "\n".join(message.content for message in messages)
         return random.Random(derive_seed(config.run.seed, said)).choice(actions)
 

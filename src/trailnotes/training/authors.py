@@ -46,15 +46,12 @@ class AuthorRegistry:
         `credit` is of `compute_tip_credits`; a credit of exactly 0 has no row.
         """
         weight = self.config.algorithm.author_credit
+        ages = range(iteration - self.config.algorithm.author_age, iteration)
         return [
             anchor_sample(written, "tip", 0.0, weight * value)
             for name, value in credit.items()
-            if value and (written := self._find_author(name, iteration))
+            if value and (written := next(filter(None, (self._written.get((i, *name)) for i in ages)), None))
         ]
-
-    def _find_author(self, name: TipKey, iteration: int) -> Completion | None:
-        ages = range(iteration - self.config.algorithm.author_age, iteration)
-        return next((written for i in ages if (written := self._written.get((i, *name)))), None)
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return the state for JSON, with exact floats."""
@@ -88,11 +85,9 @@ def check_author_age(config: Config, num_tasks: int) -> str:
     age, latest = config.algorithm.author_age, -(-(2 * num_tasks - 1) // config.rollout.num_tasks)
     if age >= latest:
         return ""
-    return (
-        f"algorithm.author_age = {age}: of {num_tasks} tasks, {config.rollout.num_tasks} an iteration, one comes back "
-        f"after up to {latest} iterations, and later than {age} no author is credited: set algorithm.author_age = "
-        f"{latest}"
-    )
+    return (f"algorithm.author_age = {age}: of {num_tasks} tasks, {config.rollout.num_tasks} an iteration, one comes "
+            f"back after up to {latest} iterations, and later than {age} no author is credited: set "
+            f"algorithm.author_age = {latest}")  # fmt: skip
 
 
 def compute_author_credit(

@@ -204,10 +204,8 @@ def _validate_recording(out: Path, config: Config) -> None:
     if not (out / "config.toml").is_file():
         return
     if names := [name for name in diff_configs(load_run_config(out), config) if not is_within(name, CHANGEABLE_KEYS)]:
-        raise ConfigError(
-            f"{out} holds what was recorded with another {', '.join(names)}: set it back, or remove that directory, "
-            "and the same command records anew"
-        )
+        raise ConfigError(f"{out} holds what was recorded with another {', '.join(names)}: set it back, or remove that "
+                          "directory, and the same command records anew")  # fmt: skip
 
 
 def iter_recorded_demonstrations(config: Config, run_dir: Path, count_tokens: CountTokens) -> Iterator[Demonstration]:

@@ -36,10 +36,9 @@ def save_checkpoint(run: TrainingRun) -> None:
         _mark_best(run, run.saved)
         checkpoint.prune(root, keep_last=run.config.train.keep_last)
     except (OSError, SafetensorError) as error:
-        raise RunError(
-            f"cannot save iteration {count.iteration} in {root} ({getattr(error, 'strerror', None) or error}): "
-            "free space or fix the permissions"
-        ) from error
+        reason = getattr(error, "strerror", None) or error
+        raise RunError(f"cannot save iteration {count.iteration} in {root} ({reason}): free space or fix the "
+                       "permissions") from error  # fmt: skip
 
 
 def delete_optimizer_state(root: Path) -> None:
@@ -53,10 +52,8 @@ def delete_optimizer_state(root: Path) -> None:
             if not found.problems:
                 checkpoint.strip(found.path, STATE)
     except OSError as error:
-        raise RunError(
-            f"cannot delete the optimiser's state in {root} ({error.strerror}): fix the permissions, or set "
-            "train.keep_optimizer = true"
-        ) from error
+        raise RunError(f"cannot delete the optimiser's state in {root} ({error.strerror}): fix the permissions, or set "
+                       "train.keep_optimizer = true") from error  # fmt: skip
 
 
 def find_final_model(config: Config, run_dir: Path) -> Path | None:

@@ -157,10 +157,8 @@ def _iter_demonstrations(config: Config, count_tokens: Callable[[str], int], see
     demonstrator = load_demonstrator(config.env.name, config.rollout.style)
     if demonstrator is None:
         known = ", ".join(sorted(name for name in demonstrators() if not name.endswith(".full")))
-        raise ConfigError(
-            f"env.name = {config.env.name!r} has no scripted episodes (those that have: {known}); "
-            "name a JSONL file in warmstart.demonstrations"
-        )
+        raise ConfigError(f"env.name = {config.env.name!r} has no scripted episodes (those that have: {known}); name a "
+                          "JSONL file in warmstart.demonstrations")  # fmt: skip
     yield from demonstrator(config, count_tokens, seed)
 
 
@@ -178,18 +176,13 @@ def encode_demonstration(demonstration: Demonstration, chat: ChatFormat) -> Enco
     return EncodedDemonstration(*chat.encode_with_mask(demonstration.messages, demonstration.taught))
 
 
-def unmask_row(row: EncodedDemonstration) -> EncodedDemonstration:
-    """Unmask all tokens but the first one, which has no prefix."""
-    return EncodedDemonstration(row.token_ids, [0, *[1] * (len(row.token_ids) - 1)])
-
-
 def _iter_rows(config: Config, chat: ChatFormat, seed: int) -> Iterator[EncodedDemonstration]:
     limit, too_long = config.rollout.max_context_tokens, 0
     drawing = random.Random(derive_seed(seed, "whole"))
     for demonstration in _iter_demonstrations(config, chat.count_tokens, seed):
         row = encode_demonstration(demonstration, chat)
         if drawing.random() < config.warmstart.whole:
-            row = unmask_row(row)
+            row = EncodedDemonstration(row.token_ids, [0, *[1] * (len(row.token_ids) - 1)])  # all but the first
         too_long = too_long + 1 if len(row.token_ids) > limit else 0
         if too_long == PATIENCE:
             raise ConfigError(f"no demonstration fits rollout.max_context_tokens = {limit}: raise it, or shorten them")

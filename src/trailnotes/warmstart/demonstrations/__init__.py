@@ -58,9 +58,7 @@ def iter_held_out_demonstrations(
     demonstrator = load_demonstrator(config.env.name, config.rollout.style)
     if demonstrator is None:
         known = ", ".join(sorted(name for name in demonstrators() if not name.endswith(".full")))
-        raise ConfigError(
-            f"env.name = {config.env.name!r} has no scripted episodes (those that have: {known}); let the start model "
-            "play instead: trailnotes rehearsal record"
-        )
+        raise ConfigError(f"env.name = {config.env.name!r} has no scripted episodes (those that have: {known}); let "
+                          "the start model play instead: trailnotes rehearsal record")  # fmt: skip
     found: Iterable[Demonstration] = demonstrator.build_held_out(config, count_tokens, seed)
     return found
