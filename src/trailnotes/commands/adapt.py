@@ -1,4 +1,4 @@
-"""`trailnotes adapt`: a method that changes no weights, in a run directory of its own, resumed wherever it stopped."""
+"""`trailnotes adapt`: a method without weight updates, in a run directory that resumes after a stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments that several commands take, the settings that they lead to, and the last line of what they print."""
+"""Arguments of several commands, their settings, and the last line of their output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command in one place: what it is called, what it takes, what it says of itself, what it runs.
+"""Definition of a command: its name, its arguments, its help and its function.
 
 The parsers, their ``--help`` and the page `docs/cli.md` all come from the same table of commands. Importing this
 module, as every start does, loads argparse and little else.
@@ -119,7 +119,7 @@ def parse_command_line(table: CommandTable, words: Sequence[str]) -> argparse.Na
             settings.append(pending.pop(0))
     parser = build_parser(table)
     args, unknown = parser.parse_known_args(rest)
-    if unknown:  # said by the command's own parser, whose usage is what to look at
+    if unknown:  # the command's own parser prints its usage
         args.unfinished.error(
             f"unrecognized arguments: {' '.join(unknown)}{_suggest_options(unknown[0], args.command)}"
         )

@@ -1,4 +1,4 @@
-"""`trailnotes diagnose`: which link of a run is weak; with --roles, which role training has hurt."""
+"""`trailnotes diagnose`: the weak link of a run; with --roles, the role that training has hurt."""
 
 from __future__ import annotations
 

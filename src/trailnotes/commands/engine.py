@@ -1,4 +1,4 @@
-"""`trailnotes engine`: engines that runs on other machines use."""
+"""`trailnotes engine`: engines for runs on other machines."""
 
 from __future__ import annotations
 

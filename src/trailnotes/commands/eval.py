@@ -1,4 +1,4 @@
-"""`trailnotes eval`: how a policy does on a fixed panel."""
+"""`trailnotes eval`: evaluation of a policy on a fixed panel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trailnotes export`: the model of a run as a directory of its own, with adapters apart from their base or merged."""
+"""`trailnotes export`: the model of a run as a directory, with adapters apart or merged."""
 
 from __future__ import annotations
 

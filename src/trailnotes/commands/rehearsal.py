@@ -1,4 +1,4 @@
-"""`trailnotes rehearsal`: conversations that a training holds on to, recorded by its start model or by a script."""
+"""`trailnotes rehearsal`: conversations to rehearse, recorded by the start model or scripted."""
 
 from __future__ import annotations
 

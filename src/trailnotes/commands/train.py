@@ -1,4 +1,4 @@
-"""`trailnotes train`: open or resume a run directory, train, and leave it in order however it ends."""
+"""`trailnotes train`: open or resume a run directory, and train."""
 
 from __future__ import annotations
 

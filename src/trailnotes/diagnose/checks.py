@@ -1,7 +1,7 @@
-"""The chain of a run, link by link, from the tip that is written to the model that needs none.
+"""Checks of a run, from the tip that is written to the model that needs none.
 
-Eight links, each with the number that shows whether it holds and, where it does not, what usually mends it
-(docs/algorithms/empo2.md, "why it may not learn"). Read from the run's own files; nothing is played.
+Eight links, each with its measure and, where it is weak, the usual remedy (docs/algorithms/empo2.md, "why it may not
+learn"). They read the run's own files and play nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Check:
     question: str
     first: float | None  # None: nothing to measure it by
     last: float | None
-    holds: bool | None  # None: nobody can say, from so little
+    holds: bool | None  # None: too few data
     advice: str
     counts: tuple[int, int] = (0, 0)  # what `first` and `last` are means of
     unit: str = ""  # of the counts
@@ -233,7 +233,7 @@ def _check_tip_gain(episodes: Sequence[JsonRecord], config: Config) -> Check:
         advice = "tips do not help their readers: are they right (trailnotes memory list)? does the model obey them?"
     holds = _is_better(last, width)
     if holds is False and helped and last >= HARMFUL_GAIN:
-        holds = True  # they were worth it, though nobody needs them any more
+        holds = True  # they helped, though no reader needs them any more
     return Check(question, gains[0][0], last, holds, advice, (gains[0][2], gains[-1][2]), "episodes")
 
 

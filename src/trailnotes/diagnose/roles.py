@@ -1,9 +1,9 @@
-"""Which role of an adaptation suffers from training: each is given to the trained model alone, the rest to the start.
+"""Exchange of roles: the damage of training to each role of an adaptation.
 
 An adaptation by tips has three roles: the explorer plays trial 0 without tips, the author writes all tips, the reader
-plays the trials with tips. A row of the exchange says which of them the trained model plays; it is a run directory of
-its own, made by the method `empo2-tips`. All rows play the same games by the same seeds, so rows that share a role in
-trial 0 share its episodes, and its tips.
+plays the trials with tips. Each row of the exchange assigns the trained model to some of them, and the initial model to
+the rest; it is a run directory of the method `empo2-tips`. All rows play the same games by the same seeds, so rows
+that share a role in trial 0 share its episodes and tips.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a training run will take of the memory of each device, by part, from the shape of its model.
+"""Memory of a training run on each device, by part, estimated from the shape of its model.
 
-A device holds some parts all the time, and others in phases: while episodes are played, and while it is learned from
-them, of which the largest moment counts. `benchmarks/footprint.py` holds the learner's part against measured peaks.
+A device holds some parts all the time, and others in two phases, acting and learning, of which the larger counts.
+`benchmarks/footprint.py` compares the learner's part with measured peaks.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ GIB = 1 << 30
 DEFAULT_GPU_BYTES = 80e9  # bytes, where no GPU is here
 OVERHEAD = 0.1  # of the peak: kernels, fragments, an embedder
 CPU_ENGINE_BYTES = 0.7e9  # bytes of an engine's process on a CPU, without weights and cache
-SLEEPING_ENGINE_BYTES = (
-    2e9  # bytes that a sleeping engine keeps of a GPU: its context and compiled graphs (not measured)
-)
+SLEEPING_ENGINE_BYTES = 2e9  # context and compiled graphs that a sleeping engine keeps on a GPU (not measured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +122,7 @@ def estimate_for_shape(config: Config, shape: ModelShape) -> Footprint:
     )  # fmt: skip
 
 
-# -- who is where
+# -- parts of each device
 
 
 def _estimate_devices(config: Config, shape: ModelShape, room: float) -> list[DeviceMemory]:
@@ -137,22 +135,16 @@ def _estimate_devices(config: Config, shape: ModelShape, room: float) -> list[De
     taken = set() if config.cluster.address else {str(first + rank) for rank in range(world)}
     ranks = []
     for rank in range(world):
-        held, acting, learning = (
-            dict(estimate_static_parts(config, shape)),
-            {},
-            dict(estimate_update_peak(config, shape)),
-        )
+        held, learning = dict(estimate_static_parts(config, shape)), dict(estimate_update_peak(config, shape))
+        acting: dict[str, float] = {}
         if rank == 0:
             acting = _estimate_caches(config, shape)
             held |= _estimate_acting_weights(config, shape) | (estimate_weight_copies(config, shape) if local else {})
         if rank == 0 and shares:
             engine = _estimate_engine(config, shape, room)
             acting |= {part: size * config.engine.replicas for part, size in engine.items()}
-            learning |= (
-                {"engine, asleep": SLEEPING_ENGINE_BYTES * config.engine.replicas}
-                if _has_sleeping_engines(config)
-                else {}
-            )
+            if _has_sleeping_engines(config):
+                learning |= {"engine, asleep": SLEEPING_ENGINE_BYTES * config.engine.replicas}
         for names in own if starts_engines and not local else ():
             if str(first + rank) in taken.intersection(names):
                 held |= _estimate_engine(config, shape, room, len(names))
@@ -196,10 +188,8 @@ def _detect_device(config: Config) -> tuple[str, float]:
         about = torch.cuda.get_device_properties(device)
         return f"{about.name} ({_format_gib(about.total_memory)} GiB)", float(about.total_memory)
     if not is_on_cpu(config):
-        return (
-            f"a GPU of {DEFAULT_GPU_BYTES / 1e9:.0f} GB ({_format_gib(DEFAULT_GPU_BYTES)} GiB); none is here",
-            DEFAULT_GPU_BYTES,
-        )
+        name = f"a GPU of {DEFAULT_GPU_BYTES / 1e9:.0f} GB ({_format_gib(DEFAULT_GPU_BYTES)} GiB); none is here"
+        return name, DEFAULT_GPU_BYTES
     return f"this machine's memory ({_format_gib(_read_host_memory())} GiB)", _read_host_memory()
 
 
@@ -215,9 +205,7 @@ def _estimate_acting_weights(config: Config, shape: ModelShape) -> dict[str, flo
     parts: dict[str, float] = {}
     if config.engine.name == "hf" and (world > 1 or config.rollout.ahead):
         parts["weights of the model that acts"] = shape.whole * number + 2 * shape.adapters * FLOAT32
-    if config.has_separate_author and (
-        world > 1 or not config.has_reference_model
-    ):  # else it is the learner's reference
+    if config.has_separate_author and (world > 1 or not config.has_reference_model):  # else the learner's reference
         parts["weights of the author of the tips"] = shape.whole * number
     return parts
 
@@ -310,7 +298,7 @@ def estimate_weight_copies(config: Config, shape: ModelShape) -> dict[str, float
     return parts if copies else {}
 
 
-# -- words
+# -- text
 
 
 def _align_columns(lines: Sequence[Sequence[str]]) -> list[str]:

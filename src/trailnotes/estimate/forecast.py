@@ -1,7 +1,7 @@
-"""What a run will take: a small copy of it is played, and what it played is extrapolated.
+"""Forecast of a run's usage, extrapolated from a shrunk copy of it.
 
-Rough: first iterations also fill caches, episodes change in length as the policy does, and games that are solved are
-not played again. What fitting a critic takes grows with its data and is not extrapolated.
+Rough: first iterations also fill caches, episodes change in length as the policy does, and solved games are not played
+again. The usage of fitting a critic grows with its data and is not extrapolated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What one rank of the learner takes of its device's memory, by part: all the time, and in the middle of an update.
+"""Memory of one rank of the learner, by part: all the time, and in the middle of an update.
 
-What is saved for a backward pass was counted in a layer of Qwen2 (`SAVED`); models of other layers differ. Attention
-that writes out its scores (`eager`) takes more.
+`SAVED_BYTES`, kept for a backward pass, were counted in a layer of Qwen2; other layers differ. Attention that writes
+out its scores (`eager`) takes more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many numbers a model is made of, and how they are arranged: nothing is loaded or downloaded."""
+"""Parameter counts and shapes of a model, without loading or downloading it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What mends a run that does not fit its devices: each change of the settings is tried in the estimate first."""
+"""Suggestions for a run that does not fit its devices: settings that make the estimate fit."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from trailnotes.estimate.footprint import GIB, Footprint, count_conversations, e
 from trailnotes.estimate.model_shape import ModelShape, infer_model_shape
 
 BASE_PRESETS = tuple(name for name in PRESETS if f"{name}-lora" in PRESETS)
-MAX_ASSUMED_DEVICES = (
-    8  # devices that ranks may be told to use, and engines besides, where it is not known how many there are
-)
+MAX_ASSUMED_DEVICES = 8  # devices for ranks, and as many for engines, where none is here
 FALLBACK_ADVICE = "set model.path to a smaller model"
 
 

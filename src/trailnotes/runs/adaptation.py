@@ -1,11 +1,11 @@
-"""An adaptation: everything that a method without weight updates asks for, living in one run directory.
+"""An adaptation: the services of a method without weight updates, in one run directory.
 
-A method's code runs from its top at every start. Each episode and each written answer is on disk as soon as it ends, in
-a file of its phase; whatever is there is read back instead of being asked for again. What a method gets is always what
-the file holds, so that a restart cannot make a difference::
+A method's code runs from its top at every start. Each episode and each answer is on disk as soon as it ends, in a file
+of its phase, and is read back at the next start. A method always gets the file's content, so that a restart makes no
+difference::
 
     phases/trial-2.episodes.jsonl   as they end, failed attempts too
-    phases/trial-2.notes.jsonl      what the policy wrote apart from episodes, by index
+    phases/trial-2.notes.jsonl      completions of `write`, by index
     trajectories.jsonl, metrics.jsonl   as of a training run; one iteration for each `log`
 """
 

@@ -1,4 +1,4 @@
-"""What a person sees while something long runs: a bar on a terminal, plain lines everywhere else."""
+"""Progress of long commands: a bar on a terminal, plain lines everywhere else."""
 
 from __future__ import annotations
 

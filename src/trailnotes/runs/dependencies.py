@@ -1,4 +1,4 @@
-"""What a start needs to have installed, looked up before anything is compiled, loaded or written."""
+"""Dependencies of a start, checked before anything is compiled, loaded or written."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def require_dependencies(
     if lacking:
         raise MissingExtraError(f"{'; '.join(lacking.values())}: {format_install_command(*lacking)}")
     path = config.model.path if model is None else model
-    elsewhere = config.cluster.address and not config.engine.urls and not plays_only  # what is there is told from there
+    elsewhere = config.cluster.address and not config.engine.urls and not plays_only  # Ray tells
     if config.engine.name == "vllm" and path != RANDOM and not path.startswith(OPENAI_PREFIX) and not elsewhere:
         from trailnotes.policies.vllm.building import validate_engine_settings
 

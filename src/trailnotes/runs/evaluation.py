@@ -1,4 +1,4 @@
-"""A panel played to its end by one subject, however often it is stopped: what has ended is not played again."""
+"""Evaluation of one model on a panel, which resumes after a stop without repeating finished episodes."""
 
 from __future__ import annotations
 

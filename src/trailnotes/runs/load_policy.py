@@ -1,4 +1,4 @@
-"""Who plays: the model of a run, any other model, one at an endpoint, or chance alone."""
+"""Policies to evaluate or train: of a run, of any other model, of an endpoint, or random."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An event loop from here to the end of one coroutine, in a program and in a notebook alike."""
+"""An event loop for one coroutine, in a program and in a notebook alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixed panels of tasks: played, measured and written down. No torch here: any player will do."""
+"""Fixed panels of tasks: played, measured and written down, without torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trailnotes.storage.files import encode_line, write_bytes_atomic, write_text
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import Mode, Task, Trajectory
 
-JOURNAL_FILE = "episodes.part.jsonl"  # what an evaluation has played that has not ended yet
+JOURNAL_FILE = "episodes.part.jsonl"  # of an unfinished evaluation
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class PanelResult:
     tokens_trained: int = 0  # trained positions, times passes
     seconds: float = 0.0  # of the training
     episodes_with_tips: int = 0  # that were shown a tip at least once
-    remark: str = ""  # what a reader of the numbers must know besides
+    remark: str = ""  # beside the table
 
     def __str__(self) -> str:
         return f"{self.mean:.2f} {self.format_interval(2)}"

@@ -1,4 +1,4 @@
-"""What runs spend, by name: metrics.jsonl, checkpoints, tables and comparisons all take their names from here."""
+"""Usage of runs by name, for metrics.jsonl, checkpoints, tables and comparisons."""
 
 from __future__ import annotations
 
@@ -24,18 +24,12 @@ class Usage:
 
 
 USAGE_FIELDS = tuple(field.name for field in fields(Usage))
-TRAINING_FIELDS = tuple(
-    name for name in USAGE_FIELDS if name != "tokens_read"
-)  # it is read off the episodes where it is wanted
+TRAINING_FIELDS = tuple(name for name in USAGE_FIELDS if name != "tokens_read")  # which episodes tell
 TABLE_FIELDS = tuple(name for name in TRAINING_FIELDS if name != "episodes")  # columns of a panel's table.json
 ENDPOINT_COST = "endpoint/cost"  # of metrics.jsonl, so far
 SPENDING = "spending"  # what an endpoint charged, in the currency of its prices
-PROCESS_FIELDS = ("cpu_seconds", "peak_memory")  # known only of those that were watched
-COMPARISON_FIELDS = (
-    *(name for name in USAGE_FIELDS if name != "episodes"),
-    *PROCESS_FIELDS,
-    SPENDING,
-)  # columns of a comparison
+PROCESS_FIELDS = ("cpu_seconds", "peak_memory")  # only of processes that were measured
+COMPARISON_FIELDS = (*(name for name in USAGE_FIELDS if name != "episodes"), *PROCESS_FIELDS, SPENDING)
 
 
 def build_usage_columns(spent: Mapping[str, float]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Who wrote the tips that are read now, and what that earns them: `algorithm.author_credit`."""
+"""Credit for the authors of tips: `algorithm.author_credit`."""
 
 from __future__ import annotations
 

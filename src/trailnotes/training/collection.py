@@ -1,4 +1,4 @@
-"""Episodes of one iteration: from states that the archive keeps, and in groups whose returns differ."""
+"""Episodes of one iteration: from states of the archive, and in groups of different returns."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""One iteration of a training run: what a method asks for, in the order in which it asks.
+"""One iteration of a training run, with its services in the order in which a method calls them.
 
-All randomness is drawn from (seed, iteration, purpose), never from a generator that lives on; so a run that is
-resumed at an iteration continues exactly as it would have.
+All randomness is drawn from (seed, iteration, purpose), so that a resumed run continues exactly as it would have.
 """
 
 from __future__ import annotations
@@ -76,9 +75,9 @@ class Iteration:
         if isinstance(self.run.prompt_memory, VersionedMemory):
             self._prompt_memory = self.run.prompt_memory.pin_version()
         self._metrics |= self.run.weights.pop_metrics()
-        self.policy.report()  # what was played before is no part of it
+        self.policy.report()  # drops the figures of earlier play
 
-    # -- what a method reads
+    # -- reading
 
     @property
     def config(self) -> Config:
@@ -266,11 +265,7 @@ class Iteration:
         """Count, log, validate and save the iteration."""
         run, count = self.run, self.run.count
         trajectories = [t for group in groups for t in group.trajectories]
-        played = [
-            *trajectories,
-            *self._episodes.left_out,
-            *self._episodes.errors,
-        ]  # what is not trained on has been paid for as well
+        played = [*trajectories, *self._episodes.left_out, *self._episodes.errors]  # all have been paid for
         count.env_steps += sum(len(t.steps) for t in played)
         count.episodes += len(trajectories)
         count.tokens_generated += sum(t.num_tokens for t in played)

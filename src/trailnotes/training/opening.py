@@ -1,4 +1,4 @@
-"""A training run as its directory left it: at its last whole checkpoint, or at its start."""
+"""Opening of a training run at its last whole checkpoint, or at its start."""
 
 from __future__ import annotations
 
@@ -76,9 +76,7 @@ def open_run(
             else:
                 begins = run.memory.reconcile(held, start, aside, tips)
             kept += [aside] if aside.exists() else []
-            run.memory.register_tasks(
-                run.tasks
-            )  # once, or each iteration's new ones would make another version of the memory
+            run.memory.register_tasks(run.tasks)  # once: later ones would make another version of the memory
         if saved is not None or kept:
             progress.note(f"resuming after iteration {done}" + "".join(f"; set aside {path.name}" for path in kept))
         if run.authors is not None and (said := check_author_age(config, len(run.tasks))):

@@ -1,7 +1,7 @@
-"""Learning curves of adaptation: every so often, the present weights play panels with tips, from an empty memory.
+"""Learning curves of adaptation: the present weights periodically play panels with tips, from an empty memory.
 
-A point of the curves is what `trailnotes adapt --method empo2-tips` says of the same weights and games: the trials have
-its seeds. Nothing of it reaches the training: the memory is thrown away, and no counter moves.
+A point of the curves equals `trailnotes adapt --method empo2-tips` of the same weights and games: the trials have its
+seeds. Training is unaffected: the memory is thrown away, and no counter moves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a training run rehearses: conversations of games outside all panels, held to the start model in every update.
+"""Rehearsal of a training run: in every update it anchors conversations of games outside all panels.
 
-The start model plays them itself before training begins (`record`), or they are a file: what somebody wrote, or an
-environment's scripted episodes (`script`).
+The initial model records them before training (`record_rehearsal`), or a file holds them, such as an environment's
+scripted episodes.
 """
 
 from __future__ import annotations

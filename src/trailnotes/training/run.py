@@ -1,4 +1,4 @@
-"""A training run: what lives longer than an iteration, built from one config and living in one run directory."""
+"""A training run: its state beyond one iteration, built from one config in one run directory."""
 
 from __future__ import annotations
 

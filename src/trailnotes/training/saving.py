@@ -1,6 +1,6 @@
-"""Checkpoints of a training run: all that it needs to resume as if it had never stopped.
+"""Checkpoints of a training run, from which it resumes exactly.
 
-No random state is among it: every draw follows from seed and iteration.
+They hold no random state: every draw follows from seed and iteration.
 """
 
 from __future__ import annotations

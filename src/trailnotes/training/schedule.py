@@ -1,4 +1,4 @@
-"""Iterations one after the other, or the next ones played while earlier ones are learned from (`rollout.ahead`)."""
+"""Iterations in sequence, or the next ones played while the learner works on earlier ones (`rollout.ahead`)."""
 
 from __future__ import annotations
 

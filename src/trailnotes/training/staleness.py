@@ -1,8 +1,7 @@
-"""Rows of episodes that were played with older weights than the update begins with (`rollout.ahead`).
+"""Correction of samples that older weights played (`rollout.ahead`).
 
-The correction compares two weights under one prompt, the one that was acted on: how probable the token is now over how
-probable it was then, truncated. EMPO2's own ratio also compares two prompts, with tips and without; truncating that
-would throw away what is to be distilled.
+It compares two weights under one prompt, the one that was acted on, by a truncated ratio of the token's probabilities.
+EMPO2's own ratio also compares two prompts, with tips and without; truncating that would remove the distillation.
 """
 
 from __future__ import annotations

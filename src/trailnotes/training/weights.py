@@ -1,4 +1,4 @@
-"""Weights on their way from the learner to the policy, and the turns in which the policy is used."""
+"""Weights on their way from the learner to the policy, and turns of the policy."""
 
 from __future__ import annotations
 

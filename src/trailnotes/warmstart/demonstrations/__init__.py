@@ -1,4 +1,4 @@
-"""Scripted episodes that a start model imitates: acting without tips, acting on tips, writing a tip afterwards."""
+"""Scripted episodes for imitation: acting without tips, acting on tips, writing a tip afterwards."""
 
 from __future__ import annotations
 

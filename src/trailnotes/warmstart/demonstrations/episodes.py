@@ -1,4 +1,4 @@
-"""Scripts played in an environment, and the conversations that such an episode makes."""
+"""Scripts in an environment, and the conversations of their episodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Demonstrations drawn from recorded episodes: of each game one that an expert plays, and some that wander."""
+"""Demonstrations from recorded episodes: one of an expert for each game, and some wanderings."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Scripted Waymarks episodes, which must not know the answers.
+"""Scripted Waymarks episodes without the answers of any panel.
 
-Each draws a fresh random rule for its family, and a pair of family and rule that any panel holds is never shown; so
-what is learned is how to explore, to follow tips and advice, and to write.
+Each draws a fresh random rule for its family, and never one of a panel; so a model learns to explore, to follow tips
+and advice, and to write.
 """
 
 from __future__ import annotations
@@ -146,9 +146,7 @@ class WaymarksDemonstrator:
     def write_note(self, spec: ws.GameSpec, trajectory: Trajectory) -> str:
         """Write the note about an episode, by the share `wrong_notes` that of another rule."""
         wrong = self.config.warmstart.wrong_notes
-        if (
-            wrong and self.rng.random() < wrong
-        ):  # without any, nothing is drawn, and models of before come out as they did
+        if wrong and self.rng.random() < wrong:  # 0 draws nothing, and so changes no earlier model
             return self.write_wrong_note(spec)
         return self.write_correct_note(spec, trajectory)
 
@@ -216,7 +214,7 @@ class WaymarksDemonstrator:
                 break
         return _build_trajectory(build_demonstration_task(spec), steps, observation, bool(tips)), conversation
 
-    # ------------------------------------------------------------------------------------------ advice
+    # -- advice
 
     def demonstrate_advice(self) -> Demonstration:
         """Draw one step under up to two examples: as they advise where they fit, else explored."""

@@ -1,7 +1,7 @@
-"""Scripted Waymarks episodes in the full wording, for language models that know English before they know the game.
+"""Scripted Waymarks episodes in the full wording, for language models that know English but not the game.
 
-Beside the tip that is right there may be tips of failures, tips that proved wrong, and tips of other families. What
-tells them apart is in their words and scores, and what is done is what follows from them.
+Beside the right tip there may be tips of failures, wrong tips, and tips of other families. Only their words and scores
+differ, and the actions follow from them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Tips about Waymarks in English, in several wordings each, and the rule read back out of such a sentence.
+"""Tips about Waymarks in English, in several wordings each, and the parser of their rules.
 
-Each names the family: a tip may turn up where another family is played. A wording is drawn, so that a reader learns to
-read words and not one format.
+Each names the family: a tip may turn up where another family is played. Drawn wordings teach a reader words and not one
+format.
 """
 
 from __future__ import annotations
