@@ -56,15 +56,9 @@ def _collect_extras(config: Config, model: str | None) -> dict[str, str]:
         wanted["train"] = f"model.path = {path!r}"
     if config.cluster.address:
         wanted["ray"] = f"cluster.address = {config.cluster.address!r}"
-    if config.memory.embedder != "hashing" and _is_embedder_needed(config):
+    name = config.algorithm.name
+    embeds = resolve_method(name).writes_tips or name == TIPS_ONLY_METHOD or config.algorithm.intrinsic != "none"
+    if config.memory.embedder != "hashing" and (embeds or config.train.eval_notes_every > 0):
         extra = "openai" if config.memory.embedder.startswith(OPENAI_PREFIX) else "embed"
         wanted[extra] = f"memory.embedder = {config.memory.embedder!r}"
     return wanted
-
-
-def _is_embedder_needed(config: Config) -> bool:
-    name = config.algorithm.name
-    watched = config.train.eval_notes_every > 0
-    return (
-        resolve_method(name).writes_tips or name == TIPS_ONLY_METHOD or config.algorithm.intrinsic != "none" or watched
-    )

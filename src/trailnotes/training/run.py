@@ -98,19 +98,15 @@ class TrainingRun:
         author = build_model_policy(config, begun) if apart else None
         rehearsed = find_rehearsal(config, directory.path)
         self.rehearsal = Rehearsal(config, rehearsed, self.policy.format) if rehearsed else None
-        self.memory = self._open_memory() if resolve_method(config.algorithm.name).memory else None
-        if self.memory is not None:
+        self.memory: TipMemory | ServedMemory | None = None
+        if resolve_method(config.algorithm.name).memory:
+            path, make = directory.memory_path, self.cluster and self.cluster.make_memory
+            self.memory = make(path) if make else open_memory(path, config.memory, embedder=self.embedder())
             undone.callback(self.memory.close)
         self.prompt_memory: Memory | None = self.memory  # to prompts
         if isinstance(self.memory, TipMemory):  # a service looks to that itself
             self.prompt_memory = make_prompt_memory(self.memory, config.algorithm.show_tips)
         self.weights = WeightSync(config, self.policy, self.learner, author)
-
-    def _open_memory(self) -> TipMemory | ServedMemory:
-        path = self.directory.memory_path
-        if self.cluster is not None:
-            return self.cluster.make_memory(path)
-        return open_memory(path, self.config.memory, embedder=self.embedder())
 
     def _load_learner_model(self) -> Any:
         """Load the learner's model; None where its ranks load it, apart from the policy's."""

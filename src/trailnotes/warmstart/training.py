@@ -30,7 +30,7 @@ from trailnotes.runs.signals import request_stop_on_signals
 from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import write_text_atomic
-from trailnotes.warmstart.demonstrations import Demonstration, demonstrators, load_demonstrator, read_demonstrations
+from trailnotes.warmstart.demonstrations import Demonstration, read_demonstrations, require_demonstrator
 from trailnotes.warmstart.small_model import build_model, train_tokenizer
 
 if TYPE_CHECKING:
@@ -154,11 +154,7 @@ def _iter_demonstrations(config: Config, count_tokens: Callable[[str], int], see
         rng = random.Random(seed)
         while True:
             yield from rng.sample(given, len(given))
-    demonstrator = load_demonstrator(config.env.name, config.rollout.style)
-    if demonstrator is None:
-        known = ", ".join(sorted(name for name in demonstrators() if not name.endswith(".full")))
-        raise ConfigError(f"env.name = {config.env.name!r} has no scripted episodes (those that have: {known}); name a "
-                          "JSONL file in warmstart.demonstrations")  # fmt: skip
+    demonstrator = require_demonstrator(config, "name a JSONL file in warmstart.demonstrations")
     yield from demonstrator(config, count_tokens, seed)
 
 

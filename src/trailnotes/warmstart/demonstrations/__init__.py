@@ -21,6 +21,7 @@ __all__ = [
     "iter_held_out_demonstrations",
     "load_demonstrator",
     "read_demonstrations",
+    "require_demonstrator",
 ]
 
 # By environment. Called with (config, count_tokens, seed), it is an endless iterable of `Demonstration`; so is what its
@@ -47,6 +48,15 @@ def load_demonstrator(env: str, style: Literal["full", "terse"]) -> Any:
     return None if script is None else pkgutil.resolve_name(script)
 
 
+def require_demonstrator(config: Config, fix: str) -> Any:
+    """Return `load_demonstrator` of the settings, or raise a `ConfigError` that names the `fix`."""
+    demonstrator = load_demonstrator(config.env.name, config.rollout.style)
+    if demonstrator is None:
+        known = ", ".join(sorted(name for name in demonstrators() if not name.endswith(".full")))
+        raise ConfigError(f"env.name = {config.env.name!r} has no scripted episodes (those that have: {known}); {fix}")
+    return demonstrator
+
+
 def iter_held_out_demonstrations(
     config: Config, count_tokens: Callable[[str], int], seed: int
 ) -> Iterable[Demonstration]:
@@ -55,10 +65,6 @@ def iter_held_out_demonstrations(
     Raises:
         ConfigError: the environment has no script, or no such games.
     """
-    demonstrator = load_demonstrator(config.env.name, config.rollout.style)
-    if demonstrator is None:
-        known = ", ".join(sorted(name for name in demonstrators() if not name.endswith(".full")))
-        raise ConfigError(f"env.name = {config.env.name!r} has no scripted episodes (those that have: {known}); let "
-                          "the start model play instead: trailnotes rehearsal record")  # fmt: skip
+    demonstrator = require_demonstrator(config, "let the start model play instead: trailnotes rehearsal record")
     found: Iterable[Demonstration] = demonstrator.build_held_out(config, count_tokens, seed)
     return found

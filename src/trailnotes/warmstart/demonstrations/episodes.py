@@ -72,14 +72,20 @@ def build_demonstrations(
     rollout, memory = config.rollout, config.memory
     written = (*build_reflection_messages(trajectory, rollout, memory, count_tokens), Message("assistant", note))
     if not tips:
-        return [Demonstration(written, list_assistant_turns(written), trajectory.task)]
+        return pair_demonstrations(None, written, trajectory.task)
     conversation = Conversation(rollout, memory, count_tokens)
     conversation.start(trajectory.steps[0].observation.instruction or "")
     for step in trajectory.steps:
         conversation.observe(step.observation, () if conversation.shown else tips)
         conversation.act(step.completion.text)
-    acted = tuple(conversation.acting)
-    return [
-        Demonstration(acted, list_assistant_turns(acted), trajectory.task),
-        Demonstration(written, frozenset({len(written) - 1}), trajectory.task),
-    ]
+    return pair_demonstrations(tuple(conversation.acting), written, trajectory.task)
+
+
+def pair_demonstrations(
+    acted: tuple[Message, ...] | None, written: tuple[Message, ...], task: Task
+) -> list[Demonstration]:
+    """Teach the whole conversation `written`, or `acted` on tips, and of the tip-free `written` the last turn alone."""
+    if acted is None:
+        return [Demonstration(written, list_assistant_turns(written), task)]
+    last = frozenset({len(written) - 1})  # nothing in it explains the actions
+    return [Demonstration(acted, list_assistant_turns(acted), task), Demonstration(written, last, task)]

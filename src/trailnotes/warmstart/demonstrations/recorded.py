@@ -53,11 +53,9 @@ class RecordedDemonstrator:
         if self.rng.random() < warm.obey:
             trajectory = self.rng.choice(recorded.all_episodes)
             tips = self.build_praising_tips(trajectory, recorded)
-        elif recorded.gold and self.rng.random() >= warm.read:
-            trajectory = recorded.gold
-            tips = self.build_failure_tips(recorded, trajectory) if self.rng.random() < 0.3 else ()
         else:
-            trajectory = self.rng.choice(recorded.wandered)
+            plays_gold = recorded.gold and self.rng.random() >= warm.read
+            trajectory = recorded.gold if recorded.gold and plays_gold else self.rng.choice(recorded.wandered)
             tips = self.build_failure_tips(recorded, trajectory) if self.rng.random() < 0.3 else ()
         return self.build_rows(trajectory, tips)
 

@@ -30,8 +30,9 @@ from trailnotes.envs.waymarks.env import (
 )
 from trailnotes.errors import ConfigError
 from trailnotes.prompts import Conversation, build_reflection_messages, truncate
-from trailnotes.storage.demonstrations import Demonstration, list_assistant_turns
-from trailnotes.types import Completion, Message, Observation, Step, Task, Tip, Trajectory
+from trailnotes.storage.demonstrations import Demonstration
+from trailnotes.types import Completion, Message, Step, Task, Tip, Trajectory
+from trailnotes.warmstart.demonstrations.episodes import pair_demonstrations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -116,15 +117,7 @@ class WaymarksDemonstrator:
         tips, actions = self.draw_lesson(spec)
         trajectory, conversation = self.play(spec, tips, actions)
         written = (*self.build_request(spec, trajectory), Message("assistant", self.write_note(spec, trajectory)))
-        last = len(written) - 1
-        if not tips:
-            return [Demonstration(written, list_assistant_turns(written), trajectory.task)]
-        acted = tuple(conversation.acting)
-        # The tip-free view of an episode that followed tips must not teach its actions: nothing in it explains them.
-        return [
-            Demonstration(acted, list_assistant_turns(acted), trajectory.task),
-            Demonstration(written, frozenset({last}), trajectory.task),
-        ]
+        return pair_demonstrations(tuple(conversation.acting) if tips else None, written, trajectory.task)
 
     def draw_lesson(self, spec: ws.GameSpec) -> tuple[tuple[Tip, ...], tuple[str, ...]]:
         """Draw the tips of an episode, and the actions that follow from them."""
@@ -212,7 +205,12 @@ class WaymarksDemonstrator:
             observation = after
             if observation.done:
                 break
-        return _build_trajectory(build_demonstration_task(spec), steps, observation, bool(tips)), conversation
+        trajectory = Trajectory(
+            build_demonstration_task(spec), tuple(steps), observation,
+            "terminated" if observation.terminated else "truncated", observation.success, observation.score,
+            observation.max_score, mode="on_policy_tips" if tips else "plain",
+        )  # fmt: skip
+        return trajectory, conversation
 
     # -- advice
 
@@ -324,11 +322,3 @@ def has_read(spec: ws.GameSpec, trajectory: Trajectory) -> bool:
 def build_demonstration_task(spec: ws.GameSpec) -> Task:
     """Build the task of a demonstration, under a unique id."""
     return make_task(spec, f"demonstration/{spec.kind}/{spec.family}/{spec.seed}")
-
-
-def _build_trajectory(task: Task, steps: list[Step], final: Observation, with_tips: bool) -> Trajectory:
-    return Trajectory(
-        task=task, steps=tuple(steps), final_observation=final,
-        outcome="terminated" if final.terminated else "truncated", success=final.success, score=final.score,
-        max_score=final.max_score, mode="on_policy_tips" if with_tips else "plain",
-    )  # fmt: skip
