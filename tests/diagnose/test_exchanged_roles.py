@@ -229,6 +229,6 @@ def test_whoever_interrupts_learns_that_the_same_command_continues(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(players["start"], "generate", interrupted)
-    with pytest.raises(Interrupted, match=r"roles/test keeps what has ended: the same command continues") as caught:
+    with pytest.raises(Interrupted, match=r"roles/test keeps all finished work: the same command continues") as caught:
         exchange(run_dir)
     assert caught.value.number == signal.SIGINT

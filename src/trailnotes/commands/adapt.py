@@ -69,7 +69,7 @@ def adapt(
         MissingExtraError: a package that the settings need is not installed.
         BudgetError: a spending limit was reached; finished episodes are on disk.
         RunError: `out` is in use, damaged, or belongs to another config.
-        Interrupted: a `KeyboardInterrupt`, which says that what has ended is kept.
+        Interrupted: a `KeyboardInterrupt`, which says that finished work is kept.
     """
     from trailnotes.config.toml import RUNTIME_KEYS
     from trailnotes.config.unused import warn_unused
@@ -90,7 +90,7 @@ def adapt(
         allowed = [*RUNTIME_KEYS, *CHANGEABLE_KEYS, *allow_change]
         with (
             RunDir.open(out, config, allow_change=allowed, fixed=FIXED_ADAPTATION_KEYS) as directory,
-            explain_interrupt(f"stopped; {directory.path} keeps what has ended: the same command continues"),
+            explain_interrupt(f"stopped; {directory.path} keeps all finished work: the same command continues"),
         ):
             figures = run_to_end(_adapt(config, directory, subject, progress))
     curve = [figure.result for figure in figures if figure.trial is not None]

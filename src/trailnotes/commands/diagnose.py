@@ -19,7 +19,7 @@ def _run(args: Namespace) -> None:
         _run_role_exchange(args)
         return
     if any(getattr(args, name) for name in ("config", "out", "start", "trials", "settings")):
-        raise ConfigError("without --roles nothing is played, and no setting changes what is read: add --roles")
+        raise ConfigError("without --roles nothing is played, and no setting has an effect: add --roles")
     from trailnotes.diagnose.checks import diagnose
 
     print(diagnose(args.run_dir))

@@ -65,7 +65,7 @@ def _require_regular_files(model: Path, *, named: bool) -> None:
         mode = place.lstat().st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise ConfigError(f"{place} is no regular file or folder, so nothing was copied: remove it, or put a copy "
-                              "of what it leads to in its place")  # fmt: skip
+                              "of its target in its place")  # fmt: skip
 
 
 def _merge(out: Path, dtype: Dtype, config: ModelConfig) -> float:
@@ -89,7 +89,7 @@ def _merge(out: Path, dtype: Dtype, config: ModelConfig) -> float:
 def _run(args: Namespace) -> None:
     lost = export(args.subject, args.out, merge=args.merge, dtype=args.dtype, base=args.base)
     if lost is not None and args.dtype != "float32":
-        print(f"rounding to {args.dtype} has lost {lost:.0%} of what the adapters had changed")
+        print(f"rounding to {args.dtype} has lost {lost:.0%} of the adapters' change")
     print(f"model: {args.out}")
 
 

@@ -223,7 +223,7 @@ def _run(args: Namespace) -> None:
 TRAIN = Command(
     name="train", summary="train a model in an environment",
     about="Train a model by the method that the config names, in a run directory of its own. The same command on a "
-    "directory that holds a run resumes where its last checkpoint stands. Ctrl-C finishes the iteration and saves; a "
+    "directory that holds a run resumes from its last checkpoint. Ctrl-C finishes the iteration and saves; a "
     "second one stops at once. SIGTERM and a closed terminal do the same. A run that is stopped so exits with 130, "
     "143 or 129. An environment of your own needs no CONFIG: --env.name module:Class and --model.path MODEL are "
     "enough.",

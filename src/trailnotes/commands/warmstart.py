@@ -85,7 +85,7 @@ WARMSTART = Command(
     about="With model.path empty: train a tokenizer on the environment's text and a small model on its scripted "
     "episodes, without any download. With model.path set: plain supervised fine-tuning of that model, for example on "
     "the JSONL file that warmstart.demonstrations names; of adapters on it with model.lora.enabled. The same command "
-    "on an unfinished model resumes where its checkpoint stands. Ctrl-C finishes the step and saves.",
+    "on an unfinished model resumes from its checkpoint. Ctrl-C finishes the step and saves.",
     example="trailnotes warmstart configs/demo-warmstart.toml --out runs/start --warmstart.steps 20", run=_run,
     arguments=(
         CONFIG,

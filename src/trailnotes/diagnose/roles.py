@@ -73,7 +73,7 @@ def exchange_roles(
     Raises:
         ConfigError: `run_dir` is no trained run, there are no trials with tips, or the initial model does not load.
         RunError: `out` holds an exchange of another checkpoint or with other settings, or is in use.
-        Interrupted: a `KeyboardInterrupt`, which says that what has ended is kept.
+        Interrupted: a `KeyboardInterrupt`, which says that finished work is kept.
     """
     if trials < 1:
         raise ConfigError("the reader plays the trials after trial 0: ask for one or more of them")
@@ -92,9 +92,9 @@ def exchange_roles(
         if said := describe_training_overlap(subject.trained, config):
             logger.warning("%s", said)
         if subject.trained.algorithm.author == "start":
-            logger.warning("the tips of this run are written by its start model: rows with another author are what the "
-                           "trained weights would write, if they were asked")  # fmt: skip
-        with explain_interrupt(f"stopped; {place} keeps what has ended: the same command continues"):
+            logger.warning("the tips of this run are written by its start model: rows with another author show what "
+                           "the trained weights would write")  # fmt: skip
+        with explain_interrupt(f"stopped; {place} keeps all finished work: the same command continues"):
             run_to_end(_play_rows(configs, models, place, make_bar))
         metric, families = config.eval.metric, {task.id: get_family(task) for task in load_panel(configs["none"])}
         values = {row: _read_task_means(place / row, trials + 1, metric) for row in ROLES_BY_ROW}

@@ -292,7 +292,7 @@ def estimate_weight_copies(config: Config, shape: ModelShape) -> dict[str, float
     """Estimate these copies, and vLLM's files of the newest and the last weights, in memory if there is room."""
     copies, lora = count_weight_copies(config), config.model.lora.enabled
     trained = shape.adapters if lora else shape.whole
-    parts = {"weights handed to what acts": copies * trained * (FLOAT32 if lora else get_dtype_size(config))}
+    parts = {"weights handed to the policy": copies * trained * (FLOAT32 if lora else get_dtype_size(config))}
     if config.engine.name == "vllm":
         parts["the same in files"] = 2 * trained * get_dtype_size(config)
     return parts if copies else {}

@@ -51,8 +51,8 @@ FIXED_ADAPTATION_KEYS = (
     *("model.path", "model.base", "model.dtype", "model.template_options", "algorithm"),
     *("reflexion", "rememberer", "retrospex", "eval.meet_split", "eval.meet_tasks", "train.split", "train.num_tasks"),
 )
-"""The settings that decide what a trial plays and writes: a run that has begun keeps them, since it reads back whatever
-has ended and would report it under the new ones. The device and the engine may change where that is allowed."""
+"""The settings that decide the episodes and tips of a trial: a run that has begun keeps them, since it would report old
+episodes under new ones. The device and the engine may change where that is allowed."""
 
 
 def build_adaptation_config(config: Config, method: str, subject: EvaluatedModel, trials: int) -> Config:
@@ -155,7 +155,7 @@ class AdaptationRun:
         Raises:
             ConfigError: no episode of this run could be played; the same command tries all of them again.
         """
-        assert len({task.id for task in tasks}) == len(tasks), "a task stands in a phase once"
+        assert len({task.id for task in tasks}) == len(tasks), "each task is in a phase once"
         mode = mode or ("plain" if memory is None and make_actor is None else "on_policy_tips")
         journal = self._get_journal_path(phase, "episodes")
         done = [trajectory_from_json(record) for record in _read_episodes(journal, tasks)]

@@ -3,16 +3,15 @@
 ::
 
     config.toml          the resolved settings
-    run.json             seed, each start (when, by which command, with which versions), and the identity of what is
-                         played, where the environment has one
+    run.json             seed, each start (time, command, versions), and the identity of the environment, if any
     metrics.jsonl        one line an iteration
     trajectories.jsonl   whole episodes
     memory.db            the tips
     memory.start.db      those that training began with
-    rehearsal/           what the start model recorded before training, with rehearsal.split
+    rehearsal/           recording of the start model before training, with rehearsal.split
     checkpoints/         step-000010/ ... as `checkpoint` writes them
     tensorboard/         drawn from metrics.jsonl, if run.trackers has it
-    trackers/            what the others know this run by, and what they keep here
+    trackers/            ids and files of the other trackers
     lock                 held by the process that trains
 """
 
@@ -201,7 +200,7 @@ class RunDir:
         named = any(is_within(name, ("env.name", "env.options")) for name in changed)
         if others and identity and not named and has_begun(self.path):  # the same settings name other data
             raise RunError(f"{self.path} holds a run of {self.config.env.name} with another {', '.join(others)}: put "
-                           "back what it was begun with, or choose another directory")  # fmt: skip
+                           "the original data back, or choose another directory")  # fmt: skip
         about = {"name": self.config.run.name, "seed": self.config.run.seed, "starts": starts}
         if known := identity or before:  # where the environment is not here, what was known stays
             about["environment"] = known
@@ -297,7 +296,7 @@ def _write(path: Path, text: str) -> None:
     try:
         write_text_atomic(path, text)
     except OSError as error:
-        raise RunError(f"cannot write {path} ({error.strerror}): what was there before is unchanged; free space or fix "
+        raise RunError(f"cannot write {path} ({error.strerror}): the old file is unchanged; free space or fix "
                        "the permissions, then run the same command again") from error  # fmt: skip
 
 

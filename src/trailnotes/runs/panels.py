@@ -44,7 +44,7 @@ class PanelResult:
     seeds: int
     num_tasks: int
     num_episodes: int
-    interval: str  # what it is of, and how it was made
+    interval: str  # its scope and its method
     tokens_generated: int = 0  # by the training: actions and tips
     tokens_trained: int = 0  # trained positions, times passes
     seconds: float = 0.0  # of the training

@@ -167,12 +167,12 @@ def record_rehearsal(config: Config, out: Path, progress: ProgressBar | None = N
         ConfigError: the split has a game that is trained on or evaluated, no episode could be played, or `out` holds a
             recording with other settings.
         RunError: `out` is in use, or holds something else.
-        Interrupted: a `KeyboardInterrupt`, which says that what has ended is kept.
+        Interrupted: a `KeyboardInterrupt`, which says that finished work is kept.
     """
     path, played = out / REHEARSAL_FILE, build_recording_config(config)
     _validate_recording(out, played)
     if not path.is_file():
-        with explain_interrupt(f"stopped while recording; {out} keeps what has ended: the same command continues"):
+        with explain_interrupt(f"stopped while recording; {out} keeps all finished work: the same command continues"):
             _play_recording(played, out, path, progress)
         gc.collect()  # the model is in circles, and a training that follows needs its room at once
     return path
@@ -204,7 +204,7 @@ def _validate_recording(out: Path, config: Config) -> None:
     if not (out / "config.toml").is_file():
         return
     if names := [name for name in diff_configs(load_run_config(out), config) if not is_within(name, CHANGEABLE_KEYS)]:
-        raise ConfigError(f"{out} holds what was recorded with another {', '.join(names)}: set it back, or remove that "
+        raise ConfigError(f"{out} holds a recording with another {', '.join(names)}: set it back, or remove that "
                           "directory, and the same command records anew")  # fmt: skip
 
 
@@ -267,7 +267,7 @@ def require_remaining_budget(train: TrainConfig, spent: Mapping[str, float]) -> 
     """
     if train.compute_progress(spent) >= 1.0:
         raise ConfigError(
-            f"recording what is to be rehearsed takes {spent['env_steps']:,.0f} environment steps and "
+            f"recording the rehearsal takes {spent['env_steps']:,.0f} environment steps and "
             f"{spent['tokens_generated']:,.0f} tokens, and leaves nothing to train: raise train.max_env_steps and "
             "train.max_tokens, or lower rehearsal.num_tasks, num_samples or trials"
         )

@@ -115,7 +115,7 @@ class TrainingRun:
             return self.policy.model
         if self.config.learner.world_size > 1:
             return None
-        self._seed_adapters()  # what is played while an update changes weights needs its own
+        self._seed_adapters()  # a policy that samples during an update needs its own
         return load_model(self.config.model)[0]
 
     def _seed_adapters(self) -> None:

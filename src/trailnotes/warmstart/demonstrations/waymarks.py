@@ -83,7 +83,7 @@ class WaymarksDemonstrator:
         asked = (options.get(name, default) for name, default in FAMILY_OPTIONS.items())
         spare = select_families(*asked)["spare"]
         if not spare:
-            raise ConfigError("every family is trained or examined: leave some out of env.options")
+            raise ConfigError("every family is in training or evaluation: leave some out of env.options")
         return cls(config, count_tokens, seed, spare)
 
     def __iter__(self) -> Iterator[Demonstration]:
