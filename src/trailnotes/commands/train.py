@@ -57,11 +57,13 @@ def train(config: Config, run_dir: StrPath, *, allow_change: Sequence[str] = (),
             good, and the settings ask for more.
         Interrupted: a `KeyboardInterrupt`: asked to stop before the end; the last checkpoint is safe.
     """
+    from trailnotes.memory.tipfile import read_tips
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.loop import run_to_end
     from trailnotes.training.preflight import run_preflight
 
-    tips = run_preflight(config, memory)
+    tips = None if memory is None else read_tips(memory)
+    run_preflight(config, tips)
     from trailnotes.training.saving import find_final_model  # takes the extra `train`
 
     last = find_final_model(config, Path(run_dir))
@@ -70,7 +72,7 @@ def train(config: Config, run_dir: StrPath, *, allow_change: Sequence[str] = (),
         if last is not None:
             return last
         _record_rehearsal(config, directory)
-        return run_to_end(_train(config, directory, tips, cluster))
+        return run_to_end(_train(config, directory, tips or (), cluster))
 
 
 def _open_cluster(config: Config) -> AbstractContextManager[Cluster | None]:
@@ -145,9 +147,10 @@ def dry_run(
     Raises:
         ConfigError: a setting that cannot work, or a device that is too small; so do all early errors of a real run.
     """
+    from trailnotes.memory.tipfile import read_tips
     from trailnotes.training.preflight import run_preflight
 
-    run_preflight(config, memory, machine=False)
+    run_preflight(config, None if memory is None else read_tips(memory), machine=False)
     from trailnotes.estimate.footprint import estimate_footprint
     from trailnotes.estimate.forecast import (
         count_rehearsal_episodes,

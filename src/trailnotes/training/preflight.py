@@ -9,14 +9,13 @@ from trailnotes.config.schema import Config
 from trailnotes.config.unused import warn_unused
 from trailnotes.envs.tasks import load_training_tasks, validate_splits
 from trailnotes.errors import ConfigError
-from trailnotes.memory.tipfile import read_tips
 from trailnotes.runs.dependencies import require_dependencies
 from trailnotes.training.rehearsal import validate_rehearsal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from trailnotes.types import StrPath, Tip
+    from trailnotes.types import Tip
 
 
 def _validate_model(config: Config) -> None:
@@ -43,31 +42,31 @@ CHECKS = (
 )
 
 
-def run_preflight(config: Config, memory: StrPath | None = None, *, machine: bool = True) -> list[Tip]:
+def run_preflight(config: Config, tips: Sequence[Tip] | None = None, *, machine: bool = True) -> None:
     """Run all checks of a training's settings, in order.
 
-    `machine`: whether packages and model files must be on this machine. Returns the tips of `memory`.
+    Args:
+        config: of the training.
+        tips: to begin with; None without `--memory`.
+        machine: whether packages and model files must be on this machine.
 
     Raises:
         ConfigError: a setting that cannot work.
         MissingExtraError: a package that the settings need is not installed.
-        MemoryStoreError: `memory` cannot be read.
     """
     for check in CHECKS:
         if machine or not check.of_machine:
             check.run(config)
-    return [] if memory is None else _load_tips(config, memory)
+    if tips is not None:
+        _validate_tips(config, tips)
 
 
-def _load_tips(config: Config, memory: StrPath) -> list[Tip]:
+def _validate_tips(config: Config, tips: Sequence[Tip]) -> None:
     if not resolve_method(config.algorithm.name).memory:
         raise ConfigError(f"{config.algorithm.name} trains without a memory: leave out --memory")
-    tips = read_tips(memory)
     played = [task.id for task in load_training_tasks(config)]
     if not {tip.namespace for tip in tips} & {*played}:
         found = f"they are of {tips[0].namespace}, for example; " if tips else ""
-        raise ConfigError(
-            f"{memory}: none of its {len(tips)} tips is of a task of this run: {found}this run plays {played[0]} and "
-            f"{len(played) - 1} others, and shows a tip in its own task only: name a file with tips of these"
-        )
-    return tips
+        raise ConfigError(f"--memory: none of its {len(tips)} tips is of a task of this run: {found}this run plays "
+                          f"{played[0]} and {len(played) - 1} others, and shows a tip in its own task only: "
+                          "name a file with tips of these")  # fmt: skip
