@@ -10,8 +10,8 @@ import pytest
 
 from small import small_config
 from trailnotes.commands import main
+from trailnotes.config.model_schema import ENGINE_TOKEN_VARIABLE
 from trailnotes.config.toml import to_toml
-from trailnotes.policies.vllm.remote import ENGINE_TOKEN_VARIABLE
 
 
 @pytest.fixture
