@@ -29,7 +29,7 @@ from trailnotes.runs.directory import RunDir
 from trailnotes.storage.files import read_jsonl
 from trailnotes.training.opening import open_run_with_pool
 from trailnotes.training.schedule import run_method
-from trailnotes.training.training import TrainingRun
+from trailnotes.training.run import TrainingRun
 from trailnotes.types import Observation, Task
 
 TIMINGS = ("seconds", "update/seconds", "update/seconds_reference")
@@ -166,7 +166,7 @@ def command(words: Sequence[str], touched: Path, fatal: int, number: int = signa
 def run_command(words: Sequence[str], touched: Path, fatal: int = 0, number: int = signal.SIGKILL) -> int:
     """Exit code of `command`, negative for the signal that ended it."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["trailnotes.training.training", "tinyrun"])
+    context.set_forkserver_preload(["trailnotes.training.run", "tinyrun"])
     process = context.Process(target=command, args=(words, touched, fatal, number))
     process.start()
     process.join(120)

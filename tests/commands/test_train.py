@@ -40,7 +40,7 @@ from trailnotes.runs.directory import RunDir
 from trailnotes.runs.load_policy import open_evaluated_model
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import read_jsonl
-from trailnotes.training import training as run_module
+from trailnotes.training import run as run_module
 
 
 def long_config(start_model: Path) -> Config:

@@ -20,9 +20,9 @@ from trailnotes.config.toml import to_toml
 from trailnotes.diagnose.roles import exchange_roles
 from trailnotes.errors import BudgetError, ConfigError, Interrupted, RunError
 from trailnotes.reporting.roles import ROLES_BY_ROW, RoleAnalysis
+from trailnotes.runs.usage import Counters
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import read_jsonl
-from trailnotes.training.saving import Counters
 from trailnotes.types import Message, Observation, Task
 
 NUM, LOCKED = 12, "test_exchanged_roles:Locked"
@@ -88,7 +88,7 @@ def players(monkeypatch: pytest.MonkeyPatch) -> dict[str, Guesser]:
     """The models by name: "start" is whole, "model" is the checkpoint's."""
     cast: dict[str, Guesser] = {"start": Guesser(), "model": Guesser()}
     monkeypatch.setattr(LOAD_POLICY, lambda _, subject, __: cast[Path(subject.model).name])
-    monkeypatch.setattr("trailnotes.diagnose.roles.draw", lambda *_: None)
+    monkeypatch.setattr("trailnotes.diagnose.roles.plot_roles", lambda *_: None)
     return cast
 
 
@@ -229,6 +229,6 @@ def test_whoever_interrupts_learns_that_the_same_command_continues(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(players["start"], "generate", interrupted)
-    with pytest.raises(Interrupted, match=r"roles/test keeps what has ended: the same command continues") as caught:
+    with pytest.raises(Interrupted, match=r"roles/test keeps all finished work: the same command continues") as caught:
         exchange(run_dir)
     assert caught.value.number == signal.SIGINT

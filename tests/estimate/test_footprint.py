@@ -265,13 +265,13 @@ def test_what_acts_apart_has_copies_of_the_weights_on_the_host(sections: dict[st
     config = settings(model=FULL, **sections)
     count = seven().whole
     host = estimated(config).host
-    assert host.get("weights handed to what acts", 0.0) == copies * 2 * count
+    assert host.get("weights handed to the policy", 0.0) == copies * 2 * count
     assert host.get("the same in files", 0.0) == (4 * count if "engine" in sections else 0.0)
     on_host = settings(model=FULL | {"device": "cpu"}, **sections)
-    assert estimated(on_host).devices[0].held.get("weights handed to what acts", 0.0) == copies * 2 * count
+    assert estimated(on_host).devices[0].held.get("weights handed to the policy", 0.0) == copies * 2 * count
     adapters = estimated(settings(model=FULL | {"lora": {"enabled": True}}, **sections)).host
     alone = copies + (sections == {"rollout": {"ahead": 1}, "algorithm": {"author": "start"}})  # no model of its own
-    assert adapters.get("weights handed to what acts", 0.0) == alone * 4 * seven_with_adapters()
+    assert adapters.get("weights handed to the policy", 0.0) == alone * 4 * seven_with_adapters()
 
 
 def seven_with_adapters() -> float:

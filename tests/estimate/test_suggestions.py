@@ -128,4 +128,4 @@ def one_look(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(path: str, lora: bool) -> ModelShape | None:
         return infer_model_shape(ModelConfig(path=path, lora=LoraConfig(enabled=lora)))
 
-    monkeypatch.setattr(remedies, "shape_of", lambda model: found(model.path, model.lora.enabled))
+    monkeypatch.setattr(remedies, "infer_model_shape", lambda model: found(model.path, model.lora.enabled))

@@ -28,7 +28,7 @@ from trailnotes.memory import embedder_of, make_embedder, open_memory
 from trailnotes.memory.exchange import open_store, search_tips
 from trailnotes.memory.remote import BATCH_CHARS, BATCH_TEXTS, EndpointEmbedder
 from trailnotes.memory.retrieval import HashingEmbedder
-from trailnotes.runs.needs import _collect_extras
+from trailnotes.runs.dependencies import _collect_extras
 from trailnotes.types import Tip
 from trailnotes_lab.view.pages import render_page
 from trailnotes_lab.view.window import Window

@@ -36,7 +36,7 @@ def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "faults"
     path.mkdir()
     monkeypatch.setenv("FAKE_ENGINE", str(path))
-    monkeypatch.setattr(vllm, "vllm_policy", partial(vllm.make_vllm_policy, core=CORE))
+    monkeypatch.setattr(vllm, "make_vllm_policy", partial(vllm.make_vllm_policy, core=CORE))
     return path
 
 

@@ -99,7 +99,7 @@ def test_ahead_by_one_every_iteration_but_the_first_is_one_version_behind(
     assert [line["stale/versions"] for line in lines] == [0.0, 1.0, 1.0, 1.0]
     assert "stale/weight" not in lines[0]
     assert all(0 < line["stale/weight"] <= 2 for line in lines[1:])
-    assert (run.version, run.count.iteration) == (4, 4)
+    assert (run.weights.version, run.count.iteration) == (4, 4)
 
 
 def test_ahead_by_one_repeats_bit_for_bit(start_model: Path, tmp_path: Path) -> None:
@@ -119,9 +119,9 @@ def test_a_policy_with_weights_of_its_own_plays_like_one_that_shares_them(
     ahead = tiny_config(start_model, model=model | {"path": str(start_model)}, rollout={"ahead": 1, "num_tasks": 5})
 
     async def one_by_one(method: Any, run: Any, _ahead: int) -> None:
-        while not run.finished:
+        while not run.is_finished:
             iteration = Iteration(run, run.count.iteration)
-            await run.start_playing()
+            await run.weights.acquire()
             iteration.begin()
             await method(iteration)
 
@@ -173,7 +173,7 @@ def test_the_last_checkpoint_has_nothing_of_an_iteration_that_was_dropped(
 
     monkeypatch.setattr(Iteration, "rollout", asked_to_stop)
     run = train_in_process(tiny_config(start_model, rollout={"ahead": ahead, "num_tasks": 5}), tmp_path)
-    assert run.count.iteration == run.version == len(metrics(tmp_path))
+    assert run.count.iteration == run.weights.version == len(metrics(tmp_path))
     assert run.count.iteration in {done, done - 1}, "the one before may end while the next is played"
     with closing(sqlite3.connect(tmp_path / "memory.db")) as connection:
         assert connection.execute("SELECT max(step) FROM tips").fetchone() == (run.count.iteration - 1,)
@@ -211,7 +211,7 @@ def test_a_run_that_cannot_be_built_closes_what_there_was(
         raise RunError("no rows")
 
     monkeypatch.setattr(Learner, "close", lambda _: closed.append("learner"))
-    monkeypatch.setattr("trailnotes.training.training.open_memory", lambda *_, **__: fails())
+    monkeypatch.setattr("trailnotes.training.run.open_memory", lambda *_, **__: fails())
     with pytest.raises(RunError, match="no rows"):
         train(tiny_config(start_model), tmp_path)
     assert closed == ["learner"]

@@ -20,7 +20,7 @@ from trailnotes.envs.tasks import (
     validate_splits,
 )
 from trailnotes.errors import ConfigError
-from trailnotes.runs.needs import require_dependencies
+from trailnotes.runs.dependencies import require_dependencies
 from trailnotes.storage.files import read_jsonl
 
 pytestmark = pytest.mark.usefixtures("same_threads")
@@ -111,7 +111,7 @@ def test_games_that_are_watched_are_not_rehearsed() -> None:
 
 
 def test_a_curve_with_tips_needs_the_embedder_whatever_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trailnotes.runs.needs.missing_package", lambda extra: extra)
+    monkeypatch.setattr("trailnotes.runs.dependencies.find_missing_module", lambda extra: extra)
     grpo: dict[str, Any] = {"algorithm": {"name": "grpo"}, "memory": {"embedder": "minilm"}}
     with pytest.raises(ImportError, match=r"memory\.embedder"):
         require_dependencies(small_config(train={"eval_notes_every": 1}, **grpo))

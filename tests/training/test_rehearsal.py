@@ -384,7 +384,7 @@ def test_whoever_interrupts_learns_that_the_same_command_continues(
     }
     assert main(words[command]) == 128 + number
     kept = out / "rehearsal" if command == "train" else out
-    assert f"{kept} keeps what has ended: the same command continues" in capsys.readouterr().err
+    assert f"{kept} keeps all finished work: the same command continues" in capsys.readouterr().err
 
 
 def test_a_resumed_run_counts_the_recording_once(start_model: Path, alone: Path, tmp_path: Path) -> None:

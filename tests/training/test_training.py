@@ -17,8 +17,8 @@ from trailnotes.config.schema import Config
 from trailnotes.errors import EnvError
 from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes.policies.hf.policy import load_model
-from trailnotes.training import training
-from trailnotes.training.training import Counters, TrainingRun
+from trailnotes.training import run as run_module
+from trailnotes.training.run import Counters, TrainingRun
 from trailnotes.types import Observation
 
 
@@ -77,7 +77,7 @@ def test_the_start_model_is_loaded_once_for_whoever_needs_it(
     held: bool,
 ) -> None:
     made: list[Any] = []
-    monkeypatch.setattr(training, "load_model", lambda config: made.append(load_model(config)[0]) or (made[-1], None))
+    monkeypatch.setattr(run_module, "load_model", lambda config: made.append(load_model(config)[0]) or (made[-1], None))
     run = train_in_process(tiny_config(start_model, train={"iterations": 1}, **sections), tmp_path)
     assert len(made) == loaded
     assert [model for model in run.learner.models if model in made] == made * held

@@ -72,7 +72,7 @@ QUIET_ENV = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0, 2 for bad input, 128 and the signal's number when interrupted.
+    """Run one command and return its exit code: 0, 2 for bad input, 128 + the signal's number when interrupted.
 
     argparse itself exits with 2 for a command line that it cannot read.
     """
@@ -108,28 +108,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _PrintableFormatter(logging.Formatter):
-    """For warnings that quote others."""
-
     def format(self, record: logging.LogRecord) -> str:
         return escape_unprintable_lines(super().format(record))
 
 
 def _escape_unencodable() -> None:
-    """Let a terminal of few letters show those it lacks by their numbers: a tip may be in any script."""
+    """Escape characters that a terminal's encoding lacks: a tip may be in any script."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def relax_gc() -> None:
-    """Have it look seldom at all there is, and not at the end: torch and transformers load a million objects."""
+    """Relax garbage collection: torch and transformers load a million objects."""
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, 100)
     atexit.register(gc.freeze)
 
 
 def _silence_libraries() -> None:
-    """Bars and warnings of libraries that are not loaded yet; whoever asks for them in the environment gets them."""
+    """Silence libraries that are not loaded yet, unless the environment asks for their output."""
     for name, value in QUIET_ENV.items():
         os.environ.setdefault(name, value)
     if not sys.warnoptions:

@@ -1,4 +1,4 @@
-"""`trailnotes adapt`: a method that changes no weights, in a run directory of its own, resumed wherever it stopped."""
+"""`trailnotes adapt`: a method without weight updates, in a run directory that resumes after a stop."""
 
 from __future__ import annotations
 
@@ -47,40 +47,38 @@ def adapt(
     allow_change: Sequence[str] = (),
     progress: ProgressBar | None = None,
 ) -> list[PanelResult]:
-    """Let `method` play the panel of `config.eval`, trial after trial, with the policy `model_or_run`.
+    """Adapt the policy `model_or_run` by `method` on the panel of `config.eval`, trial after trial.
 
-    No weight changes. `out` becomes an ordinary run directory, with the table of all figures, the curve over the
-    trials (where matplotlib is installed), and the last trial in `out/eval`. The same command on the same directory
-    continues where it stopped: no finished episode is played again, and nothing that was written is asked for again.
+    `out` becomes an ordinary run directory, with the table, the curve over the trials (with matplotlib), and the last
+    trial in `out/eval`. The same call continues after a stop, and repeats no finished episode and no answer.
 
     Args:
         config: the whole configuration.
         model_or_run: run directory, checkpoint, model directory, hub name, "random" or "openai:NAME".
         out: directory of the run; made if it does not exist.
-        method: one that changes no weights; by default `algorithm.name` where that is one, else "empo2-tips".
+        method: one without weight updates; by default `algorithm.name` where that is one, else "empo2-tips".
         trials: overrides `eval.trials`.
-        allow_change: further keys that may differ from those of the run that is resumed, but for those of
-            `runs.adaptation.FIXED`.
-        progress: shows how far the phase is, and a line when it ends.
+        allow_change: further keys that may differ from the resumed run, except `FIXED_ADAPTATION_KEYS`.
+        progress: shows the progress of each phase, and a line when it ends.
 
     Returns:
         The points of the curve, trial 0 first.
 
     Raises:
-        ConfigError: a setting that cannot work, or nothing could be played.
+        ConfigError: a setting that cannot work, or no episode could be played.
         MissingExtraError: a package that the settings need is not installed.
-        BudgetError: a spending limit was reached; what has ended is on disk.
+        BudgetError: a spending limit was reached; finished episodes are on disk.
         RunError: `out` is in use, damaged, or belongs to another config.
-        Interrupted: a `KeyboardInterrupt`, which says that what has ended is kept.
+        Interrupted: a `KeyboardInterrupt`, which says that finished work is kept.
     """
     from trailnotes.config.toml import RUNTIME_KEYS
     from trailnotes.config.unused import warn_unused
     from trailnotes.envs.tasks import describe_training_overlap, validate_splits
     from trailnotes.runs.adaptation import FIXED_ADAPTATION_KEYS
+    from trailnotes.runs.dependencies import require_dependencies
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.load_policy import open_evaluated_model
     from trailnotes.runs.loop import run_to_end
-    from trailnotes.runs.needs import require_dependencies
 
     with open_evaluated_model(model_or_run) as subject:
         config = resolve_adapt_config(config, subject, method, trials)
@@ -90,17 +88,18 @@ def adapt(
         if said := describe_training_overlap(subject.trained, config):
             logger.warning("%s", said)
         allowed = [*RUNTIME_KEYS, *CHANGEABLE_KEYS, *allow_change]
-        with RunDir.open(out, config, allow_change=allowed, fixed=FIXED_ADAPTATION_KEYS) as directory:
-            with explain_interrupt(f"stopped; {directory.path} keeps what has ended: the same command continues"):
-                figures = run_to_end(_adapt(config, directory, subject, progress))
-            _write_tables(figures, directory.path)
+        with (
+            RunDir.open(out, config, allow_change=allowed, fixed=FIXED_ADAPTATION_KEYS) as directory,
+            explain_interrupt(f"stopped; {directory.path} keeps all finished work: the same command continues"),
+        ):
+            figures = run_to_end(_adapt(config, directory, subject, progress))
     curve = [figure.result for figure in figures if figure.trial is not None]
     _draw_curve(curve, directory.path / "curve.png")
     return curve
 
 
 def resolve_adapt_config(config: Config, subject: EvaluatedModel, method: str | None, trials: int | None) -> Config:
-    """The settings of the run, by `adapting`: of a method that changes no weights."""
+    """Resolve the settings of an adaptation, whose method changes no weights."""
     from trailnotes.runs.adaptation import build_adaptation_config
 
     own = config.algorithm.name
@@ -125,18 +124,16 @@ async def _adapt(
         try:
             await resolve_method(config.algorithm.name).load()(run)
         except BudgetError as error:
-            _write_tables(run.figures, directory.path)
-            raise BudgetError(
-                f"{error}; every episode and tip that has ended is kept in {directory.path}: raise the limit, and the "
-                "same command continues"
-            ) from error
+            run.write_table()
+            raise BudgetError(f"{error}; every episode and tip that has ended is kept in {directory.path}: raise the "
+                              "limit, and the same command continues") from error  # fmt: skip
+        run.write_table()
         return run.figures
 
 
 def _load_roles(
     config: Config, directory: RunDir, subject: EvaluatedModel, opened: contextlib.ExitStack
 ) -> Policy | Roles:
-    """Who plays which role: the subject all, or with `algorithm.author = "start"` the model it was trained from one."""
     from trailnotes.runs.adaptation import Roles
     from trailnotes.runs.load_policy import EvaluatedModel, open_policy
 
@@ -147,15 +144,7 @@ def _load_roles(
     return Roles(policy, start, policy)
 
 
-def _write_tables(figures: Sequence[ResultRow], out: Path) -> None:
-    """`table.json` and `table.md`."""
-    from trailnotes.runs.panels import write_table
-
-    write_table([figure.result for figure in figures], out, [figure.name for figure in figures])
-
-
 def _draw_curve(results: Sequence[PanelResult], path: Path) -> None:
-    """The curve of an adaptation, if it is more than a point."""
     if len(results) < 2:
         return
     from trailnotes.reporting.intervals import Interval
@@ -179,32 +168,26 @@ def _run(args: Namespace) -> None:
     config = load_command_config(args.subject, args.config, args.settings)
     with ProgressBar(1.0, "adapt") as bar:
         adapt(
-            config,
-            args.subject,
-            out=args.out,
-            method=args.method,
-            trials=args.trials,
-            allow_change=args.allow_change,
+            config, args.subject, out=args.out, method=args.method, trials=args.trials, allow_change=args.allow_change,
             progress=bar,
-        )
+        )  # fmt: skip
     print((args.out / "table.md").read_text(encoding="utf-8"), end="")
     print_output_path(args.out)
 
 
 ADAPT = Command(
-    name="adapt",
-    summary="improve over trials by tips or plans, without updating weights",
+    name="adapt", summary="get better at new games, trial after trial, without training",
     about="Play the panel of the config's [eval] again and again by a method that changes no weights: tips of every "
-    "episode (empo2-tips), plans after failures (reflexion), and others; docs/algorithms has a page for each. DIR is a "
-    "run directory of its own, with the figures, the curve, and the last trial as `trailnotes eval` writes it. The "
+    "episode (empo2-tips), plans after failures (reflexion), and others; docs/algorithms has a page for each. DIR is "
+    "a run directory of its own, with the figures, the curve, and the last trial as `trailnotes eval` writes it. The "
     "same command continues wherever it stopped: nothing that has ended is played, asked or paid for again.",
     example="trailnotes adapt runs/smoke --method reflexion --out runs/smoke/adapt --trials 2 --eval.num_tasks 2",
     run=_run,
     arguments=(
-        MODEL_OR_RUN,
-        OTHER_CONFIG,
-        argument("--method", metavar="METHOD", help=f"{', '.join(list_methods(trains=False))}, or module:NAME of your own; "
-                 f"by default that of the config where it adapts, else {TIPS_ONLY_METHOD}"),
+        MODEL_OR_RUN, OTHER_CONFIG,
+        argument("--method", metavar="METHOD",
+            help=f"{', '.join(list_methods(trains=False))}, or module:NAME of your own; "
+            f"by default that of the config where it adapts, else {TIPS_ONLY_METHOD}"),
         argument("--trials", type=int, metavar="K", help="trials after trial 0; eval.trials by default"),
         argument("--out", type=Path, metavar="DIR", required=True, help="directory of the run, made if absent"),
         ALLOW_CHANGE,

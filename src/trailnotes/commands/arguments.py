@@ -1,4 +1,4 @@
-"""Arguments that several commands take, the settings that they lead to, and the last line of what they print."""
+"""Arguments of several commands, their settings, and the last line of their output."""
 
 from __future__ import annotations
 
@@ -14,29 +14,18 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
 
 CONFIG = argument("config", type=Path, metavar="CONFIG", help="settings, a TOML file")
-OPTIONAL_CONFIG = argument(
-    "config", type=Path, metavar="CONFIG", nargs="?",
-    help="settings, a TOML file; with --env.name it may be left out",
-)  # fmt: skip
-MODEL_OR_RUN = argument(
-    "subject",
-    metavar="MODEL_OR_RUN",
-    help="a run directory (its last checkpoint), a model directory, a hub name, openai:NAME, or random",
-)
-OTHER_CONFIG = argument(
-    "--config",
-    type=Path,
-    metavar="CONFIG",
-    help="settings, a TOML file; by default those of the run directory; with --env.name none is needed",
-)
-ALLOW_CHANGE = argument(
-    "--allow-change", metavar="KEY", action="append", default=[],
-    help="a key, or a section, that may differ from the run that is resumed; may be repeated",
-)  # fmt: skip
+OPTIONAL_CONFIG = argument("config", type=Path, metavar="CONFIG", nargs="?",
+    help="settings, a TOML file; with --env.name it may be left out")  # fmt: skip
+MODEL_OR_RUN = argument("subject", metavar="MODEL_OR_RUN",
+    help="a run directory (its last checkpoint), a model directory, a hub name, openai:NAME, or random")  # fmt: skip
+OTHER_CONFIG = argument("--config", type=Path, metavar="CONFIG",
+    help="settings, a TOML file; by default those of the run directory; with --env.name none is needed")  # fmt: skip
+ALLOW_CHANGE = argument("--allow-change", metavar="KEY", action="append", default=[],
+    help="a key, or a section, that may differ from the run that is resumed; may be repeated")  # fmt: skip
 
 
 def load_command_config(subject: str | None, path: Path | None, settings: Sequence[str]) -> Config:
-    """Read the settings of the file given, or else of the run directory given, or else those on the command line alone.
+    """Load the settings of the given file, else of the given run, else of the command line alone.
 
     Raises:
         ConfigError: there is no file, and the command line does not say which environment.
@@ -60,6 +49,6 @@ def load_command_config(subject: str | None, path: Path | None, settings: Sequen
 
 
 def print_output_path(out: Path | None) -> None:
-    """Where everything was written, if anywhere."""
+    """Print where a command wrote its files, if anywhere."""
     if out is not None:
         print(f"written to {out}")

@@ -1,4 +1,4 @@
-"""A command in one place: what it is called, what it takes, what it says of itself, what it runs.
+"""Definition of a command: its name, its arguments, its help and its function.
 
 The parsers, their ``--help`` and the page `docs/cli.md` all come from the same table of commands. Importing this
 module, as every start does, loads argparse and little else.
@@ -16,18 +16,15 @@ from dataclasses import dataclass
 from typing import Any
 
 ABOUT = "Train LLM agents that explore, write tips for themselves, and learn to do without them."
-SETTINGS = (
-    "Any setting may follow as --section.key VALUE (TOML; plain words need no quotes): it wins over the file. "
-    "`trailnotes config show` lists all settings with their meaning."
-)
-HINT = f"`trailnotes COMMAND --help` has an example of each command. {SETTINGS}"
+SETTINGS = ("Any setting may follow as --section.key VALUE (TOML; plain words need no quotes): it wins over the file. "
+            "`trailnotes config show` lists all settings with their meaning.")  # fmt: skip
 WIDTH = 100
 _SETTING = re.compile(r"--(preset|[A-Za-z_]\w*\.[^=]*)(=.*)?", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument: its names as argparse takes them, and argparse's own keywords."""
+    """Argument of a command: its names and keywords for argparse."""
 
     names: tuple[str, ...]
     help: str
@@ -35,7 +32,7 @@ class Argument:
 
     @property
     def word(self) -> str:
-        """As the reader types it, with its value."""
+        """Return the argument as the user types it, with its value."""
         name, metavar = self.names[0], self.options.get("metavar", "")
         if not name.startswith("-"):
             return str(metavar or name)
@@ -43,7 +40,7 @@ class Argument:
 
     @property
     def usage(self) -> str:
-        """As it appears on a usage line."""
+        """Return the argument as a usage line shows it."""
         many = {"+": " ...", "*": " ..."}.get(self.options.get("nargs", ""), "")
         positional = not self.names[0].startswith("-")
         needed = self.options.get("nargs") not in {"*", "?"} if positional else self.options.get("required")
@@ -52,7 +49,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Command:
-    """One command. `run` gets the parsed arguments, among them the `settings` that followed."""
+    """Command of the command line; `run` gets its parsed arguments and `settings`."""
 
     name: str  # words after "trailnotes", for example "memory list"
     summary: str  # one line
@@ -65,7 +62,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Group:
-    """Commands that share their first word."""
+    """Group of commands that share their first word."""
 
     name: str
     summary: str
@@ -76,13 +73,11 @@ CommandTable = Sequence[Command | Group]
 
 
 def argument(*names: str, help: str, **options: Any) -> Argument:  # noqa: A002 (argparse's word)
-    """An `Argument`, written as for `add_argument`."""
+    """Build an `Argument` from the arguments of `add_argument`."""
     return Argument(names, help, options)
 
 
 class _VersionAction(argparse.Action):
-    """Looked up only when it is asked for."""
-
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from importlib.metadata import version
 
@@ -91,8 +86,8 @@ class _VersionAction(argparse.Action):
 
 
 def build_parser(table: CommandTable) -> argparse.ArgumentParser:
-    """The parser of all commands; the command chosen is the attribute `command`."""
-    parser = _make_parser(argparse.ArgumentParser, prog="trailnotes", description=ABOUT, epilog=textwrap.fill(HINT, WIDTH))
+    """Build the parser of all commands, which sets the attribute `command`."""
+    parser = _make_parser(argparse.ArgumentParser, prog="trailnotes", description=ABOUT)
     parser.add_argument("--version", action=_VersionAction, nargs=0, help="show program's version number and exit")
     parser.set_defaults(command=None, unfinished=parser)
     top = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -109,10 +104,9 @@ def build_parser(table: CommandTable) -> argparse.ArgumentParser:
 
 
 def parse_command_line(table: CommandTable, words: Sequence[str]) -> argparse.Namespace:
-    """The arguments of one command line; `command` is the `Command`, `settings` the --section.key VALUE words.
+    """Parse one command line into its `command`, its arguments and its `settings`.
 
-    Exits with code 2, as argparse does, on a command line that cannot be read; where the command is missing, the help
-    says which there are.
+    Exits with code 2 on a command line that cannot be parsed; without a command, it prints the help.
     """
     rest: list[str] = []
     settings: list[str] = []
@@ -125,7 +119,7 @@ def parse_command_line(table: CommandTable, words: Sequence[str]) -> argparse.Na
             settings.append(pending.pop(0))
     parser = build_parser(table)
     args, unknown = parser.parse_known_args(rest)
-    if unknown:  # said by the command's own parser, whose usage is what to look at
+    if unknown:  # the command's own parser prints its usage
         args.unfinished.error(
             f"unrecognized arguments: {' '.join(unknown)}{_suggest_options(unknown[0], args.command)}"
         )
@@ -139,7 +133,7 @@ def parse_command_line(table: CommandTable, words: Sequence[str]) -> argparse.Na
 
 
 def _suggest_options(word: str, command: Command | None) -> str:
-    """The options and settings of the command that an unknown word is near, as a question; '' where none is."""
+    """Suggest the command's options and settings nearest to an unknown word; '' where none is."""
     if command is None:
         return ""
     name = word.lstrip("-").partition("=")[0]
@@ -153,7 +147,7 @@ def _suggest_options(word: str, command: Command | None) -> str:
 
 
 def render_cli_page(table: CommandTable) -> str:
-    """`docs/cli.md`, from the same table."""
+    """Render `docs/cli.md` from the table of commands."""
     commands = [c for entry in table for c in (entry.commands if isinstance(entry, Group) else (entry,))]
     index = "\n".join(
         f"- [`trailnotes {c.name}`](#trailnotes-{c.name.replace(' ', '-')}): {c.summary}" for c in commands

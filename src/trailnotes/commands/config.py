@@ -20,15 +20,13 @@ def _show(args: Namespace) -> None:
 
 COMMANDS = (
     Command(
-        name="config show",
-        summary="all settings, resolved",
-        about="Print every setting with its value, its meaning, its source, the values that it may have, and where its "
-        "own was set. The output is a config file itself.",
-        example="trailnotes config show --preset paper-scienceworld --optim.lr 1e-5",
-        run=_show,
+        name="config show", summary="all settings, resolved",
+        about="Print every setting with its value, its meaning, its source, the values that it may have, and where "
+        "its own was set. The output is a config file itself.",
+        example="trailnotes config show --preset paper-scienceworld --optim.lr 1e-5", run=_show,
         arguments=(
             argument("config", type=Path, metavar="CONFIG", nargs="?", help="a TOML file; without one, the defaults"),
         ),
         settings=True,
     ),
-)
+)  # fmt: skip

@@ -36,18 +36,16 @@ def _format_auc(found: Mapping[str, Any] | None) -> str:
 
 
 CRITIC = Command(
-    name="critic",
-    summary="train a critic from the episodes of finished runs",
+    name="critic", summary="train a critic from the episodes of finished runs",
     about="Learn offline, by implicit Q-learning, what actions are worth, from the episodes of any runs: trainings, "
     "adaptations, evaluations. `retrospex` in the config has the settings. Whole tasks are held out, and the figures "
     "say how often a step of a won episode ranks above one of a lost episode there, with an interval from resampled "
     "episodes. The same command continues after an interruption. `trailnotes adapt --method retrospex` acts with it.",
-    example="trailnotes critic runs/smoke --out runs/critic --retrospex.epochs 2",
-    run=_run,
+    example="trailnotes critic runs/smoke --out runs/critic --retrospex.epochs 2", run=_run,
     arguments=(
         argument("runs", metavar="RUN", nargs="+", help="a run directory, or a JSONL file of episodes"),
         argument("--config", type=Path, metavar="CONFIG", help="settings, a TOML file; the defaults without one"),
         argument("--out", type=Path, metavar="DIR", required=True, help="where the critic and critic.json go"),
     ),
     settings=True,
-)
+)  # fmt: skip

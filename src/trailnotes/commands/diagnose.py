@@ -1,4 +1,4 @@
-"""`trailnotes diagnose`: which link of a run is weak; with --roles, which role training has hurt."""
+"""`trailnotes diagnose`: the weak link of a run; with --roles, the role that training has hurt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _run(args: Namespace) -> None:
         _run_role_exchange(args)
         return
     if any(getattr(args, name) for name in ("config", "out", "start", "trials", "settings")):
-        raise ConfigError("without --roles nothing is played, and no setting changes what is read: add --roles")
+        raise ConfigError("without --roles nothing is played, and no setting has an effect: add --roles")
     from trailnotes.diagnose.checks import diagnose
 
     print(diagnose(args.run_dir))
@@ -42,15 +42,13 @@ def _run_role_exchange(args: Namespace) -> None:
 
 
 DIAGNOSE = Command(
-    name="diagnose",
-    summary="find out why a run does not learn",
-    about="Follow a run link by link: are its tips right, are they found, are they followed, "
-    "do members of a group differ, does the model learn to do without them? With --roles, play the panel of the "
-    "config's [eval] with tips, and exchange one role at a time between the start model and the trained one: the "
-    "explorer (trial 0, without tips), the author (of all tips), the reader (the trials with tips). It names the role "
-    "whose exchange costs most; the same command continues wherever it stopped.",
-    example="trailnotes diagnose runs/smoke",
-    run=_run,
+    name="diagnose", summary="find the weak link of a run",
+    about="Follow a run link by link: are its tips right, are they found, are they followed, do members of a group "
+    "differ, does the model learn to do without them? With --roles, play the panel of the config's [eval] with tips, "
+    "and exchange one role at a time between the start model and the trained one: the explorer (trial 0, without "
+    "tips), the author (of all tips), the reader (the trials with tips). It names the role whose exchange costs most; "
+    "the same command continues wherever it stopped.",
+    example="trailnotes diagnose runs/smoke", run=_run,
     arguments=(
         argument("run_dir", type=Path, metavar="RUN", help="a run directory"),
         argument("--roles", action="store_true", help="exchange roles; all that follows belongs to it"),
@@ -60,4 +58,4 @@ DIAGNOSE = Command(
         argument("--start", metavar="MODEL", default="", help="the start model; by default model.path of the run"),
     ),
     settings=True,
-)
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""`trailnotes engine`: engines that runs on other machines use."""
+"""`trailnotes engine`: engines for runs on other machines."""
 
 from __future__ import annotations
 
@@ -24,15 +24,13 @@ def _serve(args: Namespace) -> None:
 
 COMMANDS = (
     Command(
-        name="engine serve",
-        summary="run a vLLM engine for a training on another machine",
+        name="engine serve", summary="run a vLLM engine for a training on another machine",
         about="Start the model of the config in vLLM, and let one run at a time use it: name its address in "
-        "engine.urls there. The run sends its weights, so what is at model.path here counts for the shape alone. "
-        "Listens on this machine only; to listen beyond it (--host 0.0.0.0), set TRAILNOTES_ENGINE_TOKEN to the same "
-        "secret on both sides. The token is never sent, but what follows is not encrypted: use a network that you "
-        "trust, or a tunnel. An engine that dies is started anew. Ends with Ctrl-C.",
-        example="trailnotes engine serve configs/demo.toml --engine.name vllm",
-        run=_serve,
+        "engine.urls there. The run sends its weights, so model.path here only gives the shape. It listens on this "
+        "machine only; to listen beyond it (--host 0.0.0.0), set TRAILNOTES_ENGINE_TOKEN to the same secret on both "
+        "sides. The token is never sent, but the rest is not encrypted: use a network that you trust, or a tunnel. An "
+        "engine that dies is restarted. Ctrl-C ends the command.",
+        example="trailnotes engine serve configs/demo.toml --engine.name vllm", run=_serve,
         arguments=(
             CONFIG,
             argument("--host", metavar="ADDRESS", default=LOOPBACK, help=f"where to listen ({LOOPBACK})"),
@@ -40,4 +38,4 @@ COMMANDS = (
         ),
         settings=True,
     ),
-)
+)  # fmt: skip

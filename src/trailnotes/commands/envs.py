@@ -47,7 +47,7 @@ def _check(args: Namespace) -> None:
 
 
 def refuse_missing(name: str) -> None:
-    """Refuse an environment whose packages are not here. Raises `MissingExtraError`."""
+    """Refuse an environment whose packages are missing by `MissingExtraError`."""
     from trailnotes.envs import extra_for
 
     if (extra := extra_for(name)) and (package := find_missing_module(extra)):
@@ -56,22 +56,20 @@ def refuse_missing(name: str) -> None:
 
 COMMANDS = (
     Command(
-        name="envs list",
-        summary="the environments that can be named in env.name",
+        name="envs list", summary="the environments that can be named in env.name",
         about="List built-in environments and those that installed packages offer by an entry point of the group "
         "trailnotes.envs, and say which are not installed. An environment of your own needs neither: name it "
         "module:Class.",
-        example="trailnotes envs list",
-        run=_list,
+        example="trailnotes envs list", run=_list,
     ),
     Command(
-        name="envs check",
-        summary="does an environment keep the contract?",
+        name="envs check", summary="check that an environment keeps the contract",
         about="Play an environment as an author's test would: same seed, same text; endings; odd actions; what comes "
         "after the end. Stops at the first violation and says what to change.",
-        example="trailnotes envs check waymarks-simulator",
-        run=_check,
-        arguments=(argument("name", metavar="NAME", help="built-in name, entry point, or module:Class"),),
+        example="trailnotes envs check waymarks-simulator", run=_check,
+        arguments=(
+            argument("name", metavar="NAME", help="built-in name, entry point, or module:Class"),
+        ),
         settings=True,
     ),
-)
+)  # fmt: skip

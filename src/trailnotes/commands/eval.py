@@ -1,4 +1,4 @@
-"""`trailnotes eval`: how a policy does on a fixed panel."""
+"""`trailnotes eval`: evaluation of a policy on a fixed panel."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def evaluate(
     """Play the fixed panel of `config.eval`, with or without the run's memory, and report mean and interval.
 
     With `out` each episode is kept as it ends; the same call after an interruption plays the rest, and writes the same
-    files as without it.
+    files.
 
     Args:
         config: panel, sampling and environment.
         model_or_run: run directory, checkpoint, model directory or hub name. A run that is being trained keeps the
             checkpoint until the evaluation has ended.
         memory: act with the run's memory; None takes `config.eval.memory`.
-        out: directory for what `write_evaluation` writes; None writes nothing.
-        progress: shows how many episodes have ended.
+        out: directory for the files of `write_evaluation`; None writes nothing.
+        progress: shows the number of finished episodes.
 
     Raises:
-        ConfigError: memory is asked for where there is none, or nothing could be played.
+        ConfigError: memory is asked for where there is none, or no episode could be played.
         RunError: the run has no whole checkpoint yet, or `out` is in use.
     """
     from trailnotes.envs.tasks import describe_training_overlap
@@ -81,18 +81,15 @@ def _run(args: Namespace) -> None:
 
 
 EVAL = Command(
-    name="eval",
-    summary="evaluate a model on a fixed panel of games",
+    name="eval", summary="success on a fixed panel of games",
     about="Play the fixed panel of games of the config's [eval], and print the mean with its interval. Acts without "
     "memory unless asked. With --out, episodes are kept as they end, and the same command plays on after it was "
     "stopped.",
-    example="trailnotes eval runs/smoke --out runs/smoke/eval --eval.num_tasks 4",
-    run=_run,
+    example="trailnotes eval runs/smoke --out runs/smoke/eval --eval.num_tasks 4", run=_run,
     arguments=(
-        MODEL_OR_RUN,
-        OTHER_CONFIG,
+        MODEL_OR_RUN, OTHER_CONFIG,
         argument("--memory", action="store_true", default=None, help="act with the run's memory"),
         argument("--out", type=Path, metavar="DIR", help="write table.json, table.md and the episodes here"),
     ),
     settings=True,
-)
+)  # fmt: skip

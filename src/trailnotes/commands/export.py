@@ -1,4 +1,4 @@
-"""`trailnotes export`: the model of a run as a directory of its own, with adapters apart from their base or merged."""
+"""`trailnotes export`: the model of a run as a directory, with adapters apart or merged."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ def export(
 
     Args:
         model_or_run: run directory, checkpoint or model directory.
-        out: the directory, which must not hold anything yet.
-        merge: add adapters to their base in float32, for programs that take no adapters. Needs room for the base in
-            float32, in main memory and on disk.
-        dtype: what merged weights are rounded to.
-        base: where the adapters' base is, if not where they name it.
+        out: the directory, which must be empty or absent.
+        merge: add adapters to their base in float32, for programs without adapters; needs memory and disk for it.
+        dtype: rounds merged weights.
+        base: path of the adapters' base, if it is not where they name it.
 
     Returns:
-        Of merged adapters, the share of their change that rounding has lost; None for a copy.
+        The share of merged adapters' change that rounding has lost; None for a copy.
 
     Raises:
         ConfigError: `out` is taken, or there is nothing to copy or to merge.
@@ -61,16 +60,16 @@ def export(
 
 
 def _require_regular_files(model: Path, *, named: bool) -> None:
-    """A run may be somebody else's: a link in it could lead to any file of ours. `named`: the user chose `model`."""
+    """Refuse links in a run: they could lead to any file here. `named`: the user chose `model`."""
     for place in itertools.chain(() if named else (model,), model.rglob("*")):
         mode = place.lstat().st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise ConfigError(f"{place} is no regular file or folder, so nothing was copied: remove it, or put a copy "
-                              "of what it leads to in its place")  # fmt: skip
+                              "of its target in its place")  # fmt: skip
 
 
 def _merge(out: Path, dtype: Dtype, config: ModelConfig) -> float:
-    """`config` names the type that the base has acted in: what was learned was learned on the base as rounded to it."""
+    """Merge adapters with the base in the dtype that it acted in: they were learned on its rounded weights."""
     import torch
 
     from trailnotes.learner.states import export_model
@@ -90,27 +89,21 @@ def _merge(out: Path, dtype: Dtype, config: ModelConfig) -> float:
 def _run(args: Namespace) -> None:
     lost = export(args.subject, args.out, merge=args.merge, dtype=args.dtype, base=args.base)
     if lost is not None and args.dtype != "float32":
-        print(f"rounding to {args.dtype} has lost {lost:.0%} of what the adapters had changed")
+        print(f"rounding to {args.dtype} has lost {lost:.0%} of the adapters' change")
     print(f"model: {args.out}")
 
 
 EXPORT = Command(
-    name="export",
-    summary="copy the model of a run to a directory",
+    name="export", summary="the model of a run as a directory of its own",
     about="Copy the last model of a run, or of a checkpoint. Trained adapters stay adapters, in peft's format; with "
     "--merge they are added to their base in float32, for programs that take no adapters.",
-    example="trailnotes export runs/lora --merge --out models/merged",
-    run=_run,
+    example="trailnotes export runs/lora --merge --out models/merged", run=_run,
     arguments=(
         argument("subject", metavar="RUN", help="a run directory (its last checkpoint), a checkpoint or a directory"),
         argument("--out", type=Path, metavar="DIR", required=True, help="where the model goes"),
         argument("--merge", action="store_true", help="add adapters to their base, in float32"),
-        argument(
-            "--dtype",
-            choices=get_args(Dtype),
-            default="float32",
-            help="round merged weights to this; bfloat16 may lose most of what was learned, and it is said how much",
-        ),
+        argument("--dtype", choices=get_args(Dtype), default="float32",
+            help="round merged weights to this; bfloat16 may lose most of the training; the command says how much"),
         argument("--base", metavar="MODEL", default="", help="the adapters' base, if it is not where they name it"),
     ),
-)
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""`trailnotes rehearsal`: conversations that a training holds on to, recorded by its start model or by a script."""
+"""`trailnotes rehearsal`: conversations to rehearse, recorded by the start model or scripted."""
 
 from __future__ import annotations
 
@@ -20,11 +20,8 @@ USAGE_HINT = "`rehearsal.path` of a training takes the file; `rehearsal.rows`, `
 def write_scripted_rehearsal(config: Config, out: Path, num: int) -> int:
     """Write `num` of the environment's scripted conversations to `out`, of games that no split of `config` has.
 
-    Returns:
-        Their number.
-
     Raises:
-        ConfigError: `out` exists, the environment has no script, or nothing of it can be kept apart.
+        ConfigError: `out` exists, the environment has no script, or no games can be held out.
     """
     from itertools import islice
 
@@ -46,7 +43,7 @@ def write_scripted_rehearsal(config: Config, out: Path, num: int) -> int:
 def _record(args: Namespace) -> None:
     from trailnotes.config.toml import load_config
     from trailnotes.runs.console import ProgressBar
-    from trailnotes.runs.needs import require_dependencies
+    from trailnotes.runs.dependencies import require_dependencies
     from trailnotes.training.rehearsal import build_recording_config, read_recording_usage, record_rehearsal
 
     config = load_config(args.config, args.settings)
@@ -69,14 +66,13 @@ def _write_script(args: Namespace) -> None:
 
 COMMANDS = (
     Command(
-        name="rehearsal record",
-        summary="let the start model play games to rehearse, and keep what it did and wrote",
+        name="rehearsal record", summary="record games that the start model plays, to rehearse them in training",
         about="The model at model.path plays the games of rehearsal.split as `trailnotes adapt` would, without tips "
-        "and then with its own, and writes a tip after each episode. What it said becomes conversations in "
-        "DIR/rehearsal.jsonl, to be held to it while it is trained on other games, so that it goes on writing and "
-        f"reading tips as it did. {USAGE_HINT} A training with rehearsal.split records by itself, and counts what that takes; "
-        "this command is for recording once and using it in several trainings, which count nothing for it. Games that "
-        "the config trains on or examines are refused. The same command continues where it stopped.",
+        "and then with its own, and writes a tip after each episode. DIR/rehearsal.jsonl gets the conversations. "
+        "Training on other games anchors the model to them, so that it goes on writing and reading tips as it did. "
+        f"{USAGE_HINT} A training with rehearsal.split records by itself, and counts the usage; this command records "
+        "once for several trainings, which count nothing for it. It refuses games that the config trains on or "
+        "evaluates. The same command continues after a stop.",
         example="trailnotes rehearsal record configs/demo.toml --out runs/rehearsed --rehearsal.split spare",
         run=_record,
         arguments=(
@@ -86,15 +82,12 @@ COMMANDS = (
         settings=True,
     ),
     Command(
-        name="rehearsal script",
-        summary="write the environment's scripted episodes of games that no split has",
-        about="Scripted episodes, from which `trailnotes warmstart` makes a start model, as conversations to hold on "
-        "to while other games are trained. Waymarks draws fresh hidden rules for families that are neither trained nor "
-        "examined (those of the split spare); ScienceWorld plays training variations of the tasks that "
-        "rehearsal.options names, of which the config trains and examines none. Where nothing can be kept apart, it "
-        f"says so. {USAGE_HINT} Nothing is played by a model.",
-        example="trailnotes rehearsal script configs/demo.toml --out runs/rehearsal.jsonl --num 500",
-        run=_write_script,
+        name="rehearsal script", summary="write the environment's scripted episodes of games that no split has",
+        about="Write scripted episodes, as `trailnotes warmstart` learns them, as conversations that anchor a training "
+        "on other games. Waymarks draws fresh hidden rules for families outside training and evaluation (those of the "
+        "split spare); ScienceWorld plays training variations of the tasks that rehearsal.options names, of which the "
+        f"config trains on and evaluates none. The command refuses environments without such games. {USAGE_HINT}",
+        example="trailnotes rehearsal script configs/demo.toml --out runs/rehearsal.jsonl --num 500", run=_write_script,
         arguments=(
             CONFIG,
             argument("--out", type=Path, metavar="FILE", required=True, help="the JSONL file, which must not exist"),
@@ -102,4 +95,4 @@ COMMANDS = (
         ),
         settings=True,
     ),
-)
+)  # fmt: skip

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def rollout(config: Config, model_or_run: StrPath | None = None, *, out: StrPath | None = None) -> list[Trajectory]:
-    """Play `rollout.num_tasks` tasks of the training split once each, to be read; optionally written as JSONL.
+    """Play `rollout.num_tasks` tasks of the training split once each; optionally write them as JSONL.
 
     Raises:
         ConfigError: not one of them could be played.
@@ -46,18 +46,15 @@ def _run(args: Namespace) -> None:
 
 
 ROLLOUT = Command(
-    name="rollout",
-    summary="play a few episodes and read them",
-    about="Play rollout.num_tasks games of the training split once each, and print who said what, which tips were "
-    "shown, and what it earned.",
-    example="trailnotes rollout configs/smoke.toml --rollout.num_tasks 2 --out runs/episodes.jsonl",
-    run=_run,
+    name="rollout", summary="play a few episodes and read them",
+    about="Play rollout.num_tasks games of the training split once each, and print the conversations, their tips and "
+    "their scores.",
+    example="trailnotes rollout configs/smoke.toml --rollout.num_tasks 2 --out runs/episodes.jsonl", run=_run,
     arguments=(
         OPTIONAL_CONFIG,
-        argument("--model", metavar="MODEL_OR_RUN", help="who plays; model.path by default"),
-        argument(
-            "--out", type=Path, metavar="FILE", help="also write the episodes to this file, one JSON object a line"
-        ),
+        argument("--model", metavar="MODEL_OR_RUN", help="the model that plays; model.path by default"),
+        argument("--out", type=Path, metavar="FILE",
+            help="also write the episodes to this file, one JSON object a line"),
     ),
     settings=True,
-)
+)  # fmt: skip

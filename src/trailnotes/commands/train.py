@@ -1,4 +1,4 @@
-"""`trailnotes train`: open or resume a run directory, train, and leave it in order however it ends."""
+"""`trailnotes train`: open or resume a run directory, and train."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from trailnotes.commands.arguments import ALLOW_CHANGE, OPTIONAL_CONFIG, load_command_config
 from trailnotes.commands.command import Command, argument
 from trailnotes.config.methods import resolve_method
-from trailnotes.errors import ConfigError, Interrupted, MissingExtraError
+from trailnotes.errors import Interrupted, MissingExtraError
 from trailnotes.runs.signals import request_stop_on_signals
 from trailnotes.storage.files import read_jsonl
 
@@ -27,61 +27,55 @@ if TYPE_CHECKING:
     from trailnotes.cluster.cluster import Cluster
     from trailnotes.config.schema import Config
     from trailnotes.runs.directory import RunDir
-    from trailnotes.training.training import TrainingRun
+    from trailnotes.training.run import TrainingRun
     from trailnotes.types import StrPath, Tip
 
 FIXED_TRAIN_KEYS = ("algorithm.name", "run.seed")
 """What tables know a run by: one that has begun keeps both, since half of it would count as another's."""
 
 
-def train(
-    config: Config,
-    run_dir: StrPath,
-    *,
-    allow_change: Sequence[str] = (),
-    memory: StrPath | None = None,
-) -> Path:
+def train(config: Config, run_dir: StrPath, *, allow_change: Sequence[str] = (), memory: StrPath | None = None) -> Path:
     """Train `config.algorithm` until it is done, and return the directory of the last model.
 
-    A directory that holds a run is resumed exactly where its last checkpoint stands. Ctrl-C finishes the iteration,
-    saves, and raises; a second one raises at once. SIGTERM, and SIGHUP of a terminal that is closed, do the same.
-    One that has ended is not opened again where `train.keep_optimizer` is off.
+    The same call on an existing run resumes exactly at its last checkpoint. Ctrl-C finishes the iteration, saves, and
+    raises; a second one raises at once; so do SIGTERM, and SIGHUP of a closed terminal. A finished run is not opened
+    again where `train.keep_optimizer` is off.
 
     Args:
         config: the whole configuration.
         run_dir: directory of the run; made if it does not exist.
-        allow_change: keys that may differ from those of the run that is resumed, but for those of `FIXED`.
-        memory: tips to begin with: what `trailnotes memory export` wrote, a memory file, or a run directory. A run that
+        allow_change: keys that may differ from the resumed run, except `FIXED_TRAIN_KEYS`.
+        memory: tips to begin with: a file of `trailnotes memory export`, a memory file, or a run directory. A run that
             has begun keeps its own.
 
     Raises:
         ConfigError: a setting that cannot work, before anything is built or written.
         MissingExtraError: a package that the settings need is not installed; as early.
-        ClusterError: `cluster.address` does not lead to a Ray cluster that has what is asked of it; likewise.
+        ClusterError: `cluster.address` does not lead to a Ray cluster with the required resources; likewise.
         MemoryStoreError: `memory` cannot be read; likewise.
-        RunError: the directory is in use, damaged, or belongs to another config; it cannot be written; or it has ended
-            for good, and the settings ask for more.
-        Interrupted: a `KeyboardInterrupt`: asked to stop before the end; what the last checkpoint holds is safe.
+        RunError: the directory is in use, damaged, not writable, or belongs to another config; or the run has ended for
+            good, and the settings ask for more.
+        Interrupted: a `KeyboardInterrupt`: asked to stop before the end; the last checkpoint is safe.
     """
-    from trailnotes.config.unused import warn_unused
+    from trailnotes.memory.tipfile import read_tips
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.loop import run_to_end
-    from trailnotes.training.saving import find_final_model
+    from trailnotes.training.preflight import run_preflight
 
-    _validate_early(config)
-    warn_unused(config)
-    tips = _load_tips(config, memory) if memory is not None else ()
+    tips = None if memory is None else read_tips(memory)
+    run_preflight(config, tips)
+    from trailnotes.training.saving import find_final_model  # takes the extra `train`
+
     last = find_final_model(config, Path(run_dir))
     opened = partial(RunDir.open, run_dir, config, allow_change=allow_change, fixed=FIXED_TRAIN_KEYS)
     with _open_cluster(config) as cluster, opened() as directory:
         if last is not None:
             return last
         _record_rehearsal(config, directory)
-        return run_to_end(_train(config, directory, tips, cluster))
+        return run_to_end(_train(config, directory, tips or (), cluster))
 
 
 def _open_cluster(config: Config) -> AbstractContextManager[Cluster | None]:
-    """The cluster for as long as the block lasts; None, and nothing of it is imported, where everything runs here."""
     if not config.cluster.address:
         return contextlib.nullcontext()
     from trailnotes.cluster.connection import connect_cluster
@@ -90,7 +84,6 @@ def _open_cluster(config: Config) -> AbstractContextManager[Cluster | None]:
 
 
 def _record_rehearsal(config: Config, directory: RunDir) -> None:
-    """Have the start model play what is to be rehearsed, unless it has, or a file was given."""
     from trailnotes.runs.console import ProgressBar
     from trailnotes.runs.directory import has_begun
     from trailnotes.training.rehearsal import find_rehearsal, record_rehearsal
@@ -135,64 +128,29 @@ def _request_stop(run: TrainingRun) -> None:
         run.progress.note("stopping after this iteration; once more to stop at once")
 
 
-def _validate_early(config: Config) -> None:
-    """Refuse all that can be refused without loading weights, so that a bad setting leaves no directory behind."""
-    from trailnotes.envs.tasks import validate_splits
-    from trailnotes.runs.needs import require_dependencies
-
-    config.validate_training()
-    require_dependencies(config)
-    from trailnotes.policies.hf.policy import require_context_length, require_trainable
-    from trailnotes.training.rehearsal import validate_rehearsal
-
-    require_trainable(config.model)
-    validate_splits(config)
-    validate_rehearsal(config)
-    require_context_length(config.model, config.rollout.max_context_tokens)
-
-
-def _load_tips(config: Config, memory: StrPath) -> list[Tip]:
-    """The tips of `memory`, if this run has a use for any of them."""
-    from trailnotes.envs.tasks import load_training_tasks
-    from trailnotes.memory.tipfile import read_tips
-
-    if not resolve_method(config.algorithm.name).memory:
-        raise ConfigError(f"{config.algorithm.name} trains without a memory: leave out --memory")
-    tips = read_tips(memory)
-    played = [task.id for task in load_training_tasks(config)]
-    if not {tip.namespace for tip in tips} & {*played}:
-        found = f"they are of {tips[0].namespace}, for example; " if tips else ""
-        raise ConfigError(
-            f"{memory}: none of its {len(tips)} tips is of a task of this run: {found}this run plays {played[0]} and "
-            f"{len(played) - 1} others, and shows a tip in its own task only: name a file with tips of these"
-        )
-    return tips
-
-
 def dry_run(
     config: Config, *, memory: StrPath | None = None, show: Callable[[str], object] = lambda _table: None
 ) -> str:
     """Estimate the memory of the device, then train one iteration in a temporary directory, and extrapolate.
 
-    The estimates are rough, as `runs.footprint` and `runs.forecast` say; the first iteration also compiles games.
-    Nothing is played with a model that is not on this machine: it would have to be downloaded.
+    The estimates are rough (see `estimate/`); the first iteration also compiles games. A model that is not on this
+    machine is not downloaded, and nothing is played.
 
     Args:
         config: the whole configuration.
         memory: tips to begin with, as for `train`.
-        show: is given the table of the device's memory before anything is played.
+        show: receives the table of the device's memory before anything is played.
 
     Returns:
         A report for people: time, memory and disk.
 
     Raises:
-        ConfigError: a setting that cannot work, or a device that is too small; whatever else would end the real run
-            early ends this one.
+        ConfigError: a setting that cannot work, or a device that is too small; so do all early errors of a real run.
     """
-    from trailnotes.envs.tasks import validate_splits
+    from trailnotes.memory.tipfile import read_tips
+    from trailnotes.training.preflight import run_preflight
 
-    config.validate_training()
-    validate_splits(config)
+    run_preflight(config, None if memory is None else read_tips(memory), machine=False)
     from trailnotes.estimate.footprint import estimate_footprint
     from trailnotes.estimate.forecast import (
         count_rehearsal_episodes,
@@ -204,17 +162,9 @@ def dry_run(
     from trailnotes.estimate.suggestions import validate_footprint
     from trailnotes.policies.hf.policy import is_downloaded
     from trailnotes.runs.console import format_duration, format_megabytes
-    from trailnotes.runs.needs import require_dependencies
-    from trailnotes.training.rehearsal import (
-        REHEARSAL_DIR,
-        read_recording_usage,
-        require_remaining_budget,
-        validate_rehearsal,
-    )
+    from trailnotes.runs.dependencies import require_dependencies
+    from trailnotes.training.rehearsal import REHEARSAL_DIR, read_recording_usage, require_remaining_budget
 
-    validate_rehearsal(config)
-    if memory is not None:
-        _load_tips(config, memory)
     if found := estimate_footprint(config):
         show(found.report())
         validate_footprint(config, found)
@@ -274,35 +224,22 @@ def _run(args: Namespace) -> None:
 
 
 TRAIN = Command(
-    name="train",
-    summary="train a model in an environment",
+    name="train", summary="train a model in an environment",
     about="Train a model by the method that the config names, in a run directory of its own. The same command on a "
-    "directory that holds a run resumes where its last checkpoint stands. Ctrl-C finishes the iteration and saves; "
-    "a second one stops at once. SIGTERM and a closed terminal do the same. A run that is stopped so exits with "
-    "130, 143 or 129. An environment of your own needs no CONFIG: --env.name module:Class and --model.path MODEL are "
+    "directory that holds a run resumes from its last checkpoint. Ctrl-C finishes the iteration and saves; a "
+    "second one stops at once. SIGTERM and a closed terminal do the same. A run that is stopped so exits with 130, "
+    "143 or 129. An environment of your own needs no CONFIG: --env.name module:Class and --model.path MODEL are "
     "enough.",
-    example="trailnotes train configs/smoke.toml --run-dir runs/smoke --dry-run",
-    run=_run,
+    example="trailnotes train configs/smoke.toml --run-dir runs/smoke --dry-run", run=_run,
     arguments=(
         OPTIONAL_CONFIG,
-        argument(
-            "--run-dir",
-            type=Path,
-            metavar="DIR",
-            help="directory of the run, made if absent; by default runs/ and the name of CONFIG or of the environment",
-        ),
+        argument("--run-dir", type=Path, metavar="DIR",
+            help="directory of the run, made if absent; by default runs/ and the name of CONFIG or of the environment"),
         ALLOW_CHANGE,
-        argument(
-            "--memory",
-            type=Path,
-            metavar="FILE",
-            help="tips to begin with: a file of `memory export`, a memory file, or a run directory",
-        ),
-        argument(
-            "--dry-run",
-            action="store_true",
-            help="check everything, estimate time, memory, the device's too, and disk, and stop",
-        ),
+        argument("--memory", type=Path, metavar="FILE",
+            help="tips to begin with: a file of `memory export`, a memory file, or a run directory"),
+        argument("--dry-run", action="store_true",
+            help="check everything, estimate time, memory, the device's too, and disk, and stop"),
     ),
     settings=True,
-)
+)  # fmt: skip

@@ -23,7 +23,7 @@ DRY_RUN_STEPS = 5  # steps of a dry run
 
 
 def dry_run(config: Config, out: Path) -> str:
-    """Take the first steps in a temporary directory, and tell what all of them would take: an estimate from five steps.
+    """Take the first five steps in a temporary directory, and extrapolate time, memory and disk.
 
     A model that is not on this machine is not downloaded.
 
@@ -81,21 +81,18 @@ def _run(args: Namespace) -> None:
 
 
 WARMSTART = Command(
-    name="warmstart",
-    summary="make a small initial model, or fine-tune one on demonstrations",
+    name="warmstart", summary="make a small start model, or fine-tune one on demonstrations",
     about="With model.path empty: train a tokenizer on the environment's text and a small model on its scripted "
     "episodes, without any download. With model.path set: plain supervised fine-tuning of that model, for example on "
     "the JSONL file that warmstart.demonstrations names; of adapters on it with model.lora.enabled. The same command "
-    "on an unfinished model resumes where its checkpoint stands. Ctrl-C finishes the step and saves.",
-    example="trailnotes warmstart configs/demo-warmstart.toml --out runs/start --warmstart.steps 20",
-    run=_run,
+    "on an unfinished model resumes from its checkpoint. Ctrl-C finishes the step and saves.",
+    example="trailnotes warmstart configs/demo-warmstart.toml --out runs/start --warmstart.steps 20", run=_run,
     arguments=(
         CONFIG,
-        argument(
-            "--out", type=Path, metavar="DIR", required=True, help="where the model goes, as Hugging Face saves it"
-        ),
+        argument("--out", type=Path, metavar="DIR", required=True,
+            help="where the model goes, as Hugging Face saves it"),
         ALLOW_CHANGE,
         argument("--dry-run", action="store_true", help="check everything, estimate time, memory and disk, and stop"),
     ),
     settings=True,
-)
+)  # fmt: skip

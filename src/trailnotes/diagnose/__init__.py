@@ -1,1 +1,1 @@
-"""Diagnosis: which link between writing tips and using them is broken."""
+"""Diagnosis: the broken link between writing tips and using them."""

@@ -1,7 +1,7 @@
-"""The chain of a run, link by link, from the tip that is written to the model that needs none.
+"""Checks of a run, from the tip that is written to the model that needs none.
 
-Eight links, each with the number that shows whether it holds and, where it does not, what usually mends it
-(docs/algorithms/empo2.md, "why it may not learn"). Read from the run's own files; nothing is played.
+Eight links, each with its measure and, where it is weak, the usual remedy (docs/algorithms/empo2.md, "why it may not
+learn"). They read the run's own files and play nothing.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ WIDTH = 100
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One link of the chain: a question, the answer at the start and at the end of the run, and the advice."""
+    """Check of a run: a question, its answers at the start and at the end, and the advice."""
 
     question: str
     first: float | None  # None: nothing to measure it by
     last: float | None
-    holds: bool | None  # None: nobody can say, from so little
+    holds: bool | None  # None: too few data
     advice: str
     counts: tuple[int, int] = (0, 0)  # what `first` and `last` are means of
     unit: str = ""  # of the counts
@@ -59,7 +59,7 @@ class Check:
 
 
 def diagnose(run_dir: StrPath) -> str:
-    """A report on the run in `run_dir`, one link a line.
+    """Report on the run in `run_dir`, one check a line.
 
     Raises:
         RunError: there is no run, or its files are damaged.
@@ -83,7 +83,7 @@ def diagnose(run_dir: StrPath) -> str:
 
 
 def run_checks(lines: Sequence[JsonRecord], episodes: Sequence[JsonRecord], config: Config) -> list[Check]:
-    """The chain of a run, from its metrics, its episodes, and its settings, which decide what can be advised."""
+    """Run all checks on a run's metrics, episodes and settings."""
     return [
         _check_threshold(
             lines, "usable tips, of those written", _get_usable_share, 0.8, (_count_written_tips, "tips"),
@@ -125,7 +125,7 @@ def _check_threshold(
 
 
 def _check_tips_shown(lines: Sequence[JsonRecord], config: Config) -> Check:
-    """Do turns with memory get tips? Weak also where chance drew no iteration with tips: that was no EMPO2."""
+    """Check that turns with memory get tips; an EMPO2 run that drew no such iteration is weak, too."""
     counted = (lambda line: line.get("rollout/env_steps", 0), "turns")
     link = _check_threshold(
         lines, "tips shown in a turn with memory", _tips_shown, 0.01, counted, _advise_on_retrieval(config)
@@ -134,11 +134,9 @@ def _check_tips_shown(lines: Sequence[JsonRecord], config: Config) -> Check:
     draws = algorithm.name == "empo2" and algorithm.mode_unit == "iteration" and algorithm.p_memory
     if link.last is not None or not draws or len(lines) < MIN_ITERATIONS:
         return link
-    advice = (
-        f"none of {len(lines)} iterations was drawn to be played with tips (algorithm.p_memory = "
-        f'{algorithm.p_memory:g}, algorithm.mode_unit = "iteration"), so this was GRPO: train longer, choose another '
-        'run.seed, or mix the modes (algorithm.mode_unit = "trajectory")'
-    )
+    advice = (f"none of {len(lines)} iterations was drawn to be played with tips (algorithm.p_memory = "
+              f'{algorithm.p_memory:g}, algorithm.mode_unit = "iteration"), so this was GRPO: train longer, choose '
+              'another run.seed, or mix the modes (algorithm.mode_unit = "trajectory")')  # fmt: skip
     return replace(link, first=0.0, last=0.0, holds=False, advice=advice, unit="turns")
 
 
@@ -147,15 +145,11 @@ def _advise_on_retrieval(config: Config) -> str:
     if not memory.top_k:
         return "memory.top_k = 0 asks for none: raise it"
     if memory.threshold > -1:
-        return (
-            f"nothing is shown: lower memory.threshold = {memory.threshold:g} (it belongs to the embedder), or look at "
-            f"`trailnotes memory list`{_advise_on_context(config)}"
-        )
-    return (
-        "nothing is shown, though memory.threshold = -1 lets everything through: there are no tips of the tasks that "
-        "were played. A tip belongs to its task, which must come again: train longer, or on fewer tasks; "
-        f"`trailnotes memory list` shows what there is{_advise_on_context(config)}"
-    )
+        return (f"nothing is shown: lower memory.threshold = {memory.threshold:g} (it belongs to the embedder), or "
+                f"look at `trailnotes memory list`{_advise_on_context(config)}")  # fmt: skip
+    return ("nothing is shown, though memory.threshold = -1 lets everything through: there are no tips of the tasks "
+            "that were played. A tip belongs to its task, which must come again: train longer, or on fewer tasks; "
+            f"`trailnotes memory list` shows what there is{_advise_on_context(config)}")  # fmt: skip
 
 
 def _advise_on_context(config: Config) -> str:
@@ -165,7 +159,7 @@ def _advise_on_context(config: Config) -> str:
 
 
 def _check_group_variance(lines: Sequence[JsonRecord], config: Config) -> Check:
-    """Do members of a group differ? Where one draw decides an iteration, those that read tips are looked at apart."""
+    """Check that members of a group differ; apart for iterations with tips where one draw decides the mode."""
 
     def link(lines: Sequence[JsonRecord], where: str = "") -> Check:
         counted = (lambda line: line.get("update/rows", 0), "rows")
@@ -190,7 +184,6 @@ def _advise_on_variance(config: Config) -> str:
 
 
 def _check_engine_match(lines: Sequence[JsonRecord], config: Config) -> Check:
-    """Does the learner say of what was sampled what the engine said? As it was measured before each first step."""
     values = [line["engine/difference"] for line in lines if "engine/difference" in line]
     rounds, tolerance = config.model.dtype == "bfloat16", config.engine.tolerance
     fix = 'model.dtype = "float32"' if rounds else 'learner.packed = "never" and engine.shared_prompts = false'
@@ -208,9 +201,9 @@ def _check_engine_match(lines: Sequence[JsonRecord], config: Config) -> Check:
 
 
 def _check_tip_gain(episodes: Sequence[JsonRecord], config: Config) -> Check:
-    """Does following tips help? Return of episodes that were shown tips, less that of those without.
+    """Compare the return of episodes with tips with that of episodes without.
 
-    Called weak only where the numbers bear it out: by the interval of two standard errors (Welch) around the last gain.
+    Weak only outside the interval of two standard errors (Welch) around the last gain.
     """
     question = "return with tips shown, less return without"
     # An episode that returned to a kept state (archive.py) began on the way: no measure of playing without tips.
@@ -233,23 +226,21 @@ def _check_tip_gain(episodes: Sequence[JsonRecord], config: Config) -> Check:
     helped = trains and any(gain > 0 and bound < math.inf for gain, bound, _ in gains[:-1])
     if helped and last < HARMFUL_GAIN:
         milder = "train a share of these episodes with their tips (algorithm.q_off_policy below 1), or "
-        advice = (
-            "episodes with tips now do worse than the others: the model is unlearning to follow them; "
-            f"{milder if config.algorithm.q_off_policy == 1 else ''}train more slowly (optim.lr, optim.epochs); "
-            "--roles plays which role suffered"
-        )
+        advice = ("episodes with tips now do worse than the others: the model is unlearning to follow them; "
+                  f"{milder if config.algorithm.q_off_policy == 1 else ''}train more slowly (optim.lr, optim.epochs); "
+                  "--roles plays which role suffered")  # fmt: skip
     else:
         advice = "tips do not help their readers: are they right (trailnotes memory list)? does the model obey them?"
     holds = _is_better(last, width)
     if holds is False and helped and last >= HARMFUL_GAIN:
-        holds = True  # they were worth it, though nobody needs them any more
+        holds = True  # they helped, though no reader needs them any more
     return Check(question, gains[0][0], last, holds, advice, (gains[0][2], gains[-1][2]), "episodes")
 
 
 def _select_baseline(part: Sequence[JsonRecord], played: Sequence[JsonRecord], config: Config) -> list[JsonRecord]:
-    """What a part of the run is compared with: its own episodes without tips, or trial 0 of an adaptation.
+    """Select the episodes to compare with: those without tips, or trial 0 of an adaptation.
 
-    Of an adaptation that plays failures alone again (Reflexion), nothing: trying again wins some without any plan.
+    None where an adaptation repeats failures alone (Reflexion): repetition wins some without any plan.
     """
     if find_method(config.algorithm.name).trains:
         return [e for e in part if e["mode"] == "plain"]
@@ -258,7 +249,7 @@ def _select_baseline(part: Sequence[JsonRecord], played: Sequence[JsonRecord], c
 
 
 def _check_reliance(lines: Sequence[JsonRecord], config: Config) -> Check:
-    """Does the tip-free policy come to expect what was done with tips?
+    """Check that the policy comes to expect the actions of tips without them.
 
     The mean log-probability of off-policy actions with the tip less that without it, as the k3 estimate of
     KL(with the tip || without), in nats a token: 0 is a model that needs no tip.
@@ -269,10 +260,8 @@ def _check_reliance(lines: Sequence[JsonRecord], config: Config) -> Check:
         if (tokens := _off_policy_tokens(line)) and (nats := _get_reliance(line, config)) is not None
     ]
     question = "reliance on tips: log-probability with less without"
-    advice = (
-        "what tips make the model do does not become more likely without them: are there off-policy rows that win "
-        f"(algorithm.q_off_policy = {config.algorithm.q_off_policy:g})?"
-    )
+    advice = ("what tips make the model do does not become more likely without them: are there off-policy rows that "
+              f"win (algorithm.q_off_policy = {config.algorithm.q_off_policy:g})?")  # fmt: skip
     if config.loss.kl:
         advice += f" is loss.kl = {config.loss.kl:g} so large that it holds the model where it was?"
     if not known:
@@ -293,7 +282,6 @@ def _check_reliance(lines: Sequence[JsonRecord], config: Config) -> Check:
 
 
 def _check_improvement(lines: Sequence[JsonRecord]) -> Check:
-    """Does the tip-free policy get better?"""
     values = [line["rollout/return/plain"] for line in lines if "rollout/return/plain" in line]
     advice = "nothing reaches the tip-free policy: look at the links above, then at optim.lr and optim.epochs"
     if not values:
@@ -312,7 +300,7 @@ def _check_improvement(lines: Sequence[JsonRecord]) -> Check:
 
 
 def _is_better(gain: float, width: float) -> bool | None:
-    """Whether there is a gain; None where its interval, `gain` and `width` to both sides, leaves open that there is."""
+    """Return whether there is a gain; None where `gain` +- `width` leaves it open."""
     if width == math.inf:
         return None
     if gain > 0:
@@ -321,7 +309,7 @@ def _is_better(gain: float, width: float) -> bool | None:
 
 
 def _estimate_half_width(values: Sequence[float]) -> float:
-    """Two standard errors of the difference of `_ends`; the noise is what neighbours differ by (von Neumann)."""
+    """Return two standard errors of the ends' difference, with the noise of neighbours (von Neumann)."""
     if len(values) < MIN_ITERATIONS:
         return math.inf
     noise = _mean([(b - a) ** 2 for a, b in pairwise(values)]) / 2
@@ -339,7 +327,6 @@ def _gradient_rows(line: JsonRecord) -> float | None:
 
 
 def _get_usable_share(line: JsonRecord) -> float | None:
-    """Share of the tips written; older runs have the second names."""
     written, unusable = _count_written_tips(line), line.get("tips/unusable", line.get("notes/notes_unusable"))
     return 1 - unusable / written if written else None
 
@@ -349,7 +336,7 @@ def _count_written_tips(line: JsonRecord) -> float:
 
 
 def _get_reliance(line: JsonRecord, config: Config) -> float | None:
-    """As measured before the update; else as far as that is from what was sampled, where that is its denominator."""
+    """Return the reliance before the update; else its estimate from the sampled log-probabilities."""
     acting = config.algorithm.old_logprobs == "acting"
     nats: float | None = line.get("tips/reliance", line.get("update/kl_to_behavior_off_policy") if acting else None)
     return nats
@@ -360,12 +347,10 @@ def _off_policy_tokens(line: JsonRecord) -> float:
 
 
 def _average_ends(values: Sequence[float]) -> tuple[float, float]:
-    """Means over the first and the last part."""
     return _mean(values[: _get_window_size(values)]), _mean(values[-_get_window_size(values) :])
 
 
 def _get_window_size(values: Sequence[object]) -> int:
-    """How many values are the first part, or the last."""
     return max(1, round(WINDOW * len(values)))
 
 
@@ -378,7 +363,6 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _variance(values: Sequence[float]) -> float:
-    """Of the population that `values`, two or more, were drawn from."""
     return sum((value - _mean(values)) ** 2 for value in values) / (len(values) - 1)
 
 

@@ -1,9 +1,9 @@
-"""Which role of an adaptation suffers from training: each is given to the trained model alone, the rest to the start.
+"""Exchange of roles: the damage of training to each role of an adaptation.
 
 An adaptation by tips has three roles: the explorer plays trial 0 without tips, the author writes all tips, the reader
-plays the trials with tips. A row of the exchange says which of them the trained model plays; it is a run directory of
-its own, made by the method `empo2-tips`. All rows play the same games by the same seeds, so rows that share a role in
-trial 0 share its episodes, and its tips.
+plays the trials with tips. Each row of the exchange assigns the trained model to some of them, and the initial model to
+the rest; it is a run directory of the method `empo2-tips`. All rows play the same games by the same seeds, so rows
+that share a role in trial 0 share its episodes and tips.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError, MissingExtraError, RunError, TrailnotesError
 from trailnotes.reporting.roles import ROLES_BY_ROW, RoleAnalysis, analyse_roles, plot_roles, render_markdown
 from trailnotes.runs.adaptation import AdaptationRun, Roles, build_adaptation_config
+from trailnotes.runs.dependencies import require_dependencies
 from trailnotes.runs.directory import RunDir, has_begun, load_run_config
 from trailnotes.runs.load_policy import EvaluatedModel, open_evaluated_model, open_policy
 from trailnotes.runs.loop import run_to_end
-from trailnotes.runs.needs import require_dependencies
-from trailnotes.runs.panels import get_family, get_metric_value, write_table
+from trailnotes.runs.panels import get_family, get_metric_value
 from trailnotes.runs.signals import explain_interrupt
 from trailnotes.storage.files import read_jsonl, write_bytes_atomic, write_text_atomic
 from trailnotes.storage.records import trajectory_from_json
@@ -54,26 +54,26 @@ def exchange_roles(
     start: str = "",
     make_bar: MakeBar = lambda _: nullcontext(),
 ) -> tuple[RoleAnalysis, Path]:
-    """Play the panel of `config.eval` with each cast of `ROWS`, and say which role's exchange costs most.
+    """Play the panel with each row of `ROLES_BY_ROW`, and name the role whose exchange costs most.
 
-    Both models are loaded once. `out` gets a run directory for each row, ``roles.json``, ``roles.md``, and where
-    matplotlib is installed ``roles.png``. The same call continues where it was stopped.
+    Both models are loaded once. `out` gets a run directory for each row, ``roles.json``, ``roles.md``, and with
+    matplotlib ``roles.png``. The same call continues after a stop.
 
     Args:
         config: panel, sampling and environment.
-        run_dir: a run that changed weights, or one of its checkpoints.
+        run_dir: a training run, or one of its checkpoints.
         trials: after trial 0, whatever `eval.trials` says.
         out: by default ``roles/SPLIT`` of that run.
-        start: the model that the training began with; by default `model.path` of the run.
+        start: the initial model; by default `model.path` of the run.
         make_bar: the bar of a row, by its title.
 
     Returns:
-        What was found, and where it is kept.
+        The analysis, and its directory.
 
     Raises:
-        ConfigError: `run_dir` is no trained run, there are no trials with tips, or the start model does not load.
+        ConfigError: `run_dir` is no trained run, there are no trials with tips, or the initial model does not load.
         RunError: `out` holds an exchange of another checkpoint or with other settings, or is in use.
-        Interrupted: a `KeyboardInterrupt`, which says that what has ended is kept.
+        Interrupted: a `KeyboardInterrupt`, which says that finished work is kept.
     """
     if trials < 1:
         raise ConfigError("the reader plays the trials after trial 0: ask for one or more of them")
@@ -92,22 +92,22 @@ def exchange_roles(
         if said := describe_training_overlap(subject.trained, config):
             logger.warning("%s", said)
         if subject.trained.algorithm.author == "start":
-            logger.warning("the tips of this run are written by its start model: rows with another author are what the "
-                           "trained weights would write, if they were asked")  # fmt: skip
-        with explain_interrupt(f"stopped; {place} keeps what has ended: the same command continues"):
+            logger.warning("the tips of this run are written by its start model: rows with another author show what "
+                           "the trained weights would write")  # fmt: skip
+        with explain_interrupt(f"stopped; {place} keeps all finished work: the same command continues"):
             run_to_end(_play_rows(configs, models, place, make_bar))
-        found = _compute_findings(configs["none"], place)
+        metric, families = config.eval.metric, {task.id: get_family(task) for task in load_panel(configs["none"])}
+        values = {row: _read_task_means(place / row, trials + 1, metric) for row in ROLES_BY_ROW}
+        found = analyse_roles(values, families, metric, config.eval.confidence)
         _write_findings(found, models, place)
         return found, place
 
 
 def _get_model_name(row: str) -> str:
-    """Which model a row counts as that of: the trained one wherever it plays a role."""
     return "trained" if ROLES_BY_ROW[row] else "start"
 
 
 def _validate_row(path: Path, config: Config) -> None:
-    """Refuse to go on with a row of another checkpoint or other settings, before anything is loaded."""
     if not has_begun(path):
         return
     if names := [name for name in diff_configs(load_run_config(path), config) if not is_within(name, CHANGEABLE_KEYS)]:
@@ -119,32 +119,27 @@ def _validate_row(path: Path, config: Config) -> None:
 async def _play_rows(
     configs: Mapping[str, Config], models: Mapping[str, EvaluatedModel], out: Path, make_bar: MakeBar
 ) -> None:
-    """All rows, one after the other; what has been played is read back."""
     method = resolve_method(TIPS_ONLY_METHOD).load()
     with ExitStack() as opened, EnvPool(configs["none"].env) as pool:
         policies = {name: _load_role_policy(name, configs["none"], subject, opened) for name, subject in models.items()}
         for index, (row, config) in enumerate(configs.items()):
             with (
                 RunDir.open(out / row, config, allow_change=CHANGEABLE_KEYS) as directory,
-                make_bar(_format_title(row)) as bar,
+                make_bar({"none": "start model", "all": "trained model"}.get(row, f"trained {row}")) as bar,
             ):
                 _copy_shared_episodes(out, row, list(ROLES_BY_ROW)[:index])
                 run = AdaptationRun(
                     config, directory, assign_roles(row, policies), pool, models[_get_model_name(row)], bar
                 )
                 await method(run)
-                write_table([figure.result for figure in run.figures], directory.path, [f.name for f in run.figures])
+                run.write_table()
 
 
 def assign_roles(row: str, policies: Mapping[str, Policy]) -> Roles:
-    """Who plays what in a row, of the policies "start" and "trained"."""
+    """Assign the policies "start" and "trained" to the roles of a row."""
     return Roles(
         *(policies["trained" if role in ROLES_BY_ROW[row] else "start"] for role in ("explorer", "author", "reader"))
     )
-
-
-def _format_title(row: str) -> str:
-    return {"none": "start model", "all": "trained model"}.get(row, f"trained {row}")
 
 
 def _load_role_policy(name: str, config: Config, subject: EvaluatedModel, opened: ExitStack) -> Policy:
@@ -156,7 +151,7 @@ def _load_role_policy(name: str, config: Config, subject: EvaluatedModel, opened
 
 
 def _copy_shared_episodes(out: Path, row: str, earlier: Sequence[str]) -> None:
-    """What an earlier row played in trial 0, where the roles were cast alike, is what this one would play."""
+    """Copy the trial 0 of an earlier row with the same roles, which this row would play alike."""
     for name in earlier:
         apart = set(ROLES_BY_ROW[name]) ^ set(ROLES_BY_ROW[row])
         for kind, roles in (("episodes", {"explorer"}), ("notes", {"explorer", "author"})):
@@ -166,15 +161,8 @@ def _copy_shared_episodes(out: Path, row: str, earlier: Sequence[str]) -> None:
                 write_bytes_atomic(ours, theirs.read_bytes())
 
 
-def _compute_findings(config: Config, out: Path) -> RoleAnalysis:
-    """What the episodes on disk say: `out` holds a whole row of each name."""
-    values = {row: _read_task_means(out / row, config.eval.trials + 1, config.eval.metric) for row in ROLES_BY_ROW}
-    families = {task.id: get_family(task) for task in load_panel(config)}
-    return analyse_roles(values, families, config.eval.metric, config.eval.confidence)
-
-
 def _read_task_means(row: Path, num_trials: int, metric: str) -> list[dict[str, float]]:
-    """For each trial the mean of each game's episodes; of a game whose episodes all failed there is none."""
+    """Read the mean of each game in each trial, without games whose episodes all failed."""
     trials: list[dict[str, list[float]]] = [{} for _ in range(num_trials)]
     for record in read_jsonl(row / "trajectories.jsonl"):
         if record["iteration"] < num_trials and record["outcome"] != "error":

@@ -1,1 +1,1 @@
-"""Estimates for a dry run: what a training needs in memory, time and disk, and what would make it fit."""
+"""Estimates for a dry run: the memory, time and disk of a training, and changes that make it fit."""

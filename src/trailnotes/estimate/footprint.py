@@ -1,7 +1,7 @@
-"""What a training run will take of the memory of each device, by part, from the shape of its model.
+"""Memory of a training run on each device, by part, estimated from the shape of its model.
 
-A device holds some parts all the time, and others in phases: while episodes are played, and while it is learned from
-them, of which the largest moment counts. `benchmarks/footprint.py` holds the learner's part against measured peaks.
+A device holds some parts all the time, and others in two phases, acting and learning, of which the larger counts.
+`benchmarks/footprint.py` compares the learner's part with measured peaks.
 """
 
 from __future__ import annotations
@@ -31,14 +31,12 @@ GIB = 1 << 30
 DEFAULT_GPU_BYTES = 80e9  # bytes, where no GPU is here
 OVERHEAD = 0.1  # of the peak: kernels, fragments, an embedder
 CPU_ENGINE_BYTES = 0.7e9  # bytes of an engine's process on a CPU, without weights and cache
-SLEEPING_ENGINE_BYTES = (
-    2e9  # bytes that a sleeping engine keeps of a GPU: its context and compiled graphs (not measured)
-)
+SLEEPING_ENGINE_BYTES = 2e9  # context and compiled graphs that a sleeping engine keeps on a GPU (not measured)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes of one device, or of one process where all share the host's memory, by what they are for."""
+    """Bytes of one device, or of one process in the host's memory, by purpose."""
 
     name: str
     count: int  # devices like this one
@@ -48,23 +46,23 @@ class DeviceMemory:
 
     @property
     def peak_without_overhead(self) -> float:
-        """What the parts add up to at the largest moment."""
+        """Return the sum of the parts at the largest moment."""
         return sum(self.held.values()) + max((sum(parts.values()) for parts in self.phases.values()), default=0.0)
 
     @property
     def peak(self) -> float:
-        """The same with what kernels and fragments take."""
+        """Return the peak with kernels and fragments."""
         return self.peak_without_overhead * (1 + self.overhead)
 
     def rows(self) -> dict[str, float]:
-        """The parts, each with its phase."""
+        """Return the parts, each with its phase."""
         phases = {f"{phase}: {part}": size for phase, parts in self.phases.items() for part, size in parts.items()}
         return {**self.held, **phases}
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What all devices need, and what they have."""
+    """Memory that all devices need, and the memory they have."""
 
     model: str  # and where its shape is from
     devices: tuple[DeviceMemory, ...]
@@ -75,17 +73,17 @@ class Footprint:
 
     @property
     def peak(self) -> float:
-        """Of the fullest device, or of all together."""
+        """Return the peak of the fullest device, or of all together."""
         peaks = [device.peak * (device.count if self.together else 1) for device in self.devices]
         return sum(peaks) if self.together else max(peaks)
 
     @property
     def fits(self) -> bool:
-        """Whether every device has the room."""
+        """Return whether every device has the room."""
         return self.peak <= self.room
 
     def report(self) -> str:
-        """A table for people: a line for each part, a column for each kind of device."""
+        """Format a table: a line for each part, a column for each kind of device."""
         columns = [device.rows() for device in self.devices]
         names = list(dict.fromkeys(name for rows in columns for name in rows))
         lines = [[name, *(_format_gib(rows[name]) if name in rows else "" for rows in columns)] for name in names]
@@ -103,7 +101,7 @@ class Footprint:
 
 
 def estimate_footprint(config: Config) -> Footprint | None:
-    """The estimate for a training run; None where neither a config.json of this machine nor a name tells the shape.
+    """Estimate a training's memory; None where neither a config.json nor a name tells the shape.
 
     Raises:
         ConfigError: `model.device` or `model.lora` cannot be used.
@@ -113,24 +111,20 @@ def estimate_footprint(config: Config) -> Footprint | None:
 
 
 def estimate_for_shape(config: Config, shape: ModelShape) -> Footprint:
-    """The estimate for a training run of a model of this shape."""
+    """Estimate the memory of a training of a model of this shape."""
     size = f"{shape.whole / 1e9:.2f} billion" if shape.whole >= 1e9 else f"{shape.whole / 1e6:.1f} million"
     device, room = _detect_device(config)
     return Footprint(
         model=f"{config.model.path} ({size} parameters; {shape.source})",
-        devices=tuple(_estimate_devices(config, shape, room)),
-        device=device,
-        room=room,
-        together=is_on_cpu(config),
+        devices=tuple(_estimate_devices(config, shape, room)), device=device, room=room, together=is_on_cpu(config),
         host={} if is_on_cpu(config) else _estimate_host(config, shape),
-    )
+    )  # fmt: skip
 
 
-# -- who is where
+# -- parts of each device
 
 
 def _estimate_devices(config: Config, shape: ModelShape, room: float) -> list[DeviceMemory]:
-    """Ranks of the learner, with what else is on their devices; then the engines that have devices of their own."""
     world, local = config.learner.world_size, is_on_cpu(config)
     own = [names.split(",") for names in config.engine.devices]
     starts_engines = config.engine.name == "vllm" and not config.engine.urls
@@ -140,22 +134,16 @@ def _estimate_devices(config: Config, shape: ModelShape, room: float) -> list[De
     taken = set() if config.cluster.address else {str(first + rank) for rank in range(world)}
     ranks = []
     for rank in range(world):
-        held, acting, learning = (
-            dict(estimate_static_parts(config, shape)),
-            {},
-            dict(estimate_update_peak(config, shape)),
-        )
+        held, learning = dict(estimate_static_parts(config, shape)), dict(estimate_update_peak(config, shape))
+        acting: dict[str, float] = {}
         if rank == 0:
             acting = _estimate_caches(config, shape)
             held |= _estimate_acting_weights(config, shape) | (estimate_weight_copies(config, shape) if local else {})
         if rank == 0 and shares:
             engine = _estimate_engine(config, shape, room)
             acting |= {part: size * config.engine.replicas for part, size in engine.items()}
-            learning |= (
-                {"engine, asleep": SLEEPING_ENGINE_BYTES * config.engine.replicas}
-                if _has_sleeping_engines(config)
-                else {}
-            )
+            if _has_sleeping_engines(config):
+                learning |= {"engine, asleep": SLEEPING_ENGINE_BYTES * config.engine.replicas}
         for names in own if starts_engines and not local else ():
             if str(first + rank) in taken.intersection(names):
                 held |= _estimate_engine(config, shape, room, len(names))
@@ -174,17 +162,15 @@ def _estimate_devices(config: Config, shape: ModelShape, room: float) -> list[De
 
 
 def _is_gpu_shared(config: Config) -> bool:
-    """Whether engines are on the device of the first rank."""
     return config.has_shared_gpu and not is_on_cpu(config)
 
 
 def _has_sleeping_engines(config: Config) -> bool:
-    """Whether they leave it while it is learned."""
     return _is_gpu_shared(config) and not config.rollout.ahead
 
 
 def _merge_equal_devices(devices: Sequence[DeviceMemory]) -> list[DeviceMemory]:
-    """Neighbours that hold the same, as one, by their places."""
+    """Merge neighbours with equal parts into one, named by its range."""
     found: list[DeviceMemory] = []
     start = 0
     for _, same in groupby(devices, key=lambda device: device.rows()):
@@ -196,16 +182,13 @@ def _merge_equal_devices(devices: Sequence[DeviceMemory]) -> list[DeviceMemory]:
 
 
 def _detect_device(config: Config) -> tuple[str, float]:
-    """The device in words, and its bytes."""
     device = resolve_device(config.model.device)
     if device.type == "cuda":
         about = torch.cuda.get_device_properties(device)
         return f"{about.name} ({_format_gib(about.total_memory)} GiB)", float(about.total_memory)
     if not is_on_cpu(config):
-        return (
-            f"a GPU of {DEFAULT_GPU_BYTES / 1e9:.0f} GB ({_format_gib(DEFAULT_GPU_BYTES)} GiB); none is here",
-            DEFAULT_GPU_BYTES,
-        )
+        name = f"a GPU of {DEFAULT_GPU_BYTES / 1e9:.0f} GB ({_format_gib(DEFAULT_GPU_BYTES)} GiB); none is here"
+        return name, DEFAULT_GPU_BYTES
     return f"this machine's memory ({_format_gib(_read_host_memory())} GiB)", _read_host_memory()
 
 
@@ -217,20 +200,16 @@ def _read_host_memory() -> float:
 
 
 def _estimate_acting_weights(config: Config, shape: ModelShape) -> dict[str, float]:
-    """Where it is not the one that learns; and that of the author of the tips."""
     number, world = get_dtype_size(config), config.learner.world_size
     parts: dict[str, float] = {}
     if config.engine.name == "hf" and (world > 1 or config.rollout.ahead):
         parts["weights of the model that acts"] = shape.whole * number + 2 * shape.adapters * FLOAT32
-    if config.has_separate_author and (
-        world > 1 or not config.has_reference_model
-    ):  # else it is the learner's reference
+    if config.has_separate_author and (world > 1 or not config.has_reference_model):  # else the learner's reference
         parts["weights of the author of the tips"] = shape.whole * number
     return parts
 
 
 def _estimate_caches(config: Config, shape: ModelShape) -> dict[str, float]:
-    """The caches: of the policy and, where another model writes the tips, of that one."""
     cache, parts = _estimate_kv_cache(config, shape), {}
     if config.engine.name == "hf":
         size = MAX_TOKENS * get_dtype_size(config) * 3.0 * (shape.hidden + shape.intermediate)
@@ -240,13 +219,13 @@ def _estimate_caches(config: Config, shape: ModelShape) -> dict[str, float]:
 
 
 def count_conversations(config: Config) -> int:
-    """Episodes, and tips being written, alive at a time."""
+    """Count the episodes, or tips being written, that are alive at a time."""
     episodes = config.rollout.num_tasks * config.rollout.group_size
     return min(config.env.max_envs or episodes, episodes)
 
 
 def _estimate_kv_cache(config: Config, shape: ModelShape) -> float:
-    """Keys and values of all conversations, and those of one layer repeated for all heads while prompts are read."""
+    """Estimate all keys and values, and those of one layer repeated for all heads during a prefill."""
     columns = min(config.rollout.max_context_tokens, shape.positions)
     grown = SlotCache()  # it grows in steps
     grown.reserve(count_conversations(config), columns)
@@ -256,7 +235,6 @@ def _estimate_kv_cache(config: Config, shape: ModelShape) -> float:
 
 
 def _estimate_engine(config: Config, shape: ModelShape, room: float, spread: int = 1) -> dict[str, float]:
-    """An engine of vLLM, on each of the devices that it is spread over."""
     number, engine = get_dtype_size(config), config.engine
     weights = shape.whole * number / spread
     context = min(config.rollout.max_context_tokens, shape.positions)
@@ -280,13 +258,11 @@ def _estimate_engine(config: Config, shape: ModelShape, room: float, spread: int
 
 
 def _estimate_loading(config: Config, shape: ModelShape) -> float:
-    """The whole models that a rank loads before it keeps its part."""
     models = 2 if config.has_reference_model and not config.model.lora.enabled else 1
     return shape.whole * get_dtype_size(config) * models
 
 
 def _estimate_host(config: Config, shape: ModelShape) -> MemoryParts:
-    """What passes through the memory of the host, where devices have their own; all ranks are on one host."""
     world, trained = config.learner.world_size, shape.adapters if config.model.lora.enabled else shape.whole
     parts: dict[str, float] = {f"{world} ranks load the whole model each": world * _estimate_loading(config, shape)}
     if world == 1:
@@ -300,11 +276,11 @@ def _estimate_host(config: Config, shape: ModelShape) -> MemoryParts:
 
 
 def count_weight_copies(config: Config) -> int:
-    """How many copies of what is trained rank 0 has in the host's memory at most, for what acts with its own weights.
+    """Count the copies of trained weights that rank 0 has in the host's memory at most.
 
-    The newest, the one that is acted with until the next is taken over, with `rollout.ahead` above 1 one in between,
-    and that of the start where it is set back to that to write the tips. What acts in the process of several ranks, in
-    turns with them, gets its weights at once.
+    The newest, the one that plays until the next is loaded, one in between with `rollout.ahead` above 1, and the
+    initial one where the policy is set back to it to write the tips. Policies in the process of several ranks load
+    theirs at once.
     """
     if config.engine.name == "hf" and not config.rollout.ahead:
         return int(config.learner.world_size > 1)
@@ -312,20 +288,19 @@ def count_weight_copies(config: Config) -> int:
 
 
 def estimate_weight_copies(config: Config, shape: ModelShape) -> dict[str, float]:
-    """Those copies, and for vLLM the files of the newest and of the one before, in memory if there is room."""
+    """Estimate these copies, and vLLM's files of the newest and the last weights, in memory if there is room."""
     copies, lora = count_weight_copies(config), config.model.lora.enabled
     trained = shape.adapters if lora else shape.whole
-    parts = {"weights handed to what acts": copies * trained * (FLOAT32 if lora else get_dtype_size(config))}
+    parts = {"weights handed to the policy": copies * trained * (FLOAT32 if lora else get_dtype_size(config))}
     if config.engine.name == "vllm":
         parts["the same in files"] = 2 * trained * get_dtype_size(config)
     return parts if copies else {}
 
 
-# -- words
+# -- text
 
 
 def _align_columns(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Columns, the first to the left, the others to the right."""
     first, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
     numbers = [" ".join(f"{cell:>{width}}" for cell, width in zip(line[1:], widths, strict=True)) for line in lines]
     return [f"  {line[0]:<{first}} {rest}".rstrip() for line, rest in zip(lines, numbers, strict=True)]

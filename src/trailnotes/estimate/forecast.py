@@ -1,7 +1,7 @@
-"""What a run will take: a small copy of it is played, and what it played is extrapolated.
+"""Forecast of a run's usage, extrapolated from a shrunk copy of it.
 
-Rough: first iterations also fill caches, episodes change in length as the policy does, and games that are solved are
-not played again. What fitting a critic takes grows with its data and is not extrapolated.
+Rough: first iterations also fill caches, episodes change in length as the policy does, and solved games are not played
+again. The usage of fitting a critic grows with its data and is not extrapolated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NO_USAGE: Mapping[str, float] = {}
 
 
 def shrink_config(config: Config) -> Config:
-    """One iteration of a method that trains; of any other, one trial at a few games."""
+    """Shrink a run to one iteration; without training, to one trial at a few games."""
     changes: dict[str, dict[str, Any]] = {
         "eval": {"num_tasks": min(NUM_TRIAL_GAMES, config.eval.num_tasks) or NUM_TRIAL_GAMES, "trials": 1},
         "rememberer": {"epochs": min(1, config.rememberer.epochs)},
@@ -41,17 +41,14 @@ def shrink_config(config: Config) -> Config:
 
 
 def compute_scale(config: Config, copy: Config) -> float:
-    """How many times what its small copy played a run without training plays, of settings `config`."""
+    """Compute the ratio of episodes between a run without training and its shrunk copy."""
     return _count_episodes(config) / max(1, _count_episodes(copy))
 
 
 def estimate_iterations(config: Config, first: Mapping[str, Any], before: Mapping[str, float] = NO_USAGE) -> int:
-    """As often as the `first` iteration goes into the nearest limit of a training run.
+    """Estimate the number of iterations from the usage of the `first` one.
 
-    Args:
-        config: of the run.
-        first: what the iteration spent, by the names of `Usage`.
-        before: what the run spends before it.
+    `first` is the usage of one iteration, by `USAGE_FIELDS`, and `before` that of the run before it.
     """
 
     def done(number: int) -> bool:
@@ -64,13 +61,9 @@ def estimate_iterations(config: Config, first: Mapping[str, Any], before: Mappin
 def split_usage(
     config: Config, copy: Config, line: Mapping[str, Any], recorded: Mapping[str, float]
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """What the copy's first iteration spent by itself, and what the run will spend before its own.
+    """Split the copy's usage into its first iteration's and the run's recording.
 
-    Args:
-        config: of the run.
-        copy: as `small` made it.
-        line: the first of the copy's metrics.jsonl.
-        recorded: what the copy spent on recording what it rehearses; {} for nothing.
+    `line` is the first of the copy's metrics.jsonl, `recorded` the copy's usage for recording a rehearsal, if any.
     """
     first = {**line, **{name: line[name] - spent for name, spent in recorded.items()}}
     times = count_rehearsal_episodes(config) / count_rehearsal_episodes(copy) if recorded else 0.0
@@ -78,19 +71,16 @@ def split_usage(
 
 
 class DiskUsage(NamedTuple):
-    """Bytes that a run takes."""
+    """Bytes of disk that a run takes."""
 
     most: float
     kept: float  # once it has ended
 
 
 def estimate_disk(config: Config, copy: Path, repeats: float) -> DiskUsage:
-    """What a training run will take at most: its checkpoints, one more while it is written, and its episodes.
+    """Estimate the disk of a training: its checkpoints, one more during a write, and its episodes.
 
-    Args:
-        config: of the run.
-        copy: directory of the run made small, which has saved one checkpoint.
-        repeats: how often what the copy logged goes into the run.
+    `copy` is the directory of the shrunk run, with one checkpoint; `repeats` is the number of its logs in the run.
     """
     from trailnotes.learner.states import REST, STATE
 
@@ -106,7 +96,7 @@ def estimate_disk(config: Config, copy: Path, repeats: float) -> DiskUsage:
 
 
 def count_bytes(place: Path) -> int:
-    """Of a file, or of all files below a directory; 0 where it is not. What a run deletes meanwhile is none."""
+    """Count the bytes of a file, or of all files below a directory; deleted files count 0."""
     size = 0
     for file in (place, *place.rglob("*")):
         with suppress(FileNotFoundError):
@@ -115,12 +105,11 @@ def count_bytes(place: Path) -> int:
 
 
 def count_rehearsal_episodes(config: Config) -> int:
-    """Episodes that the start model of a training plays before it begins."""
+    """Count the episodes that a training's initial model records."""
     return len(load_recorded_tasks(config)) * config.rehearsal.num_samples * (config.rehearsal.trials + 1)
 
 
 def _count_episodes(config: Config) -> int:
-    """That a method without training plays at most."""
     played = len(load_panel(config)) * config.eval.num_samples
     if resolve_method(config.algorithm.name).repeats:
         return played * (config.eval.trials + 1)

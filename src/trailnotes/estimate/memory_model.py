@@ -1,7 +1,7 @@
-"""What one rank of the learner takes of its device's memory, by part: all the time, and in the middle of an update.
+"""Memory of one rank of the learner, by part: all the time, and in the middle of an update.
 
-What is saved for a backward pass was counted in a layer of Qwen2 (`SAVED_BYTES`); models of other layers differ. Attention
-that writes out its scores (`eager`) takes more.
+`SAVED_BYTES`, kept for a backward pass, were counted in a layer of Qwen2; other layers differ. Attention that writes
+out its scores (`eager`) takes more.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ GATHERED_LAYERS = 3  # layers whose weights are whole at a time: that in work, t
 
 
 def get_dtype_size(config: Config) -> int:
-    """Bytes of a number of `model.dtype`."""
+    """Return the bytes of a number of `model.dtype`."""
     return FLOAT32 if config.model.dtype == "float32" else 2
 
 
 def is_on_cpu(config: Config) -> bool:
-    """Whether the device is the host's memory; "auto" plans for a GPU, even where there is none."""
+    """Return whether the device is the host's memory; "auto" plans for a GPU, even without one."""
     return config.model.device != "auto" and resolve_device(config.model.device).type != "cuda"
 
 
 def estimate_static_parts(config: Config, shape: ModelShape) -> MemoryParts:
-    """What one rank of the learner holds all the time, on its device."""
+    """Estimate the bytes that a learner's rank holds all the time."""
     world, number, dtype = config.learner.world_size, get_dtype_size(config), config.model.dtype
     each = "" if world == 1 else f", 1/{world}"
     if world > 1 and config.learner.offload and not is_on_cpu(config):
@@ -69,12 +69,12 @@ def estimate_static_parts(config: Config, shape: ModelShape) -> MemoryParts:
 
 
 def estimate_update_peak(config: Config, shape: ModelShape) -> MemoryParts:
-    """What one rank of the learner takes besides at the largest moment of an update."""
+    """Estimate the bytes that a learner's rank takes besides, at the peak of an update."""
     return max(_list_update_stages(config, shape), key=lambda parts: sum(parts.values()))
 
 
 def _list_update_stages(config: Config, shape: ModelShape) -> list[MemoryParts]:
-    """Of a backward pass: at the logits, at the head, in a layer, and at its end, where no activations are left."""
+    """List the parts at the logits, at the head, in a layer, and at the end of a backward pass."""
     number, whole = get_dtype_size(config), not config.model.lora.enabled
     gathered, layer_gradients, last = _estimate_gathered(config, shape)
     tokens = max(config.optim.microbatch_tokens, config.rollout.max_context_tokens)  # a long row goes alone
@@ -94,7 +94,7 @@ def _list_update_stages(config: Config, shape: ModelShape) -> list[MemoryParts]:
 
 
 def _estimate_gathered(config: Config, shape: ModelShape) -> tuple[MemoryParts, MemoryParts, MemoryParts]:
-    """What is whole of a sharded model during a pass; gradients of a layer; and gradients at the end of the pass."""
+    """Estimate gathered weights, the gradients of a layer, and those at the end of the pass."""
     number, whole, world = get_dtype_size(config), not config.model.lora.enabled, config.learner.world_size
     if world == 1:
         if number == FLOAT32 or not whole:
@@ -110,7 +110,7 @@ def _estimate_gathered(config: Config, shape: ModelShape) -> tuple[MemoryParts, 
 
 
 def _estimate_activations(config: Config, shape: ModelShape, tokens: int) -> tuple[float, float]:
-    """Kept for the backward pass, and computed again in it: all of all layers, or their inputs and all of one."""
+    """Estimate activations that are kept for the backward pass, and those recomputed in it."""
     number = get_dtype_size(config)
     widths = (shape.hidden, shape.queries, shape.keys, shape.intermediate)
     saved = SAVED_BYTES[number, config.model.lora.enabled]

@@ -1,4 +1,4 @@
-"""How many numbers a model is made of, and how they are arranged: nothing is loaded or downloaded."""
+"""Parameter counts and shapes of a model, without loading or downloading it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SIZE = re.compile(r"(?<![a-z\d.])(\d+(?:\.\d+)?)([bm])(?![a-z])", re.IGNORECASE
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Counts of parameters, and the widths that activations have."""
+    """Parameter counts of a model, and the widths of its activations."""
 
     source: str  # where it is known from
     scale: float  # parameters stated over those of the model that it is guessed by
@@ -53,17 +53,17 @@ class ModelShape:
 
     @property
     def queries(self) -> int:
-        """Numbers of a token's queries in one layer."""
+        """Return the width of a token's queries in one layer."""
         return self.heads * self.channels
 
     @property
     def keys(self) -> int:
-        """Numbers of a token's keys in one layer; its values are as many."""
+        """Return the width of a token's keys, and of its values, in one layer."""
         return self.kv_heads * self.channels
 
 
 def infer_model_shape(config: ModelConfig) -> ModelShape | None:
-    """The shape of `config.path`; None where neither a config.json of this machine nor the name tells it.
+    """Infer the shape of `config.path`; None where neither a config.json nor the name tells it.
 
     Raises:
         ConfigError: `model.lora` does not fit the model.
@@ -80,28 +80,17 @@ def infer_model_shape(config: ModelConfig) -> ModelShape | None:
     whole, blocks, head, adapters = _COUNT_CACHE[key]
     scale = stated / whole if stated else 1.0
     return ModelShape(
-        source=source,
-        scale=scale,
-        whole=whole * scale,
-        adapters=adapters * scale,
-        block=max(blocks, default=0) * scale,
-        around=(whole - sum(blocks)) * scale,
-        head=head * scale,
-        layers=text.num_hidden_layers,
-        hidden=text.hidden_size,
-        intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
-        heads=heads,
+        source=source, scale=scale, whole=whole * scale, adapters=adapters * scale,
+        block=max(blocks, default=0) * scale, around=(whole - sum(blocks)) * scale, head=head * scale,
+        layers=text.num_hidden_layers, hidden=text.hidden_size,
+        intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size, heads=heads,
         kv_heads=getattr(text, "num_key_value_heads", None) or heads,
-        channels=getattr(text, "head_dim", None) or text.hidden_size // heads,
-        vocabulary=text.vocab_size,
-        positions=getattr(text, "max_position_embeddings", None) or 1 << 30,
-        text=text,
-    )
+        channels=getattr(text, "head_dim", None) or text.hidden_size // heads, vocabulary=text.vocab_size,
+        positions=getattr(text, "max_position_embeddings", None) or 1 << 30, text=text,
+    )  # fmt: skip
 
 
 class _ParameterCounts(NamedTuple):
-    """Parameters of a model."""
-
     whole: int
     blocks: list[int]  # of each layer
     head: int
@@ -127,7 +116,7 @@ def _sum_numel(module: Any) -> int:
 
 
 def _find_architecture(config: ModelConfig) -> tuple[Any, str, float] | None:
-    """The architecture, where it is from, and the number of parameters if another one is stated, else 0."""
+    """Find the architecture, its source, and another parameter count where the name states one, else 0."""
     try:
         return load_architecture(config, download=False), "by its config.json", 0.0
     except PolicyError:
@@ -138,15 +127,10 @@ def _find_architecture(config: ModelConfig) -> tuple[Any, str, float] | None:
     near = min(QWEN_SHAPES, key=lambda known: abs(math.log(known / wanted)))
     layers, hidden, intermediate, heads, kv_heads, vocabulary = QWEN_SHAPES[near]
     shape = transformers.Qwen2Config(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        tie_word_embeddings=near <= MAX_TIED_SIZE,
+        vocab_size=vocabulary, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=kv_heads, tie_word_embeddings=near <= MAX_TIED_SIZE,
         max_position_embeddings=1 << 15,
-    )
+    )  # fmt: skip
     if near == wanted and "qwen2" in config.path.lower():
         return shape, "its shape is known by its name", 0.0
     return shape, f"guessed from its name, by the shape of Qwen2.5-{near:g}B", wanted * 1e9

@@ -1,4 +1,4 @@
-"""What mends a run that does not fit its devices: each change of the settings is tried in the estimate first."""
+"""Suggestions for a run that does not fit its devices: settings that make the estimate fit."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from trailnotes.estimate.footprint import GIB, Footprint, count_conversations, e
 from trailnotes.estimate.model_shape import ModelShape, infer_model_shape
 
 BASE_PRESETS = tuple(name for name in PRESETS if f"{name}-lora" in PRESETS)
-MAX_ASSUMED_DEVICES = (
-    8  # devices that ranks may be told to use, and engines besides, where it is not known how many there are
-)
+MAX_ASSUMED_DEVICES = 8  # devices for ranks, and as many for engines, where none is here
 FALLBACK_ADVICE = "set model.path to a smaller model"
 
 
 class ConfigChange(NamedTuple):
-    """Settings with a change, and the change in words."""
+    """Changed settings, and the change in words."""
 
     config: Config
     words: str
@@ -41,7 +39,7 @@ def validate_footprint(config: Config, found: Footprint) -> None:
 
 
 def suggest_changes(config: Config) -> str:
-    """Each single change after which the run fits; or, where none does it alone, several that do it together.
+    """Suggest each single change after which the run fits, or several that do it together.
 
     Where these need more devices, also those that do it without.
     """
@@ -58,9 +56,9 @@ def suggest_changes(config: Config) -> str:
 
 
 def combine_changes(config: Config, kinds: Sequence[ChangeGenerator] | None = None) -> list[ConfigChange]:
-    """Changes after which it fits, none of which could be left out or be smaller; [] where all do not suffice.
+    """Combine a minimal set of changes after which the run fits; [] where all do not suffice.
 
-    They build on each other: the last one's settings have them all. `kinds` are those to choose from, all by default.
+    They build on each other: the last one's settings have them all. `kinds` are the allowed ones, by default all.
     """
     kinds = CHANGE_GENERATORS if kinds is None else kinds
     fits = _FitCheck(config)
@@ -77,7 +75,7 @@ def combine_changes(config: Config, kinds: Sequence[ChangeGenerator] | None = No
 
 
 def _apply_changes(config: Config, taken: Mapping[int, int], kinds: Sequence[ChangeGenerator]) -> list[ConfigChange]:
-    """The settings as they are, and after each change: kind -> which of its changes."""
+    """Return the settings as they are, and after each change: kind -> index of its change."""
     steps = [ConfigChange(config, "")]
     for kind in sorted(taken):
         found = kinds[kind](steps[-1].config)
@@ -87,8 +85,6 @@ def _apply_changes(config: Config, taken: Mapping[int, int], kinds: Sequence[Cha
 
 
 class _FitCheck:
-    """Whether a run fits with a change."""
-
     def __init__(self, config: Config) -> None:
         self._shapes: dict[bool, ModelShape | None] = {config.model.lora.enabled: infer_model_shape(config.model)}
 
@@ -103,16 +99,13 @@ class _FitCheck:
 # -- kinds of changes, each from the smallest to the largest
 
 
-def _suggest_checkpointing(config: Config) -> list[ConfigChange]:
-    return (
-        []
-        if config.model.gradient_checkpointing
-        else [_change_setting(config, "model", "gradient_checkpointing", True)]
-    )
+def _suggest_setting(
+    config: Config, helps: bool, section: str, name: str, value: bool | int | str
+) -> list[ConfigChange]:
+    return [_change_setting(config, section, name, value)] if helps else []
 
 
 def _suggest_halving(config: Config, section: str, name: str, now: int, least: int) -> list[ConfigChange]:
-    """Half of a number, a quarter, and so on until `least`."""
     found = []
     while now > least:
         now = max(now // 2, least)
@@ -120,25 +113,7 @@ def _suggest_halving(config: Config, section: str, name: str, now: int, least: i
     return found
 
 
-def _suggest_microbatch(config: Config) -> list[ConfigChange]:
-    least = config.rollout.max_context_tokens  # a long row goes alone, however small the budget is
-    return _suggest_halving(config, "optim", "microbatch_tokens", config.optim.microbatch_tokens, least)
-
-
-def _suggest_logprob_chunk(config: Config) -> list[ConfigChange]:
-    return _suggest_halving(config, "optim", "logprob_chunk", config.optim.logprob_chunk, 128)
-
-
-def _suggest_max_envs(config: Config) -> list[ConfigChange]:
-    return _suggest_halving(config, "env", "max_envs", count_conversations(config), 1)
-
-
-def _suggest_sync_rollout(config: Config) -> list[ConfigChange]:
-    return [_change_setting(config, "rollout", "ahead", 0)] if config.rollout.ahead else []
-
-
 def _suggest_world_size(config: Config) -> list[ConfigChange]:
-    """More processes for the update, where there may be a device for each."""
     if config.model.device not in ("auto", "cuda"):
         return []  # one device, or the memory of one host
     most = torch.cuda.device_count() or MAX_ASSUMED_DEVICES
@@ -148,15 +123,8 @@ def _suggest_world_size(config: Config) -> list[ConfigChange]:
     return [_change_setting(config, "learner", "world_size", world) for world in worlds]
 
 
-def _suggest_offload(config: Config) -> list[ConfigChange]:
-    learner = config.learner
-    return (
-        [_change_setting(config, "learner", "offload", True)] if learner.world_size > 1 and not learner.offload else []
-    )
-
-
 def _suggest_engine(config: Config) -> list[ConfigChange]:
-    """An engine on devices that no rank has, spread over as many as its weights need."""
+    """Suggest an engine on devices without ranks, spread over as many as its weights need."""
     engine, world = config.engine, config.learner.world_size
     if engine.devices or engine.urls or engine.replicas > 1 or config.model.device not in ("auto", "cuda"):
         return []
@@ -167,10 +135,6 @@ def _suggest_engine(config: Config) -> list[ConfigChange]:
             changed = _copy_with(config, {"engine": {"name": "vllm", "devices": (places,)}})
             found.append(ConfigChange(changed, f'set engine.name = "vllm" and engine.devices = ["{places}"]'))
     return found
-
-
-def _suggest_dtype(config: Config) -> list[ConfigChange]:
-    return [_change_setting(config, "model", "dtype", "bfloat16")] if config.model.dtype == "float32" else []
 
 
 def _suggest_adapters(config: Config) -> list[ConfigChange]:
@@ -184,8 +148,20 @@ def _suggest_adapters(config: Config) -> list[ConfigChange]:
 
 # From those that change no result, over those that need more devices, to those that change what is learned.
 CHANGE_GENERATORS: tuple[ChangeGenerator, ...] = (
-    _suggest_checkpointing, _suggest_microbatch, _suggest_logprob_chunk, _suggest_max_envs, _suggest_sync_rollout, _suggest_world_size, _suggest_engine, _suggest_dtype, _suggest_offload, _suggest_adapters,
-)  # fmt: skip
+    lambda c: _suggest_setting(c, not c.model.gradient_checkpointing, "model", "gradient_checkpointing", True),
+    # A long row goes alone, however small the budget is.
+    lambda c: _suggest_halving(
+        c, "optim", "microbatch_tokens", c.optim.microbatch_tokens, c.rollout.max_context_tokens
+    ),
+    lambda c: _suggest_halving(c, "optim", "logprob_chunk", c.optim.logprob_chunk, 128),
+    lambda c: _suggest_halving(c, "env", "max_envs", count_conversations(c), 1),
+    lambda c: _suggest_setting(c, c.rollout.ahead > 0, "rollout", "ahead", 0),
+    _suggest_world_size,
+    _suggest_engine,
+    lambda c: _suggest_setting(c, c.model.dtype == "float32", "model", "dtype", "bfloat16"),
+    lambda c: _suggest_setting(c, c.learner.world_size > 1 and not c.learner.offload, "learner", "offload", True),
+    _suggest_adapters,
+)
 NEED_DEVICES = (_suggest_world_size, _suggest_engine)
 
 
@@ -201,7 +177,6 @@ def _change_variant(config: Config, name: str) -> ConfigChange:
 
 
 def _copy_with(section: Any, values: Mapping[str, Any]) -> Any:
-    """The same settings with others here and there; nothing is checked again."""
     changed = {
         name: _copy_with(getattr(section, name), value) if isinstance(value, Mapping) else value
         for name, value in values.items()

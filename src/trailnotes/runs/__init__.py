@@ -1,1 +1,1 @@
-"""What a method's loop asks for, living in one run directory: `training` with a learner, `adaptation` without."""
+"""Services of methods in a run directory: policies, panels, evaluation, adaptation, progress."""

@@ -1,11 +1,11 @@
-"""An adaptation: everything that a method without weight updates asks for, living in one run directory.
+"""An adaptation: the services of a method without weight updates, in one run directory.
 
-A method's code runs from its top at every start. Each episode and each written answer is on disk as soon as it ends, in
-a file of its phase; whatever is there is read back instead of being asked for again. What a method gets is always what
-the file holds, so that a restart cannot make a difference::
+A method's code runs from its top at every start. Each episode and each answer is on disk as soon as it ends, in a file
+of its phase, and is read back at the next start. A method always gets the file's content, so that a restart makes no
+difference::
 
     phases/trial-2.episodes.jsonl   as they end, failed attempts too
-    phases/trial-2.notes.jsonl      what the policy wrote apart from episodes, by index
+    phases/trial-2.notes.jsonl      completions of `write`, by index
     trajectories.jsonl, metrics.jsonl   as of a training run; one iteration for each `log`
 """
 
@@ -21,7 +21,7 @@ from trailnotes.envs.tasks import load_panel
 from trailnotes.errors import ConfigError
 from trailnotes.rollout import complete_requests, compute_rollout_metrics, run_groups
 from trailnotes.runs.evaluation import EPISODE_KEYS
-from trailnotes.runs.panels import PanelResult, build_eval_config, build_panel_result, write_evaluation
+from trailnotes.runs.panels import PanelResult, build_eval_config, build_panel_result, write_evaluation, write_table
 from trailnotes.runs.usage import ENDPOINT_COST, USAGE_FIELDS, Usage
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import append_jsonl, find_free_path, read_jsonl, split_after
@@ -51,12 +51,12 @@ FIXED_ADAPTATION_KEYS = (
     *("model.path", "model.base", "model.dtype", "model.template_options", "algorithm"),
     *("reflexion", "rememberer", "retrospex", "eval.meet_split", "eval.meet_tasks", "train.split", "train.num_tasks"),
 )
-"""The settings that decide what a trial plays and writes: a run that has begun keeps them, since it reads back whatever
-has ended and would report it under the new ones. The device and the engine may change where that is allowed."""
+"""The settings that decide the episodes and tips of a trial: a run that has begun keeps them, since it would report old
+episodes under new ones. The device and the engine may change where that is allowed."""
 
 
 def build_adaptation_config(config: Config, method: str, subject: EvaluatedModel, trials: int) -> Config:
-    """The settings with which `subject` adapts: method, model and number of trials are in its config.toml, too."""
+    """Build the settings of an adaptation: with the method, the model and the number of trials."""
     sections = {
         "algorithm": config.algorithm.model_copy(update={"name": method}),
         "model": config.model.model_copy(update={"path": subject.model}),
@@ -67,7 +67,7 @@ def build_adaptation_config(config: Config, method: str, subject: EvaluatedModel
 
 @dataclass(frozen=True, slots=True)
 class ResultRow:
-    """One row of the table; those with a trial are points of the curve."""
+    """A row of the results table; a row with a trial is a point of the curve."""
 
     name: str
     result: PanelResult
@@ -76,7 +76,7 @@ class ResultRow:
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Who plays which role in an adaptation by tips: three policies, or one three times."""
+    """Policies of the roles in an adaptation by tips: three, or one three times."""
 
     explorer: Policy  # plays trial 0, without tips
     author: Policy  # writes all tips
@@ -85,17 +85,15 @@ class Roles:
 
 @dataclass(slots=True)
 class _UnloggedRecords:
-    """Since the last `log`."""
-
     spent: Usage = field(default_factory=Usage)
     episodes: list[dict[str, Any]] = field(default_factory=list)  # records, failed attempts too
 
 
 class AdaptationRun:
-    """State and services of a run that changes no weights. A method (algorithms/) reads and drives it.
+    """State and services of a run without weight updates, which a method (algorithms/) drives.
 
-    `trailnotes adapt` makes one, and owns the directory, the pool and the progress bar. `policy` plays all roles, or
-    each role of a `Cast` has its own; methods without roles let the reader act.
+    `trailnotes adapt` makes one, and owns the directory, the pool and the progress bar. Methods without roles let the
+    reader act.
     """
 
     def __init__(
@@ -127,7 +125,7 @@ class AdaptationRun:
     # -- what a method drives
 
     def seed(self, *purpose: object) -> int:
-        """A seed for one purpose of this run; the same at every start."""
+        """Derive a seed for one purpose of this run, the same at every start."""
         return derive_seed(self.config.run.seed, *purpose)
 
     async def play(
@@ -143,22 +141,21 @@ class AdaptationRun:
     ) -> list[TrajectoryGroup]:
         """Play each task `num_samples` times at the evaluation temperature; groups in task order.
 
-        Episodes that failed for good are remembered as well; a group of which too few are left is missing, as from
-        `run_groups`.
+        The journal also has failed episodes; groups with too few others are missing, as from `run_groups`.
 
         Args:
-            phase: a name that no other call has, such as "trial-2": the seeds follow from it, and the file's name.
-            tasks: no task twice.
+            phase: a name of this call alone, such as "trial-2", for its seeds and its file.
+            tasks: each task once.
             memory: shown by the ordinary actor.
-            make_actor: who acts instead.
+            make_actor: makes other actors.
             num_samples: episodes of each task.
             mode: "plain" without memory and actor, else "on_policy_tips".
-            policy: plays, by default that of the run.
+            policy: that of the run by default.
 
         Raises:
-            ConfigError: not one episode of this run could be played; the same command tries all of them again.
+            ConfigError: no episode of this run could be played; the same command tries all of them again.
         """
-        assert len({task.id for task in tasks}) == len(tasks), "a task stands in a phase once"
+        assert len({task.id for task in tasks}) == len(tasks), "each task is in a phase once"
         mode = mode or ("plain" if memory is None and make_actor is None else "on_policy_tips")
         journal = self._get_journal_path(phase, "episodes")
         done = [trajectory_from_json(record) for record in _read_episodes(journal, tasks)]
@@ -186,12 +183,12 @@ class AdaptationRun:
     async def write(
         self, phase: str, requests: Sequence[CompletionRequest], *, policy: Policy | None = None
     ) -> list[Completion]:
-        """Have the policy answer all requests, each once; results in their order, without prompt ids.
+        """Have the policy answer each request once; completions in their order, without prompt ids.
 
         Args:
-            phase: a name that no other call of `write` has.
+            phase: a name of this call alone.
             requests: the same ones at every start, as far as they are not answered.
-            policy: answers, by default that of the run.
+            policy: that of the run by default.
         """
         journal = self._get_journal_path(phase, "notes")
         done = {record["index"] for record in read_jsonl(journal)}
@@ -214,12 +211,12 @@ class AdaptationRun:
         return written
 
     def log(self, phase: str, groups: Sequence[TrajectoryGroup], **metrics: float | Mapping[str, float]) -> None:
-        """Write what was played since the last call to trajectories.jsonl, and a line to metrics.jsonl: once.
+        """Write the episodes since the last call to trajectories.jsonl, and a line to metrics.jsonl, once.
 
         Args:
-            phase: names the line.
-            groups: what its `rollout/` metrics are made of.
-            metrics: the method's own; a mapping gives names below its own, as "memory/tips".
+            phase: the name of the line.
+            groups: the source of its `rollout/` metrics.
+            metrics: those of the method; a mapping gives names below its own, as "memory/tips".
         """
         iteration, pending = self._logged, self._pending
         self._logged, self._pending = iteration + 1, _UnloggedRecords()
@@ -245,7 +242,7 @@ class AdaptationRun:
     def report(
         self, name: str, groups: Sequence[TrajectoryGroup], *, memory: bool, trial: int | None = None
     ) -> PanelResult | None:
-        """Add a row to the table, and with `trial` a point to the curve; None if there is no episode to report."""
+        """Add a row to the table, and with `trial` a point to the curve; None without episodes."""
         episodes = [trajectory for group in groups for trajectory in group.trajectories]
         if not episodes:
             return None
@@ -256,14 +253,17 @@ class AdaptationRun:
     def examine(self, groups: Sequence[TrajectoryGroup], *, memory: bool, name: str = "eval") -> PanelResult:
         """Write `groups` to the directory `name` as `trailnotes eval --out` writes a panel.
 
-        Its costs are those of the subject's training and of this run, but for the episodes examined, which no
-        evaluation counts.
+        Its costs are those of the subject's training and of this run, without the evaluated episodes.
         """
         episodes = [trajectory for group in groups for trajectory in group.trajectories]
         subject = self._build_evaluated_model(episodes)
         result = build_panel_result(episodes, self.config, subject, memory=memory)
         write_evaluation(self.directory.path / name, self.config, subject, episodes, result)
         return result
+
+    def write_table(self) -> None:
+        """Write the rows of `report` to `table.json` and `table.md`."""
+        write_table([row.result for row in self.figures], self.directory.path, [row.name for row in self.figures])
 
     # -- details
 
@@ -280,7 +280,6 @@ class AdaptationRun:
         return self._phases / f"{phase}.{kind}.jsonl"
 
     def _get_endpoint_metrics(self) -> dict[str, float]:
-        """What an endpoint says of itself, its cost among it, over all starts; {} for a policy of our own."""
         metrics = getattr(self.policy, "metrics", None)
         return metrics() if metrics else {}
 
@@ -310,20 +309,19 @@ def _flatten_metrics(metrics: Mapping[str, float | Mapping[str, float]]) -> dict
 
 
 def _read_episodes(journal: Path, tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """The episodes of `tasks` that a journal holds: by task and member, attempts in their order."""
+    """Read the journal's episodes of `tasks`, by task and member, attempts in their order."""
     places = {task.id: index for index, task in enumerate(tasks)}
     records = [record for record in read_jsonl(journal) if record["task"]["id"] in places]
     return sorted(records, key=lambda record: (places[record["task"]["id"]], record["member"]))
 
 
 def _rebuild_groups(groups: Sequence[TrajectoryGroup], records: Sequence[Mapping[str, Any]]) -> list[TrajectoryGroup]:
-    """The groups with each episode as its record has it."""
     kept = {(t.task.id, t.member): t for t in map(trajectory_from_json, records) if t.outcome != "error"}
     return [TrajectoryGroup(g.task, tuple(kept[g.task.id, t.member] for t in g.trajectories)) for g in groups]
 
 
 def _count_usage(records: Sequence[Mapping[str, Any]]) -> Usage:
-    """What the episodes of `records` took, failed attempts too: they have been paid for as well."""
+    """Count the usage of `records`, failed attempts too: they have been paid for."""
     steps = [step for record in records for step in record["steps"]]
     return Usage(
         env_steps=len(steps),

@@ -1,4 +1,4 @@
-"""What a person sees while something long runs: a bar on a terminal, plain lines everywhere else."""
+"""Progress of long commands: a bar on a terminal, plain lines everywhere else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIP_CURVES = {"tips": "validation_tips", "new": "validation_new"}  # as shown ->
 
 
 class ProgressBar:
-    """Progress of anything that has an end: warm start, evaluation, compilation, training. A context manager.
+    """Progress bar of a task with an end, as a context manager.
 
     Off a terminal it prints a line at the first update, then at most one every `interval` seconds, and one at the end.
     """
@@ -51,7 +51,7 @@ class ProgressBar:
             self._rich.stop()
 
     def update(self, completed: float, facts: Mapping[str, float | str] | None = None, label: str = "") -> None:
-        """Show how far it is, in the unit of `total`, with `facts` and a `label` in place of the plain count."""
+        """Show the progress in the unit of `total`, with `facts`, and a `label` in place of the count."""
         now = time.monotonic()
         left = self._estimate_time_left(now, completed)
         text = "  ".join(f"{name} {_format_number(value)}" for name, value in (facts or {}).items())
@@ -77,7 +77,6 @@ class ProgressBar:
         print(escape_unprintable_lines(line), file=self.stream, flush=True)
 
     def _estimate_time_left(self, now: float, completed: float) -> str:
-        """From the pace since the first update, which may come late in a resumed run."""
         if self._first is None:
             self._first = (now, completed)
             return ""
@@ -90,7 +89,7 @@ class _HasPath(Protocol):
 
 
 class TrainingProgress:
-    """The bar of a training run, fed with the lines of metrics.jsonl. A context manager."""
+    """Progress bar of a training, fed with the lines of metrics.jsonl, as a context manager."""
 
     def __init__(self, config: Config, directory: _HasPath, *, stream: IO[str] | None = None) -> None:
         self._train, self._metric = config.train, config.eval.metric
@@ -107,7 +106,7 @@ class TrainingProgress:
         self._bar.__exit__(*error)
 
     def update(self, line: Mapping[str, Any]) -> None:
-        """Show one iteration."""
+        """Show the metrics of one iteration."""
         iterations, steps = self._train.iterations, self._train.max_env_steps
         done = line["iteration"] + 1
         share = max(done / iterations, line.get("env_steps", 0) / steps if steps else 0.0)
@@ -129,7 +128,6 @@ class TrainingProgress:
         self._bar.note(text)
 
     def _compute_rates(self, line: Mapping[str, Any]) -> dict[str, float]:
-        """Environment steps and tokens a second since the previous line of this process."""
         now, previous = time.monotonic(), self._previous
         self._previous = (now, line)
         if previous is None or now <= previous[0]:
@@ -143,8 +141,6 @@ class TrainingProgress:
 
 
 class _BestEffortStream:
-    """A stream that may go away, as a terminal that is closed does: what is said then is lost, and nothing else."""
-
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
 
@@ -162,19 +158,19 @@ class _BestEffortStream:
 
 
 def ignore_write_errors(stream: IO[str]) -> IO[str]:
-    """`stream`, but a write that fails is lost in silence."""
+    """Wrap `stream` so that failed writes, as of a closed terminal, are lost in silence."""
     return cast("IO[str]", _BestEffortStream(stream))
 
 
 def format_duration(seconds: float) -> str:
-    """``75`` -> ``1:15``; ``3700`` -> ``1:01:40``."""
+    """Format seconds as minutes or hours: ``75`` -> ``1:15``; ``3700`` -> ``1:01:40``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def format_megabytes(size: float, decimals: int = 0) -> str:
-    """Bytes in units of 2^20, without the unit: ``2097152`` -> ``2``."""
+    """Format bytes in units of 2^20, without the unit: ``2097152`` -> ``2``."""
     return f"{size / (1 << 20):,.{decimals}f}"
 
 
@@ -185,7 +181,6 @@ def _format_number(value: float | str) -> str:
 
 
 def _format_trials(line: Mapping[str, Any], name: str) -> str:
-    """The trials of one curve, as ``0.00 0.91 0.93``; '' where it was not played."""
     return " ".join(f"{value:.2f}" for key, value in line.items() if key.startswith(f"{name}/trial_"))
 
 

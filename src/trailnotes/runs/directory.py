@@ -3,16 +3,15 @@
 ::
 
     config.toml          the resolved settings
-    run.json             seed, each start (when, by which command, with which versions), and the identity of what is
-                         played, where the environment has one
+    run.json             seed, each start (time, command, versions), and the identity of the environment, if any
     metrics.jsonl        one line an iteration
     trajectories.jsonl   whole episodes
     memory.db            the tips
     memory.start.db      those that training began with
-    rehearsal/           what the start model recorded before training, with rehearsal.split
+    rehearsal/           recording of the start model before training, with rehearsal.split
     checkpoints/         step-000010/ ... as `checkpoint` writes them
     tensorboard/         drawn from metrics.jsonl, if run.trackers has it
-    trackers/            what the others know this run by, and what they keep here
+    trackers/            ids and files of the other trackers
     lock                 held by the process that trains
 """
 
@@ -66,7 +65,7 @@ _PACKAGES = ("trailnotes", "numpy", "pydantic", "torch", "transformers", "tokeni
 
 
 class RunDir:
-    """An open run directory, locked for this process. A context manager; `RunDir.open` makes or resumes one."""
+    """Open run directory, locked for this process, as a context manager; `RunDir.open` makes or resumes one."""
 
     def __init__(self, path: Path, config: Config, lock: RunLock) -> None:
         self.path, self.config, self._lock = path, config, lock
@@ -92,14 +91,13 @@ class RunDir:
         Args:
             path: the directory; made if it does not exist.
             config: the resolved settings of this start.
-            allow_change: keys, or whole sections, that may differ from those of the run that is resumed.
-            fixed: keys, or whole sections, that may not differ even if `allow_change` has them, but for those of
-                `SURROUNDINGS`.
-            command: what run.json records as the command; the words of this process by default.
+            allow_change: keys or sections that may differ from those of the run that is resumed.
+            fixed: keys or sections that may not differ even so, except `RUNTIME_KEYS`.
+            command: the command for run.json; that of this process by default.
 
         Raises:
-            RunError: in use by a live process, not writable, or a run of another config. A run that has not ended an
-                iteration or an episode yet takes any config.
+            RunError: in use by a live process, not writable, or a run of another config. A run without a finished
+                iteration or episode takes any config.
         """
         path = Path(path)
         try:
@@ -126,27 +124,27 @@ class RunDir:
         self.close(finished=kind is None)
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
-        """Add the line of one iteration; it has "iteration" (from 0), which is written first."""
+        """Append the line of one iteration, with its "iteration" (from 0) first."""
         append_jsonl(self.metrics_path, [{"iteration": line["iteration"], **line}])
         self._notify_trackers()
 
     def append_trajectories(self, iteration: int, trajectories: Iterable[Trajectory]) -> None:
-        """Add whole episodes, the failed ones too."""
+        """Append whole episodes, with the failed ones."""
         records = [{"iteration": iteration, **trajectory_to_json(t)} for t in trajectories]
         append_jsonl(self.trajectories_path, [*records])
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All lines of metrics.jsonl."""
+        """Read all lines of metrics.jsonl."""
         return list(read_jsonl(self.metrics_path))
 
     def move_lines_after(self, iterations: int) -> list[Path]:
-        """Move the lines that follow the first `iterations` iterations to files of their own, and name these."""
+        """Move the lines after the first `iterations` iterations to new files; return their paths."""
         moved = [split_after(file, iterations) for file in (self.metrics_path, self.trajectories_path)]
         self._notify_trackers()
         return [file for file in moved if file is not None]
 
     def close(self, *, finished: bool = True) -> None:
-        """Let the trackers show the rest, and then the next process in. Twice is fine.
+        """Close the trackers and release the lock; a second call changes nothing.
 
         `finished`: the run ended by itself, and was not stopped.
         """
@@ -162,10 +160,10 @@ class RunDir:
         if self._tracked and self._trackers is None:
             self._trackers = load_trackers()(self._tracked, self.path)
         if self._trackers is not None:
-            self._trackers.tell()
+            self._trackers.notify()
 
     def _reconcile_config(self, allow_change: Sequence[str], fixed: Sequence[str]) -> dict[str, Any]:
-        """Write config.toml, or refuse a changed one. Returns what changed since the run began, name -> [old, new]."""
+        """Write config.toml, or refuse a changed one; return the changes, name -> [old, new]."""
         file = self.path / "config.toml"
         changed: dict[str, Any] = {}
         begun = has_begun(self.path)
@@ -198,19 +196,15 @@ class RunDir:
                 raise RunError(f"{file} is damaged: move it away, and run the same command again") from None
         starts.append({"time": _now(), "command": command, **_collect_environment(), "changed": dict(changed)})
         identity = load_identity(self.config)
-        if not any(is_within(name, ("env.name", "env.options")) for name in changed):
-            self._validate_env_identity(before, identity)
+        others = [key for key in before if before[key] != identity.get(key)]
+        named = any(is_within(name, ("env.name", "env.options")) for name in changed)
+        if others and identity and not named and has_begun(self.path):  # the same settings name other data
+            raise RunError(f"{self.path} holds a run of {self.config.env.name} with another {', '.join(others)}: put "
+                           "the original data back, or choose another directory")  # fmt: skip
         about = {"name": self.config.run.name, "seed": self.config.run.seed, "starts": starts}
         if known := identity or before:  # where the environment is not here, what was known stays
             about["environment"] = known
         _write(file, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
-
-    def _validate_env_identity(self, before: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-        """Settings may stay the same while the data that they name does not."""
-        others = [key for key in before if before[key] != identity.get(key)]
-        if others and identity and has_begun(self.path):
-            raise RunError(f"{self.path} holds a run of {self.config.env.name} with another {', '.join(others)}: put "
-                           "back what it was begun with, or choose another directory")  # fmt: skip
 
 
 def load_trackers() -> Any:
@@ -225,7 +219,7 @@ def load_trackers() -> Any:
 
 
 class RunLock:
-    """Holds a file locked for as long as this process lives; a killed process leaves it free by itself."""
+    """Lock of a file for as long as this process lives."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -244,7 +238,7 @@ class RunLock:
         os.write(self._descriptor, f"process {os.getpid()} on {socket.gethostname()} since {_now()}\n".encode())
 
     def release(self) -> None:
-        """Free the lock. Twice is fine."""
+        """Free the lock; a second call changes nothing."""
         if self._descriptor is not None:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # forked children may hold a copy of the descriptor
             os.close(self._descriptor)
@@ -252,7 +246,7 @@ class RunLock:
 
 
 def load_run_config(path: Path) -> Config:
-    """The settings of the run in directory `path`.
+    """Load the settings of the run in directory `path`.
 
     Raises:
         RunError: there is no run, or its config cannot be read by this version.
@@ -268,7 +262,7 @@ def load_run_config(path: Path) -> Config:
 
 @contextlib.contextmanager
 def report_damaged_run(path: Path) -> Iterator[None]:
-    """Say of the run in directory `path` that it is damaged where a value in its files is not of the kind expected.
+    """Raise wrong values in the files of the run in `path` as a damaged run.
 
     Raises:
         RunError: the block raised an error of a wrong value; another error of this package passes.
@@ -283,13 +277,13 @@ def report_damaged_run(path: Path) -> Iterator[None]:
 
 
 def has_begun(path: Path) -> bool:
-    """Whether the run in directory `path` has ended an iteration or an episode: its settings are bound from then on."""
+    """Return whether a run has ended an iteration or an episode, which fixes its settings."""
     written = [path / "metrics.jsonl", path / "trajectories.jsonl", *(path / "phases").glob("*.jsonl")]
     return any((path / "checkpoints").glob("step-*")) or any(f.exists() and f.stat().st_size for f in written)
 
 
 def is_trained(path: Path, config: Config) -> bool:
-    """Whether the last checkpoint of the run in directory `path` has all that the settings ask for.
+    """Return whether the last checkpoint of the run in `path` has reached the limits of `config`.
 
     Raises:
         RunError: that checkpoint is damaged.
@@ -302,7 +296,7 @@ def _write(path: Path, text: str) -> None:
     try:
         write_text_atomic(path, text)
     except OSError as error:
-        raise RunError(f"cannot write {path} ({error.strerror}): what was there before is unchanged; free space or fix "
+        raise RunError(f"cannot write {path} ({error.strerror}): the old file is unchanged; free space or fix "
                        "the permissions, then run the same command again") from error  # fmt: skip
 
 
@@ -325,7 +319,6 @@ def _collect_environment() -> dict[str, Any]:
 
 
 def _read_git_revision() -> str | None:
-    """Revision of the working directory, with "-dirty" where it differs; None outside of a repository."""
     git = shutil.which("git")
     if git is None:
         return None

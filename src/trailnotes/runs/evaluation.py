@@ -1,4 +1,4 @@
-"""A panel played to its end by one subject, however often it is stopped: what has ended is not played again."""
+"""Evaluation of one model on a panel, which resumes after a stop without repeating finished episodes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from trailnotes.errors import ConfigError, RunError
 from trailnotes.memory import TipMemory, embedder_of, open_memory
 from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.runs.console import ProgressBar
+from trailnotes.runs.dependencies import require_dependencies
 from trailnotes.runs.load_policy import EvaluatedModel, open_policy
 from trailnotes.runs.loop import run_to_end
-from trailnotes.runs.needs import require_dependencies
 from trailnotes.runs.panels import JOURNAL_FILE, play_panel
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import append_jsonl, encode_line, find_free_path, read_jsonl, split_after
@@ -41,7 +41,7 @@ EPISODE_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class PanelEpisodes:
-    """What became of a panel."""
+    """Episodes of a panel, with a remark on their tips."""
 
     episodes: list[Trajectory]  # in the order of the tasks
     remark: str = ""  # how many were shown tips, or why none was; '' without memory
@@ -55,15 +55,10 @@ def evaluate_model(
     directory: Path | None = None,
     progress: ProgressBar | None = None,
 ) -> PanelEpisodes:
-    """Let `subject` play the panel of `config.eval`.
+    """Evaluate `subject` on the panel of `config.eval`.
 
-    Args:
-        config: panel, sampling and environment.
-        subject: who plays.
-        use_memory: with the memory of its run.
-        directory: where episodes are kept as they end, so that the same call plays on after it was stopped; an
-            endpoint's answers, too. None keeps nothing.
-        progress: shows how far it is.
+    With `directory` each episode is kept there as it ends, and the same call plays on after a stop; so are an
+    endpoint's answers.
 
     Raises:
         ConfigError: the subject has no memory.
@@ -106,13 +101,7 @@ def evaluate_model(
 
 
 class EpisodeJournal:
-    """The episodes of one panel as they end, and their file `PART`: a line for what they depend on, then one for each.
-
-    Args:
-        directory: of the file; None keeps nothing on disk.
-        total: number of episodes of the panel.
-        progress: shows how many have ended.
-    """
+    """Journal of a panel's episodes: a line for the settings, then one for each episode as it ends."""
 
     def __init__(self, directory: Path | None, total: int, progress: ProgressBar | None) -> None:
         self.episodes: list[Trajectory] = []  # in the order in which they ended
@@ -121,7 +110,7 @@ class EpisodeJournal:
 
     @contextmanager
     def resume(self, about: dict[str, Any]) -> Iterator[None]:
-        """Read what an earlier start left, if it depends on the same; say what is kept if this one is stopped."""
+        """Read the journal of an earlier start with the same settings; on a stop, report what is kept."""
         with _lock_directory(self.path.parent) if self.path else nullcontext():
             if self.path:
                 self._read(self.path, json.loads(encode_line(about)))
@@ -139,7 +128,7 @@ class EpisodeJournal:
                 raise
 
     def append_episode(self, episode: Trajectory) -> None:
-        """One has ended well. It is on the disk when this returns."""
+        """Append a finished episode, synced to disk."""
         if self.path:
             append_jsonl(self.path, [trajectory_to_json(episode)], sync=True)
         self.episodes.append(episode)
@@ -174,14 +163,13 @@ class EpisodeJournal:
 
 
 def _build_fingerprint(config: Config, subject: EvaluatedModel, use_memory: bool) -> dict[str, Any]:
-    """All that an episode of the panel depends on: settings by their keys, and who plays."""
     settings = {name: value for name, value in flatten_config(config).items() if is_within(name, EPISODE_KEYS)}
     own = {name: value for name, value in settings.items() if not is_within(name, (*RUNTIME_KEYS, "model.path"))}
     return own | {"eval.memory": use_memory, "model": _fingerprint_model(subject.model)}
 
 
 def _fingerprint_model(model: str) -> str:
-    """What tells the weights of a directory from others of its name; any other name as it is."""
+    """Return a fingerprint of the weights in a directory; any other name as it is."""
     path = Path(model)
     if not path.is_dir():
         return model
@@ -194,7 +182,7 @@ def _fingerprint_model(model: str) -> str:
 
 @contextmanager
 def _lock_directory(directory: Path) -> Iterator[None]:
-    """One evaluation at a time writes here. The lock leaves no file behind, and ends with its process."""
+    """Lock `directory` for one evaluation, without leaving a file behind."""
     directory.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(directory, os.O_RDONLY)
     try:
@@ -213,7 +201,7 @@ def _lock_directory(directory: Path) -> Iterator[None]:
 
 
 def describe_tip_use(episodes: Sequence[Trajectory], tasks: Sequence[Task], memory: TipMemory, config: Config) -> str:
-    """How many of the episodes were shown a tip; where none was, the reason and the fix."""
+    """Describe how many episodes were shown a tip; where none was, the reason and the fix."""
     shown = sum(any(step.tips for step in episode.steps) for episode in episodes)
     if shown:
         return f"Tips were shown in {shown} of {len(episodes)} episodes"
@@ -223,11 +211,9 @@ def describe_tip_use(episodes: Sequence[Trajectory], tasks: Sequence[Task], memo
     if not held:
         return f"{none}, since the memory holds no tip"
     if known := len({*held} & {*wanted}):
-        return (
-            f"{none}, though the memory has tips of {known} of the panel's {len(wanted)} tasks: they are switched off "
-            "(`trailnotes memory enable`), less similar to the turns than memory.threshold, or without room beside the "
-            "turns that are left (memory.leave_room, rollout.max_context_tokens)"
-        )
+        return (f"{none}, though the memory has tips of {known} of the panel's {len(wanted)} tasks: they are switched "
+                "off (`trailnotes memory enable`), less similar to the turns than memory.threshold, or without room "
+                "beside the turns that are left (memory.leave_room, rollout.max_context_tokens)")  # fmt: skip
     return (
         f"{none}, since the memory has tips of {len(held)} tasks ({held[0]}, ...) and the panel asks for {len(wanted)} "
         f"others ({wanted[0]}, ...); a tip belongs to the task that it was written about. `trailnotes adapt` writes "

@@ -1,4 +1,4 @@
-"""Who plays: the model of a run, any other model, one at an endpoint, or chance alone."""
+"""Policies to evaluate or train: of a run, of any other model, of an endpoint, or random."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RANDOM = "random"  # as `model.path`: draws from the actions that the turn lists
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedModel:
-    """Who is examined: a model directory, and where it comes from a run, that run's memory and what it spent."""
+    """Model under evaluation, with the memory, the usage and the settings of its run."""
 
     model: str
     name: str
@@ -43,9 +43,9 @@ class EvaluatedModel:
 
 @contextmanager
 def open_evaluated_model(model_or_run: StrPath) -> Iterator[EvaluatedModel]:
-    """A run directory (its last whole checkpoint), a checkpoint of one, or whatever `model.path` may be.
+    """Open a run directory (its last whole checkpoint), a checkpoint, or any `model.path`.
 
-    A checkpoint stays where it is inside the block, even if the run trains on and keeps fewer.
+    The checkpoint stays inside the block, even if the run trains on and keeps fewer.
 
     Raises:
         ConfigError: "openai:" without a name.
@@ -82,13 +82,13 @@ def _read_checkpoint(path: Path) -> EvaluatedModel:
 
 @contextmanager
 def open_policy(config: Config, subject: EvaluatedModel, directory: Path | None = None) -> Iterator[Policy]:
-    """The policy of `load_policy` inside the block; engines that are processes end with it."""
+    """Open the policy of `load_policy`, and close its engines after the block."""
     with closing(load_policy(config, subject, directory)) as policy:
         yield policy
 
 
 def load_policy(config: Config, subject: EvaluatedModel, directory: Path | None = None) -> OwnedPolicy:
-    """The policy of `subject` under this config's device and limits; an endpoint's answers are kept in `directory`."""
+    """Load the policy of `subject` under `config`; an endpoint's answers are kept in `directory`."""
     if subject.model == RANDOM:
         return build_random_policy(config)
     if subject.model.startswith(OPENAI_PREFIX):
@@ -103,43 +103,35 @@ def load_policy(config: Config, subject: EvaluatedModel, directory: Path | None 
 def build_model_policy(
     config: Config, model: Any = None, *, trains: bool = False, connects: Sequence[Connect] = ()
 ) -> TrainedPolicy:
-    """The model at `model.path`, as it acts by the engine that the config names.
+    """Build the policy of `model.path` with the engine of the config.
 
     Args:
         config: of the run.
-        model: where it is in this process already, and acts here whatever the engine.
-        trains: a learner hands over its weights before anybody plays.
-        connects: how engines are reached that somebody else places; see `vllm_policy`.
+        model: a model in this process, which acts here whatever the engine.
+        trains: whether a learner hands over its weights before the first sample.
+        connects: how to reach engines on a cluster; see `make_vllm_policy`.
     """
     if config.engine.name == "vllm" and model is None:
         from trailnotes.policies import vllm
 
         return vllm.make_vllm_policy(config, trains=trains, connects=connects)
-    return _build_hf_policy(config, model)
-
-
-def _build_hf_policy(config: Config, loaded: Any) -> HFPolicy:
     import torch
 
     from trailnotes.policies.hf.policy import HFPolicy, load_model, load_tokenizer
 
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    model, tokenizer = load_model(config.model) if loaded is None else (loaded, load_tokenizer(config.model))
+    loaded, tokenizer = load_model(config.model) if model is None else (model, load_tokenizer(config.model))
     return HFPolicy(
-        model,
-        tokenizer,
-        name=config.model.path,
-        deterministic=config.run.deterministic,
-        shared_prompts=config.engine.shared_prompts,
-        max_context_tokens=config.rollout.max_context_tokens,
+        loaded, tokenizer, name=config.model.path, deterministic=config.run.deterministic,
+        shared_prompts=config.engine.shared_prompts, max_context_tokens=config.rollout.max_context_tokens,
         template_options=config.model.template_options,
-    )
+    )  # fmt: skip
 
 
 @contextmanager
 def use_initial_weights(policy: HFPolicy, learner: Learner | ShardedLearner) -> Iterator[HFPolicy]:
-    """The policy that training began with, inside the block: its adapters as they were, which voids its caches."""
+    """Give the policy with its initial adapters inside the block, which voids its caches."""
     version = policy.version
     with learner.use_initial_adapters():
         policy.reset_cache()
@@ -152,21 +144,19 @@ def use_initial_weights(policy: HFPolicy, learner: Learner | ShardedLearner) -> 
 
 
 def build_random_policy(config: Config) -> ScriptedPolicy:
-    """Draws uniformly from the admissible actions of each turn; a pure function of `run.seed` and the conversation.
+    """Build a policy that draws uniformly from the admissible actions, by `run.seed` and the conversation.
 
-    It reads them where a model would: `rollout.show_actions` must be on, and the environment must offer some. Its
-    tokens are bytes: the caps of `config.rollout` must leave room for the lists.
+    It needs `rollout.show_actions` and an environment that offers actions. Its tokens are bytes: the caps of
+    `config.rollout` must leave room for the lists.
     """
 
     def script(messages: Sequence[Message]) -> str:
         actions = parse_listed_actions(messages[-1].content, config.rollout.style)
         if not actions:
-            raise PolicyError(
-                'model.path = "random" draws from the admissible actions, and this turn lists none: set '
-                "rollout.show_actions = true, and have the environment offer them (scienceworld: "
-                'env.options.actions = "valid"; textworld: env.options.actions = true; one of your own: '
-                "Observation.actions)"
-            )
+            raise PolicyError('model.path = "random" draws from the admissible actions, and this turn lists none: set '
+                              "rollout.show_actions = true, and have the environment offer them (scienceworld: "
+                              'env.options.actions = "valid"; textworld: env.options.actions = true; one of your own: '
+                              "Observation.actions)")  # fmt: skip
         said = "\n".join(message.content for message in messages)
         return random.Random(derive_seed(config.run.seed, said)).choice(actions)
 

@@ -1,4 +1,4 @@
-"""An event loop from here to the end of one coroutine, in a program and in a notebook alike."""
+"""An event loop for one coroutine, in a program and in a notebook alike."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ T = TypeVar("T")
 
 
 def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
-    """What the coroutine returns or raises, from an event loop of its own.
+    """Run a coroutine to its end in a new event loop, and return its result.
 
-    As `asyncio.run`, but it may also be called where a loop runs already, as in every cell of a notebook. That loop
-    stands still meanwhile, as for any call that takes its time. The new loop runs in this very thread, since only the
-    main thread may handle signals, and Ctrl-C must reach the coroutine.
+    As `asyncio.run`, but also inside a running loop, as in a notebook's cell, which waits meanwhile. The new loop runs
+    in this very thread, since only the main thread may handle signals, and Ctrl-C must reach the coroutine.
     """
     with _suspend_outer_loop(), asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         runner.get_loop().set_exception_handler(_handle_loop_exception)
@@ -25,17 +24,14 @@ def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def _handle_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """A signal that ended the loop is told by whoever called it, not once more by each task that it met."""
+    """Ignore interrupts, which the caller of the loop reports."""
     if not isinstance(context.get("exception"), KeyboardInterrupt):
         loop.default_exception_handler(context)
 
 
 @contextmanager
 def _suspend_outer_loop() -> Iterator[None]:
-    """Inside the block this thread runs no event loop, and no task of one.
-
-    The four calls are those by which any event loop and its tasks say that they run or rest.
-    """
+    """Suspend this thread's event loop and its task inside the block."""
     try:
         outer = asyncio.get_running_loop()
     except RuntimeError:
@@ -56,7 +52,7 @@ def _suspend_outer_loop() -> Iterator[None]:
 
 @contextmanager
 def _reset_sigint_handler() -> Iterator[None]:
-    """The outer loop's handler would cancel a task of that loop, which stands still; the new loop sets its own."""
+    """Reset SIGINT, whose handler would cancel a task of the suspended loop."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):  # or it is ignored
         yield

@@ -1,4 +1,4 @@
-"""Fixed panels of tasks: played, measured and written down. No torch here: any player will do."""
+"""Fixed panels of tasks: played, measured and written down, without torch."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from trailnotes.storage.files import encode_line, write_bytes_atomic, write_text
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import Mode, Task, Trajectory
 
-JOURNAL_FILE = "episodes.part.jsonl"  # what an evaluation has played that has not ended yet
+JOURNAL_FILE = "episodes.part.jsonl"  # of an unfinished evaluation
 
 
 @dataclass(frozen=True, slots=True)
 class PanelResult:
-    """One row of a table: a policy on a panel."""
+    """Row of a table: the result of a policy on a panel."""
 
     algorithm: str
     memory: bool
@@ -44,39 +44,39 @@ class PanelResult:
     seeds: int
     num_tasks: int
     num_episodes: int
-    interval: str  # what it is of, and how it was made
+    interval: str  # its scope and its method
     tokens_generated: int = 0  # by the training: actions and tips
     tokens_trained: int = 0  # trained positions, times passes
     seconds: float = 0.0  # of the training
     episodes_with_tips: int = 0  # that were shown a tip at least once
-    remark: str = ""  # what a reader of the numbers must know besides
+    remark: str = ""  # beside the table
 
     def __str__(self) -> str:
         return f"{self.mean:.2f} {self.format_interval(2)}"
 
     def format_interval(self, places: int) -> str:
-        """The interval as tables print it."""
+        """Format the interval for tables."""
         if self.ci_low is None or self.ci_high is None:
             return "no interval"
         return f"[{self.ci_low:.{places}f}, {self.ci_high:.{places}f}]"
 
 
 def get_family(task: Task) -> str:
-    """The cluster in which successes move together: the task's family; its id up to its last part if it says none."""
+    """Return the task's family, in which successes correlate; without one its id up to the last part."""
     return task.family or task.id.rpartition("/")[0] or task.env
 
 
 def get_metric_value(trajectory: Trajectory, metric: str) -> float:
-    """What tables and curves show of an episode."""
+    """Return the episode's value of `metric` in tables and curves."""
     return float(trajectory.success) if metric == "success" else trajectory.episode_return
 
 
 def estimate_interval(episodes: Sequence[Trajectory], config: Config) -> tuple[float, Interval | None, str]:
-    """Mean of one policy on one panel, its interval, and what that is of.
+    """Estimate a policy's mean on a panel, its interval, and a description of the interval.
 
-    Every family weighs the same, as does every game within it. With families enough the interval is **beyond this
-    panel**, of other families and games; several samples of a game are one game. With fewer it is **on this panel**: of
-    these games, were they played once more. Neither says how another training run would do.
+    Every family weighs the same, as does every game within it. With `MIN_FAMILIES` families the interval is **beyond
+    this panel**, of other families and games; several samples of a game are one game. With fewer it is **on this
+    panel**: of the same games played once more. Neither covers another training run.
     """
     metric, confidence = config.eval.metric, config.eval.confidence
     bounds = RATE_BOUNDS if metric == "success" else None
@@ -101,32 +101,24 @@ def estimate_interval(episodes: Sequence[Trajectory], config: Config) -> tuple[f
 def build_panel_result(
     episodes: Sequence[Trajectory], config: Config, subject: EvaluatedModel, *, memory: bool
 ) -> PanelResult:
-    """The row of a table for the `episodes` of `subject`."""
+    """Build the table row of the `episodes` of `subject`."""
     if not episodes:
         raise ConfigError(f"no episode of split {config.eval.split!r} could be played; see the log for the reason")
     mean, interval, method = estimate_interval(episodes, config)
     return PanelResult(
-        algorithm=subject.name,
-        memory=memory,
-        panel=config.eval.split,
-        metric=config.eval.metric,
-        mean=mean,
-        ci_low=interval.low if interval else None,
-        ci_high=interval.high if interval else None,
-        seeds=1,
-        num_tasks=len({t.task.id for t in episodes}),
-        num_episodes=len(episodes),
-        interval=method,
+        algorithm=subject.name, memory=memory, panel=config.eval.split, metric=config.eval.metric, mean=mean,
+        ci_low=interval.low if interval else None, ci_high=interval.high if interval else None, seeds=1,
+        num_tasks=len({t.task.id for t in episodes}), num_episodes=len(episodes), interval=method,
         episodes_with_tips=sum(any(step.tips for step in t.steps) for t in episodes),
         **build_usage_columns(subject.spent),
-    )
+    )  # fmt: skip
 
 
 # -- playing
 
 
 def build_eval_config(config: Config) -> Config:
-    """The settings with which a panel is played: those of the rollouts, at the evaluation temperature."""
+    """Build the settings of a panel: those of the rollouts, at the evaluation temperature."""
     rollout = config.rollout.model_copy(update={"temperature": config.eval.temperature})
     return config.model_copy(update={"rollout": rollout})
 
@@ -144,28 +136,20 @@ async def play_panel(  # noqa: PLR0913 (see `run_episode`)
 ) -> list[Trajectory]:
     """Play each task `eval.num_samples` times at the evaluation temperature, with or without memory.
 
-    Returns the episodes in task order. Episodes that failed for good are left out (and were logged). `done` and
-    `progress` are as for `run_groups`.
+    Returns the episodes in task order without failed ones. `done` and `progress` are as for `run_groups`.
     """
     mode: Mode = "plain" if memory is None else "on_policy_tips"
     groups = await run_groups(
-        policy,
-        pool,
-        tasks,
-        [[mode] * config.eval.num_samples for _ in tasks],
-        memory,
-        build_eval_config(config),
-        seed=derive_seed(seed, "panel"),
-        progress=progress,
-        done=done,
-    )
+        policy, pool, tasks, [[mode] * config.eval.num_samples for _ in tasks], memory, build_eval_config(config),
+        seed=derive_seed(seed, "panel"), progress=progress, done=done,
+    )  # fmt: skip
     return [trajectory for group in groups for trajectory in group.trajectories]
 
 
 def build_panel_record(config: Config, model: str, trained: Config | None = None) -> dict[str, Any]:
-    """What a panel's numbers depend on, for the record: who plays which tasks, how often, how drawn.
+    """Record the model, tasks, samples and identities that a panel's numbers depend on.
 
-    An environment that has one gives its identity: that of the panel, and that of what `model` was trained on.
+    An environment's identity is that of the panel, and that of the tasks that `model` was trained on.
     """
     chosen = {name: getattr(config.eval, name) for name in ("split", "num_samples", "temperature")}
     tasks = [task.id for task in load_panel(config)]
@@ -182,17 +166,17 @@ def build_panel_record(config: Config, model: str, trained: Config | None = None
 def write_evaluation(
     out: Path, config: Config, subject: EvaluatedModel, episodes: Sequence[Trajectory], result: PanelResult
 ) -> None:
-    """One evaluation in a directory that explains itself.
+    """Write one evaluation to a directory that explains itself.
 
     ::
 
-        eval.toml        the settings that it was played with
-        trained.toml     those of the run that it examines; absent for a model that came from no run
+        eval.toml        the settings of the evaluation
+        trained.toml     those of the evaluated run; absent for a model without a run
         panel.json       the tasks
         episodes.jsonl   whole episodes
-        table.json, table.md   mean and interval, written last: where they are, the rest is whole
+        table.json, table.md   mean and interval, written last
 
-    The journal of an evaluation that was stopped, `PART`, has done its work then.
+    It deletes the journal `JOURNAL_FILE`.
     """
     (out / "table.json").unlink(missing_ok=True)
     write_text_atomic(out / "eval.toml", to_toml(config))
@@ -207,12 +191,9 @@ def write_evaluation(
 
 
 def write_table(rows: Sequence[PanelResult], out: Path, figures: Sequence[str] | None = None) -> None:
-    """`table.json` and `table.md`.
+    """Write the rows to `table.json` and `table.md`.
 
-    Args:
-        rows: from the top down.
-        out: directory, made if absent.
-        figures: what each row is called where all are of one run; by default a row goes by its algorithm.
+    `figures` names the rows where all are of one run; by default a row goes by its algorithm.
     """
     records = [asdict(row) for row in rows]
     if figures is not None:
@@ -223,7 +204,7 @@ def write_table(rows: Sequence[PanelResult], out: Path, figures: Sequence[str] |
 
 
 def format_markdown_table(rows: Sequence[PanelResult], figures: Sequence[str] | None = None) -> str:
-    """The rows as a Markdown table, with the interval's method beneath; arguments as for `write_table`."""
+    """Format the rows as a Markdown table, with the interval's method beneath."""
     head = ["algorithm" if figures is None else "figure", "memory", "panel", "metric", "mean", "interval", "env steps"]
     head += ["seeds"] if figures is None else []  # a run has one
     names = [row.algorithm for row in rows] if figures is None else figures
@@ -247,7 +228,7 @@ def _format_cells(row: PanelResult) -> tuple[str, ...]:
 
 
 def write_episodes(episodes: Sequence[Trajectory], path: Path) -> None:
-    """Whole episodes, one JSON object a line, as in `trajectories.jsonl` of a run.
+    """Write whole episodes, one JSON object a line, as in `trajectories.jsonl` of a run.
 
     Raises:
         ConfigError: there are none; an empty file would pass for a panel that was played.

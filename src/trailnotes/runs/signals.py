@@ -12,7 +12,7 @@ from trailnotes.errors import Interrupted
 
 @contextlib.contextmanager
 def interrupt_on_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end this process as Ctrl-C does, so that locks, files and processes are left in order.
+    """Interrupt this process on SIGTERM and SIGHUP as on Ctrl-C, so that it cleans up.
 
     Raises:
         Interrupted: one of them came.
@@ -23,7 +23,7 @@ def interrupt_on_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def explain_interrupt(kept: str) -> Iterator[None]:
-    """Whoever is interrupted inside the block learns what is `kept`.
+    """Add `kept` to the interrupts of the block.
 
     Raises:
         Interrupted: in place of a `KeyboardInterrupt` that says nothing.
@@ -38,9 +38,9 @@ def explain_interrupt(kept: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def request_stop_on_signals(ask: Callable[[], None]) -> Iterator[list[int]]:
-    """The first signal calls `ask`, and its number is in the list given; the second ends the process at once.
+    """Call `ask` on the first signal, whose number is then in the list; the second interrupts at once.
 
-    Plain handlers, not those of the event loop, which does not come round while the learner computes.
+    Plain handlers, not those of the event loop, which does not run while the learner computes.
 
     Raises:
         Interrupted: a second one came.
@@ -59,7 +59,7 @@ def request_stop_on_signals(ask: Callable[[], None]) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def _install_handlers(numbers: Sequence[signal.Signals], handler: Callable[[int, object], None]) -> Iterator[None]:
-    """Only the main thread may handle signals; and under nohup SIGHUP stays ignored."""
+    """Install handlers in the main thread alone; under nohup SIGHUP stays ignored."""
     wanted = [n for n in numbers if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
     if threading.current_thread() is not threading.main_thread():
         wanted = []

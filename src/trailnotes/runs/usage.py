@@ -1,4 +1,4 @@
-"""What runs spend, by name: metrics.jsonl, checkpoints, tables and comparisons all take their names from here."""
+"""Usage of runs by name, for metrics.jsonl, checkpoints, tables and comparisons."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What was played and said: the totals of a line in metrics.jsonl."""
+    """Totals of steps, episodes, tokens and seconds in a line of metrics.jsonl."""
 
     env_steps: int = 0
     episodes: int = 0  # that ended well
@@ -24,20 +24,33 @@ class Usage:
 
 
 USAGE_FIELDS = tuple(field.name for field in fields(Usage))
-TRAINING_FIELDS = tuple(
-    name for name in USAGE_FIELDS if name != "tokens_read"
-)  # it is read off the episodes where it is wanted
+TRAINING_FIELDS = tuple(name for name in USAGE_FIELDS if name != "tokens_read")  # which episodes tell
 TABLE_FIELDS = tuple(name for name in TRAINING_FIELDS if name != "episodes")  # columns of a panel's table.json
 ENDPOINT_COST = "endpoint/cost"  # of metrics.jsonl, so far
 SPENDING = "spending"  # what an endpoint charged, in the currency of its prices
-PROCESS_FIELDS = ("cpu_seconds", "peak_memory")  # known only of those that were watched
-COMPARISON_FIELDS = (
-    *(name for name in USAGE_FIELDS if name != "episodes"),
-    *PROCESS_FIELDS,
-    SPENDING,
-)  # columns of a comparison
+PROCESS_FIELDS = ("cpu_seconds", "peak_memory")  # only of processes that were measured
+COMPARISON_FIELDS = (*(name for name in USAGE_FIELDS if name != "episodes"), *PROCESS_FIELDS, SPENDING)
 
 
 def build_usage_columns(spent: Mapping[str, float]) -> dict[str, Any]:
-    """The columns `TABLE_FIELDS`, whole numbers but for the seconds; nothing was spent where nothing is known of it."""
+    """Build the columns `TABLE_FIELDS`, rounded but for the seconds; 0 where a number is unknown."""
     return {name: round(spent.get(name, 0)) for name in TABLE_FIELDS} | {"seconds": float(spent.get("seconds", 0.0))}
+
+
+@dataclass
+class Counters:
+    """What a run has spent so far; saved with every checkpoint."""
+
+    iteration: int = 0
+    env_steps: int = 0
+    episodes: int = 0
+    tokens_generated: int = 0  # actions and tips
+    tokens_trained: int = 0  # trained positions, times passes
+    seconds: float = 0.0
+    best_validation: float | None = None
+    best_iteration: int = 0
+
+    @property
+    def usage(self) -> dict[str, float]:
+        """The totals that a line of metrics.jsonl has."""
+        return {name: getattr(self, name) for name in TRAINING_FIELDS}

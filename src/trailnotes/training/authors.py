@@ -1,4 +1,4 @@
-"""Who wrote the tips that are read now, and what that earns them: `algorithm.author_credit`."""
+"""Credit for the authors of tips: `algorithm.author_credit`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
 
 class AuthorRegistry:
-    """Who wrote which tip in the last iterations, for as long as it may be credited.
+    """Authors of the tips of the last iterations, for as long as they may be credited.
 
-    A text that several episodes of a task wrote has one author at a time: the first who is not too old. What is held is
-    at most what is written in `algorithm.author_age` + 1 iterations.
+    A text of several episodes of a task has one author at a time: the first who is not too old.
     """
 
     def __init__(self, config: Config) -> None:
@@ -33,7 +32,7 @@ class AuthorRegistry:
         self._written: dict[tuple[int, *TipKey], Completion] = {}  # by iteration, task and text
 
     def remember(self, written: Sequence[WrittenTip], iteration: int) -> None:
-        """Remember the first author of each text that was written in `iteration`, and forget who is too old."""
+        """Remember the first author of each text of `iteration`, and forget authors that are too old."""
         oldest = iteration - self.config.algorithm.author_age
         self._written = {name: kept for name, kept in self._written.items() if name[0] >= oldest}
         for each in written:
@@ -42,25 +41,20 @@ class AuthorRegistry:
                 self._written.setdefault(name, each.completion)
 
     def build_rows(self, credit: Mapping[TipKey, float], iteration: int) -> list[Sample]:
-        """A row for each credited text whose author is known and wrote in an earlier iteration.
+        """Build a row for each credited text whose known author wrote it in an earlier iteration.
 
-        Args:
-            credit: of `compute_tip_credits`; what earned exactly 0 teaches nothing and has no row.
-            iteration: the present one: what is written in it, nobody has read yet.
+        `credit` is of `compute_tip_credits`; a credit of exactly 0 has no row.
         """
         weight = self.config.algorithm.author_credit
+        ages = range(iteration - self.config.algorithm.author_age, iteration)
         return [
             anchor_sample(written, "tip", 0.0, weight * value)
             for name, value in credit.items()
-            if value and (written := self._find_author(name, iteration))
+            if value and (written := next(filter(None, (self._written.get((i, *name)) for i in ages)), None))
         ]
 
-    def _find_author(self, name: TipKey, iteration: int) -> Completion | None:
-        ages = range(iteration - self.config.algorithm.author_age, iteration)
-        return next((written for i in ages if (written := self._written.get((i, *name)))), None)
-
     def state_dict(self) -> list[dict[str, Any]]:
-        """JSON-able; floats come back bit for bit."""
+        """Return the state for JSON, with exact floats."""
         return [
             {
                 "iteration": iteration,
@@ -74,7 +68,7 @@ class AuthorRegistry:
         ]
 
     def load_state_dict(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         self._written = {
             (row["iteration"], row["task"], row["text"]): Completion(
                 tuple(row["prompt_ids"]), tuple(row["token_ids"]), tuple(row["logprobs"]), row["text"]
@@ -84,27 +78,22 @@ class AuthorRegistry:
 
 
 def check_author_age(config: Config, num_tasks: int) -> str:
-    """What to say to a user whose authors are forgotten before their tasks come back; "" where none is.
+    """Warn of authors that are forgotten before their tasks come back; "" where none is.
 
-    Args:
-        config: of the run.
-        num_tasks: that it trains on; `envs.tasks.batch_of` draws each once an epoch, so the longest way from one time
-            to the next is two epochs.
+    `envs.tasks.select_batch` draws each of `num_tasks` tasks once an epoch: the longest gap is two epochs.
     """
     age, latest = config.algorithm.author_age, -(-(2 * num_tasks - 1) // config.rollout.num_tasks)
     if age >= latest:
         return ""
-    return (
-        f"algorithm.author_age = {age}: of {num_tasks} tasks, {config.rollout.num_tasks} an iteration, one comes back "
-        f"after up to {latest} iterations, and later than {age} no author is credited: set algorithm.author_age = "
-        f"{latest}"
-    )
+    return (f"algorithm.author_age = {age}: of {num_tasks} tasks, {config.rollout.num_tasks} an iteration, one comes "
+            f"back after up to {latest} iterations, and later than {age} no author is credited: set "
+            f"algorithm.author_age = {latest}")  # fmt: skip
 
 
 def compute_author_credit(
     groups: Sequence[TrajectoryGroup], policy: Policy, learner: Learner | ShardedLearner, config: Config
 ) -> dict[TipKey, float]:
-    """`compute_tip_credits` of an iteration's episodes, shared as `algorithm.author_share` says."""
+    """Compute `compute_tip_credits` of an iteration's episodes, with shares by `algorithm.author_share`."""
     texts = [[list_shown_texts(t) for t in group.trajectories] for group in groups]
     if config.algorithm.author_share == "equal":
         shares: list[list[Shares]] = [[split_equally(shown) for shown in row] for row in texts]
@@ -118,10 +107,10 @@ def compute_author_credit(
 def _compute_shares(
     readers: Sequence[Trajectory], policy: Policy, learner: Learner | ShardedLearner, config: Config
 ) -> list[Shares]:
-    """The share of each text in what each of `readers` did, by scoring its actions under other contexts.
+    """Score the actions of `readers` under several contexts, and share each return out among its texts.
 
-    For k tips k + 2 contexts: all, none, and each alone; all by the learner, since its numbers differ from those that
-    were sampled by rounding, and a difference that is cut at 0 would make credit of that.
+    For k tips k + 2 contexts: all, none, and each alone; all by the learner, since its log-probabilities differ from
+    the sampled ones by rounding, and a difference cut at 0 would turn that into credit.
     """
     views = []
     for reader in readers:
@@ -141,7 +130,7 @@ def _compute_shares(
 
 
 def _build_single_tip_view(trajectory: Trajectory, text: str | None, policy: Policy, config: Config) -> Trajectory:
-    """The episode as if it had been shown the tips of this text alone; None: no tip."""
+    """Rebuild the episode with the tips of this text alone; None: without tips."""
     conversation = Conversation(config.rollout, config.memory, policy.count_tokens)
     conversation.start(get_instruction(trajectory))
     steps: list[Step] = []
@@ -154,7 +143,7 @@ def _build_single_tip_view(trajectory: Trajectory, text: str | None, policy: Pol
 
 
 def compute_author_metrics(credit: Mapping[TipKey, float], rows: Sequence[Sample]) -> dict[str, float]:
-    """Mean credit of the texts that were read, the share of them with a positive one, and the tips credited."""
+    """Compute the mean credit of the texts, the share of positive ones, and the number of credited tips."""
     values = list(credit.values())
     return {
         "credit": sum(values) / max(1, len(values)),

@@ -1,7 +1,6 @@
-"""One iteration of a training run: what a method asks for, in the order in which it asks.
+"""One iteration of a training run, with its services in the order in which a method calls them.
 
-All randomness is drawn from (seed, iteration, purpose), never from a generator that lives on; so a run that is
-resumed at an iteration continues exactly as it would have.
+All randomness is drawn from (seed, iteration, purpose), so that a resumed run continues exactly as it would have.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from trailnotes.errors import RunError
 from trailnotes.learner.samples import build_anchor_samples, build_samples
 from trailnotes.memory.base import TipEffectMemory, VersionedMemory
 from trailnotes.memory.tip_stats import estimate_reliance, estimate_tip_effects
-from trailnotes.rollout import compute_rollout_metrics, compute_tip_metrics, run_groups, write_tips
+from trailnotes.rollout import compute_rollout_metrics, compute_tip_metrics, write_tips
 from trailnotes.rollout.archive import select_from_start
-from trailnotes.rollout.dynamic import replace_equal_groups, sample_further_tasks
 from trailnotes.seeds import derive_seed
 from trailnotes.training.authors import compute_author_credit, compute_author_metrics
+from trailnotes.training.collection import EpisodeCollector
 from trailnotes.training.periodic_eval import evaluate_adaptation
 from trailnotes.training.saving import save_checkpoint
 from trailnotes.training.staleness import correct_staleness
@@ -41,22 +40,20 @@ if TYPE_CHECKING:
     from trailnotes.memory import Embedder, Memory
     from trailnotes.policies.base import TrainedPolicy
     from trailnotes.rollout import SelectMemory, WrittenTip
-    from trailnotes.training.training import TrainingRun
-    from trailnotes.types import Mode, Sample, Task, Tip, Trajectory, TrajectoryGroup
-
-MAX_EMPTY_ITERATIONS = 3  # without any episode, after which the environment counts as broken
+    from trailnotes.training.run import TrainingRun
+    from trailnotes.types import Mode, Sample, Task, Tip, TrajectoryGroup
 
 
 class Iteration:
-    """One iteration. A method (algorithms/) is a coroutine that takes one and carries it to its end; it knows none.
+    """One iteration, which a method (algorithms/), a coroutine, carries to its end.
 
-    What comes before `learning` may be played while earlier iterations are still learned from (`rollout.ahead`);
-    everything inside `learning` happens in order, iteration by iteration.
+    With `rollout.ahead` the part before `learning` runs while the learner works on earlier iterations; the block of
+    `learning` runs in order, iteration by iteration.
 
     Args:
-        run: what lives longer than an iteration.
+        run: state beyond one iteration.
         number: of the iteration, from 0.
-        before: the iteration that must end before this one is learned from, where it may not have.
+        before: the iteration that must end before the block of `learning`, where it may not have ended.
     """
 
     def __init__(self, run: TrainingRun, number: int, before: Iteration | None = None) -> None:
@@ -66,57 +63,56 @@ class Iteration:
         self._tips: list[Tip] = []  # written, and not stored yet
         self._timings: dict[str, float] = {}
         self._metrics: dict[str, float] = {}
-        self._errors: list[Trajectory] = []
-        self._left_out: list[Trajectory] = []  # ended well, but too few others of their group did
+        self._episodes = EpisodeCollector(run, self.seed)
         self._tokens_written = 0
         self._version = 0  # of the weights that play
         self._learning = False
         self._prompt_memory = run.prompt_memory
 
     def begin(self) -> None:
-        """It plays from here on, with the weights and the tips that there are now."""
+        """Start to play with the present weights and tips."""
         self._version = self.run.policy.version
         if isinstance(self.run.prompt_memory, VersionedMemory):
             self._prompt_memory = self.run.prompt_memory.pin_version()
-        self._metrics |= self.run.pop_sync_metrics()
-        self.policy.report()  # what was played before is no part of it
+        self._metrics |= self.run.weights.pop_metrics()
+        self.policy.report()  # drops the figures of earlier play
 
-    # -- what a method reads
+    # -- reading
 
     @property
     def config(self) -> Config:
-        """Settings of the run."""
+        """Return the settings of the run."""
         return self.run.config
 
     @property
     def policy(self) -> TrainedPolicy:
-        """Plays."""
+        """Return the policy, which plays."""
         return self.run.policy
 
     @property
     def learner(self) -> Learner | ShardedLearner:
-        """Learns."""
+        """Return the learner of the run."""
         return self.run.learner
 
     @property
     def prompt_memory(self) -> Memory | None:
-        """The memory as prompts show it; None for a method without one."""
+        """Return the memory that prompts show; None for a method without one."""
         return self._prompt_memory
 
     def embedder(self) -> Embedder:
-        """One model for novelty and memory."""
+        """Return the one embedder of novelty and memory."""
         return self.run.embedder()
 
     def seed(self, *purpose: object) -> int:
-        """A seed for one purpose in this iteration; the same at every start."""
+        """Derive a seed for one purpose in this iteration, the same at every start."""
         return derive_seed(self.config.run.seed, self.number, *purpose)
 
     def rng(self, *purpose: object) -> random.Random:
-        """A generator for one purpose in this iteration."""
+        """Make a generator for one purpose in this iteration."""
         return random.Random(self.seed(*purpose))
 
     def tasks(self) -> list[Task]:
-        """The B tasks of this iteration."""
+        """Select the B tasks of this iteration."""
         return select_batch(self.run.tasks, self.config.rollout.num_tasks, self.config.run.seed, self.number)
 
     # -- playing
@@ -131,82 +127,35 @@ class Iteration:
     ) -> list[TrajectoryGroup]:
         """Play every member of every group; failed groups are dropped, so the list may be shorter than `tasks`.
 
-        With `algorithm.dynamic_sampling`, groups of equal returns give way to groups of further tasks: what they took
-        is counted and logged, but they are not trained on.
+        With `algorithm.dynamic_sampling`, groups of equal returns give way to groups of further tasks: their usage is
+        counted and logged, but they are not trained on.
 
         Args:
             tasks: B tasks.
             modes: a row for each task, a mode for each member; None plays all plain.
             memory_of: gives each member a memory of its own, as for `run_groups`; None: all read that of the run.
-            purpose: a name that no other call in an iteration has, since seeds follow from it.
+            purpose: a name of this call alone in an iteration, for its seeds.
         """
         plain: list[Mode] = ["plain"] * self.config.rollout.group_size
-        rows = modes or [plain] * len(tasks)
-        ended: list[Trajectory] = []
-        played = [task.id for task in tasks]
-
-        async def play_further(number: int, num: int) -> list[TrajectoryGroup]:
-            further = sample_further_tasks(self.run.tasks, played, num, self.rng(f"further-{number}"))
-            played.extend(task.id for task in further)
-            return await self._play_groups(further, rows[:num], f"{purpose}-{number}", ended, memory_of)
-
         with self._time_section("rollout"):
-            groups = await self._play_groups(tasks, rows, purpose, ended, memory_of)
-            if rounds := self.config.algorithm.dynamic_sampling:
-                groups, replaced = await replace_equal_groups(groups, rounds, play_further)
-                success = sum(t.success for t in ended) / max(1, len(ended))
-                self.add_metrics("dynamic", {"groups_replaced": float(replaced), "success": success})
-        kept = {id(trajectory) for group in groups for trajectory in group.trajectories}
-        self._left_out += sorted((t for t in ended if id(t) not in kept), key=lambda t: (t.task.id, t.member))
-        self.run.empty = 0 if groups else self.run.empty + 1
-        if self.run.empty == MAX_EMPTY_ITERATIONS:
-            raise RunError(
-                f"no episode could be played in {self.run.empty} iterations; the last error was: "
-                f"{self._errors[-1].error}"
+            groups, metrics = await self._episodes.collect(
+                tasks, modes or [plain] * len(tasks), self.prompt_memory, memory_of, purpose
             )
+        self.add_metrics("dynamic", metrics)
         return groups
-
-    async def _play_groups(
-        self,
-        tasks: Sequence[Task],
-        modes: Sequence[Sequence[Mode]],
-        purpose: str,
-        ended: list[Trajectory],
-        memory_of: SelectMemory | None,
-    ) -> list[TrajectoryGroup]:
-        archive, pool = self.run.archive, self.run.pool
-        if archive is not None:
-            tasks, modes = archive.plan(tasks, modes, self.rng(f"archive-{purpose}"))
-        groups = await run_groups(
-            self.policy,
-            archive.wrap_pool(pool) if archive else pool,
-            tasks,
-            modes,
-            self.prompt_memory,
-            self.config,
-            seed=self.seed(purpose),
-            progress=ended.append,
-            on_error=self._errors.append,
-            memory_of=memory_of,
-        )
-        return archive.regroup(groups) if archive else groups
 
     async def write_tips(self, groups: Sequence[TrajectoryGroup], purpose: str = "tips") -> list[WrittenTip]:
         """Have the policy write about every episode; the memory of the run gets what it wrote when learning begins.
 
-        None is written about an episode that returned to a kept state: it would tell only the last part of the way.
+        Episodes from a state of the archive get none: it would tell only the last part of the way.
         """
         written: list[WrittenTip] = []
         with self._time_section("write_tips"):
-            async with self.run.use_author() as author:
+            async with self.run.weights.use_author() as author:
                 tips, num_tokens = await write_tips(
-                    author,
-                    self._select_from_start(groups),
-                    self.config,
-                    seed=self.seed(purpose),
-                    step=self.number,
+                    author, self._select_from_start(groups), self.config, seed=self.seed(purpose), step=self.number,
                     on_tip=written.append,
-                )
+                )  # fmt: skip
         self._tips += tips
         self._tokens_written += num_tokens
         self.add_metrics("tips", compute_tip_metrics(written))
@@ -216,10 +165,10 @@ class Iteration:
 
     @contextlib.asynccontextmanager
     async def learning(self) -> AsyncIterator[None]:
-        """Inside the block iterations come one after the other: all that a run remembers changes here."""
+        """Run the block after the iteration before has ended; all state of a run changes here."""
         self.add_metrics("engine", self.policy.report())
         await self.policy.sleep()
-        self.run.release_policy()
+        self.run.weights.release()
         self.played.set()
         if self.before is not None:
             await self.before.ended.wait()
@@ -235,29 +184,28 @@ class Iteration:
     def samples(
         self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Sequence[ArrayLike] | NDArray[np.float64]]
     ) -> list[Sample]:
-        """The training rows of all trajectories, as `build_samples` makes them.
+        """Build the training samples of all trajectories by `build_samples`.
 
-        Where they were played with older weights than those of now, tokens are weighed by what that changes.
+        Tokens of older weights are weighed by the ratio of their probabilities.
         """
-        samples = build_samples(groups, advantages, rows=self.config.optim.rows)
-        staleness = self.run.version - self._version
+        rows, stale = self.config.optim.rows, self.run.weights.version - self._version
+        samples = build_samples(groups, advantages, rows=rows)
         if self.config.rollout.ahead:
-            self.add_metrics("stale", {"versions": float(staleness)})
-        if not staleness:
-            return samples
-        most = self.config.rollout.max_staleness_weight
-        with self._time_section("staleness"):
-            samples, found = correct_staleness(samples, groups, self.learner, rows=self.config.optim.rows, most=most)
-        self.add_metrics("stale", found)
+            self.add_metrics("stale", {"versions": float(stale)})
+        if stale:
+            most = self.config.rollout.max_staleness_weight
+            with self._time_section("staleness"):
+                samples, metrics = correct_staleness(samples, groups, self.learner, rows=rows, most=most)
+            self.add_metrics("stale", metrics)
         return samples
 
     def anchor_samples(self, written: Sequence[WrittenTip], groups: Sequence[TrajectoryGroup]) -> list[Sample]:
-        """The rows that keep what the model could from the start: writing tips, and acting on them."""
+        """Build the samples that preserve the initial ability to write tips and to act on them."""
         tips = [each.completion for each in written]
         return build_anchor_samples(tips, groups, self.config.algorithm, self.config.optim.rows, self.seed("anchors"))
 
     def author_samples(self, written: Sequence[WrittenTip], groups: Sequence[TrajectoryGroup]) -> list[Sample]:
-        """Rows that credit the authors of the tips that were read; none without `algorithm.author_credit`."""
+        """Build samples that credit the authors of tips; none without `algorithm.author_credit`."""
         if self.run.authors is None:
             return []
         with self._time_section("author_credit"):
@@ -268,13 +216,12 @@ class Iteration:
         return rows
 
     def _select_from_start(self, groups: Sequence[TrajectoryGroup]) -> Sequence[TrajectoryGroup]:
-        """Those of episodes that began as the game does, and did not return to a kept state."""
         return groups if self.run.archive is None else select_from_start(groups)
 
     def measure_tips(
         self, groups: Sequence[TrajectoryGroup], off_policy: Sequence[Sample], tip_free: Sequence[Sequence[float]]
     ) -> None:
-        """Tell what tips still change, and the memory of each of its own; arguments as of `estimate_tip_effects`."""
+        """Measure the effect of tips on actions; arguments as of `estimate_tip_effects`."""
         self.add_metrics("tips", {"reliance": estimate_reliance(off_policy, tip_free)})
         if isinstance(self.run.prompt_memory, TipEffectMemory):
             leads = estimate_tip_effects(groups, off_policy, tip_free)
@@ -283,7 +230,7 @@ class Iteration:
             self.add_metrics("tips", {"lead": mean, "measured": float(len(leads))})
 
     def add_novelty(self, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
-        """The groups with `reward_intrinsic` of every step filled in, by `algorithm.intrinsic`."""
+        """Return the groups with the `reward_intrinsic` of each step, by `algorithm.intrinsic`."""
         rated = self.run.novelty.rate(groups)
         bonuses = [step.reward_intrinsic for group in rated for t in group.trajectories for step in t.steps]
         if self.run.novelty.kind != "none" and bonuses:
@@ -291,16 +238,16 @@ class Iteration:
         return rated
 
     def scores(self, groups: Sequence[TrajectoryGroup]) -> list[Scores]:
-        """What the episodes of each group earned, in the numbers that credit is made of."""
+        """Score the episodes of each group in the numbers that credit assignment takes."""
         self.add_metrics("credit", {"valid_actions": compute_valid_share(groups, self.config.algorithm.invalid)})
         return [score_group(group, self.config.algorithm) for group in groups]
 
     def add_metrics(self, section: str, metrics: Mapping[str, float]) -> None:
-        """Metrics of this iteration, logged as `section/name` when it ends."""
+        """Add metrics that the iteration logs as `section/name` when it ends."""
         self._metrics |= {f"{section}/{name}": value for name, value in metrics.items()}
 
     async def update(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """One pass of the learner over the batch and what is rehearsed; the engine gets the weights afterwards."""
+        """Update the learner once on the samples and on rehearsed ones; return its metrics."""
         if not self._learning:
             raise RunError("a method updates inside `async with iteration.learning():` alone: put the call there")
         with self._time_section("update"):
@@ -309,23 +256,24 @@ class Iteration:
             metrics = await self.run.learn(samples, self.seed("update"))
         names = "difference", "ratio"
         fresh = {name: metrics.pop(name) for name in names if name in metrics}
-        if self.run.version == self._version + 1:  # else the numbers of then are the learner's own, see `staleness`
+        if self.run.weights.version == self._version + 1:  # else they are the learner's own, see `staleness`
             self.add_metrics("engine", fresh)
             _validate_engine_match(fresh.get("difference", 0.0), self.config.engine)
         return metrics
 
     async def end(self, groups: Sequence[TrajectoryGroup], metrics: Mapping[str, float]) -> None:
-        """Count, log, validate and save; after this the iteration has happened."""
+        """Count, log, validate and save the iteration."""
         run, count = self.run, self.run.count
         trajectories = [t for group in groups for t in group.trajectories]
-        played = [*trajectories, *self._left_out, *self._errors]  # what is not trained on has been paid for as well
+        played = [*trajectories, *self._episodes.left_out, *self._episodes.errors]  # all have been paid for
         count.env_steps += sum(len(t.steps) for t in played)
         count.episodes += len(trajectories)
         count.tokens_generated += sum(t.num_tokens for t in played)
         count.tokens_trained += int(metrics.get("tokens_trained", 0))
         count.iteration += 1
         run.directory.append_trajectories(self.number, played)
-        self.add_metrics("rollout", compute_rollout_metrics(self._select_from_start(groups) or groups, self._errors))
+        counted = self._select_from_start(groups) or groups
+        self.add_metrics("rollout", compute_rollout_metrics(counted, self._episodes.errors))
         if run.archive is not None:
             count.env_steps += run.archive.replayed_steps
             self.add_metrics("archive", run.archive.update(groups))
@@ -345,23 +293,21 @@ class Iteration:
         self.ended.set()
 
     async def _periodic_eval(self, done: int) -> None:
-        """Validate and watch, where it is time to, with the weights as they are now."""
         train = self.config.train
         if not any(every and done % every == 0 for every in (train.eval_every, train.eval_notes_every)):
             return
-        async with self.run.use_policy() as policy:
+        async with self.run.weights.use_policy() as policy:
             if train.eval_every and done % train.eval_every == 0:
                 with self._time_section("validate"):
                     self._metrics |= await self.run.validate(policy)
             if train.eval_notes_every and done % train.eval_notes_every == 0:
                 with self._time_section("watch"):
                     self._metrics |= await evaluate_adaptation(
-                        policy, self.run.pool, self.config, self.embedder(), self.run.use_author
+                        policy, self.run.pool, self.config, self.embedder(), self.run.weights.use_author
                     )
 
     @contextlib.contextmanager
     def _time_section(self, name: str) -> Iterator[None]:
-        """Add the seconds of a `with` block to the timings of this iteration."""
         started = time.monotonic()
         try:
             yield
@@ -370,7 +316,6 @@ class Iteration:
 
 
 def _validate_engine_match(difference: float, engine: EngineConfig) -> None:
-    """Stop a run whose engine samples from something else than what is trained, before the update is saved."""
     if engine.name == "vllm" and not difference <= engine.tolerance:
         raise RunError(
             f"engine and learner drifted apart: of the tokens that the engine sampled, they say {difference:.3g} nats "

@@ -1,4 +1,4 @@
-"""A training run as its directory left it: at its last whole checkpoint, or at its start."""
+"""Opening of a training run at its last whole checkpoint, or at its start."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from trailnotes.storage import checkpoint
 from trailnotes.storage.files import find_free_path
 from trailnotes.training.authors import check_author_age
 from trailnotes.training.rehearsal import REHEARSAL_DIR, read_recording_usage
+from trailnotes.training.run import TrainingRun
 from trailnotes.training.saving import load_checkpoint
-from trailnotes.training.training import TrainingRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 def open_run_with_pool(
     config: Config, directory: RunDir, tips: Sequence[Tip] = (), cluster: Cluster | None = None
 ) -> Iterator[TrainingRun]:
-    """A run where `directory` left it, with environments and a bar of its own. Needs the event loop that trains.
+    """Open a run with environments and a progress bar of its own, inside the event loop that trains.
 
-    `tips` are those that a run begins with; one that has begun keeps its own. `cluster` is what `cluster.joined` gave.
+    A run that has begun keeps its own tips in place of `tips`. `cluster` is that of `connect_cluster`.
     """
     with (
         EnvPool(config.env, make_host=cluster.make_env_host if cluster else None) as pool,
@@ -50,10 +50,9 @@ def open_run(
     tips: Sequence[Tip] = (),
     cluster: Cluster | None = None,
 ) -> TrainingRun:
-    """A run at its last whole checkpoint, or at its start.
+    """Open a run at its last whole checkpoint, or at its start.
 
-    Lines that came after it, and tips that the run wrote after it, are set aside in files of their own: not lost, and
-    not counted. What the owner of the memory changed stays.
+    Later lines and tips go to files of their own, and are not counted. Changes by the memory's owner stay.
     """
     saved = checkpoint.find_latest(directory.checkpoints)
     done = int(checkpoint.load_meta(saved)["iteration"]) if saved else 0
@@ -77,9 +76,7 @@ def open_run(
             else:
                 begins = run.memory.reconcile(held, start, aside, tips)
             kept += [aside] if aside.exists() else []
-            run.memory.register_tasks(
-                run.tasks
-            )  # once, or each iteration's new ones would make another version of the memory
+            run.memory.register_tasks(run.tasks)  # once: later ones would make another version of the memory
         if saved is not None or kept:
             progress.note(f"resuming after iteration {done}" + "".join(f"; set aside {path.name}" for path in kept))
         if run.authors is not None and (said := check_author_age(config, len(run.tasks))):

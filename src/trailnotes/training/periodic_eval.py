@@ -1,7 +1,7 @@
-"""Learning curves of adaptation: every so often, the present weights play panels with tips, from an empty memory.
+"""Learning curves of adaptation: the present weights periodically play panels with tips, from an empty memory.
 
-A point of the curves is what `trailnotes adapt --method empo2-tips` says of the same weights and games: the trials have
-its seeds. Nothing of it reaches the training: the memory is thrown away, and no counter moves.
+A point of the curves equals `trailnotes adapt --method empo2-tips` of the same weights and games: the trials have its
+seeds. Training is unaffected: the memory is thrown away, and no counter moves.
 """
 
 from __future__ import annotations
@@ -31,17 +31,10 @@ AuthorFactory = Callable[[], "AbstractAsyncContextManager[Policy]"]
 async def evaluate_adaptation(
     policy: Policy, pool: Pool, config: Config, embedder: Embedder, author: AuthorFactory
 ) -> dict[str, float]:
-    """Means of `eval.metric` as metrics of an iteration: ``validation_tips/trial_0`` and on, ``validation_new/...``.
+    """Compute the means of `eval.metric`: ``validation_tips/trial_0`` and on, ``validation_new/...``.
 
-    A pure function of weights and settings. A trial of which all episodes failed has no metric.
-
-    Args:
-        policy: plays.
-        pool: of the run.
-        config: of the run: `train.eval_notes_trials` trials after trial 0, on `train.validation_split` and, if there is
-            one, on `train.new_split`.
-        embedder: of the run.
-        author: gives who writes the tips, for as long as it writes.
+    A pure function of weights and settings: `train.eval_notes_trials` trials after trial 0, on `train.validation_split`
+    and on `train.new_split`, if there is one. A trial without any episode has no metric.
     """
     panels = {"validation_tips": load_validation_tasks(config)}
     if config.train.new_split:
@@ -56,12 +49,12 @@ async def evaluate_adaptation(
 async def _evaluate_trials(
     policy: Policy, pool: Pool, tasks: Sequence[Task], config: Config, embedder: Embedder, author: AuthorFactory
 ) -> dict[int, float]:
-    """Mean of each trial; the last one is not written about, since nobody would read it."""
     seed, last = config.run.seed, config.train.eval_notes_trials
     means: dict[int, float] = {}
     with open_memory(None, config.memory, embedder=embedder) as memory:
         for trial in range(last + 1):
-            phase, mode = f"trial-{trial}", _get_mode(trial)
+            phase = f"trial-{trial}"
+            mode: Mode = "on_policy_tips" if trial else "plain"
             groups = await run_groups(
                 policy, pool, tasks, [[mode] * config.eval.num_samples for _ in tasks],
                 make_prompt_memory(memory, config.eval.show_tips) if trial else None,
@@ -74,7 +67,3 @@ async def _evaluate_trials(
                 async with author() as writer:
                     memory.add((await write_tips(writer, groups, config, seed=tips_seed, step=trial)).tips)
     return means
-
-
-def _get_mode(trial: int) -> Mode:
-    return "on_policy_tips" if trial else "plain"

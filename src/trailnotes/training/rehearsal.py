@@ -1,7 +1,7 @@
-"""What a training run rehearses: conversations of games outside all panels, held to the start model in every update.
+"""Rehearsal of a training run: in every update it anchors conversations of games outside all panels.
 
-The start model plays them itself before training begins (`record`), or they are a file: what somebody wrote, or an
-environment's scripted episodes (`script`).
+The initial model records them before training (`record_rehearsal`), or a file holds them, such as an environment's
+scripted episodes.
 """
 
 from __future__ import annotations
@@ -47,15 +47,10 @@ CHANGEABLE_KEYS = (*RUNTIME_KEYS, "run.name", "run.tensorboard", "run.trackers")
 
 
 class Rehearsal:
-    """Conversations as rows of the learner.
-
-    Args:
-        config: `rehearsal`, and the panels, whose games must not be among them.
-        path: the conversations.
-        chat: makes tokens of them.
+    """Conversations of a rehearsal as rows of the learner.
 
     Raises:
-        ConfigError: the file cannot be read, has a game that is trained on or examined, or nothing fits the context.
+        ConfigError: the file cannot be read, has a game of training or evaluation, or nothing fits the context.
     """
 
     def __init__(self, config: Config, path: Path, chat: ChatFormat) -> None:
@@ -70,7 +65,7 @@ class Rehearsal:
             raise ConfigError(f"{path}: none fits rollout.max_context_tokens = {config.rollout.max_context_tokens}")
 
     def sample_rows(self, rng: random.Random) -> list[Sample]:
-        """The rows of one update: `rehearsal.rows` of them, of each kind as many, or all of it if there are fewer."""
+        """Sample `rehearsal.rows` rows for one update, as many of each kind as there are."""
         share, left = divmod(self.config.rows, len(self._kinds))
         more = set(rng.sample(sorted(self._kinds), left))
         wanted = {kind: share + (kind in more) for kind in self._kinds}
@@ -84,9 +79,9 @@ class Rehearsal:
 
 
 def find_rehearsal(config: Config, run_dir: Path) -> Path | None:
-    """The conversations of a run: its file, or what its start model recorded; None rehearses nothing.
+    """Find the conversations of a run: its file, or the recording of its initial model; None: no rehearsal.
 
-    A method without tips has none to keep alive, and ignores these settings as it does those of the memory.
+    A method without tips ignores these settings.
     """
     rehearsal = config.rehearsal
     if not resolve_method(config.algorithm.name).writes_tips:
@@ -97,7 +92,7 @@ def find_rehearsal(config: Config, run_dir: Path) -> Path | None:
 
 
 def read_rehearsal(config: Config, path: Path) -> list[Demonstration]:
-    """The conversations of a file, of whose games none is trained on or examined.
+    """Read the conversations of a file, and refuse games that are trained on or evaluated.
 
     Raises:
         ConfigError: as `Rehearsal`.
@@ -117,7 +112,7 @@ def read_rehearsal(config: Config, path: Path) -> list[Demonstration]:
 
 
 def validate_rehearsal(config: Config) -> None:
-    """Refuse, before anything is built, games to rehearse that are trained on or examined, and files that are none."""
+    """Refuse games to rehearse that are trained on or evaluated, and unreadable files."""
     path = find_rehearsal(config, Path())
     if path is not None and config.rehearsal.path:
         read_rehearsal(config, path)
@@ -129,12 +124,12 @@ def validate_rehearsal(config: Config) -> None:
 
 
 def build_recording_config(config: Config) -> Config:
-    """The settings with which the start model plays the games to rehearse, as `trailnotes adapt` would.
+    """Build the settings with which the initial model plays the games to rehearse.
 
-    What nothing of it depends on is at its default, so that a recording is continued, and used, when that changes.
+    Settings without influence are at their default, so that a recording stays valid when they change.
 
     Raises:
-        ConfigError: no split is named, or it has a game that is trained on or examined.
+        ConfigError: no split is named, or it has a game that is trained on or evaluated.
     """
     rehearsal = config.rehearsal
     if not rehearsal.split:
@@ -164,24 +159,20 @@ def build_recording_config(config: Config) -> Config:
 
 
 def record_rehearsal(config: Config, out: Path, progress: ProgressBar | None = None) -> Path:
-    """Let the start model play `rehearsal.split`, trial after trial with its own tips, and keep what it did and wrote.
+    """Let the initial model play `rehearsal.split`, trial after trial with its own tips, and record it.
 
-    `out` becomes the run directory of an adaptation, with the conversations in `rehearsal.jsonl`. The same call
-    continues where it stopped.
-
-    Returns:
-        The file.
+    `out` becomes the run directory of an adaptation, with the returned file. The same call continues after a stop.
 
     Raises:
-        ConfigError: the split has a game that is trained on or examined, nothing could be played, or `out` holds what
-            was recorded with other settings.
+        ConfigError: the split has a game that is trained on or evaluated, no episode could be played, or `out` holds a
+            recording with other settings.
         RunError: `out` is in use, or holds something else.
-        Interrupted: a `KeyboardInterrupt`, which says that what has ended is kept.
+        Interrupted: a `KeyboardInterrupt`, which says that finished work is kept.
     """
     path, played = out / REHEARSAL_FILE, build_recording_config(config)
     _validate_recording(out, played)
     if not path.is_file():
-        with explain_interrupt(f"stopped while recording; {out} keeps what has ended: the same command continues"):
+        with explain_interrupt(f"stopped while recording; {out} keeps all finished work: the same command continues"):
             _play_recording(played, out, path, progress)
         gc.collect()  # the model is in circles, and a training that follows needs its room at once
     return path
@@ -210,18 +201,15 @@ def _play_recording(config: Config, out: Path, path: Path, progress: ProgressBar
 
 
 def _validate_recording(out: Path, config: Config) -> None:
-    """Refuse what was recorded with other settings, finished or not."""
     if not (out / "config.toml").is_file():
         return
     if names := [name for name in diff_configs(load_run_config(out), config) if not is_within(name, CHANGEABLE_KEYS)]:
-        raise ConfigError(
-            f"{out} holds what was recorded with another {', '.join(names)}: set it back, or remove that directory, "
-            "and the same command records anew"
-        )
+        raise ConfigError(f"{out} holds a recording with another {', '.join(names)}: set it back, or remove that "
+                          "directory, and the same command records anew")  # fmt: skip
 
 
 def iter_recorded_demonstrations(config: Config, run_dir: Path, count_tokens: CountTokens) -> Iterator[Demonstration]:
-    """What was done and written in an adaptation: each episode as it was acted, each tip as it was asked for.
+    """Iterate over an adaptation's episodes, as they were acted, and its tips, as they were asked for.
 
     An episode helped if it was won, or if the next trial at its game earned more; a tip, if the next trial was won or
     earned more.
@@ -252,7 +240,7 @@ def iter_recorded_demonstrations(config: Config, run_dir: Path, count_tokens: Co
 
 
 def _parse_episodes(config: Config, records: Iterator[Mapping[str, object]]) -> list[Trajectory]:
-    """The episodes of a phase in the order in which tips were asked for, without those of groups that were dropped."""
+    """Return a phase's episodes in the order in which tips were asked for, without dropped groups."""
     order = {task.id: index for index, task in enumerate(load_panel(config))}
     ended = [t for t in map(trajectory_from_json, records) if t.outcome != "error"]
     ended.sort(key=lambda t: (order[t.task.id], t.member))
@@ -261,12 +249,12 @@ def _parse_episodes(config: Config, records: Iterator[Mapping[str, object]]) -> 
 
 
 def is_recording(run_dir: Path) -> bool:
-    """Whether the start model of a run has begun to play what will be rehearsed, and has not ended."""
+    """Return whether the run's initial model has begun a recording and has not finished it."""
     return (run_dir / REHEARSAL_DIR).is_dir() and not (run_dir / REHEARSAL_DIR / REHEARSAL_FILE).is_file()
 
 
 def read_recording_usage(out: Path) -> dict[str, float]:
-    """What `record` spent in the directory `out`: environment steps, tokens, seconds; {} where nothing was recorded."""
+    """Read the environment steps, tokens and seconds of a recording; {} where there is none."""
     lines = [*read_jsonl(out / "metrics.jsonl")]
     return {name: lines[-1][name] for name in TABLE_FIELDS} if lines else {}
 
@@ -279,7 +267,7 @@ def require_remaining_budget(train: TrainConfig, spent: Mapping[str, float]) -> 
     """
     if train.compute_progress(spent) >= 1.0:
         raise ConfigError(
-            f"recording what is to be rehearsed takes {spent['env_steps']:,.0f} environment steps and "
+            f"recording the rehearsal takes {spent['env_steps']:,.0f} environment steps and "
             f"{spent['tokens_generated']:,.0f} tokens, and leaves nothing to train: raise train.max_env_steps and "
             "train.max_tokens, or lower rehearsal.num_tasks, num_samples or trials"
         )

@@ -1,12 +1,12 @@
-"""Checkpoints of a training run: all that it needs to resume as if it had never stopped.
+"""Checkpoints of a training run, from which it resumes exactly.
 
-No random state is among it: every draw follows from seed and iteration.
+They hold no random state: every draw follows from seed and iteration.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 from safetensors.numpy import load_file as load_numpy
@@ -14,71 +14,18 @@ from safetensors.numpy import save_file as save_numpy
 
 from trailnotes.errors import RunError
 from trailnotes.learner.states import REST, STATE
-from trailnotes.runs.usage import TRAINING_FIELDS
+from trailnotes.runs.usage import Counters
 from trailnotes.storage import checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from trailnotes.config.schema import Config
-    from trailnotes.credit.novelty import Novelty
-    from trailnotes.learner.learner import Learner
-    from trailnotes.learner.sharded import ShardedLearner
-    from trailnotes.memory import Memory
-    from trailnotes.policies.base import TrainedPolicy
-    from trailnotes.rollout.archive import Archive
-    from trailnotes.runs.directory import RunDir
-    from trailnotes.training.authors import AuthorRegistry
+    from trailnotes.training.run import TrainingRun
 
 
-@dataclass
-class Counters:
-    """What a run has spent so far; saved with every checkpoint."""
-
-    iteration: int = 0
-    env_steps: int = 0
-    episodes: int = 0
-    tokens_generated: int = 0  # actions and tips
-    tokens_trained: int = 0  # trained positions, times passes
-    seconds: float = 0.0
-    best_validation: float | None = None
-    best_iteration: int = 0
-
-    @property
-    def usage(self) -> dict[str, float]:
-        """The totals that a line of metrics.jsonl has."""
-        return {name: getattr(self, name) for name in TRAINING_FIELDS}
-
-
-class CheckpointedRun(Protocol):
-    """What a checkpoint is made of: a `TrainingRun`."""
-
-    config: Config
-    directory: RunDir
-    policy: TrainedPolicy
-    novelty: Novelty
-    archive: Archive | None
-    authors: AuthorRegistry | None
-    count: Counters
-    saved: Path | None  # the newest checkpoint
-
-    def weights_changed(self, version: int) -> None:
-        """The learner's weights are those of `version` now."""
-        ...
-
-    @property
-    def memory(self) -> Memory | None:
-        """What writes a snapshot of itself."""
-        ...
-
-    @property
-    def learner(self) -> Learner | ShardedLearner:
-        """What writes its own part."""
-        ...
-
-
-def save_checkpoint(run: CheckpointedRun) -> None:
-    """Write a checkpoint, whole or not at all, and delete those that are no longer kept.
+def save_checkpoint(run: TrainingRun) -> None:
+    """Write a checkpoint, whole or not at all, and delete old ones by `train.keep_last`.
 
     Raises:
         RunError: the disk is full or not writable; earlier checkpoints are as they were.
@@ -89,14 +36,13 @@ def save_checkpoint(run: CheckpointedRun) -> None:
         _mark_best(run, run.saved)
         checkpoint.prune(root, keep_last=run.config.train.keep_last)
     except (OSError, SafetensorError) as error:
-        raise RunError(
-            f"cannot save iteration {count.iteration} in {root} ({getattr(error, 'strerror', None) or error}): "
-            "free space or fix the permissions"
-        ) from error
+        reason = getattr(error, "strerror", None) or error
+        raise RunError(f"cannot save iteration {count.iteration} in {root} ({reason}): free space or fix the "
+                       "permissions") from error  # fmt: skip
 
 
 def delete_optimizer_state(root: Path) -> None:
-    """Delete the optimiser's state from all checkpoints of a run that has ended; their models and tips stay.
+    """Delete the optimizer's state from all checkpoints of a finished run; models and tips stay.
 
     Raises:
         RunError: they are not writable.
@@ -106,14 +52,12 @@ def delete_optimizer_state(root: Path) -> None:
             if not found.problems:
                 checkpoint.strip(found.path, STATE)
     except OSError as error:
-        raise RunError(
-            f"cannot delete the optimiser's state in {root} ({error.strerror}): fix the permissions, or set "
-            "train.keep_optimizer = true"
-        ) from error
+        raise RunError(f"cannot delete the optimiser's state in {root} ({error.strerror}): fix the permissions, or set "
+                       "train.keep_optimizer = true") from error  # fmt: skip
 
 
 def find_final_model(config: Config, run_dir: Path) -> Path | None:
-    """The last model of a run that has ended and has no optimiser's state any more; None where it can be opened.
+    """Find the last model of a finished run without an optimizer's state; None where it can be opened.
 
     Raises:
         RunError: the settings ask for more than it has been trained for, or its last checkpoint is damaged.
@@ -132,8 +76,8 @@ def find_final_model(config: Config, run_dir: Path) -> Path | None:
     return saved / "model"
 
 
-def load_checkpoint(run: CheckpointedRun, path: Path) -> None:
-    """Restore the state of a checkpoint directory, except for the memory, which `open_run` rewinds with care.
+def load_checkpoint(run: TrainingRun, path: Path) -> None:
+    """Restore the state of a checkpoint directory, except for the memory, which `open_run` rewinds.
 
     Raises:
         RunError: it is the state of another model or of another embedder.
@@ -149,12 +93,12 @@ def load_checkpoint(run: CheckpointedRun, path: Path) -> None:
             run.authors.load_state_dict(checkpoint.read_json(path / "authors.json")["written"])
     except (ValueError, RuntimeError) as error:  # torch's word for tensors of other shapes is RuntimeError
         raise RunError(f"{path} does not fit the settings of this start: {error}") from error
-    run.weights_changed(run.count.iteration)
+    run.weights.publish(run.count.iteration, run.weights.snapshot(run.count.iteration))
     run.saved = path
     _mark_best(run, path)  # a kill may have come between the checkpoint and its mark
 
 
-def _write_state(run: CheckpointedRun, path: Path) -> None:
+def _write_state(run: TrainingRun, path: Path) -> None:
     run.learner.export(path / "model", run.policy.tokenizer)
     run.learner.save(path)
     arrays, rest = run.novelty.state_dict()
@@ -168,7 +112,7 @@ def _write_state(run: CheckpointedRun, path: Path) -> None:
         run.memory.snapshot(path / "memory.db")
 
 
-def _mark_best(run: CheckpointedRun, saved: Path) -> None:
+def _mark_best(run: TrainingRun, saved: Path) -> None:
     count = run.count
     if count.best_validation is not None and count.best_iteration == count.iteration:
         checkpoint.mark_best(run.directory.checkpoints, saved, count.best_validation)

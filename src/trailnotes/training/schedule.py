@@ -1,4 +1,4 @@
-"""Iterations one after the other, or the next ones played while earlier ones are learned from (`rollout.ahead`)."""
+"""Iterations in sequence, or the next ones played while the learner works on earlier ones (`rollout.ahead`)."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from trailnotes.training.iteration import Iteration
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from trailnotes.training.training import TrainingRun
+    from trailnotes.training.run import TrainingRun
 
     Method = Callable[[Iteration], Awaitable[None]]
     PendingIterations = deque[tuple[Iteration, asyncio.Task[None]]]  # the oldest first
 
 
 async def run_method(method: Method, run: TrainingRun) -> None:
-    """Carry out iterations until `run.finished`.
+    """Carry out iterations until the run is finished.
 
-    With `rollout.ahead = k` iteration i is played as soon as i - 1 has been played and i - 1 - k has ended: at most k
-    updates come between the weights that play it and those that learn from it. When the run is finished, the iteration
-    whose turn it is comes to its end. What was played beyond that is dropped, before it has changed anything: a resumed
-    run plays it again.
+    With `rollout.ahead = k` iteration i plays as soon as i - 1 has been played and i - 1 - k has ended: at most k
+    updates lie between the weights that play it and those that learn from it. When the run is finished, the current
+    iteration comes to its end. Iterations beyond it are dropped, before they have changed anything: a resumed run plays
+    them again.
 
     Raises:
         RunError: a method that does not carry an iteration to its end.
@@ -69,13 +69,12 @@ async def _run_overlapped(method: Method, run: TrainingRun, ahead: int) -> None:
 
 
 async def _start_iteration(iteration: Iteration) -> None:
-    """Whoever plays has the policy for itself, until it learns."""
-    await iteration.run.acquire_policy()
+    await iteration.run.weights.acquire()
     iteration.begin()
 
 
 async def _wait_unless_finished(awaited: Coroutine[Any, Any, object], under_way: PendingIterations) -> bool:
-    """Wait for it, or until the last iteration has ended: False. What an iteration raises meanwhile is raised."""
+    """Wait for `awaited`; False if the last iteration has ended first. Errors of iterations are raised."""
     waiting = asyncio.ensure_future(awaited)
     try:
         while True:

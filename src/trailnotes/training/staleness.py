@@ -1,8 +1,7 @@
-"""Rows of episodes that were played with older weights than the update begins with (`rollout.ahead`).
+"""Correction of samples that older weights played (`rollout.ahead`).
 
-The correction compares two weights under one prompt, the one that was acted on: how probable the token is now over how
-probable it was then, truncated. EMPO2's own ratio also compares two prompts, with tips and without; truncating that
-would throw away what is to be distilled.
+It compares two weights under one prompt, the one that was acted on, by a truncated ratio of the token's probabilities.
+EMPO2's own ratio also compares two prompts, with tips and without; truncating that would remove the distillation.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TokenLogprobs(NamedTuple):
-    """What is said of a sampled token under the prompt that was acted on: its log-probability then and now."""
+    """Log-probabilities of a sampled token under its own prompt, then and now."""
 
     then: float
     now: float
@@ -36,7 +35,7 @@ def correct_staleness(
     rows: Literal["auto", "step"],
     most: float,
 ) -> tuple[list[Sample], dict[str, float]]:
-    """The rows as if their tokens had been sampled by the weights as they are, each weighed by what that changes.
+    """Weigh tokens of older weights as if the present weights had sampled them.
 
     A token's advantage is multiplied by w = min(most, pi_now / pi_then), and its behaviour log-probability becomes that
     of now: the importance weight and the proximal policy of decoupled PPO (arXiv 2110.00641), truncated as in V-trace.
@@ -49,8 +48,8 @@ def correct_staleness(
         most: bound of the weight.
 
     Returns:
-        The rows in their order, and the mean weight, the share of tokens that were truncated, and the mean
-        KL(then || now), estimated from the sampled tokens by k3.
+        The rows in their order, and the mean weight, the share of truncated tokens, and the mean KL(then || now), by
+        k3.
     """
     tokens = _score_tokens(groups, learner, rows)
     weights = {index: [min(most, math.exp(t.now - t.then)) for t in found] for index, found in tokens.items()}
@@ -69,7 +68,6 @@ def correct_staleness(
 def _score_tokens(
     groups: Sequence[TrajectoryGroup], learner: Learner | ShardedLearner, rows: Literal["auto", "step"]
 ) -> dict[int, list[TokenLogprobs]]:
-    """The sampled tokens of each trajectory, in order, by its running index."""
     acted = [
         TrajectoryGroup(group.task, tuple(replace(t, mode="on_policy_tips") for t in group.trajectories))
         for group in groups
@@ -85,7 +83,6 @@ def _score_tokens(
 
 
 def _weigh_sample(sample: Sample, tokens: Iterator[tuple[TokenLogprobs, float]]) -> Sample:
-    """The row with its next sampled tokens' weights on its advantages."""
     behavior, advantages = list(sample.behavior_logprobs), list(sample.advantages)
     for place, trained in enumerate(sample.loss_mask):
         if trained:

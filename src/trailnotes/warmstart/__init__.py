@@ -1,1 +1,1 @@
-"""Start models: scripted episodes to imitate, a small model of our own making, supervised fine-tuning."""
+"""Start models: scripted episodes to imitate, a small model from scratch, supervised fine-tuning."""

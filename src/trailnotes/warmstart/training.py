@@ -29,7 +29,7 @@ from trailnotes.runs.signals import request_stop_on_signals
 from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import write_text_atomic
-from trailnotes.warmstart.demonstrations import Demonstration, demonstrators, load_demonstrator, read_demonstrations
+from trailnotes.warmstart.demonstrations import Demonstration, read_demonstrations, require_demonstrator
 from trailnotes.warmstart.small_model import build_model, train_tokenizer
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ UNFINISHED = "unfinished"  # in `out`, as long as the model is not
 
 
 class EncodedDemonstration(NamedTuple):
-    """A demonstration in tokens."""
+    """Demonstration as token ids and loss mask."""
 
     token_ids: list[int]
     loss_mask: list[int]  # 1 where it is imitated
@@ -62,19 +62,19 @@ def warmstart(
 ) -> Path:
     """Train a start model on demonstrations and save it to `out` as a Hugging Face directory.
 
-    With `model.path` empty a tokenizer is trained on the environment's text and a small Qwen2 is built; otherwise the
-    model named there is tuned, or adapters on it with `model.lora.enabled`. Demonstrations are the environment's
-    scripted episodes, or the JSONL file that `warmstart.demonstrations` names.
+    With `model.path` empty it trains a tokenizer on the environment's text and a small Qwen2; otherwise it tunes the
+    model named there, or adapters on it with `model.lora.enabled`. Demonstrations are the environment's scripted
+    episodes, or those of the JSONL file `warmstart.demonstrations`.
 
-    Until it is finished, `out` holds the folder `unfinished` with a checkpoint, from which the same call resumes as if
-    it had never stopped. A signal has it finish its step and save.
+    Until it is finished, `out` holds the folder `unfinished` with a checkpoint, from which the same call resumes
+    exactly. A signal has it finish its step and save.
 
     Args:
         config: the whole configuration.
         out: the directory of the model.
         allow_change: keys that may differ from those that it began with.
-        progress: is given step, loss and rate of each step.
-        note: is given a line to show.
+        progress: receives step, loss and rate of each step.
+        note: receives a line to show.
 
     Raises:
         ConfigError: `out` is taken, the environment has no scripted episodes, the file holds none or one of a game of
@@ -125,7 +125,7 @@ def require_free_output(out: Path) -> None:
 
 @contextlib.contextmanager
 def _open_unfinished(config: Config, out: Path, allow_change: Sequence[str]) -> Iterator[RunDir]:
-    """The place of the checkpoints, locked; nothing is left of it if none was saved."""
+    """Open the locked directory of checkpoints, and delete it if none was saved."""
     with RunDir.open(out / UNFINISHED, config, allow_change=[*RUNTIME_KEYS, *allow_change]) as directory:
         try:
             yield directory
@@ -137,7 +137,6 @@ def _open_unfinished(config: Config, out: Path, allow_change: Sequence[str]) -> 
 
 
 def _load_initial_model(config: Config) -> tuple[Any, Any]:
-    """Model and tokenizer before the first step."""
     if config.model.path:
         require_trainable(config.model)
         require_context_length(config.model, config.rollout.max_context_tokens)
@@ -148,51 +147,37 @@ def _load_initial_model(config: Config) -> tuple[Any, Any]:
 
 
 def _iter_demonstrations(config: Config, count_tokens: Callable[[str], int], seed: int) -> Iterator[Demonstration]:
-    """Endless: fresh ones from a script, or shuffled passes over a file."""
+    """Iterate endlessly over fresh scripted episodes, or shuffled passes over a file."""
     if config.warmstart.demonstrations:
         given = read_demonstrations(Path(config.warmstart.demonstrations), SETTING)
         rng = random.Random(seed)
         while True:
             yield from rng.sample(given, len(given))
-    demonstrator = load_demonstrator(config.env.name, config.rollout.style)
-    if demonstrator is None:
-        known = ", ".join(sorted(name for name in demonstrators() if not name.endswith(".full")))
-        raise ConfigError(
-            f"env.name = {config.env.name!r} has no scripted episodes (those that have: {known}); "
-            "name a JSONL file in warmstart.demonstrations"
-        )
+    demonstrator = require_demonstrator(config, "name a JSONL file in warmstart.demonstrations")
     yield from demonstrator(config, count_tokens, seed)
 
 
 def _count_words(text: str) -> int:
-    """Stands in for the tokenizer that does not exist yet."""
     return len(text.split())
 
 
 def _iter_texts(config: Config, num: int = 4000) -> Iterator[str]:
-    """What a tokenizer is trained on: every turn of `num` demonstrations."""
     for demonstration in itertools.islice(_iter_demonstrations(config, _count_words, config.run.seed + 1), num):
         yield from (message.content for message in demonstration.messages)
 
 
 def encode_demonstration(demonstration: Demonstration, chat: ChatFormat) -> EncodedDemonstration:
-    """Token ids of the conversation and the mask of what is imitated: the taught turns with their end token."""
+    """Encode the conversation, with a mask of the taught turns and their end tokens."""
     return EncodedDemonstration(*chat.encode_with_mask(demonstration.messages, demonstration.taught))
 
 
-def unmask_row(row: EncodedDemonstration) -> EncodedDemonstration:
-    """The same conversation, of which all is learned but its first token, which nothing comes before."""
-    return EncodedDemonstration(row.token_ids, [0, *[1] * (len(row.token_ids) - 1)])
-
-
 def _iter_rows(config: Config, chat: ChatFormat, seed: int) -> Iterator[EncodedDemonstration]:
-    """The demonstrations that fit the context, as rows."""
     limit, too_long = config.rollout.max_context_tokens, 0
     drawing = random.Random(derive_seed(seed, "whole"))
     for demonstration in _iter_demonstrations(config, chat.count_tokens, seed):
         row = encode_demonstration(demonstration, chat)
         if drawing.random() < config.warmstart.whole:
-            row = unmask_row(row)
+            row = EncodedDemonstration(row.token_ids, [0, *[1] * (len(row.token_ids) - 1)])  # all but the first
         too_long = too_long + 1 if len(row.token_ids) > limit else 0
         if too_long == PATIENCE:
             raise ConfigError(f"no demonstration fits rollout.max_context_tokens = {limit}: raise it, or shorten them")
@@ -203,7 +188,7 @@ def _iter_rows(config: Config, chat: ChatFormat, seed: int) -> Iterator[EncodedD
 def iter_batches(
     rows: Iterator[EncodedDemonstration], size: int, rng: random.Random, window: int = 16
 ) -> Iterator[list[EncodedDemonstration]]:
-    """Batches of rows of similar length, in random order: `window` batches are sorted by length, cut and shuffled."""
+    """Iterate over batches of similar length in random order: `window` batches are sorted, cut and shuffled."""
     while True:
         drawn = sorted(itertools.islice(rows, size * window), key=lambda row: len(row.token_ids))
         cut = [drawn[i : i + size] for i in range(0, len(drawn), size)]
@@ -212,7 +197,7 @@ def iter_batches(
 
 
 def collate(rows: Sequence[EncodedDemonstration], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B, T) token ids, padded on the right, and the (B, T) mask of what is imitated."""
+    """Collate (B, T) token ids, padded on the right, and the (B, T) mask of imitated tokens."""
     ids = [torch.tensor(ids) for ids, _ in rows]
     masks = [torch.tensor(mask, dtype=torch.bool) for _, mask in rows]
     padded = [torch.nn.utils.rnn.pad_sequence(part, batch_first=True).to(device) for part in (ids, masks)]
@@ -220,7 +205,7 @@ def collate(rows: Sequence[EncodedDemonstration], device: torch.device) -> tuple
 
 
 def compute_learning_rate(step: int, total: int, peak: float) -> float:
-    """Linear warm-up over 2 % of the steps, then a cosine to a tenth of the peak."""
+    """Compute a linear warm-up over 2 % of the steps, then a cosine to a tenth of the peak."""
     warmup = max(1, total // 50)
     if step < warmup:
         return peak * (step + 1) / warmup
@@ -228,10 +213,10 @@ def compute_learning_rate(step: int, total: int, peak: float) -> float:
 
 
 class SupervisedTrainer:
-    """Supervised steps: model, optimiser, and how far it is.
+    """Supervised fine-tuning of a model, with its optimizer and progress.
 
-    The gradients of micro-batches of `optim.microbatch_tokens` are summed and divided once, so the cut does not
-    matter; weights of a lower precision are trained through float32 copies, as in the learner.
+    Gradients of micro-batches are summed and divided once, so the cut does not matter; weights of a lower precision are
+    trained through float32 copies, as in the learner.
     """
 
     def __init__(self, model: Any, config: Config) -> None:
@@ -245,11 +230,11 @@ class SupervisedTrainer:
 
     @property
     def recent_loss(self) -> float:
-        """Mean of the last steps."""
+        """Return the mean loss of the last steps."""
         return sum(self._recent) / len(self._recent)
 
     def train_step(self, batch: Sequence[EncodedDemonstration]) -> dict[str, float]:
-        """One optimiser step.
+        """Take one step of the optimizer.
 
         Raises:
             NonFiniteError: loss or gradient is not finite; the weights are as they were.
@@ -294,7 +279,7 @@ class SupervisedTrainer:
             raise RunError(f"cannot save step {self.step} in {root} ({reason}): free space, and resume") from error
 
     def load(self, path: Path) -> None:
-        """Restore what `save` wrote; the next step is the one that would have come.
+        """Restore a checkpoint of `save`, from which training continues exactly.
 
         Raises:
             RunError: it is the state of another model.
@@ -315,7 +300,6 @@ def _run_steps(
     progress: Callable[[dict[str, float]], None] | None,
     note: Callable[[str], None],
 ) -> None:
-    """The steps that are left, with checkpoints; a signal is heard after a step."""
     warm, done = imitation.config.warmstart, imitation.step
     source = iter_batches(rows, warm.batch_size, random.Random(imitation.config.run.seed))
     with request_stop_on_signals(lambda: note("stopping after this step; once more to stop at once")) as received:

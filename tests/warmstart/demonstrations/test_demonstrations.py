@@ -91,7 +91,7 @@ def episodes(config: Config, num: int, count: Callable[[str], int] = words, seed
 
     demonstrator.play = watched  # type: ignore[method-assign]
     for _ in range(num):
-        demos = demonstrator.episode()
+        demos = demonstrator.demonstrate_episode()
         yield (*seen.pop(), demos)
 
 
@@ -434,7 +434,7 @@ def test_apart_draws_spare_families_alone_and_rules_that_no_panel_has() -> None:
 def test_apart_is_refused_where_every_family_is_used() -> None:
     config = a_config()
     config.env.options["families"] = 48
-    with pytest.raises(ConfigError, match="every family is trained or examined"):
+    with pytest.raises(ConfigError, match="every family is in training or evaluation"):
         WaymarksDemonstrator.build_held_out(config, words, 0)
     other = config.model_copy(update={"env": config.env.model_copy(update={"name": "textworld"})})
     with pytest.raises(ConfigError, match=r"'textworld' has no scripted episodes.*trailnotes rehearsal record"):

@@ -72,7 +72,7 @@ def failed(text: str) -> bool:
     """Whether a tip says so."""
     return not any(
         re.fullmatch(re.escape(wording).replace(r"\{family\}", r"\w+").replace(r"\{way\}", ".*"), text, re.IGNORECASE)
-        for wordings in (*words.READ_TEMPLATES.values(), *words.WON_TEMPLATES.values())
+        for wordings in (*words.TEMPLATES["read"].values(), *words.TEMPLATES["won"].values())
         for wording in wordings
     )
 

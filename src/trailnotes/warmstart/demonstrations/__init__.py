@@ -1,4 +1,4 @@
-"""Scripted episodes that a start model imitates: acting without tips, acting on tips, writing a tip afterwards."""
+"""Scripted episodes for imitation: acting without tips, acting on tips, writing a tip afterwards."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ __all__ = [
     "iter_held_out_demonstrations",
     "load_demonstrator",
     "read_demonstrations",
+    "require_demonstrator",
 ]
 
 # By environment. Called with (config, count_tokens, seed), it is an endless iterable of `Demonstration`; so is what its
@@ -36,31 +37,34 @@ ENTRY_POINTS = "trailnotes.demonstrations"  # group under which other packages o
 
 
 def demonstrators() -> dict[str, str]:
-    """Every known script: ``ENV`` or ``ENV.full`` -> ``module:Class``."""
+    """List all known scripts: ``ENV`` or ``ENV.full`` -> ``module:Class``."""
     return DEMONSTRATORS | {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
 
 
 def load_demonstrator(env: str, style: Literal["full", "terse"]) -> Any:
-    """The class behind `env`'s scripted episodes in this wording, None if it has none."""
+    """Load the class of `env`'s scripted episodes in this style; None if it has none."""
     known = demonstrators()
     script = known.get(f"{env}.full" if style == "full" else env, known.get(env))
     return None if script is None else pkgutil.resolve_name(script)
 
 
+def require_demonstrator(config: Config, fix: str) -> Any:
+    """Return `load_demonstrator` of the settings, or raise a `ConfigError` that names the `fix`."""
+    demonstrator = load_demonstrator(config.env.name, config.rollout.style)
+    if demonstrator is None:
+        known = ", ".join(sorted(name for name in demonstrators() if not name.endswith(".full")))
+        raise ConfigError(f"env.name = {config.env.name!r} has no scripted episodes (those that have: {known}); {fix}")
+    return demonstrator
+
+
 def iter_held_out_demonstrations(
     config: Config, count_tokens: Callable[[str], int], seed: int
 ) -> Iterable[Demonstration]:
-    """Endless scripted episodes of games that `config` neither trains on nor examines, drawn by `seed`.
+    """Iterate endlessly over scripted episodes of games outside training and evaluation, by `seed`.
 
     Raises:
         ConfigError: the environment has no script, or no such games.
     """
-    demonstrator = load_demonstrator(config.env.name, config.rollout.style)
-    if demonstrator is None:
-        known = ", ".join(sorted(name for name in demonstrators() if not name.endswith(".full")))
-        raise ConfigError(
-            f"env.name = {config.env.name!r} has no scripted episodes (those that have: {known}); let the start model "
-            "play instead: trailnotes rehearsal record"
-        )
+    demonstrator = require_demonstrator(config, "let the start model play instead: trailnotes rehearsal record")
     found: Iterable[Demonstration] = demonstrator.build_held_out(config, count_tokens, seed)
     return found

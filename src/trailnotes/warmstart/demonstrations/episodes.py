@@ -1,4 +1,4 @@
-"""Scripts played in an environment, and the conversations that such an episode makes."""
+"""Scripts in an environment, and the conversations of their episodes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Script = Generator[str, Observation, None]  # is sent the newest observation and
 
 
 def replay_actions(actions: Sequence[str], _: Observation) -> Script:
-    """Take `actions`, whatever happens."""
+    """Take `actions` whatever the observations are."""
     for action in actions:  # noqa: UP028 (a list cannot be sent the observations)
         yield action
 
 
 def play_script(env: Env, task: Task, script: Callable[[Observation], Script], member: int = 0) -> Trajectory:
-    """One episode of a script, until it or the game ends."""
+    """Play one episode of a script, until it or the game ends."""
     observation = env.reset(task)
     acting, steps = script(observation), []
     action = next(acting, None)
@@ -43,12 +43,12 @@ def play_script(env: Env, task: Task, script: Callable[[Observation], Script], m
 
 
 def get_actions(trajectory: Trajectory) -> list[str]:
-    """The actions of an episode."""
+    """Return the actions of an episode."""
     return [step.action for step in trajectory.steps]
 
 
 def apply_rehearsal_options(config: Config) -> Config:
-    """The settings with `rehearsal.options` over those of the environment."""
+    """Apply `rehearsal.options` over those of the environment."""
     options = {**config.env.options, **config.rehearsal.options}
     return config.model_copy(update={"env": config.env.model_copy(update={"options": options})})
 
@@ -56,30 +56,36 @@ def apply_rehearsal_options(config: Config) -> Config:
 def build_demonstrations(
     trajectory: Trajectory, tips: Sequence[Tip], note: str, config: Config, count_tokens: Callable[[str], int]
 ) -> list[Demonstration]:
-    """What an episode teaches.
+    """Build the demonstrations of an episode.
 
     Args:
         trajectory: the episode.
         tips: shown in its first turn.
-        note: what is written about it.
+        note: written about it.
         config: of the wording.
         count_tokens: of the tokenizer, for the length caps.
 
     Returns:
         Without tips one row, which acts and then writes; with tips a row that acts on them, and a tip-free one that
-        writes alone: nothing in it explains the actions.
+        only writes: nothing in it explains the actions.
     """
     rollout, memory = config.rollout, config.memory
     written = (*build_reflection_messages(trajectory, rollout, memory, count_tokens), Message("assistant", note))
     if not tips:
-        return [Demonstration(written, list_assistant_turns(written), trajectory.task)]
+        return pair_demonstrations(None, written, trajectory.task)
     conversation = Conversation(rollout, memory, count_tokens)
     conversation.start(trajectory.steps[0].observation.instruction or "")
     for step in trajectory.steps:
         conversation.observe(step.observation, () if conversation.shown else tips)
         conversation.act(step.completion.text)
-    acted = tuple(conversation.acting)
-    return [
-        Demonstration(acted, list_assistant_turns(acted), trajectory.task),
-        Demonstration(written, frozenset({len(written) - 1}), trajectory.task),
-    ]
+    return pair_demonstrations(tuple(conversation.acting), written, trajectory.task)
+
+
+def pair_demonstrations(
+    acted: tuple[Message, ...] | None, written: tuple[Message, ...], task: Task
+) -> list[Demonstration]:
+    """Teach the whole conversation `written`, or `acted` on tips, and of the tip-free `written` the last turn alone."""
+    if acted is None:
+        return [Demonstration(written, list_assistant_turns(written), task)]
+    last = frozenset({len(written) - 1})  # nothing in it explains the actions
+    return [Demonstration(acted, list_assistant_turns(acted), task), Demonstration(written, last, task)]

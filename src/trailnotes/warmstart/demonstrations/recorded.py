@@ -1,4 +1,4 @@
-"""Demonstrations drawn from recorded episodes: of each game one that an expert plays, and some that wander."""
+"""Demonstrations from recorded episodes: one of an expert for each game, and some wanderings."""
 
 from __future__ import annotations
 
@@ -26,24 +26,21 @@ NUM_WANDERINGS = 4  # recorded for each game
 
 @dataclass(frozen=True, slots=True)
 class RecordedGame:
-    """What was recorded of one variation."""
+    """Recorded episodes of one variation."""
 
     gold: Trajectory | None  # None where no short enough path reaches the full score
     wandered: tuple[Trajectory, ...]
 
     @property
     def all_episodes(self) -> tuple[Trajectory, ...]:
-        """All its episodes."""
+        """Return all episodes of the game."""
         return (*self.wandered, self.gold) if self.gold else self.wandered
 
 
 class RecordedDemonstrator:
-    """Makes the demonstrations of recorded episodes; whoever inherits records and draws them.
+    """Base of demonstrators that draw from recorded episodes.
 
-    Args:
-        config: prompts, memory, `env.options`, and the shares of `config.warmstart`.
-        count_tokens: of the tokenizer, for the length caps.
-        seed: of everything drawn here; what was recorded does not depend on it.
+    Subclasses record the episodes and draw from them. `seed` is of all draws, not of the recording.
     """
 
     def __init__(self, config: Config, count_tokens: Callable[[str], int], seed: int) -> None:
@@ -51,27 +48,25 @@ class RecordedDemonstrator:
         self.rng = random.Random(seed)
 
     def demonstrate_episode(self, recorded: RecordedGame) -> list[Demonstration]:
-        """One episode's demonstrations: a row to act, and where it acted on tips, a tip-free row to write."""
+        """Draw an episode's demonstrations: a row to act, and after tips a tip-free row to write."""
         warm = self.config.warmstart
         if self.rng.random() < warm.obey:
             trajectory = self.rng.choice(recorded.all_episodes)
             tips = self.build_praising_tips(trajectory, recorded)
-        elif recorded.gold and self.rng.random() >= warm.read:
-            trajectory = recorded.gold
-            tips = self.build_failure_tips(recorded, trajectory) if self.rng.random() < 0.3 else ()
         else:
-            trajectory = self.rng.choice(recorded.wandered)
+            plays_gold = recorded.gold and self.rng.random() >= warm.read
+            trajectory = recorded.gold if recorded.gold and plays_gold else self.rng.choice(recorded.wandered)
             tips = self.build_failure_tips(recorded, trajectory) if self.rng.random() < 0.3 else ()
         return self.build_rows(trajectory, tips)
 
     def build_praising_tips(self, trajectory: Trajectory, recorded: RecordedGame) -> tuple[Tip, ...]:
-        """Tips of which the first has a full score and tells `trajectory`, whatever that was really worth."""
+        """Build tips of which the first praises `trajectory` with a full score."""
         right = self.build_tip(trajectory, trajectory.max_score)
         others = self.build_failure_tips(recorded, trajectory) if self.rng.random() < 0.4 else ()
         return (right, *others)[: self.config.memory.top_k]
 
     def build_failure_tips(self, recorded: RecordedGame, trajectory: Trajectory) -> tuple[Tip, ...]:
-        """Tips that tell other endings than that of `trajectory`, with the bad scores they had."""
+        """Build tips of other endings than that of `trajectory`, with their bad scores."""
         others = [
             other
             for other in recorded.wandered
@@ -82,37 +77,33 @@ class RecordedDemonstrator:
         return tuple(self.build_tip(t, t.score) for t in chosen)[: self.config.memory.top_k]
 
     def build_tip(self, trajectory: Trajectory, score: float) -> Tip:
-        """What a memory would hold of an episode that ended with `score`."""
+        """Build the tip of an episode that ended with `score`."""
         return Tip(
             trajectory.task.id, self.write_note(trajectory, score), key="", score=score, max_score=trajectory.max_score
         )
 
     def write_note(self, trajectory: Trajectory, score: float) -> str:  # noqa: ARG002 (told in English alone)
-        """What is written about an episode that ended with `score`."""
+        """Write the note about an episode that ended with `score`."""
         return format_action_note(trajectory)
 
     def build_rows(self, trajectory: Trajectory, tips: tuple[Tip, ...]) -> list[Demonstration]:
-        """The conversations of an episode that showed `tips` in its first turn."""
+        """Build the conversations of an episode that showed `tips` in its first turn."""
         note = self.write_note(trajectory, trajectory.score)
         act, *write = build_demonstrations(trajectory, tips, note, self.config, self.count_tokens)
         return [act, *write] if tips and self.rng.random() < 0.2 else [act]  # every row without tips writes, too
 
 
 def format_action_note(trajectory: Trajectory) -> str:
-    """The tip that a good writer writes: what was done, in order; the score is shown beside every tip."""
+    """Format the tip of a good writer: the actions in order; its score is shown beside it."""
     return " ; ".join(get_actions(trajectory))
 
 
 def load_or_record(
     name: str, wanted: Mapping[str, Any], record: Callable[[], Iterable[Trajectory]], folder: Path | None = None
 ) -> list[RecordedGame]:
-    """What was recorded, game by game: from the cache, or recorded into it now.
+    """Load recorded games from the cache, or record them into it.
 
-    Args:
-        name: what the file's name begins with.
-        wanted: everything that decides what is recorded, as JSON values.
-        record: the episodes; the expert's have `member` 0.
-        folder: of the cache.
+    `wanted` has everything that decides the recording, as JSON values; the expert's episodes have `member` 0.
     """
     path = (folder or get_games_dir()) / f"{name}-{sha256(encode_line(dict(wanted))).hexdigest()[:24]}.jsonl"
     if not path.is_file():

@@ -1,7 +1,7 @@
-"""Scripted Waymarks episodes, which must not know the answers.
+"""Scripted Waymarks episodes without the answers of any panel.
 
-Each draws a fresh random rule for its family, and a pair of family and rule that any panel holds is never shown; so
-what is learned is how to explore, to follow tips and advice, and to write.
+Each draws a fresh random rule for its family, and never one of a panel; so a model learns to explore, to follow tips
+and advice, and to write.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from trailnotes.envs.waymarks.env import (
 )
 from trailnotes.errors import ConfigError
 from trailnotes.prompts import Conversation, build_reflection_messages, truncate
-from trailnotes.storage.demonstrations import Demonstration, list_assistant_turns
-from trailnotes.types import Completion, Message, Observation, Step, Task, Tip, Trajectory
+from trailnotes.storage.demonstrations import Demonstration
+from trailnotes.types import Completion, Message, Step, Task, Tip, Trajectory
+from trailnotes.warmstart.demonstrations.episodes import pair_demonstrations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -47,14 +48,14 @@ MAX_PLANS = 3  # quoted in a request for another one
 class WaymarksDemonstrator:
     """Endless fresh demonstrations of all Waymarks families.
 
-    A family's rule of the panels is never drawn for it: not for a game, not as a guess, not as a wrong tip. Panels
-    are those of the default sizes, of the comparison's and of `env.options`.
+    A family never gets its rule of any panel: not for a game, not as a guess, not as a wrong tip. Panels are those of
+    the default sizes, of the comparison's and of `env.options`.
 
     Args:
         config: prompts, memory and the shares of `config.warmstart`.
         count_tokens: of the tokenizer, for the length caps.
-        seed: of everything drawn here.
-        families: the only ones that games are drawn from; by default all.
+        seed: of all draws.
+        families: the families of the games; by default all.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class WaymarksDemonstrator:
 
     @classmethod
     def build_held_out(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
-        """Those of families that `env.options` neither trains nor examines.
+        """Build a demonstrator of families that `env.options` neither trains nor evaluates.
 
         Raises:
             ConfigError: there is none.
@@ -82,7 +83,7 @@ class WaymarksDemonstrator:
         asked = (options.get(name, default) for name, default in FAMILY_OPTIONS.items())
         spare = select_families(*asked)["spare"]
         if not spare:
-            raise ConfigError("every family is trained or examined: leave some out of env.options")
+            raise ConfigError("every family is in training or evaluation: leave some out of env.options")
         return cls(config, count_tokens, seed, spare)
 
     def __iter__(self) -> Iterator[Demonstration]:
@@ -90,7 +91,7 @@ class WaymarksDemonstrator:
             yield from self.demonstrate_episode()
 
     def draw_spec(self) -> ws.GameSpec:
-        """A game of a family name drawn at random, under a fresh rule that no panel has."""
+        """Draw a game of a random family, under a fresh rule outside all panels."""
         kind = self.rng.choice([*self.names])
         family = self.rng.choice(self.names[kind])
         size = get_size(f"{kind}/{family}", self.config.env.options.get("sizes", NO_SIZES)) or ws.DEFAULT_SIZE[kind]
@@ -99,15 +100,15 @@ class WaymarksDemonstrator:
         return ws.make_spec(kind, family, self.draw_rule(kind, family, size), self.rng.getrandbits(40))
 
     def draw_rule(self, kind: ws.Kind, family: str, size: int) -> ws.Rule:
-        """A rule for `family` that no panel gives it."""
+        """Draw a rule for `family` that no panel gives it."""
         while (kind, family, rule := ws.draw_rule(kind, self.rng, size)) in self.forbidden:
             pass
         return rule
 
     def demonstrate_episode(self) -> list[Demonstration]:
-        """One episode's demonstrations: a row to act, and where it acted on tips, a tip-free row to write.
+        """Draw an episode's demonstrations: a row to act, and after tips a tip-free row to write.
 
-        Or one step of an episode that is advised.
+        Or one advised step.
         """
         warm = self.config.warmstart
         if self.rng.random() < warm.advice:
@@ -116,25 +117,17 @@ class WaymarksDemonstrator:
         tips, actions = self.draw_lesson(spec)
         trajectory, conversation = self.play(spec, tips, actions)
         written = (*self.build_request(spec, trajectory), Message("assistant", self.write_note(spec, trajectory)))
-        last = len(written) - 1
-        if not tips:
-            return [Demonstration(written, list_assistant_turns(written), trajectory.task)]
-        acted = tuple(conversation.acting)
-        # The tip-free view of an episode that followed tips must not teach its actions: nothing in it explains them.
-        return [
-            Demonstration(acted, list_assistant_turns(acted), trajectory.task),
-            Demonstration(written, frozenset({last}), trajectory.task),
-        ]
+        return pair_demonstrations(tuple(conversation.acting) if tips else None, written, trajectory.task)
 
     def draw_lesson(self, spec: ws.GameSpec) -> tuple[tuple[Tip, ...], tuple[str, ...]]:
-        """What an episode shows: the tips at hand, and what is done with them."""
+        """Draw the tips of an episode, and the actions that follow from them."""
         if self.rng.random() < self.config.warmstart.obey:
             return self.draw_tips(spec, knowing=True), ws.gold_actions(spec)
         tips = self.draw_tips(spec, knowing=False) if self.rng.random() < 0.5 else ()
         return tips, self.explore(spec)
 
     def build_request(self, spec: ws.GameSpec, trajectory: Trajectory) -> list[Message]:
-        """What is asked after an episode: for a tip or, after a failure, for a plan, with some that came before."""
+        """Build the request after an episode: for a tip or, after a failure, for a plan with earlier ones."""
         config = self.config
         if trajectory.success or self.rng.random() >= config.warmstart.plans:
             return build_reflection_messages(trajectory, config.rollout, config.memory, self.count_tokens)
@@ -144,33 +137,31 @@ class WaymarksDemonstrator:
         return build_plan_messages(trajectory, shown, config.rollout, config.memory, self.count_tokens, cap)
 
     def write_note(self, spec: ws.GameSpec, trajectory: Trajectory) -> str:
-        """What is written after an episode: by the share `wrong_notes` the tip of another rule, whatever it showed."""
+        """Write the note about an episode, by the share `wrong_notes` that of another rule."""
         wrong = self.config.warmstart.wrong_notes
-        if (
-            wrong and self.rng.random() < wrong
-        ):  # without any, nothing is drawn, and models of before come out as they did
+        if wrong and self.rng.random() < wrong:  # 0 draws nothing, and so changes no earlier model
             return self.write_wrong_note(spec)
         return self.write_correct_note(spec, trajectory)
 
     def write_correct_note(self, spec: ws.GameSpec, trajectory: Trajectory) -> str:
-        """What a good writer writes after an episode."""
+        """Write the note of a good writer about an episode."""
         return format_outcome_note(spec, trajectory)
 
     def write_wrong_note(self, spec: ws.GameSpec) -> str:
-        """The tip that some other rule of the family would have."""
+        """Write the tip of some other rule of the family."""
         return format_rule_note(spec.family, self.draw_rule(spec.kind, spec.family, spec.size))
 
     def explore(self, spec: ws.GameSpec) -> tuple[str, ...]:
-        """Without knowledge: read the archive, or try a way drawn at random."""
+        """Read the archive, or try a way drawn at random."""
         if self.rng.random() < self.config.warmstart.read:
             return ws.archive_actions(spec)
         guess = self.draw_rule(spec.kind, spec.family, spec.size)
         return ws.gold_actions(ws.make_spec(spec.kind, spec.family, guess, 0))
 
     def draw_tips(self, spec: ws.GameSpec, *, knowing: bool) -> tuple[Tip, ...]:
-        """Tips in the order of a memory: by score, then at random; of several rules the right one comes first.
+        """Draw tips in a memory's order: by score, then at random; of several rules the right one first.
 
-        The empty tip is written after every failure, so among tips of equal score it may stand anywhere.
+        Every failure writes the empty tip, so it may stand anywhere among tips of equal score.
         """
         if not self.config.warmstart.num_tips:
             return ()
@@ -187,7 +178,7 @@ class WaymarksDemonstrator:
         return tuple(tips[: self.config.warmstart.num_tips])
 
     def draw_plans(self, spec: ws.GameSpec, nothing: Tip, *, knowing: bool) -> tuple[Tip, ...]:
-        """Plans in the order of trials: mostly empty ones, and the right one anywhere."""
+        """Draw plans in the order of trials: mostly empty ones, and the right one anywhere."""
         plans = [nothing] * self.rng.randint(1, min(MAX_PLANS, self.config.warmstart.num_tips))
         if knowing:
             right = format_rule_note(spec.family, spec.rule)
@@ -214,12 +205,17 @@ class WaymarksDemonstrator:
             observation = after
             if observation.done:
                 break
-        return _build_trajectory(build_demonstration_task(spec), steps, observation, bool(tips)), conversation
+        trajectory = Trajectory(
+            build_demonstration_task(spec), tuple(steps), observation,
+            "terminated" if observation.terminated else "truncated", observation.success, observation.score,
+            observation.max_score, mode="on_policy_tips" if tips else "plain",
+        )  # fmt: skip
+        return trajectory, conversation
 
-    # ------------------------------------------------------------------------------------------ advice
+    # -- advice
 
     def demonstrate_advice(self) -> Demonstration:
-        """One step under up to two examples, answered as they advise where they fit, else explored."""
+        """Draw one step under up to two examples: as they advise where they fit, else explored."""
         while True:
             spec = self.draw_spec()
             done = self.draw_actions(spec, self.rng.randrange(spec.size))
@@ -233,7 +229,7 @@ class WaymarksDemonstrator:
         return Demonstration(answered, frozenset({len(messages)}), build_demonstration_task(spec))
 
     def draw_actions(self, spec: ws.GameSpec, num: int) -> tuple[str, ...]:
-        """The first `num` actions of an episode that is not over: in a vault they may have been wrong."""
+        """Draw the first `num` actions of an unfinished episode, possibly wrong ones in a vault."""
         if spec.kind == "route" or self.rng.random() < 0.5:
             return ws.gold_actions(spec)[:num]
         while True:  # what the rule says next must still be possible, and must not make a panel's rule of a guess
@@ -243,7 +239,7 @@ class WaymarksDemonstrator:
                 return tuple(ws.format_unlock(box, gem) for box, gem in zip(spec.boxes, guess, strict=False))
 
     def build_situation(self, spec: ws.GameSpec, done: tuple[str, ...]) -> Situation:
-        """What is known after `done`."""
+        """Build the situation after the actions `done`."""
         observation = self.env.reset_spec(spec)
         for action in done:
             observation = self.env.step(action)
@@ -251,7 +247,7 @@ class WaymarksDemonstrator:
         return Situation(ws.instruction_text(spec), text, done[-self.config.rememberer.history :])
 
     def draw_example(self, spec: ws.GameSpec, done: tuple[str, ...]) -> Example:
-        """A remembered situation: the same in another variation, another one of the family, or of another family."""
+        """Draw a remembered situation: another variation, another of the family, or another family."""
         draw = self.rng.random()
         while True:
             other = self.draw_spec()
@@ -271,7 +267,7 @@ class WaymarksDemonstrator:
         )
 
     def choose_advice(self, spec: ws.GameSpec, done: tuple[str, ...], fitting: list[Example]) -> ValuedAction:
-        """What `fitting` encourages most; else the archive or any way, except what it discourages."""
+        """Choose the best action that `fitting` encourages; else an exploring one that it does not discourage."""
         encouraged = [valued for example in fitting for valued in example.encouraged]
         if encouraged:
             return max(encouraged, key=lambda valued: valued.value)
@@ -283,18 +279,18 @@ class WaymarksDemonstrator:
         return ValuedAction(self.rng.choice(ways), 0.0)
 
     def is_panel_solution(self, spec: ws.GameSpec, actions: tuple[str, ...]) -> bool:
-        """Whether these actions are all that wins a panel's game."""
+        """Return whether these actions are all that wins a panel's game."""
         rule = tuple(action.split()[-1] for action in actions)
         return (spec.kind, spec.family, rule) in self.forbidden and len(rule) == spec.size
 
 
 def is_same_situation(one: Situation, other: Situation) -> bool:
-    """Whether advice carries over: the same family at the same point; names of rooms say nothing."""
+    """Return whether advice carries over: the same family at the same point, whatever the rooms' names."""
     return (one.task, one.history) == (other.task, other.history)
 
 
 def list_moves(spec: ws.GameSpec, done: tuple[str, ...]) -> list[str]:
-    """The actions worth thinking of after `done`: every way on, or every unused gem for the next box; the archive."""
+    """List the plausible actions after `done`: every way on, or every unused gem for the next box; the archive."""
     if spec.kind == "route":
         back = ws.OPPOSITE[done[-1]] if done else ""
         return [direction for direction in ws.DIRECTIONS if direction != back]
@@ -304,38 +300,25 @@ def list_moves(spec: ws.GameSpec, done: tuple[str, ...]) -> list[str]:
 
 
 def format_rule_note(family: str, rule: ws.Rule) -> str:
-    """The rule as a tip: whose it is, then the words of the archive without their preamble.
+    """Format the rule as a tip: its family, then the archive's words without their preamble.
 
-    A model that writes the name also looks for it in every tip; that is how it learns what tells families apart.
+    A model that writes the name also looks for it in every tip, and so learns to tell families apart.
     """
     return f"{family} : {ws.note_text(rule).partition(': ')[2]}"
 
 
 def format_outcome_note(spec: ws.GameSpec, trajectory: Trajectory) -> str:
-    """The tip that a good writer writes: the rule if the episode showed all of it, else that nothing was found."""
+    """Format the tip of a good writer: the rule if the episode showed all of it, else `NOTHING_FOUND`."""
     return (
         format_rule_note(spec.family, spec.rule) if trajectory.success or has_read(spec, trajectory) else NOTHING_FOUND
     )
 
 
 def has_read(spec: ws.GameSpec, trajectory: Trajectory) -> bool:
-    """Whether the episode went to the archive at once."""
+    """Return whether the episode went to the archive at once."""
     return tuple(step.action for step in trajectory.steps) == ws.archive_actions(spec)
 
 
 def build_demonstration_task(spec: ws.GameSpec) -> Task:
-    """The game of a demonstration, under an id that no other has."""
+    """Build the task of a demonstration, under a unique id."""
     return make_task(spec, f"demonstration/{spec.kind}/{spec.family}/{spec.seed}")
-
-
-def _build_trajectory(task: Task, steps: list[Step], final: Observation, with_tips: bool) -> Trajectory:
-    return Trajectory(
-        task=task,
-        steps=tuple(steps),
-        final_observation=final,
-        outcome="terminated" if final.terminated else "truncated",
-        success=final.success,
-        score=final.score,
-        max_score=final.max_score,
-        mode="on_policy_tips" if with_tips else "plain",
-    )

@@ -1,7 +1,7 @@
-"""Scripted Waymarks episodes in the full wording, for language models that know English before they know the game.
+"""Scripted Waymarks episodes in the full wording, for language models that know English but not the game.
 
-Beside the tip that is right there may be tips of failures, tips that proved wrong, and tips of other families. What
-tells them apart is in their words and scores, and what is done is what follows from them.
+Beside the right tip there may be tips of failures, wrong tips, and tips of other families. Only their words and scores
+differ, and the actions follow from them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ P_MISLED = 0.1  # of the episodes without a right tip: a wrong one is followed, 
 class EnglishWaymarks(WaymarksDemonstrator):
     """Endless fresh demonstrations of all Waymarks families in English.
 
-    No rule is drawn that begins with a panel's rule either, whatever its size: neither what is told nor what is played
-    holds one from the start.
+    No rule begins with a panel's rule either, whatever its size.
 
     Raises:
-        ConfigError: plans are asked for.
+        ConfigError: `warmstart.plans` asks for plans.
     """
 
     def __init__(
@@ -42,16 +41,16 @@ class EnglishWaymarks(WaymarksDemonstrator):
             raise ConfigError('warmstart.plans are scripted in rollout.style = "terse" alone: set warmstart.plans = 0')
 
     def draw_rule(self, kind: ws.Kind, family: str, size: int) -> ws.Rule:
-        """A rule for `family` that no panel gives it, nor begins as one does."""
+        """Draw a rule for `family` that no panel gives it, nor begins with."""
         while True:
             rule = super().draw_rule(kind, family, size)
             if not any((kind, family, rule[:n]) in self.forbidden for n in range(1, size)):
                 return rule
 
     def draw_lesson(self, spec: ws.GameSpec) -> tuple[tuple[Tip, ...], tuple[str, ...]]:
-        """Tips in the order of a memory, by score and then at random, and what follows from them.
+        """Draw tips in a memory's order, by score and then at random, and the actions that follow from them.
 
-        The right one is obeyed. Without it, what failures tell is heeded: by another guess, or by reading the archive.
+        The episode follows the right tip; without it, it heeds failures by another guess, or reads the archive.
         """
         warm, most = self.config.warmstart, self.config.warmstart.num_tips
         knowing = most > 0 and self.rng.random() < warm.obey
@@ -73,21 +72,21 @@ class EnglishWaymarks(WaymarksDemonstrator):
         return self.rank_tips(tips), ws.gold_actions(spec) if knowing else self.explore_after(spec, failures)
 
     def rank_tips(self, tips: list[Tip]) -> tuple[Tip, ...]:
-        """By score, then at random, the same words once."""
+        """Rank tips by score, then at random, without repeated texts."""
         self.rng.shuffle(tips)
         return tuple({tip.text: tip for tip in sorted(tips, key=lambda tip: -tip.score)}.values())
 
     def build_rule_tip(self, spec: ws.GameSpec, rule: ws.Rule, *, won: bool) -> Tip:
-        """One that tells `rule` for the family of `spec`."""
+        """Build a tip that tells `rule` for the family of `spec`."""
         return Tip(
             spec.family, format_rule_tip(spec.kind, spec.family, rule, self.rng, won=won), key="", score=float(won)
         )
 
     def draw_failure(self, spec: ws.GameSpec, *, lone: bool) -> tuple[ws.Rule, list[Tip]] | None:
-        """A guess at the rule of `spec`, and the tips about it: that it failed, or told it, or both.
+        """Draw a guess at the rule of `spec`, and tips that it failed, or that told it, or both.
 
-        That which told it stands without the other only where `lone`: beside a right one that has a higher score.
-        None if the guess was right.
+        A tip that told it comes without the other only where `lone`: beside a right one of a higher score. None if the
+        guess was right.
         """
         guess = self.draw_rule(spec.kind, spec.family, spec.size)
         if guess == spec.rule:
@@ -100,7 +99,7 @@ class EnglishWaymarks(WaymarksDemonstrator):
         return tried, tips
 
     def draw_unrelated_tip(self, spec: ws.GameSpec) -> Tip:
-        """A tip about another family, mostly of the same kind."""
+        """Draw a tip about another family, mostly of the same kind."""
         while (other := self.draw_spec()).family == spec.family or (
             other.kind != spec.kind and len(self.names) > 1 and self.rng.random() < 0.8
         ):
@@ -113,7 +112,7 @@ class EnglishWaymarks(WaymarksDemonstrator):
         return self.build_rule_tip(other, other.rule, won=self.rng.random() < 0.5)
 
     def explore_after(self, spec: ws.GameSpec, failures: Sequence[ws.Rule]) -> tuple[str, ...]:
-        """Read the archive, or try a way that may be right after all that has failed."""
+        """Read the archive, or try a way that no failure excludes."""
         if self.rng.random() < self.config.warmstart.read:
             return ws.archive_actions(spec)
         while True:
@@ -123,19 +122,19 @@ class EnglishWaymarks(WaymarksDemonstrator):
                 return ws.gold_actions(other)
 
     def write_wrong_note(self, spec: ws.GameSpec) -> str:
-        """What the archive would have said under some other rule of the family."""
+        """Write the archive's words for some other rule of the family."""
         rule = self.draw_rule(spec.kind, spec.family, spec.size)
         return format_rule_tip(spec.kind, spec.family, rule, self.rng, won=False)
 
     def write_correct_note(self, spec: ws.GameSpec, trajectory: Trajectory) -> str:
-        """What happened: what was read, what won, or what was tried in vain."""
+        """Write what was read, what won, or what was tried in vain."""
         if trajectory.success or has_read(spec, trajectory):
             return format_rule_tip(spec.kind, spec.family, spec.rule, self.rng, won=trajectory.success)
         return format_failure_tip(spec, tuple(step.action.split()[-1] for step in trajectory.steps), self.rng)
 
 
 def truncate_guess(spec: ws.GameSpec, guess: ws.Rule) -> ws.Rule:
-    """As much of a wrong guess as can be played: in a maze, up to the dead end."""
+    """Truncate a wrong guess to its playable part: in a maze, up to the dead end."""
     if spec.kind == "keys":
         return guess
     wrong = next(i for i, (word, right) in enumerate(zip(guess, spec.rule, strict=True)) if word != right)
@@ -143,5 +142,5 @@ def truncate_guess(spec: ws.GameSpec, guess: ws.Rule) -> ws.Rule:
 
 
 def compare_with_rule(spec: ws.GameSpec, tried: ws.Rule) -> tuple[bool, ...]:
-    """What each part of an attempt shows: whether it was right."""
+    """Compare each part of an attempt with the rule."""
     return tuple(word == right for word, right in zip(tried, spec.rule, strict=False))

@@ -1,69 +1,26 @@
-"""Tips about Waymarks in English, in several wordings each, and the rule read back out of such a sentence.
+"""Tips about Waymarks in English, in several wordings each, and the parser of their rules.
 
-Each names the family: a tip may turn up where another family is played. A wording is drawn, so that a reader learns to
-read words and not one format.
+Each names the family: a tip may turn up where another family is played. Drawn wordings teach a reader words and not one
+format.
 """
 
 from __future__ import annotations
 
 import re
+from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
 from trailnotes.envs.waymarks import spec as ws
+from trailnotes.storage.parsing import parse_toml
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
-# What is said of a whole rule that was read, and of one that won: {way} is worded by `_way`.
-READ_TEMPLATES: Final[dict[ws.Kind, tuple[str, ...]]] = {
-    "route": (
-        "In the {family} maze the archive, west of the start, says: {way}.",
-        "Read the archive instead of walking, which ended the attempt. The way through the {family} maze is {way}.",
-        "The archive of the {family} maze is carved with the way, {way}. Next time walk it from the start.",
-        "To get through the {family} maze go {way}; this was read in the archive.",
-        "{family} maze: the archive gave the directions {way}. Nothing was walked yet.",
-        "What the archive tells about the {family} maze is to go {way}.",
-    ),
-    "keys": (
-        "In the {family} vault the archive, west of the boxes, says: {way}.",
-        "Read the archive instead of unlocking, which ended the attempt. In the {family} vault it is {way}.",
-        "The archive of the {family} vault is carved with what fits: {way}. Next time unlock them so.",
-        "To open the {family} vault take {way}; this was read in the archive.",
-        "{family} vault: the archive gave the pairs {way}. Nothing was unlocked yet.",
-        "What the archive tells about the {family} vault is {way}.",
-    ),
-}
-WON_TEMPLATES: Final[dict[ws.Kind, tuple[str, ...]]] = {
-    "route": (
-        "Went {way} through the {family} maze and came out: do the same again.",
-        "In the {family} maze {way} leads from the start to the way out.",
-        "{family} maze solved with {way}.",
-        "The moves {way} worked in the {family} maze, to the end.",
-    ),
-    "keys": (
-        "Unlocked everything in the {family} vault with {way}: do the same again.",
-        "In the {family} vault this opens all boxes: {way}.",
-        "{family} vault solved with {way}.",
-        "All locks of the {family} vault gave way to {way}.",
-    ),
-}
-FAILED_TEMPLATES: Final[dict[ws.Kind, tuple[str, ...]]] = {
-    "route": (
-        "Tried {way} in the {family} maze: a dead end; the archive west of the start was not read.",
-        "In the {family} maze {way} ends in a dead end, so a note that begins with it is wrong.",
-        "{family} maze: a dead end after {way}. The last of these moves was the mistake.",
-        "Guessed {way} in the {family} maze and got stuck, nothing else was found out. Read the archive.",
-        "Do not go {way} in the {family} maze, it is a dead end.",
-    ),
-    "keys": (
-        "Tried {way} in the {family} vault: {fit}; the archive in the west was not read.",
-        "In the {family} vault {way} was no solution, {fit}, so a note that says it is wrong.",
-        "{family} vault, tried {way}: {fit}.",
-        "Guessed {way} in the {family} vault; {fit}. Read the archive.",
-        "Do not repeat {way} in the {family} vault: {fit}.",
-    ),
-}
+# By kind of tip ("read" in the archive, "won" or "failed" by playing) and of game.
+TEMPLATES: Final[dict[str, dict[ws.Kind, list[str]]]] = parse_toml(
+    files("trailnotes.warmstart.demonstrations").joinpath("waymarks_words.toml").read_text(encoding="utf-8")
+)
 PAIR_TEMPLATES: Final = ("{box} with {gem}", "{gem} for the {box}", "{gem} in the {box}", "{box} {gem}")
 
 _THINGS: Final = re.compile(rf"\b({'|'.join((*ws.BOXES, *ws.GEMS))})\b")
@@ -72,33 +29,25 @@ _MOVES: Final = re.compile(rf"\b{_MOVE}\b(?:(?:,|\s|and\b|then\b)+{_MOVE}\b)*")
 
 
 def format_rule_tip(kind: ws.Kind, family: str, rule: ws.Rule, rng: random.Random, *, won: bool) -> str:
-    """A tip that tells a whole rule: as it was read in the archive, or as it was played to the end."""
-    return _format_sentence(
-        (WON_TEMPLATES if won else READ_TEMPLATES)[kind], rng, family=family, way=_format_rule(rule, rng)
-    )
+    """Format a tip that tells a whole rule, as it was read in the archive or played to the end."""
+    return _format_sentence(TEMPLATES["won" if won else "read"][kind], rng, family=family, way=_format_rule(rule, rng))
 
 
 def format_failure_tip(spec: ws.GameSpec, tried: ws.Rule, rng: random.Random) -> str:
-    """A tip about a guess that failed.
+    """Format a tip about a guess that failed.
 
-    Args:
-        spec: the game that was played.
-        tried: the moves up to the dead end, or the gem that was tried in each box.
-        rng: draws the wording.
+    `tried` has the moves up to the dead end, or the gem for each box.
     """
     return _format_sentence(
-        FAILED_TEMPLATES[spec.kind],
-        rng,
-        family=spec.family,
-        way=_format_rule(tried, rng),
+        TEMPLATES["failed"][spec.kind], rng, family=spec.family, way=_format_rule(tried, rng),
         fit=_describe_opened_boxes(spec, tried),
-    )
+    )  # fmt: skip
 
 
 def parse_rule(kind: ws.Kind, text: str) -> ws.Rule:
-    """The directions, or the gems by box, that a tip names in one piece, as far as it does; () where it names none.
+    """Parse the directions, or the gems by box, that a tip names in one piece; () where it names none.
 
-    It understands more than the wordings of this file: whatever lists directions, or boxes beside gems.
+    It also parses wordings from outside this file: any list of directions, or of boxes beside gems.
     """
     if kind == "route":
         longest: list[str] = max((re.findall(_MOVE, run) for run in _MOVES.findall(text.lower())), key=len, default=[])
@@ -120,7 +69,6 @@ def _format_sentence(wordings: Sequence[str], rng: random.Random, **words: str) 
 
 
 def _format_rule(rule: ws.Rule, rng: random.Random) -> str:
-    """Directions, or boxes and gems, as one would list them."""
     words = [*rule]
     if rule[0] in ws.GEMS:
         pair = rng.choice(PAIR_TEMPLATES)
@@ -129,13 +77,12 @@ def _format_rule(rule: ws.Rule, rng: random.Random) -> str:
 
 
 def _join_words(words: Sequence[str], last: str) -> str:
-    """One after the other, and `last` before the last, or everywhere if it is "then"."""
+    """Join words by commas and `last` before the last one, or by " then " everywhere."""
     if last == " then ":
         return last.join(words)
     return last.join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _describe_opened_boxes(spec: ws.GameSpec, tried: ws.Rule) -> str:
-    """Which boxes the gems that were tried opened."""
     opened = [f"the {box}" for box, gem, key in zip(spec.boxes, tried, spec.rule, strict=False) if gem == key]
     return f"only {_join_words(opened, ' and ')} opened" if opened else "nothing opened"

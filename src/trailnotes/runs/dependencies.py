@@ -1,4 +1,4 @@
-"""What a start needs to have installed, looked up before anything is compiled, loaded or written."""
+"""Dependencies of a start, checked before anything is compiled, loaded or written."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from trailnotes.runs.load_policy import RANDOM
 def require_dependencies(
     config: Config, model: str | None = None, *, plays_only: bool = False, memory: bool = True
 ) -> None:
-    """Refuse settings whose optional packages are not all installed, and engines that are nowhere.
+    """Require the optional packages and the engines of the settings.
 
     Args:
         config: of a start.
-        model: who plays, where that is not `config.model.path`.
-        plays_only: nothing is trained.
-        memory: whether tips may be looked for.
+        model: the model that plays, where that is not `config.model.path`.
+        plays_only: whether nothing is trained.
+        memory: whether tips may be retrieved.
 
     Raises:
         ConfigError: `engine.python` or `engine.urls` cannot be used.
-        MissingExtraError: one line that names each package, the setting that needs it, and the command that brings all.
+        MissingExtraError: one line with each package, the setting that needs it, and the command that installs all.
     """
     if config.run.all_trackers:
         load_trackers()
@@ -37,7 +37,7 @@ def require_dependencies(
     if lacking:
         raise MissingExtraError(f"{'; '.join(lacking.values())}: {format_install_command(*lacking)}")
     path = config.model.path if model is None else model
-    elsewhere = config.cluster.address and not config.engine.urls and not plays_only  # what is there is told from there
+    elsewhere = config.cluster.address and not config.engine.urls and not plays_only  # Ray tells
     if config.engine.name == "vllm" and path != RANDOM and not path.startswith(OPENAI_PREFIX) and not elsewhere:
         from trailnotes.policies.vllm.building import validate_engine_settings
 
@@ -45,7 +45,7 @@ def require_dependencies(
 
 
 def _collect_extras(config: Config, model: str | None) -> dict[str, str]:
-    """Extra -> the setting that asks for it."""
+    """Map each extra to the setting that asks for it."""
     wanted = {}
     if extra := extra_for(config.env.name):
         wanted[extra] = f"env.name = {config.env.name!r}"
@@ -56,16 +56,9 @@ def _collect_extras(config: Config, model: str | None) -> dict[str, str]:
         wanted["train"] = f"model.path = {path!r}"
     if config.cluster.address:
         wanted["ray"] = f"cluster.address = {config.cluster.address!r}"
-    if config.memory.embedder != "hashing" and _is_embedder_needed(config):
+    name = config.algorithm.name
+    embeds = resolve_method(name).writes_tips or name == TIPS_ONLY_METHOD or config.algorithm.intrinsic != "none"
+    if config.memory.embedder != "hashing" and (embeds or config.train.eval_notes_every > 0):
         extra = "openai" if config.memory.embedder.startswith(OPENAI_PREFIX) else "embed"
         wanted[extra] = f"memory.embedder = {config.memory.embedder!r}"
     return wanted
-
-
-def _is_embedder_needed(config: Config) -> bool:
-    """Whether texts are embedded from the first turn on; other methods look for an embedder when they come to it."""
-    name = config.algorithm.name
-    watched = config.train.eval_notes_every > 0
-    return (
-        resolve_method(name).writes_tips or name == TIPS_ONLY_METHOD or config.algorithm.intrinsic != "none" or watched
-    )

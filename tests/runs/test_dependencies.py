@@ -10,7 +10,7 @@ from trailnotes.commands.adapt import adapt
 from trailnotes.commands.eval import evaluate
 from trailnotes.config.toml import load_config
 from trailnotes.errors import ConfigError, MissingExtraError
-from trailnotes.runs.needs import require_dependencies
+from trailnotes.runs.dependencies import require_dependencies
 from trailnotes_lab.compare import comparison
 
 GRPO = ["--algorithm.name", "grpo", "--env.name", "waymarks-simulator", "--model.path", "a/model"]

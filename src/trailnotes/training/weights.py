@@ -1,0 +1,127 @@
+"""Weights on their way from the learner to the policy, and turns of the policy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
+
+from trailnotes.learner.samples import anchor_sample
+from trailnotes.policies.hf.policy import HFPolicy
+from trailnotes.runs.load_policy import use_initial_weights
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from trailnotes.config.schema import Config
+    from trailnotes.learner.learner import Learner
+    from trailnotes.learner.sharded import ShardedLearner
+    from trailnotes.policies.base import TrainedPolicy
+
+
+def has_shared_weights(config: Config) -> bool:
+    """Return whether the policy samples from the very model that the learner changes."""
+    return config.engine.name == "hf" and not config.rollout.ahead
+
+
+class WeightSnapshot(NamedTuple):
+    """Weights of the learner for a policy with weights of its own; see `TrainedPolicy.load`."""
+
+    weights: Mapping[str, Tensor]
+    version: int
+    probe_logprobs: Sequence[Sequence[float]]
+
+
+class WeightSync:
+    """Hand-over of the learner's weights to the policy, between whose turns they may change."""
+
+    def __init__(
+        self, config: Config, policy: TrainedPolicy, learner: Learner | ShardedLearner, author: TrainedPolicy | None
+    ) -> None:
+        self.version = 0  # how often the learner's weights were updated
+        self._policy, self._learner, self._author = policy, learner, author
+        self._shared, self._policy_writes = has_shared_weights(config), config.algorithm.author == "policy"
+        self._turn = asyncio.Lock()
+        self._newest = self.snapshot(0)
+        self._loaded: WeightSnapshot | None = None  # by the policy
+        self._initial = self._newest if config.has_frozen_author and author is None else None
+        self._mismatch = self._seconds = 0.0
+
+    def snapshot(self, version: int) -> WeightSnapshot | None:
+        """Copy the learner's weights and its log-probabilities of the policy's probes; None where they are shared."""
+        if self._shared:
+            return None
+        rows = [anchor_sample(probe, "tip", 0.0) for probe in self._policy.probes]
+        logprobs = [
+            [logprob for logprob, scored in zip(found, row.loss_mask, strict=True) if scored]
+            for row, found in zip(rows, self._learner.logprobs(rows) if rows else (), strict=True)
+        ]
+        return WeightSnapshot(self._learner.weights(), version, logprobs)
+
+    def publish(self, version: int, learned: WeightSnapshot | None) -> None:
+        """Make `learned`, of `snapshot`, the weights that the policy samples from at its next turn."""
+        self.version, self._newest = version, learned
+        if self._shared:
+            self._local_policy.bump_version()
+            self._local_policy.version = version
+
+    async def acquire(self) -> None:
+        """Wait for the policy's turn, and load the newest weights into it."""
+        await self._turn.acquire()
+        began, newest = time.monotonic(), self._newest
+        try:
+            await self._policy.wake()
+            if newest is not None and self._loaded is not newest:
+                self._mismatch = await self._policy.load(*newest)
+                self._loaded = newest
+        except BaseException:  # others may wait for the turn, and the failure would wait for them
+            self.release()
+            raise
+        self._seconds += time.monotonic() - began
+
+    def release(self) -> None:
+        """End the policy's turn of `acquire`."""
+        self._turn.release()
+
+    @contextlib.asynccontextmanager
+    async def use_policy(self) -> AsyncIterator[TrainedPolicy]:
+        """Give the policy with the newest weights for the block alone."""
+        await self.acquire()
+        try:
+            yield self._policy
+        finally:
+            self.release()
+
+    @contextlib.asynccontextmanager
+    async def use_author(self) -> AsyncIterator[TrainedPolicy]:
+        """Give the model of `algorithm.author`: a model of its own, or the policy with its initial weights."""
+        if self._policy_writes or self._author is not None:
+            yield self._author or self._policy
+            return
+        if self._shared:
+            with use_initial_weights(self._local_policy, self._learner) as author:
+                yield author
+            return
+        assert self._initial is not None
+        assert self._loaded is not None
+        await self._policy.load(*self._initial)
+        try:
+            yield self._policy
+        finally:
+            await self._policy.load(*self._loaded)
+
+    def pop_metrics(self) -> dict[str, float]:
+        """Return the seconds of the syncs since the last call, and the last mismatch on the probes, in nats."""
+        seconds, self._seconds = self._seconds, 0.0
+        if self._shared:
+            return {}
+        return {"seconds/sync": seconds} | ({"engine/sync": self._mismatch} if self._policy.probes else {})
+
+    @property
+    def _local_policy(self) -> HFPolicy:
+        assert isinstance(self._policy, HFPolicy)
+        return self._policy
