@@ -64,7 +64,8 @@ class ControlMemory(TipMemory):
     def _substitute(self, namespace: str, own: Sequence[Tip]) -> list[Tip]:
         if self.show == "empty":
             return blank_tips(own)
-        namespace, other = replace_surrogates(namespace), None
+        namespace = replace_surrogates(namespace)
+        other: str | TipFilter | None = None
         if own and self.config.scope == "task":
             other = pick_other_namespace(self.store, namespace)
         elif own:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -361,7 +361,9 @@ def normalize_tip(tip: Tip, clock: Callable[[], str], max_words: int = MAX_TIP_W
     text = clean_tip(tip.text, max_words)
     if not text:
         return None
-    plain = {name: replace_surrogates(getattr(tip, name)) for name in ("namespace", "model", "run", "created")}
+    plain: dict[str, Any] = {
+        name: replace_surrogates(getattr(tip, name)) for name in ("namespace", "model", "run", "created")
+    }
     plain["created"] = plain["created"] or clock()
     key = replace_surrogates(tip.key[:MAX_KEY_CHARS])
     return replace(tip, text=text, key=key, action=clean_tip(tip.action, MAX_ACTION_WORDS), **plain)
