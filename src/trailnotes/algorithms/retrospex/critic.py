@@ -30,7 +30,7 @@ from trailnotes.algorithms.retrospex.transitions import Transition
 from trailnotes.config.methods_schema import RetrospexConfig
 from trailnotes.config.schema import Config, OptimConfig
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.learner.optimizer import MasterAdamW
+from trailnotes.learner.states import MasterAdamW
 from trailnotes.memory.retrieval import load_file_embedder
 from trailnotes.memory.schema import normalize_embedder_name
 from trailnotes.reporting.intervals import Interval, compute_percentile_interval
