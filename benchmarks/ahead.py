@@ -1,4 +1,4 @@
-"""What playing ahead saves: iterations of EMPO2 with `rollout.ahead` 0 and 1, in turns, on one machine.
+"""What playing ahead saves: iterations of EMPO2 with `rollout.max_async_iterations` 0 and 1, in turns, on one machine.
 
 Each side trains the demo's start model in simulated Waymarks, in a process of its own, for a number of iterations; the
 first does not count. Playing and learning are then as long as one, and as the longer of the two at best. On a machine
@@ -34,7 +34,8 @@ SETTINGS = (
 def one_side(ahead: int, iterations: int, epochs: int) -> dict[str, Any]:
     """Seconds of an iteration, and of its parts, by a training of its own."""
     with tempfile.TemporaryDirectory(prefix="trailnotes-") as name:
-        words = f"{SETTINGS} --rollout.ahead {ahead} --train.iterations {iterations + 1} --optim.epochs {epochs}"
+        words = f"{SETTINGS} --rollout.max_async_iterations {ahead} --train.iterations {iterations + 1}"
+        words += f" --optim.epochs {epochs}"
         start = ["--model.path", str(ROOT / "models/waymarks-start")]
         train(load_config(ROOT / "configs/demo.toml", [*words.split(), *start]), name)
         lines = list(read_jsonl(Path(name) / "metrics.jsonl"))
@@ -72,7 +73,7 @@ def report(result: dict[str, Any]) -> None:
     """Print the table."""
     print_table(
         f"{result['iterations']} iterations of the demo's EMPO², {result['epochs']} passes, {result['cores']} cores",
-        ("rollout.ahead", "s an iteration", "playing", "writing", "learning", "weighing", "weight", "truncated"),
+        ("max_async_iterations", "s an iteration", "playing", "writing", "learning", "weighing", "weight", "truncated"),
         (
             (ahead, *(f"{side[key]:.2f}" for key in ("seconds", "rollout", "write_tips", "update", "staleness")),
              f"{side['weight']:.3f}", f"{side['truncated']:.4f}")

@@ -140,7 +140,7 @@ def waits(model: Path, address: str, work: float, load: Workload, ahead: int = 0
         address, 2, work,
         run={"threads": 1}, model={"path": str(model), "device": "cpu"},
         rollout={"num_tasks": 4, "group_size": 4, "max_steps": 6, "max_action_tokens": 8, "max_context_tokens": 512,
-                 "ahead": ahead},
+                 "max_async_iterations": ahead},
         memory={"max_write_tokens": 8}, algorithm={"name": "empo2"}, optim={"lr": 1e-4, "epochs": 8},
         train={"iterations": load.iterations, "max_env_steps": 0},
     )  # fmt: skip

@@ -110,7 +110,7 @@ def build_tip_samples(
 ) -> list[Sample]:
     """A row for each tip of a trial; none for what was written about nothing.
 
-    With `rollout.ahead` its ratio is to the weights that wrote it: these rows are not brought up to date.
+    With `max_async_iterations` its ratio is to the weights that wrote it: these rows are not brought up to date.
 
     Args:
         trial: K groups of N members.

@@ -52,7 +52,9 @@ async def opsd(iteration: Iteration) -> None:
         groups = iteration.add_novelty(groups)
         advantages = [group_advantages(scores, config.algorithm.normalize_std) for scores in iteration.scores(groups)]
         samples = build_samples(groups, advantages, rows=config.optim.rows)
-        weighed = iteration.samples(groups, [[1.0] * len(group.trajectories) for group in groups])  # `rollout.ahead`
+        weighed = iteration.samples(
+            groups, [[1.0] * len(group.trajectories) for group in groups]
+        )  # `max_async_iterations`
 
         rows = build_samples(teachers, [[0.0] * len(group.trajectories) for group in teachers], rows=config.optim.rows)
         scored = iteration.learner.logprobs(rows, of_start=options.has_frozen_teacher)

@@ -49,14 +49,14 @@ class MemoryConfig(Section):
     )
     distilled: float = key(
         0.0, "EMPO2: retire a tip once the policy does without it what its readers did at least so often, as a share "
-        "of how often with it; 0 = never. With rollout.ahead it follows timing which tips the next batch still finds",
-        ge=0, le=1
+        "of how often with it; 0 = never. With rollout.max_async_iterations timing decides which tips the next batch "
+        "still finds", ge=0, le=1
     )  # fmt: skip
     distilled_readers: int = key(4, "readers who did well that it takes to tell, and that the mean is over", ge=1)
     scope: Literal["task", "family", "env", "all"] = key(
         "task", "whose tips are searched: the task's own (paper), or those of its family, its environment, or all"
     )
-    open_split: str = key(
+    shared_split: str = key(
         "train", "scope beyond the task: the split whose tips games of other splits may read, too; '' = none"
     )
     retrieval: Literal["dense", "sparse", "hybrid"] = key(

@@ -153,7 +153,7 @@ class EngineConfig(Section):
     max_concurrent: int = key(64, "vllm: completions that one engine decodes at a time", ge=1)
     start_timeout: float = key(600.0, "vllm: seconds that an engine may take to start", gt=0)
     timeout: float = key(300.0, "vllm: seconds without any token, after which an engine counts as hung", gt=0)
-    tolerance: float = key(
+    max_logprob_mismatch: float = key(
         0.05, "vllm: nats by which the engine's log-probabilities may differ from the learner's, on average over the "
         "tokens of an iteration; more stops the run", gt=0
     )  # fmt: skip

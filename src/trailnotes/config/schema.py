@@ -113,14 +113,15 @@ class RolloutConfig(Section):
         "answer to it; for models that copy a form and follow no description of it"
     )  # fmt: skip
     system_prompt: str | None = key(None, "replaces the environment-neutral instruction; '' for none")
-    ahead: int = key(
+    max_async_iterations: int = key(
         0, "iterations that may be played while earlier ones are learned from; 0 = none, and every token is of the "
         "newest weights; up to 1 repeats bit for bit, but for what memory.distilled, or a memory.order or "
         "memory.retire that goes by readers, changes meanwhile", ge=0
     )  # fmt: skip
     max_staleness_weight: float = key(
-        2.0, "with ahead: a token weighs what the weights now say of it over what they said then, at most this", ge=1
-    )
+        2.0, "with max_async_iterations: upper bound of a token's weight, the ratio of its probability under the "
+        "weights now to that under those that sampled it", ge=1
+    )  # fmt: skip
 
 
 class LossConfig(Section):
@@ -209,7 +210,7 @@ class Config(Section):
             )
         if rollout.max_action_tokens >= rollout.max_context_tokens:
             raise ValueError("rollout.max_action_tokens must be smaller than rollout.max_context_tokens")
-        if self.train.split == self.train.validation_split and (self.train.eval_every or self.train.eval_notes_every):
+        if self.train.split == self.train.validation_split and (self.train.eval_every or self.train.eval_tips_every):
             raise ValueError(
                 "train.validation_split must differ from train.split, or training games choose the best checkpoint"
             )
@@ -217,9 +218,9 @@ class Config(Section):
             raise ValueError(
                 "rehearsal imitates whole conversations, and would learn rollout.example_turns by heart: set it to []"
             )
-        if self.memory.scope != "task" and self.memory.open_split not in {"", self.train.split}:
+        if self.memory.scope != "task" and self.memory.shared_split not in {"", self.train.split}:
             raise ValueError(
-                "tips of memory.open_split reach all games, those that are trained on among them: "
+                "tips of memory.shared_split reach all games, those that are trained on among them: "
                 f"set it to train.split = {self.train.split!r}, or to '', so that every split keeps its own"
             )
         if algorithm.name in METHODS:  # one of module:NAME is asked when it is run: reading settings imports nothing

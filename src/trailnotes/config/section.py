@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal, get_args, get_origin
 from urllib.parse import unquote
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic.fields import FieldInfo
+from pydantic_core import core_schema
 
 from trailnotes.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 PAPER = "EMPO2, arXiv 2602.23008"
 RELEASE = "EMPO2 release 0b40cb72"
@@ -19,9 +23,7 @@ RELEASE = "EMPO2 release 0b40cb72"
 MAX_ADDRESS_CHARS: Final = 2048  # characters; the search for secrets takes time by their square
 MAX_SEARCHED_CHARS: Final = 4096  # characters of a text in a table, for the same reason; keys are shorter
 
-SECRET_NAMES = (
-    "api_?key|key|token|secret|password|passwd|credentials"  # noqa: S105 - how a name ends whose value is nobody's business
-)
+SECRET_NAMES = "api_?key|key|token|secret|password|passwd|credentials"  # noqa: S105 - endings of names
 
 # The same as a dotted name; `prompt_cache_key` of OpenAI's API is no secret, nor is the `stop_token` of a template.
 _SECRET_NAME = re.compile(
@@ -48,10 +50,63 @@ def key(default: Any, doc: str, source: str = "", **limits: Any) -> Any:
     return Field(default, description=doc, json_schema_extra=extra, **limits)
 
 
+RENAMED_KEYS: Final = {  # former -> present; the former are read, with a warning, until 1.0
+    "rollout.ahead": "rollout.max_async_iterations",
+    "engine.tolerance": "engine.max_logprob_mismatch",
+    "train.eval_notes_every": "train.eval_tips_every",
+    "memory.open_split": "memory.shared_split",
+    "warmstart.obey": "warmstart.p_follow_tip",
+    "warmstart.read": "warmstart.p_explore",
+    "warmstart.whole": "warmstart.p_full_loss",
+    "warmstart.exact": "warmstart.lossless_vocab",
+}
+_warned_keys: set[str] = set()
+
+
+def rename_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace former keys in a tree of sections, with one warning per process for each.
+
+    Raises:
+        ConfigError: a setting stands under both of its names.
+    """
+    renamed = {name: {**value} if isinstance(value, Mapping) else value for name, value in tree.items()}
+    found = []
+    for former, present in RENAMED_KEYS.items():
+        section, _, name = former.partition(".")
+        values = renamed.get(section)
+        if isinstance(values, dict) and name in values:
+            new_name = present.partition(".")[2]
+            if new_name in values:
+                raise ConfigError(f"{former} is the former name of {present}, which is set too: leave {former} out")
+            values[new_name] = values.pop(name)
+            found.append(former)
+    if unseen := [former for former in found if former not in _warned_keys]:
+        _warned_keys.update(unseen)
+        pairs = ", ".join(f"{former} is now {RENAMED_KEYS[former]}" for former in unseen)
+        logger.warning("settings have new names, and 1.0 will refuse the former: %s", pairs)
+    return renamed
+
+
 class Section(BaseModel):
     """Base of all sections: frozen, and unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        """Accept former keys from Python. JSON comes from `resolve_config`, which has renamed them."""
+        schema = handler(source)
+        present = (name.split(".") for name in RENAMED_KEYS.values())
+        section = next((section for section, name in present if name in cls.model_fields), "")
+        if not section:
+            return schema
+
+        def rename(values: Any) -> Any:
+            return rename_keys({section: values})[section]
+
+        return core_schema.json_or_python_schema(
+            json_schema=schema, python_schema=core_schema.no_info_before_validator_function(rename, schema)
+        )
 
 
 def require_secret_free_url(setting: str, value: str, variable: str) -> None:

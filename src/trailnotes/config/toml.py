@@ -23,7 +23,7 @@ from trailnotes.config.methods import METHODS
 from trailnotes.config.model_schema import EngineConfig
 from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config
-from trailnotes.config.section import Section, describe_allowed
+from trailnotes.config.section import RENAMED_KEYS, Section, describe_allowed, rename_keys
 from trailnotes.errors import ConfigError
 from trailnotes.storage.files import read_small
 from trailnotes.storage.parsing import parse_toml
@@ -65,8 +65,8 @@ def resolve_config(path: StrPath | None = None, overrides: Sequence[str] = ()) -
     """As `load_config`, with the origin of every key."""
     layers: list[tuple[str, dict[str, Any]]] = []
     if path is not None:
-        layers.append((str(path), _flatten_tree(Config, _read_config_file(Path(path)), str(path))))
-    layers.append(("command line", _flatten_tree(Config, parse_overrides(overrides), "command line")))
+        layers.append((str(path), _flatten_tree(Config, rename_keys(_read_config_file(Path(path))), str(path))))
+    layers.append(("command line", _flatten_tree(Config, rename_keys(parse_overrides(overrides)), "command line")))
     preset = next((leaves["preset"] for _, leaves in reversed(layers) if "preset" in leaves), "")
     if isinstance(preset, str) and preset in PRESETS:
         layers.insert(0, ("preset", _flatten_tree(Config, PRESETS[preset], f"preset {preset}")))
@@ -130,7 +130,8 @@ def diff_configs(first: Config, second: Config) -> list[str]:
 
 def is_within(name: str, keys: Iterable[str]) -> bool:
     """Whether a dotted name is one of `keys`, or in a section that is."""
-    return any(name == key or name.startswith(f"{key}.") for key in keys)
+    present = (RENAMED_KEYS.get(key, key) for key in keys)
+    return any(name == key or name.startswith(f"{key}.") for key in present)
 
 
 def flatten_config(config: Config) -> dict[str, Any]:
@@ -195,7 +196,7 @@ def _parse_value(name: str, text: str) -> Any:
         parsed = parse_toml(f"value = {text}")
     except ValueError:
         return text
-    field = collect_fields().get(name)
+    field = collect_fields().get(RENAMED_KEYS.get(name, name))
     wants_text = field is not None and _is_accepted(field, str) and not isinstance(parsed["value"], str)
     return text if wants_text or parsed.keys() != {"value"} else parsed["value"]
 

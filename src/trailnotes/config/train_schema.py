@@ -27,7 +27,7 @@ class TrainConfig(Section):
     validation_split: str = key(
         "validation", "held-out variations that choose the best checkpoint; never the test split"
     )
-    eval_notes_every: int = key(0, "iterations between panels played with tips, from an empty memory; 0 = never", ge=0)
+    eval_tips_every: int = key(0, "iterations between panels played with tips, from an empty memory; 0 = never", ge=0)
     eval_notes_trials: int = key(2, "trials with tips of these panels, after one without", ge=1)
     new_split: str = key("", "games of families never trained, played with tips beside the validation's; '' = none")
 

@@ -21,8 +21,8 @@ class WarmstartConfig(Section):
     batch_size: int = key(64, "episodes in a step; optim.microbatch_tokens of them at a time", ge=1)
     lr: float = key(1e-3, "peak learning rate, with warm-up and cosine decay", gt=0)
     num_tips: int = key(4, "tips shown at most in demonstrations", ge=0)
-    obey: float = key(0.4, "share of the demonstrations that act on a right tip", ge=0, le=1)
-    read: float = key(
+    p_follow_tip: float = key(0.4, "share of the demonstrations that act on a right tip", ge=0, le=1)
+    p_explore: float = key(
         0.5,
         "share of the others that explore: read the archive (waymarks), wander (scienceworld, textworld-express), or "
         "act carelessly (webshop, wikihow)",
@@ -43,7 +43,7 @@ class WarmstartConfig(Section):
     )
     wrong_notes: float = key(0.0, "waymarks: share of written tips that are of another rule: a bad writer", ge=0, le=1)
     variations: int = key(40, "scienceworld: training variations of each task that are recorded", ge=1)
-    exact: bool = key(
+    lossless_vocab: bool = key(
         False, "a vocabulary whose texts come out as they went in, for names of letters and digits; if not, words and "
         "digits get blanks before them, and are the same tokens wherever they stand"
     )  # fmt: skip
@@ -51,7 +51,7 @@ class WarmstartConfig(Section):
         False, "put heads that copy into the random weights of the small model (of two layers or more): it says names "
         "that it has never seen after a tenth of the steps"
     )  # fmt: skip
-    whole: float = key(
+    p_full_loss: float = key(
         0.0, "share of the conversations of which every token is learned, what is shown as well: a model that begins "
         "from nothing learns to copy sooner", ge=0, le=1
     )  # fmt: skip

@@ -106,13 +106,13 @@ def validate_splits(config: Config) -> None:
     method, train = resolve_method(config.algorithm.name), config.train
     if method.trains:
         games, source = tasks_of(config, train.split), f"train.split = {train.split!r}"
-        if train.eval_every or train.eval_notes_every:
+        if train.eval_every or train.eval_tips_every:
             validation = load_validation_tasks(config)
             chosen_by = f"train.validation_split = {train.validation_split!r}"
             _require_disjoint(games, source, validation, f"the validation ({chosen_by})")
             validate_learning_tasks(validation, chosen_by, config)
         validate_learning_tasks(games, source, config)
-        if train.eval_notes_every and train.new_split:
+        if train.eval_tips_every and train.new_split:
             require_outside_panel(tasks_of(config, train.new_split), f"train.new_split = {train.new_split!r}", config)
     if learned_from := method.load_task_lister():
         validate_learning_tasks(learned_from(config), f"what {method.label} learns from", config)
@@ -129,7 +129,7 @@ def validate_learning_tasks(games: Iterable[Task], source: str, config: Config) 
         ConfigError: as `refuse_examined`.
     """
     games = list(games)
-    if config.train.eval_notes_every and (split := config.train.new_split):
+    if config.train.eval_tips_every and (split := config.train.new_split):
         _require_disjoint(games, source, tasks_of(config, split), f"the new families (train.new_split = {split!r})")
     require_outside_panel(games, source, config)
 
@@ -172,9 +172,9 @@ def load_used_tasks(config: Config) -> dict[str, list[Task]]:
     """The games that a training itself plays, by the setting that names them."""
     train = config.train
     used = {f"train.split = {train.split!r}": tasks_of(config, train.split)}
-    if train.eval_every or train.eval_notes_every:
+    if train.eval_every or train.eval_tips_every:
         used[f"train.validation_split = {train.validation_split!r}"] = load_validation_tasks(config)
-    if train.eval_notes_every and train.new_split:
+    if train.eval_tips_every and train.new_split:
         used[f"train.new_split = {train.new_split!r}"] = tasks_of(config, train.new_split)
     return used
 

@@ -161,7 +161,7 @@ def _estimate_devices(config: Config, shape: ModelShape, room: float) -> list[De
             if str(first + rank) in taken.intersection(names):
                 held |= _estimate_engine(config, shape, room, len(names))
         phases: dict[str, MemoryParts] = {"acting": acting, "learning": learning}
-        if config.rollout.ahead:
+        if config.rollout.max_async_iterations:
             phases = {"acting and learning": {**acting, **learning}}
         if local and world > 1:
             phases["starting"] = {"the whole model, before it is split": _estimate_loading(config, shape)}
@@ -181,7 +181,7 @@ def _is_gpu_shared(config: Config) -> bool:
 
 def _has_sleeping_engines(config: Config) -> bool:
     """Whether they leave it while it is learned."""
-    return _is_gpu_shared(config) and not config.rollout.ahead
+    return _is_gpu_shared(config) and not config.rollout.max_async_iterations
 
 
 def _merge_equal_devices(devices: Sequence[DeviceMemory]) -> list[DeviceMemory]:
@@ -221,7 +221,7 @@ def _estimate_acting_weights(config: Config, shape: ModelShape) -> dict[str, flo
     """Where it is not the one that learns; and that of the author of the tips."""
     number, world = get_dtype_size(config), config.learner.world_size
     parts: dict[str, float] = {}
-    if config.engine.name == "hf" and (world > 1 or config.rollout.ahead):
+    if config.engine.name == "hf" and (world > 1 or config.rollout.max_async_iterations):
         parts["weights of the model that acts"] = shape.whole * number + 2 * shape.adapters * FLOAT32
     if config.has_separate_author and (
         world > 1 or not config.has_reference_model
@@ -303,13 +303,13 @@ def _estimate_host(config: Config, shape: ModelShape) -> MemoryParts:
 def count_weight_copies(config: Config) -> int:
     """How many copies of what is trained rank 0 has in the host's memory at most, for what acts with its own weights.
 
-    The newest, the one that is acted with until the next is taken over, with `rollout.ahead` above 1 one in between,
+    The newest, the one that is acted with until the next is taken over, with `max_async_iterations` > 1 one in between,
     and that of the start where it is set back to that to write the tips. What acts in the process of several ranks, in
     turns with them, gets its weights at once.
     """
-    if config.engine.name == "hf" and not config.rollout.ahead:
+    if config.engine.name == "hf" and not config.rollout.max_async_iterations:
         return int(config.learner.world_size > 1)
-    return 2 + (config.rollout.ahead > 1) + (config.has_frozen_author and not config.has_separate_author)
+    return 2 + (config.rollout.max_async_iterations > 1) + (config.has_frozen_author and not config.has_separate_author)
 
 
 def estimate_weight_copies(config: Config, shape: ModelShape) -> dict[str, float]:

@@ -134,7 +134,9 @@ def _suggest_max_envs(config: Config) -> list[ConfigChange]:
 
 
 def _suggest_sync_rollout(config: Config) -> list[ConfigChange]:
-    return [_change_setting(config, "rollout", "ahead", 0)] if config.rollout.ahead else []
+    return (
+        [_change_setting(config, "rollout", "max_async_iterations", 0)] if config.rollout.max_async_iterations else []
+    )
 
 
 def _suggest_world_size(config: Config) -> list[ConfigChange]:

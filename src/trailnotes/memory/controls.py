@@ -73,7 +73,7 @@ class ControlMemory(TipMemory):
     def _pick_other(self, namespace: str) -> str | TipFilter | None:
         if self.config.scope == "task":
             return pick_other_namespace(self.store, namespace)
-        return pick_other_filter(self.store, namespace, self.config.open_split)
+        return pick_other_filter(self.store, namespace, self.config.shared_split)
 
 
 def blank_tips(tips: Sequence[Tip]) -> list[Tip]:

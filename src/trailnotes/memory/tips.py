@@ -202,7 +202,9 @@ class TipMemory(StoreBackedMemory):
         """What a task searches."""
         namespace, config = replace_surrogates(namespace), self.config
         wider = (
-            None if config.scope == "task" else self.store.get_search_filter(namespace, config.scope, config.open_split)
+            None
+            if config.scope == "task"
+            else self.store.get_search_filter(namespace, config.scope, config.shared_split)
         )
         place = wider or namespace
         asks_index = config.index != "exact" and config.retrieval == "dense" and is_faiss_installed()

@@ -65,7 +65,7 @@ def _collect_extras(config: Config, model: str | None) -> dict[str, str]:
 def _is_embedder_needed(config: Config) -> bool:
     """Whether texts are embedded from the first turn on; other methods look for an embedder when they come to it."""
     name = config.algorithm.name
-    watched = config.train.eval_notes_every > 0
+    watched = config.train.eval_tips_every > 0
     return (
         resolve_method(name).writes_tips or name == TIPS_ONLY_METHOD or config.algorithm.intrinsic != "none" or watched
     )

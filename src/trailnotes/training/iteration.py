@@ -50,8 +50,8 @@ MAX_EMPTY_ITERATIONS = 3  # without any episode, after which the environment cou
 class Iteration:
     """One iteration. A method (algorithms/) is a coroutine that takes one and carries it to its end; it knows none.
 
-    What comes before `learning` may be played while earlier iterations are still learned from (`rollout.ahead`);
-    everything inside `learning` happens in order, iteration by iteration.
+    What comes before `learning` may be played while earlier iterations are still learned from
+    (`rollout.max_async_iterations`); everything inside `learning` happens in order, iteration by iteration.
 
     Args:
         run: what lives longer than an iteration.
@@ -241,7 +241,7 @@ class Iteration:
         """
         samples = build_samples(groups, advantages, rows=self.config.optim.rows)
         staleness = self.run.version - self._version
-        if self.config.rollout.ahead:
+        if self.config.rollout.max_async_iterations:
             self.add_metrics("stale", {"versions": float(staleness)})
         if not staleness:
             return samples
@@ -347,13 +347,13 @@ class Iteration:
     async def _periodic_eval(self, done: int) -> None:
         """Validate and watch, where it is time to, with the weights as they are now."""
         train = self.config.train
-        if not any(every and done % every == 0 for every in (train.eval_every, train.eval_notes_every)):
+        if not any(every and done % every == 0 for every in (train.eval_every, train.eval_tips_every)):
             return
         async with self.run.use_policy() as policy:
             if train.eval_every and done % train.eval_every == 0:
                 with self._time_section("validate"):
                     self._metrics |= await self.run.validate(policy)
-            if train.eval_notes_every and done % train.eval_notes_every == 0:
+            if train.eval_tips_every and done % train.eval_tips_every == 0:
                 with self._time_section("watch"):
                     self._metrics |= await evaluate_adaptation(
                         policy, self.run.pool, self.config, self.embedder(), self.run.use_author
@@ -371,9 +371,10 @@ class Iteration:
 
 def _validate_engine_match(difference: float, engine: EngineConfig) -> None:
     """Stop a run whose engine samples from something else than what is trained, before the update is saved."""
-    if engine.name == "vllm" and not difference <= engine.tolerance:
+    if engine.name == "vllm" and not difference <= engine.max_logprob_mismatch:
         raise RunError(
             f"engine and learner drifted apart: of the tokens that the engine sampled, they say {difference:.3g} nats "
-            f"apart on average, and engine.tolerance = {engine.tolerance:g}: the same command begins again at the last "
-            'checkpoint; if that does not help, set engine.name = "hf", or raise engine.tolerance (bfloat16 rounds)'
+            f"apart on average, and engine.max_logprob_mismatch = {engine.max_logprob_mismatch:g}: the same command "
+            'begins again at the last checkpoint; if that does not help, set engine.name = "hf", or raise '
+            "engine.max_logprob_mismatch (bfloat16 rounds)"
         )

@@ -1,4 +1,4 @@
-"""Iterations one after the other, or the next ones played while earlier ones are learned from (`rollout.ahead`)."""
+"""Iterations in turn, or the next ones played while earlier ones are learned from (`rollout.max_async_iterations`)."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 async def run_method(method: Method, run: TrainingRun) -> None:
     """Carry out iterations until `run.finished`.
 
-    With `rollout.ahead = k` iteration i is played as soon as i - 1 has been played and i - 1 - k has ended: at most k
-    updates come between the weights that play it and those that learn from it. When the run is finished, the iteration
-    whose turn it is comes to its end. What was played beyond that is dropped, before it has changed anything: a resumed
-    run plays it again.
+    With `max_async_iterations = k` iteration i is played as soon as i - 1 has been played and i - 1 - k has ended: at
+    most k updates come between the weights that play it and those that learn from it. When the run is finished, the
+    iteration whose turn it is comes to its end. What was played beyond that is dropped, before it has changed anything:
+    a resumed run plays it again.
 
     Raises:
         RunError: a method that does not carry an iteration to its end.
     """
-    if run.config.rollout.ahead:
-        await _run_overlapped(method, run, run.config.rollout.ahead)
+    if run.config.rollout.max_async_iterations:
+        await _run_overlapped(method, run, run.config.rollout.max_async_iterations)
         return
     while not run.is_finished:
         iteration = Iteration(run, run.count.iteration)

@@ -1,4 +1,4 @@
-"""Rows of episodes that were played with older weights than the update begins with (`rollout.ahead`).
+"""Rows of episodes that were played with older weights than the update begins with (`rollout.max_async_iterations`).
 
 The correction compares two weights under one prompt, the one that was acted on: how probable the token is now over how
 probable it was then, truncated. EMPO2's own ratio also compares two prompts, with tips and without; truncating that

@@ -168,12 +168,12 @@ class TrainingRun:
         decay = self.config.optim.lr_decay
         return min(1.0, (1.0 - self._budget_share) / decay) if decay else 1.0
 
-    # -- playing and learning take turns, or run side by side (`rollout.ahead`)
+    # -- playing and learning take turns, or run side by side (`rollout.max_async_iterations`)
 
     @property
     def is_shared(self) -> bool:
         """Whether what plays is the very model that learns."""
-        return self.config.engine.name == "hf" and not self.config.rollout.ahead
+        return self.config.engine.name == "hf" and not self.config.rollout.max_async_iterations
 
     @property
     def _local_policy(self) -> HFPolicy:
@@ -256,7 +256,7 @@ class TrainingRun:
             metrics = self.learner.update(samples, seed=seed, lr_scale=self.lr_scale)
             return metrics, None if self.is_shared else self._snapshot_learner(version)
 
-        metrics, learned = await _run_in_thread(update) if self.config.rollout.ahead else update()
+        metrics, learned = await _run_in_thread(update) if self.config.rollout.max_async_iterations else update()
         self._set_version(version, learned)
         return metrics
 

@@ -27,8 +27,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024, *, exact: bool
     """A Qwen2 tokenizer with a vocabulary of its own: byte-level, so any text can be encoded.
 
     Every word and every digit gets a leading blank, so a frequent word is one token wherever it stands, and decoding
-    puts a blank before it. Fine for words, wrong for code or poems, and for names such as b07xyz: where `exact`,
-    decoding gives the very text, and a word is another token behind a bracket than behind a blank.
+    puts a blank before it. Fine for words, wrong for code or poems, and for names such as b07xyz: with
+    `lossless_vocab` decoding gives the very text, and a word is another token behind a bracket than behind a blank.
     """
     from tokenizers import pre_tokenizers, trainers
     from transformers import Qwen2Tokenizer

@@ -143,7 +143,7 @@ def _load_initial_model(config: Config) -> tuple[Any, Any]:
         require_trainable(config.model)
         require_context_length(config.model, config.rollout.max_context_tokens)
         return load_model(config.model)
-    tokenizer = train_tokenizer(_iter_texts(config), config.warmstart.vocab_size, exact=config.warmstart.exact)
+    tokenizer = train_tokenizer(_iter_texts(config), config.warmstart.vocab_size, exact=config.warmstart.lossless_vocab)
     model = build_model(tokenizer, config.warmstart, config.rollout.max_context_tokens)
     return model.to(resolve_device(config.model.device), getattr(torch, config.model.dtype)), tokenizer
 
@@ -192,7 +192,7 @@ def _iter_rows(config: Config, chat: ChatFormat, seed: int) -> Iterator[EncodedD
     drawing = random.Random(derive_seed(seed, "whole"))
     for demonstration in _iter_demonstrations(config, chat.count_tokens, seed):
         row = encode_demonstration(demonstration, chat)
-        if drawing.random() < config.warmstart.whole:
+        if drawing.random() < config.warmstart.p_full_loss:
             row = unmask_row(row)
         too_long = too_long + 1 if len(row.token_ids) > limit else 0
         if too_long == PATIENCE:

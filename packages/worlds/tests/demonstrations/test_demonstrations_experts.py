@@ -53,7 +53,7 @@ def test_recordings_are_won_by_the_expert_and_repeat(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_without_tips_the_expert_is_imitated_and_written_about(name: str) -> None:
-    made = ExpertDemonstrator(config_of(name, obey=0.0, read=0.0), words, 0)
+    made = ExpertDemonstrator(config_of(name, p_follow_tip=0.0, p_explore=0.0), words, 0)
     golds = {
         format_action_note(recorded.gold): get_actions(recorded.gold) for recorded in made.recordings if recorded.gold
     }
@@ -66,7 +66,7 @@ def test_without_tips_the_expert_is_imitated_and_written_about(name: str) -> Non
 
 @pytest.mark.parametrize("name", NAMES)
 def test_with_a_tip_it_does_what_the_best_one_says(name: str) -> None:
-    made = ExpertDemonstrator(config_of(name, obey=1.0), words, 0)
+    made = ExpertDemonstrator(config_of(name, p_follow_tip=1.0), words, 0)
     episodes = {format_action_note(each) for recorded in made.recordings for each in recorded.all_episodes}
     acting = [demonstration for demonstration in islice(made, 30) if len(demonstration.taught) > 1]
     assert acting

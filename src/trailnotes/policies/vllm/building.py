@@ -89,7 +89,7 @@ def make_vllm_policy(
         template_options=config.model.template_options,
         dtype=getattr(torch, config.model.dtype),
         temperature=config.rollout.temperature,
-        tolerance=config.engine.tolerance,
+        tolerance=config.engine.max_logprob_mismatch,
         sleeps=settings["sleeps"] and trains,
         adapters=_adapter_settings(config, saved),
     )
@@ -204,7 +204,7 @@ def build_engine_settings(config: Config, folder: Path, *, alone: bool = False) 
         or (SHARED_GPU_FRACTION if shared else DEDICATED_GPU_FRACTION) / _count_engines_per_device(config.engine),
         "cache_bytes": compute_cache_bytes(text, config, context),
         "lora_rank": _lora_rank(config),
-        "sleeps": shared and not config.rollout.ahead,
+        "sleeps": shared and not config.rollout.max_async_iterations,
         "spool": str(folder),
     }
 

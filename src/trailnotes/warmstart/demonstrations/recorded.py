@@ -53,10 +53,10 @@ class RecordedDemonstrator:
     def demonstrate_episode(self, recorded: RecordedGame) -> list[Demonstration]:
         """One episode's demonstrations: a row to act, and where it acted on tips, a tip-free row to write."""
         warm = self.config.warmstart
-        if self.rng.random() < warm.obey:
+        if self.rng.random() < warm.p_follow_tip:
             trajectory = self.rng.choice(recorded.all_episodes)
             tips = self.build_praising_tips(trajectory, recorded)
-        elif recorded.gold and self.rng.random() >= warm.read:
+        elif recorded.gold and self.rng.random() >= warm.p_explore:
             trajectory = recorded.gold
             tips = self.build_failure_tips(recorded, trajectory) if self.rng.random() < 0.3 else ()
         else:

@@ -128,7 +128,7 @@ class WaymarksDemonstrator:
 
     def draw_lesson(self, spec: ws.GameSpec) -> tuple[tuple[Tip, ...], tuple[str, ...]]:
         """What an episode shows: the tips at hand, and what is done with them."""
-        if self.rng.random() < self.config.warmstart.obey:
+        if self.rng.random() < self.config.warmstart.p_follow_tip:
             return self.draw_tips(spec, knowing=True), ws.gold_actions(spec)
         tips = self.draw_tips(spec, knowing=False) if self.rng.random() < 0.5 else ()
         return tips, self.explore(spec)
@@ -162,7 +162,7 @@ class WaymarksDemonstrator:
 
     def explore(self, spec: ws.GameSpec) -> tuple[str, ...]:
         """Without knowledge: read the archive, or try a way drawn at random."""
-        if self.rng.random() < self.config.warmstart.read:
+        if self.rng.random() < self.config.warmstart.p_explore:
             return ws.archive_actions(spec)
         guess = self.draw_rule(spec.kind, spec.family, spec.size)
         return ws.gold_actions(ws.make_spec(spec.kind, spec.family, guess, 0))
@@ -277,7 +277,7 @@ class WaymarksDemonstrator:
             return max(encouraged, key=lambda valued: valued.value)
         avoided = {valued.action for example in fitting for valued in example.discouraged}
         (read,) = ws.archive_actions(spec)
-        if not done and read not in avoided and self.rng.random() < self.config.warmstart.read:
+        if not done and read not in avoided and self.rng.random() < self.config.warmstart.p_explore:
             return ValuedAction(read, 0.0)
         ways = [action for action in list_moves(spec, done) if action not in avoided and (done or action != read)]
         return ValuedAction(self.rng.choice(ways), 0.0)

@@ -54,7 +54,7 @@ class EnglishWaymarks(WaymarksDemonstrator):
         The right one is obeyed. Without it, what failures tell is heeded: by another guess, or by reading the archive.
         """
         warm, most = self.config.warmstart, self.config.warmstart.num_tips
-        knowing = most > 0 and self.rng.random() < warm.obey
+        knowing = most > 0 and self.rng.random() < warm.p_follow_tip
         tips = [self.build_rule_tip(spec, spec.rule, won=self.rng.random() < 0.5)] if knowing else []
         scored = bool(tips and tips[0].score)
         if most and not knowing and self.rng.random() < P_MISLED:
@@ -114,7 +114,7 @@ class EnglishWaymarks(WaymarksDemonstrator):
 
     def explore_after(self, spec: ws.GameSpec, failures: Sequence[ws.Rule]) -> tuple[str, ...]:
         """Read the archive, or try a way that may be right after all that has failed."""
-        if self.rng.random() < self.config.warmstart.read:
+        if self.rng.random() < self.config.warmstart.p_explore:
             return ws.archive_actions(spec)
         while True:
             guess = self.draw_rule(spec.kind, spec.family, spec.size)
