@@ -135,8 +135,7 @@ class RehearsalConfig(Section):
     """Conversations of games outside all panels that each update of a method with tips holds on to."""
 
     split: str = key(
-        "",
-        "games that the start model plays, and writes tips about, before training; of none of the panels; '' = none",
+        "", "games that the start model plays, and writes tips about, before training; of none of the panels; '' = none"
     )
     options: dict[str, Any] = key(dict, "env.options of these games, where they differ from those that are trained")
     num_tasks: int = key(0, "games of the split; 0 = all", ge=0)

@@ -16,12 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _PAPER: dict[str, dict[str, Any]] = {
-    "rollout": {
-        "num_tasks": 16,
-        "group_size": 8,
-        "temperature": 1.0,
-        "max_context_tokens": 4500,
-    },
+    "rollout": {"num_tasks": 16, "group_size": 8, "temperature": 1.0, "max_context_tokens": 4500},
     "memory": {
         "embedder": "minilm",
         "capacity": 1000,
@@ -74,10 +69,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "model": {"dtype": "bfloat16", "gradient_checkpointing": True, "lora": {"enabled": True}},
         "optim": {"lr": 1e-5},
     },
-    "8gpu": {
-        "model": {"dtype": "bfloat16", "gradient_checkpointing": True},
-        "learner": {"world_size": 8},
-    },
+    "8gpu": {"model": {"dtype": "bfloat16", "gradient_checkpointing": True}, "learner": {"world_size": 8}},
 }
 
 

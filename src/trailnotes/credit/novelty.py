@@ -53,12 +53,7 @@ class Novelty:
     """
 
     def __init__(
-        self,
-        algorithm: AlgorithmConfig,
-        memory: MemoryConfig,
-        seed: int,
-        *,
-        make: Callable[[], Embedder] | None = None,
+        self, algorithm: AlgorithmConfig, memory: MemoryConfig, seed: int, *, make: Callable[[], Embedder] | None = None
     ) -> None:
         make = make or partial(make_embedder, memory.embedder)
         self.kind = algorithm.intrinsic

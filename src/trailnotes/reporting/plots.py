@@ -24,13 +24,7 @@ SPARE_COLOURS = ("#4a6fa5", "#8a3b6b", "#c2a033", "#3a9bb0", "#444444")  # for l
 
 
 def plot_trials(
-    means: Sequence[float],
-    intervals: Sequence[Interval | None],
-    path: Path,
-    *,
-    colour: str,
-    ylabel: str,
-    title: str,
+    means: Sequence[float], intervals: Sequence[Interval | None], path: Path, *, colour: str, ylabel: str, title: str
 ) -> None:
     """An adaptation: trial 0 without memory, then with it, each with its interval where it has one.
 

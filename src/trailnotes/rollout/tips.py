@@ -154,11 +154,7 @@ def build_tip_requests(
     return [
         CompletionRequest(
             build_reflection_messages(t, config.rollout, memory, policy.count_tokens),
-            Sampling(
-                memory.write_temperature,
-                max_tokens=memory.max_write_tokens,
-                seed=seed_of(t),
-            ),
+            Sampling(memory.write_temperature, max_tokens=memory.max_write_tokens, seed=seed_of(t)),
             opening=opening,
         )
         for t in trajectories

@@ -62,11 +62,7 @@ class TextWorldEnv:
     """Plays TextWorld games. The action is one line for the game's own parser."""
 
     def __init__(
-        self,
-        actions: bool = False,
-        max_steps: int = 50,
-        cache_dir: str | Path | None = None,
-        **task_options: Any,
+        self, actions: bool = False, max_steps: int = 50, cache_dir: str | Path | None = None, **task_options: Any
     ) -> None:
         """Choose what is offered and for how long.
 
