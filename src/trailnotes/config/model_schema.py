@@ -44,21 +44,15 @@ class ModelConfig(Section):
     """The language model that acts and learns."""
 
     path: str = key(
-        "",
-        "directory or hub name of a causal LM of transformers; openai:NAME is the model NAME of the [endpoint]; "
-        "random plays without any model",
-    )
-    base: str = key(
-        "", "where model.path holds adapters: directory or hub name of their base, if it is not where they name it"
-    )
+        "", "directory or hub name of a causal LM of transformers; openai:NAME is the model NAME of the [endpoint]; "
+        "random plays without any model")  # fmt: skip
+    base: str = key("", "base model of the adapters in model.path, if it is not where they name it")
     device: str = key("auto", "cpu, cuda, cuda:0, ...; auto takes a GPU where there is one")
     dtype: Literal["float32", "bfloat16"] = key("float32", "type of weights and activations")
     gradient_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
     template_options: dict[str, Any] = key(
-        dict,
-        "what the chat template is told, such as { enable_thinking = false }; an endpoint gets it as "
-        "chat_template_kwargs",
-    )
+        dict, "what the chat template is told, such as { enable_thinking = false }; an endpoint gets it as "
+        "chat_template_kwargs")  # fmt: skip
     lora: LoraConfig = key(LoraConfig, "low-rank adapters")
 
     @model_validator(mode="after")
@@ -105,12 +99,9 @@ class EndpointConfig(Section):
     max_retries: int = key(6, "tries after the first, on 429, 5xx, timeouts and broken answers", ge=0)
     context_tokens: int = key(32768, "tokens that prompt and completion may have together", ge=8)
     max_tokens_field: Literal["max_completion_tokens", "max_tokens"] = key(
-        "max_tokens", "what the server calls its limit; newer OpenAI models want max_completion_tokens"
-    )
+        "max_tokens", "what the server calls its limit; newer OpenAI models want max_completion_tokens")  # fmt: skip
     send_seed: bool = key(True, "send the seed of each completion, which some servers honour")
-    omit: tuple[Literal["temperature", "top_p", "stop"], ...] = key(
-        (), "parameters that are not sent, for models that refuse them; answers are cut at stop strings all the same"
-    )
+    omit: tuple[Literal["temperature", "top_p", "stop"], ...] = key((), "parameters not sent; answers are cut at stops")
     extra: dict[str, Any] = key(dict, "further fields of each request that the server takes, such as { top_k = 20 }")
     price_input: float = key(0.0, "price of a million prompt tokens, in your currency", ge=0)
     price_output: float = key(0.0, "price of a million completion tokens", ge=0)
@@ -133,30 +124,19 @@ class EngineConfig(Section):
 
     name: Literal["hf", "vllm"] = key("hf", "hf: embedded, any model of transformers; vllm: the extra of that name")
     shared_prompts: bool = key(
-        True,
-        "hf: what the prompts of a group begin with goes through the model once, which changes last bits of "
-        "log-probabilities",
-    )
+        True, "hf: what the prompts of a group begin with goes through the model once, which changes last bits of "
+        "log-probabilities")  # fmt: skip
     replicas: int = key(1, "vllm: engines, each with all weights; an episode stays with the one it began with", ge=1)
-    urls: tuple[str, ...] = key(
-        (), "vllm: addresses of engines that run already (trailnotes engine serve); none = started here"
-    )
-    python: str = key(
-        "", "vllm: the Python of the environment that it is installed in; '' = this one, or what `make vllm` built"
-    )
-    devices: tuple[str, ...] = key(
-        (), 'vllm: GPUs of each engine, such as ["1", "2,3"]: one with several is spread over them; none = the first'
-    )
-    device_memory: float = key(
-        0.0, "vllm: share of the device that it may take; 0 = a part for the learner", ge=0, le=1
-    )
+    urls: tuple[str, ...] = key((), "vllm: addresses of running engines (trailnotes engine serve); none = start here")
+    python: str = key("", "vllm: the Python that it is installed in; '' = this one, or what `make vllm` built")
+    devices: tuple[str, ...] = key((), 'vllm: GPUs of each engine, such as ["1", "2,3"]; none = the first')
+    device_memory: float = key(0.0, "vllm: share of the device's memory; 0 = what the learner leaves", ge=0, le=1)
     max_concurrent: int = key(64, "vllm: completions that one engine decodes at a time", ge=1)
     start_timeout: float = key(600.0, "vllm: seconds that an engine may take to start", gt=0)
     timeout: float = key(300.0, "vllm: seconds without any token, after which an engine counts as hung", gt=0)
     max_logprob_mismatch: float = key(
         0.05, "vllm: nats by which the engine's log-probabilities may differ from the learner's, on average over the "
-        "tokens of an iteration; more stops the run", gt=0
-    )  # fmt: skip
+        "tokens of an iteration; more stops the run", gt=0)  # fmt: skip
 
     @model_validator(mode="after")
     def validate_devices(self) -> Self:
@@ -178,8 +158,7 @@ class LearnerConfig(Section):
     offload: bool = key(False, "keep the optimiser's state in the host's memory, where there is more than one process")
     packed: Literal["auto", "always", "never", "shared"] = key(
         "auto", "join rows into one without padding: auto does where the attention skips what is not its row's; "
-        "shared: compute once what rows begin with, where that is half of them"
-    )  # fmt: skip
+        "shared: compute once what rows begin with, where that is half of them")  # fmt: skip
     attention: Literal["", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"] = key(
         "", "how the update attends, where the model is not that which acts; '' = as transformers chooses"
     )
@@ -190,12 +169,10 @@ class ClusterConfig(Section):
     """Several machines, by Ray."""
 
     address: str = key(
-        "", "of a Ray cluster: auto = the one that this machine is part of; HOST:PORT; ray://HOST:PORT; "
-        "'' = none, everything runs here"
-    )  # fmt: skip
+        "", "of a Ray cluster: auto = the one that this machine is part of; HOST:PORT; ray://HOST:PORT; '' = none, "
+        "everything runs here")  # fmt: skip
     env_cpus: float = key(1.0, "CPUs that Ray sets aside for each of env.num_workers", gt=0)
-    timeout: float = key(120.0, "seconds that Ray may take to place an actor, or to bring one back, before the run "
-                         "stops", gt=0)  # fmt: skip
+    timeout: float = key(120.0, "seconds for Ray to place or restore an actor before the run stops", gt=0)
 
     @model_validator(mode="after")
     def validate_address(self) -> Self:

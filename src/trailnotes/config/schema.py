@@ -76,12 +76,8 @@ class EnvConfig(Section):
 
     name: str = key("waymarks", "a name that `trailnotes envs list` knows, or module:Class of your own")
     options: dict[str, Any] = key(dict, "keyword arguments of the environment")
-    num_workers: int = key(
-        2, "worker processes; 0 runs the environments in this process, which a crash of theirs ends", ge=0
-    )
-    max_envs: int = key(
-        0, "environments, and so episodes, alive at a time, and tips being written; 0 = as many as there are", ge=0
-    )
+    num_workers: int = key(2, "worker processes; 0 = in this process, which an environment's crash ends", ge=0)
+    max_envs: int = key(0, "episodes alive and tips being written at a time; 0 = as many as there are", ge=0)
     timeout: float = key(60.0, "seconds that one call may take before its worker is killed and replaced", gt=0)
     max_replacements: int = key(2, "how often a failed episode is tried afresh before its group is dropped", ge=0)
 
@@ -100,9 +96,7 @@ class RolloutConfig(Section):
     max_context_tokens: int = key(4500, "tokens of a whole episode, prompt and actions together", PAPER, ge=8)
     max_observation_tokens: int = key(1024, "longer observations are cut, and marked where", ge=4)
     stop: tuple[str, ...] = key(("\n",), "text that ends an action (besides the model's end token)")
-    action_format: Literal["line", "tags"] = key(
-        "line", "line: the first non-blank line is the action; tags: what stands between <action> and </action>"
-    )
+    action_format: Literal["line", "tags"] = key("line", "the first non-blank line, or what <action> tags hold")
     show_actions: bool = key(False, "list the admissible actions in each turn, where the environment offers them")
     briefing: tuple[Literal["action_formats", "inventory", "focus"], ...] | None = key(
         None, "facts of the environment's briefing that open the first prompt; none = all in full style, [] in terse"
@@ -110,18 +104,15 @@ class RolloutConfig(Section):
     num_examples: int = key(0, "worked examples in the first prompt at most, of those in the briefing", ge=0)
     example_turns: tuple[tuple[str, str], ...] = key(
         (), "turns of an example that every conversation begins with: what was seen, written as turns are, and the "
-        "answer to it; for models that copy a form and follow no description of it"
-    )  # fmt: skip
+        "answer to it; for models that copy a form and follow no description of it")  # fmt: skip
     system_prompt: str | None = key(None, "replaces the environment-neutral instruction; '' for none")
     max_async_iterations: int = key(
         0, "iterations that may be played while earlier ones are learned from; 0 = none, and every token is of the "
         "newest weights; up to 1 repeats bit for bit, but for what memory.distilled, or a memory.order or "
-        "memory.retire that goes by readers, changes meanwhile", ge=0
-    )  # fmt: skip
+        "memory.retire that goes by readers, changes meanwhile", ge=0)  # fmt: skip
     max_staleness_weight: float = key(
         2.0, "with max_async_iterations: upper bound of a token's weight, the ratio of its probability under the "
-        "weights now to that under those that sampled it", ge=1
-    )  # fmt: skip
+        "weights now to that under those that sampled it", ge=1)  # fmt: skip
 
 
 class LossConfig(Section):
@@ -135,9 +126,7 @@ class LossConfig(Section):
     mask_unit: Literal["token", "response"] = key("token", "mask the token (ours), or its whole response (release)")
     mask_kl: bool = key(True, "leave masked tokens out of the KL too; if not, it pulls them back to the start model")
     aggregation: Literal["token", "sequence"] = key("token", "mean over tokens, or mean over rows of row means")
-    shaping: Literal["none", "luffy"] = key(
-        "none", "off-policy rows: the clipped surrogate, or LUFFY's f(x) = x / (x + 0.1) of the ratio, unclipped"
-    )
+    shaping: Literal["none", "luffy"] = key("none", "off-policy rows: the clipped surrogate, or LUFFY's x / (x + 0.1)")
     drop_zero_advantage: bool = key(True, "leave rows whose advantage is zero out of the update, of KL too")
 
 

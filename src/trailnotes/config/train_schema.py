@@ -16,17 +16,11 @@ class TrainConfig(Section):
     max_tokens: int = key(0, "stop at this many generated tokens, actions and tips; 0 = never", ge=0)
     save_every: int = key(10, "iterations between checkpoints", ge=1)
     keep_last: int = key(2, "checkpoints kept besides the best", ge=1)
-    keep_optimizer: bool = key(
-        True, "keep the optimiser's state once the run has ended, without which it cannot be trained further"
-    )
+    keep_optimizer: bool = key(True, "keep the optimiser's state at the end, without which training cannot go on")
     eval_every: int = key(0, "iterations between validations without memory; 0 = never", ge=0)
     split: str = key("train", "split of the training tasks")
-    num_tasks: int = key(
-        0, "how many of them, evenly spaced; 0 = all. A tip is of its task, and read when that comes again", ge=0
-    )
-    validation_split: str = key(
-        "validation", "held-out variations that choose the best checkpoint; never the test split"
-    )
+    num_tasks: int = key(0, "how many of them, evenly spaced; 0 = all. Tips are read when a task comes again", ge=0)
+    validation_split: str = key("validation", "held-out variations that choose the best checkpoint; never the test")
     eval_tips_every: int = key(0, "iterations between panels played with tips, from an empty memory; 0 = never", ge=0)
     eval_notes_trials: int = key(2, "trials with tips of these panels, after one without", ge=1)
     new_split: str = key("", "games of families never trained, played with tips beside the validation's; '' = none")
@@ -45,13 +39,10 @@ class EvalConfig(Section):
     num_samples: int = key(1, "episodes for each task, each with its own sampling seed", ge=1)
     temperature: float = key(0.4, "sampling temperature", PAPER, ge=0)
     memory: bool = key(False, "act with the run's memory")
-    show_tips: Literal["own", "other", "empty"] = key(
-        "own", "algorithm.show_tips, for panels played with tips, and for the plans that reflexion shows"
-    )
+    show_tips: Literal["own", "other", "empty"] = key("own", "algorithm.show_tips for panels with tips or with plans")
     meet_split: str = key(
-        "", "empo2-tips: before trial 0 games of this split are played and written about, whose tips memory.scope "
-        "may find; '' = none"
-    )  # fmt: skip
+        "", "empo2-tips: before trial 0 games of this split are played and written about, whose tips memory.scope may "
+        "find; '' = none")  # fmt: skip
     meet_tasks: int = key(0, "how many of them, evenly spaced; 0 = all of the split", ge=0)
     trials: int = key(10, "adapt: trials after trial 0, which acts without memory", PAPER, ge=0)
     metric: Literal["success", "return"] = key("success", "what tables and curves show")
