@@ -84,7 +84,7 @@ class NonFiniteError(TrailnotesError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asked this process to end. `number` is the signal's; the text says what is kept, if there is any."""
+    """A signal that asked this process to end, with its `number`; the text says what is kept."""
 
     def __init__(self, number: int, text: str = "") -> None:
         super().__init__(text)
@@ -92,7 +92,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def known_extras() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Every extra -> the distribution that has it, and the modules that it brings."""
+    """Map every extra to its distribution and the modules that it brings."""
     from importlib.metadata import entry_points
 
     known = {extra: ("trailnotes", modules) for extra, modules in EXTRAS.items()}
@@ -127,7 +127,6 @@ def format_install_command(*extras: str) -> str:
 
 
 def _project_root(distribution: str) -> Path:
-    """Return the folder above `src` that the package of a distribution is imported from."""
     from importlib.util import find_spec
 
     spec = find_spec(distribution.replace("-", "_"))
@@ -135,7 +134,7 @@ def _project_root(distribution: str) -> Path:
 
 
 def _find_install_source(name: str) -> tuple[str, str]:
-    """Return pip's option and the source of a distribution, with ``[]`` for the extras; "" where it is unknown."""
+    """Return pip's option and the source of a distribution, with ``[]`` for the extras; "" if unknown."""
     import json
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import unquote, urlsplit
@@ -162,7 +161,7 @@ def _find_install_source(name: str) -> tuple[str, str]:
 
 
 def _find_pip() -> str:
-    """The installer of this very interpreter, which need not be the first on the path."""
+    """Find the installer of this very interpreter, which need not be the first on the path."""
     import shutil
     import sys
     from importlib.util import find_spec

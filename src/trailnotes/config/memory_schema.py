@@ -19,7 +19,7 @@ _ADDRESS_WITHOUT_SCHEME = re.compile(
 
 
 def validate_embedder_name(embedder: str) -> None:
-    """Refuse the name of an embedder that tells a secret, or may tell one. Raises `ConfigError`, without the name."""
+    """Refuse an embedder's name that holds, or may hold, a secret; the error does not repeat it."""
     require_secret_free_url("memory.embedder", embedder, EMBEDDER_KEY_VARIABLE)
     if _ADDRESS_WITHOUT_SCHEME.match(embedder):
         raise ConfigError(
@@ -70,31 +70,31 @@ class MemoryConfig(Section):
 
     @model_validator(mode="after")
     def validate_embedder(self) -> Self:
-        """Refuse an address that tells a secret."""
+        """Refuse an address that holds a secret."""
         validate_embedder_name(self.embedder)
         return self
 
     def with_embedder(self, embedder: str = "") -> Self:
-        """Return these settings of a run for a person who looks at it, with the embedder that this person names.
+        """Return the settings of a possibly untrusted run, with the embedder that its reader names.
 
-        A run directory may be a stranger's: its settings say what makes room and in which order tips stand, and never
-        which model is loaded, which server is asked, or with which key.
+        A run directory may come from a stranger: it decides eviction and order of tips, but never which model is
+        loaded, which server is asked, or with which key.
         """
         return self.model_copy(update={"embedder": embedder or MemoryConfig().embedder})
 
     @property
     def ranking(self) -> tuple[str, ...]:
-        """The order of the candidates: beyond the task similarity comes first, unless it has chosen or has a place."""
+        """Return the order of candidates; beyond the task similarity comes first, unless it is placed already."""
         if self.scope == "task" or self.rerank or "similarity" in self.order:
             return self.order
         return ("similarity", *self.order)
 
     @property
     def is_ranked_by_feedback(self) -> bool:
-        """Whether what readers earned or gained decides who is shown or kept."""
+        """Tell whether readers' results decide which tips are shown or kept."""
         return not {"ucb", "worth"}.isdisjoint(self.ranking) or self.retire in {"least_used", "least_worth"}
 
     @property
     def requested_words(self) -> int:
-        """Words that a tip is asked to stay under: 100 (paper), or as many as can be written and shown in full."""
+        """Return the word limit of a tip: 100 (paper), or fewer if fewer can be written and shown in full."""
         return max(1, min(MAX_REQUESTED_WORDS, int(min(self.max_tip_tokens, self.max_write_tokens) / TOKENS_PER_WORD)))

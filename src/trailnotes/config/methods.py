@@ -1,7 +1,7 @@
-"""The methods by name: where each lives, and what everybody else must know of it.
+"""Registry of the methods: where each lives, and the facts that other modules need.
 
-`algorithm.name` is a name in `METHODS`, one that `register` added, or ``"module:NAME"`` where NAME is a `Method`.
-Importing this module loads none of them, and reading a config imports nothing: `method_of` does, for whoever runs it.
+`algorithm.name` is a name in `METHODS`, one that `register` added, or ``"module:NAME"`` of a `Method`. Importing this
+module loads none of them, and reading a config imports nothing; `resolve_method` does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TaskLister = Callable[[Any], Iterable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """What is to be known of a method without importing it."""
+    """Facts about a method that are known without importing it."""
 
     name: str  # `algorithm.name`
     label: str  # as tables and pictures call it
@@ -43,21 +43,21 @@ class Method:
 
     @property
     def shows_tips(self) -> bool:
-        """Whether members of its groups act with tips."""
+        """Tell whether members of its groups act with tips."""
         return self.memory and not self.plain
 
     @property
     def writes_tips(self) -> bool:
-        """Whether training has the policy write tips, and so has any to keep alive."""
+        """Tell whether its training has the policy write tips."""
         return self.memory or self.writes
 
     def load(self) -> MethodFunction:
-        """The method itself."""
+        """Import and return the method's function."""
         drive: MethodFunction = _import_target(self.home) if isinstance(self.home, str) else self.home
         return drive
 
     def load_task_lister(self) -> TaskLister | None:
-        """What tells the games that the method learns from before it is examined; None for no others."""
+        """Import the function that lists the games learned from before evaluation; None if there is none."""
         if not self.learned_from:
             return None
         told: TaskLister = (
@@ -104,7 +104,7 @@ _ENTRY_POINT = re.compile(r"[\w.]+:\w+")  # module:NAME
 
 
 def register(method: Method) -> Method:
-    """Let `algorithm.name` name a method, in this process; returns it.
+    """Register a method for `algorithm.name` in this process; returns it.
 
     Raises:
         ConfigError: another method has the name.
@@ -117,7 +117,7 @@ def register(method: Method) -> Method:
 
 
 def _locate_code(method: Method) -> tuple[str, str]:
-    """Where its code stands: a file that is run and imported registers its method twice."""
+    """Locate a method's code, since a file that is both run and imported registers it twice."""
     if isinstance(method.home, str):
         return method.home, ""
     code = getattr(method.home, "__code__", None)
@@ -125,10 +125,10 @@ def _locate_code(method: Method) -> tuple[str, str]:
 
 
 def validate_method_name(name: str) -> None:
-    """Refuse what cannot be the name of a method, without importing anything.
+    """Refuse a name that is neither in the table nor of the form module:NAME, without importing anything.
 
     Raises:
-        ConfigError: it is neither in the table nor of the form module:NAME; the text has the nearest name.
+        ConfigError: the text has the nearest name.
     """
     if name not in METHODS and not _ENTRY_POINT.fullmatch(name):
         near = difflib.get_close_matches(name, METHODS, 1)
@@ -137,7 +137,7 @@ def validate_method_name(name: str) -> None:
 
 
 def resolve_method(name: str) -> Method:
-    """The method that `algorithm.name` names.
+    """Return the method that `algorithm.name` names.
 
     Raises:
         ConfigError: there is none; the text has the nearest name.
@@ -160,25 +160,25 @@ def resolve_method(name: str) -> Method:
 
 
 def find_method(name: str) -> Method:
-    """The method that the settings of somebody's run name; nothing is imported for it, so that looking runs no code.
+    """Return the method of some run without importing code.
 
-    One of module:NAME that this process has not met counts as a training that shows no tips.
+    An unknown module:NAME counts as a training that shows no tips.
     """
     return METHODS.get(name) or Method(name, name, name, trains=True)
 
 
 def get_label(name: str) -> str:
-    """As tables and pictures call a method; of one that is not in the table, its name."""
+    """Return a method's label for tables and plots; its name if it is not in the table."""
     return find_method(name).label
 
 
 def get_colours() -> dict[str, str]:
-    """Label -> colour in pictures, of the methods that have one."""
+    """Map the labels of methods to their colours in plots."""
     return {method.label: method.colour for method in METHODS.values() if method.colour}
 
 
 def list_methods(*, trains: bool) -> list[str]:
-    """Those that change weights, or those that do not."""
+    """List the methods that change weights, or those that do not."""
     return [method.name for method in METHODS.values() if method.trains == trains]
 
 

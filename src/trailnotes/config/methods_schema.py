@@ -83,7 +83,7 @@ class AlgorithmConfig(Section):
         return self
 
     def require_equal_temperature(self, written: float, trained: float) -> None:
-        """Refuse to train tips of another temperature than the learner scores at. Raises `ConfigError`."""
+        """Refuse to train tips sampled at another temperature than the learner scores at."""
         credited = self.name == "lamer" or (self.author_credit and resolve_method(self.name).shows_tips)
         if credited and written != trained:
             source = "lamer" if self.name == "lamer" else "algorithm.author_credit"
@@ -110,7 +110,7 @@ class RehearsalConfig(Section):
 
     @model_validator(mode="after")
     def validate_source(self) -> Self:
-        """Refuse a file beside games to record, of which one would be left out in silence, and rows without weight."""
+        """Refuse two sources at once, and rehearsal without any weight."""
         if self.path and self.split:
             raise ValueError("rehearsal.path is taken instead of what rehearsal.split would record: set one to ''")
         if (self.path or self.split) and not self.hold + self.imitate:
@@ -157,18 +157,18 @@ class OpsdConfig(Section):
 
     @property
     def weight(self) -> float:
-        """`coefficient`, or the published one of the form."""
+        """Return `coefficient`, or the form's published one."""
         published = 0.01 if self.form == "sdar" else 1.0
         return published if self.coefficient is None else self.coefficient
 
     @property
     def has_frozen_teacher(self) -> bool:
-        """Whether the start model is the teacher."""
+        """Tell whether the start model is the teacher."""
         return self.teacher == "start" or (self.teacher == "form" and self.form == "opcd")
 
     @model_validator(mode="after")
     def validate_weight(self) -> Self:
-        """Refuse a weight that would turn the group's advantage round."""
+        """Refuse a weight that would reverse the group's advantage."""
         if self.form != "sdar" and self.weight > 1:
             raise ValueError(f"opsd.coefficient = {self.weight:g} leaves {self.form} less than nothing of the group's "
                              "advantage: set it to 1 or less")  # fmt: skip

@@ -57,7 +57,7 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def validate_model(self) -> Self:
-        """Refuse a model without a name, and options that are not the template's."""
+        """Refuse a model without a name, and reserved template options."""
         require_model_name(self.path)
         if taken := sorted(self.template_options.keys() & set(RESERVED_TEMPLATE_OPTIONS)):
             raise ValueError(f"template_options.{taken[0]} is not the template's to know: leave it out")
@@ -65,19 +65,19 @@ class ModelConfig(Section):
 
 
 def require_model_name(path: str) -> None:
-    """Refuse a `model.path` that names an endpoint's model and forgets which. Raises `ConfigError`."""
+    """Refuse a `model.path` of an endpoint that names no model."""
     if path.startswith(OPENAI_PREFIX) and not path.removeprefix(OPENAI_PREFIX).strip():
         raise ConfigError(f"{path!r} names no model: write openai:NAME, as the server calls it")
 
 
 def is_missing_directory(path: str) -> bool:
-    """Whether a `model.path` can only be a directory, and is none, or none yet."""
+    """Tell whether a `model.path` can only be a directory, and does not exist."""
     is_local = path.startswith((".", "/", "~", RUNS_PREFIX)) or path.count("/") > 1
     return is_local and not path.startswith(OPENAI_PREFIX) and not Path(path).expanduser().exists()
 
 
 def require_model_directory(path: str) -> None:
-    """Refuse a `model.path` of which `is_unmade` holds. Raises `ConfigError`."""
+    """Refuse a `model.path` whose directory is missing."""
     if is_missing_directory(path):
         is_start = path.startswith(RUNS_PREFIX)
         fix = f"; a start model is made first: trailnotes warmstart CONFIG --out {path}" if is_start else ""
@@ -85,7 +85,7 @@ def require_model_directory(path: str) -> None:
 
 
 def _add_scheme(url: str) -> str:
-    """An address, with a scheme if it has none, so that a name and a password stand where they are looked for."""
+    """Add a scheme where there is none, so that credentials stand where the check looks."""
     return url if "://" in url else "tcp://" + url.lstrip("/\\")
 
 
@@ -111,7 +111,7 @@ class EndpointConfig(Section):
 
     @model_validator(mode="after")
     def validate_extra_fields(self) -> Self:
-        """Refuse further fields that are not free, and an address or a field that tells a secret."""
+        """Refuse reserved fields, and secrets in the address or the fields."""
         require_secret_free_url("endpoint.base_url", _add_scheme(self.base_url), self.api_key_env)
         require_secret_free_table("endpoint.extra", self.extra, self.api_key_env)
         if taken := sorted(self.extra.keys() & set(RESERVED_REQUEST_FIELDS)):
@@ -140,7 +140,7 @@ class EngineConfig(Section):
 
     @model_validator(mode="after")
     def validate_devices(self) -> Self:
-        """Refuse devices for another number of engines, and addresses that tell a secret."""
+        """Refuse devices for another number of engines, and secrets in addresses."""
         for url in self.urls:
             require_secret_free_url("engine.urls", _add_scheme(url), ENGINE_TOKEN_VARIABLE)
         if self.devices and (self.urls or len(self.devices) != self.replicas):
@@ -176,7 +176,7 @@ class ClusterConfig(Section):
 
     @model_validator(mode="after")
     def validate_address(self) -> Self:
-        """Refuse what Ray would not take for an address, or take for the wish to start a cluster."""
+        """Refuse an address that Ray would not accept, or take as a request to start a cluster."""
         if not re.fullmatch(r"|auto|(ray://)?[^/\s]+:\d+", self.address):
             raise ValueError(f"cluster.address = {self.address!r} is none: name auto, HOST:PORT, or ray://HOST:PORT")
         return self

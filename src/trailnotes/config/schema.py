@@ -1,8 +1,7 @@
-"""One tree of validated settings. Its defaults are the settled choices of the method; presets hold the paper's.
+"""One tree of validated settings. Defaults are this package's choices; presets hold the paper's.
 
-Each key carries its meaning and, where it has one, its source. The sections of the methods are in
-`methods_schema.py`, and so on; reading TOML and command-line overrides, and printing the tree, is `toml.py`. Impossible
-combinations are refused here, before anything is built.
+Each key has its meaning and, where it has one, its source. `toml.py` reads files and command lines. Combinations that
+cannot work are refused here, before anything is built.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class RunConfig(Section):
     @field_validator("trackers")
     @classmethod
     def validate_trackers(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Refuse what is neither known nor named as a class of the user's own, and what stands there twice."""
+        """Refuse unknown trackers, and trackers that are named twice."""
         for name in names:
             if name not in TRACKERS and ":" not in name:
                 raise ValueError(f"{name!r} is no tracker: choose of {', '.join(TRACKERS)}, or name module:Class")
@@ -66,7 +65,7 @@ class RunConfig(Section):
 
     @property
     def all_trackers(self) -> tuple[str, ...]:
-        """All trackers of the run."""
+        """Return all trackers of the run, `run.tensorboard` included."""
         also = ("tensorboard",) if self.tensorboard and "tensorboard" not in self.trackers else ()
         return (*also, *self.trackers)
 
@@ -217,7 +216,6 @@ class Config(Section):
         return self
 
     def _validate_method(self, method: Method) -> None:
-        """Refuse what the method cannot do."""
         algorithm, rollout = self.algorithm, self.rollout
         mixed = method.shows_tips and algorithm.mode_unit == "trajectory" and algorithm.draw == "stratified"
         if mixed and algorithm.p_memory and not round(algorithm.p_memory * rollout.group_size):
@@ -250,7 +248,6 @@ class Config(Section):
             )
 
     def _validate_archive(self, num_plain: int) -> None:
-        """Refuse an archive that nothing would use, or that would leave a member without any to be compared with."""
         if self.algorithm.dynamic_sampling:
             raise ConfigError("archive.share splits groups that algorithm.dynamic_sampling would replace: set one to 0")
         returning = round(self.archive.share * num_plain)
@@ -262,29 +259,29 @@ class Config(Section):
 
     @property
     def has_shared_gpu(self) -> bool:
-        """Whether engines of vLLM are on the learner's device, where that is a GPU."""
+        """Tell whether vLLM engines run on the learner's GPU."""
         engine = self.engine
         return engine.name == "vllm" and not (engine.urls or engine.devices or self.cluster.address)
 
     @property
     def has_reference_model(self) -> bool:
-        """Whether the learner needs the start model: something is held to it, or taught by it."""
+        """Tell whether the learner needs the start model as KL anchor or teacher."""
         taught = self.algorithm.name == "opsd" and self.opsd.has_frozen_teacher
         return bool(self.loss.kl) or self.has_anchor_rows or taught
 
     @property
     def has_frozen_author(self) -> bool:
-        """Whether the start model writes the tips."""
+        """Tell whether the start model writes the tips."""
         return self.algorithm.author == "start" and resolve_method(self.algorithm.name).writes_tips
 
     @property
     def has_separate_author(self) -> bool:
-        """Whether it does so as a model of its own: adapters and engines of vLLM are set back to it instead."""
+        """Tell whether that author is loaded as a model of its own; adapters and vLLM are reset instead."""
         return self.has_frozen_author and self.engine.name == "hf" and not self.model.lora.enabled
 
     @property
     def has_anchor_rows(self) -> bool:
-        """Whether rows that are no episodes are held to the start model, by whole distributions."""
+        """Tell whether rows besides episodes are anchored to the start model, by whole distributions."""
         algorithm, rehearsal = self.algorithm, self.rehearsal
         anchored = algorithm.anchor_weight and algorithm.anchor_tips
         anchored = anchored or (algorithm.anchor_reading_weight and algorithm.anchor_reading)
@@ -294,7 +291,7 @@ class Config(Section):
         return bool(anchored or rehearsed) and resolve_method(algorithm.name).writes_tips
 
     def validate_training(self) -> Self:
-        """Refuse what is fine for acting but wrong for training. Called by `train` before anything is built."""
+        """Refuse settings that are fine for acting but wrong for training."""
         method = resolve_method(self.algorithm.name)
         self._validate_method(method)
         if not method.trains:

@@ -1,4 +1,4 @@
-"""What every section of the settings is made of: a base, keys with their meaning, and the sources that keys cite."""
+"""Base class of all sections, their keys, and the sources that keys cite."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SECRET_PARAMETER = re.compile(
 
 
 def key(default: Any, doc: str, source: str = "", **limits: Any) -> Any:
-    """A setting: its default, its meaning, and where the value comes from."""
+    """Declare a setting: its default, its meaning and its source."""
     extra: dict[str, Any] | None = {"source": source} if source else None
     if callable(default):
         return Field(default_factory=default, description=doc, json_schema_extra=extra, **limits)
@@ -110,15 +110,12 @@ class Section(BaseModel):
 
 
 def require_secret_free_url(setting: str, value: str, variable: str) -> None:
-    """Refuse an address with a name, a password or a key in it: messages, run directories and metrics name addresses.
+    """Refuse an address with credentials or a key, since logs and run directories keep addresses.
 
-    Args:
-        setting: what holds it.
-        value: the address, or a text that ends with it.
-        variable: environment variable for a key in its place.
+    `value` may be a text that ends with the address; `variable` is the environment variable for a key instead.
 
     Raises:
-        ConfigError: there is one, or the address is too long to look; the text does not repeat it.
+        ConfigError: there is one, or the address is too long to search; the text does not repeat it.
     """
     if len(value) > MAX_ADDRESS_CHARS:
         raise ConfigError(f"{setting} has {len(value):,} characters: name an address of {MAX_ADDRESS_CHARS:,} at most")
@@ -136,12 +133,9 @@ def require_secret_free_url(setting: str, value: str, variable: str) -> None:
 
 
 def require_secret_free_table(setting: str, value: Mapping[str, Any], variable: str) -> None:
-    """Refuse a table with a key or a header of authorization anywhere in it: run directories keep all settings.
+    """Refuse a table with a key or an authorization header anywhere in it.
 
-    Args:
-        setting: its name.
-        value: what it holds.
-        variable: environment variable for a key in its place.
+    `variable` is the environment variable for a key instead.
 
     Raises:
         ConfigError: a field has the name, or a text the form, of a secret; the error does not repeat it.
@@ -154,7 +148,6 @@ def require_secret_free_table(setting: str, value: Mapping[str, Any], variable: 
 
 
 def _find_secrets(name: str, value: Any) -> Iterator[str]:
-    """Dotted names of the texts in `value`, itself called `name`, that may be secrets."""
     if isinstance(value, Mapping):
         for field, inner in value.items():
             yield from _find_secrets(f"{name}.{field}", inner)
@@ -170,7 +163,7 @@ def _find_secrets(name: str, value: Any) -> Iterator[str]:
 
 
 def describe_allowed(field: FieldInfo) -> str:
-    """The values that a key may have: ``one of "auto", "step"``, ``any of ...``, ``>= 1``; "" if its type says all."""
+    """Describe the values of a key: ``one of "auto", "step"``, ``any of ...``, ``>= 1``; "" if its type says all."""
     if choices := _extract_choices(field.annotation):
         words = ", ".join(f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in choices)
         return f"{'one' if get_origin(field.annotation) is Literal else 'any'} of {words}"
@@ -182,7 +175,6 @@ def describe_allowed(field: FieldInfo) -> str:
 
 
 def _extract_choices(annotation: Any) -> tuple[Any, ...]:
-    """Of a `Literal`, or of the tuple or the alternatives that have one."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return inner

@@ -1,4 +1,4 @@
-"""The settings of how long a run learns, and of the panels that it is examined on."""
+"""Settings of training: its length, its checkpoints, and the panels that evaluate it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trailnotes.config.section import PAPER, Section, key
 
 
 class TrainConfig(Section):
-    """How long, how often saved, how often looked at."""
+    """Length of training, and how often it saves and evaluates."""
 
     iterations: int = key(100, "iterations at most", ge=1)
     max_env_steps: int = key(0, "stop at this many environment steps; 0 = never", ge=0)
@@ -26,7 +26,7 @@ class TrainConfig(Section):
     new_split: str = key("", "games of families never trained, played with tips beside the validation's; '' = none")
 
     def compute_progress(self, spent: Mapping[str, float]) -> float:
-        """How far a run is by the nearest of its limits; 1 and more is done. `spent`: the counters of a checkpoint."""
+        """Compute the used share of the nearest limit, 1 and more at its end; `spent`: a checkpoint's counters."""
         limits = {"iteration": self.iterations, "env_steps": self.max_env_steps, "tokens_generated": self.max_tokens}
         return max(spent.get(name, 0) / most for name, most in limits.items() if most)
 

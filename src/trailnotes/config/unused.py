@@ -1,4 +1,4 @@
-"""Settings that somebody has set and nothing reads, because the switch that they need is off.
+"""Warns of settings without effect, because the switch that they need is off.
 
 What a key or a section needs is written so::
 
@@ -63,12 +63,9 @@ REQUIREMENTS = {
 
 
 def warn_unused(config: Config, told: Config | None = None, model: str = "") -> None:
-    """Say in one line which settings have no effect, and what each of them needs.
+    """Warn in one line of settings without effect, and name what each of them needs.
 
-    Args:
-        config: of this start.
-        told: settings of a run that was told already; None takes the defaults for them.
-        model: who acts, in the place of `model.path`.
+    `told` are settings of a run that was warned already (None: the defaults); `model` replaces `model.path`.
     """
     values = flatten_config(config) | ({"model.path": model} if model else {})
     unused: dict[str, list[str]] = {}

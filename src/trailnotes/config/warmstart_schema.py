@@ -1,4 +1,4 @@
-"""The section of the settings that belongs to start models."""
+"""Settings of start models."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class WarmstartConfig(Section):
 
     @model_validator(mode="after")
     def validate_shares(self) -> Self:
-        """Refuse shares of the demonstrations that are more than all of them."""
+        """Refuse shares of the demonstrations that sum to more than 1."""
         if self.advice + self.write > 1:
             raise ValueError(
                 "warmstart.advice and warmstart.write are shares of one whole: set them to 1 together at most"
@@ -54,7 +54,7 @@ class WarmstartConfig(Section):
 
     @model_validator(mode="after")
     def validate_num_layers(self) -> Self:
-        """Refuse heads that need a layer below them where there is none."""
+        """Refuse copying heads without a layer below them."""
         if self.copying and self.num_layers == 1:
             raise ValueError("warmstart.copying takes two layers: set warmstart.num_layers to 2 or more")
         return self

@@ -1,4 +1,4 @@
-"""Who deserves what: returns and advantages, on numbers alone.
+"""Returns and advantages, from numbers alone.
 
 Statistics are taken over the episodes of a group, before anything is padded, split into rows or dropped.
 """

@@ -1,4 +1,4 @@
-"""What a tip was worth to those who read it: credit for the tokens that its author wrote.
+"""Credit for the author of a tip: what the tip was worth to its readers.
 
 A mixed group holds the counterfactual: what members that read tips earned, less what members without tips earned in the
 same group. docs/algorithms/empo2.md says why a reader's gain is shared as it is.
@@ -18,17 +18,17 @@ Shares = Mapping[str, float]  # text -> its part in what its reader did, in [0, 
 
 
 def list_shown_texts(trajectory: Trajectory) -> tuple[str, ...]:
-    """The texts of all tips that the episode was shown, each once, in the order of showing."""
+    """List the texts of all tips that the episode was shown, each once, in order."""
     return tuple(dict.fromkeys(tip.text for step in trajectory.steps for tip in step.tips))
 
 
 def split_equally(texts: Sequence[str]) -> dict[str, float]:
-    """One part for each text: what a reader gained is given away once, however many say the same."""
+    """Split a reader's gain into equal parts, one for each text."""
     return dict.fromkeys(texts, 1 / len(texts)) if texts else {}
 
 
 def split_by_use(gains: Mapping[str, float], gain: float) -> dict[str, float]:
-    """Parts by how much likelier each tip makes what its reader did.
+    """Split a reader's gain by how much likelier each tip makes the reader's actions.
 
     Args:
         gains: log pi(actions | this tip alone) - log pi(actions | no tip) of each text, in nats.
@@ -49,7 +49,7 @@ def split_by_use(gains: Mapping[str, float], gain: float) -> dict[str, float]:
 def compute_tip_credits(
     groups: Sequence[TrajectoryGroup], shares: Sequence[Sequence[Shares]], normalize_std: bool = True
 ) -> dict[TipKey, float]:
-    """Credit of each text that was shown: the mean over its readers of its share of what they gained.
+    """Compute each shown text's credit: the mean over its readers of its share of their gain.
 
     A reader gains its return less the mean return of the members of its group that were shown no tip; divided by the
     group's deviation with `normalize_std`, so that it is in the unit of the advantages of actions. A text is credited

@@ -23,7 +23,7 @@ MIN_SCALE = 0.1  # of the mean error
 
 
 class RandomNetworkDistillation:
-    """How badly a trained network predicts the output of a fixed random one (Burda et al., arXiv 1810.12894).
+    """Error of a trained network that predicts a fixed random one (Burda et al., arXiv 1810.12894).
 
     Both read the embedder's vector of the task's instruction and the observation. The bonus is the mean squared error
     over the running standard deviation of all errors so far, those of this batch included (section 2.4 of the paper
@@ -47,7 +47,7 @@ class RandomNetworkDistillation:
         self._num_errors, self._mean, self._squares = 0, 0.0, 0.0  # squares: sum of squared distances from the mean
 
     def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
-        """See `Estimator.rate`."""
+        """Rate each step as `Estimator.rate` does."""
         rows = [_format_states(trajectory) for trajectory in trajectories]
         texts = [text for row in rows for text in row]
         if not texts:
@@ -68,7 +68,7 @@ class RandomNetworkDistillation:
         return difference.square().mean(-1)
 
     def _update_statistics(self, errors: npt.NDArray[np.float64]) -> None:
-        """Join the batch's moments with those so far (Chan et al. 1979)."""
+        """Merge the batch's moments into the running ones (Chan et al. 1979)."""
         num, mean = len(errors), float(errors.mean())
         total, shift = self._num_errors + num, mean - self._mean
         self._squares += float(((errors - mean) ** 2).sum()) + shift**2 * self._num_errors * num / total
@@ -84,7 +84,7 @@ class RandomNetworkDistillation:
             self._optimizer.step()
 
     def state_dict(self) -> ComponentState:
-        """Weights of both networks and Adam's moments, float32; and the running statistics."""
+        """Return weights of both networks and Adam's moments, float32, and the running statistics."""
         moments = self._optimizer.state_dict()["state"]
         tensors = {
             **{f"target.{name}": value for name, value in self.target.state_dict().items()},
@@ -98,7 +98,7 @@ class RandomNetworkDistillation:
         }
 
     def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
-        """See `Estimator.load_state_dict`."""
+        """Load a state as `Estimator.load_state_dict` does."""
         if rest["embedder"] != self.embedder.name:
             raise ValueError(f"novelty of {rest['embedder']} does not fit {self.embedder.name}: keep memory.embedder")
         parts: dict[str, dict[str, Tensor]] = {"target": {}, "predictor": {}, "optimizer": {}}
@@ -118,7 +118,7 @@ class RandomNetworkDistillation:
 
 
 def _make_mlp(widths: Sequence[int], generator: torch.Generator) -> nn.Sequential:
-    """Linear layers with ReLU between, orthogonal as in the paper's code; no global generator is touched."""
+    """Make linear layers with ReLU, orthogonal as in the paper's code, without the global generator."""
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(widths):
         linear = nn.utils.skip_init(nn.Linear, inputs, outputs)  # type: ignore[no-untyped-call]
@@ -129,6 +129,6 @@ def _make_mlp(widths: Sequence[int], generator: torch.Generator) -> nn.Sequentia
 
 
 def _format_states(trajectory: Trajectory) -> list[str]:
-    """Instruction and observation of each step: one predictor serves all tasks."""
+    """Format instruction and observation of each step, so that one predictor serves all tasks."""
     instruction = trajectory.steps[0].observation.instruction or "" if trajectory.steps else ""
     return [f"{instruction}\n{step.observation.text}" for step in trajectory.steps]

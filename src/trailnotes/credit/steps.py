@@ -1,4 +1,4 @@
-"""Advantages that compare steps: the visits of one state within a group (GiGPO), level by level of history (HGPO).
+"""Step advantages: among visits of one state in a group (GiGPO), or by level of history (HGPO).
 
 Sources: GiGPO, arXiv 2505.10978, and HGPO (ICLR 2026), with what verl-agent's code (2716b30) settles.
 """
@@ -19,7 +19,7 @@ from trailnotes.credit.episodes import Array, Scores, discounted_return, group_r
 
 @dataclass(frozen=True, slots=True)
 class Visits:
-    """The steps of one group as M samples in any order. One that is listed twice counts once in every statistic."""
+    """The steps of one group as M samples in any order. One listed twice counts once in every statistic."""
 
     trajectory: NDArray[np.int64]  # (M,) index of its episode
     step: NDArray[np.int64]  # (M,) t, from 0
@@ -29,12 +29,9 @@ class Visits:
 
 
 def collect_visits(scores: Scores, gamma: float, similarity: float = 1.0) -> Visits:
-    """The steps of all episodes in order; a penalty is subtracted after discounting, so earlier steps do not pay it.
+    """Collect the steps of all episodes in order; penalties are subtracted after discounting.
 
-    Args:
-        scores: one group.
-        gamma: discount of the return from a step on.
-        similarity: difflib ratio from which two observations are one state; 1 = only equal ones.
+    `gamma` discounts the return from a step on; `similarity` is that of `assign_state_ids`.
     """
     lengths = [len(row) for row in scores.rewards]
     returns = [discounted_return(row, gamma) for row in scores.rewards]
@@ -49,7 +46,7 @@ def collect_visits(scores: Scores, gamma: float, similarity: float = 1.0) -> Vis
 
 
 def assign_state_ids(states: Sequence[Any], similarity: float = 1.0) -> list[int]:
-    """A number for each state, the same for the same.
+    """Assign a number to each state, the same to equal or similar ones.
 
     Args:
         states: (M,) observations.
@@ -86,7 +83,7 @@ def step_relative(
     std_floor: float = 0.0,
     dedup: bool = False,
 ) -> Array:
-    """A^S: the score of each visit relative to those of the same state (GiGPO, arXiv 2505.10978).
+    """Compute A^S: the score of each visit relative to those of the same state (GiGPO, arXiv 2505.10978).
 
     Args:
         visits: the samples of one group.
@@ -113,7 +110,7 @@ def step_relative(
 
 
 def _deduplicate(visits: Visits, indices: Sequence[int], dedup: bool = False) -> list[int]:
-    """Each visit once, or the first of each episode; in order of episode and step, so that sums are always the same."""
+    """Keep each visit once, or the first of each episode, ordered so that sums are always the same."""
     ordered = sorted(indices, key=lambda i: (visits.trajectory[i], visits.step[i]))
     unique: dict[Hashable, int] = {}
     for i in ordered:
@@ -130,7 +127,7 @@ def episode_relative(
     ddof: int = 1,
     std_floor: float = 0.0,
 ) -> Array:
-    """A^E: the score of each visit's episode relative to the group (GiGPO, arXiv 2505.10978, eq. 3).
+    """Compute A^E: the score of each visit's episode relative to the group (GiGPO, arXiv 2505.10978, eq. 3).
 
     Args:
         visits: the samples of one group.
@@ -149,11 +146,9 @@ def episode_relative(
 
 
 def weigh_levels(levels: Mapping[int, Array], alpha: float = 1.0) -> dict[int, Array]:
-    """What each level k adds to A = sum_k w_k A_k, with w_k ~ (k + 1)^alpha over the levels that are not 0 (HGPO).
+    """Weigh each level k in A = sum_k w_k A_k, with w_k ~ (k + 1)^alpha over the levels that are not 0 (HGPO).
 
-    Args:
-        levels: (M,) advantages A_k by k.
-        alpha: 0 weighs all levels alike; the higher, the more do long histories count.
+    `levels` maps k to (M,) advantages A_k; alpha = 0 weighs all levels alike.
 
     Returns:
         w_k A_k, (M,), by k; zeros where all levels are 0.
@@ -164,7 +159,7 @@ def weigh_levels(levels: Mapping[int, Array], alpha: float = 1.0) -> dict[int, A
 
 
 def build_histories(visits: Visits, length: int) -> list[Hashable]:
-    """(M,) the last `length` states of each visit, its own at the end; None where its episode has not had so many."""
+    """Build the last `length` states of each visit (M,), oldest first; None where there were fewer."""
     seen = dict(zip(zip(visits.trajectory.tolist(), visits.step.tolist(), strict=True), visits.states, strict=True))
     return [
         tuple(seen[trajectory, t - back] for back in reversed(range(length))) if t + 1 >= length else None

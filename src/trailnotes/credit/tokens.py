@@ -1,7 +1,4 @@
-"""Advantages of single tokens from a teacher that knew more: what the same policy says of them with tips in its prompt.
-
-n sampled tokens of one row. Everything is a number by now: no model, no text.
-"""
+"""Token advantages from a teacher: the same policy with tips in its prompt. Numbers only; n tokens of a row."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def log_ratio(teacher: ArrayLike, student: ArrayLike) -> Array:
-    """By how much the teacher likes each token better: d = log pi(y | tips) - log pi(y).
+    """Compute by how much the teacher prefers each token: d = log pi(y | tips) - log pi(y).
 
     Its negative is the one-sample estimate of KL(student || teacher) at the token.
 
@@ -40,7 +37,7 @@ def log_ratio(teacher: ArrayLike, student: ArrayLike) -> Array:
 
 
 def compute_gate(ratios: Array, advantages: Array, gate: str) -> Mask:
-    """Which tokens the reward leaves to the teacher.
+    """Compute which tokens the reward leaves to the teacher.
 
     Args:
         ratios: (n,) `log_ratio`.
@@ -57,7 +54,7 @@ def compute_gate(ratios: Array, advantages: Array, gate: str) -> Mask:
 
 
 def compute_teacher_signal(ratios: Array, options: OpsdConfig) -> Array:
-    """What the teacher adds to the advantage of each token.
+    """Compute the teacher's addition to the advantage of each token.
 
     With c = `options.weight`, and d the log ratio, held within +- `options.clip`:
 
@@ -83,7 +80,7 @@ def compute_teacher_signal(ratios: Array, options: OpsdConfig) -> Array:
 
 
 def add_teacher_signal(advantages: Array, ratios: Array, known: Mask, options: OpsdConfig) -> Array:
-    """The advantage of each token: what the group says of its episode, and what the teacher says of the token.
+    """Add the teacher's signal to the group's advantage of each token.
 
     sdpo and opcd: (1 - c) A + signal, so that c = 1 is the paper's and less is the hybrid with GRPO; sdar: A + signal.
     A alone where there is no teacher, or the reward keeps it from speaking (`gate_of`).

@@ -1,4 +1,4 @@
-"""The key of a server: from the environment alone, and never in a message."""
+"""The API key of a server: from the environment alone, and never in a message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ NO_KEY: Final = "none"  # what is sent where there is no key: the client insists
 
 
 def load_api_key(config: EndpointConfig) -> str:
-    """The key; "" for none, which is refused where one is surely needed."""
+    """Load the key, "" for none.
+
+    Raises:
+        ConfigError: a key is surely needed and missing, or it holds blanks or odd letters.
+    """
     key = os.environ.get(config.api_key_env, "").strip()
     if not key and "//api.openai.com" in config.base_url:
         raise ConfigError(
@@ -28,5 +32,5 @@ def load_api_key(config: EndpointConfig) -> str:
 
 
 def redact_key(key: str, text: str) -> str:
-    """`text` without the key, which servers may repeat, be it in other cases."""
+    """Replace the key in `text`, which servers may repeat in other cases."""
     return re.sub(re.escape(key), "[key]", text, flags=re.IGNORECASE) if key else text

@@ -1,4 +1,4 @@
-"""What comes in over the wire, before anything reads it: no more than a bound, not packed, and without the key."""
+"""Guards on the bodies of responses: bounded, uncompressed, and without the key."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ IDENTITY_HEADERS: Final = {"Accept-Encoding": "identity"}  # header of each requ
 
 
 def make_response_hook(key: str) -> Callable[[Any], None]:
-    """Make the hook of a client that takes the key out of each body, and refuses one beyond bounds.
+    """Make the hook of a client that redacts the key in each body, and refuses one beyond bounds.
 
     Returns:
-        What is called with a response whose body is not read yet. It raises `Trouble`.
+        A function of a response whose body is not read yet. It raises `RetryableError`.
     """
 
     def hook(response: Any) -> None:
@@ -33,7 +33,7 @@ def make_response_hook(key: str) -> Callable[[Any], None]:
 
 
 def make_async_response_hook(key: str) -> Callable[[Any], Awaitable[None]]:
-    """Make the same for a client of an event loop. See `guard`."""
+    """Make the same hook for an asynchronous client."""
 
     async def hook(response: Any) -> None:
         body = _BodyBuffer(response, key)
@@ -46,8 +46,6 @@ def make_async_response_hook(key: str) -> Callable[[Any], Awaitable[None]]:
 
 
 class _BodyBuffer:
-    """The bytes of a response, as they come."""
-
     def __init__(self, response: Any, key: str) -> None:
         packed = response.headers.get("content-encoding", "identity").strip().lower()
         if packed not in {"", "identity"}:
@@ -62,7 +60,7 @@ class _BodyBuffer:
             raise RetryableError(f"an answer of more than {MAX_BODY_BYTES:,} bytes", billed=True)
 
     def restore_redacted(self) -> None:
-        """Let the client read what was read here, but for the key: before it is parsed, cut, shown or kept."""
+        """Give the client the body without the key, before it is parsed, cut, shown or kept."""
         from httpx2 import ByteStream
 
         body = bytes(self._bytes)
@@ -72,6 +70,6 @@ class _BodyBuffer:
 
 
 def _build_json_pattern(letter: str) -> str:
-    """A pattern of what JSON may write for it."""
+    """Build a pattern of all forms that JSON has for a letter."""
     escaped = r"\\?" if letter == "/" else r"\\" if letter in '"\\' else ""
     return rf"(?:{escaped}{re.escape(letter)}|\\u00{ord(letter):02x})"

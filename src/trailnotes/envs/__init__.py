@@ -1,4 +1,4 @@
-"""Environments: a registry of names, and how to make one.
+"""Registry of environments.
 
 A name is built in (`ENVS`), an entry point of the group ``trailnotes.envs``, or ``"module:Class"``. Importing this
 package loads none of them.
@@ -43,18 +43,18 @@ ENTRY_POINTS = "trailnotes.envs"  # group under which other packages offer envir
 
 
 def extra_for(name: str) -> str:
-    """Return the extra that the environment `name` needs: one of its own name; "" where it needs none."""
+    """Return the extra that the environment needs; "" where it needs none."""
     if name == "waymarks":
         return "textworld"
     return name if name in known_extras() else ""
 
 
 def make_env(name: str, **options: Any) -> Env:
-    """Make the environment `name` with the options of ``[env.options]``.
+    """Make an environment with the options of ``[env.options]``.
 
     Raises:
-        ConfigError: an unknown name or option; the text has the nearest known one.
-        MissingExtraError: a package that the environment needs is not installed; the text names the extra.
+        ConfigError: an unknown name or option; the text has the nearest known one. MissingExtraError: a package is not
+            installed; the text names the extra.
     """
     cls = load_env_class(name)
     validate_options(name, cls, options)
@@ -64,12 +64,11 @@ def make_env(name: str, **options: Any) -> Env:
 
 
 def list_env_tasks(name: str, split: str, options: Mapping[str, Any] | None = None) -> list[Task]:
-    """All tasks of one split, in the environment's own order: the same list in every process, forever.
+    """List all tasks of one split, in the environment's own order, the same in every process.
 
     Raises:
-        ConfigError: as in `make_env`, or the class lists no tasks, or something else.
-        MissingExtraError: as in `make_env`.
-        EnvError: its `tasks` failed otherwise.
+        ConfigError: as in `make_env`, or the class lists no tasks, or something else. MissingExtraError: as in
+            `make_env`. EnvError: its `tasks` failed otherwise.
     """
     cls = load_env_class(name)
     options = options or {}
@@ -86,12 +85,12 @@ def list_env_tasks(name: str, split: str, options: Mapping[str, Any] | None = No
 
 
 def get_env_identity(name: str, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What must be the same for results of two runs to be comparable, as JSON values; {} where a class does not say.
+    """Return what two runs must share for their results to be comparable; {} where a class does not say.
 
-    A class says it in a static method ``identity(**options) -> dict``: its data, how that is split, and hashes of both.
+    A class says it in a static method ``identity(**options) -> dict``: its data, how that is split, and hashes.
 
     Raises:
-        ConfigError, MissingExtraError, EnvError: as `env_tasks`.
+        ConfigError, MissingExtraError, EnvError: as `list_env_tasks`.
     """
     cls = load_env_class(name)
     options = options or {}
@@ -104,7 +103,7 @@ def get_env_identity(name: str, options: Mapping[str, Any] | None = None) -> dic
 
 
 def load_env_class(name: str) -> Callable[..., Any]:
-    """The class behind a name, imported now. Raises as `make_env` does."""
+    """Import the class behind a name. Raises as `make_env` does."""
     if name in ENVS:
         return _import_class(name, ENVS[name])
     if ":" in name:
@@ -119,7 +118,7 @@ def load_env_class(name: str) -> Callable[..., Any]:
 
 
 def validate_options(name: str, cls: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Refuse options that neither the class nor its `tasks` accepts, and the lack of a required one.
+    """Refuse options that neither the class nor its `tasks` accepts, and missing required ones.
 
     Raises:
         ConfigError: names the option, and the nearest known one.
@@ -140,7 +139,7 @@ def _parse_target(point: EntryPoint) -> str:
 
 
 def _import_class(name: str, target: str) -> Callable[..., Any]:
-    """Import ``module:Class``. The working directory counts, as it does for ``python script.py``."""
+    """Import ``module:Class``; the working directory counts, as for ``python script.py``."""
     module_name, _, class_name = target.partition(":")
     if not module_name or not class_name:
         raise ConfigError(f"env.name = {name!r} must read module:Class, for example my_env:MyEnv")
@@ -172,7 +171,7 @@ def _import_class(name: str, target: str) -> Callable[..., Any]:
 
 @contextmanager
 def _translate_import_error(name: str) -> Iterator[None]:
-    """Turn a missing package of a known environment into the extra that brings it."""
+    """Turn a missing package of a known environment into the extra that provides it."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -185,7 +184,7 @@ def _translate_import_error(name: str) -> Iterator[None]:
 
 
 def _inspect_parameters(function: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Named parameters of a call, and whether it takes any other keyword too."""
+    """Return the named parameters of a call, and whether it accepts any other keyword."""
     named, takes_any = {}, False
     for key, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
@@ -196,7 +195,7 @@ def _inspect_parameters(function: Callable[..., Any]) -> tuple[dict[str, inspect
 
 
 def _select_accepted(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that `function` takes: one section of the config serves the class and its `tasks`."""
+    """Select the options that `function` accepts: one section serves the class and its `tasks`."""
     named, takes_any = _inspect_parameters(function)
     return {key: value for key, value in options.items() if takes_any or key in named}
 

@@ -1,4 +1,4 @@
-"""`check_env`: does an environment keep the contract? For those who write environments."""
+"""Checks an environment against the contract, for authors of environments."""
 
 from __future__ import annotations
 
@@ -65,7 +65,6 @@ def check_env(env_factory: Callable[[], Env], tasks: Sequence[Task] | None = Non
 
 
 def _check_tasks(env: Env, env_factory: Callable[[], Env]) -> dict[str, list[Task]]:
-    """Tasks by split: the same at each call, fit for a worker, and of one split only."""
     lister = getattr(env, "tasks", None)
     if not callable(lister):
         return {}
@@ -92,7 +91,6 @@ def _check_tasks(env: Env, env_factory: Callable[[], Env]) -> dict[str, list[Tas
 
 
 def _check_identity(env: Env, env_factory: Callable[[], Env]) -> None:
-    """JSON values, the same at each call."""
     teller = getattr(env, "identity", None)
     if not callable(teller):
         return
@@ -105,7 +103,6 @@ def _check_identity(env: Env, env_factory: Callable[[], Env]) -> None:
 
 
 def _select_options(function: Callable[..., Any], env_factory: Callable[[], Env]) -> dict[str, Any]:
-    """The options of a `functools.partial` that `function` takes, too."""
     options: dict[str, Any] = getattr(env_factory, "keywords", {})
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -133,7 +130,6 @@ def _list_tasks(lister: Callable[..., Any], split: str, options: dict[str, Any])
 
 
 def _check_order(env_factory: Callable[[], Env], task: Task) -> None:
-    """A step needs a reset before it, and closing is always fine."""
     env = _make_env(env_factory)
     _require_env_error(env, "step before reset must raise EnvError")
     _call_env("close before reset", env.close)
@@ -144,7 +140,6 @@ def _check_order(env_factory: Callable[[], Env], task: Task) -> None:
 
 
 def _check_episode(env: Env, task: Task) -> bool:
-    """Play one episode; whether it came to an end."""
     first = _reset_env(env, task)
     observation = first
     pick = random.Random(0)
@@ -160,7 +155,7 @@ def _check_episode(env: Env, task: Task) -> bool:
 
 
 def _check_repeatable(env: Env, other: Env, task: Task) -> None:
-    """The same task and actions give the same answers: again, in a fresh environment, whatever the global seed."""
+    """Require equal answers to equal actions: again, in a fresh environment, under any global seed."""
     reference = None
     for seed, candidate in enumerate((env, env, other)):
         with _perturb_global_seed(seed):
@@ -183,7 +178,6 @@ def _play_steps(env: Env, task: Task, num_steps: int = 10) -> list[Observation]:
 
 
 def _check_odd_actions(env: Env, task: Task) -> None:
-    """Whatever a model says must be answered."""
     for label, action in ODD_ACTIONS.items():
         _reset_env(env, task)
         _step_env(env, action, label)
@@ -208,7 +202,6 @@ def _step_env(env: Env, action: str, label: str = "") -> Observation:
 
 
 def _check_observation(observation: object, what: str) -> None:
-    """One answer taken for itself."""
     _require_condition(
         isinstance(observation, Observation), f"{what} must return an Observation, not {_describe_type(observation)}"
     )
@@ -283,7 +276,6 @@ def _require_condition(condition: bool, message: str) -> None:
 
 @contextmanager
 def _perturb_global_seed(seed: int) -> Iterator[None]:
-    """Another state of the global generator, put back afterwards, so that whatever depends on it shows."""
     state = random.getstate()
     random.seed(seed)
     try:

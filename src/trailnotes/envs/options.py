@@ -1,4 +1,4 @@
-"""Values of ``[env.options]``, checked where they are taken: each error names the option and what it may be."""
+"""Validators of values of ``[env.options]``; each error names the option and its allowed values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TYPE_NAMES: Final[Mapping[type, str]] = {str: "a text", int: "a whole number", 
 
 
 def require_type(kind: type[Value], key: str, value: object, *, where: str = _OPTIONS) -> Value:
-    """`value`, if it is of this very kind: a truth value is no number. `where` is what the option stands in.
+    """Require a value of this very type (a bool is no number). `where` is the option's section.
 
     Raises:
         ConfigError: it is not.
@@ -25,7 +25,7 @@ def require_type(kind: type[Value], key: str, value: object, *, where: str = _OP
 
 
 def require_choice(key: str, value: object, known: Collection[str], *, where: str = _OPTIONS) -> str:
-    """`value`, if it is one of the `known` texts; `where` is what the option stands in.
+    """Require one of the `known` texts.
 
     Raises:
         ConfigError: it is not.
@@ -37,7 +37,7 @@ def require_choice(key: str, value: object, known: Collection[str], *, where: st
 
 
 def require_text_list(key: str, value: object) -> tuple[str, ...]:
-    """`value`, if it is a list of texts.
+    """Require a list of texts.
 
     Raises:
         ConfigError: it is not.
@@ -48,7 +48,7 @@ def require_text_list(key: str, value: object) -> tuple[str, ...]:
 
 
 def require_table(key: str, value: object) -> dict[str, Any]:
-    """A copy of `value`, if it is a table.
+    """Require a table, and copy it.
 
     Raises:
         ConfigError: it is not.
@@ -59,7 +59,7 @@ def require_table(key: str, value: object) -> dict[str, Any]:
 
 
 def require_int(key: str, number: object, least: int = 1, most: float = math.inf) -> int:
-    """`number`, if it is a whole one from `least` to `most`.
+    """Require a whole number from `least` to `most`.
 
     Raises:
         ConfigError: it is not.

@@ -1,4 +1,4 @@
-"""Words every prompt but those that one method alone knows, and reads the actions that come back."""
+"""Builds the prompts that methods share, and parses actions from the answers."""
 
 from __future__ import annotations
 

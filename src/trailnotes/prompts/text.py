@@ -1,4 +1,4 @@
-"""Text from outside: the action read out of an answer; what others supply, cut to size and made fit to quote."""
+"""Text from outside: parses actions out of answers, cuts texts to size, makes them fit to quote."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _HEADER: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ParsedAction:
-    """An action as the environment gets it; `ok` is False where it is the no-op."""
+    """An action for the environment; `ok` is False where it is the no-op."""
 
     action: str
     ok: bool
@@ -77,12 +77,11 @@ def parse_action(
 
 
 def _remove_controls(line: str) -> str:
-    """Without control characters, blanks joined."""
     return " ".join("".join(c for c in line if c.isspace() or unicodedata.category(c) not in {"Cc", "Cs"}).split())
 
 
 def _strip_decoration(line: str) -> str:
-    """The bare action; a line without a letter or digit, such as a fence of code, is none."""
+    """Strip the bare action; a line without a letter or digit, such as a code fence, is none."""
     line = line[: 4 * MAX_ACTION_CHARS]
     if line.startswith("```") or not any(map(str.isalnum, line)):
         return ""
@@ -117,12 +116,12 @@ def truncate(text: str, max_tokens: int, count_tokens: CountTokens) -> str:
 
 
 def _is_combining(pair: str) -> bool:
-    """Whether the second of two characters is written onto the first: a mark, a skin tone, or what a joiner joins."""
+    """Tell whether the second of two characters combines with the first."""
     return pair[0] == _JOINER or unicodedata.category(pair[-1])[0] == "M" or pair[-1] in _COMBINING
 
 
 def quoted(text: str) -> str:
-    """One line of data, fit to stand between double quotes in a prompt.
+    """Make one line of data fit to stand between double quotes in a prompt.
 
     Control and format characters are gone, look-alikes are folded (NFKC), quotes, angle and square brackets, bars
     and hashes are replaced, and words that announce a speaker or one of our own segments lose their colon. So the

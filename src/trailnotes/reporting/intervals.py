@@ -1,4 +1,4 @@
-"""Intervals for tables and pictures, and the two names that every interval of a comparison goes by."""
+"""Intervals for tables and plots, and the two names of a comparison's intervals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean with its two intervals, which answer different questions. `reporting/crossed.py` makes them."""
+    """A mean with its two intervals, which answer different questions (`reporting/crossed.py`)."""
 
     mean: float
     on_panel: Interval | None  # these games, trained once more: the seeds are the sample
@@ -41,7 +41,7 @@ class Estimate:
 
 
 def t_quantile(df: Floats | float, confidence: float) -> Floats:
-    """(...,) half-width, in standard errors, of a two-sided interval by Student's t; `df` need not be whole."""
+    """Compute the half-width, in standard errors, of a two-sided Student interval: (...,); `df` may be fractional."""
     from scipy.special import stdtrit  # as long to load as numpy, and nothing but an interval needs it
 
     quantile: Floats = stdtrit(df, 0.5 + confidence / 2)
@@ -51,7 +51,7 @@ def t_quantile(df: Floats | float, confidence: float) -> Floats:
 def compute_wilson_limits(
     mean: Floats | float, number: Floats | float, quantile: Floats | float
 ) -> tuple[Floats, Floats]:
-    """Wilson's score limits of a rate, which leave room at 0 and 1 where a symmetric interval has none.
+    """Compute Wilson's score limits of a rate, which leave room at 0 and 1.
 
     Args:
         mean: (...,) of 0 to 1.
@@ -68,7 +68,7 @@ def compute_wilson_limits(
 
 
 def compute_sample_interval(values: Floats, weights: Floats, bounds: Bounds, confidence: float) -> Interval | None:
-    """The weighted mean of episodes, were each played once more: the games are given, what was drawn in them is not.
+    """Compute the interval of a weighted mean of episodes for replays of the same games.
 
     Args:
         values: (n,) one an episode.
@@ -94,7 +94,7 @@ def compute_sample_interval(values: Floats, weights: Floats, bounds: Bounds, con
 
 
 def compute_percentile_interval(mean: float, means: Floats, confidence: float = 0.95) -> Interval:
-    """`mean` with the middle share `confidence` of its bootstrap replications `means` (n,)."""
+    """Return `mean` with the middle share `confidence` of its bootstrap replications `means` (n,)."""
     tail = (1 - confidence) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     return Interval(mean, float(low), float(high))

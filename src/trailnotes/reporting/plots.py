@@ -1,4 +1,4 @@
-"""Pictures: adaptation curves and the dots of a panel, as PNG. Needs the extra `plot`."""
+"""Plots as PNG: adaptation curves and the dots of a panel. Needs the extra `plot`."""
 
 from __future__ import annotations
 
@@ -26,16 +26,7 @@ SPARE_COLOURS = ("#4a6fa5", "#8a3b6b", "#c2a033", "#3a9bb0", "#444444")  # for l
 def plot_trials(
     means: Sequence[float], intervals: Sequence[Interval | None], path: Path, *, colour: str, ylabel: str, title: str
 ) -> None:
-    """An adaptation: trial 0 without memory, then with it, each with its interval where it has one.
-
-    Args:
-        means: one a trial.
-        intervals: of the same trials, all of one kind, which the title names.
-        path: the PNG.
-        colour: of the method.
-        ylabel: name of the metric.
-        title: over all.
-    """
+    """Plot an adaptation: trial 0 without memory, then trials with it, each with its interval if known."""
     plt = load_pyplot()
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained", facecolor="white")
     xs = np.arange(len(means))
@@ -61,14 +52,9 @@ def plot_panel(
     *,
     titles: tuple[str, str],
 ) -> None:
-    """A line for each row of a panel: dots with intervals of ours on the left, published dots apart on the right.
+    """Plot a line for each row of a panel: our dots with intervals on the left, published ones on the right.
 
-    Args:
-        rows: names, from the top down.
-        ours: label -> row -> mean and interval; a row that is absent has no dot.
-        published: method -> row -> mean and standard deviation.
-        path: the PNG.
-        titles: over the two pictures.
+    `ours` maps label and row to an interval; `published` maps method and row to mean and standard deviation.
     """
     plt = load_pyplot()
     figure, (left, right) = plt.subplots(
@@ -96,7 +82,6 @@ def plot_panel(
 
 
 def _draw_dots(axes: Any, rows: Sequence[str], series: Mapping[str, Mapping[str, Interval]]) -> None:
-    """One colour a series, each a little below the one before, so that no two intervals cover each other."""
     for index, ((label, cells), colour) in enumerate(zip(series.items(), _assign_colours(series), strict=True)):
         shift = 0.7 * ((index + 0.5) / len(series) - 0.5)
         present = [(y + shift, cells[row]) for y, row in enumerate(rows) if row in cells]
@@ -108,7 +93,7 @@ def _draw_dots(axes: Any, rows: Sequence[str], series: Mapping[str, Mapping[str,
 
 
 def _assign_colours(labels: Iterable[str]) -> list[str]:
-    """A method has its colour wherever it appears; a second label of the same method gets a spare one."""
+    """Assign each method its colour; a second label of the same method gets a spare one."""
     known = get_colours() | INITIAL_MODEL_COLOUR
     taken: list[str] = []
     for label in labels:
@@ -119,7 +104,7 @@ def _assign_colours(labels: Iterable[str]) -> list[str]:
 
 
 def compute_seed_band(runs: Sequence[Curve], num_points: int = 240) -> tuple[Any, Any, Any, Any]:
-    """Mean and range (least and greatest seed) on a common axis, up to where the shortest run ends."""
+    """Compute mean and range over seeds on a common axis, up to where the shortest run ends."""
     first, last = max(run[0][0] for run in runs), min(run[-1][0] for run in runs)
     xs = np.linspace(first, max(first, last), num_points)
     ys = np.stack([np.interp(xs, [x for x, _ in run], [y for _, y in run]) for run in runs])
@@ -127,7 +112,7 @@ def compute_seed_band(runs: Sequence[Curve], num_points: int = 240) -> tuple[Any
 
 
 def load_pyplot() -> Any:
-    """The pyplot of matplotlib, drawing to files only; one that shows pictures already, as in a notebook, goes on so.
+    """Load matplotlib's pyplot, drawing to files only unless it shows pictures already (a notebook).
 
     Raises:
         MissingExtraError: matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""What an exchange of roles says: success by row and trial, what each role's exchange costs, and the weak link."""
+"""Figures of an exchange of roles: success by row and trial, the cost of each exchange, the weak role."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Games = Mapping[str, float]  # game -> mean of its episodes
 
 @dataclass(frozen=True, slots=True)
 class RoleCost:
-    """What is lost, over the trials with tips, where the trained model plays the roles of a row."""
+    """Loss over the trials with tips where the trained model plays the roles of a row."""
 
     row: str
     mean: float  # the start model's, less that of the row, paired by game
@@ -42,7 +42,7 @@ class RoleCost:
 
     @property
     def is_sure(self) -> bool:
-        """Whether chance alone hardly costs as much, on games of these families."""
+        """Tell whether the loss is significant on games of these families."""
         return self.interval is not None and self.interval.low > 0
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ def _format_interval(interval: Interval | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RoleAnalysis:
-    """An exchange of roles in figures."""
+    """All figures of an exchange of roles."""
 
     metric: str
     means: Mapping[str, Sequence[float]]  # row -> of trial 0, 1, ...
@@ -67,12 +67,12 @@ class RoleAnalysis:
 
     @property
     def weak_roles(self) -> list[RoleCost]:
-        """The links that are weak, the weakest first."""
+        """Return the weak roles, the weakest first."""
         links = sorted((self.costs[role] for role in ROLE_NAMES), key=lambda cost: -cost.mean)
         return [cost for cost in links if cost.is_sure]
 
     def verdict(self) -> list[str]:
-        """Sentences that name the weak link, and what usually mends it."""
+        """Name the weak role, and the usual remedy, in sentences."""
         last = len(self.means["none"]) - 1
         over = "trial 1" if last == 1 else f"trials 1 to {last}"
         if not self.weak_roles:
@@ -88,12 +88,11 @@ class RoleAnalysis:
         return lines + [f"what usually mends the {cost.row}: {REMEDIES[cost.row]}" for cost in self.weak_roles]
 
     def _describe_population_costs(self) -> str:
-        """What the costs of the weak links are on families that were not played; '' where these are too few."""
         known = [cost for cost in self.weak_roles if cost.beyond]
         return "; ".join(f"the {cost.row} costs {cost.mean:.2f} {_format_interval(cost.beyond)}" for cost in known)
 
     def to_json(self) -> dict[str, Any]:
-        """For roles.json."""
+        """Convert the analysis to the content of roles.json."""
         rows = [
             {
                 "row": row,
@@ -111,7 +110,7 @@ class RoleAnalysis:
         }  # fmt: skip
 
     def explanation(self) -> str:
-        """What the numbers are of."""
+        """Explain what the numbers measure."""
         return (
             f"cost: {self.metric} of the row none less that of the row, mean of the trials with tips, paired over "
             f"{self.num_games} games. Its interval takes these games for the sample, of the {self.num_families} "
@@ -165,7 +164,7 @@ def analyse_roles(
 
 
 def build_table(found: RoleAnalysis) -> Table:
-    """Rows and trials, with the cost of each exchange."""
+    """Build the table of rows and trials, with the cost of each exchange."""
     trials = len(found.means["none"])
     head = ["by the trained model", *(f"trial {trial}" for trial in range(trials)), "cost"]
     rows = [
@@ -176,13 +175,13 @@ def build_table(found: RoleAnalysis) -> Table:
 
 
 def render_markdown(found: RoleAnalysis) -> str:
-    """The table, the verdict, and what the numbers are of."""
+    """Render the table, the verdict and the explanation as Markdown."""
     return "\n".join([*format_table(*build_table(found)), "", *(f"{line}." for line in found.verdict()), "",
                       f"{found.explanation()}.", ""])  # fmt: skip
 
 
 def plot_roles(found: RoleAnalysis, path: Path) -> None:
-    """A curve over the trials for each row, with intervals; side by side, so that none covers another.
+    """Plot a curve over the trials for each row, with intervals, side by side.
 
     Raises:
         MissingExtraError: matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""Episodes: one agent's loop, groups of them at once, the tips written afterwards, and what they measure."""
+"""Plays episodes in groups, has tips written afterwards, and measures both."""
 
 from __future__ import annotations
 

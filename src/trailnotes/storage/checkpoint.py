@@ -1,8 +1,7 @@
 """Checkpoints that are either whole or absent.
 
-``root/step-000010/`` is written aside, hashed, flushed to disk and only then renamed, so a process killed at any
-moment leaves the last good one. ``manifest.json`` holds size and SHA-256 of every file, so whatever disks or people
-did to a directory later is found and named when it is read.
+``root/step-000010/`` is written aside, hashed, flushed to disk and then renamed, so a killed process leaves the last
+good one. ``manifest.json`` holds size and SHA-256 of every file, so later damage is found on reading.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _TEMP_PREFIX = ".aside-"  # prefix of directories being made or deleted; nothing
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One checkpoint on disk, looked at."""
+    """One checkpoint on disk, with its problems."""
 
     path: Path
     step: int
@@ -78,28 +77,21 @@ def save(root: Path, step: int, writer: Callable[[Path], None], meta: Mapping[st
 
 
 def load_meta(path: Path) -> dict[str, Any]:
-    """Read the `meta` that `save` was given. Raises as `read_json` does."""
+    """Read the `meta` that `save` was given."""
     return read_json(path / META)
 
 
 def scan(root: Path, contents: bool = True) -> list[Checkpoint]:
-    """All checkpoints below `root`, oldest first, each verified against its manifest (see `verify`).
-
-    One that is deleted while it is looked at is none.
-    """
+    """List all checkpoints below `root`, oldest first, each verified (see `verify`); deleted ones are left out."""
     looked_at = [Checkpoint(path, step, tuple(verify(path, contents))) for step, path in _list_directories(root)]
     return [checkpoint for checkpoint in looked_at if not checkpoint.problems or checkpoint.path.is_dir()]
 
 
 def find_latest(root: Path, skip_damaged: bool = False) -> Path | None:
-    """The newest whole checkpoint, or None if there is none at all.
-
-    Args:
-        root: the directory of all checkpoints.
-        skip_damaged: go back past damaged ones without an error.
+    """Return the newest whole checkpoint, or None if there is none at all.
 
     Raises:
-        RunError: a newer one is damaged. The text names it and the last good one: going back is the user's choice.
+        RunError: a newer one is damaged and `skip_damaged` is off; the text names it and the last good one.
     """
     checkpoints = scan(root)
     whole = [c for c in checkpoints if not c.problems]
@@ -115,10 +107,9 @@ def find_latest(root: Path, skip_damaged: bool = False) -> Path | None:
 
 @contextmanager
 def hold_checkpoint(path: Path) -> Iterator[bool]:
-    """Keep `prune` from deleting the checkpoint `path` inside the block, and say whether it is there to be kept.
+    """Keep `prune` from deleting a checkpoint inside the block; yields whether it exists.
 
-    The hold is a lock of the system on the manifest: many may have it at a time, it writes nothing, and that of a
-    process that died is gone with it.
+    The hold is a shared lock on the manifest, which ends with its process.
     """
     with _try_lock(path / MANIFEST, fcntl.LOCK_SH) as there:
         yield there
@@ -126,10 +117,10 @@ def hold_checkpoint(path: Path) -> Iterator[bool]:
 
 @contextmanager
 def hold_latest(root: Path) -> Iterator[Path | None]:
-    """`latest`, held inside the block: where a run that trains here deletes the one chosen, the newest is chosen again.
+    """Hold `find_latest` inside the block, choosing again where a training run deletes the one chosen.
 
     Raises:
-        RunError: as `latest`.
+        RunError: as `find_latest`.
     """
     while True:
         path = find_latest(root)
@@ -144,7 +135,7 @@ def hold_latest(root: Path) -> Iterator[Path | None]:
 
 
 def verify(path: Path, contents: bool = True) -> list[str]:
-    """What is wrong with the checkpoint at `path`, one line each; [] if it is whole.
+    """List the problems of a checkpoint, one line each; [] if it is whole.
 
     Without `contents` only presence and size of the files count, which costs the same for any model.
     """
@@ -167,12 +158,12 @@ def verify(path: Path, contents: bool = True) -> list[str]:
 
 
 def mark_best(root: Path, path: Path, score: float) -> None:
-    """Remember `path` as the best checkpoint, with the score that made it so."""
+    """Remember `path` as the best checkpoint, with its score."""
     write_json(root / BEST, {"checkpoint": path.name, "score": score})
 
 
 def load_best(root: Path) -> tuple[Path, float] | None:
-    """The best checkpoint and its score, or None if none was marked or it is gone."""
+    """Return the best checkpoint and its score, or None if there is none."""
     if not (root / BEST).is_file():
         return None
     try:
@@ -184,10 +175,9 @@ def load_best(root: Path) -> tuple[Path, float] | None:
 
 
 def prune(root: Path, keep_last: int) -> list[Path]:
-    """Delete all but the newest `keep_last` checkpoints and the best one; returns what went.
+    """Delete all but the newest `keep_last` checkpoints and the best one; returns the deleted ones.
 
-    Damaged ones are neither counted nor deleted, since they are evidence. One that somebody holds (see `held`) stays,
-    too; a later call deletes it.
+    Damaged ones are evidence: they are neither counted nor deleted. Held ones stay until a later call.
     """
     if keep_last < 1:
         raise ValueError(f"keep_last must be at least 1, got {keep_last}")
@@ -198,15 +188,12 @@ def prune(root: Path, keep_last: int) -> list[Path]:
 
 
 def strip(path: Path, names: Sequence[str]) -> bool:
-    """Delete the files and directories `names` of a checkpoint, in this order, but its manifest forgets them before.
+    """Delete files and directories of a checkpoint, in order, after its manifest has forgotten them.
 
-    So it is whole at any moment, and whatever a kill left is deleted by the next call.
+    So it is whole at any moment, and a later call deletes what a kill left.
 
     Returns:
-        Whether it was done: one that somebody holds (see `held`) stays as it is.
-
-    Raises:
-        OSError: it is not writable.
+        False if somebody holds it (see `hold_checkpoint`), and it stays as it is.
     """
     with _try_lock(path / MANIFEST, fcntl.LOCK_EX) as free:
         if free:
@@ -248,7 +235,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as JSON, atomically. Raises ValueError on a number that JSON cannot express."""
+    """Write a value as JSON, atomically; raises ValueError on a number that JSON cannot express."""
     write_text_atomic(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
@@ -268,7 +255,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _list_directories(root: Path) -> list[tuple[int, Path]]:
-    """Steps and directories of all checkpoints below `root`, whole or not, oldest first."""
     if not root.is_dir():
         return []
     return sorted(
@@ -277,7 +263,6 @@ def _list_directories(root: Path) -> list[tuple[int, Path]]:
 
 
 def _find_problem(path: Path, name: str, size: int, sha256: str, *, contents: bool) -> str:
-    """What is wrong with one file of a checkpoint; '' if nothing is."""
     file = path / name
     try:
         if not file.is_file():
@@ -291,7 +276,7 @@ def _find_problem(path: Path, name: str, size: int, sha256: str, *, contents: bo
 
 @contextmanager
 def _try_lock(file: Path, operation: int) -> Iterator[bool]:
-    """Whether the lock on `file` could be taken at once, and the file is still there; it is given back at the end."""
+    """Yield whether `file` still exists and could be locked at once; the block's end frees it."""
     try:
         writable = operation == fcntl.LOCK_EX and os.access(file, os.W_OK)  # some file systems ask for that
         descriptor = os.open(file, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK)
@@ -320,7 +305,7 @@ def _remove_unless_held(path: Path) -> bool:
 
 
 def _remove(path: Path, then: Callable[[], Any] = lambda: None) -> None:
-    """Rename `path` out of sight, do `then`, and only now delete: half a directory is never seen under its name."""
+    """Rename `path` out of sight, do `then`, and only now delete, so that nobody sees half a directory."""
     hidden = path.parent / f"{_TEMP_PREFIX}old-{path.name}"
     shutil.rmtree(hidden, ignore_errors=True)
     path.rename(hidden)

@@ -1,4 +1,4 @@
-"""Conversations to learn from, as lines of a JSONL file."""
+"""Conversations for imitation, as lines of a JSONL file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A conversation, and which of its assistant turns are imitated (indices into `messages`)."""
+    """A conversation, and the indices of its imitated assistant turns."""
 
     messages: tuple[Message, ...]
     taught: frozenset[int]
@@ -28,12 +28,12 @@ class Demonstration:
 
 
 def list_assistant_turns(messages: Iterable[Message]) -> frozenset[int]:
-    """All turns of the assistant."""
+    """List the indices of all assistant turns."""
     return frozenset(i for i, message in enumerate(messages) if message.role == "assistant")
 
 
 def write_demonstrations(demonstrations: Iterable[Demonstration], path: Path) -> None:
-    """Write what `from_jsonl` reads: the whole file or none of it."""
+    """Write a file that `read_demonstrations` reads, whole or not at all."""
     write_bytes_atomic(
         path, b"".join(encode_line(demonstration_to_json(demonstration)) for demonstration in demonstrations)
     )
@@ -83,7 +83,7 @@ def read_demonstrations(path: Path, setting: str) -> list[Demonstration]:
 
 
 def demonstration_to_json(demonstration: Demonstration) -> Mapping[str, Any]:
-    """One line of what `from_jsonl` reads."""
+    """Convert a demonstration to one line of such a file."""
     record: dict[str, Any] = {"messages": [_message_to_json(message) for message in demonstration.messages]}
     if demonstration.taught != list_assistant_turns(demonstration.messages):
         record["taught"] = sorted(demonstration.taught)
@@ -114,7 +114,6 @@ def _parse_task(named: Any) -> Task | None:
 
 
 def _parse_messages(rows: Any) -> tuple[Message, ...]:
-    """The messages, checked: an optional system prompt, then user and assistant in turn."""
     for row in rows:
         if not isinstance(row["content"], str):
             raise TypeError(f"a turn's content is {type(row['content']).__name__}, not text")

@@ -59,18 +59,14 @@ _FORBIDDEN = re.compile(
 
 
 class TextWorldEnv:
-    """Plays TextWorld games. The action is one line for the game's own parser."""
+    """TextWorld games. The action is one line for the game's own parser."""
 
     def __init__(
         self, actions: bool = False, max_steps: int = 50, cache_dir: str | Path | None = None, **task_options: Any
     ) -> None:
         """Choose what is offered and for how long.
 
-        Args:
-            actions: offer the admissible actions with each observation (TextWorld tracks the state for it: slower).
-            max_steps: actions until the episode is truncated.
-            cache_dir: folder of compiled games.
-            task_options: those of `tasks`; checked, but read by `tasks` only.
+        `actions` offers admissible actions, which is slower; `task_options` are checked here and used by `tasks`.
         """
         if max_steps < 1:
             raise ConfigError(f"max_steps must be at least 1, got {max_steps}")
@@ -85,7 +81,7 @@ class TextWorldEnv:
 
     @staticmethod
     def tasks(split: str, **options: Any) -> list[Task]:
-        """The games of `split`, from `path` or from `generator`.
+        """List the games of `split`, from `path` or from `generator`.
 
         Args:
             split: train, validation or test.
@@ -124,7 +120,7 @@ class TextWorldEnv:
         )
 
     def step(self, action: str) -> Observation:
-        """Say one line to the game; ``info["action_refused"]`` when it was cut or is one that no player may say."""
+        """Say one line to the game; ``info["action_refused"]`` when it was cut or is forbidden."""
         if self._game is None or not self._steps_left:
             raise EnvError("the episode is over: call reset before step")
         command, refused = sanitize_action(strip_intent(action))
@@ -147,7 +143,7 @@ class TextWorldEnv:
         )
 
     def close(self) -> None:
-        """Forget the episode."""
+        """Forget the episode, and close its game."""
         if self._game:
             self._game.close()
         self._game = None
@@ -217,7 +213,6 @@ class _TrackedSession(_GameSession):
 
 @lru_cache(maxsize=1024)
 def _load_game_info(path: Path) -> tuple[str, float]:
-    """Objective and highest score of a game, from its ``.json``."""
     require_textworld()
     from textworld import Game
 
@@ -235,7 +230,6 @@ def _validate_source(
     dataset_seed: int = 0,
     **settings: Any,
 ) -> tuple[str, str, int, int, dict[str, Any]]:
-    """The options of `TextWorldEnv.tasks`, checked; settings completed by their defaults."""
     if path is None and generator is None and not settings:
         return "", "treasure_hunter", num_games, dataset_seed, _complete_settings("treasure_hunter", {})
     if (path is None) == (generator is None):
@@ -304,7 +298,6 @@ def _require_game_file(path: Path) -> Path:
 
 
 def _generate_game(task: Task, path: Path) -> None:
-    """Make and compile the game of `task` (two to four seconds)."""
     from textworld import GameOptions
     from textworld.challenges import CHALLENGES
     from textworld.generator import compile_game

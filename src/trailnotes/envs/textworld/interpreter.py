@@ -1,8 +1,7 @@
-"""Playing a compiled game: the interpreter, its text made readable, and the cache of games on disk.
+"""Interpreter of compiled games: plays them, cleans their text, and caches them on disk.
 
-`Story` is one ``.z8`` held open; a `Position` is a moment in it that any number of environments may continue from.
-The interpreter is jericho's, the one that TextWorld itself plays with; it is driven directly because TextWorld's
-wrappers spend most of a step on information that nobody asked for here.
+`GameInterpreter` holds one ``.z8`` open; any number of environments may continue from a `GamePosition`. The interpreter
+is jericho's, driven directly because TextWorld's wrappers spend most of a step on unused information.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def require_textworld() -> None:
 
 @dataclass(frozen=True, slots=True)
 class GameAnswer:
-    """What the game said, cleaned of everything that is not the story."""
+    """A game's text, cleaned of everything that is not the story."""
 
     text: str  # one line
     won: bool
@@ -73,7 +72,7 @@ def clean_answer(raw: str) -> GameAnswer:
 
 
 def sanitize_action(action: str) -> tuple[str, bool]:
-    """`action` as one printable line of at most `MAX_ACTION_CHARS`, and whether anything but spaces was lost."""
+    """Make `action` one printable line of bounded length; returns it, and whether more than spaces was lost."""
     head = action[: 4 * MAX_ACTION_CHARS]
     line = " ".join("".join(c if c.isprintable() else " " for c in head).split())
     line = line.encode("ascii", "replace").decode()[:MAX_ACTION_CHARS].rstrip()
@@ -116,7 +115,7 @@ class GameInterpreter:
         self.start = GamePosition(self, raw, self._machine.get_state(), clean_answer(raw))
 
     def play(self, state: Any, command: str) -> GamePosition:
-        """Send one line from `state`; the position that follows."""
+        """Send one line from `state`; returns the position that follows."""
         with self._lock:
             self._machine.set_state(state)
             raw = self._machine.frotz_lib.step(command.encode("ascii", "replace") + b"\n").decode("cp1252")
@@ -135,13 +134,13 @@ class GamePosition:
 
 @lru_cache(maxsize=1024)
 def play_command(position: GamePosition, command: str) -> GamePosition:
-    """The position after `command`. Games hold no chance, so that each move is computed once and remembered."""
+    """Play a command; games hold no chance, so each move is computed once and remembered."""
     return position.story.play(position.state, command)
 
 
 @lru_cache(maxsize=160)
 def open_interpreter(path: Path) -> GameInterpreter:
-    """The game at `path`, opened once in each process."""
+    """Open the game at `path`, once in each process."""
     return GameInterpreter(path)
 
 
@@ -149,16 +148,16 @@ def open_interpreter(path: Path) -> GameInterpreter:
 
 
 def get_games_dir() -> Path:
-    """Where compiled games are kept: ``$TRAILNOTES_CACHE/games``, or ``~/.cache/trailnotes/games``."""
+    """Return the folder of compiled games: ``$TRAILNOTES_CACHE/games``, or ``~/.cache/trailnotes/games``."""
     return get_cache_dir("games")
 
 
 def build_cached_game(
     description: Mapping[str, Any], build: Callable[[Path], None], folder: Path | None = None
 ) -> Path:
-    """The ``.z8`` that `description` generates, built by `build(path)` unless it is in the cache.
+    """Build the ``.z8`` of `description` by `build(path)`, unless it is in the cache.
 
-    Two processes may build the same game at once: each builds aside and renames, and both files are the same game.
+    Two processes may build the same game at once: each builds aside and renames.
     """
     folder = folder or get_games_dir()
     text = json.dumps(description, sort_keys=True, default=str)
@@ -185,7 +184,7 @@ def build_cached_game(
 
 
 def get_textworld_version() -> str:
-    """Version of the installed `textworld`. Raises `MissingExtraError` where there is none."""
+    """Return the installed version of `textworld`; raises `MissingExtraError` where there is none."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

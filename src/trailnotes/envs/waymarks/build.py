@@ -35,7 +35,7 @@ _VERBS = """
 
 
 def build_game(spec: GameSpec, path: Path) -> None:
-    """Compile `spec` to `path` (``.z8``), its ``.json`` beside it. Takes about a second."""
+    """Compile `spec` to `path` (``.z8``), its ``.json`` beside it; takes about a second."""
     from textworld.generator import compile_inform7_game, generate_inform7_source
 
     maker = _make_route_game(spec) if spec.kind == "route" else _make_keys_game(spec)
@@ -47,7 +47,6 @@ def build_game(spec: GameSpec, path: Path) -> None:
 
 
 def _make_game_maker() -> Any:
-    """An empty `GameMaker` on TextWorld's own rules of the world, which are slow to parse and parsed once."""
     from textworld import GameMaker, GameOptions
     from textworld.generator.data import KnowledgeBase
 
@@ -115,7 +114,7 @@ def _set_quest(maker: Any, won: set[Any], fatal_rooms: list[Any]) -> None:
 
 
 def _remove_leaks(source: str) -> str:
-    """TextWorld's source without the answers that name a matching key, and without its debugging commands."""
+    """Remove the answers that name a matching key, and the debugging commands."""
     source, opened = re.subn(r"Before opening a locked (?:door|container).*?stop\.\n\n", "", source, flags=re.DOTALL)
     commands = r"print_state|enable print state option|disable print state option|help|restrict commands|tw-[^\"]*"
     source, debug = re.subn(rf'Understand "(?:{commands})" as [^\n]*\n', "", source)
@@ -125,7 +124,6 @@ def _remove_leaks(source: str) -> str:
 
 
 def _build_grammar(spec: GameSpec) -> str:
-    """Inform 7 for the few commands of these games; whatever else is said gets one and the same answer."""
     verbs = ("go", "examine", *_KEPT_VERBS[spec.kind])
     lines = [f'Understand the command "{verb}" as something new.' for verb in _VERBS.split()]
     lines += [

@@ -1,6 +1,6 @@
-"""Where environments live: many in each of several worker processes, or in this one.
+"""Hosts of environments: worker processes, or this one.
 
-`EnvPool` is loaded when it is first used: a worker process imports its own side of this package, and needs no asyncio.
+`EnvPool` is loaded on first use, since worker processes import this package and need no asyncio.
 """
 
 from __future__ import annotations
