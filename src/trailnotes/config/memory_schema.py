@@ -13,9 +13,7 @@ from trailnotes.errors import ConfigError
 EMBEDDER_KEY_VARIABLE = "TRAILNOTES_EMBEDDER_KEY"  # the variable for an address that `embedder` names itself
 MAX_REQUESTED_WORDS = 100  # of a tip, by the paper's request
 TOKENS_PER_WORD = 1.5  # English prose takes 1.2 to 1.4 in a vocabulary of a hundred thousand; names take more
-_ADDRESS_WITHOUT_SCHEME = re.compile(
-    r"openai:.*:[^@/]*@(?!https?://)", re.DOTALL
-)  # a model is told by a tag, no tag by an @
+_ADDRESS_WITHOUT_SCHEME = re.compile(r"openai:.*:[^@/]*@(?!https?://)", re.DOTALL)  # tags of models have no @
 
 
 def validate_embedder_name(embedder: str) -> None:

@@ -35,9 +35,7 @@ class Method:
     plain: bool = False  # and shows them to no member: all act without
     writes: bool = False  # a training that writes tips without such a memory
     repeats: bool = False  # plays the panel eval.trials + 1 times
-    data: str = (
-        ""  # the setting that takes other runs, whose episodes it learns from; "" plays the model of another run
-    )
+    data: str = ""  # the setting that names other runs whose episodes it learns from; "" plays another run's model
     colour: str = ""  # in pictures; "" takes one that is left
     learned_from: str | TaskLister = ""  # "module:function", or the function: games beside train.split of `trains`
 
@@ -53,22 +51,16 @@ class Method:
 
     def load(self) -> MethodFunction:
         """Import and return the method's function."""
-        drive: MethodFunction = _import_target(self.home) if isinstance(self.home, str) else self.home
-        return drive
+        return _import_target(self.home) if isinstance(self.home, str) else self.home  # type: ignore[no-any-return]
 
     def load_task_lister(self) -> TaskLister | None:
         """Import the function that lists the games learned from before evaluation; None if there is none."""
         if not self.learned_from:
             return None
-        told: TaskLister = (
-            _import_target(self.learned_from) if isinstance(self.learned_from, str) else self.learned_from
-        )
-        return told
+        return _import_target(self.learned_from) if isinstance(self.learned_from, str) else self.learned_from  # type: ignore[no-any-return]
 
 
-TIPS_ONLY_METHOD = (
-    "empo2-tips"  # plays panels with tips, rehearsals and exchanges of roles: tips alone, no weight changes
-)
+TIPS_ONLY_METHOD = "empo2-tips"  # plays panels with tips, rehearsals and exchanges of roles; trains nothing
 
 # Colours are those of Okabe and Ito, which readers of every colour vision tell apart.
 _BUILT_IN = (
@@ -88,7 +80,8 @@ _BUILT_IN = (
     ),
     Method(
         TIPS_ONLY_METHOD, "EMPO², tips only", "trailnotes.algorithms.empo2_tips:empo2_tips",
-        trains=False, repeats=True, colour="#5fbf9f", learned_from="trailnotes.algorithms.empo2_tips:load_preliminary_tasks",
+        trains=False, repeats=True, colour="#5fbf9f",
+        learned_from="trailnotes.algorithms.empo2_tips:load_preliminary_tasks",
     ),
     Method("grpo", "GRPO", "trailnotes.algorithms.grpo:grpo", trains=True, colour="#d55e00"),
     Method("rloo", "RLOO", "trailnotes.algorithms.rloo:rloo", trains=True, colour="#cc79a7"),

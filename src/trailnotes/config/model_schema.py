@@ -22,9 +22,7 @@ RESERVED_TEMPLATE_OPTIONS = (  # arguments of transformers' `apply_chat_template
     "add_generation_prompt", "continue_final_message", "conversation", "max_length", "messages", "padding",
     "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize", "tokenizer_kwargs", "truncation",
 )  # fmt: skip
-
-
-RESERVED_REQUEST_FIELDS = (  # fields of a request that other settings write, and those without which no single answer comes back whole
+RESERVED_REQUEST_FIELDS = (  # fields that other settings write, and those that a single whole answer needs
     "chat_template_kwargs", "max_completion_tokens", "max_tokens", "messages", "model", "n", "seed", "stop", "stream",
     "temperature", "top_p",
 )  # fmt: skip

@@ -37,9 +37,7 @@ _SECRET_VALUE = re.compile(  # a header, or a key of the well-known kinds
 # Before the @ of the host, or after a colon that no port follows: a password may hold "/", "?" and "#" unescaped.
 _CREDENTIALS = re.compile(r"://(?:[^/?#]*|[^/?#@:\[]*:(?!\d+(?:[/?#]|$))[^@]*)@")
 
-_SECRET_PARAMETER = re.compile(
-    rf"[?&;#](?:[^=&;#]*[._-])?(?:{SECRET_NAMES})=[^&;#]", re.IGNORECASE
-)  # a field of a query
+_SECRET_PARAMETER = re.compile(rf"[?&;#](?:[^=&;#]*[._-])?(?:{SECRET_NAMES})=[^&;#]", re.IGNORECASE)
 
 
 def key(default: Any, doc: str, source: str = "", **limits: Any) -> Any:

@@ -95,7 +95,7 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
 
 def to_toml(config: Config) -> str:
     """Write every key of the config as TOML, which `load_config` reads back."""
-    return "\n".join(f"{line}" for line, _ in _iter_toml_lines(config)) + "\n"
+    return "\n".join(line for line, _ in _iter_toml_lines(config)) + "\n"
 
 
 def render_config(config: Config, origins: Mapping[str, str] | None = None) -> str:
@@ -108,15 +108,13 @@ def render_config(config: Config, origins: Mapping[str, str] | None = None) -> s
             continue
         source = (field.json_schema_extra or {}).get("source") if isinstance(field.json_schema_extra, dict) else None
         origin = (origins or {}).get(name, "default")
-        values = _list_known_methods() if name == "algorithm.name" else describe_allowed(field)
+        values = describe_allowed(field)
+        if name == "algorithm.name":
+            values = "one of {}, or module:NAME of your own".format(", ".join(f'"{method}"' for method in METHODS))
         meaning = f"{field.description}{f' ({source})' if source else ''}"
         comment = " | ".join(part for part in (meaning, values, origin) if part)
         lines.append(f"{line:<32} # {comment}")
     return "\n".join(lines) + "\n"
-
-
-def _list_known_methods() -> str:
-    return "one of {}, or module:NAME of your own".format(", ".join(f'"{name}"' for name in METHODS))
 
 
 def diff_configs(first: Config, second: Config) -> list[str]:
@@ -300,11 +298,10 @@ def format_toml_value(value: Any) -> str:
         case str():
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case Mapping():
-            items = ", ".join(f"{_format_toml_key(name)} = {format_toml_value(item)}" for name, item in value.items())
+            names = [name if _BARE_KEY.fullmatch(name) else format_toml_value(name) for name in value]
+            items = ", ".join(
+                f"{name} = {format_toml_value(item)}" for name, item in zip(names, value.values(), strict=True)
+            )
             return f"{{ {items} }}" if items else "{}"
         case _:
             return f"[{', '.join(map(format_toml_value, value))}]"
-
-
-def _format_toml_key(name: str) -> str:
-    return name if _BARE_KEY.fullmatch(name) else format_toml_value(name)

@@ -71,17 +71,16 @@ def warn_unused(config: Config, told: Config | None = None, model: str = "") -> 
     unused: dict[str, list[str]] = {}
     for name in diff_configs(told or Config(), config):
         needed = [
-            need for key, need in REQUIREMENTS.items() if is_within(name, [key]) and not _is_satisfied(need, values)
+            need
+            for key, need in REQUIREMENTS.items()
+            if is_within(name, [key]) and not any(_is_met(part, values) for part in need.split(" or "))
         ]
         if needed:
             unused.setdefault(needed[0], []).append(name)
     if unused:
-        said = "; ".join(f"{', '.join(names)} (needs {_describe_requirement(need)})" for need, names in unused.items())
+        texts = {n: n.replace("*:*", "module:NAME").replace(":*", ":NAME").replace("|", " or ") for n in unused}
+        said = "; ".join(f"{', '.join(names)} (needs {texts[need]})" for need, names in unused.items())
         logger.warning("settings without effect: %s", said)
-
-
-def _is_satisfied(need: str, values: Mapping[str, Any]) -> bool:
-    return any(_is_met(part, values) for part in need.split(" or "))
 
 
 def _is_met(part: str, values: Mapping[str, Any]) -> bool:
@@ -92,7 +91,3 @@ def _is_met(part: str, values: Mapping[str, Any]) -> bool:
         return any(fnmatchcase(str(each), pattern) for each in held for pattern in wanted.split("|"))
     name, sign, limit = part.partition(" > ")
     return bool(values[name] > float(limit)) if sign else bool(values[name])
-
-
-def _describe_requirement(need: str) -> str:
-    return need.replace("*:*", "module:NAME").replace(":*", ":NAME").replace("|", " or ")

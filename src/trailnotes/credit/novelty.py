@@ -108,9 +108,8 @@ class RetrievalNovelty:
 
     def _count_retrieved(self, trajectory: Trajectory) -> list[int]:
         shown = [len(step.tips) for step in trajectory.steps]
-        if self.memory.repeat_shown:
-            return shown
-        return [min(num, self.memory.top_k) for num in itertools.accumulate(shown)]
+        most = self.memory.top_k
+        return shown if self.memory.repeat_shown else [min(num, most) for num in itertools.accumulate(shown)]
 
     def state_dict(self) -> ComponentState:
         """Return nothing, since the memory counts."""

@@ -35,13 +35,13 @@ def collect_visits(scores: Scores, gamma: float, similarity: float = 1.0) -> Vis
     """
     lengths = [len(row) for row in scores.rewards]
     returns = [discounted_return(row, gamma) for row in scores.rewards]
-    penalties = _concatenate(scores.penalties_before)
+    penalties = np.concatenate([np.zeros(0), *scores.penalties_before])
     return Visits(
         trajectory=np.repeat(np.arange(len(lengths)), lengths),
         step=np.array([t for length in lengths for t in range(length)], dtype=np.int64),
         states=tuple(assign_state_ids([state for row in scores.states for state in row], similarity)),
         episode_scores=np.repeat(scores.returns, lengths) - penalties,
-        step_scores=_concatenate(returns) - penalties,
+        step_scores=np.concatenate([np.zeros(0), *returns]) - penalties,
     )
 
 
@@ -165,7 +165,3 @@ def build_histories(visits: Visits, length: int) -> list[Hashable]:
         tuple(seen[trajectory, t - back] for back in reversed(range(length))) if t + 1 >= length else None
         for trajectory, t in zip(visits.trajectory.tolist(), visits.step.tolist(), strict=True)
     ]
-
-
-def _concatenate(rows: Sequence[Array]) -> Array:
-    return np.concatenate([np.zeros(0), *rows])

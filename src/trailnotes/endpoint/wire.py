@@ -1,18 +1,44 @@
-"""Guards on the bodies of responses: bounded, uncompressed, and without the key."""
+"""Guards of a connection: the key, from the environment alone, and bounded, uncompressed bodies without it."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from trailnotes.endpoint.faults import RetryableError
+from trailnotes.errors import ConfigError
 
+if TYPE_CHECKING:
+    from trailnotes.config.model_schema import EndpointConfig
+
+NO_KEY: Final = "none"  # what is sent where there is no key: the client insists on one
 MAX_BODY_BYTES: Final = 64 * 2**20  # bytes of an answer; a batch of vectors has a few MB
-MIN_SECRET_CHARS: Final = (
-    12  # shorter keys ("EMPTY", "ollama") are placeholders, and words that an answer may well have
-)
+MIN_SECRET_CHARS: Final = 12  # shorter keys ("EMPTY", "ollama") are placeholders, and words of ordinary answers
 IDENTITY_HEADERS: Final = {"Accept-Encoding": "identity"}  # header of each request: what is packed has no bound
+
+
+def load_api_key(config: EndpointConfig) -> str:
+    """Load the key, "" for none.
+
+    Raises:
+        ConfigError: a key is surely needed and missing, or it holds blanks or odd letters.
+    """
+    key = os.environ.get(config.api_key_env, "").strip()
+    if not key and "//api.openai.com" in config.base_url:
+        raise ConfigError(
+            f"{config.base_url} wants a key: export {config.api_key_env}=..., or name another environment variable in "
+            "endpoint.api_key_env, or another server in endpoint.base_url"
+        )
+    if not key.isascii() or any(map(str.isspace, key)):
+        raise ConfigError(f"the environment variable {config.api_key_env} holds no key: it has blanks or odd letters")
+    return key
+
+
+def redact_key(key: str, text: str) -> str:
+    """Replace the key in `text`, which servers may repeat in other cases."""
+    return re.sub(re.escape(key), "[key]", text, flags=re.IGNORECASE) if key else text
 
 
 def make_response_hook(key: str) -> Callable[[Any], None]:

@@ -12,7 +12,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,9 @@ from trailnotes.errors import ConfigError, MissingExtraError, format_install_com
 from trailnotes.types import Task
 
 __all__ = [
-    "ENTRY_POINTS",
-    "ENVS",
-    "Env",
-    "check_env",
-    "extra_for",
-    "get_env_identity",
-    "list_env_tasks",
-    "load_env_class",
-    "make_env",
-    "validate_options",
-]
+    "ENTRY_POINTS", "ENVS", "Env", "check_env", "extra_for", "get_env_identity", "list_env_tasks",
+    "load_env_class", "make_env", "validate_options",
+]  # fmt: skip
 
 ENVS: dict[str, str] = {
     "textworld": "trailnotes.envs.textworld.env:TextWorldEnv",
@@ -110,7 +102,7 @@ def load_env_class(name: str) -> Callable[..., Any]:
         return _import_class(name, name)
     offered = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name in offered:
-        return _import_class(name, _parse_target(offered[name]))
+        return _import_class(name, offered[name].value.partition("[")[0].strip())  # "module:Class [extra]" is allowed
     known = sorted({*ENVS, *offered})
     near = _suggest_nearest(name, known)
     said = f"{near}{'' if near.endswith('?') else '.'} An environment of your own is named module:Class"
@@ -132,10 +124,6 @@ def validate_options(name: str, cls: Callable[..., Any], options: Mapping[str, A
     for key, parameter in own.items():
         if parameter.default is parameter.empty and key not in options:
             raise ConfigError(f"env.options.{key} is missing: {name} needs it")
-
-
-def _parse_target(point: EntryPoint) -> str:
-    return point.value.partition("[")[0].strip()  # "module:Class [extra]" is allowed in entry points
 
 
 def _import_class(name: str, target: str) -> Callable[..., Any]:

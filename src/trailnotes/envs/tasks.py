@@ -6,7 +6,7 @@ import contextlib
 import json
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +55,8 @@ def select_batch(tasks: Sequence[Task], num: int, seed: int, iteration: int) -> 
     for position in range(iteration * num, (iteration + 1) * num):
         epoch, place = divmod(position, len(tasks))
         if epoch not in orders:
-            orders[epoch] = _shuffle_indices(len(tasks), seed, epoch)
+            orders[epoch] = list(range(len(tasks)))
+            random.Random(derive_seed(seed, "tasks", epoch)).shuffle(orders[epoch])
         batch.append(tasks[orders[epoch][place]])
     return batch
 
@@ -208,7 +209,10 @@ def describe_training_overlap(trained: Config | None, config: Config) -> str:
     with contextlib.suppress(ConfigError, EnvError):  # the file of a run may have gone
         rehearsed = load_rehearsal_tasks(trained) if method.writes_tips else []
         said = said or _format_overlap(find_shared_tasks(rehearsed, examined), examined, "the model rehearsed")
-    return said or _describe_identity_mismatch(load_identity(trained), load_identity(config))
+    before, now = load_identity(trained), load_identity(config)
+    if said or not (differing := [key for key in before if key in now and before[key] != now[key]]):
+        return said
+    return f"the model was trained with another {', '.join(differing)}: whether this panel is unseen cannot be told"
 
 
 def has_other_env_code(trained: Config, config: Config) -> bool:
@@ -228,13 +232,6 @@ def _format_overlap(both: Sequence[Task], examined: Sequence[Task], how: str) ->
     return f"{how} {len(both)} of the {len(examined)} games of this panel, {both[0].id} for one: they are not unseen"
 
 
-def _describe_identity_mismatch(trained: Mapping[str, Any], examined: Mapping[str, Any]) -> str:
-    differing = [key for key in trained if key in examined and trained[key] != examined[key]]
-    if not differing:
-        return ""
-    return f"the model was trained with another {', '.join(differing)}: whether this panel is unseen cannot be told"
-
-
 def _require_disjoint(games: Iterable[Task], source: str, kept: Sequence[Task], name: str) -> None:
     if both := find_shared_tasks(games, kept):
         raise ConfigError(
@@ -251,7 +248,7 @@ def find_shared_tasks(games: Iterable[Task], others: Sequence[Task]) -> list[Tas
     count where tasks of one list have them in common, or where there is nothing but seed 0: then the id is the game.
     """
     known = {task.id: task for task in games}
-    mine, theirs = _count_games(known.values()), _count_games(others)
+    mine, theirs = (Counter(map(_build_game_key, tasks)) for tasks in (known.values(), others))
     unclear = {game for counts in (mine, theirs) for game, count in counts.items() if count > 1}
     return [
         task
@@ -260,17 +257,7 @@ def find_shared_tasks(games: Iterable[Task], others: Sequence[Task]) -> list[Tas
     ]
 
 
-def _count_games(tasks: Iterable[Task]) -> Counter[str]:
-    return Counter(_build_game_key(task) for task in tasks)
-
-
 def _build_game_key(task: Task) -> str:
     if not task.seed and not task.options:
         return task.id
     return json.dumps([task.env, task.seed, dict(task.options)], sort_keys=True, default=str)
-
-
-def _shuffle_indices(num: int, seed: int, epoch: int) -> list[int]:
-    order = list(range(num))
-    random.Random(derive_seed(seed, "tasks", epoch)).shuffle(order)
-    return order

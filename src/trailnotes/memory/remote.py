@@ -25,8 +25,7 @@ from trailnotes.endpoint.faults import (
     is_retryable,
     parse_retry_after,
 )
-from trailnotes.endpoint.keys import NO_KEY, load_api_key, redact_key
-from trailnotes.endpoint.wire import IDENTITY_HEADERS, make_response_hook
+from trailnotes.endpoint.wire import IDENTITY_HEADERS, NO_KEY, load_api_key, make_response_hook, redact_key
 from trailnotes.errors import ConfigError, MemoryStoreError, MissingExtraError, format_install_command
 from trailnotes.storage.parsing import parse_json
 

@@ -99,7 +99,8 @@ class Archive:
         """
         if RETURN_OPTION not in task.options:
             return await env.reset(task)
-        cell, plain = self._targets[task.id], _remove_mark(task)
+        cell, options = self._targets[task.id], {k: v for k, v in task.options.items() if k != RETURN_OPTION}
+        plain = replace(task, options=options)
         first = seen = await env.reset(plain)
         for action, state in zip(cell.actions, cell.states, strict=True):
             self.replayed_steps += 1
@@ -157,7 +158,9 @@ class Archive:
         start = self._targets[trajectory.task.id] if count_replayed(trajectory) else ArchiveCell((), (), 0.0, 0)
         states, actions = start.states, start.actions
         met: set[int] = set()
-        for number, (action, observation) in enumerate(_iter_observations(trajectory)):
+        seen = [*(step.observation for step in trajectory.steps), trajectory.final_observation]
+        taken = ["", *(step.action for step in trajectory.steps)]
+        for number, (action, observation) in enumerate(zip(taken, seen, strict=True)):
             state = hash_state(observation.text)
             if number:
                 states, actions = (*states, state), (*actions, action)
@@ -170,9 +173,6 @@ class Archive:
                 cells[state] = replace(old, visits=visits)
             else:
                 cells[state] = ArchiveCell(states, actions, observation.score, visits)
-        self._trim(cells)
-
-    def _trim(self, cells: dict[int, ArchiveCell]) -> None:
         kept = [(state, cell) for state, cell in cells.items() if cell.depth]
         kept.sort(key=lambda pair: (pair[1].score, -pair[1].visits))
         for state, _ in kept[: max(0, len(kept) - self.config.capacity)]:
@@ -184,25 +184,18 @@ class Archive:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the cells that `state_dict` returned."""
-        self._cells = {task: {key: _make_cell(**cell) for key, cell in cells} for task, cells in state.items()}
+        self._cells = {
+            task: {
+                key: ArchiveCell(**cell | {"states": tuple(cell["states"]), "actions": tuple(cell["actions"])})
+                for key, cell in cells
+            }
+            for task, cells in state.items()
+        }
 
 
 def select_from_start(groups: Iterable[TrajectoryGroup]) -> list[TrajectoryGroup]:
     """Select the groups that began at the start of the game."""
     return [group for group in groups if not any(count_replayed(trajectory) for trajectory in group.trajectories)]
-
-
-def _make_cell(states: Sequence[int], actions: Sequence[str], score: float, visits: int) -> ArchiveCell:
-    return ArchiveCell(tuple(states), tuple(actions), score, visits)
-
-
-def _iter_observations(trajectory: Trajectory) -> Iterable[tuple[str, Observation]]:
-    actions = ["", *(step.action for step in trajectory.steps)]
-    return zip(actions, [*(step.observation for step in trajectory.steps), trajectory.final_observation], strict=True)
-
-
-def _remove_mark(task: Task) -> Task:
-    return replace(task, options={name: value for name, value in task.options.items() if name != RETURN_OPTION})
 
 
 class _ReturningPool:

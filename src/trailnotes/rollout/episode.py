@@ -151,8 +151,9 @@ async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is m
             observation, attempted = after, None
     except EnvError as failure:
         error = _format_error(failure, attempted)
+    outcome: Outcome = "error" if error else "terminated" if observation.terminated else "truncated"
     return Trajectory(
-        task, tuple(steps), observation, _determine_outcome(observation, error), observation.success, observation.score,
+        task, tuple(steps), observation, outcome, observation.success, observation.score,
         observation.max_score, mode, member, error, context_full,
     )  # fmt: skip
 
@@ -161,12 +162,6 @@ def _format_error(failure: EnvError, action: str | None) -> str:
     """Format what failed on one line, with the action that no step of the record holds."""
     text = " ".join(str(failure).split()) or type(failure).__name__
     return text if action is None else f"{text} (at the action {action[:MAX_ACTION_SHOWN]!r})"
-
-
-def _determine_outcome(final: Observation, error: str) -> Outcome:
-    if error:
-        return "error"
-    return "terminated" if final.terminated else "truncated"
 
 
 class TipsActor:

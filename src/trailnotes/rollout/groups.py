@@ -86,7 +86,6 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
         once: names the batch for the memory, so that it hears of it only once.
     """
     rows = _make_slots(tasks, modes, memory_of or (lambda _, __: memory), seed)
-    _register_tasks(tasks, rows)
     attempts = 1 + config.env.max_replacements
     failed: Counter[tuple[str, int]] = Counter()
     reasons: dict[tuple[str, int], str] = {}  # of each seat the last one
@@ -145,14 +144,10 @@ def _make_slots(
                 for member, mode in enumerate(row)
             ]
         )
-    return rows
-
-
-def _register_tasks(tasks: Sequence[Task], rows: Sequence[Sequence[EpisodeSlot]]) -> None:
-    memories = {id(seat.memory): seat.memory for row in rows for seat in row}
-    for memory in memories.values():
+    for memory in {id(slot.memory): slot.memory for row in rows for slot in row}.values():
         if isinstance(memory, ScopedMemory):
             memory.register_tasks(tasks)
+    return rows
 
 
 def _report_results(played: Iterable[tuple[Memory | None, Trajectory | None]], once: str) -> None:

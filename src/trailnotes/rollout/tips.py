@@ -150,16 +150,15 @@ def parse_tips(
     policy: Policy, trajectories: Sequence[Trajectory], completions: Sequence[Completion], config: Config, *, step: int
 ) -> list[WrittenTip]:
     """Parse the answers to `build_tip_requests` as memory entries."""
-    return [_parse_tip(policy, t, done, config, step) for t, done in zip(trajectories, completions, strict=True)]
-
-
-def _parse_tip(policy: Policy, trajectory: Trajectory, completion: Completion, config: Config, step: int) -> WrittenTip:
-    keys = build_memory_keys(trajectory, config.rollout, config.memory, policy.count_tokens)
-    text = completion.text
-    if completion.finish_reason == "length" and config.rollout.style == "full":
-        text = text.rstrip("\ufffd")  # the first bytes of a character that the limit has cut in two
-    tips = tips_of(
-        trajectory, text, config.memory, keys=keys[-1:] if config.memory.entries == "episode" else keys[:-1],
-        model=policy.name, version=policy.version, run=config.run.name, step=step,
-    )  # fmt: skip
-    return WrittenTip(trajectory, completion, tuple(tips))
+    written = []
+    for trajectory, completion in zip(trajectories, completions, strict=True):
+        keys = build_memory_keys(trajectory, config.rollout, config.memory, policy.count_tokens)
+        text = completion.text
+        if completion.finish_reason == "length" and config.rollout.style == "full":
+            text = text.rstrip("\ufffd")  # the first bytes of a character that the limit has cut in two
+        tips = tips_of(
+            trajectory, text, config.memory, keys=keys[-1:] if config.memory.entries == "episode" else keys[:-1],
+            model=policy.name, version=policy.version, run=config.run.name, step=step,
+        )  # fmt: skip
+        written.append(WrittenTip(trajectory, completion, tuple(tips)))
+    return written

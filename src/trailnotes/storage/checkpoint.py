@@ -71,7 +71,10 @@ def save(root: Path, step: int, writer: Callable[[Path], None], meta: Mapping[st
     with atomic_directory(path) as aside:
         writer(aside)
         write_json(aside / META, dict(meta or {}))
-        files = {p.relative_to(aside).as_posix(): _describe_file(p) for p in sorted(aside.rglob("*")) if p.is_file()}
+        files = {
+            file.relative_to(aside).as_posix(): {"size": file.stat().st_size, "sha256": _hash_file(file)}
+            for file in sorted(aside.rglob("*")) if file.is_file()
+        }  # fmt: skip
         write_json(aside / MANIFEST, {"format": FORMAT, "step": step, "files": files})
     return path
 
@@ -184,7 +187,13 @@ def prune(root: Path, keep_last: int) -> list[Path]:
     marked = load_best(root)
     whole = [c.path for c in scan(root, contents=False) if not c.problems]
     old = [path for path in whole[:-keep_last] if not (marked and path == marked[0]) and not verify(path)]
-    return [path for path in old if _remove_unless_held(path)]
+    removed = []
+    for path in old:
+        with _try_lock(path / MANIFEST, fcntl.LOCK_EX) as free:
+            if free:
+                _remove(path)
+                removed.append(path)
+    return removed
 
 
 def strip(path: Path, names: Sequence[str]) -> bool:
@@ -297,13 +306,6 @@ def _try_lock(file: Path, operation: int) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _remove_unless_held(path: Path) -> bool:
-    with _try_lock(path / MANIFEST, fcntl.LOCK_EX) as free:
-        if free:
-            _remove(path)
-    return free
-
-
 def _remove(path: Path, then: Callable[[], Any] = lambda: None) -> None:
     """Rename `path` out of sight, do `then`, and only now delete, so that nobody sees half a directory."""
     hidden = path.parent / f"{_TEMP_PREFIX}old-{path.name}"
@@ -311,10 +313,6 @@ def _remove(path: Path, then: Callable[[], Any] = lambda: None) -> None:
     path.rename(hidden)
     then()
     shutil.rmtree(hidden, ignore_errors=True)
-
-
-def _describe_file(path: Path) -> dict[str, Any]:
-    return {"size": path.stat().st_size, "sha256": _hash_file(path)}
 
 
 def _hash_file(path: Path) -> str:

@@ -84,7 +84,11 @@ def read_demonstrations(path: Path, setting: str) -> list[Demonstration]:
 
 def demonstration_to_json(demonstration: Demonstration) -> Mapping[str, Any]:
     """Convert a demonstration to one line of such a file."""
-    record: dict[str, Any] = {"messages": [_message_to_json(message) for message in demonstration.messages]}
+    turns = (
+        {"role": m.role, "content": m.content} | ({"token_ids": m.token_ids} if m.token_ids else {})
+        for m in demonstration.messages
+    )
+    record: dict[str, Any] = {"messages": list(turns)}
     if demonstration.taught != list_assistant_turns(demonstration.messages):
         record["taught"] = sorted(demonstration.taught)
     if demonstration.kind:
@@ -92,11 +96,6 @@ def demonstration_to_json(demonstration: Demonstration) -> Mapping[str, Any]:
     if not demonstration.helped:
         record["helped"] = False
     return record | ({"task": task_to_json(demonstration.task)} if demonstration.task else {})
-
-
-def _message_to_json(message: Message) -> Mapping[str, Any]:
-    turn = {"role": message.role, "content": message.content}
-    return turn | ({"token_ids": message.token_ids} if message.token_ids else {})
 
 
 def _parse_imitated(named: Any, turns: frozenset[int]) -> frozenset[int]:

@@ -250,20 +250,16 @@ def _complete_settings(generator: str, given: Mapping[str, Any]) -> dict[str, An
     for key, value in given.items():
         if key not in known:
             raise ConfigError(f"the generator {generator} has no option {key!r}{_suggest_nearest(key, known)}")
-        if value not in known[key]:
-            raise ConfigError(f"{key} = {value!r} is not allowed; {generator} takes {_format_allowed(known[key])}")
+        if value not in (values := known[key]):
+            is_range = isinstance(values, range)
+            allowed = f"{values[0]} to {values[-1]}" if is_range else ", ".join(map(str, values))
+            raise ConfigError(f"{key} = {value!r} is not allowed; {generator} takes {allowed}")
     settings = {key: given.get(key, next(iter(allowed))) for key, allowed in known.items()}
     if generator == "cooking" and settings["take"] > settings["recipe"]:
         raise ConfigError(f"take = {settings['take']} is more than recipe = {settings['recipe']}; lower take")
     if generator == "cooking" and settings["recipe_seed"] and not settings["take"]:
         raise ConfigError("recipe_seed needs take to be at least 1")
     return settings
-
-
-def _format_allowed(values: Collection[Any]) -> str:
-    if isinstance(values, range):
-        return f"{values[0]} to {values[-1]}"
-    return ", ".join(map(str, values))
 
 
 def _suggest_nearest(word: str, known: Collection[str]) -> str:

@@ -213,15 +213,12 @@ def collect_games(configs: Iterable[Config]) -> dict[Path | None, list[Task]]:
             continue
         folder = config.env.options.get("cache_dir")
         kept = games.setdefault(Path(folder) if folder else None, {})
-        for split in sorted({config.train.split, config.eval.split, *_list_validation_splits(config)}):
+        validation = [config.train.validation_split] if config.train.eval_every else []
+        for split in sorted({config.train.split, config.eval.split, *validation}):
             num = 0 if split == config.train.split else config.eval.num_tasks
             kept |= {task.id: task for task in panel(tasks_of(config, split), num)}
         kept |= {task.id: task for task in load_recorded_tasks(config)}
     return {folder: list(kept.values()) for folder, kept in games.items()}
-
-
-def _list_validation_splits(config: Config) -> list[str]:
-    return [config.train.validation_split] if config.train.eval_every else []
 
 
 class _WaymarksBase:

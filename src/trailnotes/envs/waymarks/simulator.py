@@ -57,11 +57,10 @@ def advance_scene(scene: Scene, command: str) -> Scene:
 
 def list_admissible(scene: Scene) -> tuple[str, ...]:
     """List every action that does something here, sorted."""
-    moves = [ws.ARCHIVE_DIRECTION]
     if scene.spec.kind == "route":
         return tuple(sorted({*ws.DIRECTIONS}))  # three exits onward, and back or the archive
     locked = [box for box in scene.spec.boxes if box not in scene.unlocked]
-    return tuple(sorted([*moves, *(ws.format_unlock(box, gem) for box in locked for gem in ws.GEMS)]))
+    return tuple(sorted([ws.ARCHIVE_DIRECTION, *(ws.format_unlock(box, gem) for box in locked for gem in ws.GEMS)]))
 
 
 def _say(scene: Scene, text: str) -> Scene:
@@ -109,16 +108,12 @@ def _find_thing(scene: Scene, words: list[str]) -> str:
     return words[0] if len(set(words)) == 1 and words[0] in in_sight else ""
 
 
-def _examine(scene: Scene, noun: list[str]) -> str:
-    if _parse_direction(noun):
-        return "you see nothing unexpected in that direction."
-    thing = _find_thing(scene, noun)
-    return ws.thing_description(thing) if thing else ws.NOT_UNDERSTOOD
-
-
 def _answer_unchanged(scene: Scene, verb: str, rest: list[str]) -> str:
     if verb in {"examine", "x"}:
-        return _examine(scene, rest)
+        if _parse_direction(rest):
+            return "you see nothing unexpected in that direction."
+        thing = _find_thing(scene, rest)
+        return ws.thing_description(thing) if thing else ws.NOT_UNDERSTOOD
     if not rest and verb in {"inventory", "i"}:
         return ws.inventory_text(scene.spec)
     if not rest and verb == "goal":

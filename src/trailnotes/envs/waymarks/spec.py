@@ -36,46 +36,12 @@ BOXES = ("chest", "trunk", "crate", "coffer")
 GEMS = ("ruby", "opal", "jade", "pearl", "onyx", "topaz", "garnet", "agate", "beryl")
 SIZES: dict[Kind, range] = {"route": range(2, 8), "keys": range(1, len(BOXES) + 1)}  # moves, or boxes
 DEFAULT_SIZE: dict[Kind, int] = {kind: max(sizes) for kind, sizes in SIZES.items()}
-ROOMS = (
-    "attic",
-    "barn",
-    "cabin",
-    "cellar",
-    "chapel",
-    "closet",
-    "den",
-    "dairy",
-    "depot",
-    "forge",
-    "foyer",
-    "gallery",
-    "garage",
-    "hall",
-    "hut",
-    "kitchen",
-    "larder",
-    "library",
-    "loft",
-    "lounge",
-    "mill",
-    "nursery",
-    "office",
-    "pantry",
-    "parlor",
-    "porch",
-    "shed",
-    "shop",
-    "smithy",
-    "stable",
-    "study",
-    "studio",
-    "tower",
-    "vault",
-    "vestry",
-    "ward",
-    "workshop",
-    "yard",
-)
+_ROOM_NAMES = """
+    attic barn cabin cellar chapel closet den dairy depot forge foyer gallery garage hall hut kitchen larder library
+    loft lounge mill nursery office pantry parlor porch shed shop smithy stable study studio tower vault vestry ward
+    workshop yard
+"""
+ROOMS = tuple(_ROOM_NAMES.split())
 FURNITURE = ("barrel", "bench", "desk", "lamp", "ladder", "mirror", "rug", "shelf", "statue", "stool", "table", "urn")
 ARCHIVE = "archive"  # always one step west of the start
 ARCHIVE_DIRECTION = "west"

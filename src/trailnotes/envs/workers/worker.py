@@ -151,17 +151,13 @@ class Worker(RemoteHost):
         self._socket.close()
         assert self._process.stderr is not None
         self._process.stderr.close()
-        return why or self._describe_exit()
-
-    def _describe_exit(self) -> str:
+        if why:
+            return why
         code = self._process.returncode
-        how = (
-            "died"
-            if code is None
-            else f"exited with status {code}"
-            if code >= 0
-            else f"died of {_get_signal_name(-code)}"
-        )
+        if code is None or code >= 0:
+            how = "died" if code is None else f"exited with status {code}"
+        else:
+            how = f"died of {signal.Signals(-code).name if -code in {*signal.Signals} else f'signal {-code}'}"
         lines = self._last_words.decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         return f"{how}; its last words: {last[:500]}" if last else how
@@ -183,10 +179,3 @@ def _spawn_worker(beat: float) -> tuple[subprocess.Popen[bytes], socket.socket]:
         )
     ours.setblocking(False)
     return process, ours
-
-
-def _get_signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -18,8 +18,7 @@ from trailnotes.endpoint.faults import (
     is_retryable,
     parse_retry_after,
 )
-from trailnotes.endpoint.keys import NO_KEY, load_api_key, redact_key
-from trailnotes.endpoint.wire import IDENTITY_HEADERS, make_async_response_hook
+from trailnotes.endpoint.wire import IDENTITY_HEADERS, NO_KEY, load_api_key, make_async_response_hook, redact_key
 from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, format_install_command
 from trailnotes.policies.openai.answers import ChatRequest, TokenUsage
 from trailnotes.storage.parsing import parse_json
