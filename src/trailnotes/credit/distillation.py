@@ -25,15 +25,9 @@ MIN_SCALE = 0.1  # of the mean error
 class RandomNetworkDistillation:
     """Error of a trained network that predicts a fixed random one (Burda et al., arXiv 1810.12894).
 
-    Both read the embedder's vector of the task's instruction and the observation. The bonus is the mean squared error
-    over the running standard deviation of all errors so far, those of this batch included (section 2.4 of the paper
-    divides by that of the returns). So the first batch is divided by its own deviation. The divisor is at least a
-    tenth of the mean error, so that nearly equal errors do not blow up. After rating, the predictor takes one pass
-    over the states of the batch.
-
-    Args:
-        embedder: turns a state's text into a unit vector.
-        seed: of the weights of both networks, and of the order of the states.
+    Both read the embedder's vector of the instruction and the observation. The bonus is the mean squared error over the
+    running deviation of all errors, this batch's included (section 2.4 divides by that of the returns), and at least a
+    tenth of the mean error. After rating, the predictor takes one pass over the batch.
     """
 
     def __init__(self, embedder: Embedder, seed: int) -> None:

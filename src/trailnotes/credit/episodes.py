@@ -98,17 +98,11 @@ def group_relative(
 ) -> Array:
     """Compute A = (x - mean R) / (std R + 1e-6) with the sample deviation (GRPO, arXiv 2402.03300, eq. 3).
 
-    Args:
-        values: (M,) what is compared: x, mostly the returns R themselves.
-        normalize_std: divide by the standard deviation; otherwise only the mean is subtracted (Dr. GRPO, arXiv
-            2503.20783).
-        group: (N,) what it is compared with: R. None: with each other.
-        ddof: of the standard deviation.
-        std_floor: least standard deviation to divide by.
+    `values` (M,) are x; `group` (N,) is R, None for x itself. Without `normalize_std` only the mean is subtracted (Dr.
+    GRPO, arXiv 2503.20783). `std_floor` is the least deviation to divide by.
 
     Returns:
-        (M,) advantages. A group of equal values (one alone is such) has that value as its mean and no spread, by
-        which nothing is divided: its members get exact zeros.
+        (M,) advantages; exact zeros in a group of equal values.
 
     Raises:
         ValueError: the values are not a row of finite numbers.

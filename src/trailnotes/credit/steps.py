@@ -46,15 +46,10 @@ def collect_visits(scores: Scores, gamma: float, similarity: float = 1.0) -> Vis
 
 
 def assign_state_ids(states: Sequence[Any], similarity: float = 1.0) -> list[int]:
-    """Assign a number to each state, the same to equal or similar ones.
+    """Assign each state (M,) a number from 0, the same to equal or similar ones.
 
-    Args:
-        states: (M,) observations.
-        similarity: below 1, an observation belongs to the first state whose first observation it resembles this much
-            by difflib's ratio (greedy first fit, as in the release: the result depends on the order).
-
-    Returns:
-        (M,) numbers from 0.
+    Below 1, `similarity` is difflib's ratio to a state's first observation; greedy first fit, as in the release,
+    depends on the order.
     """
     first: list[Any] = []
     known: dict[Hashable, int] = {}
@@ -83,18 +78,10 @@ def step_relative(
     std_floor: float = 0.0,
     dedup: bool = False,
 ) -> Array:
-    """Compute A^S: the score of each visit relative to those of the same state (GiGPO, arXiv 2505.10978).
+    """Compute A^S (M,): each visit's score relative to visits of the same state (GiGPO, arXiv 2505.10978).
 
-    Args:
-        visits: the samples of one group.
-        states: (M,) groups of visits, `visits.states` or longer histories; None belongs to no group.
-        normalize_std: divide by the standard deviation too.
-        ddof: of the standard deviation.
-        std_floor: least standard deviation to divide by.
-        dedup: only the first visit of each episode counts in mean and deviation; later ones are compared with these.
-
-    Returns:
-        (M,) advantages; exact zeros where fewer than two visits count, or all that count are equal.
+    `states` (M,) are groups of visits, `visits.states` or longer histories; None belongs to none. With `dedup` only the
+    first visit of each episode counts in mean and deviation. Exact zeros where fewer than two visits count.
     """
     members: dict[Hashable, list[int]] = defaultdict(list)
     for index, state in enumerate(states):
@@ -127,19 +114,9 @@ def episode_relative(
     ddof: int = 1,
     std_floor: float = 0.0,
 ) -> Array:
-    """Compute A^E: the score of each visit's episode relative to the group (GiGPO, arXiv 2505.10978, eq. 3).
+    """Compute A^E (M,): each visit's episode score relative to the group (GiGPO, arXiv 2505.10978, eq. 3).
 
-    Args:
-        visits: the samples of one group.
-        returns: (N,) R of the episodes.
-        normalize_std: divide by the standard deviation too.
-        over_steps: mean and deviation are those of all steps' scores, so that an episode counts as often as it has
-            steps (the release), instead of those of `returns`.
-        ddof: of the standard deviation.
-        std_floor: least standard deviation to divide by.
-
-    Returns:
-        (M,) advantages.
+    `returns` (N,) are the episodes'. With `over_steps` the statistics are those of all steps' scores (the release).
     """
     group = visits.episode_scores[_deduplicate(visits, range(len(visits.step)))] if over_steps else returns
     return group_relative(visits.episode_scores, normalize_std, group=group, ddof=ddof, std_floor=std_floor)

@@ -33,9 +33,8 @@ ODD_ACTIONS = {
 def check_env(env_factory: Callable[[], Env], tasks: Sequence[Task] | None = None) -> tuple[str, ...]:
     """Check an environment against the contract of `Env`, as its author would in a test.
 
-    Args:
-        env_factory: makes a fresh environment, for example its class, or ``functools.partial(MyEnv, size=3)``.
-        tasks: games to try; by default the first of each split that the environment's own `tasks` lists.
+    `env_factory` makes a fresh one, such as ``functools.partial(MyEnv, size=3)``; `tasks` are by default the first of
+    each split.
 
     Returns:
         What could not be checked, one line each; () if everything was.

@@ -1,16 +1,10 @@
-"""Seeds crossed with families: two intervals of one mean, for these games and for others.
+"""Intervals of seeds crossed with families: one for these games, one for others.
 
-Every seed of a method plays the same games. So a family that is easy is easy for all seeds, and more seeds do not make
-the families more. Resampling families anew within each seed, as if they were nested, forgets that: its intervals shrink
-with the number of seeds. Here each kind of sample has its own part of the variance, and its own degrees of freedom:
-
-- **on this panel**: games are given, seeds are drawn. Student's t over the means of the seeds.
-- **beyond this panel**: families are drawn once for all seeds, and seeds are drawn. Each part has a margin of its own,
-  Student's t of its own degrees of freedom times its standard error, and the squares of both are added (MOVER, Zou and
-  Donner 2008). One t for the sum of the variances would trust two seeds that agree by chance. Both parts contain their
-  interaction, which errs on the wide side.
-
-All functions take any leading dimensions, so that a simulation can ask for many panels at once.
+Every seed plays the same games, so more seeds do not make the families more; each kind of sample has its own part of
+the variance and its own degrees of freedom. On this panel games are given and seeds drawn: Student's t over the seeds'
+means. Beyond it both are drawn: each part has a margin by Student's t of its own degrees of freedom, and their squares
+are added (MOVER, Zou and Donner 2008), since one t would trust two seeds that agree by chance. Both parts contain their
+interaction, which errs on the wide side. Functions take any leading dimensions.
 """
 
 from __future__ import annotations
@@ -89,15 +83,11 @@ class CrossedMoments:
 
 
 def compute_moments(values: Floats, shares: Floats) -> CrossedMoments:
-    """Compute the moments that both intervals are made of.
+    """Compute the moments of both intervals from values (..., seeds, games) and shares (families, games).
 
-    Args:
-        values: (..., seeds, games).
-        shares: (families, games) of each game in the mean of its family; every row sums to 1.
-
-    In the seeds' part of the variance, those that are equal in every game count once: a copy of a run is no second run.
-    The mean is that of all. And seeds that differ in single
-    games may have equal means by chance; so their variance is never taken for less than those games alone would give.
+    `shares` are each game's in its family's mean; rows sum to 1. Seeds equal in every game count once in the variance:
+    a copied run is no second run. Seeds that differ may have equal means by chance, so their variance is never less
+    than single games give.
     """
     by_family = values @ shares.T  # (..., seeds, families)
     num_families = len(shares)
@@ -109,12 +99,10 @@ def compute_moments(values: Floats, shares: Floats) -> CrossedMoments:
     spread = by_family.mean(axis=-2).var(axis=-1, ddof=1) if num_families > 1 else np.zeros(values.shape[:-2])
     df = np.full(values.shape[:-2], max(num_families - 1, 1), dtype=np.float64)
     return CrossedMoments(
-        mean=by_family.mean(axis=(-2, -1)),
-        num_seeds=num_seeds,
+        mean=by_family.mean(axis=(-2, -1)), num_seeds=num_seeds,
         seeds=VarianceComponent(seeds, np.maximum(num_seeds - 1.0, 1.0)),
-        families=VarianceComponent(spread / num_families, df),
-        num_families=num_families,
-    )
+        families=VarianceComponent(spread / num_families, df), num_families=num_families,
+    )  # fmt: skip
 
 
 def find_distinct_seeds(values: Floats) -> NDArray[np.bool_]:
@@ -176,13 +164,8 @@ def compute_difference_limits(
 ) -> Limits:
     """Compute the limits of a difference of two rates from the Wilson limits of each (MOVER).
 
-    Where one wins every game and the other none, nothing varies in the difference, but much may in either.
-
-    Args:
-        one: of the first method, on the seeds and games that both have played.
-        other: of the second.
-        difference: of their paired differences; says how the two go together.
-        confidence: of the interval.
+    Where one wins every game and the other none, nothing varies in the difference, but much may in either. `difference`
+    holds the paired differences.
 
     Source: Zou and Donner (2008), Statistics in Medicine 27, equation 5, with the correlation of the two means.
     """
@@ -256,12 +239,10 @@ def build_estimate(mean: Floats, on_panel: Limits, beyond: Limits, not_on_panel:
     """Build an estimate that omits intervals for which a reason is given."""
     value = float(mean)
     return Estimate(
-        mean=value,
-        on_panel=None if not_on_panel else Interval(value, float(on_panel[0]), float(on_panel[1])),
+        mean=value, on_panel=None if not_on_panel else Interval(value, float(on_panel[0]), float(on_panel[1])),
         beyond=None if not_beyond else Interval(value, float(beyond[0]), float(beyond[1])),
-        not_on_panel=not_on_panel,
-        not_beyond=not_beyond,
-    )
+        not_on_panel=not_on_panel, not_beyond=not_beyond,
+    )  # fmt: skip
 
 
 def explain_no_panel_interval(found: CrossedMoments, num_played: int) -> str:

@@ -51,14 +51,11 @@ def t_quantile(df: Floats | float, confidence: float) -> Floats:
 def compute_wilson_limits(
     mean: Floats | float, number: Floats | float, quantile: Floats | float
 ) -> tuple[Floats, Floats]:
-    """Compute Wilson's score limits of a rate, which leave room at 0 and 1.
+    """Compute Wilson's score limits of a rate `mean` (...,), which leave room at 0 and 1.
 
-    Args:
-        mean: (...,) of 0 to 1.
-        number: (...,) of independent trials, or of those that would give the variance at hand.
-        quantile: (...,) of the normal distribution, or of t where the variance was estimated.
+    `number` (...,) of independent trials, `quantile` of the normal distribution, or of t for an estimated variance.
 
-    Source: Wilson (1927), JASA 22; with an effective number and t: Dean and Pagano (2015), J. Surv. Stat. Methodol. 3.
+    Source: Wilson (1927), JASA 22; Dean and Pagano (2015), J. Surv. Stat. Methodol. 3.
     """
     square = np.asarray(quantile, dtype=np.float64) ** 2 / number
     centre = (mean + square / 2) / (1 + square)
@@ -68,18 +65,13 @@ def compute_wilson_limits(
 
 
 def compute_sample_interval(values: Floats, weights: Floats, bounds: Bounds, confidence: float) -> Interval | None:
-    """Compute the interval of a weighted mean of episodes for replays of the same games.
+    """Compute the interval of a weighted mean of episodes (n,) for replays of the same games.
 
-    Args:
-        values: (n,) one an episode.
-        weights: (n,) of each in the mean; their sum is 1.
-        bounds: of a rate (0, 1), and Wilson's interval is taken; else Student's t.
-        confidence: of the interval.
-
-    Both are wider than needed where the games differ in how hard they are, never narrower.
+    `weights` (n,) sum to 1. Wilson's interval for a rate (`bounds` 0 to 1), else Student's t; both are wider than
+    needed where games differ in difficulty.
 
     Returns:
-        None where nothing varied and the metric has no bounds to say how much it could.
+        None where nothing varied and the metric has no bounds.
     """
     mean, concentration = float(weights @ values), float(weights @ weights)
     if bounds == RATE_BOUNDS:

@@ -124,15 +124,9 @@ def analyse_roles(
 ) -> RoleAnalysis:
     """Compare the rows on the games that all of them have played in all trials.
 
-    The sample are the games, each of the same weight: how sure a cost is on families like these. Where there are
-    families enough, a cost has a second interval that takes them for the sample. The three links are judged together
-    (Bonferroni), since it is the worst of them that is named.
-
-    Args:
-        values: row -> trial -> game -> mean of its episodes.
-        families: game -> its family.
-        metric: "success", which lies between 0 and 1, or "return".
-        confidence: of the three verdicts together.
+    `values` maps row, trial and game to a mean; `families` maps games. Games are the sample, of equal weight; with
+    enough families a cost has a second interval over these. `confidence` is that of the three roles together
+    (Bonferroni), since the worst is named.
 
     Raises:
         ConfigError: there is no such game.

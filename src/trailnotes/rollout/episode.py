@@ -112,17 +112,9 @@ async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is m
 ) -> Trajectory:
     """Play one episode; a failing environment ends it with outcome "error" and the steps so far.
 
-    Args:
-        policy: acts. The caller announces `episode` to it before, and closes it after.
-        env: an environment for this episode alone.
-        task: the game.
-        mode: in all but "plain" the memory is searched before every action.
-        memory: None shows no tips.
-        config: `rollout`, `memory`.
-        member: index in the group, 0..N-1.
-        seed: with task, member and step it gives the seed of each completion.
-        episode: name for the policy; default "task/member".
-        make_actor: who acts instead of `TipsActor`; `memory` is then the actor's own business.
+    The caller announces `episode` (default "task/member") to the policy before, and closes it after. In all modes but
+    "plain" the memory is searched before every action. `seed` with task, member and step gives the seed of each
+    completion. `make_actor` replaces `TipsActor`, and then uses the memory itself.
 
     Raises:
         PolicyError: the policy cannot answer.

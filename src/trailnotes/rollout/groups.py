@@ -67,23 +67,10 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
     members are left (or all, of a group of one); else it is dropped with a warning. Episodes that begin together are
     announced to the policy before the first of them begins, and each later one before the one that it follows is
     closed. A task that stands in `tasks` twice gets other seeds the second time. A `FeedbackMemory` hears at the end
-    how its readers fared, so that it is the same for all of them.
+    how its readers fared; `once` names the batch, so that it hears of it only once.
 
-    Args:
-        policy: acts for all.
-        pool: lends each attempt an environment.
-        tasks: B tasks.
-        modes: a row of modes for each task.
-        memory: shared; None shows no tips.
-        config: `rollout`, `memory`, `env.max_envs`, `env.max_replacements`.
-        seed: of the whole batch.
-        progress: called with each trajectory as it ends well.
-        on_error: called with each failed trajectory as it ends.
-        make_actor: makes the actor of each episode, see `run_episode`.
-        memory_of: gives each member a memory of its own, instead of `memory`.
-        done: episodes of these slots played before a restart, by task and member; failed ones count as attempts. No
-            task may then stand in `tasks` twice.
-        once: names the batch for the memory, so that it hears of it only once.
+    `memory_of` gives each member a memory of its own, instead of `memory`. `done` are episodes of these slots played
+    before a restart, by task and member; failed ones count as attempts, and no task may then stand in `tasks` twice.
     """
     rows = _make_slots(tasks, modes, memory_of or (lambda _, __: memory), seed)
     attempts = 1 + config.env.max_replacements

@@ -46,19 +46,10 @@ class Checkpoint:
 
 
 def save(root: Path, step: int, writer: Callable[[Path], None], meta: Mapping[str, Any] | None = None) -> Path:
-    """Write the checkpoint of `step`.
+    """Write the checkpoint of `step` as ``root/step-000010``, and return its directory.
 
-    One of the same step is replaced (a damaged one, after going back past it); a kill exactly between the two renames
-    would lose both, but no other.
-
-    Args:
-        root: the directory of all checkpoints; made if it is missing.
-        step: training iteration that it was taken after, 0 or more.
-        writer: called with an empty directory to fill.
-        meta: anything JSON-able, read again by `load_meta`.
-
-    Returns:
-        The directory, ``root/step-000010``.
+    One of the same step is replaced; a kill exactly between the two renames would lose both, but no other. `writer`
+    fills an empty directory; `meta` is JSON-able.
 
     Raises:
         OSError: the disk is full or not writable; nothing has changed.

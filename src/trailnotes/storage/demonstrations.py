@@ -40,16 +40,11 @@ def write_demonstrations(demonstrations: Iterable[Demonstration], path: Path) ->
 
 
 def read_demonstrations(path: Path, setting: str) -> list[Demonstration]:
-    """Conversations of a JSONL file, ``{"messages": [{"role", "content"}, ...]}`` a line.
+    """Read conversations of a JSONL file, ``{"messages": [{"role", "content"}, ...]}`` a line.
 
-    All assistant turns teach, unless ``"taught"`` lists those that do (0 is the first message). A line may also name
-    its game, which must not be examined: ``"task"`` is a task's id, or a task as in the trajectories.jsonl of a run.
-    An assistant turn may hold the ``"token_ids"`` that were sampled; a model whose tokenizer reads other text in them
-    goes by the text. ``"kind"`` and ``"helped"`` are as in `Demonstration`.
-
-    Args:
-        path: the file.
-        setting: that named it, for the errors.
+    All assistant turns teach, unless ``"taught"`` lists those that do (0 is the first message). ``"task"`` is the id of
+    the game, or a task as in trajectories.jsonl, which must not be evaluated. ``"token_ids"`` of an assistant turn are
+    those sampled; a model whose tokenizer reads other text in them uses the text. `setting` named the file.
 
     Raises:
         ConfigError: there is no such file, or a line is not a conversation; the text has its number.

@@ -112,12 +112,9 @@ class TextWorldEnv:
         answer = self._game.answer
         self._score = answer.score or 0
         return Observation(
-            answer.text,
-            actions=self._game.actions,
-            instruction=objective,
-            score=float(self._score),
+            answer.text, actions=self._game.actions, instruction=objective, score=float(self._score),
             max_score=self._max_score,
-        )
+        )  # fmt: skip
 
     def step(self, action: str) -> Observation:
         """Say one line to the game; ``info["action_refused"]`` when it was cut or is forbidden."""
@@ -131,16 +128,11 @@ class TextWorldEnv:
         self._steps_left = 0 if over else self._steps_left - 1
         before, self._score = self._score, self._score if answer.score is None else answer.score
         return Observation(
-            answer.text,
-            reward=float(self._score - before),
-            terminated=over,
+            answer.text, reward=float(self._score - before), terminated=over,
             truncated=not over and not self._steps_left,
-            actions=() if over and self._offers_actions else self._game.actions,
-            success=answer.won,
-            score=float(self._score),
-            max_score=self._max_score,
-            info={"action_refused": True} if refused else {},
-        )
+            actions=() if over and self._offers_actions else self._game.actions, success=answer.won,
+            score=float(self._score), max_score=self._max_score, info={"action_refused": True} if refused else {},
+        )  # fmt: skip
 
     def close(self) -> None:
         """Forget the episode, and close its game."""

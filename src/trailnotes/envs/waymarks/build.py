@@ -127,16 +127,14 @@ def _build_grammar(spec: GameSpec) -> str:
     verbs = ("go", "examine", *_KEPT_VERBS[spec.kind])
     lines = [f'Understand the command "{verb}" as something new.' for verb in _VERBS.split()]
     lines += [
-        "Use undo prevention.",
-        f'Rule for printing a parser error: say "{ws.NOT_UNDERSTOOD}".',
+        "Use undo prevention.", f'Rule for printing a parser error: say "{ws.NOT_UNDERSTOOD}".',
         f'Muddling is an action applying to nothing. Carry out muddling: say "{ws.NOT_UNDERSTOOD}".',
         f'Garbling is an action applying to one topic. Carry out garbling: say "{ws.NOT_UNDERSTOOD}".',
-        'Understand "go [direction]" as going.',
-        'Understand "examine [something]" as examining.',
+        'Understand "go [direction]" as going.', 'Understand "examine [something]" as examining.',
         'Understand "look" as looking. Understand the command "l" as "look".',
         'Understand "inventory" as taking inventory. Understand the command "i" as "inventory".',
         'Understand "wait" as waiting. Understand the command "z" as "wait".',
-    ]
+    ]  # fmt: skip
     if "unlock" in verbs:
         lines.append('Understand "unlock [something] with [something]" as unlocking it with.')
         lines.append(  # without a gem the parser would guess one, or ask

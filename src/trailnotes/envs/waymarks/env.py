@@ -68,15 +68,9 @@ def make_tasks(
 ) -> list[Task]:
     """Make all variations of `split`, family by family; a pure function of its arguments.
 
-    Args:
-        split: one of `NUM_VARIATIONS`. Three are of families that are never trained: "new", "new-validation", and
-            "spare", all that none of the others has; there each variation draws a rule that no panel has.
-        families: names, or a number: the first of `spec.FAMILY_NAMES`, half of either kind.
-        dataset_seed: another one is another panel.
-        sizes: moves or boxes of a family, or of all of a kind ("route", "keys") that are not named themselves, where
-            they are not `spec.DEFAULT_SIZE`.
-        new_families: those of the split "new"; a number takes the first that `families` leaves.
-        new_validation: those of "new-validation"; a number takes the first that the others leave.
+    "new", "new-validation" and "spare" (all families left) are never trained; each variation of "spare" draws a rule
+    that no panel has. A number of families takes the first free ones, half of either kind. `sizes` gives moves or boxes
+    of a family or kind other than `spec.DEFAULT_SIZE`.
 
     Raises:
         ConfigError: an unknown split, family or size, or a family on two sides.
