@@ -1,21 +1,7 @@
-"""Every error that Trailnotes raises on purpose.
+"""Errors that Trailnotes raises on purpose.
 
-::
-
-    TrailnotesError
-    ├── ConfigError        a key, a value or a combination that cannot work; the message names the fix
-    ├── MissingExtraError  an optional package is absent; the message names the extra to install
-    ├── EnvError           an environment died, hung or answered nonsense (one episode is lost, not the run)
-    ├── PolicyError        the engine could not load or could not generate
-    ├── BudgetError        a spending limit was reached; what was paid for is kept
-    ├── MemoryStoreError   the memory file is corrupt, locked or of a newer version
-    ├── RunError           a run directory that is locked, damaged or belongs to another config
-    ├── ClusterError       the Ray cluster is not there, lacks what is asked of it, or lets a run wait too long
-    ├── LearnerError       one of several processes of the learner died, hung or failed; the message says which
-    └── NonFiniteError     a loss or gradient that is not finite; training stopped before the step
-
-A `ConfigError` is also a `ValueError`, so callers of the Python API may catch either. `Interrupted` is no error of this
-tree but a `KeyboardInterrupt`: nothing that catches errors may catch it.
+A `ConfigError` is also a `ValueError`, so callers of the Python API may catch either. `Interrupted` is a
+`KeyboardInterrupt` instead: nothing that catches errors may catch it.
 """
 
 from __future__ import annotations
@@ -64,11 +50,11 @@ class BudgetError(TrailnotesError):
 
 
 class MemoryStoreError(TrailnotesError):
-    """The memory file cannot be used as it is."""
+    """A memory file that is corrupt, locked or of a newer version."""
 
 
 class RunError(TrailnotesError):
-    """A run directory that cannot be used as it is."""
+    """A run directory that is locked, damaged or belongs to another config."""
 
 
 class ClusterError(TrailnotesError):

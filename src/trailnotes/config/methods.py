@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.errors import ConfigError
+from trailnotes.storage.parsing import parse_toml
 
 MethodFunction = Callable[[Any], Awaitable[None]]
 """Carries out an `Iteration`, or drives an `AdaptationRun` where it changes no weights."""
@@ -62,37 +63,8 @@ class Method:
 
 TIPS_ONLY_METHOD = "empo2-tips"  # plays panels with tips, rehearsals and exchanges of roles; trains nothing
 
-# Colours are those of Okabe and Ito, which readers of every colour vision tell apart.
-_BUILT_IN = (
-    Method("naive", "naive", "trailnotes.algorithms.naive:naive", trains=False, colour="#6f6f6f"),
-    Method(
-        "reflexion", "Reflexion", "trailnotes.algorithms.reflexion.method:reflexion",
-        trains=False, repeats=True, colour="#56b4e9",
-    ),
-    Method(
-        "rememberer", "REMEMBERER", "trailnotes.algorithms.rememberer.method:rememberer",
-        trains=False, colour="#e69f00", learned_from="trailnotes.algorithms.rememberer.method:load_training_tasks",
-    ),
-    Method(
-        "retrospex", "Retrospex", "trailnotes.algorithms.retrospex.method:retrospex",
-        trains=False, data="retrospex.data", colour="#a08a00",
-        learned_from="trailnotes.algorithms.retrospex.transitions:load_critic_games",
-    ),
-    Method(
-        TIPS_ONLY_METHOD, "EMPO², tips only", "trailnotes.algorithms.empo2_tips:empo2_tips",
-        trains=False, repeats=True, colour="#5fbf9f",
-        learned_from="trailnotes.algorithms.empo2_tips:load_preliminary_tasks",
-    ),
-    Method("grpo", "GRPO", "trailnotes.algorithms.grpo:grpo", trains=True, colour="#d55e00"),
-    Method("rloo", "RLOO", "trailnotes.algorithms.rloo:rloo", trains=True, colour="#cc79a7"),
-    Method("gigpo", "GiGPO", "trailnotes.algorithms.gigpo:gigpo", trains=True, colour="#0072b2"),
-    Method("empo2", "EMPO²", "trailnotes.algorithms.empo2:empo2", trains=True, memory=True, colour="#009e73"),
-    Method(
-        "opsd", "OPSD", "trailnotes.algorithms.opsd:opsd", trains=True, memory=True, plain=True, colour="#882255",
-    ),
-    Method("lamer", "LaMer", "trailnotes.algorithms.lamer:lamer", trains=True, writes=True, colour="#332288"),
-)  # fmt: skip
-METHODS = {method.name: method for method in _BUILT_IN}
+_TABLE = parse_toml((Path(__file__).parent / "methods.toml").read_text(encoding="utf-8"))
+METHODS = {name: Method(name, **facts) for name, facts in _TABLE.items()}
 _ENTRY_POINT = re.compile(r"[\w.]+:\w+")  # module:NAME
 
 

@@ -6,6 +6,7 @@ cannot work are refused here, before anything is built.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import field_validator, model_validator
@@ -33,8 +34,6 @@ from trailnotes.config.model_schema import (
     ModelConfig,
 )
 from trailnotes.config.section import PAPER, Section, key
-from trailnotes.config.train_schema import EvalConfig, TrainConfig
-from trailnotes.config.warmstart_schema import WarmstartConfig
 from trailnotes.errors import ConfigError
 
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
@@ -142,6 +141,98 @@ class OptimConfig(Section):
     microbatch_tokens: int = key(8192, "padded tokens in one forward pass; does not change the update", ge=1)
     rows: Literal["auto", "step"] = key("auto", "one row an episode where prompts extend each other, or one a step")
     logprob_chunk: int = key(1024, "positions whose logits exist at the same time", ge=1)
+
+
+class TrainConfig(Section):
+    """Length of training, and how often it saves and evaluates."""
+
+    iterations: int = key(100, "iterations at most", ge=1)
+    max_env_steps: int = key(0, "stop at this many environment steps; 0 = never", ge=0)
+    max_tokens: int = key(0, "stop at this many generated tokens, actions and tips; 0 = never", ge=0)
+    save_every: int = key(10, "iterations between checkpoints", ge=1)
+    keep_last: int = key(2, "checkpoints kept besides the best", ge=1)
+    keep_optimizer: bool = key(True, "keep the optimiser's state at the end, without which training cannot go on")
+    eval_every: int = key(0, "iterations between validations without memory; 0 = never", ge=0)
+    split: str = key("train", "split of the training tasks")
+    num_tasks: int = key(0, "how many of them, evenly spaced; 0 = all. Tips are read when a task comes again", ge=0)
+    validation_split: str = key("validation", "held-out variations that choose the best checkpoint; never the test")
+    eval_tips_every: int = key(0, "iterations between panels played with tips, from an empty memory; 0 = never", ge=0)
+    eval_notes_trials: int = key(2, "trials with tips of these panels, after one without", ge=1)
+    new_split: str = key("", "games of families never trained, played with tips beside the validation's; '' = none")
+
+    def compute_progress(self, spent: Mapping[str, float]) -> float:
+        """Compute the used share of the nearest limit, 1 and more at its end; `spent`: a checkpoint's counters."""
+        limits = {"iteration": self.iterations, "env_steps": self.max_env_steps, "tokens_generated": self.max_tokens}
+        return max(spent.get(name, 0) / most for name, most in limits.items() if most)
+
+
+class EvalConfig(Section):
+    """A fixed panel of tasks."""
+
+    split: str = key("test", "split of the panel; '' = none, where no game is held back from training")
+    num_tasks: int = key(0, "tasks of the panel; 0 = all of the split", ge=0)
+    num_samples: int = key(1, "episodes for each task, each with its own sampling seed", ge=1)
+    temperature: float = key(0.4, "sampling temperature", PAPER, ge=0)
+    memory: bool = key(False, "act with the run's memory")
+    show_tips: Literal["own", "other", "empty"] = key("own", "algorithm.show_tips for panels with tips or with plans")
+    meet_split: str = key(
+        "", "empo2-tips: before trial 0 games of this split are played and written about, whose tips memory.scope may "
+        "find; '' = none")  # fmt: skip
+    meet_tasks: int = key(0, "how many of them, evenly spaced; 0 = all of the split", ge=0)
+    trials: int = key(10, "adapt: trials after trial 0, which acts without memory", PAPER, ge=0)
+    metric: Literal["success", "return"] = key("success", "what tables and curves show")
+    confidence: float = key(0.95, "level of the intervals", gt=0, lt=1)
+
+
+class WarmstartConfig(Section):
+    """A start model without any download, or plain SFT of a pretrained one."""
+
+    demonstrations: str = key("", "JSONL of conversations for plain SFT; '' = the environment's scripted episodes")
+    hidden_size: int = key(96, "width of the small model", ge=8)
+    num_layers: int = key(3, "layers of the small model", ge=1)
+    num_heads: int = key(4, "attention heads of the small model", ge=1)
+    steps: int = key(4000, "optimiser steps", ge=1)
+    save_every: int = key(500, "optimiser steps between checkpoints; 0 = only when it is asked to stop", ge=0)
+    batch_size: int = key(64, "episodes in a step; optim.microbatch_tokens of them at a time", ge=1)
+    lr: float = key(1e-3, "peak learning rate, with warm-up and cosine decay", gt=0)
+    num_tips: int = key(4, "tips shown at most in demonstrations", ge=0)
+    p_follow_tip: float = key(0.4, "share of the demonstrations that act on a right tip", ge=0, le=1)
+    p_explore: float = key(
+        0.5, "share of the others that explore: read the archive (waymarks), wander (scienceworld, textworld-express), "
+        "or act carelessly (webshop, wikihow)", ge=0, le=1)  # fmt: skip
+    sizes: float = key(0.0, "waymarks: share of the games whose number of moves or boxes is drawn too", ge=0, le=1)
+    scores: float = key(1.0, "waymarks: share of the episodes whose tips show a score (memory.show_score)", ge=0, le=1)
+    plans: float = key(0.0, "waymarks: share of requests and of tips that are of plans (reflexion)", ge=0, le=1)
+    advice: float = key(0.0, "share of demonstrations that answer with advice (waymarks, webshop, wikihow)", ge=0, le=1)
+    write: float = key(0.0, "webshop: share of demonstrations that only write about a careless episode", ge=0, le=1)
+    wrong_notes: float = key(0.0, "waymarks: share of written tips that are of another rule: a bad writer", ge=0, le=1)
+    variations: int = key(40, "scienceworld: training variations of each task that are recorded", ge=1)
+    lossless_vocab: bool = key(
+        False, "a vocabulary whose texts come out as they went in, for names of letters and digits; if not, words and "
+        "digits get blanks before them, and are the same tokens wherever they stand")  # fmt: skip
+    copying: bool = key(
+        False, "put heads that copy into the random weights of the small model (of two layers or more): it says names "
+        "that it has never seen after a tenth of the steps")  # fmt: skip
+    p_full_loss: float = key(
+        0.0, "share of the conversations of which every token is learned, what is shown as well: a model that begins "
+        "from nothing learns to copy sooner", ge=0, le=1)  # fmt: skip
+    vocab_size: int = key(1024, "size of the small model's vocabulary", ge=300)
+
+    @model_validator(mode="after")
+    def validate_shares(self) -> Self:
+        """Refuse shares of the demonstrations that sum to more than 1."""
+        if self.advice + self.write > 1:
+            raise ValueError(
+                "warmstart.advice and warmstart.write are shares of one whole: set them to 1 together at most"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def validate_num_layers(self) -> Self:
+        """Refuse copying heads without a layer below them."""
+        if self.copying and self.num_layers == 1:
+            raise ValueError("warmstart.copying takes two layers: set warmstart.num_layers to 2 or more")
+        return self
 
 
 class Config(Section):

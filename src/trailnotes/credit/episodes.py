@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from trailnotes.config.methods_schema import AlgorithmConfig
 from trailnotes.types import NO_OP, Step, Trajectory, TrajectoryGroup
-
-if TYPE_CHECKING:
-    from trailnotes.config.methods_schema import AlgorithmConfig
 
 Array = NDArray[np.float64]
 EPSILON = 1e-6  # keeps a group of nearly equal returns from dividing by nothing (EMPO2, release 0b40cb72)

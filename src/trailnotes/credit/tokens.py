@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+from trailnotes.config.methods_schema import OpsdConfig
 
-    from trailnotes.config.methods_schema import OpsdConfig
-
-    Array = NDArray[np.float64]
-    Mask = NDArray[np.bool_]
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 
 def log_ratio(teacher: ArrayLike, student: ArrayLike) -> Array:

@@ -11,26 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trailnotes.reporting.intervals import (
     RATE_BOUNDS,
     ROUNDING_TOLERANCE,
     Bounds,
     Estimate,
+    Floats,
     Interval,
     compute_wilson_limits,
     t_quantile,
 )
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
-    Limits = tuple[Floats, Floats]
-
+Limits = tuple[Floats, Floats]
 MIN_FAMILIES = 10  # fewer carry no interval beyond the panel: docs/comparing.md has the simulation
 CONFIDENCE = 0.95
 ONE_SEED, SEEDS_ALIKE, NO_COMMON_GAME, NO_VARIATION = "one seed", "all seeds alike", "no common game", "nothing varied"

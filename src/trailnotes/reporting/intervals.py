@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
-
+Floats = NDArray[np.float64]
 Bounds = tuple[float, float] | None  # least and greatest value of a metric, where it has them
 RATE_BOUNDS: Bounds = (0.0, 1.0)
 ROUNDING_TOLERANCE = 1e-9  # what the mean of equal values may miss them by

@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from trailnotes.config.methods import get_colours
 from trailnotes.errors import MissingExtraError, format_install_command
 from trailnotes.reporting.intervals import Interval
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
 Curve = list[tuple[float, float]]  # (x, y) of one run, x ascending
 INITIAL_MODEL_COLOUR = {"start model": "#777777"}  # as `config.methods.colours` has those of the methods

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from trailnotes.errors import ConfigError
 from trailnotes.storage.files import encode_line, write_bytes_atomic
 from trailnotes.storage.parsing import parse_json
 from trailnotes.storage.records import task_to_json
 from trailnotes.types import Message, Task
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from trailnotes.config.warmstart_schema import WarmstartConfig
+    from trailnotes.config.schema import WarmstartConfig
 
 END = "<|end|>"
 PAD = "<|pad|>"

@@ -9,8 +9,7 @@ import pytest
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.methods_schema import RehearsalConfig
-from trailnotes.config.schema import Config, EnvConfig, EvalConfig, RolloutConfig
-from trailnotes.config.warmstart_schema import WarmstartConfig
+from trailnotes.config.schema import Config, EnvConfig, EvalConfig, RolloutConfig, WarmstartConfig
 from trailnotes.errors import ConfigError
 from trailnotes.warmstart.demonstrations import iter_held_out_demonstrations, load_demonstrator
 from trailnotes.warmstart.demonstrations.episodes import get_actions

@@ -11,8 +11,7 @@ import pytest
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.methods_schema import RehearsalConfig
-from trailnotes.config.schema import Config, EnvConfig, RolloutConfig
-from trailnotes.config.warmstart_schema import WarmstartConfig
+from trailnotes.config.schema import Config, EnvConfig, RolloutConfig, WarmstartConfig
 from trailnotes.envs.tasks import load_panel, tasks_of
 from trailnotes.errors import ConfigError
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory

@@ -21,8 +21,7 @@ from trailnotes.algorithms.rememberer.advice import (
 )
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.methods_schema import RehearsalConfig
-from trailnotes.config.schema import Config, EnvConfig, RolloutConfig
-from trailnotes.config.warmstart_schema import WarmstartConfig
+from trailnotes.config.schema import Config, EnvConfig, RolloutConfig, WarmstartConfig
 from trailnotes.envs import list_env_tasks
 from trailnotes.errors import ConfigError
 from trailnotes.storage.demonstrations import Demonstration

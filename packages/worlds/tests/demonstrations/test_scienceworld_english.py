@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.schema import Config, EnvConfig, RolloutConfig
+from trailnotes.config.schema import Config, EnvConfig, RolloutConfig, WarmstartConfig
 from trailnotes.config.toml import load_config
-from trailnotes.config.warmstart_schema import WarmstartConfig
 from trailnotes.envs.tasks import select_unused, tasks_of
 from trailnotes.prompts.text import quoted
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory

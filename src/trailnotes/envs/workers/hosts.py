@@ -209,31 +209,19 @@ class Slots:
         """Run the operation of this name, as a message asks for it."""
         match operation, argument:
             case "reset", Task():
-                return self.reset(slot, argument)
+                with wrap_env_errors(f"reset of task {argument.id}"):
+                    return _validate_observation(self._envs[slot].reset(argument))
             case "step", str():
-                return self.step(slot, argument)
+                with wrap_env_errors(f"step of {self._name}"):
+                    return _validate_observation(self._envs[slot].step(argument))
             case "open", None:
-                self.open(slot)
+                with wrap_env_errors(f"making {self._name}"):
+                    self._envs[slot] = make_env(self._name, **self._options)
             case "drop", None:
                 self.drop(slot)
             case _:
                 raise EnvError(f"an environment cannot {operation} with a {type(argument).__name__}")
         return None
-
-    def open(self, slot: int) -> None:
-        """Make the instance `slot`."""
-        with wrap_env_errors(f"making {self._name}"):
-            self._envs[slot] = make_env(self._name, **self._options)
-
-    def reset(self, slot: int, task: Task) -> Observation:
-        """Start `task` in instance `slot`."""
-        with wrap_env_errors(f"reset of task {task.id}"):
-            return _validate_observation(self._envs[slot].reset(task))
-
-    def step(self, slot: int, action: str) -> Observation:
-        """Take one action in instance `slot`."""
-        with wrap_env_errors(f"step of {self._name}"):
-            return _validate_observation(self._envs[slot].step(action))
 
     def drop(self, slot: int) -> None:
         """Close the instance `slot`, if it was opened."""

@@ -70,8 +70,7 @@ class EnvServer:
     def answer(self, request: list[Any]) -> bytes:
         """Answer a request with one frame; errors become answers too."""
         try:
-            observation = self._run_request(request)
-            return encode(["ok", pack(observation)])
+            return encode(["ok", pack(self._run_request(request))])
         except TrailnotesError as error:
             return encode(pack_error(error))
         except (TypeError, ValueError) as error:
