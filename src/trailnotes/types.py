@@ -121,10 +121,7 @@ def _is_list(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation.
-
-    An assistant message that the policy sampled keeps its `token_ids`, so that it is never tokenised again.
-    """
+    """One turn of a conversation; a sampled assistant message keeps its `token_ids`, never tokenised again."""
 
     role: Role
     content: str

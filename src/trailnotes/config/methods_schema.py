@@ -114,9 +114,7 @@ class RehearsalConfig(Section):
         if self.path and self.split:
             raise ValueError("rehearsal.path is taken instead of what rehearsal.split would record: set one to ''")
         if (self.path or self.split) and not self.hold + self.imitate:
-            raise ValueError(
-                "what is rehearsed is neither held nor imitated: raise rehearsal.hold or rehearsal.imitate"
-            )
+            raise ValueError("rehearsal is neither held nor imitated: raise rehearsal.hold or rehearsal.imitate")
         return self
 
 

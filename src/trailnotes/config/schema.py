@@ -222,9 +222,7 @@ class WarmstartConfig(Section):
     def validate_shares(self) -> Self:
         """Refuse shares of the demonstrations that sum to more than 1."""
         if self.advice + self.write > 1:
-            raise ValueError(
-                "warmstart.advice and warmstart.write are shares of one whole: set them to 1 together at most"
-            )
+            raise ValueError("warmstart.advice and warmstart.write are shares of one whole: set their sum to 1 at most")
         return self
 
     @model_validator(mode="after")
@@ -290,13 +288,9 @@ class Config(Section):
         if rollout.max_action_tokens >= rollout.max_context_tokens:
             raise ValueError("rollout.max_action_tokens must be smaller than rollout.max_context_tokens")
         if self.train.split == self.train.validation_split and (self.train.eval_every or self.train.eval_tips_every):
-            raise ValueError(
-                "train.validation_split must differ from train.split, or training games choose the best checkpoint"
-            )
+            raise ValueError("train.validation_split must differ from train.split, or training games choose the best")
         if rollout.example_turns and (self.rehearsal.path or self.rehearsal.split):
-            raise ValueError(
-                "rehearsal imitates whole conversations, and would learn rollout.example_turns by heart: set it to []"
-            )
+            raise ValueError("rehearsal imitates whole conversations, rollout.example_turns too: set these to []")
         if self.memory.scope != "task" and self.memory.shared_split not in {"", self.train.split}:
             raise ValueError(
                 "tips of memory.shared_split reach all games, those that are trained on among them: "
@@ -322,21 +316,16 @@ class Config(Section):
                 "that are played with tips have eval.show_tips)"
             )
         if algorithm.name == "lamer" and (self.archive.share or algorithm.dynamic_sampling):
-            raise ConfigError(
-                "lamer plays each task from its start: set archive.share and algorithm.dynamic_sampling to 0"
-            )
+            raise ConfigError("lamer plays tasks from the start: set archive.share and algorithm.dynamic_sampling to 0")
         if algorithm.name == "lamer" and (algorithm.author == "start" or algorithm.author_credit):
-            raise ConfigError(
-                'lamer trains who writes by what follows: set algorithm.author = "policy" and author_credit = 0'
-            )
+            raise ConfigError('lamer trains the author of tips: set algorithm.author = "policy" and author_credit = 0')
         if method.plain and algorithm.author_credit:
             raise ConfigError(f"{algorithm.name} lets no member read tips: set algorithm.author_credit = 0")
         if self.archive.share and not method.trains:
             raise ConfigError(f"{algorithm.name} trains nothing from kept states: set archive.share = 0")
         if self.archive.share:
-            self._validate_archive(
-                rollout.group_size - (round(algorithm.p_memory * rollout.group_size) if mixed else 0)
-            )
+            num_readers = round(algorithm.p_memory * rollout.group_size) if mixed else 0
+            self._validate_archive(rollout.group_size - num_readers)
 
     def _validate_archive(self, num_plain: int) -> None:
         if self.algorithm.dynamic_sampling:
@@ -410,8 +399,7 @@ class Config(Section):
             )
         if self.rollout.top_p < 1 or self.rollout.top_k:
             raise ConfigError(
-                "training needs the log-probabilities of the distribution sampled from: "
-                "set rollout.top_p = 1 and rollout.top_k = 0"
+                "training needs the sampler's log-probabilities: set rollout.top_p = 1 and rollout.top_k = 0"
             )
         if self.rollout.group_size < 2:
             raise ConfigError("training compares the members of a group: set rollout.group_size to 2 or more")

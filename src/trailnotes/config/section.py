@@ -102,9 +102,8 @@ class Section(BaseModel):
         def rename(values: Any) -> Any:
             return rename_keys({section: values})[section]
 
-        return core_schema.json_or_python_schema(
-            json_schema=schema, python_schema=core_schema.no_info_before_validator_function(rename, schema)
-        )
+        renaming = core_schema.no_info_before_validator_function(rename, schema)
+        return core_schema.json_or_python_schema(json_schema=schema, python_schema=renaming)
 
 
 def require_secret_free_url(setting: str, value: str, variable: str) -> None:
@@ -166,9 +165,7 @@ def describe_allowed(field: FieldInfo) -> str:
         words = ", ".join(f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in choices)
         return f"{'one' if get_origin(field.annotation) is Literal else 'any'} of {words}"
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-    limits = [
-        (sign, getattr(limit, name)) for limit in field.metadata for name, sign in signs.items() if hasattr(limit, name)
-    ]
+    limits = [(sign, getattr(m, name)) for m in field.metadata for name, sign in signs.items() if hasattr(m, name)]
     return " and ".join(f"{sign} {limit:g}" for sign, limit in limits)
 
 

@@ -20,9 +20,7 @@ from trailnotes.config.toml import diff_configs, flatten_config, is_within
 
 logger = logging.getLogger(__name__)
 _METHOD_SECTIONS = ("gigpo", "opsd", "lamer", "reflexion", "rememberer", "retrospex")
-_VLLM_KEYS = (
-    "replicas", "urls", "python", "devices", "device_memory", "max_concurrent", "start_timeout", "timeout",
-)  # fmt: skip
+_VLLM_KEYS = "replicas urls python devices device_memory max_concurrent start_timeout timeout".split()  # noqa: SIM905
 REQUIREMENTS = {
     "model.lora": "model.lora.enabled",
     "endpoint": "model.path = openai:* or memory.embedder = openai:*",

@@ -40,10 +40,8 @@ def score_group(group: TrajectoryGroup, algorithm: AlgorithmConfig) -> Scores:
     advantages are computed, or from the advantage of its step.
     """
     episodes = group.trajectories
-    penalties = tuple(
-        algorithm.invalid_penalty * np.array([is_invalid(step, algorithm.invalid) for step in t.steps], dtype=float)
-        for t in episodes
-    )
+    invalid = ([is_invalid(step, algorithm.invalid) for step in t.steps] for t in episodes)
+    penalties = tuple(algorithm.invalid_penalty * np.array(row, dtype=float) for row in invalid)
     none = tuple(np.zeros(len(t.steps)) for t in episodes)
     before = algorithm.penalty_stage == "before"
     return Scores(

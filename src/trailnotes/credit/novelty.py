@@ -208,9 +208,8 @@ class VisitCounter:
     def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
         """Load a state as `Estimator.load_state_dict` does."""
         states, visits = (_split_array(arrays[name], rest["sizes"]) for name in ("states", "visits"))
-        counters = [
-            Counter(dict(zip(s.tolist(), v.tolist(), strict=True))) for s, v in zip(states, visits, strict=True)
-        ]
+        pairs = zip(states, visits, strict=True)
+        counters = [Counter(dict(zip(s.tolist(), v.tolist(), strict=True))) for s, v in pairs]
         self._visits = dict(zip(rest["namespaces"], counters, strict=True))
 
 

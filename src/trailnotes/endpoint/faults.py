@@ -115,10 +115,8 @@ def explain_refusal(
     if status == 429:
         return f"{text}; the account has nothing left to spend: top it up, and run the same command again"
     if status == 413 or is_context_overflow(body):
-        return (
-            f"{text}; set endpoint.context_tokens to what the model {model!r} holds, so that episodes end before, "
-            "and run the same command again"
-        )
+        fix = f"set endpoint.context_tokens to what the model {model!r} holds, so that episodes end before"
+        return f"{text}; {fix}, and run the same command again"
     fixes = _PARAMETER_FIXES | {name.lower(): f"take {name} out of endpoint.extra" for name in extra}
     if parameter := _find_refused_parameter(body, fixes):
         return f"{text}; {fixes[parameter]}"

@@ -75,9 +75,7 @@ class _BodyBuffer:
     def __init__(self, response: Any, key: str) -> None:
         packed = response.headers.get("content-encoding", "identity").strip().lower()
         if packed not in {"", "identity"}:
-            raise RetryableError(
-                "an answer that is packed, which was not asked for: turn off compression there", billed=True
-            )
+            raise RetryableError("a compressed answer, against the request: turn compression off there", billed=True)
         self._response, self._key, self._bytes = response, key, bytearray()
 
     def add(self, piece: bytes) -> None:

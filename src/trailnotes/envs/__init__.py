@@ -140,9 +140,8 @@ def _import_class(name: str, target: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             fix = f": name it without .py, {module_name[:-3]}:{class_name}" if module_name.endswith(".py") else ""
-            raise ConfigError(
-                f"env.name = {name!r}: there is no module {error.name!r} on the Python path{fix}"
-            ) from error
+            text = f"env.name = {name!r}: there is no module {error.name!r} on the Python path{fix}"
+            raise ConfigError(text) from error
         raise MissingExtraError(f"env.name = {name!r} needs the package {error.name!r}: install it") from error
     except MissingExtraError:
         raise
@@ -151,9 +150,8 @@ def _import_class(name: str, target: str) -> Callable[..., Any]:
     cls = getattr(module, class_name, None)
     if not callable(cls):
         classes = sorted(key for key, value in vars(module).items() if inspect.isclass(value))
-        raise ConfigError(
-            f"env.name = {name!r}: {module_name} has no {class_name!r}{_suggest_nearest(class_name, classes)}"
-        )
+        near = _suggest_nearest(class_name, classes)
+        raise ConfigError(f"env.name = {name!r}: {module_name} has no {class_name!r}{near}")
     return cls  # type: ignore[no-any-return]
 
 
@@ -166,9 +164,8 @@ def _translate_import_error(name: str) -> Iterator[None]:
         extra = extra_for(name)
         if not extra or isinstance(error, MissingExtraError):
             raise
-        raise MissingExtraError(
-            f"env.name = {name!r} needs the package {error.name!r}: {format_install_command(extra)}"
-        ) from error
+        fix = format_install_command(extra)
+        raise MissingExtraError(f"env.name = {name!r} needs the package {error.name!r}: {fix}") from error
 
 
 def _inspect_parameters(function: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:

@@ -250,11 +250,8 @@ def find_shared_tasks(games: Iterable[Task], others: Sequence[Task]) -> list[Tas
     known = {task.id: task for task in games}
     mine, theirs = (Counter(map(_build_game_key, tasks)) for tasks in (known.values(), others))
     unclear = {game for counts in (mine, theirs) for game, count in counts.items() if count > 1}
-    return [
-        task
-        for task in others
-        if task.id in known or (mine[_build_game_key(task)] and _build_game_key(task) not in unclear)
-    ]
+    clear = {game for game in mine if game not in unclear}
+    return [task for task in others if task.id in known or _build_game_key(task) in clear]
 
 
 def _build_game_key(task: Task) -> str:

@@ -273,10 +273,8 @@ def build_memory_keys(
     """Build the memory query of every state of the episode, the final one last."""
     observations = [*(step.observation for step in trajectory.steps), trajectory.final_observation]
     stages = replay_conversation(trajectory, rollout, memory, count_tokens)
-    return [
-        build_memory_query(stage, memory.query, observation)
-        for stage, observation in zip(stages, observations, strict=True)
-    ]
+    pairs = zip(stages, observations, strict=True)
+    return [build_memory_query(stage, memory.query, observation) for stage, observation in pairs]
 
 
 def build_reflection_messages(
@@ -289,9 +287,8 @@ def build_reflection_messages(
     if rollout.style == "terse":
         request = f"{final}\nscore {score:g} / {max_score:g} . note ?"
     else:
-        request = (
-            f"{final}\n\n{_REFLECTION_REQUEST.format(score=score, max_score=max_score, words=memory.requested_words)}"
-        )
+        asked = _REFLECTION_REQUEST.format(score=score, max_score=max_score, words=memory.requested_words)
+        request = f"{final}\n\n{asked}"
     return [*conversation.plain, Message("user", request)]
 
 

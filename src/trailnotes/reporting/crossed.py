@@ -288,9 +288,6 @@ def _compute_game_weights(games: Sequence[str], families: Mapping[str, str]) -> 
 
 
 def _compute_grand_mean(values: Values, families: Mapping[str, str]) -> float:
-    means = [
-        float((_compute_game_weights([*games], families) @ [*games.values()]).mean())
-        for games in values.values()
-        if games
-    ]
+    played = [games for games in values.values() if games]
+    means = [float((_compute_game_weights([*g], families) @ [*g.values()]).mean()) for g in played]
     return float(np.mean(means))

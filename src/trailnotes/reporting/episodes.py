@@ -30,7 +30,6 @@ def render_episode(trajectory: Trajectory) -> str:
 
 def _format_block(label: str, text: str) -> str:
     indent = " " * len(label)
-    wrapped = [
-        part for line in text.strip().splitlines() or [""] for part in textwrap.wrap(line, WIDTH - len(label)) or [""]
-    ]
+    width, lines = WIDTH - len(label), text.strip().splitlines() or [""]
+    wrapped = [part for line in lines for part in textwrap.wrap(line, width) or [""]]
     return "\n".join(line.rstrip() for line in [label + wrapped[0], *(indent + part for part in wrapped[1:])])

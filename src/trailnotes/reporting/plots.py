@@ -55,14 +55,11 @@ def plot_panel(
     `ours` maps label and row to an interval; `published` maps method and row to mean and standard deviation.
     """
     plt = load_pyplot()
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(13, 1.6 + 0.36 * len(rows)), sharey=True, layout="constrained", facecolor="white"
-    )
+    size = (13, 1.6 + 0.36 * len(rows))
+    figure, (left, right) = plt.subplots(1, 2, figsize=size, sharey=True, layout="constrained", facecolor="white")
     _draw_dots(left, rows, {label: dict(cells) for label, cells in ours.items()})
-    spreads = {
-        method: {row: Interval(mean, mean - sd, mean + sd) for row, (mean, sd) in cells.items()}
-        for method, cells in published.items()
-    }
+    spreads = {method: {row: Interval(mean, mean - sd, mean + sd) for row, (mean, sd) in cells.items()}
+               for method, cells in published.items()}  # fmt: skip
     _draw_dots(right, rows, spreads)
     left.set(yticks=range(len(rows)), ylim=(len(rows) - 0.5, -0.5))
     left.set_yticklabels(rows)

@@ -186,9 +186,7 @@ def plot_roles(found: RoleAnalysis, path: Path) -> None:
     labels = {"none": "start model in all roles", "all": "trained model in all roles"}
     for index, (row, means) in enumerate(found.means.items()):
         xs = np.arange(len(means)) + 0.05 * (index - 2)
-        known = [
-            interval or Interval(mean, mean, mean) for mean, interval in zip(means, found.intervals[row], strict=True)
-        ]
+        known = [i or Interval(mean, mean, mean) for mean, i in zip(means, found.intervals[row], strict=True)]
         error = [[i.mean - i.low for i in known], [i.high - i.mean for i in known]]
         axes.errorbar(
             xs, means, yerr=error, label=labels.get(row, f"trained {row}"), color=colours[row], marker="sD^vo"[index],

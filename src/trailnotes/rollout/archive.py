@@ -118,9 +118,8 @@ class Archive:
         """Put returning members that had to start afresh into groups of their own."""
         result = []
         for group in groups:
-            parts = [
-                tuple(t for t in group.trajectories if bool(count_replayed(t)) == there) for there in (True, False)
-            ]
+            members = group.trajectories
+            parts = [tuple(t for t in members if bool(count_replayed(t)) == there) for there in (True, False)]
             result += [replace(group, trajectories=part) for part in parts if part]
         return result
 

@@ -257,9 +257,8 @@ def read_json(path: Path) -> dict[str, Any]:
 def _list_directories(root: Path) -> list[tuple[int, Path]]:
     if not root.is_dir():
         return []
-    return sorted(
-        (int(match[1]), p) for p in root.iterdir() if p.is_dir() and (match := _DIRECTORY_NAME.fullmatch(p.name))
-    )
+    named = ((_DIRECTORY_NAME.fullmatch(path.name), path) for path in root.iterdir())
+    return sorted((int(match[1]), path) for match, path in named if match and path.is_dir())
 
 
 def _find_problem(path: Path, name: str, size: int, sha256: str, *, contents: bool) -> str:

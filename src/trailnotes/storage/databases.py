@@ -128,7 +128,6 @@ def _build_expected_schema(statements: Statements) -> tuple[dict[tuple[str, str]
         for kind, table in objects:
             columns = empty.execute(f"PRAGMA table_info({table})") if kind == "table" else ()
             for _, name, declared, is_set, _, is_key in columns:
-                types.setdefault(name, set()).update(
-                    PYTHON_TYPES.get(declared, {object}), *([] if is_set or is_key else [{NoneType}])
-                )
+                optional = [] if is_set or is_key else [{NoneType}]
+                types.setdefault(name, set()).update(PYTHON_TYPES.get(declared, {object}), *optional)
     return objects, {name: kinds for name, kinds in types.items() if object not in kinds}

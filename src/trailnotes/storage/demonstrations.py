@@ -32,9 +32,7 @@ def list_assistant_turns(messages: Iterable[Message]) -> frozenset[int]:
 
 def write_demonstrations(demonstrations: Iterable[Demonstration], path: Path) -> None:
     """Write a file that `read_demonstrations` reads, whole or not at all."""
-    write_bytes_atomic(
-        path, b"".join(encode_line(demonstration_to_json(demonstration)) for demonstration in demonstrations)
-    )
+    write_bytes_atomic(path, b"".join(encode_line(demonstration_to_json(each)) for each in demonstrations))
 
 
 def read_demonstrations(path: Path, setting: str) -> list[Demonstration]:

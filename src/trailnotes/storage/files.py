@@ -253,9 +253,8 @@ def split_after(path: Path, iterations: int | None = None) -> Path | None:
         temporary.replace(aside)
         os.truncate(path, offset)
     except OSError as error:
-        raise RunError(
-            f"cannot move lines from {path} to {aside} ({error.strerror}): all are still there; {_FIX_HINT}"
-        ) from error
+        text = f"cannot move lines from {path} to {aside} ({error.strerror}): all are still there; {_FIX_HINT}"
+        raise RunError(text) from error
     return aside
 
 

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 MAX_CONNECTIONS = 2_000  # at once; one more is told to come back
 MAX_UNFINISHED = 256  # connections whose visitor has not sent a whole request; one more, and the oldest gives way
-REQUEST_TIMEOUT_S = (
-    20.0  # in which a request must arrive, from its connection, or from the answer before it, to its last byte
-)
+REQUEST_TIMEOUT_S = 20.0  # for a whole request, from its connection or from the answer before it
 UNREAD_TIMEOUT_MS = 60_000  # in which a visitor takes something of what it is sent
 
 
@@ -45,9 +43,8 @@ def open_listener(host: str, port: int, *, refusal: str = "") -> socket.socket:
         door = socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-        raise ConfigError(
-            f"nothing can listen at {host}:{port} ({reason}): name another --port (0 takes a free one) or --host"
-        ) from error
+        text = f"nothing can listen at {host}:{port} ({reason}): name another --port (0 takes a free one) or --host"
+        raise ConfigError(text) from error
     # What is accepted here inherits it. An answer goes out in two parts, head and body, and the second would wait 40 ms
     # for the visitor's word that the first has come: asyncio sees to it only for sockets that name their protocol.
     door.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -41,9 +41,8 @@ def require_textworld() -> None:
         importlib.import_module("jericho")
         importlib.import_module("textworld")
     except ImportError as error:
-        raise MissingExtraError(
-            f"this environment needs TextWorld ({error}): {format_install_command('textworld')}"
-        ) from error
+        fix = format_install_command("textworld")
+        raise MissingExtraError(f"this environment needs TextWorld ({error}): {fix}") from error
 
 
 # ---------------------------------------------------------------------------------------------- text
@@ -190,6 +189,5 @@ def get_textworld_version() -> str:
     try:
         return version("textworld")
     except PackageNotFoundError:
-        raise MissingExtraError(
-            f"compiled games need the package textworld: {format_install_command('textworld')}"
-        ) from None
+        fix = format_install_command("textworld")
+        raise MissingExtraError(f"compiled games need the package textworld: {fix}") from None

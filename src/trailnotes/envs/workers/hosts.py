@@ -154,11 +154,8 @@ class RemoteHost(Host):
         limit = self._timeout if self.started else self._start_limit
         if not self._pending or time.monotonic() - self._head_since <= limit:
             return ""
-        return (
-            f"did not answer within env.timeout = {self._timeout:g} s"
-            if self.started
-            else f"did not start within {limit:g} s"
-        )
+        late = f"did not answer within env.timeout = {self._timeout:g} s"
+        return late if self.started else f"did not start within {limit:g} s"
 
     def _take(self, message: list[Any], answer: Awaited | None) -> None:
         """Take the answer to a call that is no longer pending."""
