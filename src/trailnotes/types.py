@@ -95,9 +95,9 @@ def _validate_briefing(briefing: Mapping[str, Any]) -> None:
         if name not in BRIEFING:
             raise ValueError(f"a briefing holds {', '.join(BRIEFING)}, not {name!r}")
         if name == "action_formats":
-            fine = _is_list(value) and all(isinstance(text, str) for text in value)
+            fine = isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
         elif name == "examples":
-            fine = _is_list(value) and all(_is_example(example) for example in value)
+            fine = isinstance(value, list | tuple) and all(_is_example(example) for example in value)
         else:
             fine = isinstance(value, str)
         if not fine:
@@ -105,23 +105,23 @@ def _validate_briefing(briefing: Mapping[str, Any]) -> None:
 
 
 def _is_example(value: object) -> bool:
-    if not isinstance(value, Mapping) or set(value) != {"instruction", "turns"} or not _is_list(value["turns"]):
+    if (
+        not isinstance(value, Mapping)
+        or set(value) != {"instruction", "turns"}
+        or not isinstance(value["turns"], list | tuple)
+    ):
         return False
     texts = [value["instruction"]]
     for turn in value["turns"]:
-        if not _is_list(turn) or len(turn) != 2:
+        if not isinstance(turn, list | tuple) or len(turn) != 2:
             return False
         texts += turn
     return all(isinstance(text, str) for text in texts)
 
 
-def _is_list(value: object) -> bool:
-    return isinstance(value, list | tuple)
-
-
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation; a sampled assistant message keeps its `token_ids`, never tokenised again."""
+    """One turn of a conversation; a sampled one keeps its `token_ids`, so that it is never tokenised again."""
 
     role: Role
     content: str

@@ -69,11 +69,7 @@ _ENTRY_POINT = re.compile(r"[\w.]+:\w+")  # module:NAME
 
 
 def register(method: Method) -> Method:
-    """Register a method for `algorithm.name` in this process; returns it.
-
-    Raises:
-        ConfigError: another method has the name.
-    """
+    """Register a method for `algorithm.name` in this process; raises `ConfigError` if the name is taken."""
     known = METHODS.get(method.name, method)
     if _locate_code(known) != _locate_code(method):
         raise ConfigError(f"a method is called {method.name!r} already: choose another name")
@@ -102,11 +98,7 @@ def validate_method_name(name: str) -> None:
 
 
 def resolve_method(name: str) -> Method:
-    """Return the method that `algorithm.name` names.
-
-    Raises:
-        ConfigError: there is none; the text has the nearest name.
-    """
+    """Return the method that `algorithm.name` names; raises `ConfigError` with the nearest name."""
     validate_method_name(name)
     if name in METHODS:
         return METHODS[name]

@@ -16,13 +16,10 @@ from pydantic_core import core_schema
 from trailnotes.errors import ConfigError
 
 logger = logging.getLogger(__name__)
-
 PAPER = "EMPO2, arXiv 2602.23008"
 RELEASE = "EMPO2 release 0b40cb72"
-
 MAX_ADDRESS_CHARS: Final = 2048  # characters; the search for secrets takes time by their square
 MAX_SEARCHED_CHARS: Final = 4096  # characters of a text in a table, for the same reason; keys are shorter
-
 SECRET_NAMES = "api_?key|key|token|secret|password|passwd|credentials"  # noqa: S105 - endings of names
 
 # The same as a dotted name; `prompt_cache_key` of OpenAI's API is no secret, nor is the `stop_token` of a template.
@@ -36,7 +33,6 @@ _SECRET_VALUE = re.compile(  # a header, or a key of the well-known kinds
 
 # Before the @ of the host, or after a colon that no port follows: a password may hold "/", "?" and "#" unescaped.
 _CREDENTIALS = re.compile(r"://(?:[^/?#]*|[^/?#@:\[]*:(?!\d+(?:[/?#]|$))[^@]*)@")
-
 _SECRET_PARAMETER = re.compile(rf"[?&;#](?:[^=&;#]*[._-])?(?:{SECRET_NAMES})=[^&;#]", re.IGNORECASE)
 
 

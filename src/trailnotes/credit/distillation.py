@@ -42,7 +42,9 @@ class RandomNetworkDistillation:
 
     def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
         """Rate each step as `Estimator.rate` does."""
-        rows = [_format_states(trajectory) for trajectory in trajectories]
+        goals = [t.steps[0].observation.instruction or "" if t.steps else "" for t in trajectories]
+        pairs = zip(goals, trajectories, strict=True)  # with the goal one predictor serves all tasks
+        rows = [[f"{goal}\n{step.observation.text}" for step in t.steps] for goal, t in pairs]
         texts = [text for row in rows for text in row]
         if not texts:
             return [[] for _ in rows]
@@ -120,9 +122,3 @@ def _make_mlp(widths: Sequence[int], generator: torch.Generator) -> nn.Sequentia
         nn.init.zeros_(linear.bias)
         layers += [linear, nn.ReLU()]
     return nn.Sequential(*layers[:-1])
-
-
-def _format_states(trajectory: Trajectory) -> list[str]:
-    """Format instruction and observation of each step, so that one predictor serves all tasks."""
-    instruction = trajectory.steps[0].observation.instruction or "" if trajectory.steps else ""
-    return [f"{instruction}\n{step.observation.text}" for step in trajectory.steps]

@@ -115,11 +115,7 @@ def group_relative(
 def leave_one_out(returns: ArrayLike) -> Array:
     """Compute A_i = R_i - mean_{j != i} R_j of (N,) returns (RLOO: Ahmadian et al., arXiv 2402.14740).
 
-    Returns:
-        (N,) advantages; exact zeros where all returns are equal, and for a group of one.
-
-    Raises:
-        ValueError: the returns are not a row of finite numbers.
+    Exact zeros where all returns are equal, and for a group of one. Raises as `group_relative`.
     """
     centred = group_relative(returns, normalize_std=False)
     return centred * (centred.size / max(1, centred.size - 1))
@@ -154,11 +150,7 @@ def discount_across_episodes(episodes: Sequence[Scores], gamma: float) -> list[S
 
 
 def discounted_return(rewards: ArrayLike, gamma: float) -> Array:
-    """Compute G_t = r_t + gamma * G_{t+1} of (T, ...) rewards: (T, ...).
-
-    Raises:
-        ValueError: gamma is outside [0, 1].
-    """
+    """Compute G_t = r_t + gamma * G_{t+1} of (T, ...) rewards; raises ValueError for gamma outside [0, 1]."""
     if not 0.0 <= gamma <= 1.0:
         raise ValueError(f"gamma must be in [0, 1], got {gamma}")
     returns = np.asarray(rewards, dtype=np.float64).copy()

@@ -101,15 +101,13 @@ class RetrievalNovelty:
 
     def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
         """Rate each step as `Estimator.rate` does."""
-        return [
-            [0.0] * len(t.steps) if t.mode == "plain" else [1.0 / (1 + num) for num in self._count_retrieved(t)]
-            for t in trajectories
-        ]
-
-    def _count_retrieved(self, trajectory: Trajectory) -> list[int]:
-        shown = [len(step.tips) for step in trajectory.steps]
-        most = self.memory.top_k
-        return shown if self.memory.repeat_shown else [min(num, most) for num in itertools.accumulate(shown)]
+        rated = []
+        for trajectory in trajectories:
+            shown = [len(step.tips) for step in trajectory.steps]
+            if not self.memory.repeat_shown:
+                shown = [min(num, self.memory.top_k) for num in itertools.accumulate(shown)]
+            rated.append([0.0 if trajectory.mode == "plain" else 1.0 / (1 + num) for num in shown])
+        return rated
 
     def state_dict(self) -> ComponentState:
         """Return nothing, since the memory counts."""
@@ -139,9 +137,7 @@ class StateCounter:
         for trajectory in trajectories:
             for step in trajectory.steps:
                 self._visit(trajectory.task.id, vectors[step.observation.text])
-        return [
-            [1.0 / self._count(t.task.id, vectors[step.observation.text]) for step in t.steps] for t in trajectories
-        ]
+        return [[1.0 / self._count(t.task.id, vectors[s.observation.text]) for s in t.steps] for t in trajectories]
 
     def _visit(self, namespace: str, vector: Floats) -> None:
         states = self._states.get(namespace, np.empty((0, self.embedder.dim), np.float32))

@@ -125,10 +125,7 @@ def episode_relative(
 def weigh_levels(levels: Mapping[int, Array], alpha: float = 1.0) -> dict[int, Array]:
     """Weigh each level k in A = sum_k w_k A_k, with w_k ~ (k + 1)^alpha over the levels that are not 0 (HGPO).
 
-    `levels` maps k to (M,) advantages A_k; alpha = 0 weighs all levels alike.
-
-    Returns:
-        w_k A_k, (M,), by k; zeros where all levels are 0.
+    `levels` maps k to A_k (M,), the result to w_k A_k (M,), zeros where all levels are 0; alpha = 0 weighs all alike.
     """
     weights = {k: (k + 1.0) ** alpha * (values != 0) for k, values in levels.items()}
     total = sum(weights.values(), np.zeros(1))

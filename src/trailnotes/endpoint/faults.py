@@ -15,7 +15,6 @@ MIN_WAIT = 0.5  # seconds before the first retry; doubles with each
 MAX_WAIT: Final = 60.0
 MAX_RETRY_AFTER: Final = 300.0  # a server that wants more is asked again after this
 MAX_ERROR_CHARS: Final = 300  # characters of what a server says that an error quotes
-
 _QUOTA_CODES = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
 _CONTEXT_OVERFLOW = re.compile(
     r"context.?length|context.?size|context.?window|maximum context|prompt is too long|longer than the model|"

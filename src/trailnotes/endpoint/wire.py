@@ -20,11 +20,7 @@ IDENTITY_HEADERS: Final = {"Accept-Encoding": "identity"}  # header of each requ
 
 
 def load_api_key(config: EndpointConfig) -> str:
-    """Load the key, "" for none.
-
-    Raises:
-        ConfigError: a key is surely needed and missing, or it holds blanks or odd letters.
-    """
+    """Load the key, "" for none; raises `ConfigError` where it is surely needed, or holds blanks or odd letters."""
     key = os.environ.get(config.api_key_env, "").strip()
     if not key and "//api.openai.com" in config.base_url:
         raise ConfigError(

@@ -77,9 +77,7 @@ def list_env_tasks(name: str, split: str, options: Mapping[str, Any] | None = No
 
 
 def get_env_identity(name: str, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return what two runs must share for their results to be comparable; {} where a class does not say.
-
-    A class says it in a static method ``identity(**options) -> dict``: its data, how that is split, and hashes.
+    """Return what two runs must share to be comparable, by ``identity(**options)`` of the class; {} without it.
 
     Raises:
         ConfigError, MissingExtraError, EnvError: as `list_env_tasks`.

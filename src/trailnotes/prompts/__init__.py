@@ -10,7 +10,6 @@ from trailnotes.prompts.conversation import (
     build_memory_query,
     build_opening_messages,
     build_reflection_messages,
-    build_system_prompt,
     drop_oldest_turn,
     get_instruction,
     parse_listed_actions,
@@ -30,6 +29,6 @@ from trailnotes.prompts.text import (
 __all__ = [
     "CUT_MARK", "MAX_ACTION_CHARS", "NOTES_HEADER", "Conversation", "CountTokens", "FormatTips", "ParsedAction",
     "build_memory_keys", "build_memory_query", "build_opening_messages", "build_reflection_messages",
-    "build_system_prompt", "drop_oldest_turn", "get_instruction", "parse_action", "parse_listed_actions",
-    "quoted", "replay_conversation", "select_unseen_tips", "truncate",
+    "drop_oldest_turn", "get_instruction", "parse_action", "parse_listed_actions", "quoted",
+    "replay_conversation", "select_unseen_tips", "truncate",
 ]  # fmt: skip

@@ -83,14 +83,11 @@ def build_opening_messages(rollout: RolloutConfig) -> list[Message]:
 
 
 class Conversation:
-    """Both contexts of one episode as messages: `acting` with the tips, `plain` without. They only grow at the end.
+    """Both contexts of one episode as messages: `acting` with tips, `plain` without. They only grow.
 
-    A turn is built from segments: instruction and briefing (in the first turn alone), tips, observation. `plain` is
-    rendered without the tip segments, never searched for them, and no length cap looks at the mode: so it is, byte for
-    byte, what an episode without tips and with the same history would have had.
-
-    Instruction, each part of a briefing, observations and lists of actions are each cut to
-    `rollout.max_observation_tokens`, tips to `memory.max_tip_tokens`. What the policy wrote is never cut.
+    `plain` is rendered without the tip segments, and no length cap looks at the mode: so it equals, byte for byte, an
+    episode without tips and with the same history. Instruction, briefing parts, observations and lists of actions are
+    each cut to `rollout.max_observation_tokens`, tips to `memory.max_tip_tokens`; the policy's text is never cut.
     """
 
     def __init__(

@@ -200,7 +200,9 @@ def estimate(
     """
     games = find_common_games(values)
     if not games:
-        return Estimate(_compute_grand_mean(values, families), None, None, NO_COMMON_GAME, NO_COMMON_GAME)
+        played = [own for own in values.values() if own]
+        means = [float((_compute_game_weights([*own], families) @ [*own.values()]).mean()) for own in played]
+        return Estimate(float(np.mean(means)), None, None, NO_COMMON_GAME, NO_COMMON_GAME)
     found = compute_moments(build_matrix(values, games), _compute_game_weights(games, families))
     on_panel = compute_panel_limits(found.mean, found.seeds, bounds, confidence)
     beyond = compute_population_limits(found, bounds, confidence)
@@ -285,9 +287,3 @@ def _compute_game_weights(games: Sequence[str], families: Mapping[str, str]) -> 
     member = np.array([[families[game] == name for game in games] for name in names], dtype=np.float64)
     shares: Floats = member / member.sum(axis=1, keepdims=True)
     return shares
-
-
-def _compute_grand_mean(values: Values, families: Mapping[str, str]) -> float:
-    played = [games for games in values.values() if games]
-    means = [float((_compute_game_weights([*g], families) @ [*g.values()]).mean()) for g in played]
-    return float(np.mean(means))

@@ -84,12 +84,10 @@ class RoleAnalysis:
         first, *others = self.weak_roles
         lines = [f"weak link: the {first.row}. Its exchange costs {first} of {self.metric} in {over}"]
         lines += [f"also weak: the {cost.row}, {cost}" for cost in others]
-        lines += [f"beyond this panel, {told}" for told in [self._describe_population_costs()] if told]
-        return lines + [f"what usually mends the {cost.row}: {REMEDIES[cost.row]}" for cost in self.weak_roles]
-
-    def _describe_population_costs(self) -> str:
         known = [cost for cost in self.weak_roles if cost.beyond]
-        return "; ".join(f"the {cost.row} costs {cost.mean:.2f} {_format_interval(cost.beyond)}" for cost in known)
+        told = [f"the {cost.row} costs {cost.mean:.2f} {_format_interval(cost.beyond)}" for cost in known]
+        lines += [f"beyond this panel, {'; '.join(told)}"] if told else []
+        return lines + [f"what usually mends the {cost.row}: {REMEDIES[cost.row]}" for cost in self.weak_roles]
 
     def to_json(self) -> dict[str, Any]:
         """Convert the analysis to the content of roles.json."""
@@ -175,11 +173,7 @@ def render_markdown(found: RoleAnalysis) -> str:
 
 
 def plot_roles(found: RoleAnalysis, path: Path) -> None:
-    """Plot a curve over the trials for each row, with intervals, side by side.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
+    """Plot a curve over the trials for each row, with intervals, side by side."""
     plt = load_pyplot()
     figure, axes = plt.subplots(figsize=(7.2, 4.4), layout="constrained", facecolor="white")
     colours = {"none": INITIAL_MODEL_COLOUR["start model"], **COLOURS}

@@ -54,11 +54,8 @@ class Archive:
     ) -> tuple[list[Task], list[list[Mode]]]:
         """Split groups: `share` of the plain members become a group of their own, which returns to one cell.
 
-        A group is compared within itself, so all its members start alike. A task without a cell stays as it is, and one
-        of which fewer than two members would return.
-
-        Returns:
-            Tasks and rows of modes for `run_groups`; returning ones have the option `RETURN_OPTION`.
+        A group is compared within itself, so all its members start alike. A task without a cell, or of which fewer than
+        two members would return, stays as it is. Tasks that return have the option `RETURN_OPTION`.
         """
         planned: list[tuple[Task, list[Mode]]] = []
         for task, row in zip(tasks, modes, strict=True):
@@ -90,12 +87,10 @@ class Archive:
         return _ReturningPool(pool, self)
 
     async def reset(self, env: AsyncEnv, task: Task) -> Observation:
-        """Start `task`, and replay the way to its target if it is marked.
+        """Start `task`, and replay the way to its target if it is marked, or start afresh where that fails.
 
-        Where a replay does not meet what was recorded, the cell is dropped and the game starts afresh.
-
-        Returns:
-            The observation there, with instruction and briefing of the start, and "returned" in its `info`.
+        The observation has instruction and briefing of the start, and "returned" in its `info`. A cell is dropped where
+        its replay does not meet what was recorded.
         """
         if RETURN_OPTION not in task.options:
             return await env.reset(task)
@@ -124,16 +119,7 @@ class Archive:
         return result
 
     def update(self, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-        """Drop cells not found again, record the states of the episodes, and end the iteration.
-
-        ===============  ==========================================================================
-        cells            kept states of all tasks, afterwards
-        dropped          of them that a replay did not find again, in this iteration
-        returned         episodes that started from a kept state
-        replayed_steps   environment steps taken to get there
-        return, success  of these episodes, from there on
-        ===============  ==========================================================================
-        """
+        """Drop cells not found again, record the states of the episodes, and end the iteration; returns metrics."""
         for task in self._lost:
             self._cells[task].pop(self._targets[task].states[-1], None)
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]

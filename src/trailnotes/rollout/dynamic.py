@@ -24,10 +24,8 @@ async def replace_equal_groups(
 ) -> tuple[list[TrajectoryGroup], int]:
     """Replace groups with equal returns by freshly played ones, for at most `num_rounds` rounds.
 
-    ``await play(number, num_groups)`` plays other tasks; `number` counts the rounds from 1.
-
-    Returns:
-        The groups to train on, kept ones first, and how many were replaced.
+    ``await play(number, num_groups)`` plays other tasks; `number` counts from 1. Returns the groups to train on, kept
+    ones first, and how many were replaced.
     """
     kept = [group for group in groups if not has_equal_returns(group)]
     fresh = [group for group in groups if has_equal_returns(group)]

@@ -142,18 +142,14 @@ async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is m
             )  # fmt: skip
             observation, attempted = after, None
     except EnvError as failure:
-        error = _format_error(failure, attempted)
+        error = " ".join(str(failure).split()) or type(failure).__name__
+        if attempted is not None:  # no step of the record holds this action
+            error = f"{error} (at the action {attempted[:MAX_ACTION_SHOWN]!r})"
     outcome: Outcome = "error" if error else "terminated" if observation.terminated else "truncated"
     return Trajectory(
         task, tuple(steps), observation, outcome, observation.success, observation.score,
         observation.max_score, mode, member, error, context_full,
     )  # fmt: skip
-
-
-def _format_error(failure: EnvError, action: str | None) -> str:
-    """Format what failed on one line, with the action that no step of the record holds."""
-    text = " ".join(str(failure).split()) or type(failure).__name__
-    return text if action is None else f"{text} (at the action {action[:MAX_ACTION_SHOWN]!r})"
 
 
 class TipsActor:

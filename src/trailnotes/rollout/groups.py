@@ -248,22 +248,7 @@ async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list
 
 
 def compute_rollout_metrics(groups: Sequence[TrajectoryGroup], errors: Sequence[Trajectory] = ()) -> dict[str, float]:
-    """Compute the metrics of a batch of episodes; only `errors` if there is none.
-
-    ====================  ==================================================================================
-    return, success       means over episodes; success/MODE, return/MODE for each mode played
-    episode_length        mean number of steps
-    env_steps, tokens     sums: actions taken, tokens sampled for them
-    truncated             share of episodes cut off by a step limit or a full context
-    context_full          share of episodes that ended because the next turn did not fit
-    unparsable            share of actions that became the no-op
-    cut_actions           share of actions that ran into `max_action_tokens`
-    action_changed        share of actions that the environment replaced, as `info` of the observation after says
-    restarts              times that environments started their simulator anew, likewise
-    tips_per_step         mean number of tips first shown in a turn, over the steps of modes with tips
-    errors                failed episodes, as given
-    ====================  ==================================================================================
-    """
+    """Compute the metrics of a batch of episodes (docs/metrics.md); only `errors` if there is none."""
     episodes = [trajectory for group in groups for trajectory in group.trajectories]
     metrics = {"errors": float(len(errors))}
     if not episodes:

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,23 +99,17 @@ def find_latest(root: Path, skip_damaged: bool = False) -> Path | None:
     return newest.path if newest else None
 
 
-@contextmanager
-def hold_checkpoint(path: Path) -> Iterator[bool]:
+def hold_checkpoint(path: Path) -> AbstractContextManager[bool]:
     """Keep `prune` from deleting a checkpoint inside the block; yields whether it exists.
 
     The hold is a shared lock on the manifest, which ends with its process.
     """
-    with _try_lock(path / MANIFEST, fcntl.LOCK_SH) as there:
-        yield there
+    return _try_lock(path / MANIFEST, fcntl.LOCK_SH)
 
 
 @contextmanager
 def hold_latest(root: Path) -> Iterator[Path | None]:
-    """Hold `find_latest` inside the block, choosing again where a training run deletes the one chosen.
-
-    Raises:
-        RunError: as `find_latest`.
-    """
+    """Hold `find_latest` (which may raise) inside the block, choosing again where the chosen one was deleted."""
     while True:
         path = find_latest(root)
         if path is None and not _list_directories(root):
@@ -240,11 +234,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read the object that `write_json` wrote.
-
-    Raises:
-        RunError: the file cannot be read, or holds something else.
-    """
+    """Read the object that `write_json` wrote; raises `RunError` if it is damaged."""
     try:
         value = parse_json(read_small(path))
     except (OSError, ValueError) as error:

@@ -1,9 +1,8 @@
-"""SQLite files that somebody else may have made: they hold our tables and nothing else, and no query is endless.
+"""SQLite files from untrusted sources: only our tables, only bounded queries.
 
-A view may never end, a trigger runs with whatever is written, and a column takes values of any type. So a file is
-compared with the statements that make ours before it is read, and its values with the types that these declare. A
-rollback journal beside it is played back whatever it holds, and the file that it names as its super-journal deleted:
-ours have a write-ahead log, and never such a journal, not even while they are made.
+A view may never end, a trigger runs on writes, and a column takes any type; so schema and values are compared with our
+statements before use. SQLite plays back any rollback journal beside a file; ours have a write-ahead log and never such
+a journal.
 """
 
 from __future__ import annotations

@@ -75,11 +75,9 @@ def read_demonstrations(path: Path, setting: str) -> list[Demonstration]:
 
 def demonstration_to_json(demonstration: Demonstration) -> Mapping[str, Any]:
     """Convert a demonstration to one line of such a file."""
-    turns = (
-        {"role": m.role, "content": m.content} | ({"token_ids": m.token_ids} if m.token_ids else {})
-        for m in demonstration.messages
-    )
-    record: dict[str, Any] = {"messages": list(turns)}
+    turns = [{"role": m.role, "content": m.content} for m in demonstration.messages]
+    kept = zip(turns, demonstration.messages, strict=True)
+    record: dict[str, Any] = {"messages": [t | ({"token_ids": m.token_ids} if m.token_ids else {}) for t, m in kept]}
     if demonstration.taught != list_assistant_turns(demonstration.messages):
         record["taught"] = sorted(demonstration.taught)
     if demonstration.kind:

@@ -22,9 +22,7 @@ from trailnotes.storage.parsing import parse_json
 
 T = TypeVar("T")
 MAX_SMALL_BYTES: Final = 16 << 20  # bytes of a file that is read whole
-
 KEY_BYTES = 32
-
 _FIX_HINT = "free space or fix the permissions, then run the same command again"
 _ITERATION_PATTERN = re.compile(rb'\{"iteration": (\d+)[,}]')
 
@@ -57,10 +55,9 @@ def load_user_key() -> bytes:
 
 
 def open_or_make(folder: Path, make: Callable[[], T], open_made: Callable[[], T]) -> T:
-    """Open a folder of the user's cache, or make it if it is missing.
+    """Open a folder of the user's cache, or make it if it is missing, whole or not at all.
 
-    Several processes may make it at once, each aside; the first to finish gives its own. `make` makes it whole or not
-    at all; `open_made` opens it.
+    Several processes may make it at once, each aside; the first to finish gives its own.
 
     Raises:
         RunError: it cannot be made; set TRAILNOTES_CACHE to another folder.

@@ -81,14 +81,11 @@ class TextWorldEnv:
 
     @staticmethod
     def tasks(split: str, **options: Any) -> list[Task]:
-        """List the games of `split`, from `path` or from `generator`.
+        """List the games of `split` (train, validation, test), from `path` or from `generator`.
 
-        Args:
-            split: train, validation or test.
-            options: either ``path`` (a ``.z8`` file, or a folder of them; its subfolders train, validation and test
-                are the splits when they exist, else every split has all games), or ``generator`` with ``num_games``
-                (20), ``dataset_seed`` (0) and the generator's own settings (see `GENERATORS`). The seeds of the
-                splits are disjoint.
+        ``path`` is a ``.z8`` file or a folder of them; its subfolders train, validation and test are the splits, if
+        they exist. ``generator`` takes ``num_games`` (20), ``dataset_seed`` (0) and its own settings (`GENERATORS`);
+        seeds of splits are disjoint.
         """
         if split not in SPLITS:
             raise ConfigError(f"unknown split {split!r}; use one of {', '.join(SPLITS)}")

@@ -82,12 +82,9 @@ def sanitize_action(action: str) -> tuple[str, bool]:
 
 
 def require_complete_game(path: Path) -> None:
-    """Refuse a file that is not a whole ``.z8`` game by its own length and checksum (Z-Machine Standard 1.1, 11.1.6).
+    """Refuse a damaged ``.z8`` by length and checksum (Z-Machine Standard 1.1, 11.1.6); raises `EnvError`.
 
-    The interpreter is a C library: of a damaged game it ends the process that it is in, or never answers.
-
-    Raises:
-        EnvError: there is no such file, or it is damaged.
+    The interpreter is a C library: a damaged game ends its process, or never answers.
     """
     if not path.is_file():
         raise EnvError(f"no game at {path}")

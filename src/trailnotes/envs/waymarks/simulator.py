@@ -86,14 +86,10 @@ def _go(scene: Scene, direction: str) -> Scene:
         if at + 1 < spec.size:
             return _look(Scene(spec, "", at + 1))
         return Scene(spec, ws.room_text(spec.rooms[spec.size], ws.END_DESCRIPTION), at, won=True)
-    return Scene(spec, ws.room_text(_get_nook_name(spec, at, direction), ws.NOOK_DESCRIPTION), at, lost=True)
-
-
-def _get_nook_name(spec: GameSpec, junction: int, direction: str) -> str:
-    """Return the name of a dead end; nooks are named junction by junction, in the order of `DIRECTIONS`."""
-    back = ws.OPPOSITE[spec.rule[junction - 1]] if junction else ws.ARCHIVE_DIRECTION
-    wrong = [word for word in ws.DIRECTIONS if word not in (back, spec.rule[junction])]
-    return spec.rooms[spec.size + 1 + 2 * junction + wrong.index(direction)]
+    back = ws.OPPOSITE[spec.rule[at - 1]] if at else ws.ARCHIVE_DIRECTION
+    wrong = [word for word in ws.DIRECTIONS if word not in (back, spec.rule[at])]
+    nook = spec.rooms[spec.size + 1 + 2 * at + wrong.index(direction)]  # junction by junction, as `DIRECTIONS`
+    return Scene(spec, ws.room_text(nook, ws.NOOK_DESCRIPTION), at, lost=True)
 
 
 def _parse_direction(words: list[str]) -> str:

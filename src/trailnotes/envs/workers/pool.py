@@ -70,7 +70,7 @@ class EnvPool:
         """
         self._config = env
         self._heartbeat = heartbeat
-        self._make_host = make_host or self._start_host
+        self._make_host = make_host if make_host and env.num_workers else self._start_host
         self._hosts: list[Host | None] = [None] * max(1, env.num_workers)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -133,23 +133,19 @@ class EnvPool:
         raise ConfigError(f"env.name = {self._config.name!r} cannot be started ({MAX_ATTEMPTS} attempts): {failure}")
 
     def _least_loaded(self) -> Host:
-        for index, host in enumerate(self._hosts):
-            if host:
-                host.drain()
-            if host is None or host.failure:
-                self._hosts[index] = self._new_host(index)
+        for index, old in enumerate(self._hosts):
+            if old:
+                old.drain()
+            if old is None or old.failure:
+                self._hosts[index] = host = self._make_host(index)
+                if self._loop:
+                    host.attach(self._loop)
         return min((host for host in self._hosts if host), key=lambda host: host.load)
-
-    def _new_host(self, index: int) -> Host:
-        if not self._config.num_workers:
-            return LocalHost(self._config.name, self._config.options)
-        host = self._make_host(index)
-        if self._loop:
-            host.attach(self._loop)
-        return host
 
     def _start_host(self, index: int) -> Host:
         config = self._config
+        if not config.num_workers:
+            return LocalHost(config.name, config.options)
         label = f"worker {index} of {config.name}"
         return Worker(label, config.name, config.options, timeout=config.timeout, heartbeat=self._heartbeat)
 
