@@ -52,13 +52,13 @@ class Method:
 
     def load(self) -> MethodFunction:
         """Import and return the method's function."""
-        return _import_target(self.home) if isinstance(self.home, str) else self.home  # type: ignore[no-any-return]
+        return _import_target(self.home) if isinstance(self.home, str) else self.home
 
     def load_task_lister(self) -> TaskLister | None:
         """Import the function that lists the games learned from before evaluation; None if there is none."""
         if not self.learned_from:
             return None
-        return _import_target(self.learned_from) if isinstance(self.learned_from, str) else self.learned_from  # type: ignore[no-any-return]
+        return _import_target(self.learned_from) if isinstance(self.learned_from, str) else self.learned_from
 
 
 TIPS_ONLY_METHOD = "empo2-tips"  # plays panels with tips, rehearsals and exchanges of roles; trains nothing
@@ -112,7 +112,7 @@ def resolve_method(name: str) -> Method:
         raise ConfigError(f"{name} cannot be imported as a method: {type(error).__name__}: {line}") from error
     if not isinstance(method, Method):
         raise ConfigError(f"{name} is not a Method: give the NAME of a trailnotes.config.methods.Method in module:NAME")
-    METHODS.setdefault(name, method)  # for whoever asks for its label or its colour
+    METHODS.setdefault(name, method)  # for its label and its colour
     return method
 
 

@@ -59,7 +59,7 @@ class RunConfig(Section):
             if name not in TRACKERS and ":" not in name:
                 raise ValueError(f"{name!r} is no tracker: choose of {', '.join(TRACKERS)}, or name module:Class")
         if len({*names}) < len(names):
-            raise ValueError("a tracker stands there twice: name each once")
+            raise ValueError("a tracker is named twice: name each once")
         return names
 
     @property
@@ -209,7 +209,7 @@ class WarmstartConfig(Section):
     variations: int = key(40, "scienceworld: training variations of each task that are recorded", ge=1)
     lossless_vocab: bool = key(
         False, "a vocabulary whose texts come out as they went in, for names of letters and digits; if not, words and "
-        "digits get blanks before them, and are the same tokens wherever they stand")  # fmt: skip
+        "digits get blanks before them, and are the same tokens everywhere")  # fmt: skip
     copying: bool = key(
         False, "put heads that copy into the random weights of the small model (of two layers or more): it says names "
         "that it has never seen after a tenth of the steps")  # fmt: skip

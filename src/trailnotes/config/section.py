@@ -61,7 +61,7 @@ def rename_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Replace former keys in a tree of sections, with one warning per process for each.
 
     Raises:
-        ConfigError: a setting stands under both of its names.
+        ConfigError: a setting is given under both of its names.
     """
     renamed = {name: {**value} if isinstance(value, Mapping) else value for name, value in tree.items()}
     found = []
@@ -115,12 +115,12 @@ def require_secret_free_url(setting: str, value: str, variable: str) -> None:
     forms = value, unquote(value)  # what is coded by percent signs is no less a secret
     if any(map(_CREDENTIALS.search, forms)):
         raise ConfigError(
-            f"{setting} must hold no name or password, since addresses are logged and kept with a run: leave out what "
-            f"stands before the @ of the host, and put a key into the environment variable {variable}"
+            f"{setting} must hold no name or password, since addresses are logged and kept with a run: leave out the "
+            f"part before the @ of the host, and put a key into the environment variable {variable}"
         )
     if any(map(_SECRET_PARAMETER.search, forms)):
         raise ConfigError(
-            f"{setting} must hold no key, since addresses are logged and kept with a run: leave it out of what stands "
+            f"{setting} must hold no key, since addresses are logged and kept with a run: leave it out of the part "
             f"behind the ?, and put it into the environment variable {variable}"
         )
 

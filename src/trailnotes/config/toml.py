@@ -1,6 +1,6 @@
 """Reads settings from TOML files and ``--section.key value``, and writes the resolved tree.
 
-Precedence, lowest first: defaults, preset, file, command line. TOML has no null: the word "none" stands for it.
+Precedence, lowest first: defaults, preset, file, command line. TOML has no null; the word "none" is null.
 """
 
 from __future__ import annotations

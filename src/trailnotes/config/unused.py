@@ -3,7 +3,7 @@
 What a key or a section needs is written so::
 
     model.lora.enabled                 that setting is on: neither false, zero, empty nor none
-    algorithm.intrinsic = tips|states  it is one of these, or holds one; * stands for any text
+    algorithm.intrinsic = tips|states  it is one of these, or holds one; * is any text
     learner.world_size > 1             it is above
     A or B                             either
 """

@@ -27,7 +27,7 @@ _PROGRESSIVE: Final = re.compile(
 )
 
 _MAX_ACTION: Final = 500  # characters that are looked at, of an action that is one of few
-_STRIPPED_CHARS: Final = " \t\r\n.,;:!\"'`"  # what may stand around an action that is meant
+_STRIPPED_CHARS: Final = " \t\r\n.,;:!\"'`"  # decoration around an action
 
 
 @runtime_checkable

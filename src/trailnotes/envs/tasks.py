@@ -82,9 +82,6 @@ def load_panel(config: Config) -> list[Task]:
     return panel(tasks_of(config, config.eval.split), config.eval.num_tasks)
 
 
-# -- what is learned from is never examined
-
-
 def load_validation_tasks(config: Config) -> list[Task]:
     """Load the validation tasks, as many as the panel's, of `train.validation_split`."""
     return panel(tasks_of(config, config.train.validation_split), config.eval.num_tasks)

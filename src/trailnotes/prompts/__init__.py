@@ -1,7 +1,5 @@
 """Builds the prompts that methods share, and parses actions from the answers."""
 
-from __future__ import annotations
-
 from trailnotes.prompts.conversation import (
     NOTES_HEADER,
     Conversation,

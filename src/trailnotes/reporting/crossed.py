@@ -124,9 +124,6 @@ def _variance(values: Floats, new: NDArray[np.bool_]) -> Floats:
     return result
 
 
-# -- limits
-
-
 def compute_panel_limits(
     mean: Floats, part: VarianceComponent, bounds: Bounds, confidence: float = CONFIDENCE
 ) -> Limits:
@@ -181,9 +178,6 @@ def compute_difference_limits(
     above = joint(high - one.mean, other.mean - other_low)
     mean = one.mean - other.mean
     return np.maximum(mean - below, -1.0), np.minimum(mean + above, 1.0)
-
-
-# -- estimates
 
 
 def estimate(

@@ -1,7 +1,5 @@
 """Plays episodes in groups, has tips written afterwards, and measures both."""
 
-from __future__ import annotations
-
 from trailnotes.rollout.episode import (
     AsyncEnv,
     Decision,

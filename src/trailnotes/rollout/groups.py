@@ -109,7 +109,7 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
             progress(trajectory)
 
     await run_with_limit(policy, [seat.episode for seat in seats], play_seat, keep, limit=config.env.max_envs)
-    # Ahead of the update, what is counted here and what is stored there would stand in the order that timing gives.
+    # Ahead of the update, timing would decide the order of these counts and of the tips that are stored.
     if not config.rollout.max_async_iterations or config.memory.is_ranked_by_feedback:
         _report_results([(seat.memory, played[seat.episode]) for row in rows for seat in row], once)
     groups = (_build_group(task, row, played, reasons) for task, row in zip(tasks, rows, strict=True))

@@ -187,7 +187,7 @@ def strip(path: Path, names: Sequence[str]) -> bool:
     So it is whole at any moment, and a later call deletes what a kill left.
 
     Returns:
-        False if somebody holds it (see `hold_checkpoint`), and it stays as it is.
+        False if it is held (see `hold_checkpoint`), and stays as it is.
     """
     with _try_lock(path / MANIFEST, fcntl.LOCK_EX) as free:
         if free:
@@ -277,7 +277,7 @@ def _try_lock(file: Path, operation: int) -> Iterator[bool]:
             fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
         except BlockingIOError:
             free = False
-        except OSError:  # a file system without locks: as if nobody else were there
+        except OSError:  # a file system without locks: as if there were no other process
             free = True
         else:
             free = file.exists() and os.path.samestat(os.fstat(descriptor), file.stat())
@@ -287,7 +287,7 @@ def _try_lock(file: Path, operation: int) -> Iterator[bool]:
 
 
 def _remove(path: Path, then: Callable[[], Any] = lambda: None) -> None:
-    """Rename `path` out of sight, do `then`, and only now delete, so that nobody sees half a directory."""
+    """Rename `path` out of sight, do `then`, and only now delete, so that half a directory is never visible."""
     hidden = path.parent / f"{_TEMP_PREFIX}old-{path.name}"
     shutil.rmtree(hidden, ignore_errors=True)
     path.rename(hidden)

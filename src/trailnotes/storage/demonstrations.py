@@ -46,7 +46,7 @@ def read_demonstrations(path: Path, setting: str) -> list[Demonstration]:
         ConfigError: there is no such file, or a line is not a conversation; the text has its number.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # other ends of lines may stand inside of texts
+        lines = path.read_text(encoding="utf-8").split("\n")  # texts may hold other line ends
     except OSError as error:
         raise ConfigError(f"{setting} = {str(path)!r} cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:

@@ -102,7 +102,7 @@ def open_aside(path: Path) -> Iterator[Path]:
 def _claim_temp_file(path: Path) -> tuple[Path, int]:
     aside = path.with_name(f".{path.name}.tmp")
     descriptor = -1
-    with suppress(OSError):  # somebody writes it, it is no file, or this file system has no locks
+    with suppress(OSError):  # another process writes it, it is no file, or this file system has no locks
         descriptor = open_no_follow(aside)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(descriptor), aside.stat()):  # else it was renamed a moment ago

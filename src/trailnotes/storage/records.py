@@ -111,7 +111,7 @@ def _observation_from_json(record: Mapping[str, Any]) -> Observation:
 
 
 def _validate_record(value: T) -> T:
-    """Require texts and numbers where the type wants them, since records may be somebody else's."""
+    """Require texts and numbers where the type wants them, since records may be untrusted."""
     kind: type = type(value)
     for name, kinds in _list_scalar_fields(kind).items():
         if not isinstance(item := getattr(value, name), kinds):

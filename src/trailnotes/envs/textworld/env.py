@@ -154,9 +154,6 @@ class TextWorldEnv:
         return build_cached_game(description, lambda path: _generate_game(task, path), self._folder)
 
 
-# ---------------------------------------------------------------------------------------------- games in play
-
-
 class _GameSession:
     """One episode on the shared, open game."""
 
@@ -209,9 +206,6 @@ def _load_game_info(path: Path) -> tuple[str, float]:
     return " ".join(game.objective.split()), float(game.max_score or 1)
 
 
-# ---------------------------------------------------------------------------------------------- where games come from
-
-
 def _validate_source(
     path: str | Path | None = None,
     generator: str | None = None,
@@ -241,7 +235,7 @@ def _complete_settings(generator: str, given: Mapping[str, Any]) -> dict[str, An
             raise ConfigError(f"the generator {generator} has no option {key!r}{_suggest_nearest(key, known)}")
         if value not in (values := known[key]):
             is_range = isinstance(values, range)
-            allowed = f"{values[0]} to {values[-1]}" if is_range else ", ".join(map(str, values))
+            allowed = f"{min(values)} to {max(values)}" if is_range else ", ".join(map(str, values))
             raise ConfigError(f"{key} = {value!r} is not allowed; {generator} takes {allowed}")
     settings = {key: given.get(key, next(iter(allowed))) for key, allowed in known.items()}
     if generator == "cooking" and settings["take"] > settings["recipe"]:

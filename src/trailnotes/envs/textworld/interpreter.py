@@ -45,9 +45,6 @@ def require_textworld() -> None:
         raise MissingExtraError(f"this environment needs TextWorld ({error}): {fix}") from error
 
 
-# ---------------------------------------------------------------------------------------------- text
-
-
 @dataclass(frozen=True, slots=True)
 class GameAnswer:
     """A game's text, cleaned of everything that is not the story."""
@@ -76,9 +73,6 @@ def sanitize_action(action: str) -> tuple[str, bool]:
     line = " ".join("".join(c if c.isprintable() else " " for c in head).split())
     line = line.encode("ascii", "replace").decode()[:MAX_ACTION_CHARS].rstrip()
     return line, line != " ".join(action.split()) if len(action) <= len(head) else True
-
-
-# ---------------------------------------------------------------------------------------------- playing
 
 
 def require_complete_game(path: Path) -> None:
@@ -140,9 +134,6 @@ def open_interpreter(path: Path) -> GameInterpreter:
     return GameInterpreter(path)
 
 
-# ---------------------------------------------------------------------------------------------- cache
-
-
 def get_games_dir() -> Path:
     """Return the folder of compiled games: ``$TRAILNOTES_CACHE/games``, or ``~/.cache/trailnotes/games``."""
     return get_cache_dir("games")
@@ -168,7 +159,7 @@ def build_cached_game(
         raise EnvError(f"cannot write the game cache {folder} ({error}); set TRAILNOTES_CACHE to a folder") from error
     try:
         with Path(os.devnull).open("w") as sink, contextlib.redirect_stdout(sink), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # some generators play the game, see `Story`
+            warnings.simplefilter("ignore")  # some generators play the game, see `GameInterpreter`
             build(aside / path.name)
         for suffix in (".json", ".z8"):  # the game last: its presence says that both are there
             (aside / path.name).with_suffix(suffix).replace(path.with_suffix(suffix))

@@ -167,9 +167,6 @@ def parse_family(family: str) -> tuple[Kind, str]:
     return cast("Kind", kind), name
 
 
-# ---------------------------------------------------------------------------------------------- sentences
-
-
 def instruction_text(spec: GameSpec) -> str:
     """Word the goal: what to do, in which family, and nothing about how."""
     if spec.kind == "route":
@@ -233,9 +230,6 @@ def _describe_furniture(furniture: str) -> str:
 
 def _add_article(name: str) -> str:
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
-
-
-# ---------------------------------------------------------------------------------------------- players
 
 
 def gold_actions(spec: GameSpec) -> tuple[str, ...]:

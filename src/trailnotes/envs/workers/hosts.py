@@ -111,7 +111,7 @@ class RemoteHost(Host):
     def __init__(self, label: str, timeout: float, start_limit: float) -> None:
         super().__init__()
         self._label, self._timeout, self._start_limit = label, timeout, start_limit
-        self._pending: deque[Awaited | None] = deque()  # None: nobody waits for this answer
+        self._pending: deque[Awaited | None] = deque()  # None: no call waits for this answer
         self._head_since = time.monotonic()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.started = False  # it imported the environment
