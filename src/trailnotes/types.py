@@ -291,8 +291,15 @@ class Sample:
     """One training row. All four sequences have the same length L, the number of tokens.
 
     `behavior_logprobs` always belong to the prompt that was ACTED on, `token_ids` to the prompt that is TRAINED on.
-    The two differ in an off-policy row, here of one step that acted on "go home tip: take left fork then *left* *eos*",
-    with log-probabilities -0.1 for *left* and -0.2 for *eos*. The row drops the tip and keeps both of these:
+    The two differ in an off-policy row, here of one step. Acted on (9 tokens):
+
+    ====================  ====  =====  ====  =====  ====  =====  =====  =====  =====
+    position                 0      1     2      3     4      5      6      7      8
+    token                   go   home  tip:   take  left   fork   then  *left*  *eos*
+    ====================  ====  =====  ====  =====  ====  =====  =====  =====  =====
+
+    with log-probabilities -0.1 for *left* and -0.2 for *eos*. The row drops the tip (tokens 2 to 4), keeps the
+    sampled ids, and keeps what the sampler said about them WITH the tip:
 
     ====================  ====  =====  =====  =====  ======  =====
     position                 0      1      2      3       4      5

@@ -58,10 +58,7 @@ def is_retryable(status: int, body: object) -> bool:
 
 
 def parse_retry_after(headers: Mapping[str, str], now: float | None = None) -> float | None:
-    """Parse the seconds that a server asks to wait, a number or an HTTP date; None if it does not ask.
-
-    Source: RFC 9110, section 10.2.3.
-    """
+    """Parse the seconds that a server asks to wait (RFC 9110, section 10.2.3); None if it does not ask."""
     value = headers.get("retry-after")
     if value is None:
         return None
@@ -101,10 +98,7 @@ def is_missing_model(status: int, body: object) -> bool:
 def explain_refusal(
     status: int, body: object, *, url: str, model: str, key_env: str, has_key: bool, extra: Collection[str] = ()
 ) -> str:
-    """Explain in one line what was refused, and the fix; for failures that are not retried.
-
-    `extra` are the fields that the config adds.
-    """
+    """Explain in one line what was refused, and the fix; `extra` are the fields that the config adds."""
     text = f"{url} answers {status}: {extract_error_text(body)}"
     if status == 401:
         fix = "holds no valid key for it" if has_key else "is not set: export it with your key"

@@ -14,10 +14,7 @@ CONSOLE_HEIGHT = 24  # whatever a terminal has: rich takes no width without a he
 
 
 def escape_unprintable(text: str) -> str:
-    """Escape everything unprintable of a line: controls, bidi marks, invisible characters.
-
-    The escapes are those of JSON, so that a line of JSON stays one.
-    """
+    """Escape everything unprintable of a line, as JSON does: controls, bidi marks, invisible characters."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else _escape_char(char) for char in text)

@@ -44,10 +44,7 @@ def parse_host_name(host: str) -> str:
 
 
 def is_cross_site(host: str, origin: str | None, site: str | None) -> bool:
-    """Tell whether a form comes from another site's page, by the headers Host, Origin and Sec-Fetch-Site.
-
-    No Origin means a client that is no browser.
-    """
+    """Tell whether a form comes from another site's page; a client without Origin is no browser."""
     if origin is not None:
         return origin.lower() not in {f"http://{host}".lower(), f"https://{host}".lower()}
     return site not in {None, "same-origin", "none"}

@@ -115,11 +115,7 @@ def make_task(spec: GameSpec, name: str, split: str = "train") -> Task:
 
 
 def parse_spec(task: Task) -> GameSpec:
-    """Parse the game of a task.
-
-    Raises:
-        ConfigError: the task is no Waymarks task.
-    """
+    """Parse the game of a task; raises `ConfigError` for a task of another environment."""
     try:
         kind, family, rule = (task.options[key] for key in ("kind", "family", "rule"))
     except KeyError as error:
