@@ -252,11 +252,11 @@ RUNS: dict[str, dict[str, Any]] = {
         "algorithm": {"anchor_tips": 1.0, "anchor_reading": 1.0, "author_credit": 0.5, "intrinsic": "counts"},
         "memory": {"write_temperature": 1.0},
         "learner": {"packed": "shared"},
-        "train": {"iterations": 2, "eval_every": 1, "eval_notes_every": 2},
+        "train": {"iterations": 2, "eval_every": 1, "eval_tips_every": 2},
         "rehearsal": {"imitate": 0.1},
     },
     "ahead, with an embedder": {
-        "rollout": {"ahead": 1, "num_tasks": 5},
+        "rollout": {"max_async_iterations": 1, "num_tasks": 5},
         "algorithm": {"intrinsic": "states", "old_logprobs": "tip_free"},
         "memory": {"embedder": "letters"},
         "loss": {"shaping": "luffy"},

@@ -270,7 +270,7 @@ def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
         "--train.eval_every 1 --rollout.num_tasks 2 --rollout.group_size 4 --rollout.style terse "
         "--rollout.max_action_tokens 8 --rollout.max_context_tokens 512 --algorithm.p_memory 0.5 "
         "--algorithm.q_off_policy 0.5 --loss.kl 0.05 --memory.max_write_tokens 8 "
-        "--train.eval_notes_every 2 --train.new_split new"
+        "--train.eval_tips_every 2 --train.new_split new"
     )
     rehearsed = clone / "rehearsed.jsonl"
     rehearsed.write_text('{"messages": [{"role": "user", "content": "say"}, {"role": "assistant", "content": "go"}]}\n')
@@ -280,7 +280,7 @@ def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
         ("gigpo", "--algorithm.dynamic_sampling 1"),
         ("opsd", ""),
         ("lamer", ""),
-        ("grpo", f"--rollout.ahead 1 --engine.name vllm --engine.python {sys.executable}"),
+        ("grpo", f"--rollout.max_async_iterations 1 --engine.name vllm --engine.python {sys.executable}"),
     ):
         config = load_config(None, f"{settings} --algorithm.name {name} {more}".split())
         directory = clone / f"runs/metrics-{name}"

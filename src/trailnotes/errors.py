@@ -1,21 +1,7 @@
-"""Every error that Trailnotes raises on purpose.
+"""Errors that Trailnotes raises on purpose.
 
-::
-
-    TrailnotesError
-    ├── ConfigError        a key, a value or a combination that cannot work; the message names the fix
-    ├── MissingExtraError  an optional package is absent; the message names the extra to install
-    ├── EnvError           an environment died, hung or answered nonsense (one episode is lost, not the run)
-    ├── PolicyError        the engine could not load or could not generate
-    ├── BudgetError        a spending limit was reached; what was paid for is kept
-    ├── MemoryStoreError   the memory file is corrupt, locked or of a newer version
-    ├── RunError           a run directory that is locked, damaged or belongs to another config
-    ├── ClusterError       the Ray cluster is not there, lacks what is asked of it, or lets a run wait too long
-    ├── LearnerError       one of several processes of the learner died, hung or failed; the message says which
-    └── NonFiniteError     a loss or gradient that is not finite; training stopped before the step
-
-A `ConfigError` is also a `ValueError`, so callers of the Python API may catch either. `Interrupted` is no error of this
-tree but a `KeyboardInterrupt`: nothing that catches errors may catch it.
+A `ConfigError` is also a `ValueError`, so callers of the Python API may catch either. `Interrupted` is a
+`KeyboardInterrupt` instead: nothing that catches errors may catch it.
 """
 
 from __future__ import annotations
@@ -64,11 +50,11 @@ class BudgetError(TrailnotesError):
 
 
 class MemoryStoreError(TrailnotesError):
-    """The memory file cannot be used as it is."""
+    """A memory file that is corrupt, locked or of a newer version."""
 
 
 class RunError(TrailnotesError):
-    """A run directory that cannot be used as it is."""
+    """A run directory that is locked, damaged or belongs to another config."""
 
 
 class ClusterError(TrailnotesError):
@@ -84,7 +70,7 @@ class NonFiniteError(TrailnotesError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asked this process to end. `number` is the signal's; the text says what is kept, if there is any."""
+    """A signal that asked this process to end, with its `number`; the text says what is kept."""
 
     def __init__(self, number: int, text: str = "") -> None:
         super().__init__(text)
@@ -92,7 +78,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def known_extras() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Every extra -> the distribution that has it, and the modules that it brings."""
+    """Map every extra to its distribution and the modules that it brings."""
     from importlib.metadata import entry_points
 
     known = {extra: ("trailnotes", modules) for extra, modules in EXTRAS.items()}
@@ -127,7 +113,6 @@ def format_install_command(*extras: str) -> str:
 
 
 def _project_root(distribution: str) -> Path:
-    """Return the folder above `src` that the package of a distribution is imported from."""
     from importlib.util import find_spec
 
     spec = find_spec(distribution.replace("-", "_"))
@@ -135,7 +120,7 @@ def _project_root(distribution: str) -> Path:
 
 
 def _find_install_source(name: str) -> tuple[str, str]:
-    """Return pip's option and the source of a distribution, with ``[]`` for the extras; "" where it is unknown."""
+    """Return pip's option and the source of a distribution, with ``[]`` for the extras; "" if unknown."""
     import json
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import unquote, urlsplit
@@ -162,7 +147,7 @@ def _find_install_source(name: str) -> tuple[str, str]:
 
 
 def _find_pip() -> str:
-    """The installer of this very interpreter, which need not be the first on the path."""
+    """Find the installer of this very interpreter, which need not be the first on the path."""
     import shutil
     import sys
     from importlib.util import find_spec

@@ -29,7 +29,7 @@ THINK: Final = ("<think>", "</think>")  # what models that think put around it
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One game to play: everything an environment needs to start it, the same in every process forever."""
+    """One game to play: everything an environment needs to start it, the same in every process."""
 
     id: str  # unique over all splits; also the memory namespace
     env: str  # name in `trailnotes.envs.ENVS`, an entry point, or "module:Class"
@@ -56,7 +56,7 @@ BRIEFING: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What an environment answers to `reset` or `step`."""
+    """An environment's answer to `reset` or `step`."""
 
     text: str
     reward: float = 0.0  # for the action just taken, in the environment's own unit; 0 at reset
@@ -78,27 +78,26 @@ class Observation:
 
     @property
     def done(self) -> bool:
-        """Whether the episode ends here, for whichever reason."""
+        """Tell whether the episode ends here, for whichever reason."""
         return self.terminated or self.truncated
 
 
 def hash_state(text: str) -> int:
-    """64 bits that tell states apart by their text, whatever its case and white space; the same in every process."""
+    """Hash a state's text to 64 bits, ignoring case and white space; the same in every process."""
     normalised = " ".join(text.split()).casefold()
     return int.from_bytes(hashlib.blake2b(normalised.encode("utf-8", "replace"), digest_size=8).digest(), "big")
 
 
 def _validate_briefing(briefing: Mapping[str, Any]) -> None:
-    """Refuse what could not be worded, or would silently not be."""
     if not isinstance(briefing, Mapping):
         raise TypeError(f"a briefing must be a mapping, not {type(briefing).__name__}")
     for name, value in briefing.items():
         if name not in BRIEFING:
             raise ValueError(f"a briefing holds {', '.join(BRIEFING)}, not {name!r}")
         if name == "action_formats":
-            fine = _is_list(value) and all(isinstance(text, str) for text in value)
+            fine = isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
         elif name == "examples":
-            fine = _is_list(value) and all(_is_example(example) for example in value)
+            fine = isinstance(value, list | tuple) and all(_is_example(example) for example in value)
         else:
             fine = isinstance(value, str)
         if not fine:
@@ -106,26 +105,23 @@ def _validate_briefing(briefing: Mapping[str, Any]) -> None:
 
 
 def _is_example(value: object) -> bool:
-    if not isinstance(value, Mapping) or set(value) != {"instruction", "turns"} or not _is_list(value["turns"]):
+    if (
+        not isinstance(value, Mapping)
+        or set(value) != {"instruction", "turns"}
+        or not isinstance(value["turns"], list | tuple)
+    ):
         return False
     texts = [value["instruction"]]
     for turn in value["turns"]:
-        if not _is_list(turn) or len(turn) != 2:
+        if not isinstance(turn, list | tuple) or len(turn) != 2:
             return False
         texts += turn
     return all(isinstance(text, str) for text in texts)
 
 
-def _is_list(value: object) -> bool:
-    return isinstance(value, list | tuple)
-
-
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation.
-
-    An assistant message that the policy sampled keeps its `token_ids`, so that it is never tokenised again.
-    """
+    """One turn of a conversation; a sampled one keeps its `token_ids`, so that it is never tokenised again."""
 
     role: Role
     content: str
@@ -134,7 +130,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Tip:
-    """One tip in memory, written by a policy after an episode, with its author and its worth."""
+    """One tip in memory, written by a policy after an episode, with its author and score."""
 
     namespace: str  # id of the task (variation) it belongs to
     text: str  # what the model wrote, cleaned; identity for duplicates
@@ -149,7 +145,7 @@ class Tip:
     version: int = 0  # author: policy version
     run: str = ""  # author: run name
     created: str = ""  # ISO 8601, UTC; empty in deterministic runs until stored
-    imported: bool = False  # came from a file of somebody else's
+    imported: bool = False  # imported from a file
     enabled: bool = True  # only enabled tips are ever retrieved
 
     def __post_init__(self) -> None:
@@ -160,14 +156,15 @@ class Tip:
 
 
 def replace_surrogates(text: str) -> str:
-    """`text` with "?" for each half of a surrogate pair, which JSON can hold, and neither UTF-8 nor a tokenizer."""
+    """Replace each half of a surrogate pair by "?": neither UTF-8 nor a tokenizer can hold it."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def find_answer_start(text: str) -> int:
-    """Where the answer begins in what a model wrote: behind its thinking and the blanks after that.
+    """Find where the answer begins: behind the model's thinking and the blanks after it.
 
-    0 where it did not think; the length of `text` where it thinks to the end.
+    Returns:
+        0 where it did not think; the length of `text` where it thinks to the end.
     """
     opened, closed = map(text.rfind, THINK)
     if opened > closed:
@@ -176,13 +173,13 @@ def find_answer_start(text: str) -> int:
 
 
 def strip_thinking(text: str) -> str:
-    """What a model said after its thinking; "" where it never came to say anything."""
+    """Remove a model's thinking; returns "" where nothing follows it."""
     return text[find_answer_start(text) :]
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to draw a completion. `logprobs` of the result belong to exactly this distribution."""
+    """Settings of one draw. The `logprobs` of the result belong to exactly this distribution."""
 
     temperature: float = 1.0  # 0 = greedy
     top_p: float = 1.0  # refused in training
@@ -196,7 +193,7 @@ class Sampling:
             raise ValueError(f"impossible sampling settings: {self}")
 
     def cut_at_stop(self, text: str) -> tuple[str, bool]:
-        """`text` up to the first stop of its answer, and whether there was one."""
+        """Cut `text` at the first stop of its answer; returns it, and whether there was one."""
         start = find_answer_start(text)
         ends = [end for stop in self.stop if (end := text.find(stop, start)) >= 0]
         return (text[: min(ends)], True) if ends else (text, False)
@@ -204,7 +201,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What the policy sampled for one prompt. `token_ids` and `logprobs` have the same length."""
+    """One sampled answer to a prompt. `token_ids` and `logprobs` have the same length."""
 
     prompt_ids: TokenIds  # the context that was acted on, tips included; () from a server that returns no ids
     token_ids: TokenIds  # sampled ids, the end token included if it was sampled
@@ -219,18 +216,18 @@ class Completion:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens read."""
+        """Count the tokens that were read."""
         return len(self.prompt_ids) if self.usage is None else self.usage[0]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens sampled."""
+        """Count the tokens that were sampled."""
         return len(self.token_ids) if self.usage is None else self.usage[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One decision: what was seen, which tips were shown, what was done, what it earned."""
+    """One decision: observation, tips shown, action and reward."""
 
     observation: Observation  # o_t, before the action
     tips: tuple[Tip, ...]  # shown in this turn, in the order shown; () in plain mode
@@ -246,7 +243,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One episode. A bad one is data, not a crash: `outcome = "error"` says that it must not be trained on."""
+    """One episode. A failed one is data too: `outcome = "error"` keeps it out of training."""
 
     task: Task
     steps: tuple[Step, ...]
@@ -268,12 +265,12 @@ class Trajectory:
 
     @property
     def episode_return(self) -> float:
-        """Sum of the extrinsic rewards, undiscounted."""
+        """Sum the extrinsic rewards, undiscounted."""
         return math.fsum(step.reward for step in self.steps)
 
     @property
     def num_tokens(self) -> int:
-        """Sampled tokens of all steps, candidates that were not taken among them."""
+        """Count the sampled tokens of all steps, including candidates that were not taken."""
         return sum(step.completion.num_tokens + step.other_tokens for step in self.steps)
 
 

@@ -238,7 +238,7 @@ def test_the_weight_of_what_was_played_ahead_is_on_the_teachers_signal_too(
 
     monkeypatch.setattr("trailnotes.training.iteration.correct_staleness", impossible)
     monkeypatch.setattr(Iteration, "update", watched)
-    ahead = {"ahead": 1, "num_tasks": 5}
+    ahead = {"max_async_iterations": 1, "num_tasks": 5}
     run = trained(start_model, tmp_path, algorithm=OPSD, opsd={"gate": "none"}, rollout=ahead, train={"iterations": 4})
     assert [line["stale/versions"] > 0 for line in metrics(run)] == [False, True, True, True]
     assert metrics(run)[-1]["opsd/signal"] > 0

@@ -103,7 +103,7 @@ def test_several_machines_without_a_token_are_warned_of(
     "settings",
     [
         {},
-        {"rollout": {"num_tasks": 5, "ahead": 1}, "algorithm": {"show_tips": "other"}},
+        {"rollout": {"num_tasks": 5, "max_async_iterations": 1}, "algorithm": {"show_tips": "other"}},
         {"memory": {"threshold": -1.0, "order": ["ucb"]}},
     ],
     ids=["in turn", "ahead, tips of others", "tips by their readers"],

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trailnotes.config.methods_schema import AlgorithmConfig
-from trailnotes.config.schema import Config, EnvConfig
-from trailnotes.config.train_schema import TrainConfig
+from trailnotes.config.schema import Config, EnvConfig, TrainConfig
 from trailnotes.envs.tasks import (
     describe_tip_overlap,
     describe_training_overlap,

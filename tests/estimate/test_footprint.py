@@ -194,7 +194,7 @@ def test_offload_leaves_the_device_what_is_gathered() -> None:
 
 def test_who_plays_while_it_learns_holds_both_at_a_time() -> None:
     lora = {"lora": {"enabled": True}, "gradient_checkpointing": True}
-    turns, ahead = (alone(settings(model=lora, rollout={"ahead": ahead})) for ahead in (0, 1))
+    turns, ahead = (alone(settings(model=lora, rollout={"max_async_iterations": ahead})) for ahead in (0, 1))
     phases = [sum(parts.values()) for parts in turns.phases.values()]
     own = ahead.held["weights of the model that acts"]
     assert ahead.peak_without_overhead == pytest.approx(sum(turns.held.values()) + own + sum(phases))
@@ -253,9 +253,9 @@ def test_the_host_of_gpus_holds_a_whole_model_for_each_rank() -> None:
     [
         ({}, 0),
         ({"learner": {"world_size": 2}}, 1),
-        ({"rollout": {"ahead": 1}}, 2),
-        ({"rollout": {"ahead": 1}, "algorithm": {"author": "start"}}, 2),  # the author is a model of its own
-        ({"rollout": {"ahead": 2}}, 3),
+        ({"rollout": {"max_async_iterations": 1}}, 2),
+        ({"rollout": {"max_async_iterations": 1}, "algorithm": {"author": "start"}}, 2),  # another model writes
+        ({"rollout": {"max_async_iterations": 2}}, 3),
         ({"engine": {"name": "vllm"}}, 2),
         ({"engine": {"name": "vllm"}, "algorithm": {"author": "start"}}, 3),
         ({"engine": {"name": "vllm"}, "algorithm": {"name": "grpo", "author": "start"}}, 2),

@@ -107,7 +107,7 @@ def drawn(rng: random.Random) -> Config:
             "lora": {"enabled": rng.random() < 0.3}, "device": rng.choice(["auto", "auto", "cpu"]),
         },
         learner={"world_size": rng.choice([1, 1, 2, 8]), "packed": rng.choice(["auto", "always"])},
-        rollout={"num_tasks": rng.choice([2, 64]), "ahead": rng.choice([0, 1])},
+        rollout={"num_tasks": rng.choice([2, 64]), "max_async_iterations": rng.choice([0, 1])},
         optim={"microbatch_tokens": rng.choice([4096, 65536]), "logprob_chunk": rng.choice([512, 8192])},
         loss={"kl": rng.choice([0.0, 0.1])},
         engine={"name": rng.choice(["hf", "vllm"])},

@@ -106,7 +106,7 @@ def test_readers_of_a_control_count_for_no_tip() -> None:
 def test_curves_during_training_show_what_panels_show(show: str, curve: list[float]) -> None:
     config = gate_config(
         eval={"num_tasks": 0, "show_tips": show},
-        train={"eval_notes_every": 1, "eval_notes_trials": 1, "validation_split": "test"},
+        train={"eval_tips_every": 1, "eval_notes_trials": 1, "validation_split": "test"},
     )
     player = Guesser()
 

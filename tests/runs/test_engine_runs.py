@@ -55,7 +55,10 @@ def said(path: Path) -> list[list[str]]:
     ("model", "sections"),
     [
         ({}, {"algorithm": {"name": "grpo"}}),
-        (LORA, {"rollout": {"num_tasks": 5, "ahead": 1}, "run": {"seed": 1}}),  # with 0 a draw lies at a boundary
+        (
+            LORA,
+            {"rollout": {"num_tasks": 5, "max_async_iterations": 1}, "run": {"seed": 1}},
+        ),  # seed 0 draws at a boundary
         (LORA, {"algorithm": {"author": "start"}, "learner": {"world_size": 2}}),
     ],
     ids=["grpo-full", "empo2-lora-ahead", "empo2-lora-start-author-two"],
@@ -119,7 +122,7 @@ def test_an_engine_that_drifts_away_stops_the_run_and_nothing_of_it_is_saved(
 ) -> None:
     (faults / "shift-2").touch()  # from the second load on, what it says of sampled tokens is .2 nats off
     config = tiny_config(start_model, **settings_of(start_model, {}), engine=ENGINE)
-    with pytest.raises(RunError, match=r"they say 0.2 nats apart on average, and engine.tolerance = 0.05"):
+    with pytest.raises(RunError, match=r"they say 0.2 nats apart on average, and engine.max_logprob_mismatch = 0.05"):
         train(config, tmp_path / "run")
     assert [path.name for path in (tmp_path / "run/checkpoints").glob("step-*")] == ["step-000001"]
     assert [line["iteration"] for line in metrics(tmp_path / "run")] == [0]

@@ -42,7 +42,7 @@ def wide_model(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     ("model", "sections"),
     [
         ({}, {"algorithm": {"name": "grpo"}, "learner": {"world_size": 2}}),
-        (LORA, {"rollout": {"num_tasks": 5, "ahead": 1}}),
+        (LORA, {"rollout": {"num_tasks": 5, "max_async_iterations": 1}}),
         ({}, {"algorithm": {"author": "start"}}),
         (LORA, {"algorithm": {"author": "start"}, "learner": {"world_size": 2}}),
     ],

@@ -27,7 +27,7 @@ def test_two_processes_train_what_one_trains(
     settings: dict[str, Any] = {
         "model": {"path": str(start_model), **model},
         "optim": {"lr": 1e-4, "epochs": 2},
-        "rollout": {"num_tasks": 5, "ahead": ahead},
+        "rollout": {"num_tasks": 5, "max_async_iterations": ahead},
         "algorithm": {"anchor_tips": 0.25},
     }
     train(tiny_config(start_model, **settings), tmp_path / "one")

@@ -342,7 +342,7 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from trailnotes.storage import checkpoint
-with checkpoint.held(Path(sys.argv[1])) as there:
+with checkpoint.hold_checkpoint(Path(sys.argv[1])) as there:
     print(there, flush=True)
     time.sleep(60)
 """
@@ -365,7 +365,7 @@ def test_one_that_is_pruned_before_it_is_held_gives_way_to_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     checkpoint.save(tmp_path, 1, writer())
-    name = "verify" if moment == "while it is read" else "held"
+    name = "verify" if moment == "while it is read" else "hold_checkpoint"
     function = getattr(checkpoint, name)
 
     def late(path: Path, *more: bool) -> object:

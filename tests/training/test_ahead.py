@@ -92,7 +92,11 @@ def test_rows_of_steps_take_their_own_tokens() -> None:
 def test_ahead_by_one_every_iteration_but_the_first_is_one_version_behind(
     start_model: Path, tmp_path: Path, method: str
 ) -> None:
-    settings = {"algorithm": {"name": method}, "rollout": {"ahead": 1, "num_tasks": 5}, "train": {"iterations": 4}}
+    settings = {
+        "algorithm": {"name": method},
+        "rollout": {"max_async_iterations": 1, "num_tasks": 5},
+        "train": {"iterations": 4},
+    }
     run = train_in_process(tiny_config(start_model, **settings), tmp_path)
     lines = metrics(tmp_path)
     assert [line["iteration"] for line in lines] == [0, 1, 2, 3]
@@ -104,7 +108,7 @@ def test_ahead_by_one_every_iteration_but_the_first_is_one_version_behind(
 
 def test_ahead_by_one_repeats_bit_for_bit(start_model: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
-        train(tiny_config(start_model, rollout={"ahead": 1, "num_tasks": 5}), tmp_path / name)
+        train(tiny_config(start_model, rollout={"max_async_iterations": 1, "num_tasks": 5}), tmp_path / name)
     assert differences(tmp_path / "a", tmp_path / "b") == SAME
     train(tiny_config(start_model), tmp_path / "c")
     assert not equal_weights(tmp_path / "a", tmp_path / "c"), "older weights played"
@@ -116,7 +120,9 @@ def test_a_policy_with_weights_of_its_own_plays_like_one_that_shares_them(
 ) -> None:
     config = tiny_config(start_model, model=model | {"path": str(start_model)})
     train(config, tmp_path / "shared")
-    ahead = tiny_config(start_model, model=model | {"path": str(start_model)}, rollout={"ahead": 1, "num_tasks": 5})
+    ahead = tiny_config(
+        start_model, model=model | {"path": str(start_model)}, rollout={"max_async_iterations": 1, "num_tasks": 5}
+    )
 
     async def one_by_one(method: Any, run: Any, _ahead: int) -> None:
         while not run.is_finished:
@@ -132,7 +138,7 @@ def test_a_policy_with_weights_of_its_own_plays_like_one_that_shares_them(
 
 
 def test_a_run_that_was_ahead_resumes(start_model: Path, tmp_path: Path) -> None:
-    settings = {"rollout": {"ahead": 1, "num_tasks": 5}}
+    settings = {"rollout": {"max_async_iterations": 1, "num_tasks": 5}}
     train(tiny_config(start_model, train={"iterations": 2, "save_every": 1}, **settings), tmp_path)
     longer = tiny_config(start_model, train={"iterations": 4, "save_every": 1}, **settings)
     train(longer, tmp_path, allow_change=["train.iterations"])
@@ -143,7 +149,9 @@ def test_a_run_that_was_ahead_resumes(start_model: Path, tmp_path: Path) -> None
 
 
 def test_the_tips_of_what_is_played_ahead_are_not_in_an_earlier_checkpoint(start_model: Path, tmp_path: Path) -> None:
-    config = tiny_config(start_model, rollout={"ahead": 1, "num_tasks": 5}, train={"save_every": 1, "keep_last": 9})
+    config = tiny_config(
+        start_model, rollout={"max_async_iterations": 1, "num_tasks": 5}, train={"save_every": 1, "keep_last": 9}
+    )
     train(config, tmp_path)
     assert tip_rows(tmp_path)
     for saved in sorted((tmp_path / "checkpoints").glob("step-*")):
@@ -155,7 +163,9 @@ def test_the_tips_of_what_is_played_ahead_are_not_in_an_earlier_checkpoint(start
 
 def test_validation_ahead_plays_with_the_weights_that_were_just_learned(start_model: Path, tmp_path: Path) -> None:
     settings = {"eval_every": 1, "iterations": 3}
-    run = train_in_process(tiny_config(start_model, rollout={"ahead": 1, "num_tasks": 5}, train=settings), tmp_path)
+    run = train_in_process(
+        tiny_config(start_model, rollout={"max_async_iterations": 1, "num_tasks": 5}, train=settings), tmp_path
+    )
     assert run.policy.version == 3, "the last validation"
     assert all("validation/success" in line for line in metrics(tmp_path))
 
@@ -180,7 +190,9 @@ def test_the_last_checkpoint_has_nothing_of_an_iteration_that_was_dropped(
 
 
 def test_a_failure_while_ahead_ends_the_run(start_model: Path, tmp_path: Path) -> None:
-    config = tiny_config(start_model, env={"name": "tinyrun:Broken"}, rollout={"ahead": 2, "num_tasks": 5})
+    config = tiny_config(
+        start_model, env={"name": "tinyrun:Broken"}, rollout={"max_async_iterations": 2, "num_tasks": 5}
+    )
     with pytest.raises(RunError, match="no episode could be played in 3 iterations"):
         train(config, tmp_path)
 
@@ -224,7 +236,7 @@ def test_an_engine_that_cannot_be_loaded_ends_the_run(
         raise PolicyError("engine lost")
 
     monkeypatch.setattr(HFPolicy, "load", load)
-    config = tiny_config(start_model, rollout={"ahead": 2, "num_tasks": 5}, train={"eval_every": 1})
+    config = tiny_config(start_model, rollout={"max_async_iterations": 2, "num_tasks": 5}, train={"eval_every": 1})
     with pytest.raises(PolicyError, match="engine lost"):
         train(config, tmp_path)
 
@@ -253,6 +265,6 @@ def test_a_method_that_leaves_an_iteration_open_is_told_so(
     start_model: Path, tmp_path: Path, method: Any, said: str, ahead: int
 ) -> None:
     name = register(Method(f"{method.__name__}_{ahead}", "open", method, trains=True)).name
-    config = tiny_config(start_model, algorithm={"name": name}, rollout={"ahead": ahead, "num_tasks": 5})
+    config = tiny_config(start_model, algorithm={"name": name}, rollout={"max_async_iterations": ahead, "num_tasks": 5})
     with pytest.raises(RunError, match=said):
         train(config, tmp_path)

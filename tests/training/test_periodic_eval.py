@@ -30,7 +30,7 @@ CURVES = [f"validation_{name}/trial_{trial}" for name in ("tips", "new") for tri
 
 def watched(start: Path, method: str = "empo2", **train: Any) -> Config:
     """Two iterations, each followed by both panels, a trial without tips and one with."""
-    on = {"eval_notes_every": 1, "eval_notes_trials": 1, "new_split": "new-validation"}
+    on = {"eval_tips_every": 1, "eval_notes_trials": 1, "new_split": "new-validation"}
     return tiny_config(
         start,
         env={"options": OPTIONS},
@@ -42,7 +42,7 @@ def watched(start: Path, method: str = "empo2", **train: Any) -> Config:
 
 @pytest.mark.parametrize("method", ["empo2", "grpo"])
 def test_training_is_the_same_bit_for_bit_with_and_without(method: str, start_model: Path, tmp_path: Path) -> None:
-    plain = watched(start_model, method, eval_notes_every=0)
+    plain = watched(start_model, method, eval_tips_every=0)
     train_in_process(plain, tmp_path / "plain")
     train_in_process(watched(start_model, method), tmp_path / "watched")
     assert metrics(tmp_path / "watched", leave_out=CURVES) == metrics(tmp_path / "plain")
@@ -67,7 +67,7 @@ def test_a_point_is_what_an_adaptation_of_the_same_weights_says(start_model: Pat
 
 
 def test_a_resumed_run_has_the_same_points(start_model: Path, tmp_path: Path) -> None:
-    config = watched(start_model, eval_notes_every=2, iterations=3, keep_last=3)
+    config = watched(start_model, eval_tips_every=2, iterations=3, keep_last=3)
     train_in_process(config, tmp_path)
     whole = metrics(tmp_path)
     assert [CURVES[0] in line for line in whole] == [False, True, False]
@@ -79,12 +79,12 @@ def test_a_resumed_run_has_the_same_points(start_model: Path, tmp_path: Path) ->
 
 def test_games_that_are_trained_or_examined_are_not_watched_as_new() -> None:
     def config(**train: Any) -> Config:
-        on = {"eval_notes_every": 1, **train}
+        on = {"eval_tips_every": 1, **train}
         return small_config(env={"options": {"families": 2, "new_families": 2}}, train=on, eval={"num_tasks": 0})
 
     validate_splits(config(new_split="new"))
     validate_splits(config(new_split=""))
-    validate_splits(config(new_split="train", eval_notes_every=0))
+    validate_splits(config(new_split="train", eval_tips_every=0))
     with pytest.raises(ConfigError, match=r"train\.split = 'train': 10 of .* the new families .*'train'.* cannot be"):
         validate_splits(config(new_split="train"))
     with pytest.raises(ConfigError, match=r"train\.new_split = 'test': 40 of the 40 games of the panel"):
@@ -98,7 +98,7 @@ def test_games_that_are_trained_or_examined_are_not_watched_as_new() -> None:
 
 
 def test_games_that_are_watched_are_not_rehearsed() -> None:
-    on = {"eval_notes_every": 1, "new_split": "new"}
+    on = {"eval_tips_every": 1, "new_split": "new"}
     options = {"families": 2, "new_families": 2}
     config = small_config(env={"options": options}, train=on, eval={"num_tasks": 0})
     for split in ("validation", "new"):
@@ -114,7 +114,7 @@ def test_a_curve_with_tips_needs_the_embedder_whatever_the_method(monkeypatch: p
     monkeypatch.setattr("trailnotes.runs.dependencies.find_missing_module", lambda extra: extra)
     grpo: dict[str, Any] = {"algorithm": {"name": "grpo"}, "memory": {"embedder": "minilm"}}
     with pytest.raises(ImportError, match=r"memory\.embedder"):
-        require_dependencies(small_config(train={"eval_notes_every": 1}, **grpo))
+        require_dependencies(small_config(train={"eval_tips_every": 1}, **grpo))
     with pytest.raises(ImportError) as other:
         require_dependencies(small_config(**grpo))
     assert "memory.embedder" not in str(other.value)

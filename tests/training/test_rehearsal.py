@@ -523,7 +523,7 @@ def test_curves_with_tips_have_the_same_author(
         return await write_tips(policy, *arguments, **options)
 
     monkeypatch.setattr("trailnotes.training.periodic_eval.write_tips", listening)
-    train_section = {"iterations": 1, "eval_notes_every": 1, "eval_notes_trials": 1}
+    train_section = {"iterations": 1, "eval_tips_every": 1, "eval_notes_trials": 1}
     config = tiny_config(start_model, algorithm={"author": "start"}, train=train_section, eval={"num_tasks": 1})
     run = train_in_process(config, tmp_path)
     assert authors

@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from trailnotes.config.warmstart_schema import WarmstartConfig
+from trailnotes.config.schema import WarmstartConfig
 from trailnotes.warmstart.small_model import build_model
 
 VOCABULARY = 400

@@ -362,7 +362,8 @@ def test_only_taught_turns_and_their_end_are_imitated() -> None:
 def test_a_share_of_the_rows_teaches_what_is_shown_too(share: float) -> None:
     chat = ChatFormat(train_tokenizer(demonstration_texts(50), 420))
     drawn, plain = (
-        list(islice(module._iter_rows(small_config(warmstart={"whole": own}), chat, 0), 40)) for own in (share, 0.0)
+        list(islice(module._iter_rows(small_config(warmstart={"p_full_loss": own}), chat, 0), 40))
+        for own in (share, 0.0)
     )
     wholes = [sum(row.loss_mask) == len(row.token_ids) - 1 for row in drawn]
     assert sum(wholes) == pytest.approx(40 * share, abs=8 if share == 0.5 else 0)

@@ -79,7 +79,7 @@ class MemoryService:
         frozen.store.restore(held.path)
         version = frozen.store.sequence
         self._pinned[version] = frozen
-        while len(self._pinned) > self._config.rollout.ahead + 2:
+        while len(self._pinned) > self._config.rollout.max_async_iterations + 2:
             self._pinned.popitem(last=False)[1].close()
         return VersionedAnswer(None, version)
 

@@ -13,13 +13,11 @@ from trailnotes.errors import ConfigError
 EMBEDDER_KEY_VARIABLE = "TRAILNOTES_EMBEDDER_KEY"  # the variable for an address that `embedder` names itself
 MAX_REQUESTED_WORDS = 100  # of a tip, by the paper's request
 TOKENS_PER_WORD = 1.5  # English prose takes 1.2 to 1.4 in a vocabulary of a hundred thousand; names take more
-_ADDRESS_WITHOUT_SCHEME = re.compile(
-    r"openai:.*:[^@/]*@(?!https?://)", re.DOTALL
-)  # a model is told by a tag, no tag by an @
+_ADDRESS_WITHOUT_SCHEME = re.compile(r"openai:.*:[^@/]*@(?!https?://)", re.DOTALL)  # tags of models have no @
 
 
 def validate_embedder_name(embedder: str) -> None:
-    """Refuse the name of an embedder that tells a secret, or may tell one. Raises `ConfigError`, without the name."""
+    """Refuse an embedder's name that holds, or may hold, a secret; the error does not repeat it."""
     require_secret_free_url("memory.embedder", embedder, EMBEDDER_KEY_VARIABLE)
     if _ADDRESS_WITHOUT_SCHEME.match(embedder):
         raise ConfigError(
@@ -33,52 +31,31 @@ class MemoryConfig(Section):
 
     embedder: str = key(
         "hashing", "hashing (no dependency), minilm (extra embed), a sentence-transformers name, or openai:NAME, the "
-        "model NAME of the [endpoint]; openai:NAME@URL is that of another server"
-    )  # fmt: skip
-    capacity: int = key(
-        1000, "enabled tips of a task, or beyond the task (scope) of a family, an environment, or all; those of splits "
-        "are counted apart", PAPER, ge=1
-    )  # fmt: skip
+        "model NAME of the [endpoint]; openai:NAME@URL is that of another server")  # fmt: skip
+    capacity: int = key(1000, "enabled tips kept for each task, or beyond it each scope; by split", PAPER, ge=1)
     retire: Literal["oldest", "least_used", "least_worth", "merge"] = key(
-        "oldest",
-        "who goes beyond capacity: the oldest (paper), those with the fewest readers or the least worth, or "
-        "one of two that say nearly the same, and then the oldest",
-    )
-    merge_similarity: float = key(
-        0.9, "retire = merge: cosine of keys, and of words, from which on two tips become one", gt=0, le=1
-    )
+        "oldest", "who goes beyond capacity: the oldest (paper), those with the fewest readers or the least worth, or "
+        "one of two that say nearly the same, and then the oldest")  # fmt: skip
+    merge_similarity: float = key(0.9, "merge: cosine of keys and of words from which two tips join", gt=0, le=1)
     distilled: float = key(
         0.0, "EMPO2: retire a tip once the policy does without it what its readers did at least so often, as a share "
-        "of how often with it; 0 = never. With rollout.ahead it follows timing which tips the next batch still finds",
-        ge=0, le=1
-    )  # fmt: skip
+        "of how often with it; 0 = never. With rollout.max_async_iterations timing decides which tips the next batch "
+        "still finds", ge=0, le=1)  # fmt: skip
     distilled_readers: int = key(4, "readers who did well that it takes to tell, and that the mean is over", ge=1)
-    scope: Literal["task", "family", "env", "all"] = key(
-        "task", "whose tips are searched: the task's own (paper), or those of its family, its environment, or all"
-    )
-    open_split: str = key(
-        "train", "scope beyond the task: the split whose tips games of other splits may read, too; '' = none"
-    )
-    retrieval: Literal["dense", "sparse", "hybrid"] = key(
-        "dense", "similarity to the query: cosine of vectors (paper), BM25 of words, or reciprocal ranks by both"
-    )
+    scope: Literal["task", "family", "env", "all"] = key("task", "whose tips are searched: the task's (paper) or wider")
+    shared_split: str = key("train", "scope beyond the task: split whose tips games of all splits may read; '' = none")
+    retrieval: Literal["dense", "sparse", "hybrid"] = key("dense", "cosine of vectors (paper), BM25, or ranks by both")
     rerank: int = key(0, "only so many most similar candidates are put in order, as by worth; 0 = all", ge=0)
     top_k: int = key(10, "tips shown at most", PAPER, ge=0)
     threshold: float = key(0.5, "cosine similarity below which a tip is not a candidate; -1 = none", PAPER, ge=-1, le=1)
-    query: Literal["state", "conversation"] = key(
-        "state", "what is embedded: the task and newest observation, or the whole tip-free conversation (paper)"
-    )
+    query: Literal["state", "conversation"] = key("state", "embedded text: task and newest observation, or all (paper)")
     entries: Literal["episode", "step"] = key("episode", "one entry an episode, or one for each step (release)")
-    duplicates: Literal["reject", "count"] = key(
-        "count", "the same text again in a namespace: reject it (paper), or count it as support and keep the best score"
-    )
+    duplicates: Literal["reject", "count"] = key("count", "a repeated text: rejected (paper), or counted as support")
     order: tuple[Literal["score", "support", "recency", "similarity", "ucb", "worth"], ...] = key(
         ("score", "support", "recency"), "order of the candidates (paper: the score); ucb: by what their readers "
         "earned; worth: by what these gained over members of their group that did not read them"
     )  # fmt: skip
-    index: Literal["auto", "exact"] = key(
-        "auto", "how tips are found: exactly, or where a task has many through an index beside the file (extra index)"
-    )
+    index: Literal["auto", "exact"] = key("auto", "auto: an index beside the file where a task has many tips (extra)")
     exact_below: int = key(5000, "index = auto: tips of a task or its scope from which on the index is asked", ge=1)
     candidates: int = key(128, "index = auto: nearest tips that the index names, for the order to choose from", ge=1)
     ucb: float = key(1.0, "order by ucb: weight of the bonus for what was read seldom", "arXiv 2603.08561", ge=0)
@@ -86,38 +63,36 @@ class MemoryConfig(Section):
     max_write_tokens: int = key(192, "decoding limit when a tip is written (release: 512)", RELEASE, ge=1)
     write_temperature: float = key(1.0, "sampling temperature when a tip is written", ge=0)
     show_score: bool = key(True, "show each tip with the score of its episode")
-    leave_room: bool = key(
-        True, "show only as many tips as leave room for the turns that are left, each as long as those so far"
-    )
+    leave_room: bool = key(True, "show only tips that leave room for the turns left, each as long as those so far")
     repeat_shown: bool = key(False, "show a tip again that an earlier turn of the episode already holds")
 
     @model_validator(mode="after")
     def validate_embedder(self) -> Self:
-        """Refuse an address that tells a secret."""
+        """Refuse an address that holds a secret."""
         validate_embedder_name(self.embedder)
         return self
 
     def with_embedder(self, embedder: str = "") -> Self:
-        """Return these settings of a run for a person who looks at it, with the embedder that this person names.
+        """Return the settings of a possibly untrusted run, with the embedder that its reader names.
 
-        A run directory may be a stranger's: its settings say what makes room and in which order tips stand, and never
-        which model is loaded, which server is asked, or with which key.
+        A run directory may come from a stranger: it decides eviction and order of tips, but never which model is
+        loaded, which server is asked, or with which key.
         """
         return self.model_copy(update={"embedder": embedder or MemoryConfig().embedder})
 
     @property
     def ranking(self) -> tuple[str, ...]:
-        """The order of the candidates: beyond the task similarity comes first, unless it has chosen or has a place."""
+        """Return the order of candidates; beyond the task similarity comes first, unless it is placed already."""
         if self.scope == "task" or self.rerank or "similarity" in self.order:
             return self.order
         return ("similarity", *self.order)
 
     @property
     def is_ranked_by_feedback(self) -> bool:
-        """Whether what readers earned or gained decides who is shown or kept."""
+        """Tell whether readers' results decide which tips are shown or kept."""
         return not {"ucb", "worth"}.isdisjoint(self.ranking) or self.retire in {"least_used", "least_worth"}
 
     @property
     def requested_words(self) -> int:
-        """Words that a tip is asked to stay under: 100 (paper), or as many as can be written and shown in full."""
+        """Return the word limit of a tip: 100 (paper), or fewer if fewer can be written and shown in full."""
         return max(1, min(MAX_REQUESTED_WORDS, int(min(self.max_tip_tokens, self.max_write_tokens) / TOKENS_PER_WORD)))

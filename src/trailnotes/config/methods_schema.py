@@ -22,76 +22,38 @@ class AlgorithmConfig(Section):
     name: str = key("empo2", "the method, as its page in docs/algorithms is called; or module:NAME of your own")
     normalize_std: bool = key(True, "divide group-relative advantages by the group's standard deviation")
     p_memory: float = key(0.25, "p, share of rollouts that act with tips", PAPER, ge=0, le=1)
-    q_off_policy: float = key(
-        2 / 3, "q, share of the rollouts with tips that are trained without them", PAPER, ge=0, le=1
-    )
-    mode_unit: Literal["iteration", "trajectory"] = key(
-        "trajectory", "unit of the draw: the whole batch (paper), or the members of each group (mixed groups)"
-    )
+    q_off_policy: float = key(2 / 3, "q, share of rollouts with tips that train without them", PAPER, ge=0, le=1)
+    mode_unit: Literal["iteration", "trajectory"] = key("trajectory", "unit of the draw: batch (paper), or each member")
     draw: Literal["stratified", "independent"] = key(
         "stratified", "mixed groups: round(p N) members act with tips, or each member draws for itself"
     )
     old_logprobs: Literal["acting", "tip_free"] = key(
-        "tip_free",
-        "off-policy denominator: under the tip-free context (4.2), or under the one acted on (Table 3, and "
-        "the release)",
-        PAPER,
-    )
+        "tip_free", "off-policy denominator: under the tip-free context (4.2), or under the one acted on (Table 3, and "
+        "the release)", PAPER)  # fmt: skip
     intrinsic: Literal["none", "tips", "states", "counts", "rnd"] = key(
-        "none",
-        "novelty reward: 1/n with n = 1 + tips shown (tips; release: retrieved), visits of similar states (states, "
-        "paper) or visits of this very state (counts); or the error of Random Network Distillation (rnd)",
-    )
+        "none", "novelty reward: 1/n with n = 1 + tips shown (tips; release: retrieved), visits of similar states "
+        "(states, paper) or visits of this very state (counts); or the error of Random Network Distillation (rnd)"
+    )  # fmt: skip
     beta: float = key(1.0, "weight of the novelty reward in the return", ge=0)
-    novelty_threshold: float = key(
-        0.9, "states: cosine similarity from which two states count as the same", ge=-1, le=1
-    )
+    novelty_threshold: float = key(0.9, "states: cosine similarity from which two states are the same", ge=-1, le=1)
     dynamic_sampling: int = key(
         0, "rounds that replace groups of equal returns by freshly played ones; 0 = off", "DAPO, arXiv 2503.14476", ge=0
     )
-    invalid_penalty: float = key(
-        0.0, "penalty for each action that cannot be read or that the environment does not admit", ge=0
-    )
-    invalid: Literal["format", "inadmissible"] = key(
-        "format", "what counts as invalid: an unreadable answer (release of GiGPO), or also an inadmissible action"
-    )
-    anchor_tips: float = key(
-        0.0, "share of the tips written in an iteration that are held to the start model", ge=0, le=1
-    )
-    anchor_reading: float = key(
-        0.0,
-        "share of the off-policy episodes that are also held to the start model as they acted, with tips",
-        ge=0,
-        le=1,
-    )
-    author: Literal["policy", "start"] = key(
-        "policy", "who writes the tips: the policy as it is, or the weights that training began with"
-    )
-    anchor_weight: float = key(
-        0.4, "weight of KL(start model || model) on the tips, as rehearsal.hold on what is rehearsed; 0 = none", ge=0
-    )
-    anchor_reading_weight: float = key(
-        0.1, "weight of the KL by which episodes with tips are held; 0.4 slowed learning without tips", ge=0
-    )
-    penalty_stage: Literal["before", "after"] = key(
-        "before", "subtract penalties before advantages are computed (release of GiGPO), or from the advantages"
-    )
-    author_credit: float = key(
-        0.0, "weight of the credit that a tip's own tokens get for what its readers gained; 0 = off", ge=0
-    )
+    invalid_penalty: float = key(0.0, "penalty for each action that is unreadable or not admissible", ge=0)
+    invalid: Literal["format", "inadmissible"] = key("format", "invalid: unreadable (GiGPO release), or inadmissible")
+    anchor_tips: float = key(0.0, "share of an iteration's tips that are anchored to the start model", ge=0, le=1)
+    anchor_reading: float = key(0.0, "share of off-policy episodes that are also anchored, with their tips", ge=0, le=1)
+    author: Literal["policy", "start"] = key("policy", "writer of the tips: the policy, or the initial weights")
+    anchor_weight: float = key(0.4, "weight of KL(start model || model) on the anchored tips; 0 = none", ge=0)
+    anchor_reading_weight: float = key(0.1, "weight of that KL on episodes with tips; 0.4 slowed learning", ge=0)
+    penalty_stage: Literal["before", "after"] = key("before", "subtract penalties before advantages (GiGPO), or after")
+    author_credit: float = key(0.0, "weight of the credit that a tip gets for its readers' gain; 0 = off", ge=0)
     author_age: int = key(
-        3,
-        "iterations after which a tip is too old to be credited to its author; take twice the training tasks over "
-        "rollout.num_tasks, or most tasks come back too late",
-        ge=1,
-    )
-    author_share: Literal["used", "equal"] = key(
-        "used", "tips shown together share their reader's gain: by how much likelier each makes its actions, or equally"
-    )
+        3, "iterations after which a tip is too old to be credited to its author; take twice the training tasks over "
+        "rollout.num_tasks, or most tasks come back too late", ge=1)  # fmt: skip
+    author_share: Literal["used", "equal"] = key("used", "split a reader's gain over its tips by their use, or equally")
 
-    show_tips: Literal["own", "other", "empty"] = key(
-        "own", "training shows tips of the task; or, as a control, as many of another family's task, or without words"
-    )
+    show_tips: Literal["own", "other", "empty"] = key("own", "own, or a control: another family's, or without words")
 
     @field_validator("name")
     @classmethod
@@ -121,7 +83,7 @@ class AlgorithmConfig(Section):
         return self
 
     def require_equal_temperature(self, written: float, trained: float) -> None:
-        """Refuse to train tips of another temperature than the learner scores at. Raises `ConfigError`."""
+        """Refuse to train tips sampled at another temperature than the learner scores at."""
         credited = self.name == "lamer" or (self.author_credit and resolve_method(self.name).shows_tips)
         if credited and written != trained:
             source = "lamer" if self.name == "lamer" else "algorithm.author_credit"
@@ -134,37 +96,25 @@ class AlgorithmConfig(Section):
 class RehearsalConfig(Section):
     """Conversations of games outside all panels that each update of a method with tips holds on to."""
 
-    split: str = key(
-        "",
-        "games that the start model plays, and writes tips about, before training; of none of the panels; '' = none",
-    )
+    split: str = key("", "games outside all panels that the start model plays and writes about first; '' = none")
     options: dict[str, Any] = key(dict, "env.options of these games, where they differ from those that are trained")
     num_tasks: int = key(0, "games of the split; 0 = all", ge=0)
     num_samples: int = key(1, "episodes of each game in each trial", ge=1)
     trials: int = key(1, "trials with tips, after one without; more games do more than more trials", ge=0)
-    path: str = key(
-        "", "JSONL of conversations instead, as `trailnotes rehearsal record` and `script` write them; '' = none"
-    )
+    path: str = key("", "JSONL of conversations instead, of `trailnotes rehearsal record` or `script`; '' = none")
     rows: int = key(24, "conversations in each update", ge=1)
-    hold: float = key(
-        0.4, "weight of KL(start model || model) on them, as algorithm.anchor_weight on anchored rows; 0 = none", ge=0
-    )
+    hold: float = key(0.4, "weight of KL(start model || model) on them, as algorithm.anchor_weight; 0 = none", ge=0)
     imitate: float = key(
-        0.0,
-        "weight of the likelihood of those that were won or followed by something better, of all of a file that does "
-        "not say (what InstructGPT calls mixing in pretraining); 0 = none",
-        ge=0,
-    )
+        0.0, "weight of the likelihood of those that were won or followed by something better, of all of a file that "
+        "does not say (what InstructGPT calls mixing in pretraining); 0 = none", ge=0)  # fmt: skip
 
     @model_validator(mode="after")
     def validate_source(self) -> Self:
-        """Refuse a file beside games to record, of which one would be left out in silence, and rows without weight."""
+        """Refuse two sources at once, and rehearsal without any weight."""
         if self.path and self.split:
             raise ValueError("rehearsal.path is taken instead of what rehearsal.split would record: set one to ''")
         if (self.path or self.split) and not self.hold + self.imitate:
-            raise ValueError(
-                "what is rehearsed is neither held nor imitated: raise rehearsal.hold or rehearsal.imitate"
-            )
+            raise ValueError("rehearsal is neither held nor imitated: raise rehearsal.hold or rehearsal.imitate")
         return self
 
 
@@ -174,14 +124,10 @@ class GigpoConfig(Section):
     omega: float = key(1.0, "weight of the step advantages; 0 is GRPO", GIGPO, ge=0)
     gamma: float = key(0.95, "discount of the return from each step on", GIGPO, gt=0, le=1)
     norm: Literal["mean", "mean_std"] = key("mean", "subtract the mean, or also divide by the deviation", GIGPO)
-    statistics: Literal["trajectories", "steps"] = key(
-        "trajectories", "unit of the episode statistics: one value an episode (paper), or one a step (release)"
-    )
+    statistics: Literal["trajectories", "steps"] = key("trajectories", "unit of episode statistics (steps: release)")
     ddof: Literal[0, 1] = key(1, "of the standard deviation: 1 in the release; HGPO's levels always have 0")
     std_floor: float = key(0.0, "no group is divided by less than this", ge=0)
-    similarity: float = key(
-        1.0, "observations this similar (difflib ratio) share a state; 1 = only equal ones", GIGPO, gt=0, le=1
-    )
+    similarity: float = key(1.0, "difflib ratio from which observations share a state; 1 = equality", GIGPO, gt=0, le=1)
     dedup: bool = key(False, "count a state once for each episode, by its first visit, in the step statistics")
     hierarchical: bool = key(False, "HGPO: group by the last k observations, k = 1..history + 1")
     history: int = key(2, "HGPO: K, observations of context before the newest", ge=0)
@@ -194,36 +140,33 @@ class OpsdConfig(Section):
 
     form: Literal["sdpo", "sdar", "opcd"] = key(
         "sdpo", "the log ratio as advantage (SDPO, 2601.20802); as a sigmoid beside the group's (SDAR, 2605.15155); "
-        "from the start model (OPCD, 2602.12275)"
-    )  # fmt: skip
+        "from the start model (OPCD, 2602.12275)")  # fmt: skip
     coefficient: float | None = key(
         None, "c, weight of the teacher; none = as published: 1 for sdpo and opcd, where the group has 1 - c; 0.01 for "
-        "sdar; 0 is GRPO", ge=0
-    )  # fmt: skip
+        "sdar; 0 is GRPO", ge=0)  # fmt: skip
     teacher: Literal["form", "policy", "start"] = key(
         "form", "weights of the teacher: the policy's (sdpo, sdar) or the start model's (opcd), or either for all forms"
     )
     gate: Literal["none", "agree", "positive"] = key(
         "agree", "tokens left to the teacher: all (as published), those where the group's advantage does not say the "
-        "opposite, or those of episodes better than their group; of the others the group decides"
-    )  # fmt: skip
+        "opposite, or those of episodes better than their group; of the others the group decides")  # fmt: skip
     beta: float = key(5.0, "sdar: steepness of the sigmoid", "SDAR release", ge=0)
     clip: float = key(5.0, "largest log ratio that counts, either way; 0 = no limit", ge=0)
 
     @property
     def weight(self) -> float:
-        """`coefficient`, or the published one of the form."""
+        """Return `coefficient`, or the form's published one."""
         published = 0.01 if self.form == "sdar" else 1.0
         return published if self.coefficient is None else self.coefficient
 
     @property
     def has_frozen_teacher(self) -> bool:
-        """Whether the start model is the teacher."""
+        """Tell whether the start model is the teacher."""
         return self.teacher == "start" or (self.teacher == "form" and self.form == "opcd")
 
     @model_validator(mode="after")
     def validate_weight(self) -> Self:
-        """Refuse a weight that would turn the group's advantage round."""
+        """Refuse a weight that would reverse the group's advantage."""
         if self.form != "sdar" and self.weight > 1:
             raise ValueError(f"opsd.coefficient = {self.weight:g} leaves {self.form} less than nothing of the group's "
                              "advantage: set it to 1 or less")  # fmt: skip
@@ -261,9 +204,8 @@ class RemembererConfig(Section):
     task_weight: float = key(0.5, "lambda, weight of the task in the similarity", REMEMBERER, ge=0, le=1)
     task_similarity: Literal["embedding", "words", "equal"] = key("embedding", "how two tasks are compared")
     observation_similarity: Literal["embedding", "words", "lines"] = key(
-        "words",
-        "how two observations are compared: embeddings, shared words, or the longest common subsequence of lines",
-    )
+        "words", "how two observations are compared: embeddings, shared words, or the longest common subsequence of "
+        "lines")  # fmt: skip
     record_capacity: int = key(500, "records (task, observation)", "Rememberer release 552cb62", ge=1)
     action_capacity: int = key(20, "actions of a record", "Rememberer release 552cb62", ge=1)
     good: float = key(0.0, "an action is encouraged if its value is above this", ge=-1e9)
@@ -286,12 +228,8 @@ class RetrospexConfig(Section):
 
     data: tuple[str, ...] = key((), "run directories whose trajectories.jsonl train the critic")
     critic: str = key("", "a critic trained before, instead of data")
-    reward: Literal["raw", "spread"] = key(
-        "raw", "rewards as the environment gave them, or the return spread evenly over the steps (WebShop)"
-    )
-    failure: Literal["raw", "floor0", "last_positive"] = key(
-        "raw", "a negative final score: as it is, as 0, or as the last positive one (release)"
-    )
+    reward: Literal["raw", "spread"] = key("raw", "rewards as given, or the return spread over the steps (WebShop)")
+    failure: Literal["raw", "floor0", "last_positive"] = key("raw", "negative final score: as is, 0, or last positive")
     embed_size: int = key(64, "width of the token embedding", "Retrospex release 6d169a4", ge=1)
     hidden_size: int = key(128, "width of each field's encoder", "Retrospex release 6d169a4", ge=1)
     encoder: Literal["gru", "embedding"] = key("gru", "one GRU a field (release), or memory.embedder's vectors")
@@ -306,9 +244,7 @@ class RetrospexConfig(Section):
     temperature: float = key(0.9, "sampling temperature of the candidates", "Retrospex release 6d169a4", gt=0)
     top_p: float = key(0.95, "nucleus of the candidates", "Retrospex release 6d169a4", gt=0, le=1)
     decay: float = key(0.97, "d: the policy weighs max(floor, d^t) at step t", RETROSPEX, gt=0, le=1)
-    first_step: Literal[0, 1] = key(
-        0, "t of the first action: 0, where the policy decides alone, or 1 (ALFWorld)", "Retrospex release 6d169a4"
-    )
+    first_step: Literal[0, 1] = key(0, "t of the first action; 1 in ALFWorld", "Retrospex release 6d169a4")
     floor: float = key(0.6, "b: the policy's least weight", RETROSPEX, ge=0, le=1)
     score_clip: float = key(0.0, "largest advantage Q - V that counts, either way; 0 = no limit", ge=0)
     heuristics: tuple[Literal["recent_actions", "focus_named"], ...] = key(

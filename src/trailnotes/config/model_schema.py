@@ -22,9 +22,7 @@ RESERVED_TEMPLATE_OPTIONS = (  # arguments of transformers' `apply_chat_template
     "add_generation_prompt", "continue_final_message", "conversation", "max_length", "messages", "padding",
     "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize", "tokenizer_kwargs", "truncation",
 )  # fmt: skip
-
-
-RESERVED_REQUEST_FIELDS = (  # fields of a request that other settings write, and those without which no single answer comes back whole
+RESERVED_REQUEST_FIELDS = (  # fields that other settings write, and those that a single whole answer needs
     "chat_template_kwargs", "max_completion_tokens", "max_tokens", "messages", "model", "n", "seed", "stop", "stream",
     "temperature", "top_p",
 )  # fmt: skip
@@ -44,26 +42,20 @@ class ModelConfig(Section):
     """The language model that acts and learns."""
 
     path: str = key(
-        "",
-        "directory or hub name of a causal LM of transformers; openai:NAME is the model NAME of the [endpoint]; "
-        "random plays without any model",
-    )
-    base: str = key(
-        "", "where model.path holds adapters: directory or hub name of their base, if it is not where they name it"
-    )
+        "", "directory or hub name of a causal LM of transformers; openai:NAME is the model NAME of the [endpoint]; "
+        "random plays without any model")  # fmt: skip
+    base: str = key("", "base model of the adapters in model.path, if it is not where they name it")
     device: str = key("auto", "cpu, cuda, cuda:0, ...; auto takes a GPU where there is one")
     dtype: Literal["float32", "bfloat16"] = key("float32", "type of weights and activations")
     gradient_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
     template_options: dict[str, Any] = key(
-        dict,
-        "what the chat template is told, such as { enable_thinking = false }; an endpoint gets it as "
-        "chat_template_kwargs",
-    )
+        dict, "what the chat template is told, such as { enable_thinking = false }; an endpoint gets it as "
+        "chat_template_kwargs")  # fmt: skip
     lora: LoraConfig = key(LoraConfig, "low-rank adapters")
 
     @model_validator(mode="after")
     def validate_model(self) -> Self:
-        """Refuse a model without a name, and options that are not the template's."""
+        """Refuse a model without a name, and reserved template options."""
         require_model_name(self.path)
         if taken := sorted(self.template_options.keys() & set(RESERVED_TEMPLATE_OPTIONS)):
             raise ValueError(f"template_options.{taken[0]} is not the template's to know: leave it out")
@@ -71,19 +63,19 @@ class ModelConfig(Section):
 
 
 def require_model_name(path: str) -> None:
-    """Refuse a `model.path` that names an endpoint's model and forgets which. Raises `ConfigError`."""
+    """Refuse a `model.path` of an endpoint that names no model."""
     if path.startswith(OPENAI_PREFIX) and not path.removeprefix(OPENAI_PREFIX).strip():
         raise ConfigError(f"{path!r} names no model: write openai:NAME, as the server calls it")
 
 
 def is_missing_directory(path: str) -> bool:
-    """Whether a `model.path` can only be a directory, and is none, or none yet."""
+    """Tell whether a `model.path` can only be a directory, and does not exist."""
     is_local = path.startswith((".", "/", "~", RUNS_PREFIX)) or path.count("/") > 1
     return is_local and not path.startswith(OPENAI_PREFIX) and not Path(path).expanduser().exists()
 
 
 def require_model_directory(path: str) -> None:
-    """Refuse a `model.path` of which `is_missing_directory` holds. Raises `ConfigError`."""
+    """Refuse a `model.path` whose directory is missing."""
     if is_missing_directory(path):
         is_start = path.startswith(RUNS_PREFIX)
         fix = f"; a start model is made first: trailnotes warmstart CONFIG --out {path}" if is_start else ""
@@ -91,7 +83,7 @@ def require_model_directory(path: str) -> None:
 
 
 def _add_scheme(url: str) -> str:
-    """An address, with a scheme if it has none, so that a name and a password stand where they are looked for."""
+    """Add a scheme where there is none, so that credentials stand where the check looks."""
     return url if "://" in url else "tcp://" + url.lstrip("/\\")
 
 
@@ -105,12 +97,9 @@ class EndpointConfig(Section):
     max_retries: int = key(6, "tries after the first, on 429, 5xx, timeouts and broken answers", ge=0)
     context_tokens: int = key(32768, "tokens that prompt and completion may have together", ge=8)
     max_tokens_field: Literal["max_completion_tokens", "max_tokens"] = key(
-        "max_tokens", "what the server calls its limit; newer OpenAI models want max_completion_tokens"
-    )
+        "max_tokens", "what the server calls its limit; newer OpenAI models want max_completion_tokens")  # fmt: skip
     send_seed: bool = key(True, "send the seed of each completion, which some servers honour")
-    omit: tuple[Literal["temperature", "top_p", "stop"], ...] = key(
-        (), "parameters that are not sent, for models that refuse them; answers are cut at stop strings all the same"
-    )
+    omit: tuple[Literal["temperature", "top_p", "stop"], ...] = key((), "parameters not sent; answers are cut at stops")
     extra: dict[str, Any] = key(dict, "further fields of each request that the server takes, such as { top_k = 20 }")
     price_input: float = key(0.0, "price of a million prompt tokens, in your currency", ge=0)
     price_output: float = key(0.0, "price of a million completion tokens", ge=0)
@@ -120,7 +109,7 @@ class EndpointConfig(Section):
 
     @model_validator(mode="after")
     def validate_extra_fields(self) -> Self:
-        """Refuse further fields that are not free, and an address or a field that tells a secret."""
+        """Refuse reserved fields, and secrets in the address or the fields."""
         require_secret_free_url("endpoint.base_url", _add_scheme(self.base_url), self.api_key_env)
         require_secret_free_table("endpoint.extra", self.extra, self.api_key_env)
         if taken := sorted(self.extra.keys() & set(RESERVED_REQUEST_FIELDS)):
@@ -133,34 +122,23 @@ class EngineConfig(Section):
 
     name: Literal["hf", "vllm"] = key("hf", "hf: embedded, any model of transformers; vllm: the extra of that name")
     shared_prompts: bool = key(
-        True,
-        "hf: what the prompts of a group begin with goes through the model once, which changes last bits of "
-        "log-probabilities",
-    )
+        True, "hf: what the prompts of a group begin with goes through the model once, which changes last bits of "
+        "log-probabilities")  # fmt: skip
     replicas: int = key(1, "vllm: engines, each with all weights; an episode stays with the one it began with", ge=1)
-    urls: tuple[str, ...] = key(
-        (), "vllm: addresses of engines that run already (trailnotes engine serve); none = started here"
-    )
-    python: str = key(
-        "", "vllm: the Python of the environment that it is installed in; '' = this one, or what `make vllm` built"
-    )
-    devices: tuple[str, ...] = key(
-        (), 'vllm: GPUs of each engine, such as ["1", "2,3"]: one with several is spread over them; none = the first'
-    )
-    device_memory: float = key(
-        0.0, "vllm: share of the device that it may take; 0 = a part for the learner", ge=0, le=1
-    )
+    urls: tuple[str, ...] = key((), "vllm: addresses of running engines (trailnotes engine serve); none = start here")
+    python: str = key("", "vllm: the Python that it is installed in; '' = this one, or what `make vllm` built")
+    devices: tuple[str, ...] = key((), 'vllm: GPUs of each engine, such as ["1", "2,3"]; none = the first')
+    device_memory: float = key(0.0, "vllm: share of the device's memory; 0 = what the learner leaves", ge=0, le=1)
     max_concurrent: int = key(64, "vllm: completions that one engine decodes at a time", ge=1)
     start_timeout: float = key(600.0, "vllm: seconds that an engine may take to start", gt=0)
     timeout: float = key(300.0, "vllm: seconds without any token, after which an engine counts as hung", gt=0)
-    tolerance: float = key(
+    max_logprob_mismatch: float = key(
         0.05, "vllm: nats by which the engine's log-probabilities may differ from the learner's, on average over the "
-        "tokens of an iteration; more stops the run", gt=0
-    )  # fmt: skip
+        "tokens of an iteration; more stops the run", gt=0)  # fmt: skip
 
     @model_validator(mode="after")
     def validate_devices(self) -> Self:
-        """Refuse devices for another number of engines, and addresses that tell a secret."""
+        """Refuse devices for another number of engines, and secrets in addresses."""
         for url in self.urls:
             require_secret_free_url("engine.urls", _add_scheme(url), ENGINE_TOKEN_VARIABLE)
         if self.devices and (self.urls or len(self.devices) != self.replicas):
@@ -178,8 +156,7 @@ class LearnerConfig(Section):
     offload: bool = key(False, "keep the optimiser's state in the host's memory, where there is more than one process")
     packed: Literal["auto", "always", "never", "shared"] = key(
         "auto", "join rows into one without padding: auto does where the attention skips what is not its row's; "
-        "shared: compute once what rows begin with, where that is half of them"
-    )  # fmt: skip
+        "shared: compute once what rows begin with, where that is half of them")  # fmt: skip
     attention: Literal["", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"] = key(
         "", "how the update attends, where the model is not that which acts; '' = as transformers chooses"
     )
@@ -190,16 +167,14 @@ class ClusterConfig(Section):
     """Several machines, by Ray."""
 
     address: str = key(
-        "", "of a Ray cluster: auto = the one that this machine is part of; HOST:PORT; ray://HOST:PORT; "
-        "'' = none, everything runs here"
-    )  # fmt: skip
+        "", "of a Ray cluster: auto = the one that this machine is part of; HOST:PORT; ray://HOST:PORT; '' = none, "
+        "everything runs here")  # fmt: skip
     env_cpus: float = key(1.0, "CPUs that Ray sets aside for each of env.num_workers", gt=0)
-    timeout: float = key(120.0, "seconds that Ray may take to place an actor, or to bring one back, before the run "
-                         "stops", gt=0)  # fmt: skip
+    timeout: float = key(120.0, "seconds for Ray to place or restore an actor before the run stops", gt=0)
 
     @model_validator(mode="after")
     def validate_address(self) -> Self:
-        """Refuse what Ray would not take for an address, or take for the wish to start a cluster."""
+        """Refuse an address that Ray would not accept, or take as a request to start a cluster."""
         if not re.fullmatch(r"|auto|(ray://)?[^/\s]+:\d+", self.address):
             raise ValueError(f"cluster.address = {self.address!r} is none: name auto, HOST:PORT, or ray://HOST:PORT")
         return self

@@ -1,12 +1,12 @@
-"""One tree of validated settings. Its defaults are the settled choices of the method; presets hold the paper's.
+"""One tree of validated settings. Defaults are this package's choices; presets hold the paper's.
 
-Each key carries its meaning and, where it has one, its source. The sections of the methods are in
-`methods_schema.py`, and so on; reading TOML and command-line overrides, and printing the tree, is `toml.py`. Impossible
-combinations are refused here, before anything is built.
+Each key has its meaning and, where it has one, its source. `toml.py` reads files and command lines. Combinations that
+cannot work are refused here, before anything is built.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import field_validator, model_validator
@@ -34,8 +34,6 @@ from trailnotes.config.model_schema import (
     ModelConfig,
 )
 from trailnotes.config.section import PAPER, Section, key
-from trailnotes.config.train_schema import EvalConfig, TrainConfig
-from trailnotes.config.warmstart_schema import WarmstartConfig
 from trailnotes.errors import ConfigError
 
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
@@ -56,17 +54,17 @@ class RunConfig(Section):
     @field_validator("trackers")
     @classmethod
     def validate_trackers(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Refuse what is neither known nor named as a class of the user's own, and what stands there twice."""
+        """Refuse unknown trackers, and trackers that are named twice."""
         for name in names:
             if name not in TRACKERS and ":" not in name:
                 raise ValueError(f"{name!r} is no tracker: choose of {', '.join(TRACKERS)}, or name module:Class")
         if len({*names}) < len(names):
-            raise ValueError("a tracker stands there twice: name each once")
+            raise ValueError("a tracker is named twice: name each once")
         return names
 
     @property
     def all_trackers(self) -> tuple[str, ...]:
-        """All trackers of the run."""
+        """Return all trackers of the run, `run.tensorboard` included."""
         also = ("tensorboard",) if self.tensorboard and "tensorboard" not in self.trackers else ()
         return (*also, *self.trackers)
 
@@ -76,12 +74,8 @@ class EnvConfig(Section):
 
     name: str = key("waymarks", "a name that `trailnotes envs list` knows, or module:Class of your own")
     options: dict[str, Any] = key(dict, "keyword arguments of the environment")
-    num_workers: int = key(
-        2, "worker processes; 0 runs the environments in this process, which a crash of theirs ends", ge=0
-    )
-    max_envs: int = key(
-        0, "environments, and so episodes, alive at a time, and tips being written; 0 = as many as there are", ge=0
-    )
+    num_workers: int = key(2, "worker processes; 0 = in this process, which an environment's crash ends", ge=0)
+    max_envs: int = key(0, "episodes alive and tips being written at a time; 0 = as many as there are", ge=0)
     timeout: float = key(60.0, "seconds that one call may take before its worker is killed and replaced", gt=0)
     max_replacements: int = key(2, "how often a failed episode is tried afresh before its group is dropped", ge=0)
 
@@ -100,9 +94,7 @@ class RolloutConfig(Section):
     max_context_tokens: int = key(4500, "tokens of a whole episode, prompt and actions together", PAPER, ge=8)
     max_observation_tokens: int = key(1024, "longer observations are cut, and marked where", ge=4)
     stop: tuple[str, ...] = key(("\n",), "text that ends an action (besides the model's end token)")
-    action_format: Literal["line", "tags"] = key(
-        "line", "line: the first non-blank line is the action; tags: what stands between <action> and </action>"
-    )
+    action_format: Literal["line", "tags"] = key("line", "the first non-blank line, or what <action> tags hold")
     show_actions: bool = key(False, "list the admissible actions in each turn, where the environment offers them")
     briefing: tuple[Literal["action_formats", "inventory", "focus"], ...] | None = key(
         None, "facts of the environment's briefing that open the first prompt; none = all in full style, [] in terse"
@@ -110,17 +102,15 @@ class RolloutConfig(Section):
     num_examples: int = key(0, "worked examples in the first prompt at most, of those in the briefing", ge=0)
     example_turns: tuple[tuple[str, str], ...] = key(
         (), "turns of an example that every conversation begins with: what was seen, written as turns are, and the "
-        "answer to it; for models that copy a form and follow no description of it"
-    )  # fmt: skip
+        "answer to it; for models that copy a form and follow no description of it")  # fmt: skip
     system_prompt: str | None = key(None, "replaces the environment-neutral instruction; '' for none")
-    ahead: int = key(
+    max_async_iterations: int = key(
         0, "iterations that may be played while earlier ones are learned from; 0 = none, and every token is of the "
         "newest weights; up to 1 repeats bit for bit, but for what memory.distilled, or a memory.order or "
-        "memory.retire that goes by readers, changes meanwhile", ge=0
-    )  # fmt: skip
+        "memory.retire that goes by readers, changes meanwhile", ge=0)  # fmt: skip
     max_staleness_weight: float = key(
-        2.0, "with ahead: a token weighs what the weights now say of it over what they said then, at most this", ge=1
-    )
+        2.0, "with max_async_iterations: upper bound of a token's weight, the ratio of its probability under the "
+        "weights now to that under those that sampled it", ge=1)  # fmt: skip
 
 
 class LossConfig(Section):
@@ -134,9 +124,7 @@ class LossConfig(Section):
     mask_unit: Literal["token", "response"] = key("token", "mask the token (ours), or its whole response (release)")
     mask_kl: bool = key(True, "leave masked tokens out of the KL too; if not, it pulls them back to the start model")
     aggregation: Literal["token", "sequence"] = key("token", "mean over tokens, or mean over rows of row means")
-    shaping: Literal["none", "luffy"] = key(
-        "none", "off-policy rows: the clipped surrogate, or LUFFY's f(x) = x / (x + 0.1) of the ratio, unclipped"
-    )
+    shaping: Literal["none", "luffy"] = key("none", "off-policy rows: the clipped surrogate, or LUFFY's x / (x + 0.1)")
     drop_zero_advantage: bool = key(True, "leave rows whose advantage is zero out of the update, of KL too")
 
 
@@ -153,6 +141,96 @@ class OptimConfig(Section):
     microbatch_tokens: int = key(8192, "padded tokens in one forward pass; does not change the update", ge=1)
     rows: Literal["auto", "step"] = key("auto", "one row an episode where prompts extend each other, or one a step")
     logprob_chunk: int = key(1024, "positions whose logits exist at the same time", ge=1)
+
+
+class TrainConfig(Section):
+    """Length of training, and how often it saves and evaluates."""
+
+    iterations: int = key(100, "iterations at most", ge=1)
+    max_env_steps: int = key(0, "stop at this many environment steps; 0 = never", ge=0)
+    max_tokens: int = key(0, "stop at this many generated tokens, actions and tips; 0 = never", ge=0)
+    save_every: int = key(10, "iterations between checkpoints", ge=1)
+    keep_last: int = key(2, "checkpoints kept besides the best", ge=1)
+    keep_optimizer: bool = key(True, "keep the optimiser's state at the end, without which training cannot go on")
+    eval_every: int = key(0, "iterations between validations without memory; 0 = never", ge=0)
+    split: str = key("train", "split of the training tasks")
+    num_tasks: int = key(0, "how many of them, evenly spaced; 0 = all. Tips are read when a task comes again", ge=0)
+    validation_split: str = key("validation", "held-out variations that choose the best checkpoint; never the test")
+    eval_tips_every: int = key(0, "iterations between panels played with tips, from an empty memory; 0 = never", ge=0)
+    eval_notes_trials: int = key(2, "trials with tips of these panels, after one without", ge=1)
+    new_split: str = key("", "games of families never trained, played with tips beside the validation's; '' = none")
+
+    def compute_progress(self, spent: Mapping[str, float]) -> float:
+        """Compute the used share of the nearest limit, 1 and more at its end; `spent`: a checkpoint's counters."""
+        limits = {"iteration": self.iterations, "env_steps": self.max_env_steps, "tokens_generated": self.max_tokens}
+        return max(spent.get(name, 0) / most for name, most in limits.items() if most)
+
+
+class EvalConfig(Section):
+    """A fixed panel of tasks."""
+
+    split: str = key("test", "split of the panel; '' = none, where no game is held back from training")
+    num_tasks: int = key(0, "tasks of the panel; 0 = all of the split", ge=0)
+    num_samples: int = key(1, "episodes for each task, each with its own sampling seed", ge=1)
+    temperature: float = key(0.4, "sampling temperature", PAPER, ge=0)
+    memory: bool = key(False, "act with the run's memory")
+    show_tips: Literal["own", "other", "empty"] = key("own", "algorithm.show_tips for panels with tips or with plans")
+    meet_split: str = key(
+        "", "empo2-tips: before trial 0 games of this split are played and written about, whose tips memory.scope may "
+        "find; '' = none")  # fmt: skip
+    meet_tasks: int = key(0, "how many of them, evenly spaced; 0 = all of the split", ge=0)
+    trials: int = key(10, "adapt: trials after trial 0, which acts without memory", PAPER, ge=0)
+    metric: Literal["success", "return"] = key("success", "what tables and curves show")
+    confidence: float = key(0.95, "level of the intervals", gt=0, lt=1)
+
+
+class WarmstartConfig(Section):
+    """A start model without any download, or plain SFT of a pretrained one."""
+
+    demonstrations: str = key("", "JSONL of conversations for plain SFT; '' = the environment's scripted episodes")
+    hidden_size: int = key(96, "width of the small model", ge=8)
+    num_layers: int = key(3, "layers of the small model", ge=1)
+    num_heads: int = key(4, "attention heads of the small model", ge=1)
+    steps: int = key(4000, "optimiser steps", ge=1)
+    save_every: int = key(500, "optimiser steps between checkpoints; 0 = only when it is asked to stop", ge=0)
+    batch_size: int = key(64, "episodes in a step; optim.microbatch_tokens of them at a time", ge=1)
+    lr: float = key(1e-3, "peak learning rate, with warm-up and cosine decay", gt=0)
+    num_tips: int = key(4, "tips shown at most in demonstrations", ge=0)
+    p_follow_tip: float = key(0.4, "share of the demonstrations that act on a right tip", ge=0, le=1)
+    p_explore: float = key(
+        0.5, "share of the others that explore: read the archive (waymarks), wander (scienceworld, textworld-express), "
+        "or act carelessly (webshop, wikihow)", ge=0, le=1)  # fmt: skip
+    sizes: float = key(0.0, "waymarks: share of the games whose number of moves or boxes is drawn too", ge=0, le=1)
+    scores: float = key(1.0, "waymarks: share of the episodes whose tips show a score (memory.show_score)", ge=0, le=1)
+    plans: float = key(0.0, "waymarks: share of requests and of tips that are of plans (reflexion)", ge=0, le=1)
+    advice: float = key(0.0, "share of demonstrations that answer with advice (waymarks, webshop, wikihow)", ge=0, le=1)
+    write: float = key(0.0, "webshop: share of demonstrations that only write about a careless episode", ge=0, le=1)
+    wrong_notes: float = key(0.0, "waymarks: share of written tips that are of another rule: a bad writer", ge=0, le=1)
+    variations: int = key(40, "scienceworld: training variations of each task that are recorded", ge=1)
+    lossless_vocab: bool = key(
+        False, "a vocabulary whose texts come out as they went in, for names of letters and digits; if not, words and "
+        "digits get blanks before them, and are the same tokens everywhere")  # fmt: skip
+    copying: bool = key(
+        False, "put heads that copy into the random weights of the small model (of two layers or more): it says names "
+        "that it has never seen after a tenth of the steps")  # fmt: skip
+    p_full_loss: float = key(
+        0.0, "share of the conversations of which every token is learned, what is shown as well: a model that begins "
+        "from nothing learns to copy sooner", ge=0, le=1)  # fmt: skip
+    vocab_size: int = key(1024, "size of the small model's vocabulary", ge=300)
+
+    @model_validator(mode="after")
+    def validate_shares(self) -> Self:
+        """Refuse shares of the demonstrations that sum to more than 1."""
+        if self.advice + self.write > 1:
+            raise ValueError("warmstart.advice and warmstart.write are shares of one whole: set their sum to 1 at most")
+        return self
+
+    @model_validator(mode="after")
+    def validate_num_layers(self) -> Self:
+        """Refuse copying heads without a layer below them."""
+        if self.copying and self.num_layers == 1:
+            raise ValueError("warmstart.copying takes two layers: set warmstart.num_layers to 2 or more")
+        return self
 
 
 class Config(Section):
@@ -209,17 +287,13 @@ class Config(Section):
             )
         if rollout.max_action_tokens >= rollout.max_context_tokens:
             raise ValueError("rollout.max_action_tokens must be smaller than rollout.max_context_tokens")
-        if self.train.split == self.train.validation_split and (self.train.eval_every or self.train.eval_notes_every):
-            raise ValueError(
-                "train.validation_split must differ from train.split, or training games choose the best checkpoint"
-            )
+        if self.train.split == self.train.validation_split and (self.train.eval_every or self.train.eval_tips_every):
+            raise ValueError("train.validation_split must differ from train.split, or training games choose the best")
         if rollout.example_turns and (self.rehearsal.path or self.rehearsal.split):
+            raise ValueError("rehearsal imitates whole conversations, rollout.example_turns too: set these to []")
+        if self.memory.scope != "task" and self.memory.shared_split not in {"", self.train.split}:
             raise ValueError(
-                "rehearsal imitates whole conversations, and would learn rollout.example_turns by heart: set it to []"
-            )
-        if self.memory.scope != "task" and self.memory.open_split not in {"", self.train.split}:
-            raise ValueError(
-                "tips of memory.open_split reach all games, those that are trained on among them: "
+                "tips of memory.shared_split reach all games, those that are trained on among them: "
                 f"set it to train.split = {self.train.split!r}, or to '', so that every split keeps its own"
             )
         if algorithm.name in METHODS:  # one of module:NAME is asked when it is run: reading settings imports nothing
@@ -227,7 +301,6 @@ class Config(Section):
         return self
 
     def _validate_method(self, method: Method) -> None:
-        """Refuse what the method cannot do."""
         algorithm, rollout = self.algorithm, self.rollout
         mixed = method.shows_tips and algorithm.mode_unit == "trajectory" and algorithm.draw == "stratified"
         if mixed and algorithm.p_memory and not round(algorithm.p_memory * rollout.group_size):
@@ -243,24 +316,18 @@ class Config(Section):
                 "that are played with tips have eval.show_tips)"
             )
         if algorithm.name == "lamer" and (self.archive.share or algorithm.dynamic_sampling):
-            raise ConfigError(
-                "lamer plays each task from its start: set archive.share and algorithm.dynamic_sampling to 0"
-            )
+            raise ConfigError("lamer plays tasks from the start: set archive.share and algorithm.dynamic_sampling to 0")
         if algorithm.name == "lamer" and (algorithm.author == "start" or algorithm.author_credit):
-            raise ConfigError(
-                'lamer trains who writes by what follows: set algorithm.author = "policy" and author_credit = 0'
-            )
+            raise ConfigError('lamer trains the author of tips: set algorithm.author = "policy" and author_credit = 0')
         if method.plain and algorithm.author_credit:
             raise ConfigError(f"{algorithm.name} lets no member read tips: set algorithm.author_credit = 0")
         if self.archive.share and not method.trains:
             raise ConfigError(f"{algorithm.name} trains nothing from kept states: set archive.share = 0")
         if self.archive.share:
-            self._validate_archive(
-                rollout.group_size - (round(algorithm.p_memory * rollout.group_size) if mixed else 0)
-            )
+            num_readers = round(algorithm.p_memory * rollout.group_size) if mixed else 0
+            self._validate_archive(rollout.group_size - num_readers)
 
     def _validate_archive(self, num_plain: int) -> None:
-        """Refuse an archive that nothing would use, or that would leave a member without any to be compared with."""
         if self.algorithm.dynamic_sampling:
             raise ConfigError("archive.share splits groups that algorithm.dynamic_sampling would replace: set one to 0")
         returning = round(self.archive.share * num_plain)
@@ -272,29 +339,29 @@ class Config(Section):
 
     @property
     def has_shared_gpu(self) -> bool:
-        """Whether engines of vLLM are on the learner's device, where that is a GPU."""
+        """Tell whether vLLM engines run on the learner's GPU."""
         engine = self.engine
         return engine.name == "vllm" and not (engine.urls or engine.devices or self.cluster.address)
 
     @property
     def has_reference_model(self) -> bool:
-        """Whether the learner needs the start model: something is held to it, or taught by it."""
+        """Tell whether the learner needs the start model as KL anchor or teacher."""
         taught = self.algorithm.name == "opsd" and self.opsd.has_frozen_teacher
         return bool(self.loss.kl) or self.has_anchor_rows or taught
 
     @property
     def has_frozen_author(self) -> bool:
-        """Whether the start model writes the tips."""
+        """Tell whether the start model writes the tips."""
         return self.algorithm.author == "start" and resolve_method(self.algorithm.name).writes_tips
 
     @property
     def has_separate_author(self) -> bool:
-        """Whether it does so as a model of its own: adapters and engines of vLLM are set back to it instead."""
+        """Tell whether that author is loaded as a model of its own; adapters and vLLM are reset instead."""
         return self.has_frozen_author and self.engine.name == "hf" and not self.model.lora.enabled
 
     @property
     def has_anchor_rows(self) -> bool:
-        """Whether rows that are no episodes are held to the start model, by whole distributions."""
+        """Tell whether rows besides episodes are anchored to the start model, by whole distributions."""
         algorithm, rehearsal = self.algorithm, self.rehearsal
         anchored = algorithm.anchor_weight and algorithm.anchor_tips
         anchored = anchored or (algorithm.anchor_reading_weight and algorithm.anchor_reading)
@@ -304,7 +371,7 @@ class Config(Section):
         return bool(anchored or rehearsed) and resolve_method(algorithm.name).writes_tips
 
     def validate_training(self) -> Self:
-        """Refuse what is fine for acting but wrong for training. Called by `train` before anything is built."""
+        """Refuse settings that are fine for acting but wrong for training."""
         method = resolve_method(self.algorithm.name)
         self._validate_method(method)
         if not method.trains:
@@ -332,8 +399,7 @@ class Config(Section):
             )
         if self.rollout.top_p < 1 or self.rollout.top_k:
             raise ConfigError(
-                "training needs the log-probabilities of the distribution sampled from: "
-                "set rollout.top_p = 1 and rollout.top_k = 0"
+                "training needs the sampler's log-probabilities: set rollout.top_p = 1 and rollout.top_k = 0"
             )
         if self.rollout.group_size < 2:
             raise ConfigError("training compares the members of a group: set rollout.group_size to 2 or more")

@@ -1,27 +1,26 @@
-"""What every section of the settings is made of: a base, keys with their meaning, and the sources that keys cite."""
+"""Base class of all sections, their keys, and the sources that keys cite."""
 
 from __future__ import annotations
 
+import logging
 import re
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal, get_args, get_origin
 from urllib.parse import unquote
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic.fields import FieldInfo
+from pydantic_core import core_schema
 
 from trailnotes.errors import ConfigError
 
+logger = logging.getLogger(__name__)
 PAPER = "EMPO2, arXiv 2602.23008"
 RELEASE = "EMPO2 release 0b40cb72"
-
 MAX_ADDRESS_CHARS: Final = 2048  # characters; the search for secrets takes time by their square
 MAX_SEARCHED_CHARS: Final = 4096  # characters of a text in a table, for the same reason; keys are shorter
-
-SECRET_NAMES = (
-    "api_?key|key|token|secret|password|passwd|credentials"  # noqa: S105 - how a name ends whose value is nobody's business
-)
+SECRET_NAMES = "api_?key|key|token|secret|password|passwd|credentials"  # noqa: S105 - endings of names
 
 # The same as a dotted name; `prompt_cache_key` of OpenAI's API is no secret, nor is the `stop_token` of a template.
 _SECRET_NAME = re.compile(
@@ -34,18 +33,52 @@ _SECRET_VALUE = re.compile(  # a header, or a key of the well-known kinds
 
 # Before the @ of the host, or after a colon that no port follows: a password may hold "/", "?" and "#" unescaped.
 _CREDENTIALS = re.compile(r"://(?:[^/?#]*|[^/?#@:\[]*:(?!\d+(?:[/?#]|$))[^@]*)@")
-
-_SECRET_PARAMETER = re.compile(
-    rf"[?&;#](?:[^=&;#]*[._-])?(?:{SECRET_NAMES})=[^&;#]", re.IGNORECASE
-)  # a field of a query
+_SECRET_PARAMETER = re.compile(rf"[?&;#](?:[^=&;#]*[._-])?(?:{SECRET_NAMES})=[^&;#]", re.IGNORECASE)
 
 
 def key(default: Any, doc: str, source: str = "", **limits: Any) -> Any:
-    """A setting: its default, its meaning, and where the value comes from."""
+    """Declare a setting: its default, its meaning and its source."""
     extra: dict[str, Any] | None = {"source": source} if source else None
     if callable(default):
         return Field(default_factory=default, description=doc, json_schema_extra=extra, **limits)
     return Field(default, description=doc, json_schema_extra=extra, **limits)
+
+
+RENAMED_KEYS: Final = {  # former -> present; the former are read, with a warning, until 1.0
+    "rollout.ahead": "rollout.max_async_iterations",
+    "engine.tolerance": "engine.max_logprob_mismatch",
+    "train.eval_notes_every": "train.eval_tips_every",
+    "memory.open_split": "memory.shared_split",
+    "warmstart.obey": "warmstart.p_follow_tip",
+    "warmstart.read": "warmstart.p_explore",
+    "warmstart.whole": "warmstart.p_full_loss",
+    "warmstart.exact": "warmstart.lossless_vocab",
+}
+_warned_keys: set[str] = set()
+
+
+def rename_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace former keys in a tree of sections, with one warning per process for each.
+
+    Raises:
+        ConfigError: a setting is given under both of its names.
+    """
+    renamed = {name: {**value} if isinstance(value, Mapping) else value for name, value in tree.items()}
+    found = []
+    for former, present in RENAMED_KEYS.items():
+        section, _, name = former.partition(".")
+        values = renamed.get(section)
+        if isinstance(values, dict) and name in values:
+            new_name = present.partition(".")[2]
+            if new_name in values:
+                raise ConfigError(f"{former} is the former name of {present}, which is set too: leave {former} out")
+            values[new_name] = values.pop(name)
+            found.append(former)
+    if unseen := [former for former in found if former not in _warned_keys]:
+        _warned_keys.update(unseen)
+        pairs = ", ".join(f"{former} is now {RENAMED_KEYS[former]}" for former in unseen)
+        logger.warning("settings have new names, and 1.0 will refuse the former: %s", pairs)
+    return renamed
 
 
 class Section(BaseModel):
@@ -53,40 +86,49 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True)
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        """Accept former keys from Python. JSON comes from `resolve_config`, which has renamed them."""
+        schema = handler(source)
+        present = (name.split(".") for name in RENAMED_KEYS.values())
+        section = next((section for section, name in present if name in cls.model_fields), "")
+        if not section:
+            return schema
+
+        def rename(values: Any) -> Any:
+            return rename_keys({section: values})[section]
+
+        renaming = core_schema.no_info_before_validator_function(rename, schema)
+        return core_schema.json_or_python_schema(json_schema=schema, python_schema=renaming)
+
 
 def require_secret_free_url(setting: str, value: str, variable: str) -> None:
-    """Refuse an address with a name, a password or a key in it: messages, run directories and metrics name addresses.
+    """Refuse an address with credentials or a key, since logs and run directories keep addresses.
 
-    Args:
-        setting: what holds it.
-        value: the address, or a text that ends with it.
-        variable: environment variable for a key in its place.
+    `value` may be a text that ends with the address; `variable` is the environment variable for a key instead.
 
     Raises:
-        ConfigError: there is one, or the address is too long to look; the text does not repeat it.
+        ConfigError: there is one, or the address is too long to search; the text does not repeat it.
     """
     if len(value) > MAX_ADDRESS_CHARS:
         raise ConfigError(f"{setting} has {len(value):,} characters: name an address of {MAX_ADDRESS_CHARS:,} at most")
     forms = value, unquote(value)  # what is coded by percent signs is no less a secret
     if any(map(_CREDENTIALS.search, forms)):
         raise ConfigError(
-            f"{setting} must hold no name or password, since addresses are logged and kept with a run: leave out what "
-            f"stands before the @ of the host, and put a key into the environment variable {variable}"
+            f"{setting} must hold no name or password, since addresses are logged and kept with a run: leave out the "
+            f"part before the @ of the host, and put a key into the environment variable {variable}"
         )
     if any(map(_SECRET_PARAMETER.search, forms)):
         raise ConfigError(
-            f"{setting} must hold no key, since addresses are logged and kept with a run: leave it out of what stands "
+            f"{setting} must hold no key, since addresses are logged and kept with a run: leave it out of the part "
             f"behind the ?, and put it into the environment variable {variable}"
         )
 
 
 def require_secret_free_table(setting: str, value: Mapping[str, Any], variable: str) -> None:
-    """Refuse a table with a key or a header of authorization anywhere in it: run directories keep all settings.
+    """Refuse a table with a key or an authorization header anywhere in it.
 
-    Args:
-        setting: its name.
-        value: what it holds.
-        variable: environment variable for a key in its place.
+    `variable` is the environment variable for a key instead.
 
     Raises:
         ConfigError: a field has the name, or a text the form, of a secret; the error does not repeat it.
@@ -99,7 +141,6 @@ def require_secret_free_table(setting: str, value: Mapping[str, Any], variable: 
 
 
 def _find_secrets(name: str, value: Any) -> Iterator[str]:
-    """Dotted names of the texts in `value`, itself called `name`, that may be secrets."""
     if isinstance(value, Mapping):
         for field, inner in value.items():
             yield from _find_secrets(f"{name}.{field}", inner)
@@ -115,19 +156,16 @@ def _find_secrets(name: str, value: Any) -> Iterator[str]:
 
 
 def describe_allowed(field: FieldInfo) -> str:
-    """The values that a key may have: ``one of "auto", "step"``, ``any of ...``, ``>= 1``; "" if its type says all."""
+    """Describe the values of a key: ``one of "auto", "step"``, ``any of ...``, ``>= 1``; "" if its type says all."""
     if choices := _extract_choices(field.annotation):
         words = ", ".join(f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in choices)
         return f"{'one' if get_origin(field.annotation) is Literal else 'any'} of {words}"
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-    limits = [
-        (sign, getattr(limit, name)) for limit in field.metadata for name, sign in signs.items() if hasattr(limit, name)
-    ]
+    limits = [(sign, getattr(m, name)) for m in field.metadata for name, sign in signs.items() if hasattr(m, name)]
     return " and ".join(f"{sign} {limit:g}" for sign, limit in limits)
 
 
 def _extract_choices(annotation: Any) -> tuple[Any, ...]:
-    """Of a `Literal`, or of the tuple or the alternatives that have one."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return inner

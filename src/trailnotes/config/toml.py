@@ -1,7 +1,6 @@
-"""Settings in and out: TOML files, `--section.key value`, and the resolved tree with meaning and origin.
+"""Reads settings from TOML files and ``--section.key value``, and writes the resolved tree.
 
-Precedence, lowest first: defaults, preset, file, command line. TOML has no null: where a key may be absent, the word
-"none" says so.
+Precedence, lowest first: defaults, preset, file, command line. TOML has no null; the word "none" is null.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from trailnotes.config.methods import METHODS
 from trailnotes.config.model_schema import EngineConfig
 from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config
-from trailnotes.config.section import Section, describe_allowed
+from trailnotes.config.section import RENAMED_KEYS, Section, describe_allowed, rename_keys
 from trailnotes.errors import ConfigError
 from trailnotes.storage.files import read_small
 from trailnotes.storage.parsing import parse_toml
@@ -41,19 +40,17 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 @dataclass(frozen=True)
 class ResolvedConfig:
-    """A config, and for each dotted key not at its default, where its value comes from."""
+    """A config with the origin of each key that is not at its default."""
 
     config: Config
     origins: Mapping[str, str]  # "rollout.group_size" -> "preset" | the file's name | "command line"
 
 
 def load_config(path: StrPath | None = None, overrides: Sequence[str] = ()) -> Config:
-    """Read a TOML file (None: defaults alone) and lay `overrides` over it.
+    """Read a TOML file (None: defaults alone), and apply `overrides` to it.
 
-    Args:
-        path: the TOML file.
-        overrides: words of a command line, ``["--optim.lr", "1e-5", "--run.name=first"]``. Values are TOML; what is
-            not TOML is taken as a plain string.
+    `overrides` are words of a command line, ``["--optim.lr", "1e-5", "--run.name=first"]``; values are TOML, and
+    otherwise plain strings.
 
     Raises:
         ConfigError: one line that names the key, where it was set, and the fix.
@@ -62,11 +59,11 @@ def load_config(path: StrPath | None = None, overrides: Sequence[str] = ()) -> C
 
 
 def resolve_config(path: StrPath | None = None, overrides: Sequence[str] = ()) -> ResolvedConfig:
-    """As `load_config`, with the origin of every key."""
+    """Read settings as `load_config` does, with the origin of every key."""
     layers: list[tuple[str, dict[str, Any]]] = []
     if path is not None:
-        layers.append((str(path), _flatten_tree(Config, _read_config_file(Path(path)), str(path))))
-    layers.append(("command line", _flatten_tree(Config, parse_overrides(overrides), "command line")))
+        layers.append((str(path), _flatten_tree(Config, rename_keys(_read_config_file(Path(path))), str(path))))
+    layers.append(("command line", _flatten_tree(Config, rename_keys(parse_overrides(overrides)), "command line")))
     preset = next((leaves["preset"] for _, leaves in reversed(layers) if "preset" in leaves), "")
     if isinstance(preset, str) and preset in PRESETS:
         layers.insert(0, ("preset", _flatten_tree(Config, PRESETS[preset], f"preset {preset}")))
@@ -80,7 +77,7 @@ def resolve_config(path: StrPath | None = None, overrides: Sequence[str] = ()) -
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
-    """The tree that ``["--optim.lr", "1e-5", ...]`` describes. Names are not checked here."""
+    """Parse ``["--optim.lr", "1e-5", ...]`` into a tree, without checking names."""
     tree: dict[str, Any] = {}
     rest = list(words)
     while rest:
@@ -97,12 +94,12 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
 
 
 def to_toml(config: Config) -> str:
-    """Every key of the config as TOML; `load_config` gives the same config back."""
-    return "\n".join(f"{line}" for line, _ in _iter_toml_lines(config)) + "\n"
+    """Write every key of the config as TOML, which `load_config` reads back."""
+    return "\n".join(line for line, _ in _iter_toml_lines(config)) + "\n"
 
 
 def render_config(config: Config, origins: Mapping[str, str] | None = None) -> str:
-    """The resolved tree as TOML, each key with its meaning, its source, what it may be, and where its value was set."""
+    """Render the resolved tree as TOML with each key's meaning, source, allowed values and origin."""
     lines = []
     for line, name in _iter_toml_lines(config):
         field = collect_fields().get(name)
@@ -111,36 +108,35 @@ def render_config(config: Config, origins: Mapping[str, str] | None = None) -> s
             continue
         source = (field.json_schema_extra or {}).get("source") if isinstance(field.json_schema_extra, dict) else None
         origin = (origins or {}).get(name, "default")
-        values = _list_known_methods() if name == "algorithm.name" else describe_allowed(field)
+        values = describe_allowed(field)
+        if name == "algorithm.name":
+            values = "one of {}, or module:NAME of your own".format(", ".join(f'"{method}"' for method in METHODS))
         meaning = f"{field.description}{f' ({source})' if source else ''}"
         comment = " | ".join(part for part in (meaning, values, origin) if part)
         lines.append(f"{line:<32} # {comment}")
     return "\n".join(lines) + "\n"
 
 
-def _list_known_methods() -> str:
-    return "one of {}, or module:NAME of your own".format(", ".join(f'"{name}"' for name in METHODS))
-
-
 def diff_configs(first: Config, second: Config) -> list[str]:
-    """Dotted names of the keys whose values differ, in the order of the tree."""
+    """List the dotted names of keys whose values differ, in the order of the tree."""
     a, b = flatten_config(first), flatten_config(second)
     return [name for name in a if a[name] != b[name]]
 
 
 def is_within(name: str, keys: Iterable[str]) -> bool:
-    """Whether a dotted name is one of `keys`, or in a section that is."""
-    return any(name == key or name.startswith(f"{key}.") for key in keys)
+    """Tell whether a dotted name is one of `keys`, or in a section that is."""
+    present = (RENAMED_KEYS.get(key, key) for key in keys)
+    return any(name == key or name.startswith(f"{key}.") for key in present)
 
 
 def flatten_config(config: Config) -> dict[str, Any]:
-    """Dotted name -> value, for every key of the tree."""
+    """Map the dotted name of every key to its value."""
     return dict(_iter_values(config))
 
 
 @functools.cache
 def collect_fields() -> dict[str, FieldInfo]:
-    """Dotted name -> field, for every key (not section) of the tree."""
+    """Map the dotted name of every key, not section, to its field."""
     return dict(_iter_fields(Config))
 
 
@@ -168,7 +164,6 @@ def _get_section_type(field: FieldInfo) -> type[Section] | None:
 
 
 def _is_accepted(field: FieldInfo, kind: type) -> bool:
-    """Whether a value of `kind` itself, not a container of such, is valid."""
     alternatives = get_args(field.annotation) if get_origin(field.annotation) is UnionType else ()
     return field.annotation is kind or kind in alternatives
 
@@ -195,7 +190,7 @@ def _parse_value(name: str, text: str) -> Any:
         parsed = parse_toml(f"value = {text}")
     except ValueError:
         return text
-    field = collect_fields().get(name)
+    field = collect_fields().get(RENAMED_KEYS.get(name, name))
     wants_text = field is not None and _is_accepted(field, str) and not isinstance(parsed["value"], str)
     return text if wants_text or parsed.keys() != {"value"} else parsed["value"]
 
@@ -210,7 +205,6 @@ def _set_nested(tree: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _flatten_tree(section: type[Section], tree: Mapping[str, Any], origin: str, prefix: str = "") -> dict[str, Any]:
-    """Dotted name -> value of what `tree` sets; refuses unknown names."""
     leaves: dict[str, Any] = {}
     for name, value in tree.items():
         field = section.model_fields.get(name)
@@ -266,7 +260,6 @@ def _is_plain(value: Any) -> bool:
 
 
 def _explain_error(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
-    """One line for the first of the errors: where, which key, what is wrong, what the key means."""
     first, *others = error.errors()
     more = f" (and {len(others)} more)" if others else ""
     message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
@@ -279,7 +272,7 @@ def _explain_error(error: ValidationError, values: Mapping[str, Any], origins: M
 
 
 def _iter_toml_lines(section: Section, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Pairs of a TOML line and the dotted name of its key ('' for headers and blanks)."""
+    """Yield pairs of a TOML line and the dotted name of its key ('' for headers and blanks)."""
     inner: list[tuple[str, Section]] = []
     for name in type(section).model_fields:
         value = getattr(section, name)
@@ -294,7 +287,7 @@ def _iter_toml_lines(section: Section, prefix: str = "") -> Iterator[tuple[str, 
 
 
 def format_toml_value(value: Any) -> str:
-    """Write `value` as TOML on one line."""
+    """Write a value as TOML on one line."""
     match value:
         case None:
             return '"none"'
@@ -305,11 +298,10 @@ def format_toml_value(value: Any) -> str:
         case str():
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case Mapping():
-            items = ", ".join(f"{_format_toml_key(name)} = {format_toml_value(item)}" for name, item in value.items())
+            names = [name if _BARE_KEY.fullmatch(name) else format_toml_value(name) for name in value]
+            items = ", ".join(
+                f"{name} = {format_toml_value(item)}" for name, item in zip(names, value.values(), strict=True)
+            )
             return f"{{ {items} }}" if items else "{}"
         case _:
             return f"[{', '.join(map(format_toml_value, value))}]"
-
-
-def _format_toml_key(name: str) -> str:
-    return name if _BARE_KEY.fullmatch(name) else format_toml_value(name)

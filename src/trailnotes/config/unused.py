@@ -1,9 +1,9 @@
-"""Settings that somebody has set and nothing reads, because the switch that they need is off.
+"""Warns of settings without effect, because the switch that they need is off.
 
 What a key or a section needs is written so::
 
     model.lora.enabled                 that setting is on: neither false, zero, empty nor none
-    algorithm.intrinsic = tips|states  it is one of these, or holds one; * stands for any text
+    algorithm.intrinsic = tips|states  it is one of these, or holds one; * is any text
     learner.world_size > 1             it is above
     A or B                             either
 """
@@ -20,9 +20,7 @@ from trailnotes.config.toml import diff_configs, flatten_config, is_within
 
 logger = logging.getLogger(__name__)
 _METHOD_SECTIONS = ("gigpo", "opsd", "lamer", "reflexion", "rememberer", "retrospex")
-_VLLM_KEYS = (
-    "replicas", "urls", "python", "devices", "device_memory", "max_concurrent", "start_timeout", "timeout",
-)  # fmt: skip
+_VLLM_KEYS = "replicas urls python devices device_memory max_concurrent start_timeout timeout".split()  # noqa: SIM905
 REQUIREMENTS = {
     "model.lora": "model.lora.enabled",
     "endpoint": "model.path = openai:* or memory.embedder = openai:*",
@@ -31,9 +29,9 @@ REQUIREMENTS = {
     "learner.offload": "learner.world_size > 1",
     "learner.timeout": "learner.world_size > 1",
     "cluster": "cluster.address",
-    "rollout.max_staleness_weight": "rollout.ahead",
+    "rollout.max_staleness_weight": "rollout.max_async_iterations",
     "memory.merge_similarity": "memory.retire = merge",
-    "memory.open_split": "memory.scope = family|env|all",
+    "memory.shared_split": "memory.scope = family|env|all",
     "memory.exact_below": "memory.index = auto",
     "memory.candidates": "memory.index = auto",
     "memory.ucb": "memory.order = ucb",
@@ -54,37 +52,33 @@ REQUIREMENTS = {
     "opsd.beta": "opsd.form = sdar",
     "archive": "archive.share",
     "loss.mask_unit": "loss.mask_logprob",
-    "train.validation_split": "train.eval_every or train.eval_notes_every",
-    "train.eval_notes_trials": "train.eval_notes_every",
-    "train.new_split": "train.eval_notes_every",
+    "train.validation_split": "train.eval_every or train.eval_tips_every",
+    "train.eval_notes_trials": "train.eval_tips_every",
+    "train.new_split": "train.eval_tips_every",
     "eval.meet_tasks": "eval.meet_split",
 }
 """Key or section -> what it needs to have any effect."""
 
 
 def warn_unused(config: Config, told: Config | None = None, model: str = "") -> None:
-    """Say in one line which settings have no effect, and what each of them needs.
+    """Warn in one line of settings without effect, and name what each of them needs.
 
-    Args:
-        config: of this start.
-        told: settings of a run that was told already; None takes the defaults for them.
-        model: who acts, in the place of `model.path`.
+    `told` are settings of a run that was warned already (None: the defaults); `model` replaces `model.path`.
     """
     values = flatten_config(config) | ({"model.path": model} if model else {})
     unused: dict[str, list[str]] = {}
     for name in diff_configs(told or Config(), config):
         needed = [
-            need for key, need in REQUIREMENTS.items() if is_within(name, [key]) and not _is_satisfied(need, values)
+            need
+            for key, need in REQUIREMENTS.items()
+            if is_within(name, [key]) and not any(_is_met(part, values) for part in need.split(" or "))
         ]
         if needed:
             unused.setdefault(needed[0], []).append(name)
     if unused:
-        said = "; ".join(f"{', '.join(names)} (needs {_describe_requirement(need)})" for need, names in unused.items())
+        texts = {n: n.replace("*:*", "module:NAME").replace(":*", ":NAME").replace("|", " or ") for n in unused}
+        said = "; ".join(f"{', '.join(names)} (needs {texts[need]})" for need, names in unused.items())
         logger.warning("settings without effect: %s", said)
-
-
-def _is_satisfied(need: str, values: Mapping[str, Any]) -> bool:
-    return any(_is_met(part, values) for part in need.split(" or "))
 
 
 def _is_met(part: str, values: Mapping[str, Any]) -> bool:
@@ -95,7 +89,3 @@ def _is_met(part: str, values: Mapping[str, Any]) -> bool:
         return any(fnmatchcase(str(each), pattern) for each in held for pattern in wanted.split("|"))
     name, sign, limit = part.partition(" > ")
     return bool(values[name] > float(limit)) if sign else bool(values[name])
-
-
-def _describe_requirement(need: str) -> str:
-    return need.replace("*:*", "module:NAME").replace(":*", ":NAME").replace("|", " or ")

@@ -1,10 +1,9 @@
-"""Who deserves what: returns and advantages, on numbers alone.
+"""Returns and advantages, from numbers alone.
 
 Statistics are taken over the episodes of a group, before anything is padded, split into rows or dropped.
 """
 
 from trailnotes.credit.episodes import (
-    EPSILON,
     Scores,
     discount_across_episodes,
     discounted_return,
@@ -25,20 +24,7 @@ from trailnotes.credit.steps import (
 )
 
 __all__ = [
-    "EPSILON",
-    "Scores",
-    "Visits",
-    "assign_state_ids",
-    "build_histories",
-    "collect_visits",
-    "discount_across_episodes",
-    "discounted_return",
-    "episode_relative",
-    "episode_return",
-    "group_advantages",
-    "group_relative",
-    "leave_one_out",
-    "leave_one_out_advantages",
-    "step_relative",
-    "weigh_levels",
-]
+    "Scores", "Visits", "assign_state_ids", "build_histories", "collect_visits", "discount_across_episodes",
+    "discounted_return", "episode_relative", "episode_return", "group_advantages", "group_relative",
+    "leave_one_out", "leave_one_out_advantages", "step_relative", "weigh_levels",
+]  # fmt: skip

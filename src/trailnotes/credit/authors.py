@@ -1,4 +1,4 @@
-"""What a tip was worth to those who read it: credit for the tokens that its author wrote.
+"""Credit for the author of a tip: what the tip was worth to its readers.
 
 A mixed group holds the counterfactual: what members that read tips earned, less what members without tips earned in the
 same group. docs/algorithms/empo2.md says why a reader's gain is shared as it is.
@@ -18,26 +18,24 @@ Shares = Mapping[str, float]  # text -> its part in what its reader did, in [0, 
 
 
 def list_shown_texts(trajectory: Trajectory) -> tuple[str, ...]:
-    """The texts of all tips that the episode was shown, each once, in the order of showing."""
+    """List the texts of all tips that the episode was shown, each once, in order."""
     return tuple(dict.fromkeys(tip.text for step in trajectory.steps for tip in step.tips))
 
 
 def split_equally(texts: Sequence[str]) -> dict[str, float]:
-    """One part for each text: what a reader gained is given away once, however many say the same."""
+    """Split a reader's gain into equal parts, one for each text."""
     return dict.fromkeys(texts, 1 / len(texts)) if texts else {}
 
 
 def split_by_use(gains: Mapping[str, float], gain: float) -> dict[str, float]:
-    """Parts by how much likelier each tip makes what its reader did.
+    """Split a reader's gain by how much likelier each tip makes the reader's actions.
 
-    Args:
-        gains: log pi(actions | this tip alone) - log pi(actions | no tip) of each text, in nats.
-        gain: log pi(actions | all tips) - log pi(actions | no tip).
+    `gains` are log pi(actions | this tip alone) - log pi(actions | no tip) by text, `gain` that of all tips, in nats.
 
     Returns:
-        Positive gains over their sum, times 1 - exp(-gain), the part of the actions that is due to tips at all: with
-        it the reader's return estimates what tips change in the mean (importance sampling, truncated at 0). Where no
-        single tip makes the actions likelier, all together did, and the parts are equal.
+        Positive gains over their sum, times 1 - exp(-gain), the part of the actions due to tips at all: so the reader's
+        return estimates the mean effect of tips (importance sampling, truncated at 0). Without a positive gain the
+        parts are equal.
     """
     due = max(0.0, -math.expm1(-gain))
     positive = {text: max(0.0, value) for text, value in gains.items()}
@@ -49,19 +47,14 @@ def split_by_use(gains: Mapping[str, float], gain: float) -> dict[str, float]:
 def compute_tip_credits(
     groups: Sequence[TrajectoryGroup], shares: Sequence[Sequence[Shares]], normalize_std: bool = True
 ) -> dict[TipKey, float]:
-    """Credit of each text that was shown: the mean over its readers of its share of what they gained.
+    """Compute each shown text's credit: the mean over its readers of its share of their gain.
 
-    A reader gains its return less the mean return of the members of its group that were shown no tip; divided by the
-    group's deviation with `normalize_std`, so that it is in the unit of the advantages of actions. A text is credited
-    once, however many wrote it. Groups without a member of either kind say nothing.
-
-    Args:
-        groups: episodes of one iteration.
-        shares: for each trajectory of each group the share of each text that it was shown; {} for one without tips.
-        normalize_std: as of the advantages, `group_relative`.
+    A gain is a return less the mean return of the group's members without tips, over the group's deviation with
+    `normalize_std`. `shares` has a mapping of texts for each trajectory of each group, {} without tips. A text is
+    credited once, however many wrote it; groups without a member of either kind give none.
 
     Returns:
-        (task, text) -> credit, in the order in which the texts were shown.
+        (task, text) -> credit, in the order of showing.
 
     Raises:
         ValueError: the shares do not match the groups.

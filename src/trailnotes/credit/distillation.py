@@ -23,17 +23,11 @@ MIN_SCALE = 0.1  # of the mean error
 
 
 class RandomNetworkDistillation:
-    """How badly a trained network predicts the output of a fixed random one (Burda et al., arXiv 1810.12894).
+    """Error of a trained network that predicts a fixed random one (Burda et al., arXiv 1810.12894).
 
-    Both read the embedder's vector of the task's instruction and the observation. The bonus is the mean squared error
-    over the running standard deviation of all errors so far, those of this batch included (section 2.4 of the paper
-    divides by that of the returns). So the first batch is divided by its own deviation. The divisor is at least a
-    tenth of the mean error, so that nearly equal errors do not blow up. After rating, the predictor takes one pass
-    over the states of the batch.
-
-    Args:
-        embedder: turns a state's text into a unit vector.
-        seed: of the weights of both networks, and of the order of the states.
+    Both read the embedder's vector of the instruction and the observation. The bonus is the mean squared error over the
+    running deviation of all errors, this batch's included (section 2.4 divides by that of the returns), and at least a
+    tenth of the mean error. After rating, the predictor takes one pass over the batch.
     """
 
     def __init__(self, embedder: Embedder, seed: int) -> None:
@@ -47,8 +41,10 @@ class RandomNetworkDistillation:
         self._num_errors, self._mean, self._squares = 0, 0.0, 0.0  # squares: sum of squared distances from the mean
 
     def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
-        """See `Estimator.rate`."""
-        rows = [_format_states(trajectory) for trajectory in trajectories]
+        """Rate each step as `Estimator.rate` does."""
+        goals = [t.steps[0].observation.instruction or "" if t.steps else "" for t in trajectories]
+        pairs = zip(goals, trajectories, strict=True)  # with the goal one predictor serves all tasks
+        rows = [[f"{goal}\n{step.observation.text}" for step in t.steps] for goal, t in pairs]
         texts = [text for row in rows for text in row]
         if not texts:
             return [[] for _ in rows]
@@ -68,7 +64,7 @@ class RandomNetworkDistillation:
         return difference.square().mean(-1)
 
     def _update_statistics(self, errors: npt.NDArray[np.float64]) -> None:
-        """Join the batch's moments with those so far (Chan et al. 1979)."""
+        """Merge the batch's moments into the running ones (Chan et al. 1979)."""
         num, mean = len(errors), float(errors.mean())
         total, shift = self._num_errors + num, mean - self._mean
         self._squares += float(((errors - mean) ** 2).sum()) + shift**2 * self._num_errors * num / total
@@ -84,7 +80,7 @@ class RandomNetworkDistillation:
             self._optimizer.step()
 
     def state_dict(self) -> ComponentState:
-        """Weights of both networks and Adam's moments, float32; and the running statistics."""
+        """Return weights of both networks and Adam's moments, float32, and the running statistics."""
         moments = self._optimizer.state_dict()["state"]
         tensors = {
             **{f"target.{name}": value for name, value in self.target.state_dict().items()},
@@ -98,7 +94,7 @@ class RandomNetworkDistillation:
         }
 
     def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
-        """See `Estimator.load_state_dict`."""
+        """Load a state as `Estimator.load_state_dict` does."""
         if rest["embedder"] != self.embedder.name:
             raise ValueError(f"novelty of {rest['embedder']} does not fit {self.embedder.name}: keep memory.embedder")
         parts: dict[str, dict[str, Tensor]] = {"target": {}, "predictor": {}, "optimizer": {}}
@@ -118,7 +114,7 @@ class RandomNetworkDistillation:
 
 
 def _make_mlp(widths: Sequence[int], generator: torch.Generator) -> nn.Sequential:
-    """Linear layers with ReLU between, orthogonal as in the paper's code; no global generator is touched."""
+    """Make linear layers with ReLU, orthogonal as in the paper's code, without the global generator."""
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(widths):
         linear = nn.utils.skip_init(nn.Linear, inputs, outputs)  # type: ignore[no-untyped-call]
@@ -126,9 +122,3 @@ def _make_mlp(widths: Sequence[int], generator: torch.Generator) -> nn.Sequentia
         nn.init.zeros_(linear.bias)
         layers += [linear, nn.ReLU()]
     return nn.Sequential(*layers[:-1])
-
-
-def _format_states(trajectory: Trajectory) -> list[str]:
-    """Instruction and observation of each step: one predictor serves all tasks."""
-    instruction = trajectory.steps[0].observation.instruction or "" if trajectory.steps else ""
-    return [f"{instruction}\n{step.observation.text}" for step in trajectory.steps]

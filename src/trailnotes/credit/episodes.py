@@ -1,19 +1,16 @@
-"""From episodes to numbers and advantages that compare whole episodes with their group."""
+"""Scores of episodes, and advantages that compare whole episodes with their group."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from trailnotes.config.methods_schema import AlgorithmConfig
 from trailnotes.types import NO_OP, Step, Trajectory, TrajectoryGroup
-
-if TYPE_CHECKING:
-    from trailnotes.config.methods_schema import AlgorithmConfig
 
 Array = NDArray[np.float64]
 EPSILON = 1e-6  # keeps a group of nearly equal returns from dividing by nothing (EMPO2, release 0b40cb72)
@@ -21,7 +18,7 @@ EPSILON = 1e-6  # keeps a group of nearly equal returns from dividing by nothing
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What the N episodes of one group saw and earned: all that advantages are made of. Episode i has T_i steps."""
+    """Numbers of the N episodes of one group that advantages are made of. Episode i has T_i steps."""
 
     returns: Array  # (N,) R_i, the whole episode's, undiscounted; statistics are taken over these
     rewards: tuple[Array, ...]  # N times (T_i,): r_it
@@ -37,16 +34,14 @@ class Scores:
 
 
 def score_group(group: TrajectoryGroup, algorithm: AlgorithmConfig) -> Scores:
-    """What the episodes of a group earned, with `algorithm.beta` times their novelty.
+    """Score the episodes of a group, with `algorithm.beta` times their novelty.
 
-    A state is the raw text of an observation, without history or instruction. Each invalid action has a
-    penalty, `algorithm.invalid_penalty`: subtracted before advantages are computed, or from the advantage of its step.
+    A state is the raw text of an observation. `algorithm.invalid_penalty` of each invalid action is subtracted before
+    advantages are computed, or from the advantage of its step.
     """
     episodes = group.trajectories
-    penalties = tuple(
-        algorithm.invalid_penalty * np.array([is_invalid(step, algorithm.invalid) for step in t.steps], dtype=float)
-        for t in episodes
-    )
+    invalid = ([is_invalid(step, algorithm.invalid) for step in t.steps] for t in episodes)
+    penalties = tuple(algorithm.invalid_penalty * np.array(row, dtype=float) for row in invalid)
     none = tuple(np.zeros(len(t.steps)) for t in episodes)
     before = algorithm.penalty_stage == "before"
     return Scores(
@@ -61,24 +56,16 @@ def score_group(group: TrajectoryGroup, algorithm: AlgorithmConfig) -> Scores:
 
 
 def episode_return(trajectory: Trajectory, beta: float = 0.0) -> float:
-    """`Trajectory.episode_return` with novelty: R = sum_t r_t + beta * sum_t r_int_t, undiscounted (EMPO2, 4.3).
-
-    Args:
-        trajectory: a whole episode; extrinsic and intrinsic rewards are read from its steps.
-        beta: weight of the intrinsic rewards.
-
-    Returns:
-        The return in the environment's own unit. Summed exactly, so equal rewards give equal returns in any order.
-    """
+    """Sum R = sum_t r_t + beta * sum_t r_int_t, undiscounted and exactly (EMPO2, 4.3)."""
     if not beta:
         return trajectory.episode_return
     return math.fsum(part for step in trajectory.steps for part in (step.reward, beta * step.reward_intrinsic))
 
 
 def is_invalid(step: Step, rule: str) -> bool:
-    """Whether the action could not be read; by the rule "inadmissible" also whether the environment ruled it out.
+    """Tell whether the action was unreadable or, by the rule "inadmissible", not among the offered ones.
 
-    That is judged where the environment offers its admissible actions, without regard to case and blanks.
+    Case and blanks are ignored; without offered actions only unreadable ones are invalid.
     """
     offered = step.observation.actions
     if step.action == NO_OP or rule == "format" or offered is None:
@@ -91,7 +78,7 @@ def _normalize_action(action: str) -> str:
 
 
 def compute_valid_share(groups: Sequence[TrajectoryGroup], rule: str) -> float:
-    """Share of the actions that are not invalid; 0 of none."""
+    """Compute the share of valid actions; 0 of none."""
     steps = [step for group in groups for trajectory in group.trajectories for step in trajectory.steps]
     return sum(not is_invalid(step, rule) for step in steps) / max(1, len(steps))
 
@@ -104,19 +91,13 @@ def group_relative(
     ddof: int = 1,
     std_floor: float = 0.0,
 ) -> Array:
-    """A = (x - mean R) / (std R + 1e-6), with the sample standard deviation (GRPO, arXiv 2402.03300, eq. 3).
+    """Compute A = (x - mean R) / (std R + 1e-6) with the sample deviation (GRPO, arXiv 2402.03300, eq. 3).
 
-    Args:
-        values: (M,) what is compared: x, mostly the returns R themselves.
-        normalize_std: divide by the standard deviation; otherwise only the mean is subtracted (Dr. GRPO, arXiv
-            2503.20783).
-        group: (N,) what it is compared with: R. None: with each other.
-        ddof: of the standard deviation.
-        std_floor: least standard deviation to divide by.
+    `values` (M,) are x; `group` (N,) is R, None for x itself. Without `normalize_std` only the mean is subtracted (Dr.
+    GRPO, arXiv 2503.20783). `std_floor` is the least deviation to divide by.
 
     Returns:
-        (M,) advantages. A group of equal values (one alone is such) has that value as its mean and no spread, by
-        which nothing is divided: its members get exact zeros.
+        (M,) advantages; exact zeros in a group of equal values.
 
     Raises:
         ValueError: the values are not a row of finite numbers.
@@ -132,37 +113,22 @@ def group_relative(
 
 
 def leave_one_out(returns: ArrayLike) -> Array:
-    """A_i = R_i - mean_{j != i} R_j = n / (n - 1) (R_i - mean R) (RLOO: Ahmadian et al., arXiv 2402.14740).
+    """Compute A_i = R_i - mean_{j != i} R_j of (N,) returns (RLOO: Ahmadian et al., arXiv 2402.14740).
 
-    Args:
-        returns: (N,) returns of the episodes of one group.
-
-    Returns:
-        (N,) advantages; exact zeros where all returns are equal, and for a group of one.
-
-    Raises:
-        ValueError: the returns are not a row of finite numbers.
+    Exact zeros where all returns are equal, and for a group of one. Raises as `group_relative`.
     """
     centred = group_relative(returns, normalize_std=False)
     return centred * (centred.size / max(1, centred.size - 1))
 
 
 def group_advantages(scores: Scores, normalize_std: bool = True) -> list[Array]:
-    """`group_relative` of each step's score, the return of its episode less the step's penalty.
-
-    Returns:
-        N times (T_i,): an advantage for each step; all steps of an episode without penalties have the same.
-    """
+    """Compute `group_relative` of each step's score, its episode's return less its penalty: N times (T_i,)."""
     rows = zip(scores.returns, scores.penalties_before, scores.penalties_after, strict=True)
     return [group_relative(R - before, normalize_std, group=scores.returns) - after for R, before, after in rows]
 
 
 def leave_one_out_advantages(scores: Scores) -> list[Array]:
-    """`leave_one_out` of each step's score: the baseline is of the others' returns, so a penalty counts unchanged.
-
-    Returns:
-        N times (T_i,): an advantage for each step.
-    """
+    """Compute `leave_one_out` of each step's score, N times (T_i,); a penalty counts unchanged."""
     rows = zip(leave_one_out(scores.returns), scores.penalties_before, scores.penalties_after, strict=True)
     return [advantage - before - after for advantage, before, after in rows]
 
@@ -175,32 +141,16 @@ def _to_array(values: ArrayLike) -> Array:
 
 
 def discount_across_episodes(episodes: Sequence[Scores], gamma: float) -> list[Scores]:
-    """The same numbers, with returns that go on into later episodes: G_k = R_k + gamma * G_{k+1} (LaMer, 2512.16848).
+    """Let returns go on into later episodes: G_k = R_k + gamma * G_{k+1} (LaMer, 2512.16848).
 
-    Args:
-        episodes: K scores of one group, whose N members played K episodes of their task in a row.
-        gamma: discount from one episode to the next, in [0, 1].
-
-    Returns:
-        K scores.
+    `episodes` are K scores of one group, whose N members played K episodes of their task in a row.
     """
     returns = discounted_return([scores.returns for scores in episodes], gamma)
     return [replace(scores, returns=row) for scores, row in zip(episodes, returns, strict=True)]
 
 
 def discounted_return(rewards: ArrayLike, gamma: float) -> Array:
-    """G_t = r_t + gamma * G_{t+1}, the discounted return from each step on.
-
-    Args:
-        rewards: (T, ...) rewards.
-        gamma: discount in [0, 1].
-
-    Returns:
-        (T, ...) returns; the first is the episode's.
-
-    Raises:
-        ValueError: gamma is outside [0, 1].
-    """
+    """Compute G_t = r_t + gamma * G_{t+1} of (T, ...) rewards; raises ValueError for gamma outside [0, 1]."""
     if not 0.0 <= gamma <= 1.0:
         raise ValueError(f"gamma must be in [0, 1], got {gamma}")
     returns = np.asarray(rewards, dtype=np.float64).copy()

@@ -1,9 +1,6 @@
-"""How new a state is: the intrinsic reward of every step. The state of a step is the observation acted on, s_t.
+"""Novelty of states: the intrinsic reward of every step, for the observation acted on, s_t.
 
-`Novelty` is the service: a batch of groups goes in, the same groups come out with `reward_intrinsic` of every step
-filled in, by 1/n with n the tips shown, the visits of similar states or those of this very state, or by the
-error of a network (distillation.py). What an estimator remembers is arrays and JSON values, so a checkpoint holds it
-without pickle.
+State of estimators is arrays and JSON values, so that checkpoints hold it without pickle.
 """
 
 from __future__ import annotations
@@ -27,38 +24,30 @@ from trailnotes.types import Trajectory, TrajectoryGroup, hash_state
 
 
 class Estimator(Protocol):
-    """One way to tell how new a state is."""
+    """An estimator of how new a state is."""
 
     def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
-        """A bonus for each step of each trajectory; afterwards these states have been seen."""
+        """Rate each step of each trajectory; afterwards these states count as seen."""
         ...
 
     def state_dict(self) -> ComponentState:
-        """All that the next bonus depends on."""
+        """Return all state that the next bonus depends on."""
         ...
 
     def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave. Raises ValueError or RuntimeError where it does not fit."""
+        """Load a state; raises ValueError or RuntimeError where it does not fit."""
         ...
 
 
 class Novelty:
-    """The service that `algorithm.intrinsic` names.
+    """The novelty service that `algorithm.intrinsic` names.
 
-    Args:
-        algorithm: `intrinsic`, `novelty_threshold`.
-        memory: `embedder` for "states" and "rnd"; `top_k` and `repeat_shown` for "tips".
-        seed: of the networks of "rnd".
-        make: makes the embedder of "states" and "rnd"; by default that of `memory`, on the CPU.
+    `seed` is of the networks of "rnd"; `make` makes the embedder of "states" and "rnd", by default that of `memory` on
+    the CPU.
     """
 
     def __init__(
-        self,
-        algorithm: AlgorithmConfig,
-        memory: MemoryConfig,
-        seed: int,
-        *,
-        make: Callable[[], Embedder] | None = None,
+        self, algorithm: AlgorithmConfig, memory: MemoryConfig, seed: int, *, make: Callable[[], Embedder] | None = None
     ) -> None:
         make = make or partial(make_embedder, memory.embedder)
         self.kind = algorithm.intrinsic
@@ -75,21 +64,19 @@ class Novelty:
             self._estimator = RandomNetworkDistillation(make(), seed)
 
     def rate(self, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
-        """The groups with `reward_intrinsic` of every step filled in, before the coefficient beta."""
+        """Fill in `reward_intrinsic` of every step, before the coefficient beta."""
         if self._estimator is None:
             return list(groups)
         bonuses = iter(self._estimator.rate([t for group in groups for t in group.trajectories]))
         return [replace(g, trajectories=tuple(_add_bonuses(t, next(bonuses)) for t in g.trajectories)) for g in groups]
 
     def state_dict(self) -> ComponentState:
-        """Arrays for a safetensors file, and JSON values."""
+        """Return arrays for a safetensors file, and JSON values."""
         arrays, rest = self._estimator.state_dict() if self._estimator else ({}, {})
         return arrays, {"kind": self.kind, **rest}
 
     def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave; bonuses continue bit for bit.
-
-        The state of another kind is left alone: a run whose `algorithm.intrinsic` changes starts afresh.
+        """Load a state; bonuses continue bit for bit. Another kind's state is ignored, and counting starts afresh.
 
         Raises:
             ValueError: it belongs to another embedder, or its parts do not fit each other.
@@ -104,46 +91,37 @@ def _add_bonuses(trajectory: Trajectory, bonuses: Sequence[float]) -> Trajectory
 
 
 class RetrievalNovelty:
-    """1 / (1 + tips shown), in modes with tips only; a plain episode earns nothing (EMPO2, release 0b40cb72).
+    """1 / (1 + tips shown), in modes with tips only (EMPO2, release 0b40cb72).
 
-    Tips that `memory.leave_room` held back do not count; in the release all that were retrieved do, and are shown.
+    Tips that `memory.leave_room` held back do not count; the release counts and shows all that were retrieved.
     """
 
     def __init__(self, memory: MemoryConfig) -> None:
         self.memory = memory
 
     def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
-        """See `Estimator.rate`."""
-        return [
-            [0.0] * len(t.steps) if t.mode == "plain" else [1.0 / (1 + num) for num in self._count_retrieved(t)]
-            for t in trajectories
-        ]
-
-    def _count_retrieved(self, trajectory: Trajectory) -> list[int]:
-        """Tips retrieved at each step, those that an earlier turn shows already among them."""
-        shown = [len(step.tips) for step in trajectory.steps]
-        if self.memory.repeat_shown:
-            return shown
-        return [min(num, self.memory.top_k) for num in itertools.accumulate(shown)]
+        """Rate each step as `Estimator.rate` does."""
+        rated = []
+        for trajectory in trajectories:
+            shown = [len(step.tips) for step in trajectory.steps]
+            if not self.memory.repeat_shown:
+                shown = [min(num, self.memory.top_k) for num in itertools.accumulate(shown)]
+            rated.append([0.0 if trajectory.mode == "plain" else 1.0 / (1 + num) for num in shown])
+        return rated
 
     def state_dict(self) -> ComponentState:
-        """Nothing: the memory counts."""
+        """Return nothing, since the memory counts."""
         return {}, {}
 
     def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
-        """Nothing."""
+        """Load nothing, since the memory counts."""
 
 
 class StateCounter:
-    """1/n, n = visits of similar states of the task, those of the whole batch among them (EMPO2, section 4.3).
+    """1/n, n = visits of similar states of the task, the whole batch included (EMPO2, section 4.3).
 
-    Only distinct states are remembered, each with the visits of all that were taken for it: what is similar to none is
-    new and remembered, anything else counts as a visit of the most similar one. The batch is counted before it is
-    rated, so equal episodes earn the same, whichever comes first.
-
-    Args:
-        embedder: turns a state's text into a unit vector.
-        threshold: cosine similarity from which two states count as the same.
+    A state similar to none is new and remembered; any other counts as a visit of the most similar one. The batch is
+    counted before it is rated, so equal episodes earn the same. `threshold` is the cosine similarity of equal states.
     """
 
     def __init__(self, embedder: Embedder, threshold: float = 0.9) -> None:
@@ -153,18 +131,15 @@ class StateCounter:
         self._visits: dict[str, list[int]] = {}  # n of them
 
     def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
-        """See `Estimator.rate`."""
+        """Rate each step as `Estimator.rate` does."""
         texts = list(dict.fromkeys(step.observation.text for t in trajectories for step in t.steps))
         vectors = dict(zip(texts, self.embedder.embed(texts), strict=True))
         for trajectory in trajectories:
             for step in trajectory.steps:
                 self._visit(trajectory.task.id, vectors[step.observation.text])
-        return [
-            [1.0 / self._count(t.task.id, vectors[step.observation.text]) for step in t.steps] for t in trajectories
-        ]
+        return [[1.0 / self._count(t.task.id, vectors[s.observation.text]) for s in t.steps] for t in trajectories]
 
     def _visit(self, namespace: str, vector: Floats) -> None:
-        """Count one visit."""
         states = self._states.get(namespace, np.empty((0, self.embedder.dim), np.float32))
         visits = self._visits.setdefault(namespace, [])
         similar, similarities = ExactIndex(states).find_within(vector, self.threshold)
@@ -175,12 +150,11 @@ class StateCounter:
             visits.append(1)
 
     def _count(self, namespace: str, vector: Floats) -> int:
-        """Visits of the remembered states that are similar to this visited one, its own among them."""
         similar, _ = ExactIndex(self._states[namespace]).find_within(vector, self.threshold)
         return sum(self._visits[namespace][row] for row in similar)
 
     def state_dict(self) -> ComponentState:
-        """Arrays "vectors" float32 (sum of sizes, dim) and "visits" int64 (sum of sizes,), and what belongs to whom."""
+        """Return "vectors" float32 (sum of sizes, dim), "visits" int64 (sum of sizes,), and their owners."""
         arrays = {
             "vectors": np.concatenate([np.empty((0, self.embedder.dim), np.float32), *self._states.values()]),
             "visits": np.array([num for visits in self._visits.values() for num in visits], np.int64),
@@ -189,7 +163,7 @@ class StateCounter:
         return arrays, {"embedder": self.embedder.name, "namespaces": list(self._states), "sizes": sizes}
 
     def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
-        """See `Estimator.load_state_dict`. Without "visits", as they were saved once, each state counts as met once."""
+        """Load a state; without "visits", as saved once, each state counts as met once."""
         vectors = np.asarray(arrays["vectors"], np.float32)
         sizes = [int(size) for size in rest["sizes"]]
         if rest["embedder"] != self.embedder.name or vectors.shape != (sum(sizes), self.embedder.dim):
@@ -203,16 +177,16 @@ class StateCounter:
 
 
 class VisitCounter:
-    """1/n, n = visits of this very state of the task, those of the whole batch among them.
+    """1/n, n = visits of this very state of the task, the whole batch included.
 
-    The batch is counted before it is rated, so equal episodes earn the same, whichever comes first.
+    The batch is counted before it is rated, so equal episodes earn the same.
     """
 
     def __init__(self) -> None:
         self._visits: dict[str, Counter[int]] = {}
 
     def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
-        """See `Estimator.rate`."""
+        """Rate each step as `Estimator.rate` does."""
         rows = [[hash_state(step.observation.text) for step in t.steps] for t in trajectories]
         for trajectory, states in zip(trajectories, rows, strict=True):
             self._visits.setdefault(trajectory.task.id, Counter()).update(states)
@@ -220,7 +194,7 @@ class VisitCounter:
         return [[1.0 / visits[state] for state in states] for visits, states in zip(counts, rows, strict=True)]
 
     def state_dict(self) -> ComponentState:
-        """Two arrays (sum of sizes,): "states" uint64 and "visits" int64, and what belongs to whom."""
+        """Return arrays (sum of sizes,), "states" uint64 and "visits" int64, and their owners."""
         arrays = {
             "states": np.array([state for visits in self._visits.values() for state in visits], np.uint64),
             "visits": np.array([num for visits in self._visits.values() for num in visits.values()], np.int64),
@@ -228,16 +202,14 @@ class VisitCounter:
         return arrays, {"namespaces": list(self._visits), "sizes": [len(visits) for visits in self._visits.values()]}
 
     def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
-        """See `Estimator.load_state_dict`."""
+        """Load a state as `Estimator.load_state_dict` does."""
         states, visits = (_split_array(arrays[name], rest["sizes"]) for name in ("states", "visits"))
-        counters = [
-            Counter(dict(zip(s.tolist(), v.tolist(), strict=True))) for s, v in zip(states, visits, strict=True)
-        ]
+        pairs = zip(states, visits, strict=True)
+        counters = [Counter(dict(zip(s.tolist(), v.tolist(), strict=True))) for s, v in pairs]
         self._visits = dict(zip(rest["namespaces"], counters, strict=True))
 
 
 def _split_array(array: npt.NDArray[Any], sizes: Sequence[int]) -> list[npt.NDArray[Any]]:
-    """Parts of the given sizes."""
     if len(array) != sum(sizes):
         raise ValueError(f"{len(array)} states do not fit the sizes {list(sizes)}")
     return np.split(array, np.cumsum(sizes)[:-1]) if sizes else []

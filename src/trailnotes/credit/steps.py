@@ -1,4 +1,4 @@
-"""Advantages that compare steps: the visits of one state within a group (GiGPO), level by level of history (HGPO).
+"""Step advantages: among visits of one state in a group (GiGPO), or by level of history (HGPO).
 
 Sources: GiGPO, arXiv 2505.10978, and HGPO (ICLR 2026), with what verl-agent's code (2716b30) settles.
 """
@@ -19,7 +19,7 @@ from trailnotes.credit.episodes import Array, Scores, discounted_return, group_r
 
 @dataclass(frozen=True, slots=True)
 class Visits:
-    """The steps of one group as M samples in any order. One that is listed twice counts once in every statistic."""
+    """The steps of one group as M samples in any order. One listed twice counts once in every statistic."""
 
     trajectory: NDArray[np.int64]  # (M,) index of its episode
     step: NDArray[np.int64]  # (M,) t, from 0
@@ -29,35 +29,27 @@ class Visits:
 
 
 def collect_visits(scores: Scores, gamma: float, similarity: float = 1.0) -> Visits:
-    """The steps of all episodes in order; a penalty is subtracted after discounting, so earlier steps do not pay it.
+    """Collect the steps of all episodes in order; penalties are subtracted after discounting.
 
-    Args:
-        scores: one group.
-        gamma: discount of the return from a step on.
-        similarity: difflib ratio from which two observations are one state; 1 = only equal ones.
+    `gamma` discounts the return from a step on; `similarity` is that of `assign_state_ids`.
     """
     lengths = [len(row) for row in scores.rewards]
     returns = [discounted_return(row, gamma) for row in scores.rewards]
-    penalties = _concatenate(scores.penalties_before)
+    penalties = np.concatenate([np.zeros(0), *scores.penalties_before])
     return Visits(
         trajectory=np.repeat(np.arange(len(lengths)), lengths),
         step=np.array([t for length in lengths for t in range(length)], dtype=np.int64),
         states=tuple(assign_state_ids([state for row in scores.states for state in row], similarity)),
         episode_scores=np.repeat(scores.returns, lengths) - penalties,
-        step_scores=_concatenate(returns) - penalties,
+        step_scores=np.concatenate([np.zeros(0), *returns]) - penalties,
     )
 
 
 def assign_state_ids(states: Sequence[Any], similarity: float = 1.0) -> list[int]:
-    """A number for each state, the same for the same.
+    """Assign each state (M,) a number from 0, the same to equal or similar ones.
 
-    Args:
-        states: (M,) observations.
-        similarity: below 1, an observation belongs to the first state whose first observation it resembles this much
-            by difflib's ratio (greedy first fit, as in the release: the result depends on the order).
-
-    Returns:
-        (M,) numbers from 0.
+    Below 1, `similarity` is difflib's ratio to a state's first observation; greedy first fit, as in the release,
+    depends on the order.
     """
     first: list[Any] = []
     known: dict[Hashable, int] = {}
@@ -86,18 +78,10 @@ def step_relative(
     std_floor: float = 0.0,
     dedup: bool = False,
 ) -> Array:
-    """A^S: the score of each visit relative to those of the same state (GiGPO, arXiv 2505.10978).
+    """Compute A^S (M,): each visit's score relative to visits of the same state (GiGPO, arXiv 2505.10978).
 
-    Args:
-        visits: the samples of one group.
-        states: (M,) groups of visits, `visits.states` or longer histories; None belongs to no group.
-        normalize_std: divide by the standard deviation too.
-        ddof: of the standard deviation.
-        std_floor: least standard deviation to divide by.
-        dedup: only the first visit of each episode counts in mean and deviation; later ones are compared with these.
-
-    Returns:
-        (M,) advantages; exact zeros where fewer than two visits count, or all that count are equal.
+    `states` (M,) are groups of visits, `visits.states` or longer histories; None belongs to none. With `dedup` only the
+    first visit of each episode counts in mean and deviation. Exact zeros where fewer than two visits count.
     """
     members: dict[Hashable, list[int]] = defaultdict(list)
     for index, state in enumerate(states):
@@ -113,7 +97,7 @@ def step_relative(
 
 
 def _deduplicate(visits: Visits, indices: Sequence[int], dedup: bool = False) -> list[int]:
-    """Each visit once, or the first of each episode; in order of episode and step, so that sums are always the same."""
+    """Keep each visit once, or the first of each episode, ordered so that sums are always the same."""
     ordered = sorted(indices, key=lambda i: (visits.trajectory[i], visits.step[i]))
     unique: dict[Hashable, int] = {}
     for i in ordered:
@@ -130,33 +114,18 @@ def episode_relative(
     ddof: int = 1,
     std_floor: float = 0.0,
 ) -> Array:
-    """A^E: the score of each visit's episode relative to the group (GiGPO, arXiv 2505.10978, eq. 3).
+    """Compute A^E (M,): each visit's episode score relative to the group (GiGPO, arXiv 2505.10978, eq. 3).
 
-    Args:
-        visits: the samples of one group.
-        returns: (N,) R of the episodes.
-        normalize_std: divide by the standard deviation too.
-        over_steps: mean and deviation are those of all steps' scores, so that an episode counts as often as it has
-            steps (the release), instead of those of `returns`.
-        ddof: of the standard deviation.
-        std_floor: least standard deviation to divide by.
-
-    Returns:
-        (M,) advantages.
+    `returns` (N,) are the episodes'. With `over_steps` the statistics are those of all steps' scores (the release).
     """
     group = visits.episode_scores[_deduplicate(visits, range(len(visits.step)))] if over_steps else returns
     return group_relative(visits.episode_scores, normalize_std, group=group, ddof=ddof, std_floor=std_floor)
 
 
 def weigh_levels(levels: Mapping[int, Array], alpha: float = 1.0) -> dict[int, Array]:
-    """What each level k adds to A = sum_k w_k A_k, with w_k ~ (k + 1)^alpha over the levels that are not 0 (HGPO).
+    """Weigh each level k in A = sum_k w_k A_k, with w_k ~ (k + 1)^alpha over the levels that are not 0 (HGPO).
 
-    Args:
-        levels: (M,) advantages A_k by k.
-        alpha: 0 weighs all levels alike; the higher, the more do long histories count.
-
-    Returns:
-        w_k A_k, (M,), by k; zeros where all levels are 0.
+    `levels` maps k to A_k (M,), the result to w_k A_k (M,), zeros where all levels are 0; alpha = 0 weighs all alike.
     """
     weights = {k: (k + 1.0) ** alpha * (values != 0) for k, values in levels.items()}
     total = sum(weights.values(), np.zeros(1))
@@ -164,13 +133,9 @@ def weigh_levels(levels: Mapping[int, Array], alpha: float = 1.0) -> dict[int, A
 
 
 def build_histories(visits: Visits, length: int) -> list[Hashable]:
-    """(M,) the last `length` states of each visit, its own at the end; None where its episode has not had so many."""
+    """Build the last `length` states of each visit (M,), oldest first; None where there were fewer."""
     seen = dict(zip(zip(visits.trajectory.tolist(), visits.step.tolist(), strict=True), visits.states, strict=True))
     return [
         tuple(seen[trajectory, t - back] for back in reversed(range(length))) if t + 1 >= length else None
         for trajectory, t in zip(visits.trajectory.tolist(), visits.step.tolist(), strict=True)
     ]
-
-
-def _concatenate(rows: Sequence[Array]) -> Array:
-    return np.concatenate([np.zeros(0), *rows])

@@ -1,34 +1,22 @@
-"""Advantages of single tokens from a teacher that knew more: what the same policy says of them with tips in its prompt.
-
-n sampled tokens of one row. Everything is a number by now: no model, no text.
-"""
+"""Token advantages from a teacher: the same policy with tips in its prompt. Numbers only; n tokens of a row."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+from trailnotes.config.methods_schema import OpsdConfig
 
-    from trailnotes.config.methods_schema import OpsdConfig
-
-    Array = NDArray[np.float64]
-    Mask = NDArray[np.bool_]
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 
 def log_ratio(teacher: ArrayLike, student: ArrayLike) -> Array:
-    """By how much the teacher likes each token better: d = log pi(y | tips) - log pi(y).
+    """Compute the teacher's preference for each token (n,): d = log pi(y | tips) - log pi(y).
 
-    Its negative is the one-sample estimate of KL(student || teacher) at the token.
+    Its negative is the one-sample estimate of KL(student
 
-    Args:
-        teacher: (n,) log-probabilities with tips; NaN for a token that has no teacher.
-        student: (n,) those that the tokens were sampled with.
-
-    Returns:
-        (n,) natural logarithms, 0 where there is no teacher.
+    teacher). NaN in `teacher` is a token without one: d is 0.
 
     Raises:
         ValueError: the two differ in length.
@@ -40,16 +28,10 @@ def log_ratio(teacher: ArrayLike, student: ArrayLike) -> Array:
 
 
 def compute_gate(ratios: Array, advantages: Array, gate: str) -> Mask:
-    """Which tokens the reward leaves to the teacher.
+    """Compute which tokens (n,) the reward leaves to the teacher.
 
-    Args:
-        ratios: (n,) `log_ratio`.
-        advantages: (n,) of the episode in its group.
-        gate: "none" keeps none back; "agree" those where teacher and reward want opposite things; "positive" those of
-            episodes that were no better than their group.
-
-    Returns:
-        (n,) whether the teacher may speak.
+    "none" keeps none back; "agree" those where teacher and reward want opposite things; "positive" those of episodes
+    that were no better than their group.
     """
     if gate == "agree":
         return ratios * advantages >= 0
@@ -57,24 +39,11 @@ def compute_gate(ratios: Array, advantages: Array, gate: str) -> Mask:
 
 
 def compute_teacher_signal(ratios: Array, options: OpsdConfig) -> Array:
-    """What the teacher adds to the advantage of each token.
+    """Compute the teacher's addition to the advantage of each token (n,), from its log ratios (n,).
 
-    With c = `options.weight`, and d the log ratio, held within +- `options.clip`:
-
-    ==========  ==========================  ======================================================================
-    sdpo        c d                         arXiv 2601.20802, eq. 2: the advantage of its KL to the teacher
-    opcd        c d                         arXiv 2602.12275, eq. 1: the gradient of its reverse KL, by one sample
-    sdar        c (sigmoid(beta d) - 1/2)   arXiv 2605.15155: its gated loss moves log pi(y) by sigmoid(beta d)
-    ==========  ==========================  ======================================================================
-
-    The 1/2 is a baseline: it changes no expectation, and a teacher who says what the student says adds nothing.
-
-    Args:
-        ratios: (n,) `log_ratio`.
-        options: form, weight, clip and beta.
-
-    Returns:
-        (n,) the signal; 0 where the log ratio is 0.
+    With c = `options.weight`, and d the log ratio within +- `options.clip`: sdpo (arXiv 2601.20802, eq. 2) and opcd
+    (arXiv 2602.12275, eq. 1) add c d, sdar (arXiv 2605.15155) adds c (sigmoid(beta d) - 1/2). The 1/2 is a baseline: it
+    changes no expectation, and a teacher who agrees with the student adds nothing.
     """
     d = np.clip(ratios, -options.clip, options.clip) if options.clip else ratios
     if options.form == "sdar":
@@ -83,19 +52,10 @@ def compute_teacher_signal(ratios: Array, options: OpsdConfig) -> Array:
 
 
 def add_teacher_signal(advantages: Array, ratios: Array, known: Mask, options: OpsdConfig) -> Array:
-    """The advantage of each token: what the group says of its episode, and what the teacher says of the token.
+    """Add the teacher's signal to the group's advantage of each token (n,).
 
     sdpo and opcd: (1 - c) A + signal, so that c = 1 is the paper's and less is the hybrid with GRPO; sdar: A + signal.
-    A alone where there is no teacher, or the reward keeps it from speaking (`compute_gate`).
-
-    Args:
-        advantages: (n,) of the episode in its group, A.
-        ratios: (n,) `log_ratio`.
-        known: (n,) whether the token has a teacher.
-        options: see `compute_teacher_signal`; and the gate.
-
-    Returns:
-        (n,) advantages.
+    A alone where there is no teacher (`known`), or `compute_gate` keeps it back.
     """
     share = 1.0 if options.form == "sdar" else 1.0 - options.weight
     speaks = known & compute_gate(ratios, advantages, options.gate)

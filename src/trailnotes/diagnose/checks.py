@@ -185,11 +185,11 @@ def _advise_on_variance(config: Config) -> str:
 
 def _check_engine_match(lines: Sequence[JsonRecord], config: Config) -> Check:
     values = [line["engine/difference"] for line in lines if "engine/difference" in line]
-    rounds, tolerance = config.model.dtype == "bfloat16", config.engine.tolerance
+    rounds, tolerance = config.model.dtype == "bfloat16", config.engine.max_logprob_mismatch
     fix = 'model.dtype = "float32"' if rounds else 'learner.packed = "never" and engine.shared_prompts = false'
     advice = (
         "engine and learner differ on the tokens that were sampled by more than "
-        f"{f'bfloat16 rounds (engine.tolerance = {tolerance:g})' if rounds else 'float32 explains'}: set {fix}"
+        f"{f'bfloat16 rounds (max_logprob_mismatch = {tolerance:g})' if rounds else 'float32 explains'}: set {fix}"
         + (', or engine.name = "hf"' if config.engine.name == "vllm" else "")
     )
     question = "nats between engine and learner, a sampled token"

@@ -1,1 +1,1 @@
-"""What everyone needs who asks an OpenAI-compatible server: the key, which failures pass, and how long to wait."""
+"""Client code shared by everything that calls an OpenAI-compatible server."""

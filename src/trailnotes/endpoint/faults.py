@@ -1,4 +1,4 @@
-"""What to make of an endpoint's failures: which pass by themselves, how long to wait, and what to tell the user."""
+"""Failures of an endpoint: which to retry, how long to wait, and the error for the user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ MIN_WAIT = 0.5  # seconds before the first retry; doubles with each
 MAX_WAIT: Final = 60.0
 MAX_RETRY_AFTER: Final = 300.0  # a server that wants more is asked again after this
 MAX_ERROR_CHARS: Final = 300  # characters of what a server says that an error quotes
-
 _QUOTA_CODES = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
 _CONTEXT_OVERFLOW = re.compile(
     r"context.?length|context.?size|context.?window|maximum context|prompt is too long|longer than the model|"
@@ -48,21 +47,18 @@ class RetryableError(Exception):
 
 
 class AnswerTimeoutError(RetryableError):
-    """No answer in time."""
+    """An answer that did not come in time."""
 
 
 def is_retryable(status: int, body: object) -> bool:
-    """Whether a refused request is worth another try."""
+    """Tell whether a refused request is worth another try."""
     if status == 429:
         return not isinstance(body, Mapping) or body.get("code") not in _QUOTA_CODES
     return status in {408, 409, 425} or status >= 500
 
 
 def parse_retry_after(headers: Mapping[str, str], now: float | None = None) -> float | None:
-    """Seconds that a server asks to wait, which it gives as a number or as an HTTP date; None if it does not.
-
-    Source: RFC 9110, section 10.2.3.
-    """
+    """Parse the seconds that a server asks to wait (RFC 9110, section 10.2.3); None if it does not ask."""
     value = headers.get("retry-after")
     if value is None:
         return None
@@ -77,7 +73,7 @@ def parse_retry_after(headers: Mapping[str, str], now: float | None = None) -> f
 
 
 def compute_wait(tries: int, asked: float | None) -> float:
-    """Seconds to wait after `tries` failures: doubling, with jitter; never less than `asked`, up to its cap."""
+    """Compute the seconds to wait after `tries` failures: doubling, with jitter, and at least `asked` up to its cap."""
     usual = min(MIN_WAIT * 2.0 ** (tries - 1), MAX_WAIT)
     if asked is None:
         return usual * random.uniform(0.5, 1.0)
@@ -85,7 +81,7 @@ def compute_wait(tries: int, asked: float | None) -> float:
 
 
 def extract_error_text(body: object) -> str:
-    """What a server says in an error's body, on one line, cut."""
+    """Extract a server's message from an error's body, on one line, cut."""
     text: object = body
     while isinstance(text, Mapping):
         text = next((text[name] for name in ("error", "message", "detail", "msg") if text.get(name)), json.dumps(text))
@@ -94,7 +90,7 @@ def extract_error_text(body: object) -> str:
 
 
 def is_missing_model(status: int, body: object) -> bool:
-    """Whether the server misses the model, or the address."""
+    """Tell whether the server misses the model, or the address is wrong."""
     facts = body if isinstance(body, Mapping) else {}
     return status == 404 or facts.get("code") == "model_not_found" or facts.get("param") == "model"
 
@@ -102,10 +98,7 @@ def is_missing_model(status: int, body: object) -> bool:
 def explain_refusal(
     status: int, body: object, *, url: str, model: str, key_env: str, has_key: bool, extra: Collection[str] = ()
 ) -> str:
-    """One line for the user: what was refused, and the fix. For what `passes` rejects, except missing models.
-
-    `extra` are the fields that the config adds.
-    """
+    """Explain in one line what was refused, and the fix; `extra` are the fields that the config adds."""
     text = f"{url} answers {status}: {extract_error_text(body)}"
     if status == 401:
         fix = "holds no valid key for it" if has_key else "is not set: export it with your key"
@@ -115,10 +108,8 @@ def explain_refusal(
     if status == 429:
         return f"{text}; the account has nothing left to spend: top it up, and run the same command again"
     if status == 413 or is_context_overflow(body):
-        return (
-            f"{text}; set endpoint.context_tokens to what the model {model!r} holds, so that episodes end before, "
-            "and run the same command again"
-        )
+        fix = f"set endpoint.context_tokens to what the model {model!r} holds, so that episodes end before"
+        return f"{text}; {fix}, and run the same command again"
     fixes = _PARAMETER_FIXES | {name.lower(): f"take {name} out of endpoint.extra" for name in extra}
     if parameter := _find_refused_parameter(body, fixes):
         return f"{text}; {fixes[parameter]}"
@@ -126,7 +117,7 @@ def explain_refusal(
 
 
 def explain_missing_model(status: int, body: object, *, url: str, model: str, offered: Sequence[str]) -> str:
-    """The line for a server that misses the model: whether it is the name or the address that is wrong."""
+    """Explain in one line whether the model's name or the address is wrong."""
     text = f"{url} answers {status}: {extract_error_text(body)}"
     if offered and model not in offered:
         names = ", ".join(offered[:20]) + (", ..." if len(offered) > 20 else "")
@@ -138,14 +129,13 @@ def explain_missing_model(status: int, body: object, *, url: str, model: str, of
 
 
 def is_context_overflow(body: object) -> bool:
-    """Whether a text was longer than the model takes."""
+    """Tell whether a text was longer than the model takes."""
     if isinstance(body, Mapping) and "context" in str(body.get("code") or body.get("type") or ""):
         return True
     return _CONTEXT_OVERFLOW.search(extract_error_text(body).lower()) is not None
 
 
 def _find_refused_parameter(body: object, known: Collection[str]) -> str:
-    """The parameter of the request that a model does not take; "" if it is none of those `known`."""
     facts: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
     if facts.get("param") in known:
         return str(facts["param"])

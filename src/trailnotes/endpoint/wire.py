@@ -1,25 +1,47 @@
-"""What comes in over the wire, before anything reads it: no more than a bound, not packed, and without the key."""
+"""Guards of a connection: the key, from the environment alone, and bounded, uncompressed bodies without it."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from trailnotes.endpoint.faults import RetryableError
+from trailnotes.errors import ConfigError
 
+if TYPE_CHECKING:
+    from trailnotes.config.model_schema import EndpointConfig
+
+NO_KEY: Final = "none"  # what is sent where there is no key: the client insists on one
 MAX_BODY_BYTES: Final = 64 * 2**20  # bytes of an answer; a batch of vectors has a few MB
-MIN_SECRET_CHARS: Final = (
-    12  # shorter keys ("EMPTY", "ollama") are placeholders, and words that an answer may well have
-)
+MIN_SECRET_CHARS: Final = 12  # shorter keys ("EMPTY", "ollama") are placeholders, and words of ordinary answers
 IDENTITY_HEADERS: Final = {"Accept-Encoding": "identity"}  # header of each request: what is packed has no bound
 
 
+def load_api_key(config: EndpointConfig) -> str:
+    """Load the key, "" for none; raises `ConfigError` where it is surely needed, or holds blanks or odd letters."""
+    key = os.environ.get(config.api_key_env, "").strip()
+    if not key and "//api.openai.com" in config.base_url:
+        raise ConfigError(
+            f"{config.base_url} wants a key: export {config.api_key_env}=..., or name another environment variable in "
+            "endpoint.api_key_env, or another server in endpoint.base_url"
+        )
+    if not key.isascii() or any(map(str.isspace, key)):
+        raise ConfigError(f"the environment variable {config.api_key_env} holds no key: it has blanks or odd letters")
+    return key
+
+
+def redact_key(key: str, text: str) -> str:
+    """Replace the key in `text`, which servers may repeat in other cases."""
+    return re.sub(re.escape(key), "[key]", text, flags=re.IGNORECASE) if key else text
+
+
 def make_response_hook(key: str) -> Callable[[Any], None]:
-    """Make the hook of a client that takes the key out of each body, and refuses one beyond bounds.
+    """Make the hook of a client that redacts the key in each body, and refuses one beyond bounds.
 
     Returns:
-        What is called with a response whose body is not read yet. It raises `RetryableError`.
+        A function of a response whose body is not read yet. It raises `RetryableError`.
     """
 
     def hook(response: Any) -> None:
@@ -33,7 +55,7 @@ def make_response_hook(key: str) -> Callable[[Any], None]:
 
 
 def make_async_response_hook(key: str) -> Callable[[Any], Awaitable[None]]:
-    """Make the same for a client of an event loop. See `guard`."""
+    """Make the same hook for an asynchronous client."""
 
     async def hook(response: Any) -> None:
         body = _BodyBuffer(response, key)
@@ -46,14 +68,10 @@ def make_async_response_hook(key: str) -> Callable[[Any], Awaitable[None]]:
 
 
 class _BodyBuffer:
-    """The bytes of a response, as they come."""
-
     def __init__(self, response: Any, key: str) -> None:
         packed = response.headers.get("content-encoding", "identity").strip().lower()
         if packed not in {"", "identity"}:
-            raise RetryableError(
-                "an answer that is packed, which was not asked for: turn off compression there", billed=True
-            )
+            raise RetryableError("a compressed answer, against the request: turn compression off there", billed=True)
         self._response, self._key, self._bytes = response, key, bytearray()
 
     def add(self, piece: bytes) -> None:
@@ -62,7 +80,7 @@ class _BodyBuffer:
             raise RetryableError(f"an answer of more than {MAX_BODY_BYTES:,} bytes", billed=True)
 
     def restore_redacted(self) -> None:
-        """Let the client read what was read here, but for the key: before it is parsed, cut, shown or kept."""
+        """Give the client the body without the key, before it is parsed, cut, shown or kept."""
         from httpx2 import ByteStream
 
         body = bytes(self._bytes)
@@ -72,6 +90,6 @@ class _BodyBuffer:
 
 
 def _build_json_pattern(letter: str) -> str:
-    """A pattern of what JSON may write for it."""
+    """Build a pattern of all forms that JSON has for a letter."""
     escaped = r"\\?" if letter == "/" else r"\\" if letter in '"\\' else ""
     return rf"(?:{escaped}{re.escape(letter)}|\\u00{ord(letter):02x})"

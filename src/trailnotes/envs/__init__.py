@@ -1,4 +1,4 @@
-"""Environments: a registry of names, and how to make one.
+"""Registry of environments.
 
 A name is built in (`ENVS`), an entry point of the group ``trailnotes.envs``, or ``"module:Class"``. Importing this
 package loads none of them.
@@ -12,7 +12,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,9 @@ from trailnotes.errors import ConfigError, MissingExtraError, format_install_com
 from trailnotes.types import Task
 
 __all__ = [
-    "ENTRY_POINTS",
-    "ENVS",
-    "Env",
-    "check_env",
-    "extra_for",
-    "get_env_identity",
-    "list_env_tasks",
-    "load_env_class",
-    "make_env",
-    "validate_options",
-]
+    "ENTRY_POINTS", "ENVS", "Env", "check_env", "extra_for", "get_env_identity", "list_env_tasks",
+    "load_env_class", "make_env", "validate_options",
+]  # fmt: skip
 
 ENVS: dict[str, str] = {
     "textworld": "trailnotes.envs.textworld.env:TextWorldEnv",
@@ -43,18 +35,18 @@ ENTRY_POINTS = "trailnotes.envs"  # group under which other packages offer envir
 
 
 def extra_for(name: str) -> str:
-    """Return the extra that the environment `name` needs: one of its own name; "" where it needs none."""
+    """Return the extra that the environment needs; "" where it needs none."""
     if name == "waymarks":
         return "textworld"
     return name if name in known_extras() else ""
 
 
 def make_env(name: str, **options: Any) -> Env:
-    """Make the environment `name` with the options of ``[env.options]``.
+    """Make an environment with the options of ``[env.options]``.
 
     Raises:
-        ConfigError: an unknown name or option; the text has the nearest known one.
-        MissingExtraError: a package that the environment needs is not installed; the text names the extra.
+        ConfigError: an unknown name or option; the text has the nearest known one. MissingExtraError: a package is not
+            installed; the text names the extra.
     """
     cls = load_env_class(name)
     validate_options(name, cls, options)
@@ -64,12 +56,11 @@ def make_env(name: str, **options: Any) -> Env:
 
 
 def list_env_tasks(name: str, split: str, options: Mapping[str, Any] | None = None) -> list[Task]:
-    """All tasks of one split, in the environment's own order: the same list in every process, forever.
+    """List all tasks of one split, in the environment's own order, the same in every process.
 
     Raises:
-        ConfigError: as in `make_env`, or the class lists no tasks, or something else.
-        MissingExtraError: as in `make_env`.
-        EnvError: its `tasks` failed otherwise.
+        ConfigError: as in `make_env`, or the class lists no tasks, or something else. MissingExtraError: as in
+            `make_env`. EnvError: its `tasks` failed otherwise.
     """
     cls = load_env_class(name)
     options = options or {}
@@ -86,9 +77,7 @@ def list_env_tasks(name: str, split: str, options: Mapping[str, Any] | None = No
 
 
 def get_env_identity(name: str, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What must be the same for results of two runs to be comparable, as JSON values; {} where a class does not say.
-
-    A class says it in a static method ``identity(**options) -> dict``: its data, how that is split, and hashes of both.
+    """Return what two runs must share to be comparable, by ``identity(**options)`` of the class; {} without it.
 
     Raises:
         ConfigError, MissingExtraError, EnvError: as `list_env_tasks`.
@@ -104,14 +93,14 @@ def get_env_identity(name: str, options: Mapping[str, Any] | None = None) -> dic
 
 
 def load_env_class(name: str) -> Callable[..., Any]:
-    """The class behind a name, imported now. Raises as `make_env` does."""
+    """Import the class behind a name. Raises as `make_env` does."""
     if name in ENVS:
         return _import_class(name, ENVS[name])
     if ":" in name:
         return _import_class(name, name)
     offered = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name in offered:
-        return _import_class(name, _parse_target(offered[name]))
+        return _import_class(name, offered[name].value.partition("[")[0].strip())  # "module:Class [extra]" is allowed
     known = sorted({*ENVS, *offered})
     near = _suggest_nearest(name, known)
     said = f"{near}{'' if near.endswith('?') else '.'} An environment of your own is named module:Class"
@@ -119,7 +108,7 @@ def load_env_class(name: str) -> Callable[..., Any]:
 
 
 def validate_options(name: str, cls: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Refuse options that neither the class nor its `tasks` accepts, and the lack of a required one.
+    """Refuse options that neither the class nor its `tasks` accepts, and missing required ones.
 
     Raises:
         ConfigError: names the option, and the nearest known one.
@@ -135,12 +124,8 @@ def validate_options(name: str, cls: Callable[..., Any], options: Mapping[str, A
             raise ConfigError(f"env.options.{key} is missing: {name} needs it")
 
 
-def _parse_target(point: EntryPoint) -> str:
-    return point.value.partition("[")[0].strip()  # "module:Class [extra]" is allowed in entry points
-
-
 def _import_class(name: str, target: str) -> Callable[..., Any]:
-    """Import ``module:Class``. The working directory counts, as it does for ``python script.py``."""
+    """Import ``module:Class``; the working directory counts, as for ``python script.py``."""
     module_name, _, class_name = target.partition(":")
     if not module_name or not class_name:
         raise ConfigError(f"env.name = {name!r} must read module:Class, for example my_env:MyEnv")
@@ -153,9 +138,8 @@ def _import_class(name: str, target: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             fix = f": name it without .py, {module_name[:-3]}:{class_name}" if module_name.endswith(".py") else ""
-            raise ConfigError(
-                f"env.name = {name!r}: there is no module {error.name!r} on the Python path{fix}"
-            ) from error
+            text = f"env.name = {name!r}: there is no module {error.name!r} on the Python path{fix}"
+            raise ConfigError(text) from error
         raise MissingExtraError(f"env.name = {name!r} needs the package {error.name!r}: install it") from error
     except MissingExtraError:
         raise
@@ -164,28 +148,26 @@ def _import_class(name: str, target: str) -> Callable[..., Any]:
     cls = getattr(module, class_name, None)
     if not callable(cls):
         classes = sorted(key for key, value in vars(module).items() if inspect.isclass(value))
-        raise ConfigError(
-            f"env.name = {name!r}: {module_name} has no {class_name!r}{_suggest_nearest(class_name, classes)}"
-        )
+        near = _suggest_nearest(class_name, classes)
+        raise ConfigError(f"env.name = {name!r}: {module_name} has no {class_name!r}{near}")
     return cls  # type: ignore[no-any-return]
 
 
 @contextmanager
 def _translate_import_error(name: str) -> Iterator[None]:
-    """Turn a missing package of a known environment into the extra that brings it."""
+    """Turn a missing package of a known environment into the extra that provides it."""
     try:
         yield
     except ModuleNotFoundError as error:
         extra = extra_for(name)
         if not extra or isinstance(error, MissingExtraError):
             raise
-        raise MissingExtraError(
-            f"env.name = {name!r} needs the package {error.name!r}: {format_install_command(extra)}"
-        ) from error
+        fix = format_install_command(extra)
+        raise MissingExtraError(f"env.name = {name!r} needs the package {error.name!r}: {fix}") from error
 
 
 def _inspect_parameters(function: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Named parameters of a call, and whether it takes any other keyword too."""
+    """Return the named parameters of a call, and whether it accepts any other keyword."""
     named, takes_any = {}, False
     for key, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
@@ -196,7 +178,7 @@ def _inspect_parameters(function: Callable[..., Any]) -> tuple[dict[str, inspect
 
 
 def _select_accepted(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that `function` takes: one section of the config serves the class and its `tasks`."""
+    """Select the options that `function` accepts: one section serves the class and its `tasks`."""
     named, takes_any = _inspect_parameters(function)
     return {key: value for key, value in options.items() if takes_any or key in named}
 

@@ -1,4 +1,4 @@
-"""What an environment is: three methods and a list of tasks; what its code raises, and what an agent says to it."""
+"""The protocol of an environment, errors of its code, and how actions are read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PROGRESSIVE: Final = re.compile(
 )
 
 _MAX_ACTION: Final = 500  # characters that are looked at, of an action that is one of few
-_STRIPPED_CHARS: Final = " \t\r\n.,;:!\"'`"  # what may stand around an action that is meant
+_STRIPPED_CHARS: Final = " \t\r\n.,;:!\"'`"  # decoration around an action
 
 
 @runtime_checkable
@@ -41,23 +41,23 @@ class Env(Protocol):
     """
 
     def reset(self, task: Task) -> Observation:
-        """Start `task`; the observation carries the `instruction`. The same task gives the same text."""
+        """Start `task`; the observation has the `instruction`. The same task gives the same text."""
         ...
 
     def step(self, action: str) -> Observation:
-        """Take one action. Any string is allowed; after the end it raises `EnvError`."""
+        """Take one action, any string; after the end it raises `EnvError`."""
         ...
 
     def close(self) -> None:
-        """Free everything. Twice is fine."""
+        """Free all resources. A second call is harmless."""
         ...
 
 
 @contextmanager
 def wrap_env_errors(what: str) -> Iterator[None]:
-    """Run environment code: one episode is lost, not the run.
+    """Turn errors of environment code into `EnvError`, so that one episode is lost, not the run.
 
-    What an environment says on purpose about the configuration (`ConfigError`, `MissingExtraError`) passes as it is.
+    Deliberate errors (`ConfigError`, `MissingExtraError`) pass as they are.
     """
     try:
         yield
@@ -68,37 +68,33 @@ def wrap_env_errors(what: str) -> Iterator[None]:
 
 
 def format_error(error: BaseException) -> str:
-    """Type and text of an error on one line of bounded length."""
+    """Format type and text of an error on one line of bounded length."""
     text = sanitize_text(str(error), 500)
     name = type(error).__name__
     return f"{name}: {text}" if text else name
 
 
 def sanitize_text(text: str, most: int) -> str:
-    """Somebody else's words as an error may quote them: on one line, cut, with "?" for what a terminal would obey."""
+    """Make untrusted text fit for an error: on one line, cut, with "?" for what a terminal would obey."""
     words = " ".join(text.split())[:most]
     return "".join(letter if letter.isprintable() else "?" for letter in words)
 
 
 def strip_intent(action: str) -> str:
-    """The command in "I will COMMAND", "Let me COMMAND" or "Okay, I'll now COMMAND"; any other `action` as it is.
+    """Strip the intent in "I will COMMAND", "Let me COMMAND" or "Okay, I'll now COMMAND".
 
-    For games whose commands are imperatives, none of which begins like that. A small "i" stays: to their parsers it is
-    short for the inventory.
+    For games whose commands are imperatives. A small "i" stays: to parsers it is short for inventory.
     """
     return _OPENING.sub("", _PROGRESSIVE.sub(r"\1 will go ", action))
 
 
 def normalize_command(action: str) -> str:
-    """The command of an action alone: `strip_intent`, blanks joined, and without what stands around it."""
+    """Normalize an action: no intent, single blanks, nothing around the command."""
     return " ".join(strip_intent(action[:_MAX_ACTION].strip()).split()).strip(_STRIPPED_CHARS)
 
 
 def match_offered(action: str, offered: Sequence[str]) -> str:
-    """The one of `offered` that `action` is but for case and what `normalize_command` leaves out.
-
-    Where there is none, what it leaves. For games that take an action in their own letters only.
-    """
+    """Match `action` to one of `offered` up to case and intent; else return its normalized form."""
     if action in offered:
         return action
     words = normalize_command(action)

@@ -1,4 +1,4 @@
-"""`check_env`: does an environment keep the contract? For those who write environments."""
+"""Checks an environment against the contract, for authors of environments."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ ODD_ACTIONS = {
 def check_env(env_factory: Callable[[], Env], tasks: Sequence[Task] | None = None) -> tuple[str, ...]:
     """Check an environment against the contract of `Env`, as its author would in a test.
 
-    Args:
-        env_factory: makes a fresh environment, for example its class, or ``functools.partial(MyEnv, size=3)``.
-        tasks: games to try; by default the first of each split that the environment's own `tasks` lists.
+    `env_factory` makes a fresh one, such as ``functools.partial(MyEnv, size=3)``; `tasks` are by default the first of
+    each split.
 
     Returns:
         What could not be checked, one line each; () if everything was.
@@ -47,9 +46,7 @@ def check_env(env_factory: Callable[[], Env], tasks: Sequence[Task] | None = Non
     splits = _check_tasks(env, env_factory)
     _check_identity(env, env_factory)
     chosen = list(tasks) if tasks is not None else [task for listed in splits.values() for task in listed[:1]]
-    _require_condition(
-        bool(chosen), "there is no task to try: pass tasks, or give the class a static method tasks(split)"
-    )
+    _require(bool(chosen), "there is no task to try: pass tasks, or give the class a static method tasks(split)")
     _check_order(env_factory, chosen[0])
     skipped = [] if splits else ["the class lists no tasks: splits were not checked"]
     ended = False
@@ -58,14 +55,15 @@ def check_env(env_factory: Callable[[], Env], tasks: Sequence[Task] | None = Non
         _check_repeatable(env, _make_env(env_factory), task)
     if not ended:
         skipped.append(f"no episode ended within {MAX_STEPS} steps: what follows an end was not checked")
-    _check_odd_actions(env, chosen[0])
+    for label, action in ODD_ACTIONS.items():
+        _reset_env(env, chosen[0])
+        _step_env(env, action, label)
     for _ in range(2):
         _call_env("close", env.close)
     return tuple(skipped)
 
 
 def _check_tasks(env: Env, env_factory: Callable[[], Env]) -> dict[str, list[Task]]:
-    """Tasks by split: the same at each call, fit for a worker, and of one split only."""
     lister = getattr(env, "tasks", None)
     if not callable(lister):
         return {}
@@ -80,32 +78,26 @@ def _check_tasks(env: Env, env_factory: Callable[[], Env]) -> dict[str, list[Tas
             lacking.append(str(error))
             continue
         for task in listed:
-            _require_condition(
-                task.id not in owner, f"task id {task.id!r} is in {owner.get(task.id)} and again in {split}"
-            )
+            _require(task.id not in owner, f"task id {task.id!r} is in {owner.get(task.id)} and again in {split}")
             owner[task.id] = split
         if listed:
             splits[split] = listed
     why = f": {sanitize_text(lacking[0], 500)}" if lacking else ""
-    _require_condition(bool(splits), f"tasks(split) lists nothing for any of {', '.join(SPLITS)}{why}")
+    _require(bool(splits), f"tasks(split) lists nothing for any of {', '.join(SPLITS)}{why}")
     return splits
 
 
 def _check_identity(env: Env, env_factory: Callable[[], Env]) -> None:
-    """JSON values, the same at each call."""
     teller = getattr(env, "identity", None)
     if not callable(teller):
         return
     options = _select_options(teller, env_factory)
     first, second = (_call_env("identity", lambda: dict(teller(**options))) for _ in range(2))
-    _require_condition(_is_json(first), "identity must hold JSON values only")
-    _require_condition(
-        first == second, "identity differs from call to call: derive it from its arguments and the data alone"
-    )
+    _require(_is_json(first), "identity must hold JSON values only")
+    _require(first == second, "identity differs from call to call: derive it from its arguments and the data alone")
 
 
 def _select_options(function: Callable[..., Any], env_factory: Callable[[], Env]) -> dict[str, Any]:
-    """The options of a `functools.partial` that `function` takes, too."""
     options: dict[str, Any] = getattr(env_factory, "keywords", {})
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -124,16 +116,15 @@ def _list_tasks(lister: Callable[..., Any], split: str, options: dict[str, Any])
         raise
     except (Exception, SystemExit) as error:
         raise EnvError(f"check_env: {call} raised {format_error(error)}; a split it lacks is a ConfigError") from error
-    _require_condition(first == second, f"{call} differs from call to call: derive it from its arguments alone")
+    _require(first == second, f"{call} differs from call to call: derive it from its arguments alone")
     for task in first:
-        _require_condition(isinstance(task, Task), f"{call} must list Task values, not {type(task).__name__}")
-        _require_condition(task.split == split, f"{call} lists {task.id!r} with split {task.split!r}")
-        _require_condition(_is_json(dict(task.options)), f"the options of task {task.id!r} must be JSON values")
+        _require(isinstance(task, Task), f"{call} must list Task values, not {type(task).__name__}")
+        _require(task.split == split, f"{call} lists {task.id!r} with split {task.split!r}")
+        _require(_is_json(dict(task.options)), f"the options of task {task.id!r} must be JSON values")
     return first
 
 
 def _check_order(env_factory: Callable[[], Env], task: Task) -> None:
-    """A step needs a reset before it, and closing is always fine."""
     env = _make_env(env_factory)
     _require_env_error(env, "step before reset must raise EnvError")
     _call_env("close before reset", env.close)
@@ -144,14 +135,13 @@ def _check_order(env_factory: Callable[[], Env], task: Task) -> None:
 
 
 def _check_episode(env: Env, task: Task) -> bool:
-    """Play one episode; whether it came to an end."""
     first = _reset_env(env, task)
     observation = first
     pick = random.Random(0)
     for _ in range(MAX_STEPS):
         action = _pick_action(observation, pick)
         observation = _step_env(env, action)
-        _require_condition(observation.max_score == first.max_score, "max_score must stay the same within an episode")
+        _require(observation.max_score == first.max_score, "max_score must stay the same within an episode")
         if observation.done:
             _require_env_error(env, "step after the end must raise EnvError")
             _reset_env(env, task)
@@ -160,7 +150,7 @@ def _check_episode(env: Env, task: Task) -> bool:
 
 
 def _check_repeatable(env: Env, other: Env, task: Task) -> None:
-    """The same task and actions give the same answers: again, in a fresh environment, whatever the global seed."""
+    """Require equal answers to equal actions: again, in a fresh environment, under any global seed."""
     reference = None
     for seed, candidate in enumerate((env, env, other)):
         with _perturb_global_seed(seed):
@@ -168,9 +158,7 @@ def _check_repeatable(env: Env, other: Env, task: Task) -> None:
         reference = reference or played
         for place, (ours, theirs) in enumerate(zip(reference, played, strict=False)):
             where = "reset" if place == 0 else f"step {place}"
-            _require_condition(
-                ours == theirs, f"task {task.id!r} differs at {where} when played again: use only task.seed"
-            )
+            _require(ours == theirs, f"task {task.id!r} differs at {where} when played again: use only task.seed")
     _call_env("close", other.close)
 
 
@@ -182,19 +170,12 @@ def _play_steps(env: Env, task: Task, num_steps: int = 10) -> list[Observation]:
     return [replace(observation, info={}) for observation in observations]  # info may hold times and the like
 
 
-def _check_odd_actions(env: Env, task: Task) -> None:
-    """Whatever a model says must be answered."""
-    for label, action in ODD_ACTIONS.items():
-        _reset_env(env, task)
-        _step_env(env, action, label)
-
-
 def _reset_env(env: Env, task: Task) -> Observation:
     first: Observation = _call_env(f"reset of task {task.id!r}", env.reset, task)
     _check_observation(first, "reset")
-    _require_condition(bool(first.instruction), "reset must set the instruction: the goal in words")
-    _require_condition(first.reward == 0, f"reset must have reward 0, not {first.reward:g}")
-    _require_condition(not first.done and not first.success, "reset must not end the episode")
+    _require(bool(first.instruction), "reset must set the instruction: the goal in words")
+    _require(first.reward == 0, f"reset must have reward 0, not {first.reward:g}")
+    _require(not first.done and not first.success, "reset must not end the episode")
     return first
 
 
@@ -202,49 +183,38 @@ def _step_env(env: Env, action: str, label: str = "") -> Observation:
     what = f"step with {label or repr(action)}"
     observation: Observation = _call_env(what, env.step, action)
     _check_observation(observation, what)
-    _require_condition(observation.instruction is None, f"{what} has an instruction: it belongs to reset alone")
-    _require_condition(observation.briefing is None, f"{what} has a briefing: it belongs to reset alone")
+    _require(observation.instruction is None, f"{what} has an instruction: it belongs to reset alone")
+    _require(observation.briefing is None, f"{what} has a briefing: it belongs to reset alone")
     return observation
 
 
 def _check_observation(observation: object, what: str) -> None:
-    """One answer taken for itself."""
-    _require_condition(
-        isinstance(observation, Observation), f"{what} must return an Observation, not {_describe_type(observation)}"
+    _require(
+        isinstance(observation, Observation), f"{what} must return an Observation, not {type(observation).__name__}"
     )
     assert isinstance(observation, Observation)
-    _require_condition(
-        isinstance(observation.text, str), f"{what}: text must be a str, not {_describe_type(observation.text)}"
-    )
+    _require(isinstance(observation.text, str), f"{what}: text must be a str, not {type(observation.text).__name__}")
     for name in ("reward", "score", "max_score"):
         value = getattr(observation, name)
-        _require_condition(
-            isinstance(value, int | float) and math.isfinite(value), f"{what}: {name} must be finite, is {value}"
-        )
+        _require(isinstance(value, int | float) and math.isfinite(value), f"{what}: {name} must be finite, is {value}")
     ends = observation.terminated and observation.truncated
-    _require_condition(not ends, f"{what}: terminated (by the game's rules) and truncated (cut off) exclude each other")
-    _require_condition(observation.max_score > 0, f"{what}: max_score must be positive, is {observation.max_score:g}")
+    _require(not ends, f"{what}: terminated (by the game's rules) and truncated (cut off) exclude each other")
+    _require(observation.max_score > 0, f"{what}: max_score must be positive, is {observation.max_score:g}")
     score = f"{observation.score:g} of {observation.max_score:g}"
-    _require_condition(
-        observation.score <= observation.max_score, f"{what}: the score must not exceed max_score, is {score}"
-    )
-    _require_condition(
-        not observation.success or observation.score > 0, f"{what}: success needs a positive score, is {score}"
-    )
+    _require(observation.score <= observation.max_score, f"{what}: the score must not exceed max_score, is {score}")
+    _require(not observation.success or observation.score > 0, f"{what}: success needs a positive score, is {score}")
     _check_actions(observation.actions, observation.done, what)
-    _require_condition(_is_json(dict(observation.info)), f"{what}: info must hold JSON values only")
+    _require(_is_json(dict(observation.info)), f"{what}: info must hold JSON values only")
 
 
 def _check_actions(actions: object, done: bool, what: str) -> None:
     if actions is None:
         return
-    _require_condition(
-        isinstance(actions, tuple), f"{what}: actions must be a tuple or None, not {_describe_type(actions)}"
-    )
+    _require(isinstance(actions, tuple), f"{what}: actions must be a tuple or None, not {type(actions).__name__}")
     assert isinstance(actions, tuple)
-    _require_condition(done or bool(actions), f"{what}: actions is empty in mid-episode: offer some, or None")
+    _require(done or bool(actions), f"{what}: actions is empty in mid-episode: offer some, or None")
     fine = all(isinstance(action, str) and action.strip() for action in actions)
-    _require_condition(fine, f"{what}: each of actions must be a non-empty string")
+    _require(fine, f"{what}: each of actions must be a non-empty string")
 
 
 def _pick_action(observation: Observation, pick: random.Random) -> str:
@@ -264,7 +234,7 @@ def _require_env_error(env: Env, message: str) -> None:
 def _make_env(env_factory: Callable[[], Env]) -> Env:
     env = _call_env("making the environment", env_factory)
     for name in ("reset", "step", "close"):
-        _require_condition(callable(getattr(env, name, None)), f"{_describe_type(env)} has no method {name}")
+        _require(callable(getattr(env, name, None)), f"{type(env).__name__} has no method {name}")
     assert isinstance(env, Env)
     return env
 
@@ -276,14 +246,13 @@ def _call_env(what: str, function: Callable[..., Any], *arguments: object) -> An
         raise EnvError(f"check_env: {what} raised {format_error(error)}") from error
 
 
-def _require_condition(condition: bool, message: str) -> None:
+def _require(condition: bool, message: str) -> None:
     if not condition:
         raise EnvError(f"check_env: {message}")
 
 
 @contextmanager
 def _perturb_global_seed(seed: int) -> Iterator[None]:
-    """Another state of the global generator, put back afterwards, so that whatever depends on it shows."""
     state = random.getstate()
     random.seed(seed)
     try:
@@ -298,7 +267,3 @@ def _is_json(value: object) -> bool:
     except (TypeError, ValueError):
         return False
     return True
-
-
-def _describe_type(value: object) -> str:
-    return type(value).__name__

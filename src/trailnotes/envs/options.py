@@ -1,4 +1,4 @@
-"""Values of ``[env.options]``, checked where they are taken: each error names the option and what it may be."""
+"""Validators of values of ``[env.options]``; each error names the option and its allowed values."""
 
 from __future__ import annotations
 
@@ -14,22 +14,14 @@ _TYPE_NAMES: Final[Mapping[type, str]] = {str: "a text", int: "a whole number", 
 
 
 def require_type(kind: type[Value], key: str, value: object, *, where: str = _OPTIONS) -> Value:
-    """`value`, if it is of this very kind: a truth value is no number. `where` is what the option stands in.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Require a value of this very type (a bool is no number); raises `ConfigError`, which names `where`."""
     if type(value) is not kind:
         raise ConfigError(f"{where}{key} = {value!r} must be {_TYPE_NAMES[kind]}")
     return value
 
 
 def require_choice(key: str, value: object, known: Collection[str], *, where: str = _OPTIONS) -> str:
-    """`value`, if it is one of the `known` texts; `where` is what the option stands in.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Require one of the `known` texts; raises `ConfigError`."""
     text = require_type(str, key, value, where=where)
     if text not in known:
         raise ConfigError(f"{where}{key} = {text!r} is unknown: use {' or '.join(map(repr, known))}")
@@ -37,33 +29,21 @@ def require_choice(key: str, value: object, known: Collection[str], *, where: st
 
 
 def require_text_list(key: str, value: object) -> tuple[str, ...]:
-    """`value`, if it is a list of texts.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Require a list of texts; raises `ConfigError`."""
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
         raise ConfigError(f"{_OPTIONS}{key} = {value!r} must be a list of names")
     return tuple(value)
 
 
 def require_table(key: str, value: object) -> dict[str, Any]:
-    """A copy of `value`, if it is a table.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Require a table, and copy it; raises `ConfigError`."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise ConfigError(f"{_OPTIONS}{key} = {value!r} must be a table of names and values")
     return dict(value)
 
 
 def require_int(key: str, number: object, least: int = 1, most: float = math.inf) -> int:
-    """`number`, if it is a whole one from `least` to `most`.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Require a whole number from `least` to `most`; raises `ConfigError`."""
     if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
         up_to = f"{least} or more" if most == math.inf else f"{least} to {most}"
         raise ConfigError(f"{_OPTIONS}{key} = {number!r} must be a whole number, {up_to}")

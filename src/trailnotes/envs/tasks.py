@@ -1,4 +1,4 @@
-"""Which games are played, and when: every list here is a pure function of its arguments, in every process."""
+"""Lists of tasks and their schedule: pure functions of their arguments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import json
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def tasks_of(config: Config, split: str) -> list[Task]:
-    """All tasks of `split` of the configured environment.
+    """List all tasks of `split` of the configured environment.
 
     Raises:
         ConfigError: the split is unknown or empty, or two tasks share an id (an id is a memory namespace).
@@ -36,10 +36,7 @@ def tasks_of(config: Config, split: str) -> list[Task]:
 
 
 def load_identity(config: Config) -> dict[str, Any]:
-    """What results must have in common to be comparable, as the environment says; {} where it says nothing.
-
-    An environment that is not here says so itself when it is played.
-    """
+    """Load what comparable results must share; {} where the environment is absent or does not say."""
     try:
         return get_env_identity(config.env.name, config.env.options)
     except (ConfigError, EnvError, MissingExtraError):
@@ -47,7 +44,7 @@ def load_identity(config: Config) -> dict[str, Any]:
 
 
 def select_batch(tasks: Sequence[Task], num: int, seed: int, iteration: int) -> list[Task]:
-    """The `num` tasks of one iteration (from 0), cut from an endless row of shuffled epochs.
+    """Select the tasks of one iteration (from 0), cut from an endless row of shuffled epochs.
 
     Each epoch holds every task once, in an order of its own; a batch may span epochs.
     """
@@ -58,13 +55,14 @@ def select_batch(tasks: Sequence[Task], num: int, seed: int, iteration: int) -> 
     for position in range(iteration * num, (iteration + 1) * num):
         epoch, place = divmod(position, len(tasks))
         if epoch not in orders:
-            orders[epoch] = _shuffle_indices(len(tasks), seed, epoch)
+            orders[epoch] = list(range(len(tasks)))
+            random.Random(derive_seed(seed, "tasks", epoch)).shuffle(orders[epoch])
         batch.append(tasks[orders[epoch][place]])
     return batch
 
 
 def panel(tasks: Sequence[Task], num: int) -> list[Task]:
-    """`num` evenly spaced tasks, so that families listed one after the other all appear; 0 = all."""
+    """Select `num` evenly spaced tasks, so that all families appear; 0 = all."""
     if num < 0:
         raise ValueError(f"a panel needs num >= 0, got {num}")
     if num == 0 or num >= len(tasks):
@@ -73,32 +71,29 @@ def panel(tasks: Sequence[Task], num: int) -> list[Task]:
 
 
 def load_training_tasks(config: Config) -> list[Task]:
-    """The tasks of the training."""
+    """Load the tasks of the training."""
     return panel(tasks_of(config, config.train.split), config.train.num_tasks)
 
 
 def load_panel(config: Config) -> list[Task]:
-    """The tasks of the panel that `config.eval` examines: always the same."""
+    """Load the tasks of the panel that `config.eval` plays: always the same."""
     if not config.eval.split:
         raise ConfigError("eval.split is empty, so there is no panel to play: name the split, as in --eval.split test")
     return panel(tasks_of(config, config.eval.split), config.eval.num_tasks)
 
 
-# -- what is learned from is never examined
-
-
 def load_validation_tasks(config: Config) -> list[Task]:
-    """The tasks of the validation: as many as the panel, of `train.validation_split`."""
+    """Load the validation tasks, as many as the panel's, of `train.validation_split`."""
     return panel(tasks_of(config, config.train.validation_split), config.eval.num_tasks)
 
 
 def load_new_tasks(config: Config) -> list[Task]:
-    """The tasks of families never trained that are played during training: as many, of `train.new_split`."""
+    """Load the tasks of families never trained, as many as the panel's, of `train.new_split`."""
     return panel(tasks_of(config, config.train.new_split), config.eval.num_tasks)
 
 
 def validate_splits(config: Config) -> None:
-    """Refuse a method that learns from a game of the panel, or whose validation plays one. Plays and loads nothing.
+    """Refuse to learn from games of the panel or the validation. Plays and loads nothing.
 
     Raises:
         ConfigError: names both lists, a game that they share, and the fix; or a list cannot be made.
@@ -106,41 +101,35 @@ def validate_splits(config: Config) -> None:
     method, train = resolve_method(config.algorithm.name), config.train
     if method.trains:
         games, source = tasks_of(config, train.split), f"train.split = {train.split!r}"
-        if train.eval_every or train.eval_notes_every:
+        if train.eval_every or train.eval_tips_every:
             validation = load_validation_tasks(config)
             chosen_by = f"train.validation_split = {train.validation_split!r}"
             _require_disjoint(games, source, validation, f"the validation ({chosen_by})")
             validate_learning_tasks(validation, chosen_by, config)
         validate_learning_tasks(games, source, config)
-        if train.eval_notes_every and train.new_split:
+        if train.eval_tips_every and train.new_split:
             require_outside_panel(tasks_of(config, train.new_split), f"train.new_split = {train.new_split!r}", config)
     if learned_from := method.load_task_lister():
         validate_learning_tasks(learned_from(config), f"what {method.label} learns from", config)
 
 
 def validate_learning_tasks(games: Iterable[Task], source: str, config: Config) -> None:
-    """Refuse to learn from `games` where a panel of `config` holds one of them; `source` says what they are.
+    """Refuse to learn from `games`, which `source` names, where a panel of `config` holds one of them.
 
-    The panels are the one that is examined, and the new families that are watched during training.
-
-    An environment without the split `eval.split` has nothing to examine, and nothing is refused.
-
-    Raises:
-        ConfigError: as `validate_splits`.
+    The panels are that of `eval.split`, if there is such a split, and the new families watched during training.
     """
     games = list(games)
-    if config.train.eval_notes_every and (split := config.train.new_split):
+    if config.train.eval_tips_every and (split := config.train.new_split):
         _require_disjoint(games, source, tasks_of(config, split), f"the new families (train.new_split = {split!r})")
     require_outside_panel(games, source, config)
 
 
 def require_outside_panel(games: Iterable[Task], source: str, config: Config) -> None:
-    """Refuse `games`, which `source` names, where the panel of `config` holds one of them. Raises `ConfigError`."""
+    """Refuse `games`, which `source` names, where the panel of `config` holds one of them."""
     _require_disjoint(games, source, _load_panel_if_any(config), f"the panel (eval.split = {config.eval.split!r})")
 
 
 def _load_panel_if_any(config: Config) -> list[Task]:
-    """The panel; none where there is no such split: whoever asks for the panel itself is told why."""
     try:
         return load_panel(config) if config.eval.split else []
     except (ConfigError, EnvError):
@@ -148,12 +137,9 @@ def _load_panel_if_any(config: Config) -> list[Task]:
 
 
 def validate_rehearsal_tasks(games: Sequence[Task], source: str, config: Config) -> None:
-    """Refuse to rehearse `games` of which one is trained on or examined; `source` says what they are.
+    """Refuse to rehearse games that are trained on or evaluated.
 
-    What is held to the start model cannot be learned; what is shown to the model is not new to it.
-
-    Raises:
-        ConfigError: names both lists, a game that they share, and the fix.
+    A game anchored to the start model cannot be learned, and a game shown to the model is not new to it.
     """
     validate_learning_tasks(games, source, config)
     for name, own in load_used_tasks(config).items():
@@ -162,25 +148,25 @@ def validate_rehearsal_tasks(games: Sequence[Task], source: str, config: Config)
 
 
 def select_unused(games: Sequence[Task], config: Config) -> list[Task]:
-    """Those of `games` that `config` neither trains on nor examines."""
+    """Select the games that `config` neither trains on nor evaluates."""
     used = [task for own in load_used_tasks(config).values() for task in own] + _load_panel_if_any(config)
     taken = {task.id for task in find_shared_tasks(used, games)}
     return [task for task in games if task.id not in taken]
 
 
 def load_used_tasks(config: Config) -> dict[str, list[Task]]:
-    """The games that a training itself plays, by the setting that names them."""
+    """Load the games that a training itself plays, by the setting that names them."""
     train = config.train
     used = {f"train.split = {train.split!r}": tasks_of(config, train.split)}
-    if train.eval_every or train.eval_notes_every:
+    if train.eval_every or train.eval_tips_every:
         used[f"train.validation_split = {train.validation_split!r}"] = load_validation_tasks(config)
-    if train.eval_notes_every and train.new_split:
+    if train.eval_tips_every and train.new_split:
         used[f"train.new_split = {train.new_split!r}"] = tasks_of(config, train.new_split)
     return used
 
 
 def load_rehearsal_tasks(config: Config) -> list[Task]:
-    """The games that a run of these settings rehearses, as far as they are known: of a split, or told by a file.
+    """Load the games that a run rehearses, as far as they are known: of a split, or named by a file.
 
     Raises:
         ConfigError: the split is unknown, or the file cannot be read.
@@ -194,11 +180,7 @@ def load_rehearsal_tasks(config: Config) -> list[Task]:
 
 
 def load_recorded_tasks(config: Config) -> list[Task]:
-    """The games that the start model plays before a training, to record what is rehearsed; none where a file is given.
-
-    Raises:
-        ConfigError: the split is unknown.
-    """
+    """Load the games that the start model plays before a training for rehearsal; none where a file is given."""
     rehearsal, method = config.rehearsal, resolve_method(config.algorithm.name)
     if rehearsal.path or not (rehearsal.split and method.trains and method.writes_tips):
         return []
@@ -207,9 +189,9 @@ def load_recorded_tasks(config: Config) -> list[Task]:
 
 
 def describe_training_overlap(trained: Config | None, config: Config) -> str:
-    """A sentence if the panel of `config` holds games that a run of settings `trained` learned from; else "".
+    """Describe the games of the panel that a run of settings `trained` learned from; "" for none.
 
-    Also where the environment says that the run had goals or data of another identity: then nobody can tell.
+    Data of another identity is reported too, since the overlap is then unknown.
     """
     if trained is None or has_other_env_code(trained, config):
         return ""
@@ -224,19 +206,19 @@ def describe_training_overlap(trained: Config | None, config: Config) -> str:
     with contextlib.suppress(ConfigError, EnvError):  # the file of a run may have gone
         rehearsed = load_rehearsal_tasks(trained) if method.writes_tips else []
         said = said or _format_overlap(find_shared_tasks(rehearsed, examined), examined, "the model rehearsed")
-    return said or _describe_identity_mismatch(load_identity(trained), load_identity(config))
+    before, now = load_identity(trained), load_identity(config)
+    if said or not (differing := [key for key in before if key in now and before[key] != now[key]]):
+        return said
+    return f"the model was trained with another {', '.join(differing)}: whether this panel is unseen cannot be told"
 
 
 def has_other_env_code(trained: Config, config: Config) -> bool:
-    """Whether a run of settings `trained`, which may be somebody else's, names a module that `config` in use does not.
-
-    What it was trained on is not asked then: listing the tasks of an environment imports it.
-    """
+    """Tell whether a possibly untrusted run names a module that `config` does not: listing its tasks imports it."""
     return ":" in trained.env.name and trained.env.name != config.env.name
 
 
 def describe_tip_overlap(namespaces: Iterable[str], config: Config) -> str:
-    """A sentence if tips of these namespaces were written about games of the panel; else ""."""
+    """Describe the games of the panel that tips of these namespaces are about; "" for none."""
     examined, known = load_panel(config), set(namespaces)
     return _format_overlap([task for task in examined if task.id in known], examined, "the tips are about")
 
@@ -245,13 +227,6 @@ def _format_overlap(both: Sequence[Task], examined: Sequence[Task], how: str) ->
     if not both:
         return ""
     return f"{how} {len(both)} of the {len(examined)} games of this panel, {both[0].id} for one: they are not unseen"
-
-
-def _describe_identity_mismatch(trained: Mapping[str, Any], examined: Mapping[str, Any]) -> str:
-    differing = [key for key in trained if key in examined and trained[key] != examined[key]]
-    if not differing:
-        return ""
-    return f"the model was trained with another {', '.join(differing)}: whether this panel is unseen cannot be told"
 
 
 def _require_disjoint(games: Iterable[Task], source: str, kept: Sequence[Task], name: str) -> None:
@@ -264,34 +239,19 @@ def _require_disjoint(games: Iterable[Task], source: str, kept: Sequence[Task], 
 
 
 def find_shared_tasks(games: Iterable[Task], others: Sequence[Task]) -> list[Task]:
-    """Those of `others` that are among `games`, under whatever name and in whichever split.
+    """Find the tasks of `others` that are among `games`, under any name and in any split.
 
     Two tasks are one game if they have the same id, or the same environment, seed and options. The latter does not
     count where tasks of one list have them in common, or where there is nothing but seed 0: then the id is the game.
     """
     known = {task.id: task for task in games}
-    mine, theirs = _count_games(known.values()), _count_games(others)
+    mine, theirs = (Counter(map(_build_game_key, tasks)) for tasks in (known.values(), others))
     unclear = {game for counts in (mine, theirs) for game, count in counts.items() if count > 1}
-    return [
-        task
-        for task in others
-        if task.id in known or (mine[_build_game_key(task)] and _build_game_key(task) not in unclear)
-    ]
-
-
-def _count_games(tasks: Iterable[Task]) -> Counter[str]:
-    return Counter(_build_game_key(task) for task in tasks)
+    clear = {game for game in mine if game not in unclear}
+    return [task for task in others if task.id in known or _build_game_key(task) in clear]
 
 
 def _build_game_key(task: Task) -> str:
-    """What is played, whatever it is called."""
     if not task.seed and not task.options:
         return task.id
     return json.dumps([task.env, task.seed, dict(task.options)], sort_keys=True, default=str)
-
-
-def _shuffle_indices(num: int, seed: int, epoch: int) -> list[int]:
-    """Permutation of `num` indices. The same in every process."""
-    order = list(range(num))
-    random.Random(derive_seed(seed, "tasks", epoch)).shuffle(order)
-    return order

@@ -148,7 +148,7 @@ def _estimate_devices(config: Config, shape: ModelShape, room: float) -> list[De
             if str(first + rank) in taken.intersection(names):
                 held |= _estimate_engine(config, shape, room, len(names))
         phases: dict[str, MemoryParts] = {"acting": acting, "learning": learning}
-        if config.rollout.ahead:
+        if config.rollout.max_async_iterations:
             phases = {"acting and learning": {**acting, **learning}}
         if local and world > 1:
             phases["starting"] = {"the whole model, before it is split": _estimate_loading(config, shape)}
@@ -202,7 +202,7 @@ def _read_host_memory() -> float:
 def _estimate_acting_weights(config: Config, shape: ModelShape) -> dict[str, float]:
     number, world = get_dtype_size(config), config.learner.world_size
     parts: dict[str, float] = {}
-    if config.engine.name == "hf" and (world > 1 or config.rollout.ahead):
+    if config.engine.name == "hf" and (world > 1 or config.rollout.max_async_iterations):
         parts["weights of the model that acts"] = shape.whole * number + 2 * shape.adapters * FLOAT32
     if config.has_separate_author and (world > 1 or not config.has_reference_model):  # else the learner's reference
         parts["weights of the author of the tips"] = shape.whole * number
@@ -282,9 +282,9 @@ def count_weight_copies(config: Config) -> int:
     initial one where the policy is set back to it to write the tips. Policies in the process of several ranks load
     theirs at once.
     """
-    if config.engine.name == "hf" and not config.rollout.ahead:
+    if config.engine.name == "hf" and not config.rollout.max_async_iterations:
         return int(config.learner.world_size > 1)
-    return 2 + (config.rollout.ahead > 1) + (config.has_frozen_author and not config.has_separate_author)
+    return 2 + (config.rollout.max_async_iterations > 1) + (config.has_frozen_author and not config.has_separate_author)
 
 
 def estimate_weight_copies(config: Config, shape: ModelShape) -> dict[str, float]:

@@ -1,6 +1,4 @@
-"""Words every prompt but those that one method alone knows, and reads the actions that come back."""
-
-from __future__ import annotations
+"""Builds the prompts that methods share, and parses actions from the answers."""
 
 from trailnotes.prompts.conversation import (
     NOTES_HEADER,
@@ -10,7 +8,6 @@ from trailnotes.prompts.conversation import (
     build_memory_query,
     build_opening_messages,
     build_reflection_messages,
-    build_system_prompt,
     drop_oldest_turn,
     get_instruction,
     parse_listed_actions,
@@ -28,24 +25,8 @@ from trailnotes.prompts.text import (
 )
 
 __all__ = [
-    "CUT_MARK",
-    "MAX_ACTION_CHARS",
-    "NOTES_HEADER",
-    "Conversation",
-    "CountTokens",
-    "FormatTips",
-    "ParsedAction",
-    "build_memory_keys",
-    "build_memory_query",
-    "build_opening_messages",
-    "build_reflection_messages",
-    "build_system_prompt",
-    "drop_oldest_turn",
-    "get_instruction",
-    "parse_action",
-    "parse_listed_actions",
-    "quoted",
-    "replay_conversation",
-    "select_unseen_tips",
-    "truncate",
-]
+    "CUT_MARK", "MAX_ACTION_CHARS", "NOTES_HEADER", "Conversation", "CountTokens", "FormatTips", "ParsedAction",
+    "build_memory_keys", "build_memory_query", "build_opening_messages", "build_reflection_messages",
+    "drop_oldest_turn", "get_instruction", "parse_action", "parse_listed_actions", "quoted",
+    "replay_conversation", "select_unseen_tips", "truncate",
+]  # fmt: skip

@@ -56,7 +56,7 @@ _REFLECTION_REQUEST: Final = (
 
 
 def select_unseen_tips(tips: Iterable[Tip], shown: Iterable[Tip]) -> tuple[Tip, ...]:
-    """Those of `tips` whose text the context does not hold yet, each text once, in the order given."""
+    """Select the tips whose text the context does not hold yet, each text once, in order."""
     texts = {tip.text for tip in shown}
     fresh = []
     for tip in tips:
@@ -67,14 +67,14 @@ def select_unseen_tips(tips: Iterable[Tip], shown: Iterable[Tip]) -> tuple[Tip, 
 
 
 def build_system_prompt(rollout: RolloutConfig) -> str:
-    """The system message's text; '' for none."""
+    """Build the system message's text; '' for none."""
     if rollout.system_prompt is not None:
         return rollout.system_prompt
     return "" if rollout.style == "terse" else f"{_ROLE} {_FORMAT[rollout.action_format]}"
 
 
 def build_opening_messages(rollout: RolloutConfig) -> list[Message]:
-    """What every conversation begins with: the system message, if there is one, and `rollout.example_turns`."""
+    """Build the system message, if there is one, and `rollout.example_turns`."""
     prompt = build_system_prompt(rollout)
     opening = [Message("system", prompt)] if prompt else []
     for seen, answer in rollout.example_turns:
@@ -83,14 +83,11 @@ def build_opening_messages(rollout: RolloutConfig) -> list[Message]:
 
 
 class Conversation:
-    """Both contexts of one episode as messages: `acting` with the tips, `plain` without. They only grow at the end.
+    """Both contexts of one episode as messages: `acting` with tips, `plain` without. They only grow.
 
-    A turn is built from segments: instruction and briefing (in the first turn alone), tips, observation. `plain` is
-    rendered without the tip segments, never searched for them, and no length cap looks at the mode: so it is, byte for
-    byte, what an episode without tips and with the same history would have had.
-
-    Instruction, each part of a briefing, observations and lists of actions are each cut to
-    `rollout.max_observation_tokens`, tips to `memory.max_tip_tokens`. What the policy wrote is never cut.
+    `plain` is rendered without the tip segments, and no length cap looks at the mode: so it equals, byte for byte, an
+    episode without tips and with the same history. Instruction, briefing parts, observations and lists of actions are
+    each cut to `rollout.max_observation_tokens`, tips to `memory.max_tip_tokens`; the policy's text is never cut.
     """
 
     def __init__(
@@ -110,7 +107,7 @@ class Conversation:
         self._introduce = introduce or self.format_tips
 
     def start(self, instruction: str) -> None:
-        """Open as `build_opening_messages` does; the first turn will begin with `instruction` ('' for none)."""
+        """Open the conversation; its first turn will begin with `instruction` ('' for none)."""
         self.instruction = self.cap_text(instruction)
         said = build_opening_messages(self._rollout)
         self.acting += said
@@ -118,10 +115,9 @@ class Conversation:
         self.opening = len(said)
 
     def observe(self, observation: Observation, tips: Sequence[Tip] = ()) -> tuple[Tip, ...]:
-        """Add a user turn, and to `acting` the tips before its observation. Returns the tips that are shown.
+        """Add a user turn, and to `acting` the tips before its observation; returns the tips shown.
 
-        Left out are tips without a letter or digit, and tips that the context holds already
-        (unless `memory.repeat_shown`).
+        Tips without a letter or digit are left out, and those that the context holds (unless `memory.repeat_shown`).
         """
         fresh = self._select_unseen(tips)
         turns = self.format_turn(observation, fresh), self.format_turn(observation)
@@ -132,7 +128,7 @@ class Conversation:
         return fresh
 
     def fit_tips(self, tips: Sequence[Tip], room: int) -> tuple[Tip, ...]:
-        """The first of `tips`, those left out that would not be shown, whose lines take at most `room` tokens."""
+        """Return the first showable tips whose lines take at most `room` tokens."""
         fitting = self._select_unseen(tips)
         while fitting and self._count_tokens("\n".join(self._introduce(fitting))) > room:
             fitting = fitting[:-1]
@@ -143,19 +139,19 @@ class Conversation:
         return readable if self._memory.repeat_shown else select_unseen_tips(readable, self.shown)
 
     def drop_tips(self, tips: Sequence[Tip]) -> None:
-        """Take back `tips`, those that the newest turn has just shown and no policy has read yet."""
+        """Remove the tips of the newest turn, before any policy has read them."""
         assert self.acting[-1].role == "user", "tips that the policy has answered to stay"
         self.acting[-1] = self.plain[-1]
         self.shown = self.shown[: len(self.shown) - len(tips)]
 
     def act(self, text: str, token_ids: TokenIds | None = None) -> None:
-        """Add what the policy wrote, with the sampled ids, to both contexts."""
+        """Add the policy's text, with the sampled ids, to both contexts."""
         message = Message("assistant", text, token_ids or None)
         self.acting.append(message)
         self.plain.append(message)
 
     def format_turn(self, observation: Observation, tips: Sequence[Tip] = ()) -> str:
-        """The text of the user turn that would come next."""
+        """Format the user turn that would come next."""
         terse = self._rollout.style == "terse"
         first = len(self.plain) == self.opening
         parts = []
@@ -173,7 +169,7 @@ class Conversation:
         return "\n".join(parts)
 
     def format_briefing(self, facts: Mapping[str, Any]) -> list[str]:
-        """What of a briefing is shown, worded; each fact, and each example as a whole, cut as an observation is.
+        """Format the shown facts of a briefing; each fact and each example is cut like an observation.
 
         Examples are quoted line by line and framed, so that none can pass for a turn of this conversation.
         """
@@ -194,12 +190,12 @@ class Conversation:
         return lines
 
     def format_tips(self, tips: Sequence[Tip]) -> list[str]:
-        """The lines that show `tips` in a turn, where nobody else says how."""
+        """Format the lines that show `tips` in a turn, unless a method words them itself."""
         lines = [self.format_tip(tip) for tip in tips]
         return ["notes :", *lines] if self._rollout.style == "terse" else [f"{NOTES_HEADER}:", *lines, ""]
 
     def format_tip(self, tip: Tip) -> str:
-        """One tip as quoted data, cut to its cap: whatever the memory holds, nothing of it leaves its line."""
+        """Format one tip as quoted data, cut to its cap; nothing of it leaves its line."""
         cap = self._memory.max_tip_tokens
         text = truncate(quoted(tip.text), cap, self._count_tokens)
         if self._rollout.style == "terse":
@@ -212,12 +208,12 @@ class Conversation:
         return f'- "{text}"' + (f" ({'; '.join(facts)})" if facts else "")
 
     def cap_text(self, text: str) -> str:
-        """Text of the environment, cut to its cap."""
+        """Cut a text of the environment to its cap."""
         return truncate(text, self._rollout.max_observation_tokens, self._count_tokens)
 
 
 def parse_listed_actions(turn: str, style: Literal["full", "terse"]) -> list[str]:
-    """The admissible actions that a turn lists, without one that was cut: the inverse of what `turn` appends."""
+    """Parse the admissible actions that a turn lists, without one that was cut."""
     last = turn.rpartition("\n")[2]
     header = _ACTIONS[style]
     if not last.startswith(header):
@@ -229,13 +225,10 @@ def parse_listed_actions(turn: str, style: Literal["full", "terse"]) -> list[str
 def build_memory_query(
     conversation: Conversation, kind: Literal["state", "conversation"], observation: Observation | None = None
 ) -> str:
-    """The text whose embedding finds tips; it never holds one.
+    """Build the text whose embedding finds tips; it never holds one.
 
-    Args:
-        conversation: the episode so far.
-        kind: "state" for the instruction and the newest observation, "conversation" for all that was said without
-            the opening and thinking.
-        observation: the newest one, where its turn is still to come; None if it is in the conversation.
+    `kind` "state" takes instruction and newest observation, "conversation" everything said without opening and
+    thinking. `observation` is the newest one if its turn is still to come.
     """
     if kind == "state":
         newest = conversation.observation if observation is None else conversation.cap_text(observation.text)
@@ -250,7 +243,7 @@ def build_memory_query(
 
 
 def get_instruction(trajectory: Trajectory) -> str:
-    """The instruction given at reset, '' if there was none."""
+    """Return the instruction given at reset, '' if there was none."""
     first = trajectory.steps[0].observation if trajectory.steps else trajectory.final_observation
     return first.instruction or ""
 
@@ -258,9 +251,9 @@ def get_instruction(trajectory: Trajectory) -> str:
 def replay_conversation(
     trajectory: Trajectory, rollout: RolloutConfig, memory: MemoryConfig, count_tokens: CountTokens
 ) -> Iterator[Conversation]:
-    """Rebuild an episode: one growing conversation, yielded before each observation, the final one too (T + 1 times).
+    """Rebuild an episode, yielding one growing conversation before each observation (T + 1 times).
 
-    It is the same object every time, so read what is needed before the next.
+    It is the same object every time: read what is needed before the next.
     """
     conversation = Conversation(rollout, memory, count_tokens)
     conversation.start(get_instruction(trajectory))
@@ -274,38 +267,33 @@ def replay_conversation(
 def build_memory_keys(
     trajectory: Trajectory, rollout: RolloutConfig, memory: MemoryConfig, count_tokens: CountTokens
 ) -> list[str]:
-    """`build_memory_query` of every state of the episode: one before each action, then that of the final observation."""
+    """Build the memory query of every state of the episode, the final one last."""
     observations = [*(step.observation for step in trajectory.steps), trajectory.final_observation]
     stages = replay_conversation(trajectory, rollout, memory, count_tokens)
-    return [
-        build_memory_query(stage, memory.query, observation)
-        for stage, observation in zip(stages, observations, strict=True)
-    ]
+    pairs = zip(stages, observations, strict=True)
+    return [build_memory_query(stage, memory.query, observation) for stage, observation in pairs]
 
 
 def build_reflection_messages(
     trajectory: Trajectory, rollout: RolloutConfig, memory: MemoryConfig, count_tokens: CountTokens
 ) -> list[Message]:
-    """The tip-free conversation of an episode, its last observation and outcome, and the request for one note."""
+    """Build the tip-free conversation of an episode with its outcome, and the request for one note."""
     (*_, conversation) = replay_conversation(trajectory, rollout, memory, count_tokens)
     final = conversation.format_turn(trajectory.final_observation)
     score, max_score = trajectory.score, trajectory.max_score
     if rollout.style == "terse":
         request = f"{final}\nscore {score:g} / {max_score:g} . note ?"
     else:
-        request = (
-            f"{final}\n\n{_REFLECTION_REQUEST.format(score=score, max_score=max_score, words=memory.requested_words)}"
-        )
+        asked = _REFLECTION_REQUEST.format(score=score, max_score=max_score, words=memory.requested_words)
+        request = f"{final}\n\n{asked}"
     return [*conversation.plain, Message("user", request)]
 
 
 def drop_oldest_turn(messages: Sequence[Message], opening: int = 0) -> list[Message]:
-    """The conversation without its oldest answer and the observation after the first one, marked where.
+    """Drop the oldest answer and the observation after the first one, marking the gap.
 
-    The first `opening` messages stay as they are.
-
-    The first user turn keeps the instruction; the result is not longer than `messages`, and as long if there is
-    nothing left to forget. Only for requests that stand alone: it breaks the append-only property.
+    The first `opening` messages and the instruction stay; the result is as long as `messages` if nothing is left to
+    drop. Only for requests that stand alone: it breaks the append-only property.
     """
     turns = (i for i, message in enumerate(messages) if message.role == "user" and i >= opening)
     first = next(turns, len(messages))

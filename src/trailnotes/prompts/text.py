@@ -1,4 +1,4 @@
-"""Text from outside: the action read out of an answer; what others supply, cut to size and made fit to quote."""
+"""Text from outside: parses actions out of answers, cuts texts to size, makes them fit to quote."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _HEADER: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ParsedAction:
-    """An action as the environment gets it; `ok` is False where it is the no-op."""
+    """An action for the environment; `ok` is False where it is the no-op."""
 
     action: str
     ok: bool
@@ -51,15 +51,12 @@ class ParsedAction:
 def parse_action(
     text: str, action_format: Literal["line", "tags"], style: Literal["full", "terse"] = "full"
 ) -> ParsedAction:
-    """Read the action out of what the policy wrote; never raises.
+    """Parse the action out of a policy's text; never raises.
 
-    Thinking is no part of an action: what stands before the last </think>, or after a <think> that is never closed, is
-    not read. Of the rest "line" takes the first non-blank line, "tags" what stands between action tags, in the last
-    place where something does (the closing one may be missing, it is a common stop string). A leading "Action:" or ">"
-    is dropped, control characters too, blanks are joined. In the style "full" bold type, quotes around the whole,
-    bullets, numbers and labels before it, and a full stop behind it go as well, and "line" passes over lines of which
-    nothing is left, or which announce the next with a colon. What is empty then, or longer than `MAX_ACTION_CHARS`,
-    becomes `NO_OP`, with ok = False.
+    Thinking is skipped. "line" takes the first non-blank line, "tags" the content of the last filled action tags (the
+    closing one may be missing). A leading "Action:" or ">" and control characters go, blanks are joined. In the style
+    "full" bold type, outer quotes, bullets, numbers, labels and a final full stop go as well, and "line" skips lines
+    that are then empty or end with a colon. An empty action, or one longer than `MAX_ACTION_CHARS`, becomes `NO_OP`.
     """
     answer = strip_thinking(text)
     if action_format == "tags":
@@ -77,12 +74,11 @@ def parse_action(
 
 
 def _remove_controls(line: str) -> str:
-    """Without control characters, blanks joined."""
     return " ".join("".join(c for c in line if c.isspace() or unicodedata.category(c) not in {"Cc", "Cs"}).split())
 
 
 def _strip_decoration(line: str) -> str:
-    """The bare action; a line without a letter or digit, such as a fence of code, is none."""
+    """Strip the bare action; a line without a letter or digit, such as a code fence, is none."""
     line = line[: 4 * MAX_ACTION_CHARS]
     if line.startswith("```") or not any(map(str.isalnum, line)):
         return ""
@@ -98,8 +94,7 @@ def _strip_decoration(line: str) -> str:
 def truncate(text: str, max_tokens: int, count_tokens: CountTokens) -> str:
     """Cut `text` to `max_tokens` tokens, the mark " [...]" included; shorter text stays as it is.
 
-    Where not even the mark fits, the mark alone is left: a cut is never silent. Accents, vowel signs and composed emoji
-    stay whole.
+    If not even the mark fits, the mark alone is left. Accents, vowel signs and composed emoji stay whole.
     """
     if count_tokens(text) <= max_tokens:
         return text
@@ -110,23 +105,20 @@ def truncate(text: str, max_tokens: int, count_tokens: CountTokens) -> str:
             low = middle
         else:
             high = middle - 1
-    while low and _is_combining(text[low - 1 : low + 1]):
+    while low and (  # the second of two characters combines with the first
+        text[low - 1] == _JOINER or unicodedata.category(text[low])[0] == "M" or text[low] in _COMBINING
+    ):
         low -= 1
     kept = text[:low].rstrip()
     return kept + CUT_MARK if kept else CUT_MARK.strip()
 
 
-def _is_combining(pair: str) -> bool:
-    """Whether the second of two characters is written onto the first: a mark, a skin tone, or what a joiner joins."""
-    return pair[0] == _JOINER or unicodedata.category(pair[-1])[0] == "M" or pair[-1] in _COMBINING
-
-
 def quoted(text: str) -> str:
-    """One line of data, fit to stand between double quotes in a prompt.
+    """Make one line of data fit to stand between double quotes in a prompt.
 
-    Control and format characters are gone, look-alikes are folded (NFKC), quotes, angle and square brackets, bars
-    and hashes are replaced, and words that announce a speaker or one of our own segments lose their colon. So the
-    result can neither end its quotation nor start a line, a turn or a segment.
+    Control and format characters go, look-alikes are folded (NFKC), brackets, quotes, bars and hashes are replaced, and
+    words that announce a speaker or segment lose their colon: it can neither end its quotation nor start a line, a turn
+    or a segment.
     """
     visible = "".join(" " if c.isspace() else c for c in text if c.isspace() or unicodedata.category(c)[0] != "C")
     plain = unicodedata.normalize("NFKC", visible).translate(_ESCAPES)

@@ -1,42 +1,33 @@
-"""Seeds crossed with families: two intervals of one mean, for these games and for others.
+"""Intervals of seeds crossed with families: one for these games, one for others.
 
-Every seed of a method plays the same games. So a family that is easy is easy for all seeds, and more seeds do not make
-the families more. Resampling families anew within each seed, as if they were nested, forgets that: its intervals shrink
-with the number of seeds. Here each kind of sample has its own part of the variance, and its own degrees of freedom:
-
-- **on this panel**: games are given, seeds are drawn. Student's t over the means of the seeds.
-- **beyond this panel**: families are drawn once for all seeds, and seeds are drawn. Each part has a margin of its own,
-  Student's t of its own degrees of freedom times its standard error, and the squares of both are added (MOVER, Zou and
-  Donner 2008). One t for the sum of the variances would trust two seeds that agree by chance. Both parts contain their
-  interaction, which errs on the wide side.
-
-All functions take any leading dimensions, so that a simulation can ask for many panels at once.
+Every seed plays the same games, so more seeds do not make the families more; each kind of sample has its own part of
+the variance and its own degrees of freedom. On this panel games are given and seeds drawn: Student's t over the seeds'
+means. Beyond it both are drawn: each part has a margin by Student's t of its own degrees of freedom, and their squares
+are added (MOVER, Zou and Donner 2008), since one t would trust two seeds that agree by chance. Both parts contain their
+interaction, which errs on the wide side. Functions take any leading dimensions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trailnotes.reporting.intervals import (
     RATE_BOUNDS,
     ROUNDING_TOLERANCE,
     Bounds,
     Estimate,
+    Floats,
     Interval,
     compute_wilson_limits,
     t_quantile,
 )
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
-    Limits = tuple[Floats, Floats]
-
+Limits = tuple[Floats, Floats]
 MIN_FAMILIES = 10  # fewer carry no interval beyond the panel: docs/comparing.md has the simulation
 CONFIDENCE = 0.95
 ONE_SEED, SEEDS_ALIKE, NO_COMMON_GAME, NO_VARIATION = "one seed", "all seeds alike", "no common game", "nothing varied"
@@ -46,13 +37,13 @@ Values = Mapping[Any, Mapping[str, float]]  # seed -> game -> value, the mean of
 
 @dataclass(frozen=True, slots=True)
 class VarianceComponent:
-    """What drawing one kind of sample adds to the variance of a mean; both fields (...,)."""
+    """Contribution of sampling one kind of unit to the variance of a mean; both fields (...,)."""
 
     variance: Floats
     df: Floats
 
     def __add__(self, other: VarianceComponent) -> VarianceComponent:
-        """Independent parts together; Satterthwaite's degrees of freedom."""
+        """Add independent parts, with Satterthwaite's degrees of freedom."""
         total = self.variance + other.variance
         with np.errstate(divide="ignore", invalid="ignore"):
             df = total**2 / (self.variance**2 / self.df + other.variance**2 / other.df)
@@ -64,7 +55,7 @@ class VarianceComponent:
         return squared
 
     def scale(self, weight: float) -> VarianceComponent:
-        """Of the mean times `weight`."""
+        """Return the component of the mean times `weight`."""
         return VarianceComponent(self.variance * weight**2, self.df)
 
 
@@ -80,7 +71,7 @@ class CrossedMoments:
 
     @property
     def variance(self) -> Floats:
-        """Of drawing seeds and families."""
+        """Return the variance of drawing seeds and families."""
         return self.seeds.variance + self.families.variance
 
     def squared_margin(self, confidence: float) -> Floats:
@@ -89,15 +80,11 @@ class CrossedMoments:
 
 
 def compute_moments(values: Floats, shares: Floats) -> CrossedMoments:
-    """The moments that both intervals are made of.
+    """Compute the moments of both intervals from values (..., seeds, games) and shares (families, games).
 
-    Args:
-        values: (..., seeds, games).
-        shares: (families, games) of each game in the mean of its family; every row sums to 1.
-
-    In the seeds' part of the variance, those that are equal in every game count once: a copy of a run is no second run.
-    The mean is that of all. And seeds that differ in single
-    games may have equal means by chance; so their variance is never taken for less than those games alone would give.
+    `shares` are each game's in its family's mean; rows sum to 1. Seeds equal in every game count once in the variance:
+    a copied run is no second run. Seeds that differ may have equal means by chance, so their variance is never less
+    than single games give.
     """
     by_family = values @ shares.T  # (..., seeds, families)
     num_families = len(shares)
@@ -109,16 +96,14 @@ def compute_moments(values: Floats, shares: Floats) -> CrossedMoments:
     spread = by_family.mean(axis=-2).var(axis=-1, ddof=1) if num_families > 1 else np.zeros(values.shape[:-2])
     df = np.full(values.shape[:-2], max(num_families - 1, 1), dtype=np.float64)
     return CrossedMoments(
-        mean=by_family.mean(axis=(-2, -1)),
-        num_seeds=num_seeds,
+        mean=by_family.mean(axis=(-2, -1)), num_seeds=num_seeds,
         seeds=VarianceComponent(seeds, np.maximum(num_seeds - 1.0, 1.0)),
-        families=VarianceComponent(spread / num_families, df),
-        num_families=num_families,
-    )
+        families=VarianceComponent(spread / num_families, df), num_families=num_families,
+    )  # fmt: skip
 
 
 def find_distinct_seeds(values: Floats) -> NDArray[np.bool_]:
-    """(..., seeds): whether no earlier seed has the same value in every game."""
+    """Mark the seeds (..., seeds) that differ from every earlier one in some game."""
     new = np.ones(values.shape[:-1], dtype=bool)
     for later in range(1, values.shape[-2]):
         for earlier in range(later):
@@ -129,7 +114,7 @@ def find_distinct_seeds(values: Floats) -> NDArray[np.bool_]:
 
 
 def _variance(values: Floats, new: NDArray[np.bool_]) -> Floats:
-    """Sample variance over the `new` seeds: (..., seeds) or (..., seeds, games) -> (...) or (..., games)."""
+    """Compute the sample variance over `new` seeds: (..., seeds[, games]) -> (...[, games])."""
     axis = new.ndim - 1
     weights = new.reshape(new.shape + (1,) * (values.ndim - new.ndim))
     count = weights.sum(axis=axis)
@@ -139,13 +124,10 @@ def _variance(values: Floats, new: NDArray[np.bool_]) -> Floats:
     return result
 
 
-# -- limits
-
-
 def compute_panel_limits(
     mean: Floats, part: VarianceComponent, bounds: Bounds, confidence: float = CONFIDENCE
 ) -> Limits:
-    """Student's t about the mean, cut where the metric ends; on this panel `part` is of the seeds alone."""
+    """Compute Student's limits, cut to the metric's bounds; on this panel `part` is the seeds' alone."""
     return _clip_limits(mean, part.squared_margin(confidence), bounds)
 
 
@@ -155,7 +137,7 @@ def _clip_limits(mean: Floats, square: Floats, bounds: Bounds) -> Limits:
 
 
 def compute_population_limits(found: CrossedMoments, bounds: Bounds, confidence: float = CONFIDENCE) -> Limits:
-    """Wilson's limits of a rate, with the number of trials that would give the margin; else the margin itself, cut.
+    """Compute Wilson's limits of a rate, by the number of trials that gives the margin; else the margin itself, cut.
 
     That number is at most two a family: families that came out alike may hide some that would not. Where all is won or
     lost it is that which families give of which each is won or lost as a whole, one less than there are.
@@ -174,15 +156,10 @@ def compute_population_limits(found: CrossedMoments, bounds: Bounds, confidence:
 def compute_difference_limits(
     one: CrossedMoments, other: CrossedMoments, difference: CrossedMoments, confidence: float
 ) -> Limits:
-    """Limits of a difference of two rates, each from its own Wilson limits: MOVER of Zou and Donner.
+    """Compute the limits of a difference of two rates from the Wilson limits of each (MOVER).
 
-    Where one wins every game and the other none, nothing varies in the difference, but much may in either.
-
-    Args:
-        one: of the first method, on the seeds and games that both have played.
-        other: of the second.
-        difference: of their paired differences; says how the two go together.
-        confidence: of the interval.
+    Where one wins every game and the other none, nothing varies in the difference, but much may in either. `difference`
+    holds the paired differences.
 
     Source: Zou and Donner (2008), Statistics in Medicine 27, equation 5, with the correlation of the two means.
     """
@@ -203,9 +180,6 @@ def compute_difference_limits(
     return np.maximum(mean - below, -1.0), np.minimum(mean + above, 1.0)
 
 
-# -- estimates
-
-
 def estimate(
     values: Values,
     families: Mapping[str, str],
@@ -214,18 +188,15 @@ def estimate(
     *,
     unit: str = "families",
 ) -> Estimate:
-    """Mean over seeds of the mean over families of the mean over games, with both intervals.
+    """Estimate the mean over seeds, families and games, with both intervals.
 
-    Args:
-        values: of one method; at least one. Games that not every seed has played are left out.
-        families: game -> its family.
-        bounds: of the metric.
-        confidence: of both intervals.
-        unit: what the families are called where there are too few of them.
+    Games that not every seed has played are left out. `unit` is what families are called where they are too few.
     """
     games = find_common_games(values)
     if not games:
-        return Estimate(_compute_grand_mean(values, families), None, None, NO_COMMON_GAME, NO_COMMON_GAME)
+        played = [own for own in values.values() if own]
+        means = [float((_compute_game_weights([*own], families) @ [*own.values()]).mean()) for own in played]
+        return Estimate(float(np.mean(means)), None, None, NO_COMMON_GAME, NO_COMMON_GAME)
     found = compute_moments(build_matrix(values, games), _compute_game_weights(games, families))
     on_panel = compute_panel_limits(found.mean, found.seeds, bounds, confidence)
     beyond = compute_population_limits(found, bounds, confidence)
@@ -236,14 +207,7 @@ def estimate(
 def estimate_difference(
     values: Values, baseline: Values, families: Mapping[str, str], *, rates: bool, confidence: float = CONFIDENCE
 ) -> Estimate | None:
-    """The mean of `values` less `baseline`, paired by seed and game, with both intervals.
-
-    Args:
-        values: of one method.
-        baseline: of the other.
-        families: game -> its family.
-        rates: whether the values are of 0 to 1.
-        confidence: of both intervals.
+    """Estimate the mean of `values` less `baseline`, paired by seed and game, with both intervals.
 
     Returns:
         None where no seed is in both, or no game is in all seeds of both.
@@ -265,43 +229,41 @@ def estimate_difference(
 
 
 def build_estimate(mean: Floats, on_panel: Limits, beyond: Limits, not_on_panel: str, not_beyond: str) -> Estimate:
-    """Of one panel: the limits stand but where there is a reason against them."""
+    """Build an estimate that omits intervals for which a reason is given."""
     value = float(mean)
     return Estimate(
-        mean=value,
-        on_panel=None if not_on_panel else Interval(value, float(on_panel[0]), float(on_panel[1])),
+        mean=value, on_panel=None if not_on_panel else Interval(value, float(on_panel[0]), float(on_panel[1])),
         beyond=None if not_beyond else Interval(value, float(beyond[0]), float(beyond[1])),
-        not_on_panel=not_on_panel,
-        not_beyond=not_beyond,
-    )
+        not_on_panel=not_on_panel, not_beyond=not_beyond,
+    )  # fmt: skip
 
 
 def explain_no_panel_interval(found: CrossedMoments, num_played: int) -> str:
-    """Nothing where two seeds differ."""
+    """Explain a missing interval on the panel; "" where two seeds differ."""
     if found.num_seeds > 1:
         return ""
     return ONE_SEED if num_played == 1 else SEEDS_ALIKE
 
 
 def explain_no_variation(found: CrossedMoments, bounds: Bounds) -> str:
-    """Nothing where something varied, and of rates, which leave room all the same."""
+    """Explain a missing interval where nothing varied; "" for rates, which leave room all the same."""
     return NO_VARIATION if bounds != RATE_BOUNDS and not (found.variance > ROUNDING_TOLERANCE**2).any() else ""
 
 
 def explain_too_few(number: int, unit: str = "families") -> str:
-    """Why there is no interval beyond the panel; nothing where there are families enough."""
+    """Explain a missing interval beyond the panel; "" where there are families enough."""
     return "" if number >= MIN_FAMILIES else f"{number} of {MIN_FAMILIES} {unit}"
 
 
 def find_pairs(values: Values, baseline: Values) -> tuple[list[Any], list[str]]:
-    """Seeds that both have, and the games that all of these have played in both."""
+    """Find the seeds that both have, and the games that all of these have played in both."""
     seeds = [seed for seed in values if seed in baseline]
     both = [own[seed] for own in (values, baseline) for seed in seeds]
     return seeds, find_common_games(dict(enumerate(both)))
 
 
 def find_common_games(values: Values) -> list[str]:
-    """Games that every seed has played, in the order of the first."""
+    """Find the games that every seed has played, in the order of the first."""
     if not values:
         return []
     first, *others = values.values()
@@ -309,22 +271,13 @@ def find_common_games(values: Values) -> list[str]:
 
 
 def build_matrix(values: Values, games: Sequence[str]) -> Floats:
-    """(seeds, games)."""
+    """Build the values as an array (seeds, games)."""
     return np.array([[own[game] for game in games] for own in values.values()], dtype=np.float64)
 
 
 def _compute_game_weights(games: Sequence[str], families: Mapping[str, str]) -> Floats:
-    """(families, games): what each game is of the mean of its family."""
+    """Compute each game's weight in the mean of its family: (families, games)."""
     names = list(dict.fromkeys(families[game] for game in games))
     member = np.array([[families[game] == name for game in games] for name in names], dtype=np.float64)
     shares: Floats = member / member.sum(axis=1, keepdims=True)
     return shares
-
-
-def _compute_grand_mean(values: Values, families: Mapping[str, str]) -> float:
-    means = [
-        float((_compute_game_weights([*games], families) @ [*games.values()]).mean())
-        for games in values.values()
-        if games
-    ]
-    return float(np.mean(means))

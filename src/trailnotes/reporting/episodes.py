@@ -1,4 +1,4 @@
-"""An episode as a person reads it: what was seen, which tips were shown, what was done, what it earned."""
+"""Episodes as readable text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WIDTH = 100
 
 
 def render_episode(trajectory: Trajectory) -> str:
-    """The whole episode as text; nothing is cut."""
+    """Render a whole episode as text; nothing is cut."""
     ending = trajectory.error or trajectory.outcome
     result = "success" if trajectory.success else "no success"
     lines = [f"== {trajectory.task.id}  [{trajectory.mode}]"]
@@ -29,9 +29,7 @@ def render_episode(trajectory: Trajectory) -> str:
 
 
 def _format_block(label: str, text: str) -> str:
-    """`text` behind a label, wrapped, its own line breaks kept."""
     indent = " " * len(label)
-    wrapped = [
-        part for line in text.strip().splitlines() or [""] for part in textwrap.wrap(line, WIDTH - len(label)) or [""]
-    ]
+    width, lines = WIDTH - len(label), text.strip().splitlines() or [""]
+    wrapped = [part for line in lines for part in textwrap.wrap(line, width) or [""]]
     return "\n".join(line.rstrip() for line in [label + wrapped[0], *(indent + part for part in wrapped[1:])])

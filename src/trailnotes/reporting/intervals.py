@@ -1,17 +1,13 @@
-"""Intervals for tables and pictures, and the two names that every interval of a comparison goes by."""
+"""Intervals for tables and plots, and the two names of a comparison's intervals."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
-
+Floats = NDArray[np.float64]
 Bounds = tuple[float, float] | None  # least and greatest value of a metric, where it has them
 RATE_BOUNDS: Bounds = (0.0, 1.0)
 ROUNDING_TOLERANCE = 1e-9  # what the mean of equal values may miss them by
@@ -31,7 +27,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean with its two intervals, which answer different questions. `reporting/crossed.py` makes them."""
+    """A mean with its two intervals, which answer different questions (`reporting/crossed.py`)."""
 
     mean: float
     on_panel: Interval | None  # these games, trained once more: the seeds are the sample
@@ -41,7 +37,7 @@ class Estimate:
 
 
 def t_quantile(df: Floats | float, confidence: float) -> Floats:
-    """(...,) half-width, in standard errors, of a two-sided interval by Student's t; `df` need not be whole."""
+    """Compute the half-width, in standard errors, of a two-sided Student interval: (...,); `df` may be fractional."""
     from scipy.special import stdtrit  # as long to load as numpy, and nothing but an interval needs it
 
     quantile: Floats = stdtrit(df, 0.5 + confidence / 2)
@@ -51,14 +47,11 @@ def t_quantile(df: Floats | float, confidence: float) -> Floats:
 def compute_wilson_limits(
     mean: Floats | float, number: Floats | float, quantile: Floats | float
 ) -> tuple[Floats, Floats]:
-    """Wilson's score limits of a rate, which leave room at 0 and 1 where a symmetric interval has none.
+    """Compute Wilson's score limits of a rate `mean` (...,), which leave room at 0 and 1.
 
-    Args:
-        mean: (...,) of 0 to 1.
-        number: (...,) of independent trials, or of those that would give the variance at hand.
-        quantile: (...,) of the normal distribution, or of t where the variance was estimated.
+    `number` (...,) of independent trials, `quantile` of the normal distribution, or of t for an estimated variance.
 
-    Source: Wilson (1927), JASA 22; with an effective number and t: Dean and Pagano (2015), J. Surv. Stat. Methodol. 3.
+    Source: Wilson (1927), JASA 22; Dean and Pagano (2015), J. Surv. Stat. Methodol. 3.
     """
     square = np.asarray(quantile, dtype=np.float64) ** 2 / number
     centre = (mean + square / 2) / (1 + square)
@@ -68,18 +61,13 @@ def compute_wilson_limits(
 
 
 def compute_sample_interval(values: Floats, weights: Floats, bounds: Bounds, confidence: float) -> Interval | None:
-    """The weighted mean of episodes, were each played once more: the games are given, what was drawn in them is not.
+    """Compute the interval of a weighted mean of episodes (n,) for replays of the same games.
 
-    Args:
-        values: (n,) one an episode.
-        weights: (n,) of each in the mean; their sum is 1.
-        bounds: of a rate (0, 1), and Wilson's interval is taken; else Student's t.
-        confidence: of the interval.
-
-    Both are wider than needed where the games differ in how hard they are, never narrower.
+    `weights` (n,) sum to 1. Wilson's interval for a rate (`bounds` 0 to 1), else Student's t; both are wider than
+    needed where games differ in difficulty.
 
     Returns:
-        None where nothing varied and the metric has no bounds to say how much it could.
+        None where nothing varied and the metric has no bounds.
     """
     mean, concentration = float(weights @ values), float(weights @ weights)
     if bounds == RATE_BOUNDS:
@@ -94,7 +82,7 @@ def compute_sample_interval(values: Floats, weights: Floats, bounds: Bounds, con
 
 
 def compute_percentile_interval(mean: float, means: Floats, confidence: float = 0.95) -> Interval:
-    """`mean` with the middle share `confidence` of its bootstrap replications `means` (n,)."""
+    """Return `mean` with the middle share `confidence` of its bootstrap replications `means` (n,)."""
     tail = (1 - confidence) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     return Interval(mean, float(low), float(high))

@@ -1,11 +1,13 @@
-"""Pictures: adaptation curves and the dots of a panel, as PNG. Needs the extra `plot`."""
+"""Plots as PNG: adaptation curves and the dots of a panel. Needs the extra `plot`."""
 
 from __future__ import annotations
 
 import os
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,35 +15,16 @@ from trailnotes.config.methods import get_colours
 from trailnotes.errors import MissingExtraError, format_install_command
 from trailnotes.reporting.intervals import Interval
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
 Curve = list[tuple[float, float]]  # (x, y) of one run, x ascending
 INITIAL_MODEL_COLOUR = {"start model": "#777777"}  # as `config.methods.colours` has those of the methods
 TEXT_COLOUR = "#444444"  # where a method has no colour
-SPARE_COLOURS = ("#4a6fa5", "#8a3b6b", "#c2a033", "#3a9bb0", "#444444")  # for labels that name no method of ours
+SPARE_COLOURS = ("#4a6fa5", "#8a3b6b", "#c2a033", "#3a9bb0", "#444444")  # for labels of unknown methods
 
 
 def plot_trials(
-    means: Sequence[float],
-    intervals: Sequence[Interval | None],
-    path: Path,
-    *,
-    colour: str,
-    ylabel: str,
-    title: str,
+    means: Sequence[float], intervals: Sequence[Interval | None], path: Path, *, colour: str, ylabel: str, title: str
 ) -> None:
-    """An adaptation: trial 0 without memory, then with it, each with its interval where it has one.
-
-    Args:
-        means: one a trial.
-        intervals: of the same trials, all of one kind, which the title names.
-        path: the PNG.
-        colour: of the method.
-        ylabel: name of the metric.
-        title: over all.
-    """
+    """Plot an adaptation: trial 0 without memory, then trials with it, each with its interval if known."""
     plt = load_pyplot()
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained", facecolor="white")
     xs = np.arange(len(means))
@@ -67,24 +50,16 @@ def plot_panel(
     *,
     titles: tuple[str, str],
 ) -> None:
-    """A line for each row of a panel: dots with intervals of ours on the left, published dots apart on the right.
+    """Plot a line for each row of a panel: our dots with intervals on the left, published ones on the right.
 
-    Args:
-        rows: names, from the top down.
-        ours: label -> row -> mean and interval; a row that is absent has no dot.
-        published: method -> row -> mean and standard deviation.
-        path: the PNG.
-        titles: over the two pictures.
+    `ours` maps label and row to an interval; `published` maps method and row to mean and standard deviation.
     """
     plt = load_pyplot()
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(13, 1.6 + 0.36 * len(rows)), sharey=True, layout="constrained", facecolor="white"
-    )
+    size = (13, 1.6 + 0.36 * len(rows))
+    figure, (left, right) = plt.subplots(1, 2, figsize=size, sharey=True, layout="constrained", facecolor="white")
     _draw_dots(left, rows, {label: dict(cells) for label, cells in ours.items()})
-    spreads = {
-        method: {row: Interval(mean, mean - sd, mean + sd) for row, (mean, sd) in cells.items()}
-        for method, cells in published.items()
-    }
+    spreads = {method: {row: Interval(mean, mean - sd, mean + sd) for row, (mean, sd) in cells.items()}
+               for method, cells in published.items()}  # fmt: skip
     _draw_dots(right, rows, spreads)
     left.set(yticks=range(len(rows)), ylim=(len(rows) - 0.5, -0.5))
     left.set_yticklabels(rows)
@@ -102,7 +77,6 @@ def plot_panel(
 
 
 def _draw_dots(axes: Any, rows: Sequence[str], series: Mapping[str, Mapping[str, Interval]]) -> None:
-    """One colour a series, each a little below the one before, so that no two intervals cover each other."""
     for index, ((label, cells), colour) in enumerate(zip(series.items(), _assign_colours(series), strict=True)):
         shift = 0.7 * ((index + 0.5) / len(series) - 0.5)
         present = [(y + shift, cells[row]) for y, row in enumerate(rows) if row in cells]
@@ -114,7 +88,7 @@ def _draw_dots(axes: Any, rows: Sequence[str], series: Mapping[str, Mapping[str,
 
 
 def _assign_colours(labels: Iterable[str]) -> list[str]:
-    """A method has its colour wherever it appears; a second label of the same method gets a spare one."""
+    """Assign each method its colour; a second label of the same method gets a spare one."""
     known = get_colours() | INITIAL_MODEL_COLOUR
     taken: list[str] = []
     for label in labels:
@@ -125,7 +99,7 @@ def _assign_colours(labels: Iterable[str]) -> list[str]:
 
 
 def compute_seed_band(runs: Sequence[Curve], num_points: int = 240) -> tuple[Any, Any, Any, Any]:
-    """Mean and range (least and greatest seed) on a common axis, up to where the shortest run ends."""
+    """Compute mean and range over seeds on a common axis, up to where the shortest run ends."""
     first, last = max(run[0][0] for run in runs), min(run[-1][0] for run in runs)
     xs = np.linspace(first, max(first, last), num_points)
     ys = np.stack([np.interp(xs, [x for x, _ in run], [y for _, y in run]) for run in runs])
@@ -133,7 +107,7 @@ def compute_seed_band(runs: Sequence[Curve], num_points: int = 240) -> tuple[Any
 
 
 def load_pyplot() -> Any:
-    """The pyplot of matplotlib, drawing to files only; one that shows pictures already, as in a notebook, goes on so.
+    """Load matplotlib's pyplot, drawing to files only unless it shows pictures already (a notebook).
 
     Raises:
         MissingExtraError: matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""What an exchange of roles says: success by row and trial, what each role's exchange costs, and the weak link."""
+"""Figures of an exchange of roles: success by row and trial, the cost of each exchange, the weak role."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Games = Mapping[str, float]  # game -> mean of its episodes
 
 @dataclass(frozen=True, slots=True)
 class RoleCost:
-    """What is lost, over the trials with tips, where the trained model plays the roles of a row."""
+    """Loss over the trials with tips where the trained model plays the roles of a row."""
 
     row: str
     mean: float  # the start model's, less that of the row, paired by game
@@ -42,7 +42,7 @@ class RoleCost:
 
     @property
     def is_sure(self) -> bool:
-        """Whether chance alone hardly costs as much, on games of these families."""
+        """Tell whether the loss is significant on games of these families."""
         return self.interval is not None and self.interval.low > 0
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ def _format_interval(interval: Interval | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RoleAnalysis:
-    """An exchange of roles in figures."""
+    """All figures of an exchange of roles."""
 
     metric: str
     means: Mapping[str, Sequence[float]]  # row -> of trial 0, 1, ...
@@ -67,12 +67,12 @@ class RoleAnalysis:
 
     @property
     def weak_roles(self) -> list[RoleCost]:
-        """The links that are weak, the weakest first."""
+        """Return the weak roles, the weakest first."""
         links = sorted((self.costs[role] for role in ROLE_NAMES), key=lambda cost: -cost.mean)
         return [cost for cost in links if cost.is_sure]
 
     def verdict(self) -> list[str]:
-        """Sentences that name the weak link, and what usually mends it."""
+        """Name the weak role, and the usual remedy, in sentences."""
         last = len(self.means["none"]) - 1
         over = "trial 1" if last == 1 else f"trials 1 to {last}"
         if not self.weak_roles:
@@ -84,16 +84,13 @@ class RoleAnalysis:
         first, *others = self.weak_roles
         lines = [f"weak link: the {first.row}. Its exchange costs {first} of {self.metric} in {over}"]
         lines += [f"also weak: the {cost.row}, {cost}" for cost in others]
-        lines += [f"beyond this panel, {told}" for told in [self._describe_population_costs()] if told]
+        known = [cost for cost in self.weak_roles if cost.beyond]
+        told = [f"the {cost.row} costs {cost.mean:.2f} {_format_interval(cost.beyond)}" for cost in known]
+        lines += [f"beyond this panel, {'; '.join(told)}"] if told else []
         return lines + [f"what usually mends the {cost.row}: {REMEDIES[cost.row]}" for cost in self.weak_roles]
 
-    def _describe_population_costs(self) -> str:
-        """What the costs of the weak links are on families that were not played; '' where these are too few."""
-        known = [cost for cost in self.weak_roles if cost.beyond]
-        return "; ".join(f"the {cost.row} costs {cost.mean:.2f} {_format_interval(cost.beyond)}" for cost in known)
-
     def to_json(self) -> dict[str, Any]:
-        """For roles.json."""
+        """Convert the analysis to the content of roles.json."""
         rows = [
             {
                 "row": row,
@@ -111,7 +108,7 @@ class RoleAnalysis:
         }  # fmt: skip
 
     def explanation(self) -> str:
-        """What the numbers are of."""
+        """Explain what the numbers measure."""
         return (
             f"cost: {self.metric} of the row none less that of the row, mean of the trials with tips, paired over "
             f"{self.num_games} games. Its interval takes these games for the sample, of the {self.num_families} "
@@ -125,15 +122,9 @@ def analyse_roles(
 ) -> RoleAnalysis:
     """Compare the rows on the games that all of them have played in all trials.
 
-    The sample are the games, each of the same weight: how sure a cost is on families like these. Where there are
-    families enough, a cost has a second interval that takes them for the sample. The three links are judged together
-    (Bonferroni), since it is the worst of them that is named.
-
-    Args:
-        values: row -> trial -> game -> mean of its episodes.
-        families: game -> its family.
-        metric: "success", which lies between 0 and 1, or "return".
-        confidence: of the three verdicts together.
+    `values` maps row, trial and game to a mean; `families` maps games. Games are the sample, of equal weight; with
+    enough families a cost has a second interval over these. `confidence` is that of the three roles together
+    (Bonferroni), since the worst is named.
 
     Raises:
         ConfigError: there is no such game.
@@ -165,7 +156,7 @@ def analyse_roles(
 
 
 def build_table(found: RoleAnalysis) -> Table:
-    """Rows and trials, with the cost of each exchange."""
+    """Build the table of rows and trials, with the cost of each exchange."""
     trials = len(found.means["none"])
     head = ["by the trained model", *(f"trial {trial}" for trial in range(trials)), "cost"]
     rows = [
@@ -176,26 +167,20 @@ def build_table(found: RoleAnalysis) -> Table:
 
 
 def render_markdown(found: RoleAnalysis) -> str:
-    """The table, the verdict, and what the numbers are of."""
+    """Render the table, the verdict and the explanation as Markdown."""
     return "\n".join([*format_table(*build_table(found)), "", *(f"{line}." for line in found.verdict()), "",
                       f"{found.explanation()}.", ""])  # fmt: skip
 
 
 def plot_roles(found: RoleAnalysis, path: Path) -> None:
-    """A curve over the trials for each row, with intervals; side by side, so that none covers another.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
+    """Plot a curve over the trials for each row, with intervals, side by side."""
     plt = load_pyplot()
     figure, axes = plt.subplots(figsize=(7.2, 4.4), layout="constrained", facecolor="white")
     colours = {"none": INITIAL_MODEL_COLOUR["start model"], **COLOURS}
     labels = {"none": "start model in all roles", "all": "trained model in all roles"}
     for index, (row, means) in enumerate(found.means.items()):
         xs = np.arange(len(means)) + 0.05 * (index - 2)
-        known = [
-            interval or Interval(mean, mean, mean) for mean, interval in zip(means, found.intervals[row], strict=True)
-        ]
+        known = [i or Interval(mean, mean, mean) for mean, i in zip(means, found.intervals[row], strict=True)]
         error = [[i.mean - i.low for i in known], [i.high - i.mean for i in known]]
         axes.errorbar(
             xs, means, yerr=error, label=labels.get(row, f"trained {row}"), color=colours[row], marker="sD^vo"[index],

@@ -1,4 +1,4 @@
-"""Tables as Markdown and on a terminal, and the text below them."""
+"""Tables as Markdown and on a terminal, with the text below them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Table = tuple[list[str], list[list[str]]]  # head and rows
 
 
 def format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table whose columns but the first are numbers."""
+    """Format a Markdown table whose columns but the first are numbers."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
 
 
 def print_table(title: str, table: Table) -> None:
-    """Print a table on the console; its heads are stacked where it is too wide. Text is never markup."""
+    """Print a table on the console, with stacked heads where it is too wide. Text is never markup."""
     shown = _build_rich_table(title, table)
     if measure_width(shown) > _get_console_width():
         head, rows = table
@@ -37,9 +37,9 @@ def print_table(title: str, table: Table) -> None:
 
 
 def print_untruncated(table: RichTable) -> None:
-    """Print a table without cutting a cell: as wide as it is, but on a terminal that is narrower in parts.
+    """Print a table without cutting a cell, on a narrow terminal in parts.
 
-    Each part is a table of its own, with the first column and as many of the others as fit beside it.
+    Each part is a table of its own, with the first column and as many others as fit.
     """
     width = _get_console_width()
     if not sys.stdout.isatty():
@@ -63,7 +63,6 @@ def _split_table(table: RichTable, width: int) -> Iterator[RichTable]:
 
 
 def _select_columns(table: RichTable, columns: Sequence[Column]) -> RichTable:
-    """A table of the first column and these."""
     part = copy(table)
     part.columns = [replace(column, _index=index) for index, column in enumerate([table.columns[0], *columns])]
     return part
@@ -83,18 +82,17 @@ def _build_rich_table(title: str, table: Table) -> RichTable:
 
 
 def _get_console_width() -> int:
-    """Of the terminal; of a pipe as many as text takes."""
     return shutil.get_terminal_size((TEXT_WIDTH, CONSOLE_HEIGHT)).columns
 
 
 def print_text(lines: Iterable[str]) -> None:
-    """What is said below a table, each line wrapped by itself."""
+    """Print the text below a table, each line wrapped by itself."""
     for line in lines:
         print(textwrap.fill(line, min(TEXT_WIDTH, _get_console_width()), subsequent_indent="  "))
 
 
 def measure_width(table: RichTable) -> int:
-    """Columns that a table takes if nothing of it is cut."""
+    """Measure the columns that a table takes uncut."""
     from rich.console import Console
 
     return Console(width=10_000, height=CONSOLE_HEIGHT).measure(table).maximum

@@ -1,4 +1,4 @@
-"""Text of others on a terminal: what would move the cursor, or turn a line around, is shown as its number."""
+"""Untrusted text on a terminal: characters that move the cursor or turn lines are escaped."""
 
 from __future__ import annotations
 
@@ -14,17 +14,14 @@ CONSOLE_HEIGHT = 24  # whatever a terminal has: rich takes no width without a he
 
 
 def escape_unprintable(text: str) -> str:
-    """`text` on one line, with escapes for all that is no letter there: controls, bidi marks, what is invisible.
-
-    In a line of JSON they are those of JSON, so that it stays one.
-    """
+    """Escape everything unprintable of a line, as JSON does: controls, bidi marks, invisible characters."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else _escape_char(char) for char in text)
 
 
 def escape_unprintable_lines(text: str) -> str:
-    """As `printable`, of text that may have several lines."""
+    """Escape as `escape_unprintable` does, keeping line breaks."""
     return "\n".join(map(escape_unprintable, text.split("\n")))
 
 
@@ -35,7 +32,7 @@ def _escape_char(char: str) -> str:
 
 
 class PrintableStream:
-    """A stream to a terminal or a file that writes `escape_unprintable_lines`; all else is as the stream has it."""
+    """A stream that escapes unprintable text; all else is as the inner stream has it."""
 
     def __init__(self, stream: IO[str]) -> None:
         self.stream = stream
@@ -44,17 +41,17 @@ class PrintableStream:
         return getattr(self.stream, name)
 
     def write(self, text: str) -> int:
-        """Write `text`; returns its length, as streams do."""
+        """Write escaped text; returns its original length, as streams do."""
         self.stream.write(escape_unprintable_lines(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write `lines` one after the other, as streams do."""
+        """Write escaped lines one after the other."""
         self.write("".join(lines))
 
 
 def open_console(stream: IO[str], width: int | None = None) -> Console:
-    """A console of rich on `stream`: its own sequences reach it, and those in the text do not."""
+    """Open a console of rich on `stream` that escapes texts, but not rich's own sequences."""
     from rich.console import Console
     from rich.segment import Segment
 

@@ -1,19 +1,14 @@
-"""Episodes: one agent's loop, groups of them at once, the tips written afterwards, and what they measure."""
-
-from __future__ import annotations
+"""Plays episodes in groups, has tips written afterwards, and measures both."""
 
 from trailnotes.rollout.episode import (
-    Actor,
     AsyncEnv,
     Decision,
     EpisodeContext,
     MakeActor,
     Pool,
     TipsActor,
-    build_action_sampling,
     compute_prompt_limit,
     count_prompt_tokens,
-    find_tips,
     observe_within_limit,
     run_episode,
 )
@@ -31,31 +26,9 @@ from trailnotes.rollout.tips import (
 )
 
 __all__ = [
-    "Actor",
-    "AsyncEnv",
-    "CompletionRequest",
-    "Decision",
-    "EpisodeContext",
-    "MakeActor",
-    "OnTrajectory",
-    "Pool",
-    "SelectMemory",
-    "TipBatch",
-    "TipsActor",
-    "WrittenTip",
-    "build_action_sampling",
-    "build_tip_requests",
-    "complete_requests",
-    "compute_prompt_limit",
-    "compute_rollout_metrics",
-    "compute_tip_metrics",
-    "count_prompt_tokens",
-    "find_tips",
-    "gather_or_cancel",
-    "observe_within_limit",
-    "parse_tips",
-    "run_episode",
-    "run_groups",
-    "select_usable",
+    "AsyncEnv", "CompletionRequest", "Decision", "EpisodeContext", "MakeActor", "OnTrajectory", "Pool",
+    "SelectMemory", "TipBatch", "TipsActor", "WrittenTip", "build_tip_requests", "complete_requests",
+    "compute_prompt_limit", "compute_rollout_metrics", "compute_tip_metrics", "count_prompt_tokens",
+    "gather_or_cancel", "observe_within_limit", "parse_tips", "run_episode", "run_groups", "select_usable",
     "write_tips",
-]
+]  # fmt: skip

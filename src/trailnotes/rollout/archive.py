@@ -26,7 +26,7 @@ MIN_RETURNING = 2  # members that return together: one alone has nothing to be c
 
 @dataclass(frozen=True, slots=True)
 class ArchiveCell:
-    """A state, and how it was reached."""
+    """A kept state, and the way to it."""
 
     states: tuple[int, ...]  # hashes of the observations on the way, its own at the end; () is the start of the game
     actions: tuple[str, ...]  # as many
@@ -35,12 +35,12 @@ class ArchiveCell:
 
     @property
     def depth(self) -> int:
-        """Actions that it is away from the start."""
+        """Return its distance from the start in actions."""
         return len(self.actions)
 
 
 class Archive:
-    """The cells of each task, what to return to, and how: `plan`, `pool`, `regroup`, `learn` are one iteration."""
+    """The cells of each task; `plan`, `wrap_pool`, `regroup` and `update` make one iteration."""
 
     def __init__(self, config: ArchiveConfig) -> None:
         self.config = config
@@ -54,11 +54,8 @@ class Archive:
     ) -> tuple[list[Task], list[list[Mode]]]:
         """Split groups: `share` of the plain members become a group of their own, which returns to one cell.
 
-        A group is compared within itself, so all its members start alike. A task without a cell is left as it is, and
-        so is one of which fewer than two members would return.
-
-        Returns:
-            Tasks and rows of modes for `run_groups`, those that return marked by `RETURN_OPTION` among their options.
+        A group is compared within itself, so all its members start alike. A task without a cell, or of which fewer than
+        two members would return, stays as it is. Tasks that return have the option `RETURN_OPTION`.
         """
         planned: list[tuple[Task, list[Mode]]] = []
         for task, row in zip(tasks, modes, strict=True):
@@ -75,7 +72,7 @@ class Archive:
         return [task for task, _ in planned], [row for _, row in planned]
 
     def _choose_target(self, task: str, rng: random.Random) -> ArchiveCell | None:
-        """The highest score first; among those, rarely visited ones by 1/sqrt(visits + 1). One a task and iteration."""
+        """Choose the highest score; of those, rarely visited ones by 1/sqrt(visits + 1). One a task and iteration."""
         cells = [cell for cell in self._cells.get(task, {}).values() if cell.depth]
         if not cells or task in self._targets:
             return self._targets.get(task)
@@ -86,23 +83,19 @@ class Archive:
         return chosen
 
     def wrap_pool(self, pool: Pool) -> Pool:
-        """`pool`, whose environments go to the target of a task that is marked."""
+        """Wrap `pool` so that its environments go to the target of a marked task."""
         return _ReturningPool(pool, self)
 
     async def reset(self, env: AsyncEnv, task: Task) -> Observation:
-        """Start `task`, and replay the way to its target if it is marked.
+        """Start `task`, and replay the way to its target if it is marked, or start afresh where that fails.
 
-        Where a replay does not meet what was recorded, the cell is dropped and the game starts afresh.
-
-        Returns:
-            The observation there, with the instruction and the briefing of the start, and "returned" in its `info`.
-
-        Raises:
-            EnvError: as the environment does.
+        The observation has instruction and briefing of the start, and "returned" in its `info`. A cell is dropped where
+        its replay does not meet what was recorded.
         """
         if RETURN_OPTION not in task.options:
             return await env.reset(task)
-        cell, plain = self._targets[task.id], _remove_mark(task)
+        cell, options = self._targets[task.id], {k: v for k, v in task.options.items() if k != RETURN_OPTION}
+        plain = replace(task, options=options)
         first = seen = await env.reset(plain)
         for action, state in zip(cell.actions, cell.states, strict=True):
             self.replayed_steps += 1
@@ -117,26 +110,16 @@ class Archive:
         return replace(seen, reward=0.0, instruction=first.instruction, briefing=first.briefing, info=info)
 
     def regroup(self, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
-        """The groups as played, but returning members that had to start afresh in groups of their own."""
+        """Put returning members that had to start afresh into groups of their own."""
         result = []
         for group in groups:
-            parts = [
-                tuple(t for t in group.trajectories if bool(count_replayed(t)) == there) for there in (True, False)
-            ]
+            members = group.trajectories
+            parts = [tuple(t for t in members if bool(count_replayed(t)) == there) for there in (True, False)]
             result += [replace(group, trajectories=part) for part in parts if part]
         return result
 
     def update(self, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-        """Drop what was not found again, keep what the episodes met, and end the iteration.
-
-        ===============  ==========================================================================
-        cells            kept states of all tasks, afterwards
-        dropped          of them that a replay did not find again, in this iteration
-        returned         episodes that started from a kept state
-        replayed_steps   environment steps taken to get there
-        return, success  of these episodes, from there on
-        ===============  ==========================================================================
-        """
+        """Drop cells not found again, record the states of the episodes, and end the iteration; returns metrics."""
         for task in self._lost:
             self._cells[task].pop(self._targets[task].states[-1], None)
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
@@ -155,12 +138,14 @@ class Archive:
         return metrics
 
     def _record_states(self, trajectory: Trajectory) -> None:
-        """Record every state of the episode: reached with a higher score, or by fewer actions at the same score."""
+        """Record every state reached with a higher score, or by fewer actions at the same score."""
         cells = self._cells.setdefault(trajectory.task.id, {})
         start = self._targets[trajectory.task.id] if count_replayed(trajectory) else ArchiveCell((), (), 0.0, 0)
         states, actions = start.states, start.actions
         met: set[int] = set()
-        for number, (action, observation) in enumerate(_iter_observations(trajectory)):
+        seen = [*(step.observation for step in trajectory.steps), trajectory.final_observation]
+        taken = ["", *(step.action for step in trajectory.steps)]
+        for number, (action, observation) in enumerate(zip(taken, seen, strict=True)):
             state = hash_state(observation.text)
             if number:
                 states, actions = (*states, state), (*actions, action)
@@ -173,52 +158,37 @@ class Archive:
                 cells[state] = replace(old, visits=visits)
             else:
                 cells[state] = ArchiveCell(states, actions, observation.score, visits)
-        self._trim(cells)
-
-    def _trim(self, cells: dict[int, ArchiveCell]) -> None:
-        """Forget the lowest scores, and of these the most visited, until the rest fits."""
         kept = [(state, cell) for state, cell in cells.items() if cell.depth]
         kept.sort(key=lambda pair: (pair[1].score, -pair[1].visits))
         for state, _ in kept[: max(0, len(kept) - self.config.capacity)]:
             del cells[state]
 
     def state_dict(self) -> dict[str, Any]:
-        """All cells as JSON values; nothing else outlives an iteration."""
+        """Return all cells as JSON values; nothing else outlives an iteration."""
         return {task: [[state, asdict(cell)] for state, cell in cells.items()] for task, cells in self._cells.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
-        self._cells = {task: {key: _make_cell(**cell) for key, cell in cells} for task, cells in state.items()}
+        """Load the cells that `state_dict` returned."""
+        self._cells = {
+            task: {
+                key: ArchiveCell(**cell | {"states": tuple(cell["states"]), "actions": tuple(cell["actions"])})
+                for key, cell in cells
+            }
+            for task, cells in state.items()
+        }
 
 
 def select_from_start(groups: Iterable[TrajectoryGroup]) -> list[TrajectoryGroup]:
-    """The groups that began as the game does."""
+    """Select the groups that began at the start of the game."""
     return [group for group in groups if not any(count_replayed(trajectory) for trajectory in group.trajectories)]
 
 
-def _make_cell(states: Sequence[int], actions: Sequence[str], score: float, visits: int) -> ArchiveCell:
-    return ArchiveCell(tuple(states), tuple(actions), score, visits)
-
-
-def _iter_observations(trajectory: Trajectory) -> Iterable[tuple[str, Observation]]:
-    """Each observation, with the action that led to it ('' for the first)."""
-    actions = ["", *(step.action for step in trajectory.steps)]
-    return zip(actions, [*(step.observation for step in trajectory.steps), trajectory.final_observation], strict=True)
-
-
-def _remove_mark(task: Task) -> Task:
-    return replace(task, options={name: value for name, value in task.options.items() if name != RETURN_OPTION})
-
-
 class _ReturningPool:
-    """Lends the environments of another pool, reset by an archive."""
-
     def __init__(self, pool: Pool, archive: Archive) -> None:
         self._pool, self._archive = pool, archive
 
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[AsyncEnv]:
-        """See `Pool.lease`."""
         async with self._pool.lease() as env:
             yield _ReturningEnv(env, self._archive)
 

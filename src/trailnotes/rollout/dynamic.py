@@ -15,22 +15,17 @@ PlayRound = Callable[[int, int], Awaitable[list[TrajectoryGroup]]]
 
 
 def has_equal_returns(group: TrajectoryGroup) -> bool:
-    """Whether all members have the same return, novelty and penalties aside."""
+    """Tell whether all members have the same return, novelty and penalties aside."""
     return len({trajectory.episode_return for trajectory in group.trajectories}) == 1
 
 
 async def replace_equal_groups(
     groups: Sequence[TrajectoryGroup], num_rounds: int, play: PlayRound
 ) -> tuple[list[TrajectoryGroup], int]:
-    """Put freshly played groups in the place of those with equal returns, until none is left or the rounds are over.
+    """Replace groups with equal returns by freshly played ones, for at most `num_rounds` rounds.
 
-    Args:
-        groups: as played.
-        num_rounds: fresh groups are looked at, and replaced, so many times at most; those of the last round stay.
-        play: ``await play(number, num_groups)`` plays other tasks; `number` counts the rounds from 1.
-
-    Returns:
-        The groups to train on, kept ones first, and how many were replaced.
+    ``await play(number, num_groups)`` plays other tasks; `number` counts from 1. Returns the groups to train on, kept
+    ones first, and how many were replaced.
     """
     kept = [group for group in groups if not has_equal_returns(group)]
     fresh = [group for group in groups if has_equal_returns(group)]
@@ -46,7 +41,7 @@ async def replace_equal_groups(
 
 
 def sample_further_tasks(tasks: Sequence[Task], played: Iterable[str], num: int, rng: random.Random) -> list[Task]:
-    """`num` tasks in random order, those first whose ids stand least often in `played`."""
+    """Sample `num` tasks in random order, those first that stand least often in `played`."""
     often = Counter(played)
     order = sorted(rng.sample(tasks, len(tasks)), key=lambda task: often[task.id])
     return [order[i % len(order)] for i in range(num)]

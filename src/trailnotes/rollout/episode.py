@@ -1,7 +1,6 @@
-"""One episode as a coroutine that reads like one agent's loop, and how the agent acts in it.
+"""One episode as a coroutine, and the actor that shows tips in it.
 
-A method that needs more than tips in the prompt (candidates that are rescored, examples with advice) brings an `Actor`
-of its own; the loop of the episode stays the same.
+A method that needs more than tips in the prompt (rescored candidates, examples with advice) brings its own `Actor`.
 """
 
 from __future__ import annotations
@@ -39,25 +38,25 @@ class AsyncEnv(Protocol):
     """An environment behind a lease; both methods raise `EnvError` when it fails."""
 
     async def reset(self, task: Task) -> Observation:
-        """Start `task`."""
+        """Start an episode of `task`."""
         ...
 
     async def step(self, action: str) -> Observation:
-        """Take one action."""
+        """Take one action there."""
         ...
 
 
 class Pool(Protocol):
-    """Lends environments, as many at a time as are asked for."""
+    """A lender of environments, as many at a time as are asked for."""
 
     def lease(self) -> AbstractAsyncContextManager[AsyncEnv]:
-        """``async with pool.lease() as env``."""
+        """Lend one environment: ``async with pool.lease() as env``."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeContext:
-    """All that an actor may know of its episode before it begins."""
+    """Everything that an actor may know of its episode before it begins."""
 
     policy: Policy
     task: Task
@@ -68,13 +67,13 @@ class EpisodeContext:
     config: Config
 
     def build_sampling(self, step: int) -> Sampling:
-        """How the action of `step` is drawn."""
+        """Build the sampling of the action at `step`."""
         return build_action_sampling(self.config, derive_seed(self.seed, self.task.id, self.member, step))
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What an actor answers to an observation."""
+    """An actor's answer to an observation."""
 
     action: str  # as the environment will receive it
     completion: Completion  # that the action was read from, under the prompt acted on
@@ -84,14 +83,14 @@ class Decision:
 
 
 class Actor(Protocol):
-    """One agent in one episode. What it asks the policy goes under `EpisodeContext.episode`, one request at a time."""
+    """One agent in one episode. It asks the policy under `EpisodeContext.episode`, one request at a time."""
 
     def start(self, observation: Observation) -> None:
-        """The environment has been reset; its instruction and briefing are in this observation only."""
+        """Begin after a reset; only this observation holds instruction and briefing."""
         ...
 
     async def act(self, observation: Observation) -> Decision | None:
-        """Answer the newest observation, the first one included; None if the next turn does not fit the context."""
+        """Answer the newest observation, the first one included; None if the next turn does not fit."""
         ...
 
 
@@ -111,19 +110,11 @@ async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is m
     episode: str = "",
     make_actor: MakeActor | None = None,
 ) -> Trajectory:
-    """Play one episode; an environment that fails ends it with outcome "error" and the steps so far.
+    """Play one episode; a failing environment ends it with outcome "error" and the steps so far.
 
-    Args:
-        policy: acts. The caller announces `episode` to it before, and closes it after.
-        env: an environment for this episode alone.
-        task: the game.
-        mode: in all but "plain" the memory is searched before every action.
-        memory: None shows no tips.
-        config: `rollout`, `memory`.
-        member: index in the group, 0..N-1.
-        seed: with task, member and step it gives the seed of each completion.
-        episode: name for the policy; default "task/member".
-        make_actor: who acts instead of `TipsActor`; `memory` is then the actor's own business.
+    The caller announces `episode` (default "task/member") to the policy before, and closes it after. In all modes but
+    "plain" the memory is searched before every action. `seed` with task, member and step gives the seed of each
+    completion. `make_actor` replaces `TipsActor`, and then uses the memory itself.
 
     Raises:
         PolicyError: the policy cannot answer.
@@ -151,30 +142,18 @@ async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is m
             )  # fmt: skip
             observation, attempted = after, None
     except EnvError as failure:
-        error = _format_error(failure, attempted)
+        error = " ".join(str(failure).split()) or type(failure).__name__
+        if attempted is not None:  # no step of the record holds this action
+            error = f"{error} (at the action {attempted[:MAX_ACTION_SHOWN]!r})"
+    outcome: Outcome = "error" if error else "terminated" if observation.terminated else "truncated"
     return Trajectory(
-        task, tuple(steps), observation, _determine_outcome(observation, error), observation.success, observation.score,
+        task, tuple(steps), observation, outcome, observation.success, observation.score,
         observation.max_score, mode, member, error, context_full,
     )  # fmt: skip
 
 
-def _format_error(failure: EnvError, action: str | None) -> str:
-    """One line: what failed, and at which action, which no step of the record holds; None where there was none."""
-    text = " ".join(str(failure).split()) or type(failure).__name__
-    return text if action is None else f"{text} (at the action {action[:MAX_ACTION_SHOWN]!r})"
-
-
-def _determine_outcome(final: Observation, error: str) -> Outcome:
-    if error:
-        return "error"
-    return "terminated" if final.terminated else "truncated"
-
-
 class TipsActor:
-    """The policy as it is, with the tips of a memory in its turns in all modes but "plain"; None shows no tips.
-
-    A method that words its tips otherwise brings the `conversation`.
-    """
+    """The policy as it is, shown a memory's tips in all modes but "plain"; memory None shows none."""
 
     def __init__(
         self, seating: EpisodeContext, memory: Memory | None, conversation: Conversation | None = None
@@ -186,19 +165,19 @@ class TipsActor:
         self.first_seen = 0  # tokens of the first observation
 
     def start(self, observation: Observation) -> None:
-        """Open the conversation."""
+        """Open the conversation of the episode."""
         self.conversation.start(observation.instruction or "")
         self.first_seen = self.seating.policy.count_tokens(self.conversation.cap_text(observation.text))
 
     async def find(self, observation: Observation) -> list[Tip]:
-        """The tips for this turn."""
+        """Find the tips for this turn."""
         seating = self.seating
         if seating.mode == "plain":
             return []
         return await find_tips(self.memory, seating.task, self.conversation, observation, seating.config)
 
     def affordable(self, limit: int, observation: Observation, found: Sequence[Tip]) -> Sequence[Tip]:
-        """The first of the tips that leave room for the turns that are left (`memory.leave_room`).
+        """Return the first of the tips that leave room for the remaining turns (`memory.leave_room`).
 
         A turn to come, answer and observation, is taken to be as long as those so far are on average; of the first one
         that is its observation alone, since the instruction comes only once.
@@ -217,7 +196,7 @@ class TipsActor:
         return conversation.fit_tips(found, limit - used - reserved)
 
     async def act(self, observation: Observation) -> Decision | None:
-        """Find tips, show them, sample, read the action."""
+        """Find tips, show them, sample, and parse the action."""
         seating, conversation = self.seating, self.conversation
         policy, config = seating.policy, seating.config
         limit = compute_prompt_limit(policy, config)
@@ -237,7 +216,7 @@ class TipsActor:
 async def find_tips(
     memory: Memory | None, task: Task, conversation: Conversation, observation: Observation, config: Config
 ) -> list[Tip]:
-    """Tips of the task for the state that `observation` makes, by the tip-free conversation."""
+    """Find the task's tips for the state after `observation`, by the tip-free conversation."""
     if memory is None or not config.memory.top_k:
         return []
     query = build_memory_query(conversation, config.memory.query, observation)
@@ -249,7 +228,7 @@ async def find_tips(
 def observe_within_limit(
     limit: int, policy: Policy, conversation: Conversation, observation: Observation, found: Sequence[Tip]
 ) -> tuple[Tip, ...] | None:
-    """Add the turn and return the tips it shows: none if they do not fit `limit` tokens; None if the turn does not."""
+    """Add the turn and return the tips it shows: none if they do not fit `limit`; None if the turn does not."""
     tips = conversation.observe(observation, found)
     if tips and count_prompt_tokens(policy, conversation.acting) > limit:
         conversation.drop_tips(tips)
@@ -258,17 +237,17 @@ def observe_within_limit(
 
 
 def compute_prompt_limit(policy: Policy, config: Config) -> int:
-    """Tokens that a prompt may have, so that a whole action still fits behind it."""
+    """Compute the tokens of a prompt that leaves room for a whole action."""
     return min(config.rollout.max_context_tokens, policy.context_length) - config.rollout.max_action_tokens
 
 
 def count_prompt_tokens(policy: Policy, messages: Sequence[Message]) -> int:
-    """Length of the prompt; the sum over its contents where an engine gives no ids."""
+    """Count the prompt's tokens; the sum over its contents where an engine gives no ids."""
     return len(policy.encode(messages)) or sum(policy.count_tokens(message.content) for message in messages)
 
 
 def build_action_sampling(config: Config, seed: int) -> Sampling:
-    """How actions are drawn."""
+    """Build the sampling of actions from the settings."""
     rollout = config.rollout
     return Sampling(
         rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_action_tokens, rollout.stop, seed=seed

@@ -1,6 +1,6 @@
-"""Groups of episodes, played at once, and what a batch of them says about itself.
+"""Plays groups of episodes at once, and measures a batch of them.
 
-A failed episode costs itself, never the run: it is handed to `on_error` with its error text and tried afresh.
+A failed episode costs itself, never the run: `on_error` gets it, and it is tried afresh.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SelectMemory = Callable[[int, int], Memory]
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSlot:
-    """A member's place in a batch: what one episode is to play, whatever fails in between."""
+    """A member's place in a batch: what one episode plays, whatever fails in between."""
 
     task: Task
     mode: Mode
@@ -41,7 +41,7 @@ class EpisodeSlot:
 
     @property
     def episode_key(self) -> tuple[str, int]:
-        """Task and member, by which an episode is known again."""
+        """Return task and member, which identify an episode."""
         return self.task.id, self.member
 
 
@@ -61,35 +61,18 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
     done: Iterable[Trajectory] = (),
     once: str = "",
 ) -> list[TrajectoryGroup]:
-    """Play `modes[i][j]` for task i, member j, all at once; results in this order, whichever ends first.
+    """Play `modes[i][j]` for task i and member j, at most `env.max_envs` at once; results are in this order.
 
-    With `env.max_envs`, so many at once: whenever one ends, the next in order begins.
+    A failed episode goes to `on_error` and is tried afresh, `env.max_replacements` times. A group continues while two
+    members are left (or all, of a group of one); else it is dropped with a warning. Episodes that begin together are
+    announced to the policy before the first of them begins, and each later one before the one that it follows is
+    closed. A task that stands in `tasks` twice gets other seeds the second time. A `FeedbackMemory` hears at the end
+    how its readers fared; `once` names the batch, so that it hears of it only once.
 
-    An episode that fails is handed to `on_error` and tried afresh, `env.max_replacements` times. A group continues
-    without a member that failed for good while at least two are left (or all, of a group of one); else it is dropped
-    with a warning, so the result may be shorter than `tasks`. Episodes that begin together are all announced to the
-    policy before the first of them begins, and each later one before the one that it follows is closed. A task that
-    stands in `tasks` twice gets other seeds the second time. A memory that asks for it (`FeedbackMemory`) hears at the
-    end how its readers fared, so that it is the same for all of them.
-
-    Args:
-        policy: acts for all.
-        pool: lends each attempt an environment.
-        tasks: B tasks.
-        modes: a row of modes for each task.
-        memory: shared; None shows no tips.
-        config: `rollout`, `memory`, `env.max_envs`, `env.max_replacements`.
-        seed: of the whole batch.
-        progress: called with each trajectory as it ends well.
-        on_error: called with each failed trajectory as it ends.
-        make_actor: who acts, see `run_episode`.
-        memory_of: gives each member a memory of its own, instead of `memory`.
-        done: episodes of these very seats that were played before a restart, by task and member: they are taken as
-            they are, and failed ones count as attempts. No task may then stand in `tasks` twice.
-        once: names the batch for the memory, so that it hears of it once only, whatever was played before a restart.
+    `memory_of` gives each member a memory of its own, instead of `memory`. `done` are episodes of these slots played
+    before a restart, by task and member; failed ones count as attempts, and no task may then stand in `tasks` twice.
     """
     rows = _make_slots(tasks, modes, memory_of or (lambda _, __: memory), seed)
-    _register_tasks(tasks, rows)
     attempts = 1 + config.env.max_replacements
     failed: Counter[tuple[str, int]] = Counter()
     reasons: dict[tuple[str, int], str] = {}  # of each seat the last one
@@ -126,8 +109,8 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
             progress(trajectory)
 
     await run_with_limit(policy, [seat.episode for seat in seats], play_seat, keep, limit=config.env.max_envs)
-    # Ahead of the update, what is counted here and what is stored there would stand in the order that timing gives.
-    if not config.rollout.ahead or config.memory.is_ranked_by_feedback:
+    # Ahead of the update, timing would decide the order of these counts and of the tips that are stored.
+    if not config.rollout.max_async_iterations or config.memory.is_ranked_by_feedback:
         _report_results([(seat.memory, played[seat.episode]) for row in rows for seat in row], once)
     groups = (_build_group(task, row, played, reasons) for task, row in zip(tasks, rows, strict=True))
     return [group for group in groups if group is not None]
@@ -136,7 +119,6 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
 def _make_slots(
     tasks: Sequence[Task], modes: Sequence[Sequence[Mode]], memory_of: Callable[[int, int], Memory | None], seed: int
 ) -> list[list[EpisodeSlot]]:
-    """A row of seats for each task."""
     seen: Counter[str] = Counter()
     rows = []
     for index, (task, row) in enumerate(zip(tasks, modes, strict=True)):
@@ -149,22 +131,14 @@ def _make_slots(
                 for member, mode in enumerate(row)
             ]
         )
+    for memory in {id(slot.memory): slot.memory for row in rows for slot in row}.values():
+        if isinstance(memory, ScopedMemory):
+            memory.register_tasks(tasks)
     return rows
 
 
-def _register_tasks(tasks: Sequence[Task], rows: Sequence[Sequence[EpisodeSlot]]) -> None:
-    """Tell each memory that asks for it which tasks are about to be played."""
-    memories = {id(seat.memory): seat.memory for row in rows for seat in row}
-    for memory in memories.values():
-        if isinstance(memory, ScopedMemory):
-            memory.register_tasks(tasks)
-
-
 def _report_results(played: Iterable[tuple[Memory | None, Trajectory | None]], once: str) -> None:
-    """Tell each memory that asks for it how those fared who could read in it.
-
-    Who returned to a kept state had part of the way behind it: readers are not compared with that.
-    """
+    """Report readers' results to each memory that asks; returned members began further on and do not count."""
     readers: dict[int, tuple[FeedbackMemory, list[Trajectory]]] = {}
     for memory, trajectory in played:
         if trajectory is not None and isinstance(memory, FeedbackMemory) and not count_replayed(trajectory):
@@ -174,20 +148,20 @@ def _report_results(played: Iterable[tuple[Memory | None, Trajectory | None]], o
 
 
 def count_replayed(trajectory: Trajectory) -> int:
-    """Actions that were replayed before the episode (`archive.py`); 0 for one that began as the game does."""
+    """Count the actions replayed before the episode (`archive.py`); 0 for one that began at the start."""
     first = trajectory.steps[0].observation if trajectory.steps else trajectory.final_observation
     return int(first.info.get("returned", 0))
 
 
 class LiveEpisode:
-    """One of the episodes that are open with the policy at the same time, and those that follow it one by one."""
+    """One of the episodes that are open with the policy at the same time, and its successors."""
 
     def __init__(self, policy: Policy, episode: str) -> None:
         self.policy, self.episode = policy, episode
         policy.open_episode(episode)
 
     def switch_to(self, episode: str) -> None:
-        """Close the episode; `episode` ("" = none) is announced before, so that the number of live ones never dips."""
+        """Close the episode after announcing its successor ("" = none), so that the live number never dips."""
         if episode:
             self.policy.open_episode(episode)
         self.policy.close_episode(self.episode)
@@ -202,7 +176,7 @@ async def run_with_limit(
     *,
     limit: int,
 ) -> None:
-    """Do `work` for each of `episodes`, at most `limit` of them open with the policy at a time; 0 = all at once.
+    """Do `work` for each of `episodes`, at most `limit` of them open at a time; 0 = all at once.
 
     Those that begin together are all announced before the first of them begins. Whenever one ends, the next in order
     takes its place, and `on_done` gets the index and the result of the one that ended. The first failure ends them all.
@@ -236,7 +210,6 @@ async def _play_slot(
     play: Callable[[LiveEpisode, AsyncEnv, EpisodeSlot], Awaitable[Trajectory]],
     on_error: OnTrajectory,
 ) -> Trajectory | None:
-    """The first attempt that does not fail, or None. The policy sees each attempt as an episode of its own."""
     for attempt in attempts:
         if attempt:
             live.switch_to(f"{seat.episode}+{attempt}")
@@ -254,7 +227,6 @@ def _build_group(
     played: Mapping[str, Trajectory | None],
     reasons: Mapping[tuple[str, int], str],
 ) -> TrajectoryGroup | None:
-    """The members that are left, if they are enough to be a group; else a warning says why the last one failed."""
     members = [played[seat.episode] for seat in row]
     left = tuple(member for member in members if member is not None)
     if not left or len(left) < min(2, len(members)):
@@ -265,7 +237,7 @@ def _build_group(
 
 
 async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results in order. The first failure is raised once all other coroutines are cancelled and have ended."""
+    """Gather all results in order; the first failure is raised once all others are cancelled and have ended."""
     running = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*running)
@@ -276,22 +248,7 @@ async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list
 
 
 def compute_rollout_metrics(groups: Sequence[TrajectoryGroup], errors: Sequence[Trajectory] = ()) -> dict[str, float]:
-    """What a batch of episodes says about itself; {} but for `errors` if there is none.
-
-    ====================  ==================================================================================
-    return, success       means over episodes; success/MODE, return/MODE for each mode played
-    episode_length        mean number of steps
-    env_steps, tokens     sums: actions taken, tokens sampled for them
-    truncated             share of episodes cut off by a step limit or a full context
-    context_full          share of episodes that ended because the next turn did not fit
-    unparsable            share of actions that became the no-op
-    cut_actions           share of actions that ran into `max_action_tokens`
-    action_changed        share of actions that the environment replaced, as `info` of the observation after says
-    restarts              times that environments started their simulator anew, likewise
-    tips_per_step         mean number of tips first shown in a turn, over the steps of modes with tips
-    errors                failed episodes, as given
-    ====================  ==================================================================================
-    """
+    """Compute the metrics of a batch of episodes (docs/metrics.md); only `errors` if there is none."""
     episodes = [trajectory for group in groups for trajectory in group.trajectories]
     metrics = {"errors": float(len(errors))}
     if not episodes:

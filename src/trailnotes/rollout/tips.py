@@ -1,4 +1,4 @@
-"""What the policy writes about finished episodes."""
+"""Has the policy write tips about finished episodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trailnotes.types import Completion, Message, Sampling, Tip, Trajectory, Tra
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """A conversation that the policy is to answer once, apart from any episode."""
+    """A conversation that the policy answers once, apart from any episode."""
 
     messages: Sequence[Message]
     sampling: Sampling
@@ -33,17 +33,10 @@ async def complete_requests(
     limit: int,
     on_done: Callable[[int, Completion], None] | None = None,
 ) -> list[Completion]:
-    """Answer all requests; results in their order.
+    """Answer all requests in order, at most `limit` open at a time; 0 = all.
 
-    Where a conversation leaves no room for the answer, its oldest turns are forgotten; where that does not help, the
-    answer is empty and has finish_reason "length".
-
-    Args:
-        policy: answers.
-        requests: the conversations.
-        limit: of them that are open at a time, `env.max_envs`, so that they take no more of the policy's memory than
-            episodes do; 0 = all. Whenever one is answered, the next in order is asked.
-        on_done: gets each answer, with its index, as it comes.
+    Where a conversation leaves no room for the answer, its oldest turns are dropped; if that does not help, the answer
+    is empty and has finish_reason "length". `on_done` gets each answer, with its index, as it comes.
     """
     names = [f"note/{index}" for index in range(len(requests))]
     answers: dict[int, Completion] = {}
@@ -73,7 +66,7 @@ async def _complete_request(policy: Policy, request: CompletionRequest, name: st
 
 @dataclass(frozen=True, slots=True)
 class WrittenTip:
-    """What the policy wrote after an episode, and the memory entries made of it: none if nothing was usable."""
+    """A policy's text about an episode, and the memory entries made of it: none if unusable."""
 
     trajectory: Trajectory
     completion: Completion
@@ -81,7 +74,7 @@ class WrittenTip:
 
 
 class TipBatch(NamedTuple):
-    """The tips of a batch in task order, and what they cost."""
+    """The tips of a batch in task order, and their cost."""
 
     tips: list[Tip]
     num_tokens: int  # generated for all tips, unusable ones included
@@ -96,18 +89,10 @@ async def write_tips(
     step: int,
     on_tip: Callable[[WrittenTip], None] | None = None,
 ) -> TipBatch:
-    """Have the policy write one tip about each episode, from the conversation without tips, `env.max_envs` at a time.
+    """Have the policy write one tip about each episode, without tips in the prompt, `env.max_envs` at a time.
 
-    Nothing is stored here. Episodes without a step are passed over. What `clean_tip` leaves nothing of gives no entry,
-    but counts in `num_tokens` and reaches `on_tip`.
-
-    Args:
-        policy: the author.
-        groups: the episodes.
-        config: `memory` (limits and temperature of writing), `rollout` (wording), `env.max_envs`, `run.name`.
-        seed: of the batch; each tip's seed follows from it, its task and member.
-        step: training iteration or adaptation trial, kept with each tip.
-        on_tip: called with each of them in task order; `compute_tip_metrics` counts them.
+    Nothing is stored here. Episodes without a step are skipped. An unusable tip gives no entry, but counts in
+    `num_tokens` and reaches `on_tip`, which is called in task order.
     """
     trajectories = select_usable([t for group in groups for t in group.trajectories])
     requests = build_tip_requests(policy, trajectories, config, seed=seed)
@@ -120,7 +105,7 @@ async def write_tips(
 
 
 def compute_tip_metrics(written: Sequence[WrittenTip]) -> dict[str, float]:
-    """What writing tips cost: how many, those without anything usable, tokens read and generated."""
+    """Compute the cost of writing tips: how many, unusable ones, tokens read and generated."""
     return {
         "written": float(len(written)),
         "unusable": float(sum(not each.tips for each in written)),
@@ -130,17 +115,17 @@ def compute_tip_metrics(written: Sequence[WrittenTip]) -> dict[str, float]:
 
 
 def select_usable(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Those that there is something to say about."""
+    """Select the episodes that have steps and no error."""
     return [t for t in trajectories if t.steps and t.outcome != "error"]
 
 
 def build_tip_requests(
     policy: Policy, trajectories: Sequence[Trajectory], config: Config, *, seed: int
 ) -> list[CompletionRequest]:
-    """A request for one tip about each episode, from its conversation without tips.
+    """Build a request for one tip about each episode, from its conversation without tips.
 
-    A task that was played twice, in groups of its own, has members of the same number: theirs get other seeds, or
-    equal failures would be written about in equal words, which the memory counts as support.
+    A task played twice has members of the same number: theirs get other seeds, or equal failures would give equal
+    words, which the memory counts as support.
     """
     memory, opening = config.memory, len(build_opening_messages(config.rollout))
     seen: Counter[tuple[str, int]] = Counter()
@@ -154,11 +139,7 @@ def build_tip_requests(
     return [
         CompletionRequest(
             build_reflection_messages(t, config.rollout, memory, policy.count_tokens),
-            Sampling(
-                memory.write_temperature,
-                max_tokens=memory.max_write_tokens,
-                seed=seed_of(t),
-            ),
+            Sampling(memory.write_temperature, max_tokens=memory.max_write_tokens, seed=seed_of(t)),
             opening=opening,
         )
         for t in trajectories
@@ -168,18 +149,16 @@ def build_tip_requests(
 def parse_tips(
     policy: Policy, trajectories: Sequence[Trajectory], completions: Sequence[Completion], config: Config, *, step: int
 ) -> list[WrittenTip]:
-    """What was answered to `build_tip_requests`, as memory entries."""
-    return [_parse_tip(policy, t, done, config, step) for t, done in zip(trajectories, completions, strict=True)]
-
-
-def _parse_tip(policy: Policy, trajectory: Trajectory, completion: Completion, config: Config, step: int) -> WrittenTip:
-    """The tip with its entries, found by the final state or, with entries = "step", by each step's."""
-    keys = build_memory_keys(trajectory, config.rollout, config.memory, policy.count_tokens)
-    text = completion.text
-    if completion.finish_reason == "length" and config.rollout.style == "full":
-        text = text.rstrip("\ufffd")  # the first bytes of a character that the limit has cut in two
-    tips = tips_of(
-        trajectory, text, config.memory, keys=keys[-1:] if config.memory.entries == "episode" else keys[:-1],
-        model=policy.name, version=policy.version, run=config.run.name, step=step,
-    )  # fmt: skip
-    return WrittenTip(trajectory, completion, tuple(tips))
+    """Parse the answers to `build_tip_requests` as memory entries."""
+    written = []
+    for trajectory, completion in zip(trajectories, completions, strict=True):
+        keys = build_memory_keys(trajectory, config.rollout, config.memory, policy.count_tokens)
+        text = completion.text
+        if completion.finish_reason == "length" and config.rollout.style == "full":
+            text = text.rstrip("\ufffd")  # the first bytes of a character that the limit has cut in two
+        tips = tips_of(
+            trajectory, text, config.memory, keys=keys[-1:] if config.memory.entries == "episode" else keys[:-1],
+            model=policy.name, version=policy.version, run=config.run.name, step=step,
+        )  # fmt: skip
+        written.append(WrittenTip(trajectory, completion, tuple(tips)))
+    return written

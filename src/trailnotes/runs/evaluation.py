@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.config.schema import Config
+from trailnotes.config.section import RENAMED_KEYS
 from trailnotes.config.toml import RUNTIME_KEYS, flatten_config, is_within
 from trailnotes.config.unused import warn_unused
 from trailnotes.envs.tasks import describe_tip_overlap, load_panel, tasks_of
@@ -139,6 +140,7 @@ class EpisodeJournal:
         if torn is not None:
             torn.unlink()  # a part of an episode, which is played again
         before, *records = [*read_jsonl(path)] or [about]
+        before = {RENAMED_KEYS.get(name, name): value for name, value in before.items()}
         if others := [name for name in before | about if before.get(name) != about.get(name)]:
             aside = path.replace(find_free_path(path))
             self._notify(f"set aside {aside}: its {len(records)} episodes were played with another {', '.join(others)}")

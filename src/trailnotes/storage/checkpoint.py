@@ -1,8 +1,7 @@
 """Checkpoints that are either whole or absent.
 
-``root/step-000010/`` is written aside, hashed, flushed to disk and only then renamed, so a process killed at any
-moment leaves the last good one. ``manifest.json`` holds size and SHA-256 of every file, so whatever disks or people
-did to a directory later is found and named when it is read.
+``root/step-000010/`` is written aside, hashed, flushed to disk and then renamed, so a killed process leaves the last
+good one. ``manifest.json`` holds size and SHA-256 of every file, so later damage is found on reading.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +38,7 @@ _TEMP_PREFIX = ".aside-"  # prefix of directories being made or deleted; nothing
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One checkpoint on disk, looked at."""
+    """One checkpoint on disk, with its problems."""
 
     path: Path
     step: int
@@ -47,19 +46,10 @@ class Checkpoint:
 
 
 def save(root: Path, step: int, writer: Callable[[Path], None], meta: Mapping[str, Any] | None = None) -> Path:
-    """Write the checkpoint of `step`.
+    """Write the checkpoint of `step` as ``root/step-000010``, and return its directory.
 
-    One of the same step is replaced (a damaged one, after going back past it); a kill exactly between the two renames
-    would lose both, but no other.
-
-    Args:
-        root: the directory of all checkpoints; made if it is missing.
-        step: training iteration that it was taken after, 0 or more.
-        writer: called with an empty directory to fill.
-        meta: anything JSON-able, read again by `load_meta`.
-
-    Returns:
-        The directory, ``root/step-000010``.
+    One of the same step is replaced; a kill exactly between the two renames would lose both, but no other. `writer`
+    fills an empty directory; `meta` is JSON-able.
 
     Raises:
         OSError: the disk is full or not writable; nothing has changed.
@@ -72,34 +62,30 @@ def save(root: Path, step: int, writer: Callable[[Path], None], meta: Mapping[st
     with atomic_directory(path) as aside:
         writer(aside)
         write_json(aside / META, dict(meta or {}))
-        files = {p.relative_to(aside).as_posix(): _describe_file(p) for p in sorted(aside.rglob("*")) if p.is_file()}
+        files = {
+            file.relative_to(aside).as_posix(): {"size": file.stat().st_size, "sha256": _hash_file(file)}
+            for file in sorted(aside.rglob("*")) if file.is_file()
+        }  # fmt: skip
         write_json(aside / MANIFEST, {"format": FORMAT, "step": step, "files": files})
     return path
 
 
 def load_meta(path: Path) -> dict[str, Any]:
-    """Read the `meta` that `save` was given. Raises as `read_json` does."""
+    """Read the `meta` that `save` was given."""
     return read_json(path / META)
 
 
 def scan(root: Path, contents: bool = True) -> list[Checkpoint]:
-    """All checkpoints below `root`, oldest first, each verified against its manifest (see `verify`).
-
-    One that is deleted while it is looked at is none.
-    """
+    """List all checkpoints below `root`, oldest first, each verified (see `verify`); deleted ones are left out."""
     looked_at = [Checkpoint(path, step, tuple(verify(path, contents))) for step, path in _list_directories(root)]
     return [checkpoint for checkpoint in looked_at if not checkpoint.problems or checkpoint.path.is_dir()]
 
 
 def find_latest(root: Path, skip_damaged: bool = False) -> Path | None:
-    """The newest whole checkpoint, or None if there is none at all.
-
-    Args:
-        root: the directory of all checkpoints.
-        skip_damaged: go back past damaged ones without an error.
+    """Return the newest whole checkpoint, or None if there is none at all.
 
     Raises:
-        RunError: a newer one is damaged. The text names it and the last good one: going back is the user's choice.
+        RunError: a newer one is damaged and `skip_damaged` is off; the text names it and the last good one.
     """
     checkpoints = scan(root)
     whole = [c for c in checkpoints if not c.problems]
@@ -113,24 +99,17 @@ def find_latest(root: Path, skip_damaged: bool = False) -> Path | None:
     return newest.path if newest else None
 
 
-@contextmanager
-def hold_checkpoint(path: Path) -> Iterator[bool]:
-    """Keep `prune` from deleting the checkpoint `path` inside the block, and say whether it is there to be kept.
+def hold_checkpoint(path: Path) -> AbstractContextManager[bool]:
+    """Keep `prune` from deleting a checkpoint inside the block; yields whether it exists.
 
-    The hold is a lock of the system on the manifest: many may have it at a time, it writes nothing, and that of a
-    process that died is gone with it.
+    The hold is a shared lock on the manifest, which ends with its process.
     """
-    with _try_lock(path / MANIFEST, fcntl.LOCK_SH) as there:
-        yield there
+    return _try_lock(path / MANIFEST, fcntl.LOCK_SH)
 
 
 @contextmanager
 def hold_latest(root: Path) -> Iterator[Path | None]:
-    """`latest`, held inside the block: where a run that trains here deletes the one chosen, the newest is chosen again.
-
-    Raises:
-        RunError: as `latest`.
-    """
+    """Hold `find_latest` (which may raise) inside the block, choosing again where the chosen one was deleted."""
     while True:
         path = find_latest(root)
         if path is None and not _list_directories(root):
@@ -144,7 +123,7 @@ def hold_latest(root: Path) -> Iterator[Path | None]:
 
 
 def verify(path: Path, contents: bool = True) -> list[str]:
-    """What is wrong with the checkpoint at `path`, one line each; [] if it is whole.
+    """List the problems of a checkpoint, one line each; [] if it is whole.
 
     Without `contents` only presence and size of the files count, which costs the same for any model.
     """
@@ -167,12 +146,12 @@ def verify(path: Path, contents: bool = True) -> list[str]:
 
 
 def mark_best(root: Path, path: Path, score: float) -> None:
-    """Remember `path` as the best checkpoint, with the score that made it so."""
+    """Remember `path` as the best checkpoint, with its score."""
     write_json(root / BEST, {"checkpoint": path.name, "score": score})
 
 
 def load_best(root: Path) -> tuple[Path, float] | None:
-    """The best checkpoint and its score, or None if none was marked or it is gone."""
+    """Return the best checkpoint and its score, or None if there is none."""
     if not (root / BEST).is_file():
         return None
     try:
@@ -184,29 +163,31 @@ def load_best(root: Path) -> tuple[Path, float] | None:
 
 
 def prune(root: Path, keep_last: int) -> list[Path]:
-    """Delete all but the newest `keep_last` checkpoints and the best one; returns what went.
+    """Delete all but the newest `keep_last` checkpoints and the best one; returns the deleted ones.
 
-    Damaged ones are neither counted nor deleted, since they are evidence. One that somebody holds (see `held`) stays,
-    too; a later call deletes it.
+    Damaged ones are evidence: they are neither counted nor deleted. Held ones stay until a later call.
     """
     if keep_last < 1:
         raise ValueError(f"keep_last must be at least 1, got {keep_last}")
     marked = load_best(root)
     whole = [c.path for c in scan(root, contents=False) if not c.problems]
     old = [path for path in whole[:-keep_last] if not (marked and path == marked[0]) and not verify(path)]
-    return [path for path in old if _remove_unless_held(path)]
+    removed = []
+    for path in old:
+        with _try_lock(path / MANIFEST, fcntl.LOCK_EX) as free:
+            if free:
+                _remove(path)
+                removed.append(path)
+    return removed
 
 
 def strip(path: Path, names: Sequence[str]) -> bool:
-    """Delete the files and directories `names` of a checkpoint, in this order, but its manifest forgets them before.
+    """Delete files and directories of a checkpoint, in order, after its manifest has forgotten them.
 
-    So it is whole at any moment, and whatever a kill left is deleted by the next call.
+    So it is whole at any moment, and a later call deletes what a kill left.
 
     Returns:
-        Whether it was done: one that somebody holds (see `held`) stays as it is.
-
-    Raises:
-        OSError: it is not writable.
+        False if it is held (see `hold_checkpoint`), and stays as it is.
     """
     with _try_lock(path / MANIFEST, fcntl.LOCK_EX) as free:
         if free:
@@ -248,16 +229,12 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as JSON, atomically. Raises ValueError on a number that JSON cannot express."""
+    """Write a value as JSON, atomically; raises ValueError on a number that JSON cannot express."""
     write_text_atomic(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read the object that `write_json` wrote.
-
-    Raises:
-        RunError: the file cannot be read, or holds something else.
-    """
+    """Read the object that `write_json` wrote; raises `RunError` if it is damaged."""
     try:
         value = parse_json(read_small(path))
     except (OSError, ValueError) as error:
@@ -268,16 +245,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _list_directories(root: Path) -> list[tuple[int, Path]]:
-    """Steps and directories of all checkpoints below `root`, whole or not, oldest first."""
     if not root.is_dir():
         return []
-    return sorted(
-        (int(match[1]), p) for p in root.iterdir() if p.is_dir() and (match := _DIRECTORY_NAME.fullmatch(p.name))
-    )
+    named = ((_DIRECTORY_NAME.fullmatch(path.name), path) for path in root.iterdir())
+    return sorted((int(match[1]), path) for match, path in named if match and path.is_dir())
 
 
 def _find_problem(path: Path, name: str, size: int, sha256: str, *, contents: bool) -> str:
-    """What is wrong with one file of a checkpoint; '' if nothing is."""
     file = path / name
     try:
         if not file.is_file():
@@ -291,7 +265,7 @@ def _find_problem(path: Path, name: str, size: int, sha256: str, *, contents: bo
 
 @contextmanager
 def _try_lock(file: Path, operation: int) -> Iterator[bool]:
-    """Whether the lock on `file` could be taken at once, and the file is still there; it is given back at the end."""
+    """Yield whether `file` still exists and could be locked at once; the block's end frees it."""
     try:
         writable = operation == fcntl.LOCK_EX and os.access(file, os.W_OK)  # some file systems ask for that
         descriptor = os.open(file, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK)
@@ -303,7 +277,7 @@ def _try_lock(file: Path, operation: int) -> Iterator[bool]:
             fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
         except BlockingIOError:
             free = False
-        except OSError:  # a file system without locks: as if nobody else were there
+        except OSError:  # a file system without locks: as if there were no other process
             free = True
         else:
             free = file.exists() and os.path.samestat(os.fstat(descriptor), file.stat())
@@ -312,24 +286,13 @@ def _try_lock(file: Path, operation: int) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _remove_unless_held(path: Path) -> bool:
-    with _try_lock(path / MANIFEST, fcntl.LOCK_EX) as free:
-        if free:
-            _remove(path)
-    return free
-
-
 def _remove(path: Path, then: Callable[[], Any] = lambda: None) -> None:
-    """Rename `path` out of sight, do `then`, and only now delete: half a directory is never seen under its name."""
+    """Rename `path` out of sight, do `then`, and only now delete, so that half a directory is never visible."""
     hidden = path.parent / f"{_TEMP_PREFIX}old-{path.name}"
     shutil.rmtree(hidden, ignore_errors=True)
     path.rename(hidden)
     then()
     shutil.rmtree(hidden, ignore_errors=True)
-
-
-def _describe_file(path: Path) -> dict[str, Any]:
-    return {"size": path.stat().st_size, "sha256": _hash_file(path)}
 
 
 def _hash_file(path: Path) -> str:

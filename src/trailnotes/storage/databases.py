@@ -1,9 +1,8 @@
-"""SQLite files that somebody else may have made: they hold our tables and nothing else, and no query is endless.
+"""SQLite files from untrusted sources: only our tables, only bounded queries.
 
-A view may never end, a trigger runs with whatever is written, and a column takes values of any type. So a file is
-compared with the statements that make ours before it is read, and its values with the types that these declare. A
-rollback journal beside it is played back whatever it holds, and the file that it names as its super-journal deleted:
-ours have a write-ahead log, and never such a journal, not even while they are made.
+A view may never end, a trigger runs on writes, and a column takes any type; so schema and values are compared with our
+statements before use. SQLite plays back any rollback journal beside a file; ours have a write-ahead log and never such
+a journal.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ ColumnTypes = Mapping[str, set[type]]  # column -> what its values may be
 
 
 class BoundedConnection(sqlite3.Connection):
-    """A connection to a file that somebody else may have made; a query of it that takes too long is interrupted.
+    """A connection to an untrusted SQLite file that interrupts queries that take too long.
 
     Arguments are those of `sqlite3.connect`, which takes this class as its `factory`.
 
     Raises:
-        sqlite3.DatabaseError: a rollback journal lies beside the file (`JOURNAL_MESSAGE`).
+        sqlite3.DatabaseError: a rollback journal lies beside the file.
     """
 
     def __init__(self, database: str, *args: Any, **kwargs: Any) -> None:
@@ -56,24 +55,24 @@ class BoundedConnection(sqlite3.Connection):
         self.set_progress_handler(is_too_long, STEPS_PER_CHECK)
 
     def execute(self, *args: Any) -> sqlite3.Cursor:
-        """Execute as usual; steps of earlier queries do not count."""
+        """Execute a query with a fresh step limit."""
         self._looks[0] = 0
         return super().execute(*args)
 
     def executemany(self, *args: Any) -> sqlite3.Cursor:
-        """Execute as usual, as `execute`."""
+        """Execute many queries with a fresh step limit."""
         self._looks[0] = 0
         return super().executemany(*args)
 
 
 def find_journal(database: str) -> str:
-    """The rollback journal that SQLite would look for, of a path or an address (``file:...``)."""
+    """Return the rollback journal that SQLite would look for, of a path or an address (``file:...``)."""
     path = unquote(urlsplit(database).path) if database.startswith("file:") else database
     return f"{os.path.realpath(path)}-journal"
 
 
 def enable_wal(connection: sqlite3.Connection, busy_timeout: float) -> None:
-    """Switch a file to WAL; SQLite does not wait here for another process that is doing the same."""
+    """Switch a file to WAL, waiting for other processes, which SQLite does not do here."""
     deadline = time.monotonic() + busy_timeout
     while True:
         try:
@@ -90,7 +89,7 @@ def enable_wal(connection: sqlite3.Connection, busy_timeout: float) -> None:
 
 
 def find_unexpected(connection: sqlite3.Connection, statements: Statements) -> str:
-    """Say which table, index, view or trigger of a database is not as `statements` make it; "" if all are."""
+    """Describe the first table, index, view or trigger that differs from `statements`; "" if none does."""
     there, ours = _read_schema(connection), _build_expected_schema(statements)[0]
     for kind, name in sorted(there.keys() | ours.keys()):
         if there.get((kind, name)) != ours.get((kind, name)):
@@ -100,19 +99,19 @@ def find_unexpected(connection: sqlite3.Connection, statements: Statements) -> s
 
 
 def parse_column_types(statements: Statements) -> ColumnTypes:
-    """The types of all columns that `statements` declare."""
+    """Return the types of all columns that `statements` declare."""
     return _build_expected_schema(statements)[1]
 
 
 def validate_types(names: Sequence[str], rows: Sequence[Sequence[Any]], types: ColumnTypes) -> None:
-    """Raise `sqlite3.DataError` where a value of a known column has another type than was declared."""
+    """Raise `sqlite3.DataError` where a known column holds a value of another type than declared."""
     for place, name in enumerate(names):
         if (kinds := types.get(name)) and not kinds.issuperset(map(type, map(itemgetter(place), rows))):
             raise sqlite3.DataError(f"malformed value of {name}")
 
 
 def _read_schema(connection: sqlite3.Connection) -> dict[tuple[str, str], tuple[str, str]]:
-    """Kind and name of all that a database holds -> the table that it is of, and the statement that made it."""
+    """Map kind and name of each object to its table and the statement that made it."""
     sql = r"SELECT type, name, tbl_name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite\_stat_' ESCAPE '\'"
     rows = connection.execute(sql)  # what ANALYZE leaves is SQLite's own
     return {(str(kind), str(name)): (str(table), " ".join(str(sql).split())) for kind, name, table, sql in rows}
@@ -128,7 +127,6 @@ def _build_expected_schema(statements: Statements) -> tuple[dict[tuple[str, str]
         for kind, table in objects:
             columns = empty.execute(f"PRAGMA table_info({table})") if kind == "table" else ()
             for _, name, declared, is_set, _, is_key in columns:
-                types.setdefault(name, set()).update(
-                    PYTHON_TYPES.get(declared, {object}), *([] if is_set or is_key else [{NoneType}])
-                )
+                optional = [] if is_set or is_key else [{NoneType}]
+                types.setdefault(name, set()).update(PYTHON_TYPES.get(declared, {object}), *optional)
     return objects, {name: kinds for name, kinds in types.items() if object not in kinds}

@@ -1,10 +1,11 @@
-"""Conversations to learn from, as lines of a JSONL file."""
+"""Conversations for imitation, as lines of a JSONL file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from trailnotes.errors import ConfigError
 from trailnotes.storage.files import encode_line, write_bytes_atomic
@@ -12,13 +13,10 @@ from trailnotes.storage.parsing import parse_json
 from trailnotes.storage.records import task_to_json
 from trailnotes.types import Message, Task
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A conversation, and which of its assistant turns are imitated (indices into `messages`)."""
+    """A conversation, and the indices of its imitated assistant turns."""
 
     messages: tuple[Message, ...]
     taught: frozenset[int]
@@ -28,34 +26,27 @@ class Demonstration:
 
 
 def list_assistant_turns(messages: Iterable[Message]) -> frozenset[int]:
-    """All turns of the assistant."""
+    """List the indices of all assistant turns."""
     return frozenset(i for i, message in enumerate(messages) if message.role == "assistant")
 
 
 def write_demonstrations(demonstrations: Iterable[Demonstration], path: Path) -> None:
-    """Write what `read_demonstrations` reads: the whole file or none of it."""
-    write_bytes_atomic(
-        path, b"".join(encode_line(demonstration_to_json(demonstration)) for demonstration in demonstrations)
-    )
+    """Write a file that `read_demonstrations` reads, whole or not at all."""
+    write_bytes_atomic(path, b"".join(encode_line(demonstration_to_json(each)) for each in demonstrations))
 
 
 def read_demonstrations(path: Path, setting: str) -> list[Demonstration]:
-    """Conversations of a JSONL file, ``{"messages": [{"role", "content"}, ...]}`` a line.
+    """Read conversations of a JSONL file, ``{"messages": [{"role", "content"}, ...]}`` a line.
 
-    All assistant turns teach, unless ``"taught"`` lists those that do (0 is the first message). A line may also name
-    its game, which must not be examined: ``"task"`` is a task's id, or a task as in the trajectories.jsonl of a run.
-    An assistant turn may hold the ``"token_ids"`` that were sampled; a model whose tokenizer reads other text in them
-    goes by the text. ``"kind"`` and ``"helped"`` are as in `Demonstration`.
-
-    Args:
-        path: the file.
-        setting: that named it, for the errors.
+    All assistant turns teach, unless ``"taught"`` lists those that do (0 is the first message). ``"task"`` is the id of
+    the game, or a task as in trajectories.jsonl, which must not be evaluated. ``"token_ids"`` of an assistant turn are
+    those sampled; a model whose tokenizer reads other text in them uses the text. `setting` named the file.
 
     Raises:
         ConfigError: there is no such file, or a line is not a conversation; the text has its number.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # other ends of lines may stand inside of texts
+        lines = path.read_text(encoding="utf-8").split("\n")  # texts may hold other line ends
     except OSError as error:
         raise ConfigError(f"{setting} = {str(path)!r} cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
@@ -83,8 +74,10 @@ def read_demonstrations(path: Path, setting: str) -> list[Demonstration]:
 
 
 def demonstration_to_json(demonstration: Demonstration) -> Mapping[str, Any]:
-    """One line of what `read_demonstrations` reads."""
-    record: dict[str, Any] = {"messages": [_message_to_json(message) for message in demonstration.messages]}
+    """Convert a demonstration to one line of such a file."""
+    turns = [{"role": m.role, "content": m.content} for m in demonstration.messages]
+    kept = zip(turns, demonstration.messages, strict=True)
+    record: dict[str, Any] = {"messages": [t | ({"token_ids": m.token_ids} if m.token_ids else {}) for t, m in kept]}
     if demonstration.taught != list_assistant_turns(demonstration.messages):
         record["taught"] = sorted(demonstration.taught)
     if demonstration.kind:
@@ -92,11 +85,6 @@ def demonstration_to_json(demonstration: Demonstration) -> Mapping[str, Any]:
     if not demonstration.helped:
         record["helped"] = False
     return record | ({"task": task_to_json(demonstration.task)} if demonstration.task else {})
-
-
-def _message_to_json(message: Message) -> Mapping[str, Any]:
-    turn = {"role": message.role, "content": message.content}
-    return turn | ({"token_ids": message.token_ids} if message.token_ids else {})
 
 
 def _parse_imitated(named: Any, turns: frozenset[int]) -> frozenset[int]:
@@ -114,7 +102,6 @@ def _parse_task(named: Any) -> Task | None:
 
 
 def _parse_messages(rows: Any) -> tuple[Message, ...]:
-    """The messages, checked: an optional system prompt, then user and assistant in turn."""
     for row in rows:
         if not isinstance(row["content"], str):
             raise TypeError(f"a turn's content is {type(row['content']).__name__}, not text")

@@ -1,7 +1,4 @@
-"""Files that nobody ever sees half of: written aside and renamed, or appended line by line.
-
-Lines are JSON objects: appended whole, cut at an iteration, and read with an error that names a damaged line.
-"""
+"""Atomic files: written aside and renamed, or appended line by line as JSON objects."""
 
 from __future__ import annotations
 
@@ -25,21 +22,19 @@ from trailnotes.storage.parsing import parse_json
 
 T = TypeVar("T")
 MAX_SMALL_BYTES: Final = 16 << 20  # bytes of a file that is read whole
-
 KEY_BYTES = 32
-
 _FIX_HINT = "free space or fix the permissions, then run the same command again"
 _ITERATION_PATTERN = re.compile(rb'\{"iteration": (\d+)[,}]')
 
 
 def get_cache_dir(name: str) -> Path:
-    """Where what can be made again is kept: ``$TRAILNOTES_CACHE/<name>``, or ``~/.cache/trailnotes/<name>``."""
+    """Return ``$TRAILNOTES_CACHE/<name>`` or ``~/.cache/trailnotes/<name>``, for data that can be made again."""
     root = os.environ.get("TRAILNOTES_CACHE")
     return (Path(root) if root else Path.home() / ".cache" / "trailnotes") / name
 
 
 def load_user_key() -> bytes:
-    """32 random bytes that this user alone knows, made once: they sign what only we may have written.
+    """Load this user's secret of 32 random bytes, made once, which signs our own files.
 
     Raises:
         OSError: the user's cache cannot be written, or the key there is damaged.
@@ -60,14 +55,9 @@ def load_user_key() -> bytes:
 
 
 def open_or_make(folder: Path, make: Callable[[], T], open_made: Callable[[], T]) -> T:
-    """What lies in a folder of the user's cache: opened, or made now where it is not there.
+    """Open a folder of the user's cache, or make it if it is missing, whole or not at all.
 
-    Several processes may make it at once: each does so aside, and the first to be done gives its own.
-
-    Args:
-        folder: is there when it is whole.
-        make: makes it, whole or not at all.
-        open_made: opens it.
+    Several processes may make it at once, each aside; the first to finish gives its own.
 
     Raises:
         RunError: it cannot be made; set TRAILNOTES_CACHE to another folder.
@@ -94,10 +84,10 @@ def write_bytes_atomic(path: Path, data: bytes) -> None:
 
 @contextmanager
 def open_aside(path: Path) -> Iterator[Path]:
-    """Yield an empty file beside `path`, to be written and renamed; what is not renamed is gone at the end.
+    """Yield an empty file beside `path`, to be written and renamed; it is removed if it was not renamed.
 
-    Its name is the same each time, so that a process that is killed leaves one file at most, which the next one takes.
-    Where another process writes the same `path`, it is a name of its own.
+    Its name stays the same, so that killed processes leave one file at most. If another process writes the same `path`,
+    the name is unique.
     """
     aside, descriptor = _claim_temp_file(path)
     try:
@@ -112,7 +102,7 @@ def open_aside(path: Path) -> Iterator[Path]:
 def _claim_temp_file(path: Path) -> tuple[Path, int]:
     aside = path.with_name(f".{path.name}.tmp")
     descriptor = -1
-    with suppress(OSError):  # somebody writes it, it is no file, or this file system has no locks
+    with suppress(OSError):  # another process writes it, it is no file, or this file system has no locks
         descriptor = open_no_follow(aside)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(descriptor), aside.stat()):  # else it was renamed a moment ago
@@ -125,7 +115,7 @@ def _claim_temp_file(path: Path) -> tuple[Path, int]:
 
 
 def open_no_follow(path: Path) -> int:
-    """Open a file to read and write, made if it is missing: a descriptor. A symbolic link is not followed.
+    """Open or make a file to read and write, as a descriptor, without following a symbolic link.
 
     Raises:
         OSError: it cannot be opened, or is a symbolic link (`errno.ELOOP`).
@@ -134,7 +124,7 @@ def open_no_follow(path: Path) -> int:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file to read. Anything else is refused at once, even a pipe that nobody writes to.
+    """Open a regular file to read; refuse anything else at once, even a pipe without a writer.
 
     Raises:
         OSError: it cannot be opened, or is no regular file; `strerror` says so.
@@ -147,10 +137,10 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_small(path: Path) -> bytes:
-    """The content of a small regular file: settings or JSON of a directory that may be somebody else's.
+    """Read a small regular file of a possibly untrusted directory.
 
     Raises:
-        OSError: as `open_regular`, or it is longer than `MAX_SMALL_BYTES` bytes; `strerror` says so.
+        OSError: as `open_regular`, or it is longer than `MAX_SMALL_BYTES`; `strerror` says so.
     """
     with open_regular(path) as file:
         data = file.read(MAX_SMALL_BYTES + 1)
@@ -169,18 +159,18 @@ def fsync_path(path: Path) -> None:
 
 
 def write_text_atomic(path: Path, text: str) -> None:
-    """`write_bytes_atomic` of UTF-8 text."""
+    """Write UTF-8 text as `write_bytes_atomic` does."""
     write_bytes_atomic(path, text.encode())
 
 
 def find_free_path(path: Path) -> Path:
-    """`path` with the first number from 1 before its suffix that no file has yet: ``a.jsonl`` -> ``a.1.jsonl``."""
+    """Return `path` with the first free number before its suffix: ``a.jsonl`` -> ``a.1.jsonl``."""
     candidates = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
     return next(candidate for candidate in candidates if not candidate.exists())
 
 
 def append_jsonl(path: Path, records: list[Mapping[str, Any]], *, sync: bool = False) -> None:
-    """Append `records`, all of them or none; with `sync` they are on the disk when this returns.
+    """Append `records`, all of them or none; with `sync` they are on the disk on return.
 
     Raises:
         RunError: the disk is full or the file not writable; says what the file still holds.
@@ -202,7 +192,7 @@ def append_jsonl(path: Path, records: list[Mapping[str, Any]], *, sync: bool = F
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of `path` in order; an empty list if there is no such file.
+    """Yield the records of `path` in order; none if there is no such file.
 
     Raises:
         RunError: a damaged line, by number.
@@ -218,7 +208,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_lines_from(path: Path, offset: int = 0) -> Iterator[bytes]:
-    """The whole lines from `offset` on, in bytes, of a file that may grow; none if there is no such file."""
+    """Yield the whole lines from `offset` on, in bytes, of a file that may grow; none if it is missing."""
     if not path.is_file():
         return
     with path.open("rb") as file:
@@ -229,17 +219,16 @@ def read_lines_from(path: Path, offset: int = 0) -> Iterator[bytes]:
 
 
 def parse_iteration(line: bytes) -> int | None:
-    """Which iteration a line of a run says that it is of, without parsing it."""
+    """Extract the iteration of a line of a run without parsing the line."""
     found = _ITERATION_PATTERN.match(line)
     return int(found[1]) if found else None
 
 
 def split_after(path: Path, iterations: int | None = None) -> Path | None:
-    """Move what follows the first `iterations` iterations out of `path`; None moves only a half-written last line.
+    """Move lines after the first `iterations` iterations out of `path`; None moves a half-written last line.
 
-    Lines are in the order of their "iteration", counted from 0; lines without one stay with what precedes them. The
-    lines go to ``<stem>.after-<iterations>.<n>.jsonl`` beside `path` before they leave it, so that a crash in
-    between loses none.
+    Lines without an "iteration" stay with those before them. The lines reach ``<stem>.after-<iterations>.<n>.jsonl``
+    beside `path` before they leave it, so that a crash loses none.
 
     Returns:
         The file that now holds the lines, or None if there were none.
@@ -261,14 +250,13 @@ def split_after(path: Path, iterations: int | None = None) -> Path | None:
         temporary.replace(aside)
         os.truncate(path, offset)
     except OSError as error:
-        raise RunError(
-            f"cannot move lines from {path} to {aside} ({error.strerror}): all are still there; {_FIX_HINT}"
-        ) from error
+        text = f"cannot move lines from {path} to {aside} ({error.strerror}): all are still there; {_FIX_HINT}"
+        raise RunError(text) from error
     return aside
 
 
 def encode_line(record: Mapping[str, Any]) -> bytes:
-    """One line of strict JSON in UTF-8; numbers that are not finite become null, unknown objects their repr."""
+    """Encode a record as a line of strict JSON; non-finite numbers become null, unknown objects their repr."""
     try:
         text = json.dumps(record, ensure_ascii=False, allow_nan=False, default=repr)
     except ValueError:
@@ -292,7 +280,6 @@ def _replace_nonfinite(value: Any) -> Any:
 
 
 def _find_cut(path: Path, iterations: int | None) -> int:
-    """Byte offset of the first line to move, or the end of the whole lines."""
     offset = 0
     for line in read_lines_from(path):
         iteration = parse_iteration(line)

@@ -1,8 +1,6 @@
-"""The one reader of text from outside: JSON and TOML as plain values, within bounds.
+"""Parses untrusted JSON and TOML into plain values, within bounds.
 
-A file of somebody else's run, an answer of a server and a catalogue are data that nobody has checked. Where Python's
-parsers raise another error, or return values that break the code that uses them, this module raises `ValueError`, as
-for text that is not JSON: callers expect one error.
+Where Python's parsers raise another error, or return values that break their users, this module raises `ValueError`.
 """
 
 from __future__ import annotations
@@ -28,12 +26,10 @@ _LONG_KEY: Final = re.compile(rf"(?<![\w-]){_KEY_PART}(?:[ \t]*+\.[ \t]*+{_KEY_P
 
 
 def parse_json(text: str | bytes, nonfinite: Nonfinite = "keep") -> Any:
-    """Parse JSON that somebody else may have written.
+    """Parse JSON from an untrusted source; bytes are UTF-8.
 
-    Args:
-        text: bytes are UTF-8.
-        nonfinite: what becomes of numbers that no float holds (``NaN``, ``1e999``, more than `MOST_DIGITS` digits):
-            "keep" makes them ``nan`` or ``inf``, "drop" None, as `encode_line` writes them.
+    `nonfinite` says what becomes of numbers that no float holds (``NaN``, ``1e999``, more than `MAX_DIGITS` digits):
+    "keep" makes them ``nan`` or ``inf``, "drop" None, as `encode_line` writes them.
 
     Raises:
         ValueError: it is not JSON, nests more than `MAX_NESTING` levels deep, or has a number that "refuse" refuses.
@@ -50,7 +46,7 @@ def parse_json(text: str | bytes, nonfinite: Nonfinite = "keep") -> Any:
 
 
 def parse_json_at(text: str, place: int) -> tuple[Any, int]:
-    """Parse the JSON value that begins at `place`, as `parse_json` does; returns it and where it ends."""
+    """Parse the JSON value that begins at `place`; returns it and its end."""
     try:
         value, end = _DECODERS["keep", True].raw_decode(text, place)
     except RecursionError:
@@ -60,11 +56,11 @@ def parse_json_at(text: str, place: int) -> tuple[Any, int]:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse TOML that somebody else may have written.
+    """Parse TOML from an untrusted source.
 
     Raises:
-        ValueError: it is not TOML, is longer than `MAX_TOML_CHARS` characters, nests more than `MAX_NESTING` levels deep, or
-            holds an integer of more than `MAX_DIGITS` digits.
+        ValueError: it is not TOML, longer than `MAX_TOML_CHARS`, deeper than `MAX_NESTING`, or has a longer integer
+            than `MAX_DIGITS`.
     """
     if len(text) > MAX_TOML_CHARS:
         raise ValueError(f"it is longer than {MAX_TOML_CHARS:,} characters")
@@ -80,7 +76,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def _require_shallow(value: Any, opened: int) -> None:
-    """Refuse a value that nests too deeply. `opened`: how many lists and objects it holds at most."""
+    """Refuse a value that nests too deeply; it holds at most `opened` lists and objects."""
     if opened <= MAX_NESTING:  # most lines: there is no need to look
         return
     level = [value]

@@ -1,7 +1,7 @@
-"""Trajectories as JSON: whole episodes for people and later tools, nothing cut.
+"""Trajectories as JSON: whole episodes, nothing cut.
 
-A record leaves out what is at its default, and two things for their size: the prompts' token ids (their lengths are
-kept, and come back as `Completion.usage`; the texts allow making them again) and the retrieval keys of the tips.
+A record omits defaults, prompt token ids (only their number comes back, as `Completion.usage`) and retrieval keys of
+tips.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
-    """The episode as plain JSON values; every reward in its own unit, the intrinsic one before its coefficient."""
+    """Convert an episode to JSON values; the intrinsic reward is before its coefficient."""
     return {
         "task": task_to_json(trajectory.task),
         "mode": trajectory.mode,
@@ -37,10 +37,10 @@ def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def trajectory_from_json(record: Mapping[str, Any]) -> Trajectory:
-    """The episode again. Prompt ids and the keys of tips are empty, since a record does not hold them.
+    """Rebuild an episode; prompt ids and keys of tips are empty.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: the record is none of an episode.
+        KeyError, TypeError, ValueError, AttributeError: the record is no episode's.
     """
     plain = ("mode", "member", "outcome", "success", "score", "max_score", "error", "context_full")
     return _validate_record(
@@ -54,12 +54,12 @@ def trajectory_from_json(record: Mapping[str, Any]) -> Trajectory:
 
 
 def task_to_json(task: Task) -> dict[str, Any]:
-    """The task as ``Task(**record)`` takes it."""
+    """Convert a task to a record that ``Task(**record)`` accepts."""
     return _collect_non_defaults(task)
 
 
 def completion_to_json(completion: Completion) -> dict[str, Any]:
-    """What was sampled, and how many tokens were read and sampled for it."""
+    """Convert a completion to JSON values, with the tokens read and sampled for it."""
     return {
         "completion": _collect_non_defaults(completion, leave_out=("prompt_ids", "usage")),
         "tokens": completion.num_tokens,
@@ -68,7 +68,7 @@ def completion_to_json(completion: Completion) -> dict[str, Any]:
 
 
 def completion_from_json(record: Mapping[str, Any]) -> Completion:
-    """The completion again, without prompt ids; `usage` says how many there were."""
+    """Rebuild a completion without prompt ids; `usage` holds their number."""
     said = record["completion"]
     ids = {name: tuple(said.get(name, ())) for name in ("token_ids", "logprobs")}
     if not all(isinstance(value, int | float) for values in ids.values() for value in values):
@@ -111,7 +111,7 @@ def _observation_from_json(record: Mapping[str, Any]) -> Observation:
 
 
 def _validate_record(value: T) -> T:
-    """`value`, unless one of its fields holds no text or no number where it should: a record may be somebody else's."""
+    """Require texts and numbers where the type wants them, since records may be untrusted."""
     kind: type = type(value)
     for name, kinds in _list_scalar_fields(kind).items():
         if not isinstance(item := getattr(value, name), kinds):
@@ -121,7 +121,6 @@ def _validate_record(value: T) -> T:
 
 @functools.cache
 def _list_scalar_fields(kind: type) -> dict[str, tuple[type, ...]]:
-    """The fields of a dataclass that hold a text or a number, or perhaps None, and what is one."""
     hints = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(kind).items()
              if get_origin(hint) in {None, UnionType}}  # fmt: skip
     return {
@@ -132,7 +131,6 @@ def _list_scalar_fields(kind: type) -> dict[str, tuple[type, ...]]:
 
 
 def _collect_non_defaults(value: Any, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The fields of a dataclass that are not at their default; a Mapping becomes a dict."""
     result = {}
     for field in fields(value):
         item = getattr(value, field.name)

@@ -294,13 +294,13 @@ class Iteration:
 
     async def _periodic_eval(self, done: int) -> None:
         train = self.config.train
-        if not any(every and done % every == 0 for every in (train.eval_every, train.eval_notes_every)):
+        if not any(every and done % every == 0 for every in (train.eval_every, train.eval_tips_every)):
             return
         async with self.run.weights.use_policy() as policy:
             if train.eval_every and done % train.eval_every == 0:
                 with self._time_section("validate"):
                     self._metrics |= await self.run.validate(policy)
-            if train.eval_notes_every and done % train.eval_notes_every == 0:
+            if train.eval_tips_every and done % train.eval_tips_every == 0:
                 with self._time_section("watch"):
                     self._metrics |= await evaluate_adaptation(
                         policy, self.run.pool, self.config, self.embedder(), self.run.weights.use_author
@@ -319,6 +319,7 @@ def _validate_engine_match(difference: float, engine: EngineConfig) -> None:
     if engine.name == "vllm" and not difference <= engine.tolerance:
         raise RunError(
             f"engine and learner drifted apart: of the tokens that the engine sampled, they say {difference:.3g} nats "
-            f"apart on average, and engine.tolerance = {engine.tolerance:g}: the same command begins again at the last "
-            'checkpoint; if that does not help, set engine.name = "hf", or raise engine.tolerance (bfloat16 rounds)'
+            f"apart on average, and engine.max_logprob_mismatch = {engine.max_logprob_mismatch:g}: the same command "
+            'begins again at the last checkpoint; if that does not help, set engine.name = "hf", or raise '
+            "engine.max_logprob_mismatch (bfloat16 rounds)"
         )

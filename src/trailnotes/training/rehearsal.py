@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 from trailnotes.config.methods import TIPS_ONLY_METHOD, resolve_method
 from trailnotes.config.methods_schema import AlgorithmConfig
 from trailnotes.config.model_schema import LoraConfig
-from trailnotes.config.schema import Config
+from trailnotes.config.schema import Config, EvalConfig, TrainConfig
 from trailnotes.config.toml import RUNTIME_KEYS, diff_configs, is_within
-from trailnotes.config.train_schema import EvalConfig, TrainConfig
 from trailnotes.envs.tasks import load_panel, tasks_of, validate_rehearsal_tasks
 from trailnotes.errors import ConfigError
 from trailnotes.prompts import build_reflection_messages, replay_conversation

@@ -30,8 +30,8 @@ async def run_method(method: Method, run: TrainingRun) -> None:
     Raises:
         RunError: a method that does not carry an iteration to its end.
     """
-    if run.config.rollout.ahead:
-        await _run_overlapped(method, run, run.config.rollout.ahead)
+    if run.config.rollout.max_async_iterations:
+        await _run_overlapped(method, run, run.config.rollout.max_async_iterations)
         return
     while not run.is_finished:
         iteration = Iteration(run, run.count.iteration)

@@ -16,7 +16,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from trailnotes.config.warmstart_schema import WarmstartConfig
+    from trailnotes.config.schema import WarmstartConfig
 
 END = "<|end|>"
 PAD = "<|pad|>"

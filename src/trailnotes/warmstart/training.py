@@ -141,7 +141,7 @@ def _load_initial_model(config: Config) -> tuple[Any, Any]:
         require_trainable(config.model)
         require_context_length(config.model, config.rollout.max_context_tokens)
         return load_model(config.model)
-    tokenizer = train_tokenizer(_iter_texts(config), config.warmstart.vocab_size, exact=config.warmstart.exact)
+    tokenizer = train_tokenizer(_iter_texts(config), config.warmstart.vocab_size, exact=config.warmstart.lossless_vocab)
     model = build_model(tokenizer, config.warmstart, config.rollout.max_context_tokens)
     return model.to(resolve_device(config.model.device), getattr(torch, config.model.dtype)), tokenizer
 

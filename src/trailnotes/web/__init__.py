@@ -1,1 +1,1 @@
-"""What every site of ours stands behind: who is answered, what browsers are told, and the port (extra `web`)."""
+"""Security middleware and listening socket shared by all web servers (extra `web`)."""

@@ -1,8 +1,6 @@
-"""What stands before every page: whose names a site answers to, who may send forms, and what a browser is told.
+"""Middleware before every page: allowed host names, cross-site forms, security headers.
 
-Forms count only from pages of the site itself: a request that says where it comes from must come from here. Names are
-checked so that no page elsewhere reaches a site on this machine by a name of its own that it lets point here (DNS
-rebinding).
+Host names are checked so that no other page reaches a local server by DNS rebinding.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ NO_TOKEN_MESSAGE: Final = "Say the token of this site in the header Authorizatio
 
 
 def build_security_headers(policy: str = CONTENT_SECURITY_POLICY) -> dict[str, str]:
-    """What every answer carries. A referrer policy of "no-referrer" would have forms sent with the origin "null"."""
+    """Build the headers of every answer. A "no-referrer" policy would send forms with the origin "null"."""
     return {
         "content-security-policy": policy,
         "cross-origin-opener-policy": "same-origin",
@@ -40,32 +38,22 @@ def build_security_headers(policy: str = CONTENT_SECURITY_POLICY) -> dict[str, s
 
 
 def parse_host_name(host: str) -> str:
-    """The name in a Host header, in lower case and without its port."""
+    """Parse the name in a Host header, in lower case and without its port."""
     end = host.rfind("]") + 1  # colons before it are of an IPv6 address
     return (host[:end] + host[end:].partition(":")[0]).lower()
 
 
 def is_cross_site(host: str, origin: str | None, site: str | None) -> bool:
-    """Whether a form comes from a page that is not ours.
-
-    Args:
-        host: of the request, as its Host header has it.
-        origin: its Origin header. None: a client that is no browser, which sends nobody's cookies.
-        site: its Sec-Fetch-Site header.
-    """
+    """Tell whether a form comes from another site's page; a client without Origin is no browser."""
     if origin is not None:
         return origin.lower() not in {f"http://{host}".lower(), f"https://{host}".lower()}
     return site not in {None, "same-origin", "none"}
 
 
 class SecurityMiddleware:
-    """Wraps a site: adds headers to every answer, and answers itself where a request may not go on.
+    """Middleware that adds security headers and refuses foreign hosts (`names`; None: any) and cross-site forms.
 
-    Args:
-        app: the site.
-        names: hosts that it answers to; None for any.
-        refuse: makes the answer of a refusal from its status and a text.
-        policy: content security policy.
+    `refuse` makes the answer of a refusal from its status and a text.
     """
 
     def __init__(
@@ -79,7 +67,7 @@ class SecurityMiddleware:
         self._headers = [(name.encode(), value.encode()) for name, value in build_security_headers(policy).items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request; anything but HTTP goes through as it is."""
+        """Pass a request on or refuse it; anything but HTTP passes."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -103,20 +91,14 @@ class SecurityMiddleware:
 
 
 class BearerMiddleware:
-    """Wraps a site that is for those who know a token, and say it in the header Authorization.
-
-    Args:
-        app: the site.
-        token: what they say.
-        refuse: makes the answer to others from its status and a text.
-    """
+    """Middleware that requires a bearer token. `refuse` makes the answer of a refusal."""
 
     def __init__(self, app: ASGIApp, token: str, refuse: Callable[[int, str], ASGIApp]) -> None:
         self.app, self.refuse = app, refuse
         self._wanted = f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request; anything but HTTP goes through as it is."""
+        """Pass a request on or refuse it; anything but HTTP passes."""
         answer = self.app
         if scope["type"] == "http":
             given = Headers(scope=scope).get("authorization", "").encode()

@@ -1,4 +1,4 @@
-"""Which addresses lead to this machine alone."""
+"""Check whether an address leads to this machine alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A site on a port: on this machine only, unless whoever starts it says otherwise."""
+"""Serves a site on a port: on this machine only, unless its caller says otherwise."""
 
 from __future__ import annotations
 
@@ -21,22 +21,17 @@ if TYPE_CHECKING:
 
 MAX_CONNECTIONS = 2_000  # at once; one more is told to come back
 MAX_UNFINISHED = 256  # connections whose visitor has not sent a whole request; one more, and the oldest gives way
-REQUEST_TIMEOUT_S = (
-    20.0  # in which a request must arrive, from its connection, or from the answer before it, to its last byte
-)
+REQUEST_TIMEOUT_S = 20.0  # for a whole request, from its connection or from the answer before it
 UNREAD_TIMEOUT_MS = 60_000  # in which a visitor takes something of what it is sent
 
 
 def open_listener(host: str, port: int, *, refusal: str = "") -> socket.socket:
-    """A socket that listens there.
+    """Open a listening socket; port 0 takes a free one.
 
-    Args:
-        host: name or address.
-        port: 0 takes a free one.
-        refusal: what is said where the address is open to other machines; "" lets it be.
+    `refusal` is the error's text where the address is open to other machines; "" allows that.
 
     Raises:
-        ConfigError: the address is open to others and that is refused, the port is none, or they cannot be had.
+        ConfigError: the address is refused, the port is invalid, or they cannot be had.
     """
     if refusal and not is_loopback(host):
         raise ConfigError(f"--host {host} {refusal}")
@@ -48,9 +43,8 @@ def open_listener(host: str, port: int, *, refusal: str = "") -> socket.socket:
         door = socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-        raise ConfigError(
-            f"nothing can listen at {host}:{port} ({reason}): name another --port (0 takes a free one) or --host"
-        ) from error
+        text = f"nothing can listen at {host}:{port} ({reason}): name another --port (0 takes a free one) or --host"
+        raise ConfigError(text) from error
     # What is accepted here inherits it. An answer goes out in two parts, head and body, and the second would wait 40 ms
     # for the visitor's word that the first has come: asyncio sees to it only for sockets that name their protocol.
     door.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -60,13 +54,13 @@ def open_listener(host: str, port: int, *, refusal: str = "") -> socket.socket:
 
 
 def format_host(door: socket.socket) -> str:
-    """Where it listens, as addresses and Host headers write it: IPv6 in brackets."""
+    """Format the address of a socket as Host headers write it: IPv6 in brackets."""
     host = str(door.getsockname()[0])
     return f"[{host}]" if ":" in host else host
 
 
 def format_url(door: socket.socket) -> str:
-    """What a person types into a browser."""
+    """Format the URL that a person types into a browser."""
     return f"http://{format_host(door)}:{door.getsockname()[1]}"
 
 
@@ -78,14 +72,9 @@ def serve(
     lifespan: bool = False,
     most_ws_bytes: int = 0,
 ) -> None:
-    """Answer until this process is interrupted; requests under way are finished first.
+    """Serve until this process is interrupted, finishing requests under way.
 
-    Args:
-        app: the application.
-        door: a socket that listens.
-        ready: called once, when the first visitor may come.
-        lifespan: whether the application wants to be told when it begins and ends.
-        most_ws_bytes: of a message over a WebSocket; 0 lets nobody open one.
+    `ready` is called once, when the first visitor may come; `most_ws_bytes` bounds a WebSocket message, 0 allows none.
     """
     config = uvicorn.Config(
         app,
@@ -105,8 +94,6 @@ def serve(
 
 
 class _NotifyingServer(uvicorn.Server):
-    """Says when it listens."""
-
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._ready = ready
@@ -117,10 +104,7 @@ class _NotifyingServer(uvicorn.Server):
 
 
 class _GuardedConnection(H11Protocol):
-    """Hangs up on a visitor that does not finish a request in time, or holds the place of others meanwhile.
-
-    uvicorn itself waits for the rest of a request for as long as the visitor likes.
-    """
+    """A connection that closes if a request takes too long, or holds the place of others; uvicorn waits forever."""
 
     limit: asyncio.TimerHandle | None = None  # while the rest of a request is waited for
 
@@ -155,6 +139,6 @@ class _GuardedConnection(H11Protocol):
             self.limit = None
 
     def hang_up(self) -> None:
-        """End the connection, and what is left to be said with it."""
+        """End the connection and its unsent answer."""
         self._cancel_timer()
         self.transport.abort()

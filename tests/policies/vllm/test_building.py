@@ -45,7 +45,7 @@ def test_settings_are_those_of_the_base_and_of_the_rollout(config_of, model_path
         ({}, building.SHARED_GPU_FRACTION, True),
         ({"engine": {"replicas": 3}}, building.SHARED_GPU_FRACTION / 3, True),
         ({"engine": {"device_memory": 0.3}}, 0.3, True),
-        ({"rollout": {"ahead": 1}}, building.SHARED_GPU_FRACTION, False),
+        ({"rollout": {"max_async_iterations": 1}}, building.SHARED_GPU_FRACTION, False),
         ({"engine": {"devices": ["1"]}}, building.DEDICATED_GPU_FRACTION, False),
         ({"engine": {"urls": ["tcp://127.0.0.1:7465"]}}, building.DEDICATED_GPU_FRACTION, False),
         ({"cluster": {"address": "auto"}}, building.DEDICATED_GPU_FRACTION, False),

@@ -117,7 +117,12 @@ def test_no_rule_of_any_panel_is_ever_shown_played_or_told(shares: dict[str, flo
 
 
 @pytest.mark.parametrize(
-    "warmstart", [{"obey": 1.0, "sizes": 0.5}, {"obey": 0.0, "read": 0.0, "plans": 1.0}, {"obey": 0.0, "read": 1.0}]
+    "warmstart",
+    [
+        {"p_follow_tip": 1.0, "sizes": 0.5},
+        {"p_follow_tip": 0.0, "p_explore": 0.0, "plans": 1.0},
+        {"p_follow_tip": 0.0, "p_explore": 1.0},
+    ],
 )
 def test_a_rule_of_a_panel_is_drawn_again(warmstart: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every first draw is the answer of some panel; with luck alone a test of many draws might miss it."""
@@ -141,7 +146,7 @@ def test_a_rule_of_a_panel_is_drawn_again(warmstart: dict[str, float], monkeypat
 
 
 def test_the_view_without_tips_of_an_obedient_episode_teaches_the_note_alone() -> None:
-    for spec, tips, actions, trajectory, demos in episodes(a_config(obey=1.0), 200):
+    for spec, tips, actions, trajectory, demos in episodes(a_config(p_follow_tip=1.0), 200):
         acted, written = demos
         assert next(tip.text for tip in tips if tip.text != NOTHING_FOUND) == format_rule_note(spec.family, spec.rule)
         assert trajectory.success
@@ -156,7 +161,7 @@ def test_the_view_without_tips_of_an_obedient_episode_teaches_the_note_alone() -
 @pytest.mark.parametrize("num_tips", [1, 2, 4])
 def test_the_right_tip_leads_the_rules_and_is_never_cut(num_tips: int) -> None:
     firsts = set()
-    for spec, tips, *_ in episodes(a_config(obey=1.0, num_tips=num_tips), 200):
+    for spec, tips, *_ in episodes(a_config(p_follow_tip=1.0, num_tips=num_tips), 200):
         rules = [tip for tip in tips if tip.text != NOTHING_FOUND]
         assert 1 <= len(tips) <= num_tips
         assert rules[0].text == format_rule_note(spec.family, spec.rule)
@@ -166,7 +171,7 @@ def test_the_right_tip_leads_the_rules_and_is_never_cut(num_tips: int) -> None:
 
 
 def test_without_tips_every_action_and_the_note_are_taught() -> None:
-    without = [e for e in episodes(a_config(obey=0.0), 200) if not e[1]]
+    without = [e for e in episodes(a_config(p_follow_tip=0.0), 200) if not e[1]]
     assert without
     for *_, (demo,) in without:
         assert demo.taught == {i for i, message in enumerate(demo.messages) if message.role == "assistant"}
@@ -174,7 +179,7 @@ def test_without_tips_every_action_and_the_note_are_taught() -> None:
 
 def test_empty_notes_are_read_but_never_obeyed() -> None:
     tips_seen = 0
-    for _, tips, _, trajectory, demos in episodes(a_config(obey=0.0), 200):
+    for _, tips, _, trajectory, demos in episodes(a_config(p_follow_tip=0.0), 200):
         assert {tip.text for tip in tips} <= {NOTHING_FOUND}
         assert not trajectory.success or trajectory.steps
         assert len(demos) == 1 + bool(tips)
@@ -220,7 +225,7 @@ def test_a_bad_writer_writes_the_tips_of_other_rules_in_the_share_asked_for() ->
 
 
 def test_readers_and_guessers_come_in_the_shares_asked_for() -> None:
-    played = list(episodes(a_config(obey=0.3, read=0.5), 800))
+    played = list(episodes(a_config(p_follow_tip=0.3, p_explore=0.5), 800))
     obedient = sum(any(tip.text != NOTHING_FOUND for tip in tips) for _, tips, *_ in played)
     readers = sum(actions == (ws.ARCHIVE_DIRECTION,) for _, _, actions, *_ in played)
     assert obedient / 800 == pytest.approx(0.3, abs=0.06)
@@ -247,7 +252,7 @@ def test_the_published_start_model_would_be_shown_the_same() -> None:
 
 
 def test_scores_are_shown_in_the_share_asked_for() -> None:
-    acted = [demos[0] for _, tips, *_, demos in episodes(a_config(obey=1.0, scores=0.7), 400) if tips]
+    acted = [demos[0] for _, tips, *_, demos in episodes(a_config(p_follow_tip=1.0, scores=0.7), 400) if tips]
     scored = [re.search(r'^- " .* " [01] / 1$', demo.messages[0].content, re.MULTILINE) is not None for demo in acted]
     assert sum(scored) / len(acted) == pytest.approx(0.7, abs=0.08)
     bare = acted[scored.index(False)].messages[0].content
@@ -269,7 +274,7 @@ def test_plans_are_asked_for_after_failures_alone_and_answered_like_notes() -> N
 
 
 def test_a_request_for_a_plan_is_that_of_a_real_trial() -> None:
-    config = a_config(plans=1.0, obey=0.0)
+    config = a_config(plans=1.0, p_follow_tip=0.0)
     for _, _, _, trajectory, demos in episodes(config, 60):
         if not trajectory.success:
             asked = build_plan_messages(trajectory, (), config.rollout, config.memory, words, 24)
@@ -280,7 +285,7 @@ def test_a_request_for_a_plan_is_that_of_a_real_trial() -> None:
 
 def test_shown_plans_may_repeat_and_the_right_one_stands_anywhere() -> None:
     places = set()
-    for spec, tips, _, trajectory, demos in episodes(a_config(plans=1.0, obey=1.0), 200):
+    for spec, tips, _, trajectory, demos in episodes(a_config(plans=1.0, p_follow_tip=1.0), 200):
         texts = [tip.text for tip in tips]
         places.add((texts.index(format_rule_note(spec.family, spec.rule)), len(texts)))
         assert texts.count(NOTHING_FOUND) == len(texts) - 1
@@ -318,7 +323,7 @@ def advised(num: int, **shares: float) -> Iterator[Advised]:
 def test_fitting_advice_is_followed_or_avoided_and_the_rest_explored() -> None:
     followed = avoided = explored = read = starts = 0
     env = WaymarksSimulator(actions=True)
-    for fitting, situation, answer, spec, done in advised(2000, read=0.5):
+    for fitting, situation, answer, spec, done in advised(2000, p_explore=0.5):
         assert all((e.situation.task, e.situation.history) == (situation.task, done[-5:]) for e in fitting)
         observation = env.reset_spec(spec)
         for action in done:

@@ -186,7 +186,7 @@ def test_a_rule_of_a_panel_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_right_tip_is_obeyed_and_leads_those_of_its_family_or_the_others_are_refuted() -> None:
     seen: Counter[str] = Counter()
-    for spec, tips, actions, trajectory, _ in episodes(600, obey=1.0):
+    for spec, tips, actions, trajectory, _ in episodes(600, p_follow_tip=1.0):
         assert 1 <= len(tips) <= 4
         assert [tip.score for tip in tips] == sorted((tip.score for tip in tips), reverse=True)
         own = [tip for tip in tips if family_of(tip.text) == spec.family]
@@ -208,7 +208,7 @@ def test_the_right_tip_is_obeyed_and_leads_those_of_its_family_or_the_others_are
 
 def test_without_a_right_tip_failures_are_heeded_and_strangers_ignored() -> None:
     seen: Counter[str] = Counter()
-    for spec, tips, actions, _, _ in episodes(800, obey=0.0):
+    for spec, tips, actions, _, _ in episodes(800, p_follow_tip=0.0):
         own = [tip for tip in tips if family_of(tip.text) == spec.family]
         tried = [told(tip.text) for tip in own if failed(tip.text)]
         rules = [told(tip.text) for tip in own if not failed(tip.text)]
@@ -245,7 +245,7 @@ def test_tips_say_what_happened() -> None:
 
 
 def test_a_bad_writer_tells_another_rule() -> None:
-    for spec, _, _, trajectory, demos in episodes(100, wrong_notes=1.0, obey=0.5):
+    for spec, _, _, trajectory, demos in episodes(100, wrong_notes=1.0, p_follow_tip=0.5):
         text = demos[-1].messages[-1].content
         assert family_of(text) == spec.family
         assert not failed(text)

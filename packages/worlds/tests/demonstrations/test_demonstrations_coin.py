@@ -201,8 +201,8 @@ def test_a_coin_that_is_too_far_away_is_told_to_nobody(subject: CoinDemonstrator
 def test_a_start_whose_every_coin_is_too_far_away_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("textworld_express", reason="needs the extra textworld-express")
     monkeypatch.setattr(CoinDemonstrator, "play_with_tip", lambda *_: None)
-    with pytest.raises(ConfigError, match=r"raise it, or set warmstart\.obey below 1"):
-        next(iter(CoinDemonstrator(a_config(obey=1.0), words, 0)))
+    with pytest.raises(ConfigError, match=r"raise it, or set warmstart\.p_follow_tip below 1"):
+        next(iter(CoinDemonstrator(a_config(p_follow_tip=1.0), words, 0)))
 
 
 def test_a_search_avoids_what_a_failure_tells(subject: CoinDemonstrator) -> None:
@@ -215,7 +215,9 @@ def test_a_search_avoids_what_a_failure_tells(subject: CoinDemonstrator) -> None
 
 def test_what_is_said_is_understood_and_comes_again_with_the_seed() -> None:
     pytest.importorskip("textworld_express", reason="needs the extra textworld-express")
-    first, again = (list(islice(CoinDemonstrator(a_config(obey=0.4, read=0.5), words, 3), 12)) for _ in range(2))
+    first, again = (
+        list(islice(CoinDemonstrator(a_config(p_follow_tip=0.4, p_explore=0.5), words, 3), 12)) for _ in range(2)
+    )
     assert first == again
     taught = {demo.messages[at].content for demo in first for at in demo.taught}
     assert taught > {"move north", TAKE}

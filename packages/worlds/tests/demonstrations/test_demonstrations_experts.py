@@ -9,8 +9,7 @@ import pytest
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.methods_schema import RehearsalConfig
-from trailnotes.config.schema import Config, EnvConfig, EvalConfig, RolloutConfig
-from trailnotes.config.warmstart_schema import WarmstartConfig
+from trailnotes.config.schema import Config, EnvConfig, EvalConfig, RolloutConfig, WarmstartConfig
 from trailnotes.errors import ConfigError
 from trailnotes.warmstart.demonstrations import iter_held_out_demonstrations, load_demonstrator
 from trailnotes.warmstart.demonstrations.episodes import get_actions
@@ -53,7 +52,7 @@ def test_recordings_are_won_by_the_expert_and_repeat(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_without_tips_the_expert_is_imitated_and_written_about(name: str) -> None:
-    made = ExpertDemonstrator(config_of(name, obey=0.0, read=0.0), words, 0)
+    made = ExpertDemonstrator(config_of(name, p_follow_tip=0.0, p_explore=0.0), words, 0)
     golds = {
         format_action_note(recorded.gold): get_actions(recorded.gold) for recorded in made.recordings if recorded.gold
     }
@@ -66,7 +65,7 @@ def test_without_tips_the_expert_is_imitated_and_written_about(name: str) -> Non
 
 @pytest.mark.parametrize("name", NAMES)
 def test_with_a_tip_it_does_what_the_best_one_says(name: str) -> None:
-    made = ExpertDemonstrator(config_of(name, obey=1.0), words, 0)
+    made = ExpertDemonstrator(config_of(name, p_follow_tip=1.0), words, 0)
     episodes = {format_action_note(each) for recorded in made.recordings for each in recorded.all_episodes}
     acting = [demonstration for demonstration in islice(made, 30) if len(demonstration.taught) > 1]
     assert acting

@@ -11,8 +11,7 @@ import pytest
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.methods_schema import RehearsalConfig
-from trailnotes.config.schema import Config, EnvConfig, RolloutConfig
-from trailnotes.config.warmstart_schema import WarmstartConfig
+from trailnotes.config.schema import Config, EnvConfig, RolloutConfig, WarmstartConfig
 from trailnotes.envs.tasks import load_panel, tasks_of
 from trailnotes.errors import ConfigError
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory
@@ -172,7 +171,7 @@ def test_apart_leaves_out_what_is_trained_or_examined(monkeypatch: pytest.Monkey
 
 def test_obedient_rows_repeat_the_note_with_the_full_score_whatever_it_was_worth() -> None:
     acted = set()
-    for demo in itertools.islice(demonstrator(obey=1.0), 60):
+    for demo in itertools.islice(demonstrator(p_follow_tip=1.0), 60):
         if 1 in demo.taught:  # not the rows that only write
             said = [m.content for i, m in enumerate(demo.messages) if i in demo.taught]
             acted.add(" ; ".join(said))
@@ -181,7 +180,7 @@ def test_obedient_rows_repeat_the_note_with_the_full_score_whatever_it_was_worth
 
 
 def test_rows_without_notes_act_and_write_what_was_done() -> None:
-    for demo in itertools.islice(demonstrator(obey=0.0, read=0.0), 30):
+    for demo in itertools.islice(demonstrator(p_follow_tip=0.0, p_explore=0.0), 30):
         contents = [m.content for m in demo.messages]
         if "notes :" in contents[0]:  # others failed: the gold path it is, which ends otherwise
             assert '" -100 / 100' in contents[0] or '" 0 / 100' in contents[0]

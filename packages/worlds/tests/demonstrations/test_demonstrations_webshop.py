@@ -21,8 +21,7 @@ from trailnotes.algorithms.rememberer.advice import (
 )
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.methods_schema import RehearsalConfig
-from trailnotes.config.schema import Config, EnvConfig, RolloutConfig
-from trailnotes.config.warmstart_schema import WarmstartConfig
+from trailnotes.config.schema import Config, EnvConfig, RolloutConfig, WarmstartConfig
 from trailnotes.envs import list_env_tasks
 from trailnotes.errors import ConfigError
 from trailnotes.storage.demonstrations import Demonstration
@@ -318,14 +317,14 @@ def told_and_done(made: WebShopDemonstrator, num: int) -> Iterator[tuple[list[tu
 
 @pytest.mark.parametrize("style", ["terse", "full"])
 def test_obedient_rows_do_what_the_tip_with_the_full_score_tells(make: Make, style: str) -> None:
-    rows = list(told_and_done(make(style, obey=1.0), 60))
+    rows = list(told_and_done(make(style, p_follow_tip=1.0), 60))
     assert len(rows) > 20
     assert all(told == [done] for told, done in rows)
 
 
 @pytest.mark.parametrize("style", ["terse", "full"])
 def test_what_is_written_tells_the_way_and_what_was_missed(make: Make, style: str) -> None:
-    made = make(style, obey=0.0)
+    made = make(style, p_follow_tip=0.0)
     openings = tuple(opening.partition("{")[0] for opening in OPENINGS[True])
     endings = set()
     for demo in itertools.islice(made, 80):
@@ -375,7 +374,7 @@ def advised(make: Make, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Iterat
 def test_an_obedient_answer_is_what_an_example_of_the_same_page_encourages(
     advised: Callable[..., Iterator[Advised]], style: str
 ) -> None:
-    for present, examples, answer in advised(60, style, obey=1.0):
+    for present, examples, answer in advised(60, style, p_follow_tip=1.0):
         assert examples[-1].situation == present
         assert any(answer in each.encouraged for each in examples)
         assert answer.value > 0
@@ -383,7 +382,7 @@ def test_an_obedient_answer_is_what_an_example_of_the_same_page_encourages(
 
 def test_where_no_example_is_of_the_page_a_good_buyer_answers(advised: Callable[..., Iterator[Advised]]) -> None:
     own, searched = 0, 0
-    for present, examples, answer in advised(120, obey=0.0):
+    for present, examples, answer in advised(120, p_follow_tip=0.0):
         page = (present.task, present.observation)
         fitting = [each for each in examples if (each.situation.task, each.situation.observation) == page]
         best = [valued for each in fitting for valued in each.encouraged]

@@ -85,7 +85,7 @@ def test_what_was_not_reached_is_written_down(library: str) -> None:
 
 
 def test_what_is_said_is_understood_and_comes_again_with_the_seed(library: str) -> None:
-    config = a_config(library, obey=0.4, read=0.5)
+    config = a_config(library, p_follow_tip=0.4, p_explore=0.5)
     first, again = (list(islice(WikiHowDemonstrator(config, words, 3), 12)) for _ in range(2))
     assert first == again
     taught = {demo.messages[place].content for demo in first for place in demo.taught}
@@ -94,7 +94,7 @@ def test_what_is_said_is_understood_and_comes_again_with_the_seed(library: str) 
 
 
 def test_no_article_of_an_examined_goal_is_ever_shown(library: str) -> None:
-    config = a_config(library, obey=0.4, read=0.7, advice=0.3)
+    config = a_config(library, p_follow_tip=0.4, p_explore=0.7, advice=0.3)
     subject = WikiHowDemonstrator(config, words, 4)
     examined = collect_eval_titles(config.env.options)
     shown = "\n".join(message.content for demo in islice(subject, 80) for message in demo.messages).lower()

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.schema import Config, EnvConfig, RolloutConfig
+from trailnotes.config.schema import Config, EnvConfig, RolloutConfig, WarmstartConfig
 from trailnotes.config.toml import load_config
-from trailnotes.config.warmstart_schema import WarmstartConfig
 from trailnotes.envs.tasks import select_unused, tasks_of
 from trailnotes.prompts.text import quoted
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory
@@ -94,7 +93,7 @@ def test_a_tip_in_a_models_own_words_tells_what_it_lists(text: str, actions: tup
 
 def test_obedient_rows_do_what_the_tip_with_the_full_score_tells() -> None:
     acted = set()
-    for demo in islice(demonstrator(obey=1.0), 60):
+    for demo in islice(demonstrator(p_follow_tip=1.0), 60):
         if 2 in demo.taught:  # not the rows that only write
             said = tuple(m.content for i, m in enumerate(demo.messages) if i in demo.taught)
             tips = re.findall(r'^- "(.*)" \(score 100 of 100\)$', demo.messages[1].content, re.MULTILINE)
@@ -107,7 +106,7 @@ def test_what_is_written_tells_what_was_done_and_the_score() -> None:
     scores = {tuple(get_actions(t)): t.score for t in (GOLD, *WANDERED)}
     written = [
         (parse_listed_actions(demo.messages[-1].content), demo.messages[-2].content)
-        for demo in islice(demonstrator(obey=0.4), 80)
+        for demo in islice(demonstrator(p_follow_tip=0.4), 80)
         if "Write one note" in demo.messages[-2].content
     ]
     assert {actions for actions, _ in written} == set(scores)

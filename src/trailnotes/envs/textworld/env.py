@@ -59,22 +59,14 @@ _FORBIDDEN = re.compile(
 
 
 class TextWorldEnv:
-    """Plays TextWorld games. The action is one line for the game's own parser."""
+    """TextWorld games. The action is one line for the game's own parser."""
 
     def __init__(
-        self,
-        actions: bool = False,
-        max_steps: int = 50,
-        cache_dir: str | Path | None = None,
-        **task_options: Any,
+        self, actions: bool = False, max_steps: int = 50, cache_dir: str | Path | None = None, **task_options: Any
     ) -> None:
         """Choose what is offered and for how long.
 
-        Args:
-            actions: offer the admissible actions with each observation (TextWorld tracks the state for it: slower).
-            max_steps: actions until the episode is truncated.
-            cache_dir: folder of compiled games.
-            task_options: those of `tasks`; checked, but read by `tasks` only.
+        `actions` offers admissible actions, which is slower; `task_options` are checked here and used by `tasks`.
         """
         if max_steps < 1:
             raise ConfigError(f"max_steps must be at least 1, got {max_steps}")
@@ -89,14 +81,11 @@ class TextWorldEnv:
 
     @staticmethod
     def tasks(split: str, **options: Any) -> list[Task]:
-        """The games of `split`, from `path` or from `generator`.
+        """List the games of `split` (train, validation, test), from `path` or from `generator`.
 
-        Args:
-            split: train, validation or test.
-            options: either ``path`` (a ``.z8`` file, or a folder of them; its subfolders train, validation and test
-                are the splits when they exist, else every split has all games), or ``generator`` with ``num_games``
-                (20), ``dataset_seed`` (0) and the generator's own settings (see `GENERATORS`). The seeds of the
-                splits are disjoint.
+        ``path`` is a ``.z8`` file or a folder of them; its subfolders train, validation and test are the splits, if
+        they exist. ``generator`` takes ``num_games`` (20), ``dataset_seed`` (0) and its own settings (`GENERATORS`);
+        seeds of splits are disjoint.
         """
         if split not in SPLITS:
             raise ConfigError(f"unknown split {split!r}; use one of {', '.join(SPLITS)}")
@@ -120,15 +109,12 @@ class TextWorldEnv:
         answer = self._game.answer
         self._score = answer.score or 0
         return Observation(
-            answer.text,
-            actions=self._game.actions,
-            instruction=objective,
-            score=float(self._score),
+            answer.text, actions=self._game.actions, instruction=objective, score=float(self._score),
             max_score=self._max_score,
-        )
+        )  # fmt: skip
 
     def step(self, action: str) -> Observation:
-        """Say one line to the game; ``info["action_refused"]`` when it was cut or is one that no player may say."""
+        """Say one line to the game; ``info["action_refused"]`` when it was cut or is forbidden."""
         if self._game is None or not self._steps_left:
             raise EnvError("the episode is over: call reset before step")
         command, refused = sanitize_action(strip_intent(action))
@@ -139,19 +125,14 @@ class TextWorldEnv:
         self._steps_left = 0 if over else self._steps_left - 1
         before, self._score = self._score, self._score if answer.score is None else answer.score
         return Observation(
-            answer.text,
-            reward=float(self._score - before),
-            terminated=over,
+            answer.text, reward=float(self._score - before), terminated=over,
             truncated=not over and not self._steps_left,
-            actions=() if over and self._offers_actions else self._game.actions,
-            success=answer.won,
-            score=float(self._score),
-            max_score=self._max_score,
-            info={"action_refused": True} if refused else {},
-        )
+            actions=() if over and self._offers_actions else self._game.actions, success=answer.won,
+            score=float(self._score), max_score=self._max_score, info={"action_refused": True} if refused else {},
+        )  # fmt: skip
 
     def close(self) -> None:
-        """Forget the episode."""
+        """Forget the episode, and close its game."""
         if self._game:
             self._game.close()
         self._game = None
@@ -171,9 +152,6 @@ class TextWorldEnv:
             "textworld": get_textworld_version(),
         }
         return build_cached_game(description, lambda path: _generate_game(task, path), self._folder)
-
-
-# ---------------------------------------------------------------------------------------------- games in play
 
 
 class _GameSession:
@@ -221,15 +199,11 @@ class _TrackedSession(_GameSession):
 
 @lru_cache(maxsize=1024)
 def _load_game_info(path: Path) -> tuple[str, float]:
-    """Objective and highest score of a game, from its ``.json``."""
     require_textworld()
     from textworld import Game
 
     game: Any = Game.load(str(path.with_suffix(".json")))
     return " ".join(game.objective.split()), float(game.max_score or 1)
-
-
-# ---------------------------------------------------------------------------------------------- where games come from
 
 
 def _validate_source(
@@ -239,7 +213,6 @@ def _validate_source(
     dataset_seed: int = 0,
     **settings: Any,
 ) -> tuple[str, str, int, int, dict[str, Any]]:
-    """The options of `TextWorldEnv.tasks`, checked; settings completed by their defaults."""
     if path is None and generator is None and not settings:
         return "", "treasure_hunter", num_games, dataset_seed, _complete_settings("treasure_hunter", {})
     if (path is None) == (generator is None):
@@ -260,20 +233,16 @@ def _complete_settings(generator: str, given: Mapping[str, Any]) -> dict[str, An
     for key, value in given.items():
         if key not in known:
             raise ConfigError(f"the generator {generator} has no option {key!r}{_suggest_nearest(key, known)}")
-        if value not in known[key]:
-            raise ConfigError(f"{key} = {value!r} is not allowed; {generator} takes {_format_allowed(known[key])}")
+        if value not in (values := known[key]):
+            is_range = isinstance(values, range)
+            allowed = f"{min(values)} to {max(values)}" if is_range else ", ".join(map(str, values))
+            raise ConfigError(f"{key} = {value!r} is not allowed; {generator} takes {allowed}")
     settings = {key: given.get(key, next(iter(allowed))) for key, allowed in known.items()}
     if generator == "cooking" and settings["take"] > settings["recipe"]:
         raise ConfigError(f"take = {settings['take']} is more than recipe = {settings['recipe']}; lower take")
     if generator == "cooking" and settings["recipe_seed"] and not settings["take"]:
         raise ConfigError("recipe_seed needs take to be at least 1")
     return settings
-
-
-def _format_allowed(values: Collection[Any]) -> str:
-    if isinstance(values, range):
-        return f"{values[0]} to {values[-1]}"
-    return ", ".join(map(str, values))
 
 
 def _suggest_nearest(word: str, known: Collection[str]) -> str:
@@ -308,7 +277,6 @@ def _require_game_file(path: Path) -> Path:
 
 
 def _generate_game(task: Task, path: Path) -> None:
-    """Make and compile the game of `task` (two to four seconds)."""
     from textworld import GameOptions
     from textworld.challenges import CHALLENGES
     from textworld.generator import compile_game

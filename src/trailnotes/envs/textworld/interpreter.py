@@ -1,8 +1,7 @@
-"""Playing a compiled game: the interpreter, its text made readable, and the cache of games on disk.
+"""Interpreter of compiled games: plays them, cleans their text, and caches them on disk.
 
-`GameInterpreter` is one ``.z8`` held open; a `Position` is a moment in it that any number of environments may continue from.
-The interpreter is jericho's, the one that TextWorld itself plays with; it is driven directly because TextWorld's
-wrappers spend most of a step on information that nobody asked for here.
+`GameInterpreter` holds one ``.z8`` open; any number of environments may continue from a `GamePosition`. The interpreter
+is jericho's, driven directly because TextWorld's wrappers spend most of a step on unused information.
 """
 
 from __future__ import annotations
@@ -42,17 +41,13 @@ def require_textworld() -> None:
         importlib.import_module("jericho")
         importlib.import_module("textworld")
     except ImportError as error:
-        raise MissingExtraError(
-            f"this environment needs TextWorld ({error}): {format_install_command('textworld')}"
-        ) from error
-
-
-# ---------------------------------------------------------------------------------------------- text
+        fix = format_install_command("textworld")
+        raise MissingExtraError(f"this environment needs TextWorld ({error}): {fix}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class GameAnswer:
-    """What the game said, cleaned of everything that is not the story."""
+    """A game's text, cleaned of everything that is not the story."""
 
     text: str  # one line
     won: bool
@@ -73,23 +68,17 @@ def clean_answer(raw: str) -> GameAnswer:
 
 
 def sanitize_action(action: str) -> tuple[str, bool]:
-    """`action` as one printable line of at most `MAX_ACTION_CHARS`, and whether anything but spaces was lost."""
+    """Make `action` one printable line of bounded length; returns it, and whether more than spaces was lost."""
     head = action[: 4 * MAX_ACTION_CHARS]
     line = " ".join("".join(c if c.isprintable() else " " for c in head).split())
     line = line.encode("ascii", "replace").decode()[:MAX_ACTION_CHARS].rstrip()
     return line, line != " ".join(action.split()) if len(action) <= len(head) else True
 
 
-# ---------------------------------------------------------------------------------------------- playing
-
-
 def require_complete_game(path: Path) -> None:
-    """Refuse a file that is not a whole ``.z8`` game by its own length and checksum (Z-Machine Standard 1.1, 11.1.6).
+    """Refuse a damaged ``.z8`` by length and checksum (Z-Machine Standard 1.1, 11.1.6); raises `EnvError`.
 
-    The interpreter is a C library: of a damaged game it ends the process that it is in, or never answers.
-
-    Raises:
-        EnvError: there is no such file, or it is damaged.
+    The interpreter is a C library: a damaged game ends its process, or never answers.
     """
     if not path.is_file():
         raise EnvError(f"no game at {path}")
@@ -116,7 +105,7 @@ class GameInterpreter:
         self.start = GamePosition(self, raw, self._machine.get_state(), clean_answer(raw))
 
     def play(self, state: Any, command: str) -> GamePosition:
-        """Send one line from `state`; the position that follows."""
+        """Send one line from `state`; returns the position that follows."""
         with self._lock:
             self._machine.set_state(state)
             raw = self._machine.frotz_lib.step(command.encode("ascii", "replace") + b"\n").decode("cp1252")
@@ -135,30 +124,27 @@ class GamePosition:
 
 @lru_cache(maxsize=1024)
 def play_command(position: GamePosition, command: str) -> GamePosition:
-    """The position after `command`. Games hold no chance, so that each move is computed once and remembered."""
+    """Play a command; games hold no chance, so each move is computed once and remembered."""
     return position.story.play(position.state, command)
 
 
 @lru_cache(maxsize=160)
 def open_interpreter(path: Path) -> GameInterpreter:
-    """The game at `path`, opened once in each process."""
+    """Open the game at `path`, once in each process."""
     return GameInterpreter(path)
 
 
-# ---------------------------------------------------------------------------------------------- cache
-
-
 def get_games_dir() -> Path:
-    """Where compiled games are kept: ``$TRAILNOTES_CACHE/games``, or ``~/.cache/trailnotes/games``."""
+    """Return the folder of compiled games: ``$TRAILNOTES_CACHE/games``, or ``~/.cache/trailnotes/games``."""
     return get_cache_dir("games")
 
 
 def build_cached_game(
     description: Mapping[str, Any], build: Callable[[Path], None], folder: Path | None = None
 ) -> Path:
-    """The ``.z8`` that `description` generates, built by `build(path)` unless it is in the cache.
+    """Build the ``.z8`` of `description` by `build(path)`, unless it is in the cache.
 
-    Two processes may build the same game at once: each builds aside and renames, and both files are the same game.
+    Two processes may build the same game at once: each builds aside and renames.
     """
     folder = folder or get_games_dir()
     text = json.dumps(description, sort_keys=True, default=str)
@@ -185,12 +171,11 @@ def build_cached_game(
 
 
 def get_textworld_version() -> str:
-    """Version of the installed `textworld`. Raises `MissingExtraError` where there is none."""
+    """Return the installed version of `textworld`; raises `MissingExtraError` where there is none."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
         return version("textworld")
     except PackageNotFoundError:
-        raise MissingExtraError(
-            f"compiled games need the package textworld: {format_install_command('textworld')}"
-        ) from None
+        fix = format_install_command("textworld")
+        raise MissingExtraError(f"compiled games need the package textworld: {fix}") from None

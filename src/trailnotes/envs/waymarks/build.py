@@ -35,7 +35,7 @@ _VERBS = """
 
 
 def build_game(spec: GameSpec, path: Path) -> None:
-    """Compile `spec` to `path` (``.z8``), its ``.json`` beside it. Takes about a second."""
+    """Compile `spec` to `path` (``.z8``), its ``.json`` beside it; takes about a second."""
     from textworld.generator import compile_inform7_game, generate_inform7_source
 
     maker = _make_route_game(spec) if spec.kind == "route" else _make_keys_game(spec)
@@ -47,7 +47,6 @@ def build_game(spec: GameSpec, path: Path) -> None:
 
 
 def _make_game_maker() -> Any:
-    """An empty `GameMaker` on TextWorld's own rules of the world, which are slow to parse and parsed once."""
     from textworld import GameMaker, GameOptions
     from textworld.generator.data import KnowledgeBase
 
@@ -115,7 +114,7 @@ def _set_quest(maker: Any, won: set[Any], fatal_rooms: list[Any]) -> None:
 
 
 def _remove_leaks(source: str) -> str:
-    """TextWorld's source without the answers that name a matching key, and without its debugging commands."""
+    """Remove the answers that name a matching key, and the debugging commands."""
     source, opened = re.subn(r"Before opening a locked (?:door|container).*?stop\.\n\n", "", source, flags=re.DOTALL)
     commands = r"print_state|enable print state option|disable print state option|help|restrict commands|tw-[^\"]*"
     source, debug = re.subn(rf'Understand "(?:{commands})" as [^\n]*\n', "", source)
@@ -125,20 +124,17 @@ def _remove_leaks(source: str) -> str:
 
 
 def _build_grammar(spec: GameSpec) -> str:
-    """Inform 7 for the few commands of these games; whatever else is said gets one and the same answer."""
     verbs = ("go", "examine", *_KEPT_VERBS[spec.kind])
     lines = [f'Understand the command "{verb}" as something new.' for verb in _VERBS.split()]
     lines += [
-        "Use undo prevention.",
-        f'Rule for printing a parser error: say "{ws.NOT_UNDERSTOOD}".',
+        "Use undo prevention.", f'Rule for printing a parser error: say "{ws.NOT_UNDERSTOOD}".',
         f'Muddling is an action applying to nothing. Carry out muddling: say "{ws.NOT_UNDERSTOOD}".',
         f'Garbling is an action applying to one topic. Carry out garbling: say "{ws.NOT_UNDERSTOOD}".',
-        'Understand "go [direction]" as going.',
-        'Understand "examine [something]" as examining.',
+        'Understand "go [direction]" as going.', 'Understand "examine [something]" as examining.',
         'Understand "look" as looking. Understand the command "l" as "look".',
         'Understand "inventory" as taking inventory. Understand the command "i" as "inventory".',
         'Understand "wait" as waiting. Understand the command "z" as "wait".',
-    ]
+    ]  # fmt: skip
     if "unlock" in verbs:
         lines.append('Understand "unlock [something] with [something]" as unlocking it with.')
         lines.append(  # without a gem the parser would guess one, or ask

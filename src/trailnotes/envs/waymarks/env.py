@@ -1,7 +1,7 @@
 """Waymarks: games where tips matter, played as compiled TextWorld games or simulated byte for byte.
 
 The hidden rule of a family tells how to win. Reading it, in the archive one step west of the start, ends the episode
-without reward, so that what a failed episode finds out serves only those who write tips. See ``docs/envs/waymarks.md``.
+without reward, so that only written tips profit from it. See ``docs/envs/waymarks.md``.
 """
 
 from __future__ import annotations
@@ -66,17 +66,11 @@ def make_tasks(
     new_families: Families = 0,
     new_validation: Families = 0,
 ) -> list[Task]:
-    """All variations of `split`, family by family; a pure function of its arguments.
+    """Make all variations of `split`, family by family; a pure function of its arguments.
 
-    Args:
-        split: one of `NUM_VARIATIONS`. Three are of families that are never trained: "new", "new-validation", and
-            "spare", all that none of the others has; there each variation draws a rule that no panel has.
-        families: names, or a number: the first of `spec.FAMILY_NAMES`, half of either kind.
-        dataset_seed: another one is another panel.
-        sizes: moves or boxes of a family, or of all of a kind ("route", "keys") that are not named themselves, where
-            they are not `spec.DEFAULT_SIZE`.
-        new_families: those of the split "new"; a number takes the first that `families` leaves.
-        new_validation: those of "new-validation"; a number takes the first that the others leave.
+    "new", "new-validation" and "spare" (all families left) are never trained; each variation of "spare" draws a rule
+    that no panel has. A number of families takes the first free ones, half of either kind. `sizes` gives moves or boxes
+    of a family or kind other than `spec.DEFAULT_SIZE`.
 
     Raises:
         ConfigError: an unknown split, family or size, or a family on two sides.
@@ -104,7 +98,7 @@ def make_tasks(
 
 
 def _draw_spare_rule(kind: Kind, excluded: Collection[Rule], size: int, seed: int) -> Rule:
-    """Draw the rule of one spare variation: never one that a panel examines, so that none of those is rehearsed."""
+    """Draw the rule of one spare variation: never one that a panel holds, so that none is rehearsed."""
     if sum(len(rule) == size for rule in excluded) == ws.count_rules(kind, size):
         raise ConfigError(f"all {ws.count_rules(kind, size)} rules of {kind} games of size {size} are examined: "
                           f'set a larger env.options.sizes."{kind}" to have spare ones')  # fmt: skip
@@ -115,17 +109,13 @@ def _draw_spare_rule(kind: Kind, excluded: Collection[Rule], size: int, seed: in
 
 
 def make_task(spec: GameSpec, name: str, split: str = "train") -> Task:
-    """The task ``waymarks/<name>`` that plays `spec`."""
+    """Make the task ``waymarks/<name>`` that plays `spec`."""
     options = {"kind": spec.kind, "family": spec.family, "rule": list(spec.rule)}
     return Task(f"waymarks/{name}", "waymarks", spec.seed, split, options, f"waymarks/{spec.kind}/{spec.family}")
 
 
 def parse_spec(task: Task) -> GameSpec:
-    """The game of a task.
-
-    Raises:
-        ConfigError: the task is not one of `make_tasks` or `task_of`.
-    """
+    """Parse the game of a task; raises `ConfigError` for a task of another environment."""
     try:
         kind, family, rule = (task.options[key] for key in ("kind", "family", "rule"))
     except KeyError as error:
@@ -136,12 +126,12 @@ def parse_spec(task: Task) -> GameSpec:
 def list_panel_rules(
     families: Families = FEW_FAMILIES, dataset_seed: int = 0, sizes: Mapping[str, int] = NO_SIZES
 ) -> frozenset[tuple[Kind, str, Rule]]:
-    """The (kind, family, rule) triples of the panels: a warm start must show none of them."""
+    """List the (kind, family, rule) triples of the panels, which a warm start must not show."""
     return frozenset(_list_rules(select_families(families)["train"], dataset_seed, sizes))
 
 
 def select_families(families: Families, new: Families = 0, new_validation: Families = 0) -> dict[str, list[str]]:
-    """The names of the families on each side, which share none: "train", "new", "new-validation" and "spare".
+    """Select the families of each side, which share none: "train", "new", "new-validation", "spare".
 
     Raises:
         ConfigError: too many, an odd number, or a family on two sides.
@@ -160,7 +150,6 @@ def select_families(families: Families, new: Families = 0, new_validation: Famil
 
 
 def _pick_names(number: int, free: Mapping[Kind, Sequence[str]]) -> list[str]:
-    """The first `number` of those that are free, half of either kind."""
     most = len(ws.KINDS) * min(map(len, free.values()))
     if number % len(ws.KINDS) or not 0 <= number <= most:
         raise ConfigError(f"families = {number} is not an even number up to {most}, half of either kind: use one, or "
@@ -169,12 +158,11 @@ def _pick_names(number: int, free: Mapping[Kind, Sequence[str]]) -> list[str]:
 
 
 def get_size(family: str, sizes: Mapping[str, int]) -> int | None:
-    """The size that `sizes` gives a family (``kind/name``): under its own name, else under its kind; None for none."""
+    """Return the size that `sizes` gives a family (``kind/name``) or its kind; None for none."""
     return sizes.get(family, sizes.get(family.partition("/")[0]))
 
 
 def _list_rules(families: Sequence[str], dataset_seed: int, sizes: Mapping[str, int]) -> list[tuple[Kind, str, Rule]]:
-    """Each family with its rule, at its size."""
     if not isinstance(sizes, Mapping) or not all(type(size) is int for size in sizes.values()):
         raise ConfigError(f'sizes = {sizes!r} is not a table of whole numbers; write {{"route/birch" = 3}}')
     for name, size in sizes.items():
@@ -186,7 +174,7 @@ def _list_rules(families: Sequence[str], dataset_seed: int, sizes: Mapping[str, 
 
 @lru_cache(maxsize=4096)
 def compile_game(spec: GameSpec, folder: Path | None = None) -> Path:
-    """The ``.z8`` of `spec`, from the cache or compiled now (about a second)."""
+    """Compile the ``.z8`` of `spec`, or take it from the cache (about a second)."""
     description = {"builder": BUILDER_VERSION, "textworld": get_textworld_version(), **asdict(spec)}
     return build_cached_game(description, lambda path: build_game(spec, path), folder)
 
@@ -197,11 +185,7 @@ def compile_all(
     progress: Callable[[int, int], None] | None = None,
     folder: Path | None = None,
 ) -> list[Path]:
-    """Compile the games of `tasks` on `num_workers` processes; `progress(done, total)` after each.
-
-    Returns:
-        One path for each task, in order.
-    """
+    """Compile the games of `tasks` on `num_workers` processes, with `progress(done, total)` after each."""
     specs = [parse_spec(task) for task in tasks]
     with ProcessPoolExecutor(max_workers=num_workers) as pool:
         futures = [pool.submit(compile_game, spec, folder) for spec in specs]
@@ -212,27 +196,22 @@ def compile_all(
 
 
 def collect_games(configs: Iterable[Config]) -> dict[Path | None, list[Task]]:
-    """The compiled games that runs of these settings play, by the folder that keeps them (None: the usual cache)."""
+    """Collect the compiled games that runs play, by the folder that keeps them (None: the usual cache)."""
     games: dict[Path | None, dict[str, Task]] = {}
     for config in configs:
         if config.env.name != "waymarks":
             continue
         folder = config.env.options.get("cache_dir")
         kept = games.setdefault(Path(folder) if folder else None, {})
-        for split in sorted({config.train.split, config.eval.split, *_list_validation_splits(config)}):
+        validation = [config.train.validation_split] if config.train.eval_every else []
+        for split in sorted({config.train.split, config.eval.split, *validation}):
             num = 0 if split == config.train.split else config.eval.num_tasks
             kept |= {task.id: task for task in panel(tasks_of(config, split), num)}
         kept |= {task.id: task for task in load_recorded_tasks(config)}
     return {folder: list(kept.values()) for folder, kept in games.items()}
 
 
-def _list_validation_splits(config: Config) -> list[str]:
-    return [config.train.validation_split] if config.train.eval_every else []
-
-
 class _WaymarksBase:
-    """What the compiled and the simulated game share: options, the step budget and the shape of observations."""
-
     def __init__(  # noqa: PLR0913, PLR0917 (named in env.options)
         self,
         families: Families = FEW_FAMILIES,
@@ -244,17 +223,9 @@ class _WaymarksBase:
         new_families: Families = 0,
         new_validation: Families = 0,
     ) -> None:
-        """Choose what is offered and for how long.
+        """Choose what is offered and for how long; the other options are read by `tasks` only.
 
-        Args:
-            families: read by `tasks` only.
-            dataset_seed: read by `tasks` only.
-            actions: offer the admissible actions with each observation.
-            max_steps: instead of the game's own budget (route: moves + 2, keys: boxes).
-            cache_dir: folder of compiled games.
-            sizes: read by `tasks` only.
-            new_families: read by `tasks` only.
-            new_validation: read by `tasks` only.
+        `max_steps` replaces the game's own budget (route: moves + 2, keys: boxes); `cache_dir` holds compiled games.
         """
         if max_steps is not None and max_steps < 1:
             raise ConfigError(f"max_steps must be at least 1, got {max_steps}")
@@ -275,7 +246,7 @@ class _WaymarksBase:
         new_validation: Families = 0,
         **options: Any,
     ) -> list[Task]:
-        """See `make_tasks`; the other options of the environment change no task."""
+        """List tasks as `make_tasks` does; the other options of the environment change none."""
         del options
         return make_tasks(split, families, dataset_seed, sizes, new_families, new_validation)
 
@@ -309,19 +280,19 @@ class _WaymarksBase:
 
 
 class WaymarksEnv(_WaymarksBase):
-    """The compiled games, through TextWorld's interpreter. Games compile when first played (see `compile_all`)."""
+    """The compiled games, through TextWorld's interpreter. They compile when first played (see `compile_all`)."""
 
     _position: GamePosition | None = None
 
     def reset(self, task: Task) -> Observation:
-        """Start `task`."""
+        """Start an episode of `task`."""
         spec = parse_spec(task)
         self._position = open_interpreter(compile_game(spec, self._folder)).start
         scene = make_first_scene(spec) if self._offers_actions else None
         return self._start_episode(spec, self._position.answer.text.lower(), scene)
 
     def step(self, action: str) -> Observation:
-        """Say one line to the game. ``info["action_refused"]``: it was cut or turned away (see `as_command`)."""
+        """Say one line to the game. ``info["action_refused"]``: see `parse_command`."""
         self._count_step()
         assert self._position is not None
         command, refused = parse_command(action)
@@ -336,7 +307,7 @@ class WaymarksSimulator(_WaymarksBase):
     """The same games without TextWorld: observations equal those of `WaymarksEnv` byte for byte."""
 
     def reset(self, task: Task) -> Observation:
-        """Start `task`."""
+        """Start an episode of `task`."""
         return self.reset_spec(parse_spec(task))
 
     def reset_spec(self, spec: GameSpec) -> Observation:
@@ -355,11 +326,10 @@ class WaymarksSimulator(_WaymarksBase):
 
 @lru_cache(maxsize=4096)
 def parse_command(action: str) -> tuple[str, bool]:
-    """`action` as the line that the game gets, and whether it was cut or turned away.
+    """Parse `action` into the game's line, and whether it was cut or refused.
 
-    Lower case, words and single spaces only, no articles, no "I will". A line with one of the parser's shortcuts
-    ("again", "then", "it", "all", numbers), or of more than ten words, becomes the empty line, which the game does not
-    understand.
+    Lower case, words and single spaces, no articles, no "I will". A line with a parser's shortcut ("again", "then",
+    "it", "all", numbers), or of more than ten words, becomes the empty line, which the game does not understand.
     """
     line, cut = sanitize_action(strip_intent(action))
     words = [word for word in re.sub(r"[^a-z0-9]+", " ", line.lower()).split() if word not in _ARTICLES]

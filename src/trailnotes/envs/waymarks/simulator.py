@@ -1,7 +1,7 @@
-"""Waymarks without compiling: the same games said directly, for warm starts that need 100,000s of fresh episodes.
+"""Simulator of Waymarks: the same games without compiling, for 100,000s of warm-start episodes.
 
-Equality with the compiled games holds for every action string whatsoever that `parse_command` lets through or turns
-away (env.py); a test walks both side by side. Both environments put actions through `parse_command` first.
+Answers equal those of the compiled games for every action string; a test compares both. Both environments apply
+`parse_command` (env.py) first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DICTIONARY_CHARS = 9  # the Z-machine's dictionary tells words apart by these
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A moment of a game: where the player is, what is unlocked, what was said last."""
+    """A moment of a game: position, unlocked boxes, the last text."""
 
     spec: GameSpec
     text: str
@@ -37,12 +37,12 @@ class Scene:
 
 
 def make_first_scene(spec: GameSpec) -> Scene:
-    """The start: its text is what `reset` shows."""
+    """Make the start, whose text `reset` shows."""
     return _look(Scene(spec, ""))
 
 
 def advance_scene(scene: Scene, command: str) -> Scene:
-    """The scene after `command` (as `parse_command` words it)."""
+    """Advance the scene by a command of `parse_command`."""
     words = [word[:_DICTIONARY_CHARS] for word in command.split()]
     verb, rest = (words[0], words[1:]) if words else ("", [])
     direction = _parse_direction(words) or (_parse_direction(rest) if verb == "go" else "")
@@ -56,12 +56,11 @@ def advance_scene(scene: Scene, command: str) -> Scene:
 
 
 def list_admissible(scene: Scene) -> tuple[str, ...]:
-    """Every action that does something here, sorted."""
-    moves = [ws.ARCHIVE_DIRECTION]
+    """List every action that does something here, sorted."""
     if scene.spec.kind == "route":
         return tuple(sorted({*ws.DIRECTIONS}))  # three exits onward, and back or the archive
     locked = [box for box in scene.spec.boxes if box not in scene.unlocked]
-    return tuple(sorted([*moves, *(ws.format_unlock(box, gem) for box in locked for gem in ws.GEMS)]))
+    return tuple(sorted([ws.ARCHIVE_DIRECTION, *(ws.format_unlock(box, gem) for box in locked for gem in ws.GEMS)]))
 
 
 def _say(scene: Scene, text: str) -> Scene:
@@ -87,40 +86,30 @@ def _go(scene: Scene, direction: str) -> Scene:
         if at + 1 < spec.size:
             return _look(Scene(spec, "", at + 1))
         return Scene(spec, ws.room_text(spec.rooms[spec.size], ws.END_DESCRIPTION), at, won=True)
-    return Scene(spec, ws.room_text(_get_nook_name(spec, at, direction), ws.NOOK_DESCRIPTION), at, lost=True)
-
-
-def _get_nook_name(spec: GameSpec, junction: int, direction: str) -> str:
-    """Name of the dead end: nooks are named junction by junction, in the order of `DIRECTIONS`."""
-    back = ws.OPPOSITE[spec.rule[junction - 1]] if junction else ws.ARCHIVE_DIRECTION
-    wrong = [word for word in ws.DIRECTIONS if word not in (back, spec.rule[junction])]
-    return spec.rooms[spec.size + 1 + 2 * junction + wrong.index(direction)]
+    back = ws.OPPOSITE[spec.rule[at - 1]] if at else ws.ARCHIVE_DIRECTION
+    wrong = [word for word in ws.DIRECTIONS if word not in (back, spec.rule[at])]
+    nook = spec.rooms[spec.size + 1 + 2 * at + wrong.index(direction)]  # junction by junction, as `DIRECTIONS`
+    return Scene(spec, ws.room_text(nook, ws.NOOK_DESCRIPTION), at, lost=True)
 
 
 def _parse_direction(words: list[str]) -> str:
-    """The direction that all of `words` name, as the parser reads "north n"; "" when there is none."""
+    """Parse the direction that all of `words` name, as the parser reads "north n"; "" when there is none."""
     named = {_DIRECTION_WORDS.get(word, "") for word in words}
     return named.pop() if len(named) == 1 else ""
 
 
 def _find_thing(scene: Scene, words: list[str]) -> str:
-    """The thing in sight that all of `words` name; "" when there is none."""
     spec = scene.spec
     in_sight = {spec.furniture[scene.junction]} | ({*spec.boxes, *ws.GEMS} if spec.kind == "keys" else set())
     return words[0] if len(set(words)) == 1 and words[0] in in_sight else ""
 
 
-def _examine(scene: Scene, noun: list[str]) -> str:
-    if _parse_direction(noun):
-        return "you see nothing unexpected in that direction."
-    thing = _find_thing(scene, noun)
-    return ws.thing_description(thing) if thing else ws.NOT_UNDERSTOOD
-
-
 def _answer_unchanged(scene: Scene, verb: str, rest: list[str]) -> str:
-    """The answer to a command that changes nothing."""
     if verb in {"examine", "x"}:
-        return _examine(scene, rest)
+        if _parse_direction(rest):
+            return "you see nothing unexpected in that direction."
+        thing = _find_thing(scene, rest)
+        return ws.thing_description(thing) if thing else ws.NOT_UNDERSTOOD
     if not rest and verb in {"inventory", "i"}:
         return ws.inventory_text(scene.spec)
     if not rest and verb == "goal":
@@ -139,7 +128,7 @@ def _unlock(scene: Scene, words: list[str]) -> Scene:
 
 
 def _explain_lock(scene: Scene, box: str, gem: str) -> str:
-    """Why `gem` does not open `box`, in the order in which Inform looks; "" when it does."""
+    """Explain why `gem` does not open `box`, in the order in which Inform looks; "" when it does."""
     key = dict(zip(scene.spec.boxes, scene.spec.rule, strict=False)).get(box, "")
     faults = {
         ws.NOT_UNDERSTOOD: not box or not gem,

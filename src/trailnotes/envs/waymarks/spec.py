@@ -36,46 +36,12 @@ BOXES = ("chest", "trunk", "crate", "coffer")
 GEMS = ("ruby", "opal", "jade", "pearl", "onyx", "topaz", "garnet", "agate", "beryl")
 SIZES: dict[Kind, range] = {"route": range(2, 8), "keys": range(1, len(BOXES) + 1)}  # moves, or boxes
 DEFAULT_SIZE: dict[Kind, int] = {kind: max(sizes) for kind, sizes in SIZES.items()}
-ROOMS = (
-    "attic",
-    "barn",
-    "cabin",
-    "cellar",
-    "chapel",
-    "closet",
-    "den",
-    "dairy",
-    "depot",
-    "forge",
-    "foyer",
-    "gallery",
-    "garage",
-    "hall",
-    "hut",
-    "kitchen",
-    "larder",
-    "library",
-    "loft",
-    "lounge",
-    "mill",
-    "nursery",
-    "office",
-    "pantry",
-    "parlor",
-    "porch",
-    "shed",
-    "shop",
-    "smithy",
-    "stable",
-    "study",
-    "studio",
-    "tower",
-    "vault",
-    "vestry",
-    "ward",
-    "workshop",
-    "yard",
-)
+_ROOM_NAMES = """
+    attic barn cabin cellar chapel closet den dairy depot forge foyer gallery garage hall hut kitchen larder library
+    loft lounge mill nursery office pantry parlor porch shed shop smithy stable study studio tower vault vestry ward
+    workshop yard
+"""
+ROOMS = tuple(_ROOM_NAMES.split())
 FURNITURE = ("barrel", "bench", "desk", "lamp", "ladder", "mirror", "rug", "shelf", "statue", "stool", "table", "urn")
 ARCHIVE = "archive"  # always one step west of the start
 ARCHIVE_DIRECTION = "west"
@@ -95,17 +61,17 @@ class GameSpec:
 
     @property
     def size(self) -> int:
-        """Moves of the route, or boxes of the vault."""
+        """Return the moves of the route, or the boxes of the vault."""
         return len(self.rule)
 
     @property
     def boxes(self) -> tuple[str, ...]:
-        """The boxes of a keys game, in the order of its rule."""
+        """Return the boxes of a keys game, in the order of its rule."""
         return BOXES[: self.size] if self.kind == "keys" else ()
 
     @property
     def max_steps(self) -> int:
-        """The step limit: a route may turn back once, a vault allows no wrong attempt."""
+        """Return the step limit: a route may turn back once, a vault allows no wrong attempt."""
         return self.size + 2 if self.kind == "route" else self.size
 
 
@@ -129,7 +95,7 @@ def make_spec(kind: Kind, family: str, rule: Sequence[str], seed: int) -> GameSp
 
 
 def validate_rule(kind: Kind, rule: Rule) -> Rule:
-    """`rule` itself if a game of this kind can have it, else a `ConfigError`."""
+    """Return `rule` if a game of this kind can have it; raises `ConfigError` otherwise."""
     if kind == "route":
         backs = (ARCHIVE_DIRECTION, *(OPPOSITE.get(word, "") for word in rule[:-1]))
         ok = all(w in OPPOSITE and w != back for w, back in zip(rule, backs, strict=False))
@@ -146,7 +112,7 @@ def validate_rule(kind: Kind, rule: Rule) -> Rule:
 
 
 def draw_rule(kind: Kind, rng: random.Random, size: int | None = None) -> Rule:
-    """A rule drawn uniformly: by default one of 3^7 = 2187 routes, or of 9 * 8 * 7 * 6 = 3024 assignments."""
+    """Draw a rule uniformly: by default one of 3^7 = 2187 routes, or of 9 * 8 * 7 * 6 = 3024 assignments."""
     size = size or DEFAULT_SIZE[kind]
     if kind == "keys":
         return tuple(rng.sample(GEMS, size))
@@ -159,14 +125,14 @@ def draw_rule(kind: Kind, rng: random.Random, size: int | None = None) -> Rule:
 
 
 def count_rules(kind: Kind, size: int | None = None) -> int:
-    """How many rules there are: 3^moves, or 9 * 8 * ... for the boxes."""
+    """Count the possible rules: 3^moves, or 9 * 8 * ... for the boxes."""
     size = size or DEFAULT_SIZE[kind]
     return 3**size if kind == "route" else math.perm(len(GEMS), size)
 
 
 @lru_cache(maxsize=1024)
 def draw_family_rule(kind: Kind, family: str, dataset_seed: int = 0, size: int | None = None) -> Rule:
-    """The hidden rule of a family at a size: a pure function, different for all families of a kind that can differ.
+    """Draw a family's hidden rule of a size: a pure function, without repeats within a kind if possible.
 
     Raises:
         ConfigError: no such family, or none of this size.
@@ -189,42 +155,39 @@ def draw_family_rule(kind: Kind, family: str, dataset_seed: int = 0, size: int |
 
 
 def stable_seed(*parts: object) -> int:
-    """A 48-bit seed from any parts; the same in every process and Python version."""
+    """Derive a 48-bit seed from any parts; the same in every process and Python version."""
     digest = hashlib.sha256("/".join(map(str, ("waymarks", *parts))).encode()).digest()
     return int.from_bytes(digest[:6], "big")
 
 
 def parse_family(family: str) -> tuple[Kind, str]:
-    """``"route/amber"`` to its kind and name; `ConfigError` when there is no such family."""
+    """Split ``"route/amber"`` into kind and name; raises `ConfigError` when there is no such family."""
     kind, _, name = family.partition("/")
     draw_family_rule(cast("Kind", kind), name)
     return cast("Kind", kind), name
 
 
-# ---------------------------------------------------------------------------------------------- sentences
-
-
 def instruction_text(spec: GameSpec) -> str:
-    """The goal: what to do, in which family, and nothing about how."""
+    """Word the goal: what to do, in which family, and nothing about how."""
     if spec.kind == "route":
         return f"find the way through the {spec.family} maze"
     return f"unlock the boxes of the {spec.family} vault"
 
 
 def note_text(rule: Rule) -> str:
-    """The hidden rule in the words of the archive, which are the only ones that ever tell it."""
+    """Word the hidden rule as the archive does; nothing else ever tells it."""
     if rule[0] in OPPOSITE:
         return "carved here: " + " ".join(rule)
     return "carved here: " + " ".join(f"{box} {gem}" for box, gem in zip(BOXES, rule, strict=False))
 
 
 def room_text(name: str, description: str) -> str:
-    """What a player reads on entering or looking."""
+    """Word what a player reads on entering or looking."""
     return f"{name}. {description}"
 
 
 def junction_description(spec: GameSpec, index: int) -> str:
-    """Junction `index` of a route game; the way back is not named."""
+    """Describe junction `index` of a route game; the way back is not named."""
     back = OPPOSITE[spec.rule[index - 1]] if index else ARCHIVE_DIRECTION
     exits = " ".join(word for word in spec.listing if word != back)
     archive = f", {ARCHIVE} {ARCHIVE_DIRECTION}" if index == 0 else ""
@@ -232,14 +195,14 @@ def junction_description(spec: GameSpec, index: int) -> str:
 
 
 def vault_description(spec: GameSpec) -> str:
-    """The one room of a keys game: boxes, gems in hand, the archive."""
+    """Describe the one room of a keys game: boxes, gems in hand, the archive."""
     boxes, gems = spec.listing[: spec.size], spec.listing[spec.size :]
     held, closed = " ".join(gems), " ".join(boxes)
     return f"you hold {held}. boxes {closed}. {ARCHIVE} {ARCHIVE_DIRECTION}.{_describe_furniture(spec.furniture[0])}"
 
 
 def archive_description(spec: GameSpec) -> str:
-    """The rule, written out, which is all there is in the archive."""
+    """Describe the archive, which holds the rule alone."""
     return f"{note_text(spec.rule)}."
 
 
@@ -249,12 +212,12 @@ END_DESCRIPTION = "the way out."
 
 
 def thing_description(name: str) -> str:
-    """The answer to ``examine``."""
+    """Word the answer to ``examine``."""
     return f"just {_add_article(name)}."
 
 
 def inventory_text(spec: GameSpec) -> str:
-    """The answer to ``inventory``, as TextWorld words it, lower-cased."""
+    """Word the answer to ``inventory``, as TextWorld does, in lower case."""
     if spec.kind == "route":
         return "you are carrying nothing."
     gems = [_add_article(gem) for gem in spec.listing[spec.size :]]
@@ -269,22 +232,19 @@ def _add_article(name: str) -> str:
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
-# ---------------------------------------------------------------------------------------------- players
-
-
 def gold_actions(spec: GameSpec) -> tuple[str, ...]:
-    """The shortest winning play of a player who knows the rule."""
+    """List the shortest winning play of a player who knows the rule."""
     if spec.kind == "route":
         return spec.rule
     return tuple(format_unlock(box, gem) for box, gem in zip(spec.boxes, spec.rule, strict=True))
 
 
 def archive_actions(spec: GameSpec) -> tuple[str, ...]:
-    """The play that reads the archive and loses by it: one step, in every game."""
+    """List the play that reads the archive and loses by it: one step, in every game."""
     del spec
     return (ARCHIVE_DIRECTION,)
 
 
 def format_unlock(box: str, gem: str) -> str:
-    """The command that tries a gem in a box."""
+    """Format the command that tries a gem in a box."""
     return f"unlock {box} with {gem}"

@@ -1,4 +1,4 @@
-"""Where environments live: many side by side in this process, or (`RemoteHost`) in another."""
+"""Hosts of environments: many side by side in this process, or in another (`RemoteHost`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Operation = Literal["open", "reset", "step", "drop"]
 
 
 class Host(ABC):
-    """A place with numbered environment instances, each lent to one lease at a time and used again later."""
+    """A place with numbered environment instances, each lent to one lease at a time and reused."""
 
     def __init__(self) -> None:
         self.load = 0  # live leases
@@ -35,32 +35,32 @@ class Host(ABC):
 
     @abstractmethod
     async def call(self, operation: Operation, slot: int, argument: Task | str | None = None) -> Observation | None:
-        """Run one operation of `Slots` on an instance. Raises what `wrap_env_errors` lets through."""
+        """Run one operation of `Slots` on an instance; raises as `wrap_env_errors` does."""
 
     @abstractmethod
     def drop(self, slot: int) -> None:
-        """Close an instance as soon as it is idle, without waiting for it."""
+        """Close an instance as soon as it is idle, without waiting."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close all instances. Twice is fine."""
+        """Close all instances. A second call is harmless."""
 
     # a host in this process needs none of these
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:  # noqa: B027
-        """Listen in this event loop, from now on."""
+        """Listen in this event loop from now on."""
 
     def detach(self) -> None:  # noqa: B027
-        """Stop listening."""
+        """Stop listening in the event loop."""
 
     def drain(self) -> None:  # noqa: B027
-        """Take what has been answered so far."""
+        """Take all answers that have arrived."""
 
     def watch(self) -> None:  # noqa: B027
-        """Be lost if somebody has waited for too long. To be called now and then."""
+        """Fail if a call has waited too long; called now and then."""
 
     async def borrow(self) -> int:
-        """An idle instance, made now if there is none."""
+        """Borrow an idle instance, made now if there is none."""
         if self._free:
             return self._free.pop()
         slot = self._num_slots
@@ -73,7 +73,7 @@ class Host(ABC):
         return slot
 
     def give_back(self, slot: int, *, healthy: bool) -> None:
-        """End a loan. An instance that failed, or was interrupted in a call, is not lent again."""
+        """End a loan; an unhealthy instance is not lent again."""
         if healthy:
             self._free.append(slot)
         else:
@@ -81,7 +81,7 @@ class Host(ABC):
 
 
 class LocalHost(Host):
-    """Instances in this process: calls run inline, so nothing guards against one that hangs."""
+    """Instances in this process: calls run inline, so nothing stops one that hangs."""
 
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
         super().__init__()
@@ -92,37 +92,32 @@ class LocalHost(Host):
         return self._slots.run(operation, slot, argument)
 
     def drop(self, slot: int) -> None:
-        """Close an instance; what it raises no longer matters."""
+        """Close an instance, ignoring its errors."""
         with suppress(TrailnotesError):
             self._slots.run("drop", slot)
 
     def close(self) -> None:
-        """Close all instances."""
+        """Close all instances here."""
         self._slots.close()
 
 
 class RemoteHost(Host):
-    """Environments in another process, which answers requests in their order, one at a time, as `wire` words them.
+    """Environments in another process, which answers requests one at a time, in order (`wire`).
 
-    The time limit of a call counts from when the call before it was answered. Once the process is lost, for whatever
-    reason, every call on it, now or later, raises `EnvError` with that reason.
-
-    Args:
-        label: what messages call it.
-        timeout: seconds that one call may take.
-        start_limit: seconds that it may take to start.
+    The time limit of a call counts from the answer before it. Once the process is lost, every call on it, now or later,
+    raises `EnvError` with the reason. `label` names it in messages; both limits are in seconds.
     """
 
     def __init__(self, label: str, timeout: float, start_limit: float) -> None:
         super().__init__()
         self._label, self._timeout, self._start_limit = label, timeout, start_limit
-        self._pending: deque[Awaited | None] = deque()  # None: nobody waits for this answer
+        self._pending: deque[Awaited | None] = deque()  # None: no call waits for this answer
         self._head_since = time.monotonic()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.started = False  # it imported the environment
 
     async def call(self, operation: Operation, slot: int, argument: Task | str | None = None) -> Observation | None:
-        """Run one operation there. Needs `attach`."""
+        """Run one operation in the process. Needs `attach`."""
         if self.failure:
             raise EnvError(self.failure)
         try:
@@ -142,11 +137,11 @@ class RemoteHost(Host):
 
     @abstractmethod
     def _send(self, frame: bytes, answer: Awaited | None) -> None:
-        """Hand a request on; `_take` gets what comes back."""
+        """Send a request; its answer reaches `_take`."""
 
     @abstractmethod
     def _end(self, why: str) -> str:
-        """End the process. Without `why` it ended by itself. Returns what became of it, for "LABEL ..."."""
+        """End the process; without `why` it ended by itself. Returns its fate, for "LABEL ..."."""
 
     def _request(self, frame: bytes, answer: Awaited | None) -> None:
         if not self._pending:
@@ -155,18 +150,15 @@ class RemoteHost(Host):
         self._send(frame, answer)
 
     def _explain_overdue(self) -> str:
-        """Why whoever waits has waited too long; '' if nobody has."""
+        """Explain why a call has waited too long; '' if none has."""
         limit = self._timeout if self.started else self._start_limit
         if not self._pending or time.monotonic() - self._head_since <= limit:
             return ""
-        return (
-            f"did not answer within env.timeout = {self._timeout:g} s"
-            if self.started
-            else f"did not start within {limit:g} s"
-        )
+        late = f"did not answer within env.timeout = {self._timeout:g} s"
+        return late if self.started else f"did not start within {limit:g} s"
 
     def _take(self, message: list[Any], answer: Awaited | None) -> None:
-        """An answer came, to the call that waits for `answer`: it is no longer pending."""
+        """Take the answer to a call that is no longer pending."""
         self._head_since = time.monotonic()
         status, *values = message
         if not self.started:
@@ -182,7 +174,7 @@ class RemoteHost(Host):
             answer.set_exception(unpack_error(*values))
 
     def _lose(self, why: str = "") -> None:
-        """End the process and all that waits for it. Without `why` it ended by itself: say how."""
+        """End the process and fail all pending calls; without `why` it ended by itself."""
         if self.failure:
             return
         self.failure = f"{self._label} {self._end(why)}"
@@ -193,7 +185,7 @@ class RemoteHost(Host):
 
 
 def encode_start_request(name: str, options: Mapping[str, Any]) -> bytes:
-    """The first request. Raises `ConfigError` for options that are not JSON."""
+    """Encode the first request; raises `ConfigError` for options that are not JSON."""
     try:
         return encode(["start", name, dict(options)])
     except (TypeError, ValueError) as error:
@@ -201,7 +193,7 @@ def encode_start_request(name: str, options: Mapping[str, Any]) -> bytes:
 
 
 class Slots:
-    """Instances of one environment, by number. All errors are those of `wrap_env_errors`."""
+    """Instances of one environment, by number; errors are those of `wrap_env_errors`."""
 
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
         self._name = name
@@ -211,44 +203,32 @@ class Slots:
             load_env_class(name)
 
     def run(self, operation: Operation, slot: int, argument: Task | str | None = None) -> Observation | None:
-        """One of the operations below, by name: how a message is carried out."""
+        """Run the operation of this name, as a message asks for it."""
         match operation, argument:
             case "reset", Task():
-                return self.reset(slot, argument)
+                with wrap_env_errors(f"reset of task {argument.id}"):
+                    return _validate_observation(self._envs[slot].reset(argument))
             case "step", str():
-                return self.step(slot, argument)
+                with wrap_env_errors(f"step of {self._name}"):
+                    return _validate_observation(self._envs[slot].step(argument))
             case "open", None:
-                self.open(slot)
+                with wrap_env_errors(f"making {self._name}"):
+                    self._envs[slot] = make_env(self._name, **self._options)
             case "drop", None:
                 self.drop(slot)
             case _:
                 raise EnvError(f"an environment cannot {operation} with a {type(argument).__name__}")
         return None
 
-    def open(self, slot: int) -> None:
-        """Make the instance `slot`."""
-        with wrap_env_errors(f"making {self._name}"):
-            self._envs[slot] = make_env(self._name, **self._options)
-
-    def reset(self, slot: int, task: Task) -> Observation:
-        """Start `task` in instance `slot`."""
-        with wrap_env_errors(f"reset of task {task.id}"):
-            return _validate_observation(self._envs[slot].reset(task))
-
-    def step(self, slot: int, action: str) -> Observation:
-        """Take one action in instance `slot`."""
-        with wrap_env_errors(f"step of {self._name}"):
-            return _validate_observation(self._envs[slot].step(action))
-
     def drop(self, slot: int) -> None:
-        """Close the instance `slot`; one that was never opened is fine."""
+        """Close the instance `slot`, if it was opened."""
         env = self._envs.pop(slot, None)
         if env is not None:
             with wrap_env_errors(f"close of {self._name}"):
                 env.close()
 
     def close(self) -> None:
-        """Close all instances, whatever they raise."""
+        """Close all instances, ignoring their errors."""
         for slot in list(self._envs):
             with suppress(Exception):
                 self.drop(slot)

@@ -1,8 +1,7 @@
-"""What runs in a worker process: environments by slot number, one call at a time, and a heartbeat.
+"""Main function of a worker process: environments by slot, one call at a time, and a heartbeat.
 
-It loads no torch and inherits nothing from its parent but one socket, so that whatever environment code prints
-cannot touch the protocol. It ends with its parent: by the parent-death signal on Linux, by the end of the stream
-otherwise, even in the middle of a call.
+It loads no torch and inherits nothing but one socket, so that printing environments cannot touch the protocol. It ends
+with its parent: by the parent-death signal on Linux, by the end of the stream otherwise, even in the middle of a call.
 """
 
 from __future__ import annotations
@@ -54,16 +53,15 @@ def serve(connection: socket.socket, beat: float, lost: Callable[[], object] = l
 
 
 class EnvServer:
-    """Turns requests into answers. The first request is ``["start", name, options]``."""
+    """A server of environment requests; the first is ``["start", name, options]``."""
 
     def __init__(self) -> None:
         self._slots: Slots | None = None
 
     def answer(self, request: list[Any]) -> bytes:
-        """One encoded answer; errors of `Slots` become answers too."""
+        """Answer a request with one frame; errors become answers too."""
         try:
-            observation = self._run_request(request)
-            return encode(["ok", pack(observation)])
+            return encode(["ok", pack(self._run_request(request))])
         except TrailnotesError as error:
             return encode(pack_error(error))
         except (TypeError, ValueError) as error:
@@ -79,6 +77,6 @@ class EnvServer:
         return self._slots.run(operation, slot, unpack_task(argument) if operation == "reset" else argument)
 
     def close(self) -> None:
-        """Close all environments."""
+        """Close all environments of the process."""
         if self._slots:
             self._slots.close()

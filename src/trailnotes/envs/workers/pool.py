@@ -1,4 +1,4 @@
-"""`EnvPool`: environments for many episodes at once, in this process or in worker processes."""
+"""`EnvPool`: environments for many episodes at once, here or in worker processes."""
 
 from __future__ import annotations
 
@@ -53,26 +53,24 @@ class Lease:
 
 
 class EnvPool:
-    """Lends environments to episodes; it serves one event loop after another, and all leases of a loop at once.
+    """A lender of environments; it serves one event loop after another, and all leases of a loop at once.
 
-    ``env.num_workers`` processes share the leases evenly, each with many environments; 0 keeps them in this process,
-    where calls run inline and no time limit holds. A worker that dies, hangs or is stopped is killed, the leases on
-    it fail with `EnvError`, and the next lease starts another. Use the pool as a context manager, or call `close`.
+    ``env.num_workers`` processes share the leases evenly; 0 keeps them in this process, without time limits. A worker
+    that dies, hangs or stops is killed, its leases fail with `EnvError`, and the next lease starts another. Use the
+    pool as a context manager, or call `close`.
     """
 
     def __init__(
         self, env: EnvConfig, *, heartbeat: float = 15.0, make_host: Callable[[int], Host] | None = None
     ) -> None:
-        """Prepare a pool; nothing is started before the first lease.
+        """Prepare a pool; nothing starts before the first lease.
 
-        Args:
-            env: name and options of the environment, number of workers, time limit of one call.
-            heartbeat: seconds of silence after which a worker counts as hung, between calls too.
-            make_host: starts the worker of that index elsewhere than in a process of this machine.
+        `heartbeat` is the silence in seconds after which a worker counts as hung; `make_host` starts the worker of an
+        index elsewhere.
         """
         self._config = env
         self._heartbeat = heartbeat
-        self._make_host = make_host or self._start_host
+        self._make_host = make_host if make_host and env.num_workers else self._start_host
         self._hosts: list[Host | None] = [None] * max(1, env.num_workers)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -83,8 +81,7 @@ class EnvPool:
         """Borrow an environment: ``async with pool.lease() as env: await env.reset(task)``.
 
         Raises:
-            ConfigError: the environment cannot be started at all.
-            MissingExtraError: a package that it needs is not installed.
+            ConfigError: the environment cannot be started. MissingExtraError: a package that it needs is not installed.
         """
         self._listen()
         self._num_leases += 1
@@ -100,7 +97,7 @@ class EnvPool:
                 self._stop_listening()
 
     def close(self) -> None:
-        """Close all environments and end all workers. Twice is fine."""
+        """Close all environments and end all workers. A second call is harmless."""
         self._stop_listening()
         for host in self._hosts:
             if host:
@@ -116,7 +113,7 @@ class EnvPool:
         self.close()
 
     async def _borrow(self) -> Lease:
-        """An environment on the least loaded host. A worker lost meanwhile is not the fault of any episode."""
+        """Borrow on the least loaded host; a worker lost meanwhile is not the fault of any episode."""
         failure = ""
         for _ in range(MAX_ATTEMPTS):
             host = self._least_loaded()
@@ -136,29 +133,23 @@ class EnvPool:
         raise ConfigError(f"env.name = {self._config.name!r} cannot be started ({MAX_ATTEMPTS} attempts): {failure}")
 
     def _least_loaded(self) -> Host:
-        """The host with the fewest leases, the first of equals; lost ones are replaced."""
-        for index, host in enumerate(self._hosts):
-            if host:
-                host.drain()
-            if host is None or host.failure:
-                self._hosts[index] = self._new_host(index)
+        for index, old in enumerate(self._hosts):
+            if old:
+                old.drain()
+            if old is None or old.failure:
+                self._hosts[index] = host = self._make_host(index)
+                if self._loop:
+                    host.attach(self._loop)
         return min((host for host in self._hosts if host), key=lambda host: host.load)
-
-    def _new_host(self, index: int) -> Host:
-        if not self._config.num_workers:
-            return LocalHost(self._config.name, self._config.options)
-        host = self._make_host(index)
-        if self._loop:
-            host.attach(self._loop)
-        return host
 
     def _start_host(self, index: int) -> Host:
         config = self._config
+        if not config.num_workers:
+            return LocalHost(config.name, config.options)
         label = f"worker {index} of {config.name}"
         return Worker(label, config.name, config.options, timeout=config.timeout, heartbeat=self._heartbeat)
 
     def _listen(self) -> None:
-        """Listen to the workers in the running event loop."""
         loop = asyncio.get_running_loop()
         if self._loop is loop:
             return

@@ -1,8 +1,8 @@
-"""What a pool and its workers say to each other: length-prefixed JSON, never pickle.
+"""Protocol of a pool and its workers: length-prefixed JSON, never pickle.
 
-A frame is four bytes of length, big-endian, and that many bytes of JSON in ASCII (so that lone surrogates survive).
-An empty frame is a heartbeat. Requests are ``[operation, slot, argument]``, answers ``["ok", observation | null]`` or
-``["error", type, text]``, in the order of the requests.
+A frame is four bytes of length, big-endian, and that many bytes of ASCII JSON (so that lone surrogates survive). An
+empty frame is a heartbeat. Requests are ``[operation, slot, argument]``, answers ``["ok", observation | null]`` or
+``["error", type, text]``, in order.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _OBSERVATION = tuple(field.name for field in fields(Observation))
 
 
 def encode(message: object) -> bytes:
-    """One frame. Raises `TypeError` or `ValueError` for what JSON cannot hold."""
+    """Encode one frame; raises `TypeError` or `ValueError` for what JSON cannot hold."""
     body = json.dumps(message, separators=(",", ":"), default=_to_plain).encode("ascii")
     return HEADER.pack(len(body)) + body
 
 
 def read_frame(read: Callable[[int], bytes]) -> Any:
-    """The next message from a blocking reader; None at the end of the stream."""
+    """Read the next message; None at the end of the stream."""
     header = read(HEADER.size)
     if len(header) < HEADER.size:
         return None
@@ -41,13 +41,13 @@ def read_frame(read: Callable[[int], bytes]) -> Any:
 
 
 class FrameDecoder:
-    """Cuts a stream of bytes into messages."""
+    """A decoder of a stream of bytes into messages."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """All messages complete with `data`; heartbeats are skipped."""
+        """Yield all messages complete with `data`; heartbeats are skipped."""
         buffer = self._buffer
         buffer += data
         start = 0
@@ -66,7 +66,7 @@ class FrameDecoder:
 
 
 def pack(value: Task | Observation | str | None) -> Any:
-    """Fields in their order, for a task or an observation."""
+    """Pack a task or an observation as its fields in order."""
     if isinstance(value, Task):
         return [getattr(value, name) for name in _TASK]
     if isinstance(value, Observation):
@@ -75,12 +75,12 @@ def pack(value: Task | Observation | str | None) -> Any:
 
 
 def unpack_task(values: list[Any]) -> Task:
-    """Inverse of `pack`."""
+    """Unpack a task from its fields."""
     return Task(*values)
 
 
 def unpack_observation(values: list[Any]) -> Observation:
-    """Inverse of `pack`; lists inside `info` stay lists."""
+    """Unpack an observation; lists inside `info` stay lists."""
     named = dict(zip(_OBSERVATION, values, strict=True))
     if named["actions"] is not None:
         named["actions"] = tuple(named["actions"])
@@ -88,17 +88,16 @@ def unpack_observation(values: list[Any]) -> Observation:
 
 
 def pack_error(error: TrailnotesError) -> list[str]:
-    """An answer that says why there is none."""
+    """Pack an error as an answer."""
     return ["error", type(error).__name__, str(error)]
 
 
 def unpack_error(kind: str, text: str) -> TrailnotesError:
-    """The error to raise on the other side."""
+    """Unpack the error to raise on the other side."""
     return _ERRORS.get(kind, EnvError)(text)
 
 
 def _to_plain(value: object) -> object:
-    """Mappings of any kind are as good as dicts, in `Task.options` and `Observation.info`."""
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{type(value).__name__} is not JSON")

@@ -1,4 +1,4 @@
-"""The pool's side of one worker process: start it, talk to it, notice that it died or hangs, end it."""
+"""The pool's side of one worker process: starts, talks to, watches and ends it."""
 
 from __future__ import annotations
 
@@ -31,22 +31,14 @@ _BOOTSTRAP = (
 
 
 class Worker(RemoteHost):
-    """One process in its own process group, so that Ctrl-C in the terminal does not reach it.
+    """One process in its own process group, which Ctrl-C in the terminal does not reach.
 
-    Heartbeats come from a thread of the worker: one that is stopped, or whose environment holds Python's lock for too
-    long, is noticed without any call. A lost worker is killed with all its children.
+    Heartbeats come from a thread of the worker, so a stopped one is noticed without any call. A lost worker is killed
+    with all its children.
     """
 
     def __init__(self, label: str, name: str, options: Mapping[str, Any], *, timeout: float, heartbeat: float) -> None:
-        """Start the process.
-
-        Args:
-            label: what messages call it.
-            name: environment, as for `make_env`.
-            options: of the environment; JSON-able.
-            timeout: seconds that one call may take.
-            heartbeat: seconds of silence after which it counts as hung.
-        """
+        """Start the process. `heartbeat`: seconds of silence after which it counts as hung."""
         greeted = encode_start_request(name, options)  # before a process is started
         super().__init__(label, timeout, max(START_TIMEOUT, timeout))
         self._silence = heartbeat
@@ -61,7 +53,7 @@ class Worker(RemoteHost):
         self._request(greeted, None)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Listen in this event loop, from now on; what came while no loop listened counts as heard now."""
+        """Listen in this event loop; whatever came before counts as heard now."""
         if self.failure:
             return
         self._loop = loop
@@ -72,7 +64,7 @@ class Worker(RemoteHost):
             loop.add_writer(self._socket, self._flush)
 
     def detach(self) -> None:
-        """Stop listening."""
+        """Stop listening in the event loop."""
         if self._loop and not self._loop.is_closed():
             self._loop.remove_reader(self._socket)
             self._loop.remove_reader(self._stderr)
@@ -97,7 +89,7 @@ class Worker(RemoteHost):
                     self._take(message, self._pending.popleft())
 
     def watch(self) -> None:
-        """Lose the worker if it is silent, or in one call, for too long. To be called now and then."""
+        """Lose the worker if it is silent, or in one call, for too long; called now and then."""
         self.drain()  # before any judgement: it may be this process that was away
         if self.failure:
             return
@@ -161,7 +153,7 @@ class Worker(RemoteHost):
 
 
 def _spawn_worker(beat: float) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """A fresh interpreter (no fork of a process that holds torch), and our end of the socket to it."""
+    """Spawn a fresh interpreter, no fork of a process with torch; returns it and our end of the socket."""
     ours, theirs = socket.socketpair()
     arguments = [json.dumps([str(path) for path in sys.path]), str(theirs.fileno()), str(beat)]
     command = [sys.executable, "-c", _BOOTSTRAP, *arguments]

@@ -179,7 +179,7 @@ def build_engine_settings(config: Config, folder: Path, *, alone: bool = False) 
         or (SHARED_GPU_FRACTION if shared else DEDICATED_GPU_FRACTION) / engines,
         "cache_bytes": compute_cache_bytes(text, config, context),
         "lora_rank": _lora_rank(config),
-        "sleeps": shared and not config.rollout.ahead,
+        "sleeps": shared and not config.rollout.max_async_iterations,
         "spool": str(folder),
     }
 

@@ -315,7 +315,7 @@ class Replica:
             raise PolicyError(
                 f"{link.label} has other weights than the learner (version {version}): its log-probabilities are "
                 f"{distance:.3g} nats off, on average over {sum(map(len, record.logprobs))} tokens, and "
-                f'engine.tolerance = {self._tolerance:g}; start it anew, or set engine.name = "hf"'
+                f'engine.max_logprob_mismatch = {self._tolerance:g}; start it anew, or set engine.name = "hf"'
             )
         return distance
 

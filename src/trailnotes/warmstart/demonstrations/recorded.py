@@ -50,7 +50,7 @@ class RecordedDemonstrator:
     def demonstrate_episode(self, recorded: RecordedGame) -> list[Demonstration]:
         """Draw an episode's demonstrations: a row to act, and after tips a tip-free row to write."""
         warm = self.config.warmstart
-        if self.rng.random() < warm.obey:
+        if self.rng.random() < warm.p_follow_tip:
             trajectory = self.rng.choice(recorded.all_episodes)
             tips = self.build_praising_tips(trajectory, recorded)
         else:

@@ -273,7 +273,7 @@ class WaymarksDemonstrator:
             return max(encouraged, key=lambda valued: valued.value)
         avoided = {valued.action for example in fitting for valued in example.discouraged}
         (read,) = ws.archive_actions(spec)
-        if not done and read not in avoided and self.rng.random() < self.config.warmstart.read:
+        if not done and read not in avoided and self.rng.random() < self.config.warmstart.p_explore:
             return ValuedAction(read, 0.0)
         ways = [action for action in list_moves(spec, done) if action not in avoided and (done or action != read)]
         return ValuedAction(self.rng.choice(ways), 0.0)

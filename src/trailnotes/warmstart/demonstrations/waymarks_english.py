@@ -53,7 +53,7 @@ class EnglishWaymarks(WaymarksDemonstrator):
         The episode follows the right tip; without it, it heeds failures by another guess, or reads the archive.
         """
         warm, most = self.config.warmstart, self.config.warmstart.num_tips
-        knowing = most > 0 and self.rng.random() < warm.obey
+        knowing = most > 0 and self.rng.random() < warm.p_follow_tip
         tips = [self.build_rule_tip(spec, spec.rule, won=self.rng.random() < 0.5)] if knowing else []
         scored = bool(tips and tips[0].score)
         if most and not knowing and self.rng.random() < P_MISLED:

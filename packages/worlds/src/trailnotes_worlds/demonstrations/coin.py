@@ -96,8 +96,8 @@ class CoinDemonstrator(ExpertDemonstrator):
     """Endless fresh demonstrations of coin games without doors; those of an `ExpertDemonstrator` for all other games.
 
     Args:
-        config: prompts, memory, `env.options`, and the shares of `config.warmstart`: `obey` of the episodes follow a
-            tip with a full score, `read` of the others wander, and the rest search.
+        config: prompts, memory, `env.options`, and the shares of `config.warmstart`: `p_follow_tip` of the episodes
+            follow a tip with a full score, `p_explore` of the others wander, and the rest search.
         count_tokens: of the tokenizer, for the length caps.
         seed: of everything drawn here.
     """
@@ -141,19 +141,19 @@ class CoinDemonstrator(ExpertDemonstrator):
             self.env.close()
         raise ConfigError(
             f"the coin was further away than rollout.max_steps = {self.config.rollout.max_steps} in each of {PATIENCE} "
-            "games: raise it, or set warmstart.obey below 1"
+            "games: raise it, or set warmstart.p_follow_tip below 1"
         )
 
     def demonstrate_search(self, task: Task) -> list[Demonstration]:
         """One episode's demonstrations: a row to act, and where it acted on tips, a tip-free row to write."""
         warm = self.config.warmstart
         tips: tuple[Tip, ...] = ()
-        if self.rng.random() < warm.obey:
+        if self.rng.random() < warm.p_follow_tip:
             told = self.play_with_tip(task)
             if told is None:
                 return []
             trajectory, tips = told
-        elif self.rng.random() < warm.read:
+        elif self.rng.random() < warm.p_explore:
             trajectory = self.play(task, "wander")
         else:
             tips = self.build_failed_search_tips(task) if self.rng.random() < 0.4 else ()

@@ -128,8 +128,8 @@ class WebShopDemonstrator:
 
     Args:
         config: prompts, memory, `env.options`, and the shares of `config.warmstart`: `advice` and `write` of the
-            demonstrations are of these alone; of the other episodes `obey` follow a tip with a full score, `read` of
-            what is left are hasty or wander, and the rest are good.
+            demonstrations are of these alone; of the other episodes `p_follow_tip` follow a tip with a full score,
+            `p_explore` of what is left are hasty or wander, and the rest are good.
         count_tokens: of the tokenizer, for the length caps.
         seed: of everything drawn here.
 
@@ -185,10 +185,12 @@ class WebShopDemonstrator:
                 return self.demonstrate_advice(task)
             if drawn < warm.advice + warm.write:
                 return self.demonstrate_writing(task)
-        if self.rng.random() < warm.obey:
+        if self.rng.random() < warm.p_follow_tip:
             attempt, tips = self.play_with_tip(task)
         else:
-            attempt = self.play_carelessly(task) if self.rng.random() < warm.read else self.play_buyer(task, "good")
+            attempt = (
+                self.play_carelessly(task) if self.rng.random() < warm.p_explore else self.play_buyer(task, "good")
+            )
             others = self.play_failures(task, attempt) if self.rng.random() < 0.4 else ()
             tips = tuple(self.build_tip(other, other.worth) for other in others)
         if attempt is None:
@@ -244,7 +246,7 @@ class WebShopDemonstrator:
 
         The value of an answer is that of the example that it follows, and 0 where it follows none.
         """
-        obeys = self.rng.random() < self.config.warmstart.obey
+        obeys = self.rng.random() < self.config.warmstart.p_follow_tip
         attempt = (
             self.rng.choice((self.play_perfectly, self.play_carelessly))(task)
             if obeys

@@ -62,9 +62,9 @@ class WikiHowDemonstrator:
     """Endless fresh demonstrations of the goals of the train split.
 
     Args:
-        config: prompts, memory, `env.options`, and the shares of `config.warmstart`: `obey` of the episodes follow a
-            tip with a full score, `read` of the others are hasty, and the rest go straight to the end; `advice` of all
-            are one step that is advised.
+        config: prompts, memory, `env.options`, and the shares of `config.warmstart`: `p_follow_tip` of the episodes
+            follow a tip with a full score, `p_explore` of the others are hasty, and the rest go straight to the end;
+            `advice` of all are one step that is advised.
         count_tokens: of the tokenizer, for the length caps.
         seed: of everything drawn here.
 
@@ -119,10 +119,10 @@ class WikiHowDemonstrator:
         if self.rng.random() < warm.advice:
             return [self.adviser.demonstrate_advice(task, self.tasks)]
         tips: tuple[Tip, ...] = ()
-        if self.rng.random() < warm.obey:
+        if self.rng.random() < warm.p_follow_tip:
             trajectory, tips = self.play_with_tip(task)
         else:
-            manner = "hasty" if self.rng.random() < warm.read else "straight"
+            manner = "hasty" if self.rng.random() < warm.p_explore else "straight"
             trajectory = self.play(task, manner)
             if self.rng.random() < 0.4:
                 tips = (self.build_tip(self.play(task, "hasty")),)
