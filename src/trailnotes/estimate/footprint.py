@@ -166,7 +166,7 @@ def _is_gpu_shared(config: Config) -> bool:
 
 
 def _has_sleeping_engines(config: Config) -> bool:
-    return _is_gpu_shared(config) and not config.rollout.ahead
+    return _is_gpu_shared(config) and not config.rollout.max_async_iterations
 
 
 def _merge_equal_devices(devices: Sequence[DeviceMemory]) -> list[DeviceMemory]:
@@ -278,7 +278,7 @@ def _estimate_host(config: Config, shape: ModelShape) -> MemoryParts:
 def count_weight_copies(config: Config) -> int:
     """Count the copies of trained weights that rank 0 has in the host's memory at most.
 
-    The newest, the one that plays until the next is loaded, one in between with `rollout.ahead` above 1, and the
+    The newest, the one that plays until the next is loaded, one in between with `rollout.max_async_iterations` above 1, and the
     initial one where the policy is set back to it to write the tips. Policies in the process of several ranks load
     theirs at once.
     """

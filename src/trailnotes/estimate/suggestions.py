@@ -155,7 +155,7 @@ CHANGE_GENERATORS: tuple[ChangeGenerator, ...] = (
     ),
     lambda c: _suggest_halving(c, "optim", "logprob_chunk", c.optim.logprob_chunk, 128),
     lambda c: _suggest_halving(c, "env", "max_envs", count_conversations(c), 1),
-    lambda c: _suggest_setting(c, c.rollout.ahead > 0, "rollout", "ahead", 0),
+    lambda c: _suggest_setting(c, c.rollout.max_async_iterations > 0, "rollout", "max_async_iterations", 0),
     _suggest_world_size,
     _suggest_engine,
     lambda c: _suggest_setting(c, c.model.dtype == "float32", "model", "dtype", "bfloat16"),

@@ -69,7 +69,7 @@ class ControlMemory(TipMemory):
         if own and self.config.scope == "task":
             other = pick_other_namespace(self.store, namespace)
         elif own:
-            other = pick_other_filter(self.store, namespace, self.config.open_split)
+            other = pick_other_filter(self.store, namespace, self.config.shared_split)
         if other is None:
             return []
         page = self._load_sorted_page(other)
@@ -92,17 +92,17 @@ def pick_other_namespace(store: TipStore, namespace: str) -> str | None:
     return min(foreign, key=lambda name: derive_seed("other tips", namespace, name), default=None)
 
 
-def pick_other_filter(store: TipStore, namespace: str, open_split: str) -> str | TipFilter | None:
+def pick_other_filter(store: TipStore, namespace: str, shared_split: str) -> str | TipFilter | None:
     """Pick the family whose tips replace those of the scope of `namespace`; another task where there is no other.
 
     None for neither: it may read no other task, or is unknown itself.
     """
-    place, own = store.get_search_filter(namespace, "all", open_split), store.get_task_info(namespace)
+    place, own = store.get_search_filter(namespace, "all", shared_split), store.get_task_info(namespace)
     if place is None or own is None:
         return None
     if families := [family for family in store.list_families(place) if family != (own.env, own.family)]:
         drawn = min(families, key=lambda family: derive_seed("other tips", own.env, own.family, *family))
-        return store.build_search_filter(TaskInfo(*drawn, own.split), "family", open_split)
+        return store.build_search_filter(TaskInfo(*drawn, own.split), "family", shared_split)
     others = [name for name in store.count_by_namespace(place) if name != namespace]
     return min(others, key=lambda name: derive_seed("other tips", namespace, name), default=None)
 

@@ -82,21 +82,21 @@ class TaskTable(MemoryFile):
         sql = f"SELECT DISTINCT env, family FROM tasks WHERE {place.condition} AND {with_tips}"  # noqa: S608 (constants)
         return self._query(sql, place.values)
 
-    def get_search_filter(self, namespace: str, scope: Scope, open_split: str) -> TipFilter | None:
+    def get_search_filter(self, namespace: str, scope: Scope, shared_split: str) -> TipFilter | None:
         """Return the filter of what a task searches in `scope` (family, env or all), its own tips included.
 
-        All splits may read the tips of `open_split`. None where the task is unknown, or its own tips are not readable:
+        All splits may read the tips of `shared_split`. None where the task is unknown, or its own tips are not readable:
         it then searches these alone.
         """
         task = self.get_task_info(namespace)
-        if task is None or namespace not in self._load_readable_tasks(task.split, open_split):
+        if task is None or namespace not in self._load_readable_tasks(task.split, shared_split):
             return None
-        return self.build_search_filter(task, scope, open_split)
+        return self.build_search_filter(task, scope, shared_split)
 
-    def build_search_filter(self, task: TaskInfo, scope: Scope, open_split: str) -> TipFilter:
+    def build_search_filter(self, task: TaskInfo, scope: Scope, shared_split: str) -> TipFilter:
         """Return the filter of the tips in `scope` that a game where `task` belongs may read."""
-        readable = self._load_readable_tasks(task.split, open_split)  # and what is kept belongs to the tasks of now
-        slot = (task, scope, open_split)
+        readable = self._load_readable_tasks(task.split, shared_split)  # and what is kept belongs to the tasks of now
+        slot = (task, scope, shared_split)
         if slot not in self._places:
             within = {"family": 2, "env": 1, "all": 0}[scope]
             names = sorted(name for name, other in readable.items() if other[:within] == task[:within])
@@ -115,7 +115,7 @@ class TaskTable(MemoryFile):
         self._tasks_of = []
         super()._on_rollback()
 
-    def _load_readable_tasks(self, split: str, open_split: str) -> dict[str, TaskInfo]:
+    def _load_readable_tasks(self, split: str, shared_split: str) -> dict[str, TaskInfo]:
         """Tasks that a split may read: every id of their game is of that split or the shared one.
 
         A game that several tasks of one split have in common identifies none of them; then the id is the game.
@@ -126,18 +126,18 @@ class TaskTable(MemoryFile):
                 self._tasks_of = state
                 self._readers.clear()
                 self._places.clear()
-            if (split, open_split) not in self._readers:
+            if (split, shared_split) not in self._readers:
                 rows = self._query("SELECT namespace, split, env, family, game FROM tasks")
                 counts = Counter((game, split) for _, split, _, _, game in rows)
                 common = {game for (game, _), count in counts.items() if count > 1}
-                held_out = [row for row in rows if row[1] not in {split, open_split}]
+                held_out = [row for row in rows if row[1] not in {split, shared_split}]
                 held_names, held_games = {row[0] for row in held_out}, {row[4] for row in held_out} - common
-                self._readers[split, open_split] = {
+                self._readers[split, shared_split] = {
                     name: TaskInfo(env, family, split)
                     for name, split, env, family, game in rows
                     if name not in held_names and game not in held_games
                 }
-            return self._readers[split, open_split]
+            return self._readers[split, shared_split]
 
 
 def read_tasks(source: sqlite3.Connection) -> list[TaskRow]:

@@ -222,7 +222,7 @@ class TipMemory(StoreBackedMemory):
 
     def _resolve_target(self, namespace: str) -> SearchTarget:
         namespace, config, scope = replace_surrogates(namespace), self.config, self.config.scope
-        wider = None if scope == "task" else self.store.get_search_filter(namespace, scope, config.open_split)
+        wider = None if scope == "task" else self.store.get_search_filter(namespace, scope, config.shared_split)
         place = wider or namespace
         asks_index = config.index != "exact" and config.retrieval == "dense" and is_faiss_installed()
         return SearchTarget(place, asks_index and self.store.size(place) >= config.exact_below)

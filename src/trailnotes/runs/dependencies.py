@@ -58,7 +58,7 @@ def _collect_extras(config: Config, model: str | None) -> dict[str, str]:
         wanted["ray"] = f"cluster.address = {config.cluster.address!r}"
     name = config.algorithm.name
     embeds = resolve_method(name).writes_tips or name == TIPS_ONLY_METHOD or config.algorithm.intrinsic != "none"
-    if config.memory.embedder != "hashing" and (embeds or config.train.eval_notes_every > 0):
+    if config.memory.embedder != "hashing" and (embeds or config.train.eval_tips_every > 0):
         extra = "openai" if config.memory.embedder.startswith(OPENAI_PREFIX) else "embed"
         wanted[extra] = f"memory.embedder = {config.memory.embedder!r}"
     return wanted

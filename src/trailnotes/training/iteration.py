@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 class Iteration:
     """One iteration, which a method (algorithms/), a coroutine, carries to its end.
 
-    With `rollout.ahead` the part before `learning` runs while the learner works on earlier iterations; the block of
+    With `rollout.max_async_iterations` the part before `learning` runs while the learner works on earlier iterations; the block of
     `learning` runs in order, iteration by iteration.
 
     Args:
@@ -190,7 +190,7 @@ class Iteration:
         """
         rows, stale = self.config.optim.rows, self.run.weights.version - self._version
         samples = build_samples(groups, advantages, rows=rows)
-        if self.config.rollout.ahead:
+        if self.config.rollout.max_async_iterations:
             self.add_metrics("stale", {"versions": float(stale)})
         if stale:
             most = self.config.rollout.max_staleness_weight
@@ -316,7 +316,7 @@ class Iteration:
 
 
 def _validate_engine_match(difference: float, engine: EngineConfig) -> None:
-    if engine.name == "vllm" and not difference <= engine.tolerance:
+    if engine.name == "vllm" and not difference <= engine.max_logprob_mismatch:
         raise RunError(
             f"engine and learner drifted apart: of the tokens that the engine sampled, they say {difference:.3g} nats "
             f"apart on average, and engine.max_logprob_mismatch = {engine.max_logprob_mismatch:g}: the same command "

@@ -148,7 +148,7 @@ class TrainingRun:
         return min(1.0, (1.0 - self._budget_share) / decay) if decay else 1.0
 
     async def learn(self, samples: Sequence[Sample], seed: int) -> dict[str, float]:
-        """Update the learner once, in a thread where `rollout.ahead` plays meanwhile."""
+        """Update the learner once, in a thread where `rollout.max_async_iterations` plays meanwhile."""
         version = self.weights.version + 1
 
         def update() -> tuple[dict[str, float], WeightSnapshot | None]:
@@ -158,7 +158,7 @@ class TrainingRun:
             metrics = self.learner.update(samples, seed=seed, lr_scale=self.lr_scale)
             return metrics, self.weights.snapshot(version)
 
-        metrics, learned = await _run_in_thread(update) if self.config.rollout.ahead else update()
+        metrics, learned = await _run_in_thread(update) if self.config.rollout.max_async_iterations else update()
         self.weights.publish(version, learned)
         return metrics
 

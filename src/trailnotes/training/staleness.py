@@ -1,4 +1,4 @@
-"""Correction of samples that older weights played (`rollout.ahead`).
+"""Correction of samples that older weights played (`rollout.max_async_iterations`).
 
 It compares two weights under one prompt, the one that was acted on, by a truncated ratio of the token's probabilities.
 EMPO2's own ratio also compares two prompts, with tips and without; truncating that would remove the distillation.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def has_shared_weights(config: Config) -> bool:
     """Return whether the policy samples from the very model that the learner changes."""
-    return config.engine.name == "hf" and not config.rollout.ahead
+    return config.engine.name == "hf" and not config.rollout.max_async_iterations
 
 
 class WeightSnapshot(NamedTuple):

@@ -176,7 +176,7 @@ def _iter_rows(config: Config, chat: ChatFormat, seed: int) -> Iterator[EncodedD
     drawing = random.Random(derive_seed(seed, "whole"))
     for demonstration in _iter_demonstrations(config, chat.count_tokens, seed):
         row = encode_demonstration(demonstration, chat)
-        if drawing.random() < config.warmstart.whole:
+        if drawing.random() < config.warmstart.p_full_loss:
             row = EncodedDemonstration(row.token_ids, [0, *[1] * (len(row.token_ids) - 1)])  # all but the first
         too_long = too_long + 1 if len(row.token_ids) > limit else 0
         if too_long == PATIENCE:

@@ -89,7 +89,7 @@ def make_vllm_policy(
         ways, tokenizer, folder, name=config.model.path, context_length=settings["context"],
         end_ids=_generation_end_ids(path, is_local), template_options=config.model.template_options,
         dtype=getattr(torch, config.model.dtype), temperature=config.rollout.temperature,
-        tolerance=config.engine.tolerance, sleeps=settings["sleeps"] and trains,
+        tolerance=config.engine.max_logprob_mismatch, sleeps=settings["sleeps"] and trains,
         adapters=_adapter_settings(config, saved),
     )  # fmt: skip
     try:

@@ -52,7 +52,7 @@ class VLLMPolicy:
         template_options: for the tokenizer's chat template.
         dtype: of the engines' weights.
         temperature: of sampling in training, at which engines and learner are compared.
-        tolerance: nats, see `engine.tolerance`.
+        tolerance: nats, see `engine.max_logprob_mismatch`.
         sleeps: whether the engines leave their device to the learner while it learns.
         adapters: settings of adapters that their tensors do not show (``lora_alpha``); None where all is trained.
 

@@ -143,7 +143,7 @@ class ProbeRecord:
 class Replica:
     """An engine that is rebuilt whenever it is lost.
 
-    `connect` starts or reaches it, and `tolerance` is in nats, see `engine.tolerance`.
+    `connect` starts or reaches it, and `tolerance` is in nats, see `engine.max_logprob_mismatch`.
     """
 
     def __init__(self, connect: Connect, endings: StopCondition, tolerance: float) -> None:

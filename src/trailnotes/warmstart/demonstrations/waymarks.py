@@ -121,7 +121,7 @@ class WaymarksDemonstrator:
 
     def draw_lesson(self, spec: ws.GameSpec) -> tuple[tuple[Tip, ...], tuple[str, ...]]:
         """Draw the tips of an episode, and the actions that follow from them."""
-        if self.rng.random() < self.config.warmstart.obey:
+        if self.rng.random() < self.config.warmstart.p_follow_tip:
             return self.draw_tips(spec, knowing=True), ws.gold_actions(spec)
         tips = self.draw_tips(spec, knowing=False) if self.rng.random() < 0.5 else ()
         return tips, self.explore(spec)
@@ -153,7 +153,7 @@ class WaymarksDemonstrator:
 
     def explore(self, spec: ws.GameSpec) -> tuple[str, ...]:
         """Read the archive, or try a way drawn at random."""
-        if self.rng.random() < self.config.warmstart.read:
+        if self.rng.random() < self.config.warmstart.p_explore:
             return ws.archive_actions(spec)
         guess = self.draw_rule(spec.kind, spec.family, spec.size)
         return ws.gold_actions(ws.make_spec(spec.kind, spec.family, guess, 0))

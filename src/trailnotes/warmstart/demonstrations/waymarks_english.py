@@ -113,7 +113,7 @@ class EnglishWaymarks(WaymarksDemonstrator):
 
     def explore_after(self, spec: ws.GameSpec, failures: Sequence[ws.Rule]) -> tuple[str, ...]:
         """Read the archive, or try a way that no failure excludes."""
-        if self.rng.random() < self.config.warmstart.read:
+        if self.rng.random() < self.config.warmstart.p_explore:
             return ws.archive_actions(spec)
         while True:
             guess = self.draw_rule(spec.kind, spec.family, spec.size)
