@@ -7,9 +7,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final
 
 from trailnotes.errors import ConfigError
+from trailnotes.storage.parsing import parse_toml
 
 _COLOUR_NAMES: Final = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 _COLOURED_TEXT: Final = re.compile(r"\x1b\[([0-9;]*)m(.*?)\x1b\[0?m", re.DOTALL)
@@ -25,33 +27,10 @@ class ToyText:
     success_reward: float
 
 
-TOY_TEXTS: Final[dict[str, ToyText]] = {
-    "FrozenLake": ToyText(
-        ("left", "down", "right", "up"),
-        "Cross the frozen lake from the start (S) to the goal (G) over frozen squares (F), without falling into a hole "
-        "(H). You stand on the square that is marked red.",
-        1.0,
-    ),
-    "Taxi": ToyText(
-        ("south", "north", "east", "west", "pickup", "dropoff"),
-        "Drive the taxi to the passenger, pick them up, and drop them off at their destination. The taxi is marked "
-        "yellow, with the passenger aboard green; the passenger waits at the letter marked blue and wants to go to the "
-        "one marked magenta. Walls are |, and : can be passed.",
-        20.0,
-    ),
-    "CliffWalking": ToyText(
-        ("up", "right", "down", "left"),
-        "Walk from where you are (x) to the target (T). A step onto the cliff (C) puts you back to the start.",
-        -1.0,
-    ),
-    "Blackjack": ToyText(
-        ("stick", "hit"),
-        "Beat the dealer at blackjack: hit for another card, stick to stop; more than 21 loses. You see your sum, the "
-        "dealer's card, and 1 if you hold an ace that counts 11.",
-        1.0,
-    ),
+TOY_TEXTS: Final = {
+    name: ToyText(tuple(toy.pop("actions")), **toy)
+    for name, toy in parse_toml(Path(__file__).with_name("toy_texts.toml").read_text(encoding="utf-8")).items()
 }
-"""Name without version -> words. Sources: the pages of Gymnasium 1.4 on each of them."""
 
 
 def find_toy_text(env_id: str) -> ToyText | None:
