@@ -1,7 +1,7 @@
 """Synthetic catalogue of five departments, generated from a seed: the shop needs no download.
 
-It has the difficulties of real catalogues: options that multiply, ranges and missing prices, near-duplicates that differ
-in one attribute or in the price, and titles that name another kind of product than the one that is sold.
+It is as hard as a real catalogue: options that multiply, ranges and missing prices, near-duplicates that differ in one
+attribute or in the price, and titles that name another kind of product than the one that is sold.
 """
 
 from __future__ import annotations
