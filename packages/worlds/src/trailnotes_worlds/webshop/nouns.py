@@ -2,8 +2,9 @@
 
 The original asks spaCy's ``en_core_web_sm`` in every episode. Here the import finds them once: by spaCy on request,
 else by rules. In a title nearly every word is capitalised, and the tagger takes nearly every capitalised word for a
-proper noun: so the rules say which words are *not* nouns. Measured on the 1,000 real titles, against model 3.8.0: the rules find 97.7 % of its tokens, and 93.4 % of what they find is among them; for 98.0 % of 21,000 pairs of
-titles, the title score falls on the same side of the reward's limits.
+proper noun: so the rules say which words are *not* nouns. Measured on the 1,000 real titles, against model 3.8.0: the
+rules find 97.7 % of its tokens, and 93.4 % of what they find is among them; for 98.0 % of 21,000 pairs of titles, the
+title score falls on the same side of the reward's limits.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Products of the shop, and their parser for the files of the original.
 
-It cleans them as `load_products` in WebShop's `web_agent_site/engine/engine.py` does: option names in lower case, option
-values stripped, ``/`` as `` | ``, lower case; a price for each ``$``, two at most. Records that crash the original
-raise `ProductError` here, with a reason that an import can count.
+It cleans them as `load_products` in WebShop's `web_agent_site/engine/engine.py` does: option names in lower case,
+option values stripped, ``/`` as `` | ``, lower case; a price for each ``$``, two at most. Records that crash the
+original raise `ProductError` here, with a reason that an import can count.
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ def parse_product(
     extra = {} if extra is None else extra
     attributes = extra.get("attributes", record.get("Attributes", []))
     rating = record.get("average_rating")
+    is_rated = isinstance(rating, str | int | float) and not isinstance(rating, bool)
     return Product(
         asin=asin,
         title=title,
@@ -122,9 +123,7 @@ def parse_product(
         category=_parse_text(record, "category"),
         categories=tuple(part.strip() for part in _parse_text(record, "product_category", "").split("\u203a")),
         query=_parse_text(record, "query").lower().strip(),
-        rating=clean_text(str(rating))
-        if isinstance(rating, str | int | float) and not isinstance(rating, bool)
-        else "",
+        rating=clean_text(str(rating)) if is_rated else "",
         reviews=_parse_reviews(record.get("Reviews") or []),
         nouns=nouns(title) if nouns else (),
         instructions=_parse_instructions(record, extra, humans),
