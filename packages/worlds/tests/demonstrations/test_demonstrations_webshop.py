@@ -101,7 +101,7 @@ def make(catalogue: Path) -> Make:
             rehearsal=RehearsalConfig(options={"dataset_seed": 1}),
         )
         cls = load_demonstrator("webshop", config.rollout.style)
-        made = (cls.apart if apart else cls)(config, lambda text: len(text.split()), 0)
+        made = (cls.build_held_out if apart else cls)(config, lambda text: len(text.split()), 0)
         assert isinstance(made, WebShopDemonstrator)
         return made
 

@@ -266,7 +266,7 @@ def test_a_cut_at_the_last_moment_loses_nothing(
 
 
 def test_another_source_begins_anew(files: SourceFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    restore = power_cut(monkeypatch, "seal", 1)
+    restore = power_cut(monkeypatch, "finalize_catalogue", 1)
     with pytest.raises(KeyboardInterrupt):
         import_catalogue(tmp_path / "shop", files)
     restore()

@@ -1,4 +1,4 @@
-"""`trailnotes wikihow`: libraries of the articles, and what is in them."""
+"""`trailnotes wikihow`: commands that import and show libraries of articles."""
 
 from __future__ import annotations
 
@@ -25,13 +25,11 @@ def _import(args: Namespace) -> None:
     if args.limit is not None and args.limit < 1:
         raise ConfigError(f"--limit {args.limit} leaves no page: give 1 or more, or leave it out")
     with ProgressBar(1.0, "import") as bar:
-        library = import_library(
-            args.folder,
-            args.pages,
-            args.meta,
-            limit=args.limit,
-            progress=lambda done, total: bar.update(done / total, label=f"page {done:,} of {total:,}"),
-        )
+
+        def tell(done: int, total: int) -> None:
+            bar.update(done / total, label=f"page {done:,} of {total:,}")
+
+        library = import_library(args.folder, args.pages, args.meta, limit=args.limit, progress=tell)
     with closing(library):
         _describe(library)
         if library.meta["left_out"]:
@@ -69,6 +67,7 @@ def _describe(library: Library) -> None:
         print(escape_unprintable(f"  left out     {count:,} x {reason}"))
 
 
+_PAGES = "a file for each page: HTML, or HTTP responses"
 COMMANDS = (
     Command(
         name="wikihow import",
@@ -81,9 +80,7 @@ COMMANDS = (
         run=_import,
         arguments=(
             argument("folder", type=Path, metavar="FOLDER", help="the library, which is not there yet"),
-            argument(
-                "--pages", type=Path, required=True, metavar="DIR", help="a file for each page: HTML, or HTTP responses"
-            ),
+            argument("--pages", type=Path, required=True, metavar="DIR", help=_PAGES),
             argument("--meta", type=Path, metavar="FILE", help="doc_meta.csv: views, dates and marks of the articles"),
             argument("--limit", type=int, metavar="N", help="the first N files only, by name"),
         ),
