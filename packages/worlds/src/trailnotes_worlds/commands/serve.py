@@ -59,31 +59,25 @@ def _serve(args: Namespace) -> None:
             print("the server has ended")
 
 
-_SPLIT = "split whose tasks are played (default train); all: each has the seeds that env.name = openenv gives it"
-_IDLE = "end a session after that long without a request (default 600)"
-SERVE = Group(
-    "envs",
-    "environments",
-    (
-        Command(
-            name="envs serve",
-            summary="open an environment to other trainers, by the OpenEnv protocol",
-            about="Serve an environment over WebSockets as OpenEnv words it, so that whatever speaks OpenEnv can play "
-            "it. Each connection is a session with an environment of its own, in worker processes (env.num_workers, "
-            "env.timeout). A reset may name a task or a seed, which counts through the tasks of the split. See "
-            "docs/envs/openenv.md.",
-            example="trailnotes envs serve waymarks-simulator --env.options.actions true",
-            run=_serve,
-            arguments=(
-                argument("name", metavar="NAME", help="built-in name, entry point, or module:Class"),
-                argument("--split", metavar="NAME", default="train", help=_SPLIT),
-                argument("--sessions", metavar="N", type=int, default=64, help="sessions at once (default 64)"),
-                argument("--idle", metavar="SECONDS", type=float, default=600.0, help=_IDLE),
-                argument("--host", metavar="HOST", default=LOOPBACK, help=f"address to listen at (default {LOOPBACK})"),
-                argument("--port", metavar="PORT", type=int, default=PORT, help=f"default {PORT}; 0 takes a free one"),
-                argument("--public", action="store_true", help="let other machines in: there are no passwords"),
-            ),
-            settings=True,
-        ),
+_SPLIT = "split of the tasks (default train); all: each split has the seeds that env.name = openenv gives it"
+_IDLE = "seconds without a request after which a session ends (default 600)"
+_COMMAND = Command(
+    name="envs serve",
+    summary="open an environment to other trainers, by the OpenEnv protocol",
+    about="Serve an environment over WebSockets by the OpenEnv protocol, so that any OpenEnv client can play it. Each "
+    "connection is a session with an environment of its own, in worker processes (env.num_workers, env.timeout). A "
+    "reset may name a task or a seed, which counts through the tasks of the split. See docs/envs/openenv.md.",
+    example="trailnotes envs serve waymarks-simulator --env.options.actions true",
+    run=_serve,
+    arguments=(
+        argument("name", metavar="NAME", help="built-in name, entry point, or module:Class"),
+        argument("--split", metavar="NAME", default="train", help=_SPLIT),
+        argument("--sessions", metavar="N", type=int, default=64, help="sessions at once (default 64)"),
+        argument("--idle", metavar="SECONDS", type=float, default=600.0, help=_IDLE),
+        argument("--host", metavar="HOST", default=LOOPBACK, help=f"address to listen at (default {LOOPBACK})"),
+        argument("--port", metavar="PORT", type=int, default=PORT, help=f"default {PORT}; 0 takes a free one"),
+        argument("--public", action="store_true", help="let other machines in: there are no passwords"),
     ),
+    settings=True,
 )
+SERVE = Group("envs", "environments", (_COMMAND,))

@@ -163,32 +163,32 @@ def build_token_counter(config: Config) -> Callable[[str], int]:
 _FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
 _NUMBER: dict[str, Any] = {"type": int, "metavar": "N"}
 _ORDER = "human_goals.json: the human goals in the order that the protocols original and rememberer split"
-_NOUNS = "who finds the nouns of titles, by which the reward knows the kind of a product"
-_FOLDER = "a folder that `trailnotes webshop import` wrote (that of the config, or ours)"
+_NOUNS = "tagger of the nouns in titles, by which the reward tells the kind of a product"
+_FOLDER = "folder of `trailnotes webshop import` (default: that of the config, or the synthetic catalogue)"
 
 _IMPORT_ARGUMENTS = (
-    argument("folder", type=Path, metavar="FOLDER", help="the catalogue, which is not there yet"),
+    argument("folder", type=Path, metavar="FOLDER", help="new folder for the catalogue"),
     argument("--products", required=True, **_FILE, help="items_shuffle.json, or a line of JSON for each product"),
     argument("--attributes", **_FILE, help="items_ins_v2.json: hidden attributes, synthetic instructions"),
     argument("--human", **_FILE, help="items_human_ins.json: human instructions; without it, those in the records"),
     argument("--order", **_FILE, help=_ORDER),
-    argument("--limit", **_NUMBER, help="the first N entries only, as the original's num_products"),
+    argument("--limit", **_NUMBER, help="read only the first N entries, as the original's num_products"),
     argument("--nouns", choices=("rules", "spacy"), default="rules", help=_NOUNS),
 )
 _SHOW_ARGUMENTS = (
-    argument("catalogue", metavar="CATALOGUE", help="a folder that webshop import made, or synthetic"),
-    argument("--search", metavar="WORDS", help="the products that these words find, best first"),
-    argument("--limit", **_NUMBER, default=10, help="so many of them (default 10)"),
-    argument("--asin", metavar="ASIN", help="one product in full, with what is hidden in the shop"),
-    argument("--verify", action="store_true", help="read every file and compare it with its hash"),
+    argument("catalogue", metavar="CATALOGUE", help="folder of webshop import, or synthetic"),
+    argument("--search", metavar="WORDS", help="list the products that a search for these words finds, best first"),
+    argument("--limit", **_NUMBER, default=10, help="number of products to list (default 10)"),
+    argument("--asin", metavar="ASIN", help="show one product in full, with its hidden attributes"),
+    argument("--verify", action="store_true", help="compare every file with its hash"),
 )
 _SERVE_ARGUMENTS = (
     argument("catalogue", metavar="CATALOGUE", nargs="?", help=_FOLDER),
-    argument("--config", type=Path, metavar="CONFIG", help="settings, a TOML file; the environment's own without one"),
-    argument("--split", metavar="SPLIT", default="train", help="whose goals are given to visitors (train)"),
-    argument("--goal", **_NUMBER, help="the one goal of all visits, from 0 (theirs to choose)"),
+    argument("--config", type=Path, metavar="CONFIG", help="TOML file of settings (default: those of webshop)"),
+    argument("--split", metavar="SPLIT", default="train", help="split of the visitors' goals (train)"),
+    argument("--goal", **_NUMBER, help="number of the goal of all visits, from 0 (default: the visitors choose)"),
     argument("--record", **_FILE, help="append the purchases as demonstrations, JSONL (split train only)"),
-    argument("--host", metavar="ADDRESS", default=LOOPBACK, help=f"where to listen ({LOOPBACK})"),
+    argument("--host", metavar="ADDRESS", default=LOOPBACK, help=f"address to listen at ({LOOPBACK})"),
     argument("--port", **_NUMBER, default=PORT, help=f"port; 0 takes a free one ({PORT})"),
     argument("--public", action="store_true", help="let other machines in, without passwords or encryption"),
 )
@@ -196,11 +196,10 @@ COMMANDS = (
     Command(
         name="webshop import",
         summary="make a catalogue of the original files",
-        about="Read WebShop's own files (or the records of its 1,000-product index) into a catalogue: one folder, "
-        "searched as Lucene would, which any number of processes read without a copy of their own. Files may end in "
-        ".gz; a list is read entry by entry, so its size does not matter. What is no product is counted by reason and "
-        "listed in the catalogue's report.jsonl. An import that was interrupted goes on when the same command is given "
-        "again.",
+        about="Read WebShop's own files (or the records of its 1,000-product index) into a catalogue: one folder "
+        "with a search like Lucene's, which any number of processes share. Files may end in .gz, and have any size. "
+        "The import counts records that are no product by reason, and lists them in the catalogue's report.jsonl. The "
+        "same command resumes an interrupted import.",
         example="trailnotes webshop import shop --products items_shuffle.json --attributes items_ins_v2.json "
         "--human items_human_ins.json --order human_goals.json",
         run=_import,
@@ -208,10 +207,10 @@ COMMANDS = (
     ),
     Command(
         name="webshop show",
-        summary="what is in a catalogue",
-        about="Say what a catalogue holds: products by department, instructions, and what its import left out. Or look "
-        "up one product, or see what a search finds. The word synthetic names the catalogue that Trailnotes makes "
-        "itself.",
+        summary="show the contents of a catalogue",
+        about="Summarize a catalogue: products by department, instructions, and records that its import left out. Or "
+        "show one product, or the results of a search. The word synthetic names the catalogue that Trailnotes "
+        "generates.",
         example="trailnotes webshop show synthetic --search 'wool hiking socks'",
         run=_show,
         arguments=_SHOW_ARGUMENTS,
@@ -219,12 +218,12 @@ COMMANDS = (
     Command(
         name="webshop serve",
         summary="open the shop to a person in a browser",
-        about="The pages, goals, offers and rewards of the environment webshop, as a site: open the address that it "
-        "prints. Each browser has a visit of its own, which ends after an hour without a click. The score and its "
-        "parts are told after the purchase. With --record, each purchase is appended to a file that "
-        "`warmstart.demonstrations` may name: what was done, played again in the environment with the settings given, "
-        "so that each turn is what an agent would have been shown. Listens on this machine only, unless --host and "
-        "--public say otherwise. Ctrl-C closes it.",
+        about="Serve the pages, goals, actions and rewards of the environment webshop as a web site: open the address "
+        "that it prints. Each browser has a visit of its own, which ends after an hour without a click. The site shows "
+        "the score and its parts after the purchase. With --record, it appends each purchase to a file for "
+        "`warmstart.demonstrations`: it replays the visit in the environment with the given settings, so that each "
+        "turn is as an agent would see it. It listens on this machine only, unless --host and --public say otherwise. "
+        "Ctrl-C closes it.",
         example="trailnotes webshop serve --record runs/played.jsonl",
         run=_serve,
         arguments=_SERVE_ARGUMENTS,

@@ -22,7 +22,7 @@ FaultKind = Literal["option", "value", "price", "other", "unbought"]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault of an episode that a buyer can see."""
+    """Fault of an episode that a buyer can see."""
 
     kind: FaultKind
     what: str = ""  # the name of the option, the value that was asked for, or the limit in dollars

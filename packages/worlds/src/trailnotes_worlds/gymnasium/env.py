@@ -81,9 +81,7 @@ class GymnasiumEnv:
             success_return = None if toy or self._env.spec is None else self._env.spec.reward_threshold
         self._success = SuccessRule(success_return, success_reward, max_return)
         if not self._success.is_defined:
-            raise ConfigError(
-                f"env.options.success_return is missing: {id} says nowhere when it is won, and that it is over does not"
-            )
+            raise ConfigError(f"env.options.success_return is missing: {id} does not define success")
         self._total, self._steps = 0.0, 0
         self._playing = False
 
@@ -231,8 +229,6 @@ def _choose_observation_mode(
         raise ConfigError(f"env.options.observation = 'ansi': {env_id} has no drawing in letters; leave it out")
     space = env.observation_space
     if isinstance(space, Box) and math.prod(space.shape) > _MAX_NUMBERS:
-        raise ConfigError(
-            f"env.options.id = {env_id!r} shows {math.prod(space.shape):,} numbers: register it with a wrapper that "
-            "makes a text of them (gymnasium.spaces.Text), or with a render mode 'ansi'"
-        )
+        fix = "register it with a wrapper to texts (gymnasium.spaces.Text), or with a render mode 'ansi'"
+        raise ConfigError(f"env.options.id = {env_id!r} shows {math.prod(space.shape):,} numbers: {fix}")
     return "value"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
 _SCHEMES: Final = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
-_MAX_PAGE_BYTES: Final = 1 << 20  # bytes of a page that says what a server is
+_MAX_PAGE_BYTES: Final = 1 << 20  # bytes of a page that describes a server
 _MAX_MESSAGE_CHARS: Final = 300  # characters of a server's own words in an error
 _CLOSE_TIMEOUT_S: Final = 1.0  # to say goodbye
 
@@ -135,9 +135,8 @@ class ClientSession:
         except (OSError, EOFError, InvalidHandshake, InvalidURI, ValueError) as error:
             self._open.close()
             lasting = isinstance(error, InvalidStatus) and 300 <= error.response.status_code < 500
-            raise (EnvError if lasting else ConnectionLostError)(
-                f"no OpenEnv server can be reached at {address.name} ({format_error(error)}): is env.options.url right?"
-            ) from error
+            why = f"no OpenEnv server can be reached at {address.name} ({format_error(error)})"
+            raise (EnvError if lasting else ConnectionLostError)(f"{why}: is env.options.url right?") from error
 
     def _set_send_timeout(self, most: float) -> None:
         """Limit the seconds for which a server that reads nothing can hold up a request."""

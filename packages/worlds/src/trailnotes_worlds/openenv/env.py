@@ -27,7 +27,7 @@ from trailnotes_worlds.third_party import FIRST_SEED, SuccessRule, format_game_n
 
 EMPTY_MAPPING: Mapping[str, Any] = MappingProxyType({})
 MAX_MESSAGE_BYTES: Final = 16 << 20  # of one answer
-_PAGE_TIMEOUT_S: Final = 5.0  # for a page that says what a server is; without it the options must
+_PAGE_TIMEOUT_S: Final = 5.0  # for a page that describes the server, which is optional
 _FIRST_PAUSE_S: Final = 0.1  # before a server that is full, or not there yet, is asked again; doubled each time
 
 
@@ -130,13 +130,14 @@ class OpenEnvClient:
         until = time.monotonic() + self._timeout
         answer = self._begin_episode({**self._reset, "seed": task.seed}, until)
         self._require_served_split(task, until)
-        form = self._get_action_form(until)
+        if self._form is None:
+            self._form = ActionForm.from_schema(self._fetch_page("/schema", until).get("action"), *self._action)
         if answer.done:
             raise self._close_on_error(EnvError(f"{self._address.name} says at reset that the episode is over"))
         instruction = answer.instruction or self._instruction or self._get_instruction(until)
         self._playing, self._total = True, 0.0
         self._score = answer.score or self._success.score(0.0, success=False)
-        self._actions = answer.actions or form.choices or None
+        self._actions = answer.actions or self._form.choices or None
         score, max_score = self._score
         given = {"actions": self._actions, "instruction": instruction}
         return Observation(answer.text, **given, score=score, max_score=max_score)
@@ -217,12 +218,6 @@ class OpenEnvClient:
         score, max_score = self._score
         text = f"There is no such action: it must be {why}."
         return Observation(text, actions=self._actions, score=score, max_score=max_score)
-
-    def _get_action_form(self, until: float) -> ActionForm:
-        if self._form is None:
-            schema = self._fetch_page("/schema", until)
-            self._form = ActionForm.from_schema(schema.get("action"), *self._action)
-        return self._form
 
     def _get_metadata(self, until: float) -> Mapping[str, Any]:
         if self._about is None:

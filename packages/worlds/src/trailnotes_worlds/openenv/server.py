@@ -60,7 +60,7 @@ class OpenEnvService:
             await websocket.close()  # before it is accepted: the answer is a plain 403
             return
         await websocket.accept()
-        with suppress(WebSocketDisconnect, TimeoutError):  # TimeoutError: of a visitor who does not read
+        with suppress(WebSocketDisconnect, TimeoutError):  # TimeoutError: the client does not read
             if self._open >= self.settings.sessions:
                 taken = {"active_sessions": self._open, "max_sessions": self.settings.sessions}
                 text = "all sessions of this server are taken"

@@ -32,7 +32,7 @@ SCHEMAS: Final = json.loads(Path(__file__).with_name("schemas.json").read_text(e
 
 
 class _ProtocolError(Exception):
-    """A request that is answered with an error; the session goes on."""
+    """Request that the server answers with an error; the session goes on."""
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(text)

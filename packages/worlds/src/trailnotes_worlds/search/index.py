@@ -27,7 +27,7 @@ Documents = NDArray[np.int64]  # their numbers, ascending
 
 
 class _Term(NamedTuple):
-    """A term of a query: its postings, and how much it weighs."""
+    """Term of a query with its postings and its weight."""
 
     start: int
     stop: int

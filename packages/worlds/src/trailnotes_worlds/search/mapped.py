@@ -20,7 +20,7 @@ META = "meta.json"
 
 
 class MappedFolder:
-    """A folder of files, mapped read-only, with a ``meta.json`` that lists their sizes.
+    """Folder of files, mapped read-only, with a ``meta.json`` that lists their sizes.
 
     Every file stays open: `require_unchanged` notices at little cost that one was cut or written over in place, which
     reading the map alone would answer with a bus error or with nonsense. A file that was replaced by another of its

@@ -30,7 +30,7 @@ from trailnotes_worlds.webshop.writing import encode_product, finalize_catalogue
 STATE_FILE = "state.json"
 SAVE_INTERVAL = 5000  # products between two states
 
-Progress = Callable[[str, float, float], None]  # (what is done, how far, of how much)
+Progress = Callable[[str, float, float], None]  # (stage, amount done, total)
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,8 @@ def import_catalogue(
             aside.replace(folder)
             (folder / STATE_FILE).unlink()  # no sooner: without it, an interrupted import would begin anew
     except OSError as error:
-        raise RunError(
-            f"cannot write {error.filename or aside} ({error.strerror or error}): free space or fix the permissions, "
-            "then run the same command again: it goes on from here"
-        ) from error
+        fix = "free space or fix the permissions, then run the same command again: it goes on from here"
+        raise RunError(f"cannot write {error.filename or aside} ({error.strerror or error}): {fix}") from error
     return Catalogue.open(folder)
 
 
@@ -127,7 +125,7 @@ class _Importer:
         """Read on to the end of the products, or to the `limit`-th."""
         state, size = self._state, self._sources.products.stat().st_size
         with (self._folder / PRODUCTS).open("ab") as self._products, (self._folder / REPORT).open("ab") as self._report:
-            self._products.truncate(state.product_bytes)  # only what the state counts
+            self._products.truncate(state.product_bytes)  # keep only the part that the state counts
             self._report.truncate(state.report_bytes)
             with (self._folder / PRODUCTS).open("rb") as file:  # an asin is the first field of its line
                 self._asins = {line[: line.index(b",")].partition(b":")[2].strip(b'"').decode() for line in file}

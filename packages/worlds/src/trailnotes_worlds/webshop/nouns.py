@@ -69,8 +69,6 @@ def make_noun_tagger(tagger: Tagger) -> Callable[[str], tuple[str, ...]]:
 
         model = spacy.load(SPACY_MODEL, disable=["parser", "ner", "lemmatizer"])
     except (ImportError, OSError) as error:
-        raise MissingExtraError(
-            f"nouns by spaCy need the package spacy and its model {SPACY_MODEL}: {format_install_command('spacy')}, "
-            f"then python -m spacy download {SPACY_MODEL}; or take --nouns rules"
-        ) from error
+        fix = f"{format_install_command('spacy')}, then python -m spacy download {SPACY_MODEL}; or take --nouns rules"
+        raise MissingExtraError(f"nouns by spaCy need the package spacy and its model {SPACY_MODEL}: {fix}") from error
     return lambda title: tuple(token.text.lower() for token in model(title) if token.pos_ in _TAGS)

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Facet = Literal["attribute", "category", "query"]  # what products can be listed by
+Facet = Literal["attribute", "category", "query"]  # of `Catalogue.find_by_facet`
 GoalKind = Literal["human", "synthetic"]
 
-DEFAULT_PRICE = 100.0  # dollars: what the original asks for a product without a listed price
+DEFAULT_PRICE = 100.0  # dollars: the price of the original for a product without one
 CATEGORIES = ("beauty", "electronics", "fashion", "garden", "grocery")
 
 _ASIN = re.compile(r"[0-9A-Za-z_-]{1,10}")
@@ -141,7 +141,7 @@ def parse_prices(listed: Any) -> tuple[float, ...]:
     try:
         if isinstance(listed, str):
             prices = tuple(float(re.sub(r"[^\d.]", "", part)) for part in listed.split("$")[1:])
-        elif listed == [DEFAULT_PRICE]:  # what the original has put in place of none
+        elif listed == [DEFAULT_PRICE]:  # the original puts it in place of none
             return ()
         else:
             prices = tuple(float(price) for price in listed)

@@ -48,7 +48,7 @@ class GoalSelection:
 
 
 class NumberedGoal(NamedTuple):
-    """A goal, and its place in the order of its protocol."""
+    """Goal with its place in the order of its protocol."""
 
     number: int
     goal: Goal

@@ -35,7 +35,7 @@ _STRIDE = 63_287  # between neighbours: shares no factor with `_NUM_ASINS`, and 
 
 @dataclass(frozen=True)
 class ProductKind:
-    """A kind of product, as ``synthetic.toml`` describes it."""
+    """Kind of products, as described in ``synthetic.toml``."""
 
     category: str
     path: tuple[str, ...]

@@ -7,11 +7,11 @@ from typing import Final, Literal
 
 Brackets = Literal["round", "markers"]
 
-ELLIPSIS: Final = "…"  # ends what was cut
+ELLIPSIS: Final = "…"  # ends a text that was cut
 # Marks of the views around buttons and between texts, which product text must not contain.
 _MARKER: Final = re.compile(r"\[\s*((?:sep|(?:clicked )?button_?))\s*\]", re.IGNORECASE)
 _ROUND: Final = str.maketrans("[]", "()")
-# Format characters (Unicode's Cf), which are not seen but turn or join what is.
+# Format characters (Unicode's Cf): invisible, but they turn or join their neighbours.
 _INVISIBLE: Final = re.compile(
     "[\u00ad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff"
     "\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001345f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"

@@ -26,18 +26,6 @@ ICON: Final = (
 )
 VERSION: Final = hashlib.blake2b((STYLE + ICON).encode(), digest_size=6).hexdigest()
 
-_JINJA = Environment(
-    loader=FileSystemLoader(_FOLDER / "templates"), autoescape=True, auto_reload=False, undefined=StrictUndefined,
-    trim_blocks=True, lstrip_blocks=True,
-)  # fmt: skip
-_JINJA.globals["mark"] = Markup(ICON)  # noqa: S704 (a constant)
-_JINJA.globals["picture"] = lambda asin, department: Markup(draw_picture(asin, department))  # noqa: S704 (see above)
-
-
-def render_template(template: str, **values: Any) -> str:
-    """Render a page as HTML. Each process compiles its templates once."""
-    return _JINJA.get_template(f"{template}.html").render(values)
-
 
 @lru_cache(maxsize=4096)
 def draw_picture(asin: str, department: str) -> str:
@@ -59,3 +47,16 @@ def draw_picture(asin: str, department: str) -> str:
         f'<rect width="{SIDE}" height="{SIDE}" fill="hsl({hue} 40% 95%)"/>'
         f'<circle cx="{x}" cy="{y}" r="{radius}" fill="hsl({(hue + 40) % 360} 48% 89%)"/>{shapes}</svg>'
     )
+
+
+_JINJA = Environment(
+    loader=FileSystemLoader(_FOLDER / "templates"), autoescape=True, auto_reload=False, undefined=StrictUndefined,
+    trim_blocks=True, lstrip_blocks=True,
+)  # fmt: skip
+_JINJA.globals["mark"] = Markup(ICON)  # noqa: S704 (a constant)
+_JINJA.globals["picture"] = lambda asin, department: Markup(draw_picture(asin, department))  # noqa: S704 (see above)
+
+
+def render_template(template: str, **values: Any) -> str:
+    """Render a page as HTML. Each process compiles its templates once."""
+    return _JINJA.get_template(f"{template}.html").render(values)

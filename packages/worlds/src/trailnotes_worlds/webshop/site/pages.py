@@ -77,7 +77,14 @@ def build_site_page(shop: Shop, state: ShopState, score: float | None = None) ->
     moves = tuple(buttons.pop(name) for name in (BACK, PREV, NEXT) if name in buttons)
     if state.page == "results":
         first = (state.number - 1) * shop.rules.products_per_page + 1
-        return SitePage("results", texts[0], searchable, state.query, moves, tuple(_iter_cards(shop, parts)), first)
+        cards = tuple(
+            ProductCard(
+                ActionButton(f"click[{part.target}]", part.text), part.asin, shop.shelves[part.asin].category,
+                parts[place + 1].text, parts[place + 2].text, part.clicked,
+            )
+            for place, part in enumerate(parts) if part.kind == "product"  # its title and its price follow
+        )  # fmt: skip
+        return SitePage("results", texts[0], searchable, state.query, moves, cards, first)
     if state.page == "item":
         title, price, rating = texts[-3:]
         product = ProductDetails(state.asin, shop.shelves[state.asin].category, title, price, rating)
@@ -87,13 +94,6 @@ def build_site_page(shop: Shop, state: ShopState, score: float | None = None) ->
             more=tuple(buttons.values()), buy=buy,
         )  # fmt: skip
     return SitePage("details", state.page.title(), searchable, state.query, moves, texts=texts)
-
-
-def _iter_cards(shop: Shop, parts: Sequence[PageElement]) -> Iterator[ProductCard]:
-    for place, part in enumerate(parts):
-        if part.kind == "product":  # its title and its price follow
-            offer, department = ActionButton(f"click[{part.target}]", part.text), shop.shelves[part.asin].category
-            yield ProductCard(offer, part.asin, department, parts[place + 1].text, parts[place + 2].text, part.clicked)
 
 
 def _iter_options(parts: Sequence[PageElement]) -> Iterator[tuple[str, tuple[ActionButton, ...]]]:

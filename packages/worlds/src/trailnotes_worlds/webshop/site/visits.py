@@ -16,7 +16,7 @@ from trailnotes_worlds.webshop.texts import sanitize_text
 MAX_VISIT_STEPS: Final = 200  # of one visit, so that none grows without end
 VISIT_OVER: Final = "You have bought something, and this visit is over: begin another."
 VISIT_FULL: Final = f"A visit has {MAX_VISIT_STEPS} steps at most, and this one has had them: begin another."
-_MAX_WANTED_CHARS: Final = 1_000  # characters of what was wanted
+_MAX_WANTED_CHARS: Final = 1_000  # characters of a wanted value
 _TYPE_FACTOR_WORDS: Final = {1.0: "the same", 0.5: "hardly the same", 0.1: "another", 0.0: "quite another"}
 _HEADINGS: Final = ((1.0, "Just what was wanted"), (0.5, "Nearly"), (1e-9, "Not quite"), (0.0, "Something else"))
 
