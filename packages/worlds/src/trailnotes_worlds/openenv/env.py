@@ -139,8 +139,9 @@ class OpenEnvClient:
         self._score = answer.score or self._success.score(0.0, success=False)
         self._actions = answer.actions or self._form.choices or None
         score, max_score = self._score
-        given = {"actions": self._actions, "instruction": instruction}
-        return Observation(answer.text, **given, score=score, max_score=max_score)
+        return Observation(
+            answer.text, actions=self._actions, instruction=instruction, score=score, max_score=max_score
+        )
 
     def step(self, action: str) -> Observation:
         """Send one action. An action that does not fit the server's schema, or that it refuses, changes nothing."""

@@ -100,7 +100,8 @@ class ShopSite:
         if visit is None:
             return self._redirect("/")
         notice, visit.notice = visit.notice, ""
-        values = {"page": self.floor.build_page(visit), "instruction": visit.instruction, "step": visit.step}
+        values: dict[str, Any] = {"page": self.floor.build_page(visit), "step": visit.step}
+        values["instruction"] = visit.instruction
         return _render_page("shop", **values, notice=notice, longest=MAX_QUERY_CHARS)
 
     async def score(self, request: Request) -> Response:
