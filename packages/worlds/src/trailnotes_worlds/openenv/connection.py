@@ -265,10 +265,8 @@ def fetch_page(address: ServerAddress, path: str, headers: Mapping[str, str], ti
             return super().do_open(connected, req, **options)
 
     class Staying(urllib.request.HTTPRedirectHandler):
-        """Handler that follows no redirect: the headers are for this server."""
-
         def redirect_request(self, *_: Any) -> None:
-            return None
+            return None  # the headers are for this server
 
     handlers: list[urllib.request.BaseHandler] = [Opening(), Staying()]
     if address.is_local:

@@ -190,8 +190,7 @@ class OpenEnvClient:
                 raise
 
     def _close_on_error(self, error: EnvError) -> EnvError:
-        """Close a failed session: its next answer might belong to an earlier request."""
-        self.close()
+        self.close()  # its next answer might belong to an earlier request
         return error
 
     def _parse_observation(self, data: Mapping[str, Any]) -> ServerObservation:
@@ -245,7 +244,6 @@ class OpenEnvClient:
             )
 
     def _get_instruction(self, until: float) -> str:
-        """Return the goal in the server's description."""
         said = self._get_metadata(until).get("description")
         if not isinstance(said, str) or not said.strip():
             raise ConfigError(f"env.options.instruction is missing: {self._address.name} does not say what the goal is")
@@ -263,7 +261,7 @@ def _compute_seconds_left(until: float) -> float:
 
 
 def _describe_refusal(error: RequestRefusedError) -> str:
-    """Describe in a few words why the server refused an action."""
+
     errors = error.data.get("errors")
     first = errors[0] if isinstance(errors, list) and errors else None
     said = first.get("msg") if isinstance(first, dict) else None

@@ -80,7 +80,7 @@ def _get_json_type(described: Mapping[str, Any]) -> str:
 
 
 def _parse_value(text: str, kind: str) -> Any:
-    """Parse a text as a value of a JSON type; `_MISSING` if it is none."""
+
     try:
         value = parse_json(text, "refuse")
     except ValueError:

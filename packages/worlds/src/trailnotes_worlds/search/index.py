@@ -112,7 +112,6 @@ class SearchIndex:
         return [name.decode() for name in found]
 
     def _find_term(self, text: bytes, count: int = 1) -> _Term | None:
-        """Look up a term that the query has `count` times, by binary search in the sorted vocabulary."""
         offsets, low, high = self._term_offsets, 0, len(self._term_offsets) - 1
         while low < high:
             middle = (low + high) // 2

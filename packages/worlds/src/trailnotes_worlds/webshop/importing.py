@@ -200,7 +200,6 @@ class _Importer:
         self._report.write(encode_line(entry))
 
     def _save_state(self) -> None:
-        """Save the state, after the files that it counts."""
         for file in (self._products, self._report):
             file.flush()
             os.fsync(file.fileno())
@@ -210,7 +209,7 @@ class _Importer:
 
 
 def _load_state(folder: Path, inputs: dict[str, Any]) -> ImportState:
-    """Load the state of an import of the same inputs, or begin a new one."""
+
     inputs = json.loads(json.dumps(inputs))
     try:
         state = ImportState(**parse_json((folder / STATE_FILE).read_bytes()))

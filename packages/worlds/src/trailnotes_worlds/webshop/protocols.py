@@ -153,7 +153,7 @@ def _iter_catalogue_goals(shelves: Catalogue, kind: str, seed: int) -> Iterator[
 
 
 def _list_official_goals(shelves: Catalogue, choice: GoalSelection) -> list[NumberedGoal]:
-    """List goals in the release's order: that of the catalogue, or a shuffle as in the release."""
+
     kind = choice.goals or "human"
     if kind == "both":
         fix = 'set env.options.goals to "human" or "synthetic"'

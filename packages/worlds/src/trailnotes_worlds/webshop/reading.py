@@ -35,7 +35,7 @@ class JsonEntry(NamedTuple):
 
 @contextmanager
 def _open_source(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """Open (unpacked file, file on disk), which differ only if the name ends in ``.gz``."""
+
     try:
         file = path.open("rb")
     except OSError as error:
@@ -75,7 +75,6 @@ def read_entries(path: Path, start: int = 0) -> Iterator[JsonEntry]:
 
 
 def _count_leading_space(file: BinaryIO) -> int:
-    """Count the bytes of white space (and of a byte order mark) before the first character."""
     file.seek(0)
     head = file.read(_CHUNK)
     return len(head) - len(head.removeprefix(codecs.BOM_UTF8).lstrip())

@@ -75,7 +75,8 @@ def compute_reward(goal: Goal, wanted: Product, bought: Product, options: Iterab
     same_categories = len({*bought.categories} & {*wanted.categories}) >= 2
     shared = len({*wanted.nouns} & {*bought.nouns})  # once each; the nouns wanted count with repeats
     title_score = shared / len(wanted.nouns) if wanted.nouns else NO_NOUN_SIMILARITY
-    factor = _compute_type_factor(same_query or same_categories, title_score)
+    related = same_query or same_categories or title_score > 0.2
+    factor = 0.0 if title_score == 0 else 0.1 if title_score < 0.1 else 1.0 if related else 0.5
     share = (num_attributes + num_options + price_fits) / (len(goal.attributes) + len(goal.options) + 1)
     return Reward(
         share * factor, num_attributes, num_options, price_fits, factor, same_query, same_categories, title_score
@@ -114,11 +115,3 @@ def _format_wanted_option(option: tuple[str, str]) -> str:
     if not name:
         return extract_color(value)
     return next((color for color in COLORS if color in option), str(option))
-
-
-def _compute_type_factor(related: bool, title_score: float) -> float:
-    if title_score == 0:
-        return 0.0
-    if title_score < 0.1:
-        return 0.1
-    return 1.0 if related or title_score > 0.2 else 0.5

@@ -181,7 +181,7 @@ class Shop:
         return [_make_button(BACK), *(part for part in self._body(state) if part.target)]
 
     def _build_body(self, state: ShopState) -> tuple[PageElement, ...]:
-        """Build all elements below "Back to Search"."""
+
         if state.page == "results":
             return tuple(self._iter_results(state))
         product = self.shelves[state.asin]
@@ -251,17 +251,15 @@ class Shop:
 
     def _iter_sub_page(self, state: ShopState, product: Product) -> Iterator[PageElement]:
         yield _make_button(PREV)
-        texts: list[str] = []
-        if state.page == "description":
-            texts = [product.description]
-        elif state.page == "features":
-            texts = list(product.bullets)
-        elif state.page == "reviews":
-            texts = [text for r in product.reviews for text in (f'"{r.title}"', r.score, r.body)]
-        elif state.page == "attributes":
-            texts = [*product.attributes, product.category, product.query, _CATEGORY_SEPARATOR.join(product.categories)]
+        path = _CATEGORY_SEPARATOR.join(product.categories)
+        texts = {
+            "description": [product.description],
+            "features": product.bullets,
+            "reviews": [text for r in product.reviews for text in (f'"{r.title}"', r.score, r.body)],
+            "attributes": [*product.attributes, product.category, product.query, path],
+        }
         left = self.rules.max_text
-        for text in texts:
+        for text in texts[state.page]:
             if left and (shown := sanitize_text(text, left, self.rules.brackets)):
                 left -= len(shown)
                 yield PageElement("text", shown)
@@ -280,8 +278,7 @@ class Shop:
         return (PageElement("text", text) for text in texts)
 
     def _format_price(self, product: Product) -> str:
-        """Format a price with its cents; the original has "$17.5"."""
-        return product.tag if self._original else _TENTHS.sub(r"\g<0>0", product.tag)
+        return product.tag if self._original else _TENTHS.sub(r"\g<0>0", product.tag)  # the original has "$17.5"
 
     def _shorten(self, text: str) -> str:
         return sanitize_text(text, self.rules.max_title, self.rules.brackets)

@@ -98,7 +98,7 @@ def load_kinds() -> tuple[ProductKind, ...]:
 
 
 def _iter_products(rng: random.Random) -> Iterator[Product]:
-    """Generate products without end, each kind in turn, some with a twin."""
+
     while True:
         shelf = list(load_kinds())
         rng.shuffle(shelf)
@@ -176,7 +176,7 @@ def _make_bullets(attributes: tuple[str, ...], rng: random.Random) -> tuple[str,
 
 
 def _make_options(kind: ProductKind, rng: random.Random) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Draw some values of each axis, in their order, and leave out an axis now and then."""
+
     options = []
     for axis in kind.options:
         values = _WORDS["options"][axis]

@@ -53,8 +53,7 @@ VIEWS: Mapping[str, Callable[[Iterable[PageElement]], str]] = MappingProxyType(
 
 
 def _prepend_clicked(parts: Iterable[PageElement], sentence: str, render: Callable[[PageElement], str]) -> str:
-    """Render all parts, each chosen option before the earlier ones, as in the original."""
-    head, body = "", ""
+    head, body = "", ""  # of the chosen options the last is first, as in the original
     for part in parts:
         if part.kind == "option" and part.clicked:
             head = sentence.format(part.text) + head

@@ -109,18 +109,17 @@ class ShopService:
         """Explain the reward of the purchase; None before the purchase."""
         if not visit.has_bought:
             return None
-        wanted, bought = self.shop.shelves[visit.goal.asin], self.shop.shelves[visit.state.asin]
-        return _explain_reward(self.reward(visit), visit.goal, wanted.title, draw_price(bought, visit.task.seed))
+        reward, goal, title = self.reward(visit), visit.goal, self.shop.shelves[visit.goal.asin].title
+        price = draw_price(self.shop.shelves[visit.state.asin], visit.task.seed)
+        return _explain_reward(reward, goal, title, price)
 
 
 def _explain_reward(reward: Reward, goal: Goal, title: str, price: float) -> ScoreReport:
-    """Explain a reward; `title` is that of the wanted product, `price` (dollars) that of the bought one."""
     wanted = len(goal.attributes), len(goal.options)
     found = reward.num_attributes, reward.num_options
     attributes = sanitize_text("; ".join(goal.attributes), _MAX_WANTED_CHARS)
-    options = sanitize_text(
-        "; ".join(f"{name}: {value}" if name else value for name, value in goal.options), _MAX_WANTED_CHARS
-    )
+    said = "; ".join(f"{name}: {value}" if name else value for name, value in goal.options)
+    options = sanitize_text(said, _MAX_WANTED_CHARS)
     limit = "any" if goal.price_upper == NO_LIMIT else f"${goal.price_upper:,.2f} at most"
     kind = f"{_TYPE_FACTOR_WORDS[reward.type_factor]} (times {reward.type_factor:g})"
     parts = (
