@@ -62,7 +62,7 @@ class Examined(Examination):
         super().__init__(policy, config)
         self.script: WebShopDemonstrator = load_demonstrator("webshop", config.rollout.style)(config, len, 0)
         self.script.forbidden = frozenset()  # what is examined here is shown to nobody who learns
-        found = ((task, self.script.right(task)) for task in panel(tasks_of(config, "validation"), num))
+        found = ((task, self.script.play_perfectly(task)) for task in panel(tasks_of(config, "validation"), num))
         self.right: dict[str, Attempt] = {task.id: attempt for task, attempt in found if attempt}
 
     @property

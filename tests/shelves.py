@@ -80,10 +80,10 @@ class Shelves:
         words = set(query.split())
         return [each.asin for each in self.products if words & set(re.findall(r"\w+", each.title.lower()))][:limit]
 
-    def asked_for(self, kinds: Iterable[str]) -> Iterator[Product]:
+    def iter_by_goal_kind(self, kinds: Iterable[str]) -> Iterator[Product]:
         return (each for each in self.products if {item.kind for item in each.instructions} & {*kinds})
 
-    def having(self, facet: str, value: str) -> list[str]:
+    def find_by_facet(self, facet: str, value: str) -> list[str]:
         told = {
             "attribute": lambda each: each.attributes,
             "category": lambda each: [each.category],

@@ -1,4 +1,4 @@
-"""What environments of other makers do not say: which games there are, and when one is won."""
+"""Tasks and success rules of third-party environments, which name neither."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ FIRST_SEED: Final[Mapping[str, int]] = {"train": 0, "validation": 1_000_000, "te
 """Split -> its first seed. A split has fewer seeds than lie between two of these, so no seed is on two sides."""
 
 _MAX_SEEDS: Final = 1_000_000
-_MAX_NAME_CHARS: Final = 80  # of a game in a task's id; longer settings are told by a digest
+_MAX_NAME_CHARS: Final = 80  # of the settings in a task's id; a digest replaces longer ones
 
 
 def format_game_name(name: str, key: str, value: object) -> str:
-    """A game with its settings, as task ids have it: ``FrozenLake-v1?is_slippery=false``; bounded in length.
+    """Format a game and its settings for task ids: ``FrozenLake-v1?is_slippery=false``, bounded in length.
 
     Args:
         name: of the game.
-        key: of the option that holds the settings.
+        key: name of the option that holds the settings.
         value: of that option.
 
     Raises:
-        ConfigError: it is no table, or holds what is no JSON value.
+        ConfigError: the value is no table of JSON values.
     """
     settings = require_table(key, value)
     if not settings:
@@ -44,16 +44,16 @@ def format_game_name(name: str, key: str, value: object) -> str:
 
 
 def make_seeded_tasks(env: str, game: str, split: str, numbers: Mapping[str, int]) -> list[Task]:
-    """Tasks ``ENV/GAME/SEED`` of one split, by consecutive seeds that no other split has.
+    """Make tasks ``ENV/GAME/SEED`` of one split, with consecutive seeds that no other split has.
 
     Args:
         env: name of the environment.
-        game: what is played under each seed; one family.
+        game: name of the game, one family of tasks.
         split: one of `FIRST_SEED`.
-        numbers: split -> how many seeds it has.
+        numbers: split -> number of seeds.
 
     Raises:
-        ConfigError: an unknown split, or a number of seeds that cannot be.
+        ConfigError: an unknown split, or an invalid number of seeds.
     """
     if split not in FIRST_SEED:
         raise ConfigError(f"unknown split {split!r} of {env}; use one of {', '.join(FIRST_SEED)}")
@@ -66,18 +66,15 @@ def make_seeded_tasks(env: str, game: str, split: str, numbers: Mapping[str, int
 
 @dataclass(frozen=True)
 class SuccessRule:
-    """When an episode is won, by its rewards alone. That it is over says nothing: it may be over because it is lost."""
+    """Success of an episode by its rewards alone: an episode may also end because it is lost."""
 
-    least_return: float | None = None  # sum of all rewards; None asks for none
-    least_reward: float | None = None  # of the step that ends the episode; None asks for none
+    least_return: float | None = None  # sum of all rewards; None sets no limit
+    least_reward: float | None = None  # of the step that ends the episode; None sets no limit
     max_return: float | None = None  # scores are sums up to this; None: a success is 1, everything else 0
 
     def __post_init__(self) -> None:
-        for name, value in (
-            ("success_return", self.least_return),
-            ("success_reward", self.least_reward),
-            ("max_return", self.max_return),
-        ):
+        names = ("success_return", "success_reward", "max_return")
+        for name, value in zip(names, (self.least_return, self.least_reward, self.max_return), strict=True):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise ConfigError(f"env.options.{name} = {value!r} is no number")
             if value is not None and not math.isfinite(value):
@@ -87,16 +84,11 @@ class SuccessRule:
 
     @property
     def is_defined(self) -> bool:
-        """Whether there is a rule at all."""
+        """Whether a limit for success is set."""
         return self.least_return is not None or self.least_reward is not None
 
     def is_won(self, total: float, reward: float) -> bool:
-        """Whether an episode that ended by its own rules was won.
-
-        Args:
-            total: sum of its rewards.
-            reward: the last of them.
-        """
+        """Whether an episode that ended by its own rules, with these total and last rewards, was won."""
         return (
             self.is_defined
             and (self.least_return is None or total >= self.least_return)
@@ -105,7 +97,7 @@ class SuccessRule:
         )
 
     def score(self, total: float, *, success: bool) -> tuple[float, float]:
-        """The score so far, and the highest that there is."""
+        """Compute the score so far, and the highest possible one."""
         if self.max_return is None:
             return float(success), 1.0
         return min(max(total, 0.0), self.max_return), float(self.max_return)

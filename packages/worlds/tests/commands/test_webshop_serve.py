@@ -172,7 +172,7 @@ def test_what_is_examined_is_not_recorded(
 ) -> None:
     file = tmp_path / "played.jsonl"
     line = refused(capsys, shop, "--port", "0", "--split", split, "--record", str(file))
-    assert f"goals of split {split!r} are examined: leave out --record or --split" in line
+    assert f"split {split!r} is for evaluation: leave out --record or --split" in line
     assert not file.exists()
 
 

@@ -37,7 +37,7 @@ from trailnotes_worlds.demonstrations.webshop_buyers import (
     find_faults,
     parse_price,
 )
-from trailnotes_worlds.demonstrations.webshop_words import OPENINGS, Fault, parse_tip_actions, unspace_brackets
+from trailnotes_worlds.demonstrations.webshop_words import WORDS, Fault, parse_tip_actions, unspace_brackets
 from trailnotes_worlds.webshop.goals import NO_LIMIT
 from trailnotes_worlds.webshop.products import Instruction, Product, format_price
 from trailnotes_worlds.webshop.shop import PageElement
@@ -100,7 +100,7 @@ def make(catalogue: Path) -> Make:
             rehearsal=RehearsalConfig(options={"dataset_seed": 1}),
         )
         cls = load_demonstrator("webshop", config.rollout.style)
-        made = (cls.apart if apart else cls)(config, lambda text: len(text.split()), 0)
+        made = (cls.build_held_out if apart else cls)(config, lambda text: len(text.split()), 0)
         assert isinstance(made, WebShopDemonstrator)
         return made
 
@@ -293,7 +293,7 @@ def test_rehearsals_leave_out_what_is_trained_or_examined(make: Make, catalogue:
     assert not {task.id for task in made.tasks} & {task.id for task in sides["train"]}
     assert {task.options["asin"] for task in made.tasks} <= {task.options["asin"] for task in sides["train"]}
     assert not {task.options["asin"] for task in made.tasks} & {task.options["asin"] for task in sides["test"]}
-    with pytest.raises(ConfigError, match=r"every training goal .* rehearsal\.options"):
+    with pytest.raises(ConfigError, match=r"no goal is left .* rehearsal\.options"):
         made.build_held_out(made.config.model_copy(update={"rehearsal": RehearsalConfig()}), made.count_tokens, 0)
 
 
@@ -324,8 +324,8 @@ def test_obedient_rows_do_what_the_tip_with_the_full_score_tells(make: Make, sty
 
 @pytest.mark.parametrize("style", ["terse", "full"])
 def test_what_is_written_tells_the_way_and_what_was_missed(make: Make, style: str) -> None:
-    made = make(style, p_follow_tip=0.0)
-    openings = tuple(opening.partition("{")[0] for opening in OPENINGS[True])
+    made = make(style, obey=0.0)
+    openings = tuple(opening.partition("{")[0] for opening in WORDS["openings"]["right"])
     endings = set()
     for demo in itertools.islice(made, 80):
         *_, request, note = demo.messages
@@ -361,7 +361,7 @@ def advised(make: Make, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Iterat
             asked.append((present, examples))
             return build_advice_messages(present, examples, style)  # type: ignore[arg-type]
 
-        monkeypatch.setattr("trailnotes_worlds.demonstrations.webshop.advice_messages", watched)
+        monkeypatch.setattr("trailnotes_worlds.demonstrations.webshop.build_advice_messages", watched)
         for demo in itertools.islice(make(style, advice=1.0, **warm), num):
             assert demo.taught == {len(demo.messages) - 1}
             (answer,) = parse_advice(demo.messages[-1].content)

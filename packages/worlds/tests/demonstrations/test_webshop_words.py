@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from trailnotes.prompts.text import quoted
 from trailnotes_worlds.demonstrations.webshop_words import (
-    ENGLISH,
-    TERSE,
+    WORDS,
     Fault,
     FaultKind,
     format_english_tip,
@@ -61,7 +60,7 @@ def test_what_was_missed_is_said_and_nothing_else() -> None:
 
 
 def test_every_fault_has_both_wordings() -> None:
-    assert TERSE.keys() == ENGLISH.keys() == {*get_args(FaultKind)}
+    assert WORDS["terse"].keys() == WORDS["english"].keys() == {*get_args(FaultKind)}
 
 
 @pytest.mark.parametrize(

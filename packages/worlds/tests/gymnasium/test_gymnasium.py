@@ -179,7 +179,7 @@ def test_actions_have_the_names_that_the_environment_tells() -> None:
         ({"id": "no_such_package:Env-v0"}, "No module named 'no_such_package'"),
         ({"id": "FrozenLake-v1", "kwargs": {"depth": 3}}, "unexpected keyword argument 'depth'"),
         ({"id": "Arrow-v0", "success_return": 1}, "shows 192 numbers: register it with a wrapper"),
-        ({"id": "Point-v0"}, "env.options.success_return is missing: Point-v0 says nowhere when it is won"),
+        ({"id": "Point-v0"}, "env.options.success_return is missing: Point-v0 does not define success"),
         ({"id": "Point-v0", "success_return": "1"}, "env.options.success_return = '1' is no number"),
         ({"id": "Point-v0", "success_return": 1, "max_return": -1}, "must be above 0"),
         ({"id": "Point-v0", "success_return": float("nan")}, "must be finite"),

@@ -176,7 +176,7 @@ def test_what_is_looked_up_instead_of_read_ranks_the_same(
         for likely in ([(1 - share, 0.7 * share, 0.29 * share, 0.01 * share) for share in np.linspace(0.01, 0.95, 12)],)
         for place in range(1500)
     ]
-    for name, value in {"_FEW": 0, "_BLOCK": 8, "_RARE": 50, "_READ": 1}.items():
+    for name, value in {"_MAX_FULL_READ": 0, "_BLOCK_SIZE": 8, "_RARE_TERM_RATIO": 50, "_LOOKUP_COST_RATIO": 1}.items():
         monkeypatch.setattr(index_module, name, value)
     asked: list[tuple[int, int]] = []
     look_up = SearchIndex._look_up_scores

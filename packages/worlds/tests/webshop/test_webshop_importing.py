@@ -223,7 +223,7 @@ def power_cut(monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> Callab
     return lambda: monkeypatch.setattr(importing, call, original)
 
 
-@pytest.mark.parametrize(("call", "number"), [("parse_product", 1), ("parse_product", 23), ("seal", 1)])
+@pytest.mark.parametrize(("call", "number"), [("parse_product", 1), ("parse_product", 23), ("finalize_catalogue", 1)])
 def test_an_import_goes_on_where_it_was(
     files: SourceFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
@@ -240,7 +240,9 @@ def test_an_import_goes_on_where_it_was(
     again = import_catalogue(tmp_path / "shop", files)
     assert again.name == whole.name
     assert again.meta["left_out"] == whole.meta["left_out"]
-    assert len(read) == {("parse_product", 1): 40, ("parse_product", 23): 20, ("seal", 1): 0}[call, number]
+    assert (
+        len(read) == {("parse_product", 1): 40, ("parse_product", 23): 20, ("finalize_catalogue", 1): 0}[call, number]
+    )
 
 
 def test_a_cut_at_the_last_moment_loses_nothing(
@@ -264,7 +266,7 @@ def test_a_cut_at_the_last_moment_loses_nothing(
 
 
 def test_another_source_begins_anew(files: SourceFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    restore = power_cut(monkeypatch, "seal", 1)
+    restore = power_cut(monkeypatch, "finalize_catalogue", 1)
     with pytest.raises(KeyboardInterrupt):
         import_catalogue(tmp_path / "shop", files)
     restore()
@@ -307,12 +309,12 @@ def test_an_import_that_comes_too_late_reads_nothing(
     tagger = importing.make_noun_tagger
 
     def overtaken(name: Tagger) -> Any:
-        monkeypatch.setattr(importing, "noun_tagger", tagger)
+        monkeypatch.setattr(importing, "make_noun_tagger", tagger)
         import_catalogue(tmp_path / "shop", files)
         monkeypatch.setattr(importing, "parse_product", None)
         return tagger(name)
 
-    monkeypatch.setattr(importing, "noun_tagger", overtaken)
+    monkeypatch.setattr(importing, "make_noun_tagger", overtaken)
     with pytest.raises(ConfigError, match="is there already"):
         import_catalogue(tmp_path / "shop", files)
     assert hidden(tmp_path) == []

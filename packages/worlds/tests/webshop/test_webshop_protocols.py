@@ -195,7 +195,7 @@ def test_verl_agent_small_leaks_and_is_refused_for_tests_unless_that_is_allowed(
     assert own[0] != own[1]  # permutations of their own
     assert not {p.seed for p in splits["test"]} & {p.seed for p in splits["validation"]}
     for split in ("test", "validation"):
-        with pytest.raises(ConfigError, match=r'goals that it tests.*Train and examine on protocol = "by-product"'):
+        with pytest.raises(ConfigError, match=r'goals that it tests.*Train and evaluate with protocol = "by-product"'):
             require_leak_free_split(split, "verl-agent-small", allow=False)
     require_leak_free_split("train", "verl-agent-small", allow=False)
     require_leak_free_split("test", "verl-agent-small", allow=True)

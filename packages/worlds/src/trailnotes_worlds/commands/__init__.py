@@ -1,1 +1,1 @@
-"""Commands of single worlds."""
+"""Commands of single environments: their data, and servers for other programs and people."""

@@ -1,4 +1,4 @@
-"""`trailnotes envs serve`: an environment for other trainers, by the OpenEnv protocol."""
+"""`trailnotes envs serve`: server of an environment for other trainers, by the OpenEnv protocol."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from trailnotes.errors import ConfigError, Interrupted, MissingExtraError, find_
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Sequence
-
-    from trailnotes.types import Task
 
 LOOPBACK = "127.0.0.1"
 ALL = "all"  # in place of a split
 PORT = 8000  # where clients of OpenEnv look first
-OPEN = (
+PUBLIC_HOST_WARNING = (
     "would let other machines play, without passwords or encryption: add --public if that is meant, or leave --host out"
 )
 
@@ -46,59 +43,41 @@ def _serve(args: Namespace) -> None:
     from trailnotes_worlds.openenv.sessions import ServedTasks
 
     about = (load_env_class(args.name).__doc__ or args.name).strip().partition("\n")[0]
-    with EnvPool(config.env) as pool, open_listener(args.host, args.port, refusal="" if args.public else OPEN) as door:
+    refusal = "" if args.public else PUBLIC_HOST_WARNING
+    with EnvPool(config.env) as pool, open_listener(args.host, args.port, refusal=refusal) as door:
         names = None if args.public else guard.LOOPBACK_NAMES | {format_host(door)}
         settings = ServerSettings(args.name, about, names, args.sessions, args.idle)
-        ready = f"ready: {format_url(door)} ({len(tasks)} tasks of {_said_of(tasks)})"
+        splits = [*dict.fromkeys(task.split for task in tasks)]
+        named = f"split{'s' * (len(splits) > 1)} {', '.join(splits)}"
+        ready = f"ready: {format_url(door)} ({len(tasks)} tasks of {named})"
         try:
             app = make_app(pool, ServedTasks(tasks), settings)
             serve(app, door, ready=lambda: print(ready, flush=True), most_ws_bytes=MAX_MESSAGE_BYTES)
-        except Interrupted:  # SIGTERM or SIGHUP, which whoever sent it wants to read from the exit code
+        except Interrupted:  # SIGTERM or SIGHUP: the exit code tells its sender
             raise
         except KeyboardInterrupt:
             print("the server has ended")
 
 
-def _said_of(tasks: Sequence[Task]) -> str:
-    splits = [*dict.fromkeys(task.split for task in tasks)]
-    return f"split{'s' * (len(splits) > 1)} {', '.join(splits)}"
-
-
-SERVE = Group(
-    "envs",
-    "list, check and serve environments",
-    (
-        Command(
-            name="envs serve",
-            summary="open an environment to other trainers, by the OpenEnv protocol",
-            about="Serve an environment over WebSockets as OpenEnv words it, so that whatever speaks OpenEnv can play "
-            "it. Each connection is a session with an environment of its own, in worker processes (env.num_workers, "
-            "env.timeout). A reset may name a task or a seed, which counts through the tasks of the split. See "
-            "docs/envs/openenv.md.",
-            example="trailnotes envs serve waymarks-simulator --env.options.actions true",
-            run=_serve,
-            arguments=(
-                argument("name", metavar="NAME", help="built-in name, entry point, or module:Class"),
-                argument(
-                    "--split",
-                    metavar="NAME",
-                    default="train",
-                    help="split whose tasks are played (default train); all: each has the seeds that env.name = "
-                    "openenv gives it",
-                ),
-                argument("--sessions", metavar="N", type=int, default=64, help="sessions at once (default 64)"),
-                argument(
-                    "--idle",
-                    metavar="SECONDS",
-                    type=float,
-                    default=600.0,
-                    help="end a session after that long without a request (default 600)",
-                ),
-                argument("--host", metavar="HOST", default=LOOPBACK, help=f"address to listen at (default {LOOPBACK})"),
-                argument("--port", metavar="PORT", type=int, default=PORT, help=f"default {PORT}; 0 takes a free one"),
-                argument("--public", action="store_true", help="let other machines in: there are no passwords"),
-            ),
-            settings=True,
-        ),
+_SPLIT = "split of the tasks (default train); all: each split has the seeds that env.name = openenv gives it"
+_IDLE = "seconds without a request after which a session ends (default 600)"
+_COMMAND = Command(
+    name="envs serve",
+    summary="open an environment to other trainers, by the OpenEnv protocol",
+    about="Serve an environment over WebSockets by the OpenEnv protocol, so that any OpenEnv client can play it. Each "
+    "connection is a session with an environment of its own, in worker processes (env.num_workers, env.timeout). A "
+    "reset may name a task or a seed, which counts through the tasks of the split. See docs/envs/openenv.md.",
+    example="trailnotes envs serve waymarks-simulator --env.options.actions true",
+    run=_serve,
+    arguments=(
+        argument("name", metavar="NAME", help="built-in name, entry point, or module:Class"),
+        argument("--split", metavar="NAME", default="train", help=_SPLIT),
+        argument("--sessions", metavar="N", type=int, default=64, help="sessions at once (default 64)"),
+        argument("--idle", metavar="SECONDS", type=float, default=600.0, help=_IDLE),
+        argument("--host", metavar="HOST", default=LOOPBACK, help=f"address to listen at (default {LOOPBACK})"),
+        argument("--port", metavar="PORT", type=int, default=PORT, help=f"default {PORT}; 0 takes a free one"),
+        argument("--public", action="store_true", help="let other machines in: there are no passwords"),
     ),
+    settings=True,
 )
+SERVE = Group("envs", "environments", (_COMMAND,))

@@ -1,4 +1,4 @@
-"""`trailnotes webshop`: catalogues of the shop, and the shop in a browser."""
+"""`trailnotes webshop`: commands that import, show and serve catalogues of the shop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from contextlib import closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trailnotes.commands.command import Command, Group, argument
 from trailnotes.errors import ConfigError, Interrupted
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from trailnotes_worlds.demonstrations.played import PlayRecorder
     from trailnotes_worlds.webshop.catalogue import Catalogue
     from trailnotes_worlds.webshop.env import WebShopEnv
-    from trailnotes_worlds.webshop.products import Product
 
 LOOPBACK = "127.0.0.1"
 PORT = 7466
@@ -56,8 +55,14 @@ def _import(args: Namespace) -> None:
 
 def _show(args: Namespace) -> None:
     from trailnotes_worlds.webshop.synthetic import open_catalogue
+    from trailnotes_worlds.webshop.texts import sanitize_text
 
-    _validate_arguments(args)
+    if args.asin is not None and args.search is not None:
+        raise ConfigError("--asin and --search ask for two things: give one of them")
+    if args.search is not None and not args.search.strip():
+        raise ConfigError("--search is empty: name the words to look for, or leave it out")
+    if args.limit < 1:
+        raise ConfigError(f"--limit {args.limit} shows no product: give 1 or more, or leave it out")
     with closing(open_catalogue(args.catalogue)) as catalogue:
         if args.verify:
             catalogue.verify()
@@ -66,37 +71,16 @@ def _show(args: Namespace) -> None:
             asin = next((each for each in (args.asin, args.asin.upper()) if each in catalogue), None)
             if asin is None:
                 raise ConfigError(f"{args.catalogue} has no product {args.asin}: --search WORDS finds some")
-            _print_products([catalogue[asin]], in_full=True)
+            print(json.dumps(asdict(catalogue[asin]), ensure_ascii=True, indent=1))
         elif args.search is not None:
             found = catalogue.search(args.search, args.limit)
-            _print_products([catalogue[asin] for asin in found], in_full=False)
+            for product in map(catalogue.__getitem__, found):
+                title = sanitize_text(product.title, MAX_TITLE_LENGTH)
+                print(escape_unprintable(f"{product.asin}  {product.tag:<20}  {title}"))
             if not found:
                 print("no product has any of these words")
         else:
             _describe(catalogue)
-
-
-def _validate_arguments(args: Namespace) -> None:
-    if args.asin is not None and args.search is not None:
-        raise ConfigError("--asin and --search ask for two things: give one of them")
-    if args.search is not None and not args.search.strip():
-        raise ConfigError("--search is empty: name the words to look for, or leave it out")
-    if args.limit < 1:
-        raise ConfigError(f"--limit {args.limit} shows no product: give 1 or more, or leave it out")
-
-
-def _print_products(products: list[Product], *, in_full: bool) -> None:
-    from trailnotes_worlds.webshop.texts import sanitize_text
-
-    for product in products:
-        if in_full:
-            print(json.dumps(asdict(product), ensure_ascii=True, indent=1))
-        else:
-            print(
-                escape_unprintable(
-                    f"{product.asin}  {product.tag:<20}  {sanitize_text(product.title, MAX_TITLE_LENGTH)}"
-                )
-            )
 
 
 def _describe(catalogue: Catalogue) -> None:
@@ -118,15 +102,13 @@ def _serve(args: Namespace) -> None:
     from trailnotes_worlds.webshop.site.visits import MAX_VISIT_STEPS, ShopService
 
     if args.record and args.split != "train":
-        raise ConfigError(
-            f"--record keeps what models learn from, and goals of split {args.split!r} are examined: leave out "
-            "--record or --split"
-        )
+        why = f"--record makes training data, and split {args.split!r} is for evaluation"
+        raise ConfigError(f"{why}: leave out --record or --split")
     config = _load_shop_config(args.config, args.settings, args.catalogue)
     tasks = tasks_of(config, args.split)
     if args.goal is not None and not 0 <= args.goal < len(tasks):
         raise ConfigError(f"--goal {args.goal}: split {args.split!r} has goals 0 to {len(tasks) - 1}")
-    options = {**config.env.options, "max_steps": MAX_VISIT_STEPS}  # a person takes the time that they need
+    options = {**config.env.options, "max_steps": MAX_VISIT_STEPS}
     refusal = "" if args.public else PUBLIC_HOST_WARNING
     with closing(WebShopEnv(**options)) as env, open_listener(args.host, args.port, refusal=refusal) as door:
         address, port = format_url(door), door.getsockname()[1]
@@ -137,18 +119,14 @@ def _serve(args: Namespace) -> None:
             app = make_app(ShopService(env.shop, tasks), settings, recorder)
             try:
                 serve(app, door, ready=lambda: print(f"ready: {address}", flush=True))
-            except Interrupted:  # SIGTERM or SIGHUP, which whoever sent it wants to read from the exit code
+            except Interrupted:  # SIGTERM or SIGHUP: the exit code tells its sender
                 raise
             except KeyboardInterrupt:
                 print("the shop is closed")
 
 
 def _load_shop_config(path: Path | None, settings: Sequence[str], catalogue: str | None) -> Config:
-    """The settings of a config, or those of the environment without any, with the catalogue given.
-
-    Raises:
-        ConfigError: the config is of another environment.
-    """
+    """Load a config, or the defaults of webshop, with the catalogue given."""
     from trailnotes.config.toml import load_config
 
     config = load_config(path, settings if path else ["--env.name", "webshop", *settings])
@@ -170,7 +148,7 @@ def _open_recorder(path: Path, env: WebShopEnv, config: Config) -> PlayRecorder:
 
 
 def build_token_counter(config: Config) -> Callable[[str], int]:
-    """Tokens of the config's model, or words where there is none, or it is still to be made."""
+    """Build a counter of the tokens of the config's model, or of words if there is no model yet."""
     from trailnotes.config.model_schema import is_missing_directory
     from trailnotes.runs.load_policy import RANDOM
 
@@ -182,103 +160,73 @@ def build_token_counter(config: Config) -> Callable[[str], int]:
     return ChatFormat(load_tokenizer(config.model), config.model.template_options).count_tokens
 
 
+_FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
+_NUMBER: dict[str, Any] = {"type": int, "metavar": "N"}
+_ORDER = "human_goals.json: the human goals in the order that the protocols original and rememberer split"
+_NOUNS = "tagger of the nouns in titles, by which the reward tells the kind of a product"
+_FOLDER = "folder of `trailnotes webshop import` (default: that of the config, or the synthetic catalogue)"
+
+_IMPORT_ARGUMENTS = (
+    argument("folder", type=Path, metavar="FOLDER", help="new folder for the catalogue"),
+    argument("--products", required=True, **_FILE, help="items_shuffle.json, or a line of JSON for each product"),
+    argument("--attributes", **_FILE, help="items_ins_v2.json: hidden attributes, synthetic instructions"),
+    argument("--human", **_FILE, help="items_human_ins.json: human instructions; without it, those in the records"),
+    argument("--order", **_FILE, help=_ORDER),
+    argument("--limit", **_NUMBER, help="read only the first N entries, as the original's num_products"),
+    argument("--nouns", choices=("rules", "spacy"), default="rules", help=_NOUNS),
+)
+_SHOW_ARGUMENTS = (
+    argument("catalogue", metavar="CATALOGUE", help="folder of webshop import, or synthetic"),
+    argument("--search", metavar="WORDS", help="list the products that a search for these words finds, best first"),
+    argument("--limit", **_NUMBER, default=10, help="number of products to list (default 10)"),
+    argument("--asin", metavar="ASIN", help="show one product in full, with its hidden attributes"),
+    argument("--verify", action="store_true", help="compare every file with its hash"),
+)
+_SERVE_ARGUMENTS = (
+    argument("catalogue", metavar="CATALOGUE", nargs="?", help=_FOLDER),
+    argument("--config", type=Path, metavar="CONFIG", help="TOML file of settings (default: those of webshop)"),
+    argument("--split", metavar="SPLIT", default="train", help="split of the visitors' goals (train)"),
+    argument("--goal", **_NUMBER, help="number of the goal of all visits, from 0 (default: the visitors choose)"),
+    argument("--record", **_FILE, help="append the purchases as demonstrations, JSONL (split train only)"),
+    argument("--host", metavar="ADDRESS", default=LOOPBACK, help=f"address to listen at ({LOOPBACK})"),
+    argument("--port", **_NUMBER, default=PORT, help=f"port; 0 takes a free one ({PORT})"),
+    argument("--public", action="store_true", help="let other machines in, without passwords or encryption"),
+)
 COMMANDS = (
     Command(
         name="webshop import",
         summary="make a catalogue of the original files",
-        about="Read WebShop's own files (or the records of its 1,000-product index) into a catalogue: one folder, "
-        "searched as Lucene would, which any number of processes read without a copy of their own. Files may end in "
-        ".gz; a list is read entry by entry, so its size does not matter. What is no product is counted by reason and "
-        "listed in the catalogue's report.jsonl. An import that was interrupted goes on when the same command is given "
-        "again.",
+        about="Read WebShop's own files (or the records of its 1,000-product index) into a catalogue: one folder "
+        "with a search like Lucene's, which any number of processes share. Files may end in .gz, and have any size. "
+        "The import counts records that are no product by reason, and lists them in the catalogue's report.jsonl. The "
+        "same command resumes an interrupted import.",
         example="trailnotes webshop import shop --products items_shuffle.json --attributes items_ins_v2.json "
         "--human items_human_ins.json --order human_goals.json",
         run=_import,
-        arguments=(
-            argument("folder", type=Path, metavar="FOLDER", help="the catalogue, which is not there yet"),
-            argument(
-                "--products",
-                type=Path,
-                required=True,
-                metavar="FILE",
-                help="items_shuffle.json, or a line of JSON for each product",
-            ),
-            argument(
-                "--attributes",
-                type=Path,
-                metavar="FILE",
-                help="items_ins_v2.json: hidden attributes, synthetic instructions",
-            ),
-            argument(
-                "--human",
-                type=Path,
-                metavar="FILE",
-                help="items_human_ins.json: human instructions; without it, those in the records",
-            ),
-            argument(
-                "--order",
-                type=Path,
-                metavar="FILE",
-                help="human_goals.json: the human goals in the order that the protocols original and rememberer split",
-            ),
-            argument("--limit", type=int, metavar="N", help="the first N entries only, as the original's num_products"),
-            argument(
-                "--nouns",
-                choices=("rules", "spacy"),
-                default="rules",
-                help="who finds the nouns of titles, by which the reward knows the kind of a product",
-            ),
-        ),
+        arguments=_IMPORT_ARGUMENTS,
     ),
     Command(
         name="webshop show",
-        summary="what is in a catalogue",
-        about="Say what a catalogue holds: products by department, instructions, and what its import left out. Or look "
-        "up one product, or see what a search finds. The word synthetic names the catalogue that Trailnotes makes "
-        "itself.",
+        summary="show the contents of a catalogue",
+        about="Summarize a catalogue: products by department, instructions, and records that its import left out. Or "
+        "show one product, or the results of a search. The word synthetic names the catalogue that Trailnotes "
+        "generates.",
         example="trailnotes webshop show synthetic --search 'wool hiking socks'",
         run=_show,
-        arguments=(
-            argument("catalogue", metavar="CATALOGUE", help="a folder that webshop import made, or synthetic"),
-            argument("--search", metavar="WORDS", help="the products that these words find, best first"),
-            argument("--limit", type=int, default=10, metavar="N", help="so many of them (default 10)"),
-            argument("--asin", metavar="ASIN", help="one product in full, with what is hidden in the shop"),
-            argument("--verify", action="store_true", help="read every file and compare it with its hash"),
-        ),
+        arguments=_SHOW_ARGUMENTS,
     ),
     Command(
         name="webshop serve",
         summary="open the shop to a person in a browser",
-        about="The pages, goals, offers and rewards of the environment webshop, as a site: open the address that it "
-        "prints. Each browser has a visit of its own, which ends after an hour without a click. The score and its "
-        "parts are told after the purchase. With --record, each purchase is appended to a file that "
-        "`warmstart.demonstrations` may name: what was done, played again in the environment with the settings given, "
-        "so that each turn is what an agent would have been shown. Listens on this machine only, unless --host and "
-        "--public say otherwise. Ctrl-C closes it.",
+        about="Serve the pages, goals, actions and rewards of the environment webshop as a web site: open the address "
+        "that it prints. Each browser has a visit of its own, which ends after an hour without a click. The site shows "
+        "the score and its parts after the purchase. With --record, it appends each purchase to a file for "
+        "`warmstart.demonstrations`: it replays the visit in the environment with the given settings, so that each "
+        "turn is as an agent would see it. It listens on this machine only, unless --host and --public say otherwise. "
+        "Ctrl-C closes it.",
         example="trailnotes webshop serve --record runs/played.jsonl",
         run=_serve,
-        arguments=(
-            argument(
-                "catalogue",
-                metavar="CATALOGUE",
-                nargs="?",
-                help="a folder that `trailnotes webshop import` wrote (that of the config, or ours)",
-            ),
-            argument(
-                "--config", type=Path, metavar="CONFIG", help="settings, a TOML file; the environment's own without one"
-            ),
-            argument("--split", metavar="SPLIT", default="train", help="whose goals are given to visitors (train)"),
-            argument("--goal", type=int, metavar="N", help="the one goal of all visits, from 0 (theirs to choose)"),
-            argument(
-                "--record",
-                type=Path,
-                metavar="FILE",
-                help="append the purchases as demonstrations, JSONL (split train only)",
-            ),
-            argument("--host", metavar="ADDRESS", default=LOOPBACK, help=f"where to listen ({LOOPBACK})"),
-            argument("--port", type=int, metavar="N", default=PORT, help=f"port; 0 takes a free one ({PORT})"),
-            argument("--public", action="store_true", help="let other machines in, without passwords or encryption"),
-        ),
+        arguments=_SERVE_ARGUMENTS,
         settings=True,
     ),
 )

@@ -1,4 +1,4 @@
-"""`trailnotes wikihow`: libraries of the articles, and what is in them."""
+"""`trailnotes wikihow`: commands that import and show libraries of articles."""
 
 from __future__ import annotations
 
@@ -25,13 +25,11 @@ def _import(args: Namespace) -> None:
     if args.limit is not None and args.limit < 1:
         raise ConfigError(f"--limit {args.limit} leaves no page: give 1 or more, or leave it out")
     with ProgressBar(1.0, "import") as bar:
-        library = import_library(
-            args.folder,
-            args.pages,
-            args.meta,
-            limit=args.limit,
-            progress=lambda done, total: bar.update(done / total, label=f"page {done:,} of {total:,}"),
-        )
+
+        def tell(done: int, total: int) -> None:
+            bar.update(done / total, label=f"page {done:,} of {total:,}")
+
+        library = import_library(args.folder, args.pages, args.meta, limit=args.limit, progress=tell)
     with closing(library):
         _describe(library)
         if library.meta["left_out"]:
@@ -69,37 +67,35 @@ def _describe(library: Library) -> None:
         print(escape_unprintable(f"  left out     {count:,} x {reason}"))
 
 
+_PAGES = "a file for each page: HTML, or HTTP responses"
 COMMANDS = (
     Command(
         name="wikihow import",
         summary="make a library of recorded pages",
-        about="Read recorded pages of the real site (the folder dumps of the published archive, or HTML files that are "
-        "named by their paths) into a library: one folder that any number of processes read without a copy of their "
-        "own. What is no article, author or category is counted by its reason, and listed in the library's "
-        "report.jsonl.",
+        about="Read recorded pages of the real site (the folder dumps of the published archive, or HTML files with "
+        "their paths as names) into a library: one folder that any number of processes share. The import counts pages "
+        "that are no article, author or category by reason, and lists them in the library's report.jsonl.",
         example="trailnotes wikihow import runs/pages --pages dumps --meta doc_meta.csv",
         run=_import,
         arguments=(
-            argument("folder", type=Path, metavar="FOLDER", help="the library, which is not there yet"),
-            argument(
-                "--pages", type=Path, required=True, metavar="DIR", help="a file for each page: HTML, or HTTP responses"
-            ),
+            argument("folder", type=Path, metavar="FOLDER", help="new folder for the library"),
+            argument("--pages", type=Path, required=True, metavar="DIR", help=_PAGES),
             argument("--meta", type=Path, metavar="FILE", help="doc_meta.csv: views, dates and marks of the articles"),
-            argument("--limit", type=int, metavar="N", help="the first N files only, by name"),
+            argument("--limit", type=int, metavar="N", help="read only the first N files, by name"),
         ),
     ),
     Command(
         name="wikihow show",
-        summary="what is in a library",
-        about="Say how many pages a library holds, and what its import left out. Or show one page, or see what a "
-        "search finds. The word synthetic names the library that Trailnotes makes itself.",
+        summary="show the contents of a library",
+        about="Count the pages of a library, and those that its import left out. Or show one page, or the results of a "
+        "search. The word synthetic names the library that Trailnotes generates.",
         example="trailnotes wikihow show synthetic --search 'sharpen a bread knife'",
         run=_show,
         arguments=(
-            argument("library", metavar="LIBRARY", help="a folder that wikihow import made, or synthetic"),
-            argument("--search", metavar="WORDS", help="the articles that these words find, best first"),
-            argument("--limit", type=int, default=10, metavar="N", help="so many of them (default 10)"),
-            argument("--path", metavar="PATH", help="one page in full: Boil-an-Egg, Author/NAME or Category:NAME"),
+            argument("library", metavar="LIBRARY", help="folder of wikihow import, or synthetic"),
+            argument("--search", metavar="WORDS", help="list the articles that these words find, best first"),
+            argument("--limit", type=int, default=10, metavar="N", help="number of articles to list (default 10)"),
+            argument("--path", metavar="PATH", help="show one page: Boil-an-Egg, Author/NAME or Category:NAME"),
         ),
     ),
 )

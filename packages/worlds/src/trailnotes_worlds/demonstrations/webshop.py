@@ -1,8 +1,8 @@
-"""Scripted WebShop episodes of training goals: purchases good, hasty and wandering, with tips to act on and to write.
+"""Scripted WebShop episodes of training goals: good, hasty and wandering purchases, with tips to act on and to write.
 
-What a start model learns here is how to search and click, to choose what is asked for, to repeat what a tip with a full
-score tells and nothing else, to write down what it bought and what it missed, and to answer with advice (REMEMBERER).
-No product of an examined goal is shown: an episode with one on its pages is thrown away.
+They teach an initial model to search and click, to choose the requested options, to repeat exactly the actions of a tip
+with a full score, to write down its purchase and its faults, and to answer with advice (REMEMBERER). They show no
+product of an evaluation goal: an episode with one on its pages is discarded.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ if TYPE_CHECKING:
     from trailnotes_worlds.webshop.env import WebShopEnv
 
 EVAL_SPLITS = ("validation", "test")
-MAX_RESULT_PAGES = 3  # of results that a teacher leafs through
-PATIENCE = 1000  # goals in a row whose episodes show what is examined, before the search for another one ends
+MAX_RESULT_PAGES = 3  # pages of results that a teacher reads
+PATIENCE = 1000  # failed episodes in a row, after which the search for another one ends
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An episode of a script, and what a tip tells of it."""
+    """Episode of a script, with its actions and faults for tips."""
 
     trajectory: Trajectory
     way: tuple[str, ...]
@@ -73,12 +73,12 @@ class Attempt:
 
     @property
     def worth(self) -> float:
-        """The score, in 0..1."""
+        """Score of the episode, in 0..1."""
         return self.trajectory.score / self.trajectory.max_score
 
 
 class TrackedShop:
-    """The shop as an environment that keeps what its pages have shown since the last reset."""
+    """Shop environment that records the pages shown since the last reset."""
 
     def __init__(self, **options: object) -> None:
         self.env = cast("WebShopEnv", make_env("webshop", **options))
@@ -86,16 +86,16 @@ class TrackedShop:
         self.shown: set[str] = set()  # asins
 
     def reset(self, task: Task) -> Observation:
-        """Start a goal."""
+        """Start the goal of a task."""
         self.item, self.results, self.shown = ShopPage(), ShopPage(), set()
         return self._track_page(self.env.reset(task))
 
     def step(self, action: str) -> Observation:
-        """Take an action."""
+        """Take an action and record its page."""
         return self._track_page(self.env.step(action))
 
     def close(self) -> None:
-        """Close the shop."""
+        """Close the environment of the shop."""
         self.env.close()
 
     def _track_page(self, observation: Observation) -> Observation:
@@ -109,17 +109,15 @@ class TrackedShop:
 
 
 def iter_eval_asins(env: WebShopEnv, options: Mapping[str, object]) -> Iterator[str]:
-    """The products of examined goals, and those of the same title, which by-product takes for the same.
+    """Iterate over the products of evaluation goals, and those of equal title, which by-product counts as the same.
 
-    A split without goals, or one that may not be examined, has none.
+    A split without goals, or one whose evaluation is not allowed, has none.
     """
     shelves, titles = env.shop.shelves, set[str]()
     for split in EVAL_SPLITS:
         with suppress(ConfigError):
-            titles.update(
-                normalize_title(shelves[task.options["asin"]].title)
-                for task in list_env_tasks("webshop", split, options)
-            )
+            tasks = list_env_tasks("webshop", split, options)
+            titles.update(normalize_title(shelves[task.options["asin"]].title) for task in tasks)
     return (product.asin.lower() for product in shelves if normalize_title(product.title) in titles)
 
 
@@ -131,11 +129,11 @@ class WebShopDemonstrator:
             demonstrations are of these alone; of the other episodes `p_follow_tip` follow a tip with a full score,
             `p_explore` of what is left are hasty or wander, and the rest are good.
         count_tokens: of the tokenizer, for the length caps.
-        seed: of everything drawn here.
+        seed: of all random draws.
 
     Raises:
         ConfigError: the catalogue or a split of its goals does not exist; or, while iterating, hardly an episode is
-            without examined products.
+            without products of evaluation goals.
     """
 
     def __init__(self, config: Config, count_tokens: Callable[[str], int], seed: int) -> None:
@@ -148,7 +146,7 @@ class WebShopDemonstrator:
 
     @classmethod
     def build_held_out(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
-        """Those of the goals in `rehearsal.options` that `config` neither trains on nor examines.
+        """Build a demonstrator of the goals in `rehearsal.options` that `config` neither trains nor evaluates on.
 
         Raises:
             ConfigError: none is left.
@@ -157,9 +155,7 @@ class WebShopDemonstrator:
         subject.forbidden |= cls(config, count_tokens, seed).forbidden
         subject.tasks = select_unused(subject.tasks, config)
         if not subject.tasks:
-            raise ConfigError(
-                "every training goal is trained on or examined: name another catalogue in rehearsal.options.catalogue"
-            )
+            raise ConfigError("no goal is left for rehearsal: name another catalogue in rehearsal.options.catalogue")
         return subject
 
     def __iter__(self) -> Iterator[Demonstration]:
@@ -169,14 +165,14 @@ class WebShopDemonstrator:
             in_vain = 0 if made else in_vain + 1
             yield from made
         raise ConfigError(
-            f"each of {PATIENCE} episodes showed a product that is examined: set env.options.products_per_page lower, "
-            'or env.options.protocol to "by-product"'
+            f"each of {PATIENCE} episodes showed a product of an evaluation goal: set env.options.products_per_page "
+            'lower, or env.options.protocol to "by-product"'
         )
 
     def demonstrate_episode(self, task: Task) -> list[Demonstration]:
-        """One episode's demonstrations: a row to act, and where it acted on tips, a tip-free row to write.
+        """Make an episode's demonstrations: a row to act, and if it acted on tips, a row without tips to write.
 
-        Or one step of an episode that is advised, or what is written about a careless one.
+        Or one step of an episode with advice, or the tip about a careless episode.
         """
         warm = self.config.warmstart
         if warm.advice + warm.write:  # without any, nothing is drawn, and models of before come out as they did
@@ -188,38 +184,30 @@ class WebShopDemonstrator:
         if self.rng.random() < warm.p_follow_tip:
             attempt, tips = self.play_with_tip(task)
         else:
-            attempt = (
-                self.play_carelessly(task) if self.rng.random() < warm.p_explore else self.play_buyer(task, "good")
-            )
+            attempt = self.play_carelessly(task) if self.rng.random() < warm.read else self.play_well(task)
             others = self.play_failures(task, attempt) if self.rng.random() < 0.4 else ()
             tips = tuple(self.build_tip(other, other.worth) for other in others)
         if attempt is None:
             return []
-        return build_demonstrations(
-            self.format_trajectory(attempt),
-            self.rank_tips(tips),
-            self.write_note(attempt),
-            self.config,
-            self.count_tokens,
-        )
+        said, shown = self.format_trajectory(attempt), self.rank_tips(tips)
+        return build_demonstrations(said, shown, self.write_note(attempt), self.config, self.count_tokens)
 
     def format_trajectory(self, attempt: Attempt) -> Trajectory:
-        """The episode as it is said, action by action."""
-        said = [
-            replace(step, completion=replace(step.completion, text=self.format_action(step.action)))
-            for step in attempt.trajectory.steps
-        ]
+        """Format the completions of an episode, action by action."""
+        steps = attempt.trajectory.steps
+        texts = [self.format_action(step.action) for step in steps]
+        said = (replace(x, completion=replace(x.completion, text=text)) for x, text in zip(steps, texts, strict=True))
         return replace(attempt.trajectory, steps=tuple(said))
 
     def format_action(self, action: str) -> str:
-        """An action as it is said."""
+        """Format an action as the model writes it."""
         return space_brackets(action)
 
     def play_with_tip(self, task: Task) -> tuple[Attempt | None, tuple[Tip, ...]]:
-        """An episode that does what a tip with a full score tells, and the tips that it has seen.
+        """Play an episode that follows a tip with a full score, and return it with its tips.
 
-        What is told is half of the time what has earned the full score, else any purchase, so that it is the tip that
-        is followed and not the instruction.
+        Half of the tips tell a purchase with the full score, the others any purchase, so that the model follows the
+        tip and not the instruction.
         """
         source = self.play_perfectly(task) if self.rng.random() < 0.5 else self.play_carelessly(task)
         if source is None or not source.way or source.way[-1] != BUY:
@@ -230,35 +218,29 @@ class WebShopDemonstrator:
         return attempt, (self.build_tip(praised, 1.0), *(self.build_tip(other, other.worth) for other in others))
 
     def demonstrate_writing(self, task: Task) -> list[Demonstration]:
-        """What is written about a careless episode, which is not imitated itself."""
+        """Demonstrate the tip about a careless episode, whose actions are not imitated."""
         attempt = self.play_carelessly(task)
         if attempt is None:
             return []
-        config = self.config
-        asked = build_reflection_messages(
-            self.format_trajectory(attempt), config.rollout, config.memory, self.count_tokens
-        )
+        config, said = self.config, self.format_trajectory(attempt)
+        asked = build_reflection_messages(said, config.rollout, config.memory, self.count_tokens)
         messages = (*asked, Message("assistant", self.write_note(attempt)))
         return [Demonstration(messages, frozenset({len(asked)}), task)]
 
     def demonstrate_advice(self, task: Task) -> list[Demonstration]:
-        """One step under examples of the memory: answered as one of the same page encourages, else as a good buyer.
+        """Demonstrate a step with examples of the memory: follow one of the same page, else act as a good buyer.
 
-        The value of an answer is that of the example that it follows, and 0 where it follows none.
+        The value of an answer is that of the example that it follows, else 0.
         """
-        obeys = self.rng.random() < self.config.warmstart.p_follow_tip
-        attempt = (
-            self.rng.choice((self.play_perfectly, self.play_carelessly))(task)
-            if obeys
-            else self.play_buyer(task, "good")
-        )
+        obeys = self.rng.random() < self.config.warmstart.obey
+        play = self.rng.choice((self.play_perfectly, self.play_carelessly)) if obeys else self.play_well
+        attempt = play(task)
         if attempt is None:
             return []
         present, action = self.build_situation(attempt, step := self.rng.randrange(len(attempt.trajectory.steps)))
         others = (self.play_buyer(self.rng.choice((task, self.rng.choice(self.tasks))), "hasty") for _ in range(2))
-        examples = [
-            self.build_example(other, self.rng.randrange(len(other.trajectory.steps))) for other in others if other
-        ]
+        played = (other for other in others if other)
+        examples = [self.build_example(other, self.rng.randrange(len(other.trajectory.steps))) for other in played]
         if obeys:
             examples = [*examples[1:], self.build_example(attempt, step, self.rng.randint(1, 10) / 10)]
         fitting = (each for each in examples if each.situation.observation == present.observation)
@@ -269,7 +251,7 @@ class WebShopDemonstrator:
         return [Demonstration(answered, frozenset({len(messages)}), task)]
 
     def build_situation(self, attempt: Attempt, step: int) -> tuple[Situation, str]:
-        """What is known before a step of an episode, and what is done then."""
+        """Build the situation before a step of an episode, and return it with the step's action."""
         config, steps = self.config, attempt.trajectory.steps
         task, text = (
             truncate(whole, config.rollout.max_observation_tokens, self.count_tokens)
@@ -279,20 +261,20 @@ class WebShopDemonstrator:
         return Situation(task, text, tuple(before[max(0, step - config.rememberer.history) :])), action
 
     def build_example(self, attempt: Attempt, step: int, value: float | None = None) -> Example:
-        """A step as it is remembered, by default with what its episode earned: encouraged, or discouraged at 0."""
+        """Build the memory of a step, by default valued as its episode: encouraged, or discouraged at 0."""
         situation, action = self.build_situation(attempt, step)
         valued = (ValuedAction(action, attempt.worth if value is None else value),)
         return Example(situation, valued, ()) if valued[0].value else Example(situation, (), valued)
 
     def play_perfectly(self, task: Task) -> Attempt | None:
-        """An episode that earned the full score: a good buyer's, or that of a teacher who knows the goal's product."""
-        attempt = self.play_buyer(task, "good")
+        """Play an episode with the full score: a good buyer's, or that of a teacher who knows the goal's product."""
+        attempt = self.play_well(task)
         if attempt is None or attempt.faults:
             attempt = self.play(task, partial(self.teach, task))
         return None if attempt is None or attempt.faults else attempt
 
     def teach(self, task: Task, _: Observation) -> Script:
-        """Searches by words of the title of the goal's product until it finds it, chooses the goal's options, buys."""
+        """Search by words of the title of the goal's product until it is found, choose the goal's options, and buy."""
         asin = task.options["asin"].lower()
         title = self.visit.env.shop.shelves[task.options["asin"]].title
         yield Buyer(title, lambda: self.visit.page, self.rng).search(5)
@@ -310,12 +292,16 @@ class WebShopDemonstrator:
                 return
             yield NEXT
 
+    def play_well(self, task: Task) -> Attempt | None:
+        """Play the episode of a good buyer."""
+        return self.play_buyer(task, "good")
+
     def play_carelessly(self, task: Task) -> Attempt | None:
-        """A hasty episode, or one that wanders."""
+        """Play a hasty or a wandering episode."""
         return self.play_buyer(task, self.rng.choice(("hasty", "wandering")))
 
     def play_failures(self, task: Task, beside: Attempt | None) -> tuple[Attempt, ...]:
-        """Up to two episodes that did not earn the full score, other purchases than `beside`."""
+        """Play up to two episodes without the full score, of other purchases than `beside`."""
         told = {beside.way} if beside else set()
         found = []
         for _ in range(self.rng.randint(1, 2)):
@@ -326,50 +312,47 @@ class WebShopDemonstrator:
         return tuple(found)
 
     def play_buyer(self, task: Task, manner: str) -> Attempt | None:
-        """An episode of a scripted buyer: "good", "hasty" or "wandering"; None if it showed what is examined."""
+        """Play an episode of a scripted buyer: "good", "hasty" or "wandering". Returns None as `play` does."""
 
         def script(first: Observation) -> Script:
             buyer = Buyer(first.instruction or "", lambda: self.visit.page, self.rng)
-            acting: Script = getattr(buyer, manner)(first)
-            return acting
+            return cast("Script", getattr(buyer, manner)(first))
 
         return self.play(task, script)
 
     def play(self, task: Task, script: Callable[[Observation], Script]) -> Attempt | None:
-        """An episode of any script; None if it showed what is examined, or did nothing."""
+        """Play an episode of any script; None if it showed a product of an evaluation goal, or did nothing."""
         trajectory = play_script(self.visit, task, script)
         if not trajectory.steps or self.visit.shown & self.forbidden:
             return None
-        way, wish = (
-            extract_purchase_path(get_actions(trajectory)),
-            ShoppingGoal.parse(trajectory.steps[0].observation.instruction or ""),
-        )
+        way = extract_purchase_path(get_actions(trajectory))
+        wish = ShoppingGoal.parse(trajectory.steps[0].observation.instruction or "")
         faults = () if trajectory.success else find_faults(way, self.visit.item, self.visit.results, wish)
         return Attempt(trajectory, way, faults)
 
     def build_tip(self, attempt: Attempt, worth: float) -> Tip:
-        """What a memory would hold of an episode that was worth so much."""
+        """Build the tip that a memory would hold of an episode of this worth (0..1)."""
         most = attempt.trajectory.max_score
         return Tip(attempt.trajectory.task.id, self.write_note(attempt), key="", score=worth * most, max_score=most)
 
     def write_note(self, attempt: Attempt) -> str:
-        """What a good writer writes about an episode."""
+        """Write the text of the tip about an episode."""
         return format_terse_tip(attempt.way, attempt.faults)
 
     def rank_tips(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
-        """As many as are shown, by score, then at random."""
+        """Select the tips for the prompt, by score, then at random."""
         shuffled = self.rng.sample(tips, len(tips))
         most = min(self.config.warmstart.num_tips, self.config.memory.top_k)
         return tuple(sorted(shuffled, key=lambda tip: -tip.score)[:most])
 
 
 class EnglishWebShop(WebShopDemonstrator):
-    """The same episodes with tips in English."""
+    """Demonstrator of the same episodes with tips in English."""
 
     def format_action(self, action: str) -> str:
-        """An action as it is said: as it stands."""
+        """Return the action without a change."""
         return action
 
     def write_note(self, attempt: Attempt) -> str:
-        """What a good writer writes about an episode."""
+        """Write the text of the tip about an episode."""
         return format_english_tip(attempt.way, attempt.faults, attempt.worth, self.rng)

@@ -1,6 +1,6 @@
-"""Scripted buyers: one who searches well, one who takes the first, one who wanders; and what a buyer sees on a page.
+"""Scripted buyers, good, hasty and wandering, and their reading of pages.
 
-They know the instruction and the pages, and speak the shop's actions: nothing that only the reward knows.
+They know the instruction, the pages and the shop's actions, and nothing that only the reward knows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _READING: Final = {f"click[{page}]" for page in (*READING, "reviews", "attribute
 _PRICE: Final = re.compile(r"\$([\d.]+)")
 _WORD: Final = re.compile(r"[a-z0-9]+")
 _NAMED: Final = re.compile(r"\b(?:with|and) [\w ]+: ")
-# Words of an instruction that say nothing about a product.
+# Words of an instruction that do not describe a product.
 _FILLING: Final = frozenset(
     _WORD.findall(
         "a an and any are as at be buy by can could find for from get give good has have help i d in is it its like "
@@ -39,24 +39,24 @@ _FILLING: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ShoppingGoal:
-    """What an instruction asks for."""
+    """Wish of an instruction, in words, with its price limit."""
 
     text: str  # without the limit
-    limit: float  # dollars; `NO_LIMIT` where none is named
+    limit: float  # dollars; `NO_LIMIT` if there is none
 
     @classmethod
     def parse(cls, instruction: str) -> ShoppingGoal:
-        """Read an instruction."""
+        """Parse the text and the price limit of an instruction."""
         text, limit = split_price_limit(instruction)
         return cls(text.lower(), limit)
 
     @property
     def words(self) -> list[str]:
-        """The words that tell products apart, in order, each once."""
+        """Words that describe the product, in order, each once."""
         return [word for word in dict.fromkeys(_WORD.findall(self.text)) if word not in _FILLING]
 
     def find_requested_value(self, name: str, values: Sequence[str]) -> str:
-        """The longest of an option's values that the instruction names, best beside its name; "" if it names none."""
+        """Find the longest value of an option in the instruction, preferably beside its name; "" if there is none."""
         for before in (f"{name}: ", ""):
             named = [value for value in values if re.search(rf"(?<!\w){re.escape(before + value)}(?!\w)", self.text)]
             if named:
@@ -64,7 +64,7 @@ class ShoppingGoal:
         return ""
 
     def is_option_missing(self, options: Sequence[tuple[str, Sequence[str]]]) -> bool:
-        """Whether a value that is asked for by the name of its option is not among those offered."""
+        """Whether the instruction names an option with a value that is not among those offered."""
         left = self.text
         for name, values in options:
             said = [value if value.startswith(f"{name}: ") else f"{name}: {value}" for value in values]
@@ -73,14 +73,14 @@ class ShoppingGoal:
         return _NAMED.search(left) is not None
 
     def score_title(self, title: str) -> float:
-        """The share of the words asked for that a title has."""
+        """Compute the share of the wish's words that a title has."""
         words, has = self.words, set(_WORD.findall(title.lower()))
         return sum(word in has for word in words) / max(1, len(words))
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A product among the results."""
+    """Product among the results of a search."""
 
     asin: str  # as it is clicked
     title: str  # as far as it is shown
@@ -89,7 +89,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class ShopPage:
-    """What a buyer makes of a page: the results on it, or the options and the price of a product."""
+    """Page as a buyer reads it: its results, or the options and the price of a product."""
 
     listings: tuple[Listing, ...] = ()
     title: str = ""  # of the product
@@ -99,11 +99,9 @@ class ShopPage:
 
     @classmethod
     def from_parts(cls, parts: Sequence[PageElement]) -> ShopPage:
-        """Read what is shown, and nothing else that a part may hold."""
+        """Read the shown texts of a page, and no hidden property of its elements."""
         listings, options, title, price = [], dict[str, tuple[str, ...]](), "", 0.0
-        sells = any(
-            part.target == BUY[len("click[") : -1] for part in parts
-        )  # other texts begin with "Price: " as well
+        sells = any(part.target == BUY[len("click[") : -1] for part in parts)  # else other texts begin with "Price: "
         for i, part in enumerate(parts):
             if part.kind == "product":
                 listings.append(Listing(part.target, parts[i + 1].text, parse_price(parts[i + 2].text)))
@@ -116,27 +114,27 @@ class ShopPage:
 
 
 def parse_price(tag: str) -> float:
-    """The price that a tag names, of a range the lower one; 0 where it names none."""
+    """Parse the price of a tag, the lower one of a range; 0 if there is none."""
     found = _PRICE.search(tag)
     return float(found[1]) if found else 0.0
 
 
 class Buyer:
-    """A way to shop.
+    """Scripted buyer with several ways to shop.
 
     Args:
-        instruction: what is asked for.
-        look: the page that is shown now.
-        rng: draws what is left open.
+        instruction: of the goal.
+        look: returns the current page.
+        rng: for random choices.
     """
 
     def __init__(self, instruction: str, look: Callable[[], ShopPage], rng: random.Random) -> None:
         self.wish, self.look, self.rng = ShoppingGoal.parse(instruction), look, rng
 
     def good(self, _: Observation) -> Script:
-        """Searches by what is asked, opens what fits best, chooses what is asked, and buys.
+        """Search by the wish, open the best results, choose the requested options, and buy.
 
-        Turns back from what is too dear, or does not come as asked, while something else fits as well.
+        It turns back from a product that is too dear or lacks a requested option, except from the last one.
         """
         yield self.search(6)
         ranked = sorted(self.look().listings, key=self.rank)[:3]
@@ -152,14 +150,14 @@ class Buyer:
             yield BACK
 
     def hasty(self, _: Observation) -> Script:
-        """Searches by a word or two, opens the first product, and buys it as it is."""
+        """Search by a word or two, open the first product, and buy it as it is."""
         yield self.search(2)
         for listing in self.look().listings[:1]:
             yield f"click[{listing.asin}]"
             yield BUY
 
     def wandering(self, _: Observation) -> Script:
-        """Opens some product and reads on, comes back, and buys another with options drawn at random."""
+        """Open some product and read on, come back, and buy another with random options."""
         yield self.search(3)
         if self.look().more and self.rng.random() < 0.3:
             yield NEXT
@@ -178,11 +176,11 @@ class Buyer:
         yield BUY
 
     def rank(self, listing: Listing) -> tuple[bool, float]:
-        """Sorts what can be afforded first, and of that what fits best."""
+        """Rank affordable products first, and among them the best title."""
         return listing.price > self.wish.limit, -self.wish.score_title(listing.title)
 
     def search(self, most: int) -> str:
-        """By up to `most` of the words that are asked for: mostly the first, else any, in their order."""
+        """Search by up to `most` words of the wish: mostly the first, else any, in their order."""
         words = self.wish.words
         if self.rng.random() < 0.8:
             return f"search[{' '.join(words[:most])}]"
@@ -190,9 +188,9 @@ class Buyer:
 
 
 def extract_purchase_path(actions: Sequence[str]) -> tuple[str, ...]:
-    """Those of `actions` that led to where they ended: what was turned back from is left out.
+    """Extract the actions that led to the final page, without dead ends.
 
-    Where pages are as in ``compat = "fixed"``, and each action was one that its page offers.
+    Pages must be as in ``compat = "fixed"``, and each action one that its page offers.
     """
     way: list[str] = []
     reading = False
@@ -214,24 +212,22 @@ def extract_purchase_path(actions: Sequence[str]) -> tuple[str, ...]:
 
 
 def find_faults(way: Sequence[str], page: ShopPage, results: ShopPage, wish: ShoppingGoal) -> tuple[Fault, ...]:
-    """What a buyer can see to be wrong with a purchase that has not earned the full score.
+    """Find the visible faults of a purchase without the full score.
 
     Args:
-        way: of `way_of`.
+        way: actions of `extract_purchase_path`.
         page: of the product, as it was bought.
-        results: among which it was chosen.
-        wish: what was asked for.
+        results: page of results among which it was chosen.
+        wish: of the instruction.
     """
     if BUY not in way:
         return (Fault("unbought"),)
     chosen = {action[len("click[") : -1] for action in way}
-    asked = [
-        (name, wish.find_requested_value(name, values), chosen.intersection(values)) for name, values in page.options
-    ]
+    asked = [(name, wish.find_requested_value(name, values), values) for name, values in page.options]
     faults = [Fault("value", value) for _, value, _ in asked if value and value not in chosen]
     if page.price > wish.limit:
         faults.append(Fault("price", f"{wish.limit:g}"))
     if any(wish.score_title(listing.title) > wish.score_title(page.title) for listing in results.listings):
         faults.append(Fault("other"))
-    left_open = [Fault("option", name) for name, value, own in asked if not value and not own]
+    left_open = [Fault("option", name) for name, value, values in asked if not value and chosen.isdisjoint(values)]
     return tuple(faults or left_open or [Fault("other")])

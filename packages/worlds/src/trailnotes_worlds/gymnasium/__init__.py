@@ -1,1 +1,1 @@
-"""Gymnasium environments that can be played in words: discrete actions by name, text or a drawing in letters."""
+"""Gymnasium environments in words: discrete actions by name, observations as text or drawn in letters."""

@@ -1,4 +1,4 @@
-"""`GymnasiumEnv`: any of Gymnasium's environments that can be played in words. See ``docs/envs/gymnasium.md``."""
+"""`GymnasiumEnv`: any environment of Gymnasium that has words. See ``docs/envs/gymnasium.md``."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ _MAX_NUMBERS: Final = 64  # of an array that is shown as a value
 
 
 class GymnasiumEnv:
-    """Any environment of Gymnasium that can be played in words: toy texts, text spaces, small discrete games.
+    """Any environment of Gymnasium that has words: toy texts, text spaces, small discrete games.
 
     Args:
         id: as for ``gymnasium.make``: ``FrozenLake-v1``, or ``module:Name-v0`` to import a module first.
-        kwargs: of the environment, as ``gymnasium.make`` takes them.
-        max_steps: cut an episode off after that many; 0 leaves the environment's own limit.
+        kwargs: keyword arguments of ``gymnasium.make``.
+        max_steps: limit of steps of an episode; 0 keeps the environment's own.
         observation: "ansi" shows its drawing in letters, "value" the observation itself; "auto" takes a text as it is,
             else the drawing if there is one, else the value.
-        action_names: of a discrete space, in its order; for toy texts they are known.
-        instruction: the goal in words; for toy texts it is known.
-        success_return: an episode that ends by its own rules is won if its rewards sum to at least this. By default the
-            ``reward_threshold`` that it is registered with, unless it is a toy text.
-        success_reward: and if its last reward is at least this; for toy texts it is known.
+        action_names: of a discrete space, in its order; toy texts have them.
+        instruction: the goal in words; toy texts have it.
+        success_return: least sum of rewards of a success, for an episode that ends by its own rules. Default: the
+            registered ``reward_threshold``, unless it is a toy text.
+        success_reward: least last reward of a success; toy texts have it.
         max_return: the score is the sum of rewards, up to this; without it a success is 1 and everything else 0.
 
     Raises:
-        ConfigError: there is no such environment, it cannot be played in words, or nothing says what a success is.
+        ConfigError: there is no such environment, it has no words, or success is undefined.
     """
 
     def __init__(  # noqa: PLR0913 - options of the config, by keyword
@@ -68,14 +68,12 @@ class GymnasiumEnv:
             raise ConfigError(f"env.options.observation = {observation!r}: use {', '.join(get_args(ObservationMode))}")
         self._game = format_game_name(require_type(str, "id", id), "kwargs", kwargs)
         toy = find_toy_text(id)
-        self._env, self._limit = _unwrap(
-            _make_env(id, dict(kwargs), require_int("max_steps", max_steps, 0), drawn=observation != "value")
-        )
+        max_steps = require_int("max_steps", max_steps, 0)
+        self._env, self._limit = _unwrap(_make_env(id, dict(kwargs), max_steps, drawn=observation != "value"))
         self._shown = _choose_observation_mode(self._env, id, observation)
-        self._space = self._env.action_space  # asked of every wrapper in turn, so once
-        self._names = self._resolve_names(
-            id, None if action_names is None else require_text_list("action_names", action_names)
-        )
+        self._space = self._env.action_space  # a property that asks every wrapper in turn, so read once
+        given = None if action_names is None else require_text_list("action_names", action_names)
+        self._names = self._resolve_names(id, given)
         self._numbers = {name: int(self._space.start) + place for place, name in enumerate(self._names)}
         self._instruction = require_type(str, "instruction", instruction) or (toy.instruction if toy else f"Play {id}.")
         if success_return is None and success_reward is None:
@@ -83,9 +81,7 @@ class GymnasiumEnv:
             success_return = None if toy or self._env.spec is None else self._env.spec.reward_threshold
         self._success = SuccessRule(success_return, success_reward, max_return)
         if not self._success.is_defined:
-            raise ConfigError(
-                f"env.options.success_return is missing: {id} says nowhere when it is won, and that it is over does not"
-            )
+            raise ConfigError(f"env.options.success_return is missing: {id} does not define success")
         self._total, self._steps = 0.0, 0
         self._playing = False
 
@@ -99,25 +95,20 @@ class GymnasiumEnv:
         num_validation: int = 16,
         num_test: int = 64,
     ) -> list[Task]:
-        """One task a seed; no seed is in two splits. Raises `ConfigError` for an unknown split."""
+        """Make one task for each seed; no seed is in two splits. Raises `ConfigError` for an unknown split."""
         numbers = {"train": num_train, "validation": num_validation, "test": num_test}
         return make_seeded_tasks("gymnasium", format_game_name(id, "kwargs", kwargs), split, numbers)
 
     @staticmethod
-    def identity(
-        *,
-        id: str = "",  # noqa: A002 - Gymnasium's word
-        kwargs: Mapping[str, Any] = NO_KWARGS,
-        max_steps: int = 0,
-    ) -> dict[str, Any]:
-        """The game with its settings, its limit, the first seed of each split, and the release that plays it."""
+    def identity(*, id: str = "", kwargs: Mapping[str, Any] = NO_KWARGS, max_steps: int = 0) -> dict[str, Any]:  # noqa: A002 - Gymnasium's word
+        """Describe the game with its settings, its limit, the first seed of each split, and Gymnasium's version."""
         import gymnasium
 
         game = format_game_name(id, "kwargs", kwargs)
         return {"game": game, "max_steps": max_steps, "seeds": dict(FIRST_SEED), "gymnasium": gymnasium.__version__}
 
     def reset(self, task: Task) -> Observation:
-        """Start the game that the task's seed draws."""
+        """Start the game of the task's seed."""
         if task.options.get("game", self._game) != self._game:
             raise ConfigError(f"task {task.id} is of another game than {self._game}: env.options must be those of both")
         self._playing = False
@@ -125,15 +116,12 @@ class GymnasiumEnv:
         self._total, self._steps, self._playing = 0.0, 0, True
         score, max_score = self._success.score(0.0, success=False)
         return Observation(
-            self._render_value(value),
-            actions=self._list_actions(info),
-            instruction=self._instruction,
-            score=score,
+            self._render_value(value), actions=self._list_actions(info), instruction=self._instruction, score=score,
             max_score=max_score,
-        )
+        )  # fmt: skip
 
     def step(self, action: str) -> Observation:
-        """Take one action; one that has no such name changes nothing, and the game does not hear of it."""
+        """Take one action; an unknown one changes nothing, and the game does not see it."""
         if not self._playing:
             raise EnvError("the episode is over: call reset first")
         taken = self._parse_action(action)
@@ -141,7 +129,7 @@ class GymnasiumEnv:
             score, max_score = self._success.score(self._total, success=False)
             text = "There is no such action." + (f" Actions: {', '.join(self._names)}." if self._names else "")
             return Observation(text, actions=self._names or None, score=score, max_score=max_score)
-        self._playing = False  # what raises below ends the episode
+        self._playing = False  # an exception below ends the episode
         value, given, terminated, truncated, info = self._env.step(taken)
         reward = float(given)
         self._total += reward
@@ -150,29 +138,30 @@ class GymnasiumEnv:
         won = bool(terminated) and self._success.is_won(self._total, reward)
         self._playing = not (terminated or truncated)
         score, max_score = self._success.score(self._total, success=won)
+        cut = bool(truncated and not terminated)
         return Observation(
-            self._render_value(value), reward, terminated=bool(terminated), truncated=bool(truncated and not terminated),
+            self._render_value(value), reward, terminated=bool(terminated), truncated=cut,
             actions=self._list_actions(info), success=won, score=score, max_score=max_score,
         )  # fmt: skip
 
     def close(self) -> None:
-        """Close the environment."""
+        """Close the environment of Gymnasium."""
         self._playing = False
         self._env.close()
 
     def _resolve_names(self, env_id: str, given: Sequence[str] | None) -> tuple[str, ...]:
-        """The names of a discrete space; () where an action is a text."""
+        """Name the actions of a discrete space; () for actions that are texts."""
         from gymnasium.spaces import Discrete, Text
 
-        space = self._space
-        if isinstance(space, Discrete):
-            return resolve_action_names(space, self._env.unwrapped, given, find_toy_text(env_id))
-        if isinstance(space, Text):
+        if isinstance(self._space, Discrete):
+            return resolve_action_names(self._space, self._env.unwrapped, given, find_toy_text(env_id))
+        if isinstance(self._space, Text):
             return ()
-        raise ConfigError(f"env.options.id = {env_id!r} acts by {space}: only discrete actions and texts have words")
+        why = "only discrete actions and texts have words"
+        raise ConfigError(f"env.options.id = {env_id!r} acts by {self._space}: {why}")
 
     def _parse_action(self, action: str) -> Any:
-        """What the environment is given for an action; None if there is nothing like it."""
+        """Convert an action for the environment; None if it is unknown."""
         if action in self._numbers:
             return self._numbers[action]
         if self._names:
@@ -180,7 +169,7 @@ class GymnasiumEnv:
         return action if self._space.contains(action) else None
 
     def _list_actions(self, info: Mapping[str, Any]) -> tuple[str, ...] | None:
-        """Names of the actions that the environment's mask leaves, where it has one; else all."""
+        """List the actions that the environment's mask allows, all if it has none."""
         mask = info.get("action_mask")
         if mask is None or len(mask) != len(self._names):
             return self._names or None
@@ -193,29 +182,28 @@ class GymnasiumEnv:
 
 
 def _make_env(env_id: str, kwargs: dict[str, Any], max_steps: int, *, drawn: bool) -> gymnasium.Env[Any, Any]:
-    """The environment, drawing in letters where it can and is asked to. Raises `ConfigError`."""
+    """Make the environment; `drawn`: render in letters if it can. Raises `ConfigError`."""
     import gymnasium
 
     settings = {"max_episode_steps": max_steps or None, "disable_env_checker": True, **kwargs}
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of newer versions and the like: nobody reads them in a worker
+            warnings.simplefilter("ignore")  # of newer versions and the like, lost in a worker
             env = gymnasium.make(env_id, **settings)
             if drawn and env.render_mode is None and "ansi" in env.metadata.get("render_modes", ()):
                 env.close()
                 env = gymnasium.make(env_id, **settings, render_mode="ansi")
             return env
     except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"env.options.id = {env_id!r} with kwargs {kwargs} cannot be made: {format_error(error)}"
-        ) from error
+        why = format_error(error)
+        raise ConfigError(f"env.options.id = {env_id!r} with kwargs {kwargs} cannot be made: {why}") from error
 
 
 def _unwrap(env: gymnasium.Env[Any, Any]) -> tuple[gymnasium.Env[Any, Any], float]:
-    """The environment without the two wrappers whose work `GymnasiumEnv` does itself, and its limit of steps.
+    """Remove the two wrappers that `GymnasiumEnv` replaces, and return the limit of steps.
 
-    Gymnasium puts them around every environment, to cut it off and to ask for a reset first. One that does not tell its
-    limit, as where the settings of the environment cannot be copied, keeps them.
+    Gymnasium puts them around every environment, to truncate episodes and to require a reset. An environment whose
+    limit is unknown, since its settings cannot be copied, keeps them.
     """
     from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
@@ -241,8 +229,6 @@ def _choose_observation_mode(
         raise ConfigError(f"env.options.observation = 'ansi': {env_id} has no drawing in letters; leave it out")
     space = env.observation_space
     if isinstance(space, Box) and math.prod(space.shape) > _MAX_NUMBERS:
-        raise ConfigError(
-            f"env.options.id = {env_id!r} shows {math.prod(space.shape):,} numbers: register it with a wrapper that "
-            "makes a text of them (gymnasium.spaces.Text), or with a render mode 'ansi'"
-        )
+        fix = "register it with a wrapper to texts (gymnasium.spaces.Text), or with a render mode 'ansi'"
+        raise ConfigError(f"env.options.id = {env_id!r} shows {math.prod(space.shape):,} numbers: {fix}")
     return "value"

@@ -1,4 +1,4 @@
-"""Words for what Gymnasium has as numbers and colours: actions, drawings, values."""
+"""Words for Gymnasium's numbers and colours: actions, drawings, values."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final
 
 from trailnotes.errors import ConfigError
+from trailnotes.storage.parsing import parse_toml
 
 _COLOUR_NAMES: Final = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 _COLOURED_TEXT: Final = re.compile(r"\x1b\[([0-9;]*)m(.*?)\x1b\[0?m", re.DOTALL)
@@ -18,44 +20,21 @@ _CONTROL: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 @dataclass(frozen=True)
 class ToyText:
-    """One of Gymnasium's toy texts: names of its actions, its goal in words, and the last reward of a success."""
+    """Toy text of Gymnasium: names of its actions, its goal in words, and the last reward of a success."""
 
     actions: tuple[str, ...]
     instruction: str
     success_reward: float
 
 
-TOY_TEXTS: Final[dict[str, ToyText]] = {
-    "FrozenLake": ToyText(
-        ("left", "down", "right", "up"),
-        "Cross the frozen lake from the start (S) to the goal (G) over frozen squares (F), without falling into a hole "
-        "(H). You stand on the square that is marked red.",
-        1.0,
-    ),
-    "Taxi": ToyText(
-        ("south", "north", "east", "west", "pickup", "dropoff"),
-        "Drive the taxi to the passenger, pick them up, and drop them off at their destination. The taxi is marked "
-        "yellow, with the passenger aboard green; the passenger waits at the letter marked blue and wants to go to the "
-        "one marked magenta. Walls are |, and : can be passed.",
-        20.0,
-    ),
-    "CliffWalking": ToyText(
-        ("up", "right", "down", "left"),
-        "Walk from where you are (x) to the target (T). A step onto the cliff (C) puts you back to the start.",
-        -1.0,
-    ),
-    "Blackjack": ToyText(
-        ("stick", "hit"),
-        "Beat the dealer at blackjack: hit for another card, stick to stop; more than 21 loses. You see your sum, the "
-        "dealer's card, and 1 if you hold an ace that counts 11.",
-        1.0,
-    ),
+TOY_TEXTS: Final = {
+    name: ToyText(tuple(toy.pop("actions")), **toy)
+    for name, toy in parse_toml(Path(__file__).with_name("toy_texts.toml").read_text(encoding="utf-8")).items()
 }
-"""Name without version -> words. Sources: the pages of Gymnasium 1.4 on each of them."""
 
 
 def find_toy_text(env_id: str) -> ToyText | None:
-    """The toy text of that id, whatever its version, its size and the module that it is imported from."""
+    """Find the toy text of an id, whatever its version, its size and the module to import."""
     name = env_id.rpartition(":")[2].rpartition("/")[2].partition("-v")[0]
     return TOY_TEXTS.get(name.removesuffix("8x8").removesuffix("Slippery"))
 
@@ -63,13 +42,13 @@ def find_toy_text(env_id: str) -> ToyText | None:
 def resolve_action_names(
     space: Any, unwrapped: Any, given: Sequence[str] | None, toy: ToyText | None
 ) -> tuple[str, ...]:
-    """A name for each action of a discrete space, in its order.
+    """Name each action of a discrete space, in its order.
 
-    Those that are given, or of a toy text, or that the environment tells (`get_action_meanings`, as Atari's do, or an
-    enumeration `actions`, as MiniGrid's have), or the numbers themselves.
+    The names are those given, those of a toy text, those of the environment (`get_action_meanings`, as in Atari, or an
+    enumeration `actions`, as in MiniGrid), or the numbers themselves, the first that there are.
 
     Raises:
-        ConfigError: there are too many or too few names, or one stands for two actions.
+        ConfigError: the names are too many, too few, or not unique.
     """
     number, start = int(space.n), int(space.start)
     names: Iterable[Any]
@@ -92,15 +71,15 @@ def resolve_action_names(
 
 
 def normalize_action_name(action: str) -> str:
-    """An action as names are compared: in lower case, blanks joined."""
+    """Normalize an action for comparison: in lower case, blanks joined."""
     return " ".join(action.lower().split())
 
 
 @lru_cache(maxsize=1024)  # a game has few drawings, and each is drawn often
 def render_plain(drawing: str) -> str:
-    """A drawing without control characters; what is coloured in it says so: ``[red:S]``.
+    """Remove control characters from a drawing, and write colours as ``[red:S]``.
 
-    Colours are all that tells where the player stands in Gymnasium's toy texts.
+    In Gymnasium's toy texts only a colour marks the place of the player.
     """
     return _CONTROL.sub("", _COLOURED_TEXT.sub(_label_colour, drawing.replace("\r\n", "\n"))).strip("\n")
 
@@ -113,7 +92,7 @@ def _label_colour(found: re.Match[str]) -> str:
 
 
 def format_value(value: Any) -> str:
-    """An observation of numbers as JSON. Raises `TypeError` for what is no number, text, sequence or mapping."""
+    """Format an observation as JSON. Raises `TypeError` unless it is a number, text, sequence or mapping."""
     return _JSON_ENCODER.encode(value)
 
 

@@ -1,4 +1,4 @@
-"""A session with an OpenEnv server: addresses, requests and answers, each within a time limit."""
+"""Client side of one OpenEnv session: addresses, requests and answers, each within a time limit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
 _SCHEMES: Final = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
-_MAX_PAGE_BYTES: Final = 1 << 20  # bytes of a page that says what a server is
+_MAX_PAGE_BYTES: Final = 1 << 20  # bytes of a page that describes a server
 _MAX_MESSAGE_CHARS: Final = 300  # characters of a server's own words in an error
 _CLOSE_TIMEOUT_S: Final = 1.0  # to say goodbye
 
@@ -35,11 +35,11 @@ VALIDATION_ERROR: Final = "VALIDATION_ERROR"
 
 
 class ConnectionLostError(EnvError):
-    """The connection is gone, or never was: another one may be had."""
+    """Connection lost or refused; another attempt may succeed."""
 
 
 class RequestRefusedError(EnvError):
-    """The server answered a request with an error; `code` is the protocol's, `data` all that it said."""
+    """Error answer of a server, with the protocol's `code` and all of its `data`."""
 
     def __init__(self, text: str, code: str, data: Mapping[str, Any]) -> None:
         super().__init__(text)
@@ -48,16 +48,16 @@ class RequestRefusedError(EnvError):
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where a server is. `name` is what messages and task ids call it: it holds no secret."""
+    """Address of a server. Its `name` is for messages and task ids, and holds no secret."""
 
     base: str  # "http://host:port/path" or https, without a slash at its end
 
     @classmethod
     def parse_url(cls, url: object) -> ServerAddress:
-        """Read ``http://host:port/path``, or the same with https, ws or wss.
+        """Parse ``http://host:port/path``, or the same with https, ws or wss.
 
         Raises:
-            ConfigError: it is none, or holds what would end up in logs.
+            ConfigError: it is no such URL, or holds a password or query, which logs would show.
         """
         if not isinstance(url, str):
             raise ConfigError(f"env.options.url must be a text, not {type(url).__name__}")
@@ -67,10 +67,8 @@ class ServerAddress:
         except ValueError as error:
             raise ConfigError(f"env.options.url cannot be read ({error}): write http://HOST:PORT") from error
         if parts.username or parts.password or parts.query or parts.fragment:
-            raise ConfigError(
-                "env.options.url must hold no name, password or query, since it is logged: name the environment "
-                "variable that holds a token in env.options.token_env"
-            )
+            fix = "name the environment variable of a token in env.options.token_env"
+            raise ConfigError(f"env.options.url must hold no name, password or query, since it is logged: {fix}")
         if parts.scheme not in _SCHEMES or not host:
             raise ConfigError(f"env.options.url = {url!r} is no address of a server: write http://HOST:PORT")
         place = f"[{host}]" if ":" in host else host
@@ -78,22 +76,22 @@ class ServerAddress:
 
     @property
     def name(self) -> str:
-        """Host, port and path."""
+        """Host, port and path of the server."""
         return self.base.partition("://")[2]
 
     @property
     def socket(self) -> str:
-        """Where sessions are opened."""
+        """URL of the WebSocket for sessions."""
         return f"ws{self.base.removeprefix('http')}/ws"
 
     @property
     def is_local(self) -> bool:
-        """Whether the server is on this machine, so that no proxy leads to it."""
+        """Whether the server is on this machine, and needs no proxy."""
         return is_loopback(urlsplit(self.base).hostname or "")
 
 
 def build_headers(token_env: str) -> dict[str, str]:
-    """What is sent along to be let in. Raises `ConfigError` where the variable holds no token."""
+    """Build the headers that authorize a request. Raises `ConfigError` if the variable holds no token."""
     if not token_env:
         return {}
     token = os.environ.get(token_env, "").strip()
@@ -103,18 +101,18 @@ def build_headers(token_env: str) -> dict[str, str]:
 
 
 class ClientSession:
-    """One connection to ``/ws``, opened at once.
+    """Connection to ``/ws``, opened at once.
 
     Args:
         address: of the server.
         headers: of the request that opens it.
         timeout: seconds that one call may take, as the user has set it.
-        left: of these, what is left to open it.
+        left: seconds left of them to connect.
         most_bytes: of one answer.
 
     Raises:
-        LostError: nobody is there, or it speaks no WebSocket.
-        EnvError: it lets nobody in at that address.
+        ConnectionLostError: no server answers, or it speaks no WebSocket.
+        EnvError: the server refuses the connection for good.
     """
 
     def __init__(
@@ -137,22 +135,21 @@ class ClientSession:
         except (OSError, EOFError, InvalidHandshake, InvalidURI, ValueError) as error:
             self._open.close()
             lasting = isinstance(error, InvalidStatus) and 300 <= error.response.status_code < 500
-            raise (EnvError if lasting else ConnectionLostError)(
-                f"no OpenEnv server can be reached at {address.name} ({format_error(error)}): is env.options.url right?"
-            ) from error
+            why = f"no OpenEnv server can be reached at {address.name} ({format_error(error)})"
+            raise (EnvError if lasting else ConnectionLostError)(f"{why}: is env.options.url right?") from error
 
     def _set_send_timeout(self, most: float) -> None:
-        """A server that reads nothing must not hold a request up for longer than these seconds."""
+        """Limit the seconds for which a server that reads nothing can hold up a request."""
         seconds = struct.pack("ll", int(most), max(int(most % 1 * 1e6), 1))  # all 0 would be no limit
-        with suppress(OSError):  # one that has hung up by now: the first request finds its last words
+        with suppress(OSError):  # the server has hung up by now: the first request finds its last words
             self._socket.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
 
     def send_request(self, kind: str, data: Mapping[str, Any], left: float) -> dict[str, Any]:
-        """Send a request; the data of the observation that answers it within `left` seconds.
+        """Send a request, and return the data of the observation that answers it within `left` seconds.
 
         Raises:
-            LostError: the connection has gone.
-            RefusedError: the answer is an error.
+            ConnectionLostError: the connection is lost.
+            RequestRefusedError: the answer is an error.
             EnvError: there is no answer in time, or it is not the protocol's.
         """
         from websockets.exceptions import ConnectionClosed
@@ -166,17 +163,19 @@ class ClientSession:
             self._socket.send(json.dumps({"type": kind, "data": data}))
             answer = self._receive(max(until - time.monotonic(), 0.0))
         except (ConnectionClosed, OSError) as error:
-            if (words := self._receive_last()) is not None:
+            words = None
+            with suppress(Exception):  # it is closed: there are none
+                words = self._receive(0.0)
+            if words is not None:
                 self._parse_answer(words)
-            raise ConnectionLostError(
-                f"{self._address.name} has closed the connection ({_describe_closure(error)})"
-            ) from error
+            why = format_error(error.__cause__ or error)  # the reason behind websockets' own if there is one
+            raise ConnectionLostError(f"{self._address.name} has closed the connection ({why})") from error
         if answer is None:
             raise EnvError(f"{self._address.name} did not answer within env.options.timeout = {self._timeout:g} s")
         return self._parse_answer(answer)
 
     def close(self) -> None:
-        """End the session. Never raises, never waits long."""
+        """End the session, without errors or a long wait."""
         self._set_send_timeout(_CLOSE_TIMEOUT_S)
         with suppress(Exception):
             self._socket.send(json.dumps({"type": "close"}))
@@ -187,13 +186,6 @@ class ClientSession:
         try:
             return self._socket.recv(timeout=timeout)
         except TimeoutError:
-            return None
-
-    def _receive_last(self) -> str | bytes | None:
-        """What came before the connection closed."""
-        try:
-            return self._receive(0.0)
-        except Exception:  # noqa: BLE001 - it is closed: there are none
             return None
 
     def _parse_answer(self, text: str | bytes) -> dict[str, Any]:
@@ -217,10 +209,7 @@ class ClientSession:
 
 
 def _disable_redirects(connect: Any) -> Callable[..., AbstractContextManager[ClientConnection]]:
-    """The `connect` of websockets, following no redirect: nobody is spoken to that a server names in place of itself.
-
-    It follows them since 17, which can return what will connect in place of the connection (`legacy`).
-    """
+    """Wrap the `connect` of websockets, which follows redirects since version 17, so that it follows none."""
     if "legacy" not in inspect.signature(connect).parameters:
         return cast("Callable[..., AbstractContextManager[ClientConnection]]", connect)
 
@@ -232,20 +221,15 @@ def _disable_redirects(connect: Any) -> Callable[..., AbstractContextManager[Cli
     return staying
 
 
-def _describe_closure(error: BaseException) -> str:
-    """What closed a connection: the reason behind websockets' own where there is one."""
-    return format_error(error.__cause__ or error)
-
-
 class _DeadlineStream(io.RawIOBase):
-    """What a socket says, up to a moment: its own limit is for each read, and a server may send a byte at a time."""
+    """Stream of a socket with a deadline: a socket limits each read only, and a server may send single bytes."""
 
     def __init__(self, connection: socket.socket, until: float) -> None:
         self._socket, self._until = connection, until
         self._reader = connection.makefile("rb", buffering=0)  # keeps it open
 
     def makefile(self, _: str) -> io.BufferedReader:
-        """All that `HTTPResponse` wants of a socket."""
+        """Return a buffered reader, as `HTTPResponse` asks a socket to."""
         return io.BufferedReader(self)
 
     def readable(self) -> bool:
@@ -264,7 +248,7 @@ class _DeadlineStream(io.RawIOBase):
 
 
 def fetch_page(address: ServerAddress, path: str, headers: Mapping[str, str], timeout: float) -> dict[str, Any]:
-    """The JSON object at a path of the server, {} where there is none: what a server says of itself is optional."""
+    """Fetch the JSON object at a path of the server; {} if there is none, since such pages are optional."""
     until = time.monotonic() + timeout
 
     class Answer(HTTPResponse):
@@ -281,10 +265,8 @@ def fetch_page(address: ServerAddress, path: str, headers: Mapping[str, str], ti
             return super().do_open(connected, req, **options)
 
     class Staying(urllib.request.HTTPRedirectHandler):
-        """Goes nowhere else: the headers are for this server."""
-
         def redirect_request(self, *_: Any) -> None:
-            return None
+            return None  # the headers are for this server
 
     handlers: list[urllib.request.BaseHandler] = [Opening(), Staying()]
     if address.is_local:

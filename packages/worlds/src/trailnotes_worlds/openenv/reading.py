@@ -1,4 +1,4 @@
-"""What a server means: an action's text as the JSON that it wants, and its answers as values that can be trusted."""
+"""Conversion between texts and a server's JSON: actions by its schema, and observations, validated."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from trailnotes.storage.parsing import parse_json
 from trailnotes.types import replace_surrogates
 
 _ACTION_LIST_FIELDS: Final = ("actions", "legal_actions", "available_actions", "admissible_actions", "valid_actions")
-_RESERVED_FIELDS: Final = frozenset(
-    {"instruction", "success", "score", "max_score", "truncated", "metadata", "done", "reward"}
-)
-_MAX_ACTIONS: Final = 1_000  # that are offered; a longer list is not
+_RESERVED_FIELDS: Final = {"instruction", "success", "score", "max_score", "truncated", "metadata", "done", "reward"}
+_MAX_ACTIONS: Final = 1_000  # of a list of admissible actions; a longer one is ignored
 _MISSING: Final = object()
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "object": (dict,),
@@ -26,13 +24,13 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 
 @dataclass(frozen=True)
 class ActionForm:
-    """How the text of an action becomes the JSON object that a server wants.
+    """Form of a server's actions, by which a text becomes a JSON object.
 
     Args:
-        name: of the field that holds the text; "" where the text itself is to be the object.
+        name: of the field that holds the text; "" if the text itself is the object.
         kind: JSON type of that field.
         rest: other fields, the same in each action.
-        choices: all values of that field, where the server lists them.
+        choices: all values of that field, if the server lists them.
     """
 
     name: str
@@ -42,57 +40,47 @@ class ActionForm:
 
     @classmethod
     def from_schema(cls, schema: object, wish: str, rest: Mapping[str, Any]) -> ActionForm:
-        """From a server's JSON schema of actions, as far as it has one.
+        """Read a server's JSON schema of actions, if it has one.
 
         Args:
-            schema: what it says.
+            schema: the schema.
             wish: the field that the user names; "json" for the whole object, "auto" for the only field that is
                 required, or the only one.
-            rest: see the class.
+            rest: as for the class.
         """
-        known = schema.get("properties") if isinstance(schema, dict) else None
-        properties = {
-            name: each
-            for name, each in (known if isinstance(known, dict) else {}).items()
-            if isinstance(each, dict) and name != "metadata" and name not in rest
-        }
+        known, required = (schema.get(key) if isinstance(schema, dict) else None for key in ("properties", "required"))
+        items = known.items() if isinstance(known, dict) else ()
+        skipped = {"metadata", *rest}
+        properties = {name: each for name, each in items if isinstance(each, dict) and name not in skipped}
         if wish == "json":
             return cls("", rest=rest)
-        name = _find_only_field(schema, properties) if wish == "auto" else wish
+        needed = [name for name in properties if isinstance(required, list) and name in required]
+        only = next((names[0] for names in (needed, [*properties]) if len(names) == 1), "")
+        name = only if wish == "auto" else wish
         described = properties.get(name, {})
         choices = described.get("enum")
         return cls(name, _get_json_type(described), rest, _parse_actions(choices) if choices else ())
 
     def build_action(self, text: str) -> dict[str, Any] | None:
-        """The object for one action; None where its text cannot be one."""
-        text = replace_surrogates(text)
-        value: Any = (
-            text if self.name and self.kind == "string" else _parse_value(text, self.kind if self.name else "object")
-        )
+        """Build the object for one action; None if its text does not fit."""
+        value: Any = replace_surrogates(text)
+        if not self.name or self.kind != "string":
+            value = _parse_value(value, self.kind if self.name else "object")
         if value is _MISSING:
             return None
         return {**self.rest, **({self.name: value} if self.name else value)}
 
 
 def _get_json_type(described: Mapping[str, Any]) -> str:
-    """The JSON type that a schema gives a value, of several the first that is known here; "string" if none is."""
+    """Return the first known JSON type that a schema gives a value; "string" if there is none."""
     several = described.get("anyOf")
     parts = [described, *(several if isinstance(several, list) else [])]
     kinds = [part.get("type") for part in parts if isinstance(part, dict)]
     return next((kind for kind in kinds if isinstance(kind, str) and kind in _TYPES), "string")
 
 
-def _find_only_field(schema: object, properties: Mapping[str, Any]) -> str:
-    required = schema.get("required") if isinstance(schema, dict) else None
-    needed = [name for name in properties if isinstance(required, list) and name in required]
-    for names in (needed, list(properties)):
-        if len(names) == 1:
-            return names[0]
-    return ""
-
-
 def _parse_value(text: str, kind: str) -> Any:
-    """The text as a value of that JSON type; `_MISSING` where it is none."""
+
     try:
         value = parse_json(text, "refuse")
     except ValueError:
@@ -103,7 +91,7 @@ def _parse_value(text: str, kind: str) -> Any:
 
 
 class ServerObservation(NamedTuple):
-    """One observation of a server, checked."""
+    """Observation of a server, validated."""
 
     text: str
     reward: float
@@ -116,28 +104,27 @@ class ServerObservation(NamedTuple):
 
 
 def parse_observation(data: Mapping[str, Any], name: str, text_field: str, actions_field: str) -> ServerObservation:
-    """Read the data of an observation.
+    """Parse the data of an observation.
 
     Args:
         data: ``{"observation": {...}, "reward": number | bool | null, "done": bool}``.
         name: of the server, for errors.
-        text_field: of the observation, that is shown; "auto" shows ``text``, or the only text, or all there is.
-        actions_field: of the observation, that lists the admissible actions; "auto" knows the usual names.
+        text_field: field to show; "auto" shows ``text``, or the only text, or all fields.
+        actions_field: field that lists the admissible actions; "auto" knows the usual names.
 
     Raises:
-        EnvError: a value is not of its type.
+        EnvError: a value has the wrong type.
     """
     seen = data.get("observation")
     if not isinstance(seen, dict):
-        raise EnvError(f"{name} answered without an observation (a JSON object), but with {_describe_type(seen)}")
+        other = "none" if seen is None else type(seen).__name__
+        raise EnvError(f"{name} answered without an observation (a JSON object), but with {other}")
     done = data.get("done", False)
     if not isinstance(done, bool):
         raise EnvError(f"{name} answered with done = {str(done)[:40]!r}: it must be true or false")
     reward = data.get("reward")
-    listed = next(
-        (seen[key] for key in (_ACTION_LIST_FIELDS if actions_field == "auto" else (actions_field,)) if key in seen),
-        None,
-    )
+    fields = _ACTION_LIST_FIELDS if actions_field == "auto" else (actions_field,)
+    listed = next((seen[key] for key in fields if key in seen), None)
     success = seen.get("success")
     return ServerObservation(
         text=replace_surrogates(_get_text(seen, name, text_field)),
@@ -154,21 +141,18 @@ def parse_observation(data: Mapping[str, Any], name: str, text_field: str, actio
 def _get_text(seen: Mapping[str, Any], name: str, text_field: str) -> str:
     if text_field != "auto":
         if text_field not in seen:
-            raise EnvError(
-                f"{name} answered without env.options.observation_field = {text_field!r}, but with {list(seen)}"
-            )
+            wanted = f"env.options.observation_field = {text_field!r}"
+            raise EnvError(f"{name} answered without {wanted}, but with {list(seen)}")
         return _format_value(seen[text_field])
     if isinstance(seen.get("text"), str):
         return str(seen["text"])
-    fields = {
-        key: value for key, value in seen.items() if key not in _RESERVED_FIELDS and key not in _ACTION_LIST_FIELDS
-    }
+    reserved = _RESERVED_FIELDS.union(_ACTION_LIST_FIELDS)
+    fields = {key: value for key, value in seen.items() if key not in reserved}
     texts = [value for value in fields.values() if isinstance(value, str)]
     if len(texts) == 1:
         return texts[0]
-    return "\n".join(
-        f"{key}: {_format_value(value)}" for key, value in fields.items() if value not in (None, "", [], {})
-    )
+    shown = ((key, value) for key, value in fields.items() if value not in (None, "", [], {}))
+    return "\n".join(f"{key}: {_format_value(value)}" for key, value in shown)
 
 
 def _format_value(value: Any) -> str:
@@ -186,7 +170,7 @@ def _parse_number(value: object, name: str) -> float:
 
 
 def _parse_score(seen: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Only where both numbers are there and fit together: many a game calls something else its score."""
+    """Parse the score only if both numbers fit together: many games call something else their score."""
     told: list[Any] = [seen.get("score"), seen.get("max_score")]
     if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in told):
         return None
@@ -199,13 +183,9 @@ def _parse_score(seen: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def _parse_actions(listed: object) -> tuple[str, ...]:
-    """Actions as texts; () where what is listed is no list of names or numbers."""
+    """Convert a list of names or numbers to texts; () for anything else."""
     if not isinstance(listed, list) or len(listed) > _MAX_ACTIONS:
         return ()
     if not all(isinstance(each, str | int) and not isinstance(each, bool) and str(each).strip() for each in listed):
         return ()
     return tuple(replace_surrogates(str(each)) for each in listed)
-
-
-def _describe_type(value: object) -> str:
-    return "none" if value is None else type(value).__name__

@@ -1,4 +1,4 @@
-"""An environment of ours behind the OpenEnv protocol, for TRL, verifiers, SkyRL and whoever else speaks it."""
+"""OpenEnv server of any environment, for TRL, verifiers, SkyRL and other clients of the protocol."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -16,14 +16,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocketDisconnect
 
 from trailnotes.web.guard import SecurityMiddleware, is_cross_site, parse_host_name
-from trailnotes_worlds.openenv.sessions import (
-    ACTION_SCHEMA,
-    OBSERVATION_SCHEMA,
-    STATE_SCHEMA,
-    ServedTasks,
-    ServerSession,
-    make_error_reply,
-)
+from trailnotes_worlds.openenv.sessions import SCHEMAS, ServedTasks, ServerSession, make_error_reply
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -39,7 +32,7 @@ _CLOSE_GOING_AWAY: Final = 1001
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What is served, and to how many."""
+    """Name and limits of a server."""
 
     name: str  # of the environment
     description: str  # in one line
@@ -49,26 +42,25 @@ class ServerSettings:
 
 
 class OpenEnvService:
-    """The routes of a server. All that changes is in its sessions.
+    """Route handlers of a server. All state is in its sessions.
 
     Args:
         pool: lends environments to sessions.
-        games: what can be played.
+        games: tasks that can be played.
         settings: name and limits.
     """
 
     def __init__(self, pool: EnvPool, games: ServedTasks, settings: ServerSettings) -> None:
-        self.settings = settings
-        self._pool, self._games = pool, games
-        self._open = 0
+        self.settings, self._pool, self._games, self._open = settings, pool, games, 0
+        self._about = {"description": settings.description, "version": version("trailnotes")}
 
     async def session(self, websocket: WebSocket) -> None:
-        """One connection, from its first message to its last."""
+        """Serve one connection, from its first message to its last."""
         if not self._is_same_origin(websocket.headers):
             await websocket.close()  # before it is accepted: the answer is a plain 403
             return
         await websocket.accept()
-        with suppress(WebSocketDisconnect, TimeoutError):  # TimeoutError: of a visitor who does not read
+        with suppress(WebSocketDisconnect, TimeoutError):  # TimeoutError: the client does not read
             if self._open >= self.settings.sessions:
                 taken = {"active_sessions": self._open, "max_sessions": self.settings.sessions}
                 text = "all sessions of this server are taken"
@@ -88,49 +80,46 @@ class OpenEnvService:
             try:
                 message = await asyncio.wait_for(websocket.receive(), self.settings.idle_s)
             except TimeoutError:
-                await websocket.send_text(
-                    json.dumps(make_error_reply("SESSION_ERROR", "the session was idle for too long"))
-                )
+                late = make_error_reply("SESSION_ERROR", "the session was idle for too long")
+                await websocket.send_text(json.dumps(late))
                 await websocket.close(_CLOSE_GOING_AWAY)
                 return
             if message["type"] == "websocket.disconnect":
                 return
             answer = await visitor.handle_message(message.get("text"))
             if answer is None:
-                with suppress(RuntimeError):  # who says that it closes may have closed
+                with suppress(RuntimeError):  # the client may have closed by now
                     await websocket.close()
                 return
             await asyncio.wait_for(websocket.send_text(json.dumps(answer)), self.settings.idle_s)
 
     def _is_same_origin(self, headers: Headers) -> bool:
         """Browsers open WebSockets to any server for any page: only pages of this server's own address may."""
-        host = headers.get("host", "")
-        names = self.settings.names
+        host, names = headers.get("host", ""), self.settings.names
         mine = names is None or parse_host_name(host) in names
         return mine and not is_cross_site(host, headers.get("origin"), headers.get("sec-fetch-site"))
 
     async def health(self, _: Request) -> JSONResponse:
-        """That it runs."""
+        """Answer that the server runs."""
         return JSONResponse({"status": "healthy"})
 
     async def metadata(self, _: Request) -> JSONResponse:
-        """What it serves."""
-        about = {"name": self.settings.name, "description": self.settings.description, "version": _get_version()}
+        """Describe the environment and its tasks."""
         served = {"num_tasks": len(self._games.tasks), "splits": list(self._games.tasks_by_split)}
+        about = {"name": self.settings.name, **self._about}
         return JSONResponse({**about, **served, "max_sessions": self.settings.sessions})
 
     async def schema(self, _: Request) -> JSONResponse:
-        """JSON schemas of actions, observations and states."""
-        return JSONResponse({"action": ACTION_SCHEMA, "observation": OBSERVATION_SCHEMA, "state": STATE_SCHEMA})
+        """List JSON schemas of actions, observations and states."""
+        return JSONResponse(SCHEMAS)
 
     async def openapi(self, _: Request) -> JSONResponse:
-        """The pages of this server. Episodes are played over ``/ws`` alone, which OpenAPI has no words for."""
-        info = {"title": self.settings.name, "version": _get_version(), "description": self.settings.description}
+        """Describe the HTTP pages of this server. OpenAPI cannot describe ``/ws``, which plays the episodes."""
         paths = {path: {method.lower(): {"summary": summary}} for path, method, summary in _PAGES}
-        return JSONResponse({"openapi": "3.1.0", "info": info, "paths": paths})
+        return JSONResponse({"openapi": "3.1.0", "info": {"title": self.settings.name, **self._about}, "paths": paths})
 
     async def mcp(self, _: Request) -> JSONResponse:
-        """There are no tools here; JSON-RPC has a word for that."""
+        """Answer by JSON-RPC that there are no tools."""
         error = {"code": -32601, "message": "this environment has no tools: play it over /ws"}
         return JSONResponse({"jsonrpc": "2.0", "id": None, "error": error})
 
@@ -144,15 +133,9 @@ _PAGES: Final = (
 
 
 def make_app(pool: EnvPool, games: ServedTasks, settings: ServerSettings) -> ASGIApp:
-    """The application that `web.serving.serve` serves."""
+    """Build the application that `web.serving.serve` serves."""
     service = OpenEnvService(pool, games, settings)
-    pages: dict[str, Any] = {"/health": service.health, "/metadata": service.metadata, "/schema": service.schema}
-    pages |= {"/mcp": service.mcp, "/openapi.json": service.openapi}
-    posted = {path for path, method, _ in _PAGES if method == "POST"}
-    routes = [Route(path, page, methods=["POST" if path in posted else "GET"]) for path, page in pages.items()]
+    routes = [Route(path, getattr(service, path[1:]), methods=[method]) for path, method, _ in _PAGES]
+    routes.append(Route("/openapi.json", service.openapi))
     app = Starlette(routes=[*routes, WebSocketRoute("/ws", service.session)])
     return SecurityMiddleware(app, settings.names, lambda status, text: JSONResponse({"detail": text}, status))
-
-
-def _get_version() -> str:
-    return version("trailnotes")

@@ -1,12 +1,14 @@
-"""The server's side of one session: requests of the protocol in, answers out. It knows no web."""
+"""Server side of one OpenEnv session: requests in, answers out, without any network code."""
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 from uuid import uuid4
 
@@ -26,43 +28,11 @@ Reply = dict[str, Any]
 
 _KINDS: Final = ("reset", "step", "state", "close")
 
-ACTION_SCHEMA: Final = {
-    "title": "Action",
-    "type": "object",
-    "additionalProperties": False,
-    "properties": {
-        "action": {"type": "string", "title": "Action", "description": "What to do, in the environment's words"},
-        "metadata": {"type": "object", "title": "Metadata", "additionalProperties": True},
-    },
-    "required": ["action"],
-}
-OBSERVATION_SCHEMA: Final = {
-    "title": "Observation",
-    "type": "object",
-    "properties": {
-        "text": {"type": "string", "description": "What the environment answers"},
-        "instruction": {"type": ["string", "null"], "description": "The goal in words; at reset only"},
-        "actions": {"type": ["array", "null"], "items": {"type": "string"}, "description": "Admissible actions"},
-        "success": {"type": "boolean", "description": "Whether the goal has been reached: done does not say so"},
-        "truncated": {"type": "boolean", "description": "Whether the episode was cut off, e.g. by a step limit"},
-        "score": {"type": "number", "description": "How well it goes so far"},
-        "max_score": {"type": "number", "description": "The highest score"},
-        "task": {"type": "string", "description": "Which game this is"},
-    },
-}
-STATE_SCHEMA: Final = {
-    "title": "State",
-    "type": "object",
-    "properties": {
-        "episode_id": {"type": ["string", "null"]},
-        "step_count": {"type": "integer", "minimum": 0},
-        "task": {"type": ["string", "null"]},
-    },
-}
+SCHEMAS: Final = json.loads(Path(__file__).with_name("schemas.json").read_text(encoding="utf-8"))
 
 
 class _ProtocolError(Exception):
-    """A request that is answered with an error; the session goes on."""
+    """Request that the server answers with an error; the session goes on."""
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(text)
@@ -71,26 +41,23 @@ class _ProtocolError(Exception):
 
 @dataclass(frozen=True)
 class ServedTasks:
-    """The tasks that are served, in the environment's order: of one split, or of several."""
+    """Tasks that a server offers, in the environment's order, of one split or several."""
 
     tasks: Sequence[Task]
 
     @cached_property
     def tasks_by_split(self) -> Mapping[str, Sequence[Task]]:
-        """The tasks of each split."""
+        """Group the tasks by split."""
         found: dict[str, list[Task]] = {}
         for task in self.tasks:
             found.setdefault(task.split, []).append(task)
         return found
 
     def choose_task(self, data: Mapping[str, Any]) -> Task:
-        """The task that a reset asks for: by its id, by a seed, or any.
+        """Choose the task that a reset asks for: by its id, by a seed, or at random.
 
-        A seed counts through the tasks of the one split that is served. Of several, each has the seeds that our client
-        gives it (`FIRST_SEED`), and any task is one of training.
-
-        Raises:
-            _RefusedError: there is no such task, or the seed is no number from 0 on.
+        A seed counts through the tasks of a single split. Of several splits, each has the seeds that `OpenEnvClient`
+        gives it (`FIRST_SEED`), and a random task is one of training.
         """
         wanted, seed = data.get("task"), data.get("seed")
         if wanted is not None:
@@ -113,11 +80,11 @@ class ServedTasks:
 
 
 class ServerSession:
-    """Who is in a session, with an environment of its own. One request at a time.
+    """One session with an environment of its own, one request at a time.
 
     Args:
         pool: lends environments.
-        games: what can be played.
+        games: tasks that can be played.
     """
 
     def __init__(self, pool: EnvPool, games: ServedTasks) -> None:
@@ -129,7 +96,7 @@ class ServerSession:
         self._episode, self._steps = "", 0
 
     async def handle_message(self, text: str | None) -> Reply | None:
-        """The answer to one message (None: bytes); None where it says that the session is over."""
+        """Answer one message (None: bytes); None if the message ends the session."""
         try:
             kind, data = _parse_message(text)
             if kind == "close":
@@ -147,7 +114,7 @@ class ServerSession:
             return make_error_reply("FACTORY_ERROR", str(error))
 
     async def release_env(self) -> None:
-        """Give the environment back."""
+        """Give the environment back to the pool."""
         self._playing, self._lease = False, None
         await self._borrowed.aclose()
 
@@ -175,28 +142,17 @@ class ServerSession:
 
     def _state(self) -> Reply:
         task = self._task.id if self._task else None
-        return {
-            "type": "state",
-            "data": {"episode_id": self._episode or None, "step_count": self._steps, "task": task},
-        }
+        return {"type": "state", "data": {"episode_id": self._episode or None, "step_count": self._steps, "task": task}}
 
     def _make_reply(self, observation: Observation, reward: float | None) -> Reply:
         assert self._task is not None
-        seen = {
-            "text": observation.text,
-            "instruction": observation.instruction,
-            "actions": observation.actions,
-            "success": observation.success,
-            "truncated": observation.truncated,
-            "score": observation.score,
-            "max_score": observation.max_score,
-            "task": self._task.id,
-        }
+        names = ("text", "instruction", "actions", "success", "truncated", "score", "max_score")
+        seen = {name: getattr(observation, name) for name in names} | {"task": self._task.id}
         return {"type": "observation", "data": {"observation": seen, "reward": reward, "done": observation.done}}
 
 
 def _parse_message(text: str | None) -> tuple[str, dict[str, Any]]:
-    """Kind and data of a message."""
+
     try:
         message = parse_json(text or "")
     except ValueError:
@@ -210,6 +166,6 @@ def _parse_message(text: str | None) -> tuple[str, dict[str, Any]]:
 
 
 def make_error_reply(code: Code, message: str, **more: Any) -> Reply:
-    """An error of the protocol. `errors` has the message as the official server lists what it found."""
+    """Build an error of the protocol; `errors` lists the message as the official server does."""
     errors = {"errors": [{"msg": message}]} if code == "VALIDATION_ERROR" else {}
     return {"type": "error", "data": {"message": message, "code": code, **errors, **more}}

@@ -1,6 +1,8 @@
-"""From text to index terms, as Lucene's English analyzer makes them."""
+"""Index terms of a text, as Lucene's English analyzer makes them."""
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 from trailnotes_worlds.search.porter import stem
 from trailnotes_worlds.search.words import split_words
@@ -10,30 +12,17 @@ STOPWORDS = frozenset(
      "on", "or", "such", "that", "the", "their", "then", "there", "these", "they", "this", "to", "was", "will", "with")
 )  # fmt: skip
 _POSSESSIVES = ("'s", "\u2019s", "\uff07s")
-_CACHE_SIZE = 1 << 18  # words; natural text repeats itself
 
 
-class TermCache(dict[str, str]):
-    """Word -> term; "" for a stopword."""
-
-    def __missing__(self, word: str) -> str:
-        if len(self) >= _CACHE_SIZE:
-            self.clear()
-        self[word] = term = to_term(word)
-        return term
-
-
+@lru_cache(1 << 18)  # natural text repeats itself
 def to_term(word: str) -> str:
-    """The term of one word: without its possessive, in lower case, stemmed; "" if it is a stopword."""
+    """Turn a word into its term: without possessive, in lower case, stemmed; "" for a stopword."""
     word = word.lower()
     if word.endswith(_POSSESSIVES):
         word = word[:-2]
     return "" if word in STOPWORDS else stem(word)
 
 
-_TERM_CACHE = TermCache()
-
-
 def analyze(text: str) -> list[str]:
-    """The terms of `text` in order, with repeats."""
-    return [term for term in map(_TERM_CACHE.__getitem__, split_words(text)) if term]
+    """List the terms of a text in order, with repeats."""
+    return [term for term in map(to_term, split_words(text)) if term]

@@ -19,7 +19,7 @@ _EXACT = 24  # lengths below are stored as they are
 
 
 def _decode_length(byte: int) -> int:
-    """The length that a byte stands for: the smallest of those that share it."""
+    """Return the smallest of the lengths that share a byte."""
     if byte < _EXACT:
         return byte
     rest = byte - _EXACT
@@ -31,25 +31,22 @@ LENGTHS: NDArray[np.int64] = np.array([_decode_length(byte) for byte in range(25
 
 
 def encode_lengths(lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """The byte of each document length, in tokens."""
+    """Encode document lengths (tokens, int64) as one byte each."""
     return (np.searchsorted(LENGTHS, lengths, side="right") - 1).astype(np.uint8)
 
 
 def idf(documents: int, frequency: int) -> np.float32:
-    """How telling a term is that `frequency` of `documents` hold."""
+    """Compute the inverse document frequency of a term that `frequency` of `documents` hold."""
     return np.float32(math.log(1 + (documents - frequency + 0.5) / (frequency + 0.5)))
 
 
 def compute_inverse_norms(mean_length: float) -> NDArray[np.float32]:
-    """``1 / (k1 (1 - b + b length / mean_length))`` for each length byte, shape [256]."""
+    """Compute ``1 / (k1 (1 - b + b length / mean_length))`` for each length byte, shape [256]."""
     one, k1, b = np.float32(1), np.float32(K1), np.float32(B)
     return np.asarray(one / (k1 * ((one - b) + b * LENGTHS.astype(np.float32) / np.float32(mean_length))))
 
 
 def compute_saturation(inverse: NDArray[np.float32]) -> NDArray[np.float32]:
-    """``1 + frequency * inverse`` for each frequency and length byte, shape [256 * 256].
-
-    Entry ``frequency * 256 + byte`` belongs to a posting with that code.
-    """
+    """Compute ``1 + frequency * inverse`` at index ``frequency * 256 + length byte``, shape [256 * 256]."""
     frequencies = np.arange(MAX_FREQUENCY + 1, dtype=np.float32)
     return np.asarray(np.float32(1) + frequencies[:, None] * inverse[None, :]).reshape(-1)

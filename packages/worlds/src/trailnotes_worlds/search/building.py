@@ -1,7 +1,7 @@
-"""Building an index: documents stream in, memory holds the vocabulary and one run of postings.
+"""Index construction: documents stream in, memory holds the vocabulary and one run of postings.
 
-A run is a few million tokens, sorted by term and document and put aside on disk. When the last document is in, the
-runs are laid into the final arrays one after the other, each posting at the place that its term's count reserves.
+A run is a few million tokens, sorted by term and document and saved on disk. After the last document, the builder
+merges the runs into the final arrays, each posting at the place that its term's count reserves.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import shutil
 from array import array
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,12 +43,12 @@ class _TermNumbers(dict[str, int]):
         return number
 
     def assign_number(self, term: str) -> int:
-        """The number of a term, a new one if need be."""
+        """Return the number of a term, a new one if need be."""
         return self.terms.setdefault(term, len(self.terms))
 
 
 class IndexBuilder:
-    """Builds the index of `folder`, which must not hold one. A context manager; what fails leaves no ``meta.json``.
+    """Context manager that builds an index in a folder without one; a failure leaves no ``meta.json``.
 
     ::
 
@@ -76,15 +76,11 @@ class IndexBuilder:
         shutil.rmtree(self._spool, ignore_errors=True)
 
     def add(self, name: str, text: str) -> None:
-        """Add one document. Names are to be different, of 1 to 255 bytes.
-
-        Raises:
-            ConfigError: a name that cannot be stored.
-        """
+        """Add one document under a unique name. Raises `ConfigError` for a name that is not of 1 to 255 bytes."""
         self._append(name, list(map(self._numbers.__getitem__, split_words(text))))
 
     def add_terms(self, name: str, terms: Iterable[str]) -> None:
-        """Add one document whose terms are there already, and found by `SearchIndex.find_by_term` as they are. Raises as `add`."""
+        """Add one document by its terms, which `SearchIndex.find_by_term` finds as they are. Raises as `add`."""
         self._append(name, list(map(self._numbers.assign_number, terms)))
 
     def _append(self, name: str, numbers: list[int]) -> None:
@@ -98,21 +94,20 @@ class IndexBuilder:
             self._flush_run()
 
     def finish(self) -> None:
-        """Write the index.
-
-        Raises:
-            RunError: the disk is full.
-        """
+        """Write the index to disk. Raises `RunError` if the disk is full."""
         self._flush_run()
         order = sorted(self._numbers.terms, key=str.encode)
         rank = np.empty(len(order), np.int64)  # number -> place in the sorted vocabulary
         rank[[self._numbers.terms[term] for term in order]] = np.arange(len(order))
         encoded = [term.encode() for term in order]
-        self._save("ids.npy", np.array(self._ids, dtype=bytes))
-        self._save("terms.npy", np.frombuffer(b"".join(encoded), np.uint8))
-        self._save("term_offsets.npy", _compute_offsets(np.array([*map(len, encoded)], np.int64)))
-        starts = self._compute_starts(rank)
-        self._save("posting_offsets.npy", starts)
+        sizes = np.zeros(len(rank), np.int64)  # postings of each term
+        for run in range(self._runs):
+            sizes += np.bincount(rank[self._load_run_array(run, "terms")], minlength=len(rank))
+        starts = _compute_offsets(sizes)
+        np.save(self._folder / "ids.npy", np.array(self._ids, dtype=bytes))
+        np.save(self._folder / "terms.npy", np.frombuffer(b"".join(encoded), np.uint8))
+        np.save(self._folder / "term_offsets.npy", _compute_offsets(np.array([*map(len, encoded)], np.int64)))
+        np.save(self._folder / "posting_offsets.npy", starts)
         self._merge(rank, starts)
         facts = {"documents": len(self._ids), "filled": self._filled, "tokens": self._total}
         write_meta(self._folder, KIND, VERSION, FILES, facts)
@@ -129,24 +124,14 @@ class IndexBuilder:
         documents += self._first
         often = counts >= MAX_FREQUENCY
         self._frequent += zip(terms[often].tolist(), documents[often].tolist(), counts[often].tolist(), strict=True)
-        for name, values in (
-            ("terms", terms.astype(np.int32)),
-            ("docs", documents.astype(np.int32)),
-            ("codes", codes.astype(np.uint16)),
-        ):
-            np.save(self._spool / f"{self._runs}.{name}.npy", values)
+        np.save(self._spool / f"{self._runs}.terms.npy", terms.astype(np.int32))
+        np.save(self._spool / f"{self._runs}.docs.npy", documents.astype(np.int32))
+        np.save(self._spool / f"{self._runs}.codes.npy", codes.astype(np.uint16))
         self._runs += 1
         self._first += len(lengths)
         self._total += int(kept.sum())
         self._filled += int(np.count_nonzero(kept))
         self._tokens, self._lengths = array("i"), array("q")
-
-    def _compute_starts(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where the postings of each term begin, and the end of the last."""
-        sizes = np.zeros(len(rank), np.int64)
-        for run in range(self._runs):
-            sizes += np.bincount(rank[self._load_run_array(run, "terms")], minlength=len(rank))
-        return _compute_offsets(sizes)
 
     def _merge(self, rank: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
         docs = allocate(self._folder / "docs.npy", np.int32, int(starts[-1]))
@@ -166,14 +151,11 @@ class IndexBuilder:
         for row, (number, document, frequency) in enumerate(self._frequent):
             start, stop = starts[rank[number]], starts[rank[number] + 1]
             frequent[row] = start + np.searchsorted(docs[start:stop], document), frequency
-        self._save("frequent.npy", frequent[np.argsort(frequent[:, 0])])
+        np.save(self._folder / "frequent.npy", frequent[np.argsort(frequent[:, 0])])
 
     def _load_run_array(self, run: int, name: str) -> NDArray[np.int32]:
         part: NDArray[np.int32] = np.load(self._spool / f"{run}.{name}.npy", allow_pickle=False)
         return part
-
-    def _save(self, name: str, values: NDArray[Any]) -> None:
-        np.save(self._folder / name, values)
 
 
 def _compute_offsets(sizes: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""An index on disk, searched where it lies."""
+"""Search in an index on disk, without loading it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Documents = NDArray[np.int64]  # their numbers, ascending
 
 
 class _Term(NamedTuple):
-    """A term of a query: its postings, and how much it weighs."""
+    """Term of a query with its postings and its weight."""
 
     start: int
     stop: int
@@ -35,15 +35,14 @@ class _Term(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many documents hold it."""
         return self.stop - self.start
 
 
 class SearchIndex:
-    """Finds the documents that share terms with a query, best first, as Lucene's BM25 ranks them.
+    """Index on disk that finds documents by shared terms, ranked by Lucene's BM25.
 
-    Open one with `Index.open`; build one with `IndexBuilder` of `building.py`. Any number of threads and
-    processes may search it.
+    Open one with `SearchIndex.open`; build one with `building.IndexBuilder`. Any number of threads and processes may
+    search it.
     """
 
     def __init__(self, files: MappedFolder) -> None:
@@ -62,22 +61,21 @@ class SearchIndex:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Map the index of `folder`; nothing is read but its directory.
-
-        Raises:
-            ConfigError: it is no index, damaged, or of another version.
-        """
+        """Map the index of a folder. Raises `ConfigError` if it is none, damaged, or of another version."""
         return cls(MappedFolder(folder, KIND, VERSION, {"filled": int, "tokens": int}))
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files of the index."""
         self._files.close()
 
     def search(self, query: str, limit: int = 50) -> list[tuple[str, float]]:
-        """The best documents of a bag of words: (name, score), equal scores by name.
+        """Rank the documents of a bag of words.
+
+        Returns:
+            (name, score) of the `limit` best, equal scores by name.
 
         Raises:
             ConfigError: a file of the index was changed meanwhile.
@@ -88,7 +86,7 @@ class SearchIndex:
         if not terms or limit < 1:
             return []
         # Terms add a float32 each, as in Lucene, and their sum is double, in the order of the query.
-        if _count_postings(terms) <= _MAX_FULL_READ or limit * _BLOCK_SIZE > len(self._ids):
+        if sum(term.size for term in terms) <= _MAX_FULL_READ or limit * _BLOCK_SIZE > len(self._ids):
             ids, totals = self._ids, np.zeros(len(self._ids))
             for term in terms:
                 self._add_scores(totals, term)
@@ -97,12 +95,15 @@ class SearchIndex:
             ids, totals = self._ids[documents], np.zeros(len(documents))
             for term in terms:
                 totals += self._look_up_scores(term, documents)
-        best, scores = _select_best(totals.astype(np.float32), ids, limit)
+        scores = totals.astype(np.float32)
+        floor = _compute_score_floor(scores, limit)
+        documents = np.flatnonzero(scores >= floor if floor > 0 else scores)  # the only ones that are sorted
+        best = documents[np.lexsort((ids[documents], -scores[documents]))[:limit]]
         names: list[bytes] = ids[best].tolist()
-        return [(name.decode(), score) for name, score in zip(names, scores.tolist(), strict=True)]
+        return [(name.decode(), score) for name, score in zip(names, scores[best].tolist(), strict=True)]
 
     def find_by_term(self, term: str) -> list[str]:
-        """The names of all documents with this very term, in the order in which they were added."""
+        """List the names of all documents with this very term, in the order in which they were added."""
         self._files.require_unchanged()
         place = self._find_term(term.encode(errors="surrogatepass"))
         if place is None:
@@ -111,7 +112,6 @@ class SearchIndex:
         return [name.decode() for name in found]
 
     def _find_term(self, text: bytes, count: int = 1) -> _Term | None:
-        """A term of the sorted vocabulary that stands `count` times in the query."""
         offsets, low, high = self._term_offsets, 0, len(self._term_offsets) - 1
         while low < high:
             middle = (low + high) // 2
@@ -125,7 +125,7 @@ class SearchIndex:
         return _Term(start, stop, np.float32(count) * bm25.idf(self._filled, stop - start))
 
     def _select_candidates(self, terms: list[_Term], limit: int) -> Documents:
-        """Some documents, the `limit` best among them.
+        """Select some documents, the `limit` best among them.
 
         A term adds less than its weight (as in Turtle and Flood's MaxScore, doi 10.1016/0306-4573(95)00020-H). Rare
         terms come first, which weigh most: once `limit` documents have more than all that are left could add, only some
@@ -145,7 +145,7 @@ class SearchIndex:
         return documents
 
     def _add_scores(self, totals: NDArray[Any], term: _Term) -> None:
-        """Add a term's scores to those of its documents; codes repeat, so the score of each is computed once."""
+        """Add a term's scores to those of its documents. Codes repeat: the score of each is computed once."""
         codes = self._codes[term.start : term.stop]
         table = _apply_saturation(term, self._saturation[: int(codes.max()) + 1])
         scores = table.astype(totals.dtype).take(codes, mode="clip")  # several times as fast as [codes]
@@ -154,7 +154,6 @@ class SearchIndex:
         np.add.at(totals, self._docs[term.start : term.stop].astype(np.intp), scores)
 
     def _look_up_scores(self, term: _Term, documents: Documents) -> NDArray[np.float32]:
-        """What a term adds to each of some documents."""
         docs = self._docs[term.start : term.stop]
         places = np.minimum(np.searchsorted(docs, documents.astype(np.int32)), len(docs) - 1)
         scores = _apply_saturation(term, self._saturation[self._codes[term.start : term.stop][places]])
@@ -165,7 +164,7 @@ class SearchIndex:
         return np.where(docs[places] == documents, scores, np.float32(0))
 
     def _find_frequent_postings(self, term: _Term) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The postings of a term whose frequency does not fit in a code, and what each adds."""
+        """Find a term's postings whose frequency does not fit in a code, and the score of each."""
         first, last = np.searchsorted(self._frequent[:, 0], (term.start, term.stop))
         postings = self._frequent[first:last, 0]
         frequencies = self._frequent[first:last, 1].astype(np.float32)
@@ -179,35 +178,21 @@ def _apply_saturation(term: _Term, saturation: NDArray[np.float32]) -> NDArray[n
 
 
 def _find_candidates(totals: NDArray[np.float32], left: list[_Term], limit: int) -> Documents | None:
-    """The documents that may be among the best when the terms that are `left` have added; None if they are many."""
+    """Find the documents that may be among the best after the terms that are `left`; None if they are many."""
     least = _compute_min_score(_compute_score_floor(totals, limit), left)
     if left and least <= 0:
         return None
     documents = np.flatnonzero(totals >= least if least > 0 else totals)
-    return documents if not left or len(documents) * len(left) * _LOOKUP_COST_RATIO <= _count_postings(left) else None
-
-
-def _count_postings(terms: list[_Term]) -> int:
-    """How many postings some terms have."""
-    return sum(term.size for term in terms)
+    few = len(documents) * len(left) * _LOOKUP_COST_RATIO <= sum(term.size for term in left)
+    return documents if not left or few else None
 
 
 def _compute_min_score(floor: float, left: list[_Term]) -> float:
-    """What a document needs that is to reach `floor` by the terms that are left."""
+    """Compute the score with which a document can still reach `floor` by the terms that are left."""
     return (1 - _SLACK) * floor - sum(float(term.weight) for term in left)
 
 
-def _select_best(
-    scores: NDArray[np.float32], ids: NDArray[np.bytes_], limit: int
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The places and scores of the `limit` best documents. Only those that reach a floor are sorted."""
-    floor = _compute_score_floor(scores, limit)
-    documents = np.flatnonzero(scores >= floor if floor > 0 else scores)
-    best = documents[np.lexsort((ids[documents], -scores[documents]))[:limit]]
-    return best, scores[best]
-
-
 def _compute_score_floor(scores: NDArray[Any], limit: int) -> float:
-    """A score that at least `limit` documents reach: the limit-th best of the best of each block; 0 of too few."""
+    """Compute a score that `limit` documents reach: the limit-th best of the best of each block; 0 of too few."""
     blocks = np.maximum.reduceat(scores, np.arange(0, len(scores), _BLOCK_SIZE))
     return float(np.partition(blocks, -limit)[-limit]) if len(blocks) >= limit else 0.0

@@ -1,4 +1,4 @@
-"""Arrays on disk that any number of processes read without a copy of their own."""
+"""Memory-mapped arrays on disk, shared by any number of processes."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ META = "meta.json"
 
 
 class MappedFolder:
-    """The files of one folder, mapped read-only, whose sizes its ``meta.json`` tells.
+    """Folder of files, mapped read-only, with a ``meta.json`` that lists their sizes.
 
-    Every file stays open: `check` notices at little cost that one was cut or written over in place, which reading the
-    map alone would answer with a bus error or with nonsense. A file that was replaced by another of its name does no
-    harm, since the map keeps the old one. The files are closed by `close`, or with the last reference to this.
+    Every file stays open: `require_unchanged` notices at little cost that one was cut or written over in place, which
+    reading the map alone would answer with a bus error or with nonsense. A file that was replaced by another of its
+    name does no harm, since the map keeps the old one. `close`, or the last reference, closes the files.
 
     Args:
-        folder: where they are.
-        kind: that the folder must be of.
-        version: that it must have.
-        facts: name -> type of what else its ``meta.json`` must tell.
+        folder: the folder to map.
+        kind: kind that its ``meta.json`` must name.
+        version: version that it must have.
+        facts: name -> type of each further entry that ``meta.json`` must have.
 
     Raises:
-        ConfigError: a file is missing, has another size, or `meta.json` is of another `kind` or version.
+        ConfigError: a file is missing or has another size, or `meta.json` has another kind or version.
     """
 
     def __init__(self, folder: Path, kind: str, version: int, facts: Mapping[str, type]) -> None:
@@ -43,50 +43,45 @@ class MappedFolder:
         self._closing = weakref.finalize(self, _close, self._open)
 
     def open_file(self, name: str) -> int:
-        """The descriptor of one file, opened now if it is not yet."""
+        """Return the descriptor of one file, and open it if need be."""
         self._require_open()
         path = self.folder / name
         if path not in self._open:
             try:
                 handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError as error:
-                raise ConfigError(
-                    f"{path} cannot be read ({error.strerror}): {_get_rebuild_hint(self.meta)}"
-                ) from error
-            self._open[path] = handle, _get_stamp(handle)
-            expected = self.meta["files"].get(name)
-            if self._open[path][1][0] != expected:
-                raise ConfigError(
-                    f"{path} has {self._open[path][1][0]} bytes instead of {expected}: it was cut or replaced; "
-                    f"{_get_rebuild_hint(self.meta)}"
-                )
+                raise ConfigError(f"{path} cannot be read ({error.strerror}): {get_rebuild_hint(self.meta)}") from error
+            stamp = _get_stamp(handle)
+            self._open[path] = handle, stamp
+            if (size := stamp[0]) != (expected := self.meta["files"].get(name)):
+                hint = get_rebuild_hint(self.meta)
+                raise ConfigError(f"{path} has {size} bytes instead of {expected}: it was cut or replaced; {hint}")
         return self._open[path][0]
 
     def map_array(self, name: str) -> NDArray[Any]:
-        """The array of one ``.npy`` file, mapped."""
+        """Map the array of one ``.npy`` file."""
         handle = self.open_file(name)
         try:
             mapped = _map_npy(handle)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{self.folder / name} is damaged ({error}): {_get_rebuild_hint(self.meta)}") from error
+            raise ConfigError(f"{self.folder / name} is damaged ({error}): {get_rebuild_hint(self.meta)}") from error
         return np.asarray(mapped)  # a plain view: slices of numpy's own class for maps cost several times as much
 
     def require_unchanged(self) -> None:
-        """See that the files are what they were.
+        """Validate that no file has changed since it was opened.
 
         Raises:
-            ConfigError: one has changed since it was opened.
-            ValueError: they are closed.
+            ConfigError: one has changed.
+            ValueError: the files are closed.
         """
         self._require_open()
         for path, (handle, stamp) in self._open.items():
             if _get_stamp(handle) != stamp:
-                raise ConfigError(
-                    f"{path} was changed while it was in use: {_get_rebuild_hint(self.meta)}, and start again"
-                )
+                hint = get_rebuild_hint(self.meta)
+                raise ConfigError(f"{path} was changed while it was in use: {hint}, and start again")
 
     def close(self) -> None:
-        """Close the files; arrays that were handed out stay valid. Twice is fine."""
+        """Close the files, once or more; arrays that were handed out stay valid."""
         self._closing()
 
     def _require_open(self) -> None:
@@ -101,11 +96,7 @@ def _close(opened: dict[Path, tuple[int, tuple[int, int]]]) -> None:
 
 
 def _map_npy(handle: int) -> np.memmap[Any, Any]:
-    """The array of an open ``.npy`` file. `numpy.load` maps by path, where another file may be by now.
-
-    Raises:
-        ValueError: it is none, or shorter than it says.
-    """
+    """Map an open ``.npy`` file. `numpy.load` maps by path, where another file may be by now."""
     with open(handle, "rb", closefd=False) as file:
         file.seek(0)
         major, _ = np.lib.format.read_magic(file)
@@ -117,10 +108,10 @@ def _map_npy(handle: int) -> np.memmap[Any, Any]:
 
 
 def read_meta(folder: Path, kind: str, version: int, facts: Mapping[str, type]) -> dict[str, Any]:
-    """The ``meta.json`` of a folder.
+    """Read the ``meta.json`` of a folder.
 
     Raises:
-        ConfigError: there is none, it says something else than `kind` and `version`, or does not tell all `facts`.
+        ConfigError: there is none, it has another kind or version, or lacks one of `facts`.
     """
     path = folder / META
     try:
@@ -128,43 +119,42 @@ def read_meta(folder: Path, kind: str, version: int, facts: Mapping[str, type]) 
     except OSError as error:
         raise ConfigError(f"{folder} is no {kind}: it has no {META} ({error.strerror})") from error
     except ValueError as error:
-        raise ConfigError(f"{path} is damaged: {_get_rebuild_hint({})}") from error
+        raise ConfigError(f"{path} is damaged: {get_rebuild_hint({})}") from error
     if not isinstance(meta, dict) or meta.get("kind") != kind or not isinstance(meta.get("files"), dict):
         raise ConfigError(f"{folder} is no {kind}: {META} says something else")
     if meta.get("version") != version:
         raise ConfigError(
             f"{folder} is a {kind} of version {meta.get('version')}, and this Trailnotes reads version {version}: "
-            f"{_get_rebuild_hint(meta)}"
+            f"{get_rebuild_hint(meta)}"
         )
     for name, wanted in facts.items():
         if not isinstance(meta.get(name), wanted):
-            raise ConfigError(f"{path} is damaged, it does not tell {name!r}: {_get_rebuild_hint(meta)}")
+            raise ConfigError(f"{path} is damaged, it does not tell {name!r}: {get_rebuild_hint(meta)}")
     return meta
 
 
 def write_meta(folder: Path, kind: str, version: int, names: list[str], facts: Mapping[str, Any]) -> None:
-    """Write the ``meta.json`` that makes `folder` whole: the sizes of the files `names`, and `facts`."""
+    """Write the ``meta.json`` of a finished folder: the sizes of the files `names`, and `facts`."""
     sizes = {name: (folder / name).stat().st_size for name in names}
     meta = {"kind": kind, "version": version, "files": sizes, **facts}
     write_text_atomic(folder / META, json.dumps(meta, ensure_ascii=False, indent=1) + "\n")
 
 
 def allocate(path: Path, dtype: Any, length: int) -> np.memmap[Any, Any]:
-    """A new ``.npy`` file of `length` items, mapped for writing.
+    """Create a ``.npy`` file of `length` items, mapped for writing.
 
-    Its space is taken now: a disk that fills up under a map would end the process without a word.
+    It reserves its space now: a disk that fills up under a map would end the process without a word.
 
     Raises:
-        RunError: there is no room.
+        RunError: the disk is full.
     """
     array: np.memmap[Any, Any] = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(length,))
     with path.open("rb+") as file:
         try:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
         except OSError as error:
-            raise RunError(
-                f"cannot write {path} ({error.strerror}): free space, then run the same command again"
-            ) from error
+            fix = "free space, then run the same command again"
+            raise RunError(f"cannot write {path} ({error.strerror}): {fix}") from error
     return array
 
 
@@ -173,5 +163,6 @@ def _get_stamp(handle: int) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _get_rebuild_hint(meta: Mapping[str, Any]) -> str:
+def get_rebuild_hint(meta: Mapping[str, Any]) -> str:
+    """Return the advice of a ``meta.json`` on how to make its folder again."""
     return str(meta.get("again", "make it again"))

@@ -26,22 +26,31 @@ _VOWELS_THEN_CONSONANT = re.compile("v+c")
 
 
 def stem(word: str) -> str:
-    """The stem of a word in lower case."""
+    """Return the stem of a word in lower case."""
     if len(word) <= 2:
         return word
-    word = _step_1c(_step_1b(_step_1a(word)))
+    if word.endswith(("sses", "ies")):  # step 1a
+        word = word[:-2]
+    elif word.endswith("s") and not word.endswith("ss"):
+        word = word[:-1]
+    word = _step_1b(word)
+    if word.endswith("y") and "v" in _classify_letters(word[:-1]):  # step 1c
+        word = word[:-1] + "i"
     word = _replace(word, _STEP_2, above=0)
     word = _replace(word, _STEP_3, above=0)
     word = _replace(word, _STEP_4, above=1)
-    return _step_5(word)
+    if word.endswith("e"):  # step 5
+        measure = _compute_measure(word[:-1])
+        if measure > 1 or (measure == 1 and not _is_short_ending(word[:-1])):
+            word = word[:-1]
+    return word[:-1] if word.endswith("ll") and _compute_measure(word) > 1 else word
 
 
 def _classify_letters(word: str) -> str:
-    """A ``v`` for each vowel of `word`, and a ``c`` for each consonant; y is a vowel after a consonant."""
+    """Write ``v`` for each vowel of a word and ``c`` for each consonant; y is a vowel after a consonant."""
     shape = ""
     for letter in word:
-        vowel = letter in "aeiou" or (letter == "y" and shape.endswith("c"))
-        shape += "v" if vowel else "c"
+        shape += "v" if letter in "aeiou" or (letter == "y" and shape.endswith("c")) else "c"
     return shape
 
 
@@ -55,39 +64,22 @@ def _is_short_ending(word: str) -> bool:
     return _classify_letters(word).endswith("cvc") and word[-1] not in "wxy"
 
 
-def _is_double_ending(word: str) -> bool:
-    """Porter's *d: the same consonant twice."""
-    return len(word) > 1 and word[-1] == word[-2] and _classify_letters(word).endswith("c")
-
-
-def _step_1a(word: str) -> str:
-    if word.endswith(("sses", "ies")):
-        return word[:-2]
-    return word[:-1] if word.endswith("s") and not word.endswith("ss") else word
-
-
 def _step_1b(word: str) -> str:
     if word.endswith("eed"):
         return word[:-1] if _compute_measure(word[:-3]) > 0 else word
     for suffix in ("ed", "ing"):
-        base = word.removesuffix(suffix)
-        if base == word:
-            continue
-        return _restore_ending(base) if "v" in _classify_letters(base) else word
+        if word.endswith(suffix):
+            base = word.removesuffix(suffix)
+            return _restore_ending(base) if "v" in _classify_letters(base) else word
     return word
 
 
 def _restore_ending(base: str) -> str:
-    """What is left of a word without its -ed or -ing."""
     if base.endswith(("at", "bl", "iz")):
         return base + "e"
-    if _is_double_ending(base):
+    if base[-1:] == base[-2:-1] and _classify_letters(base).endswith("c"):  # Porter's *d: the same consonant twice
         return base if base[-1] in "lsz" else base[:-1]
     return base + "e" if _compute_measure(base) == 1 and _is_short_ending(base) else base
-
-
-def _step_1c(word: str) -> str:
-    return word[:-1] + "i" if word.endswith("y") and "v" in _classify_letters(word[:-1]) else word
 
 
 def _replace(word: str, suffixes: dict[str, str], above: int) -> str:
@@ -101,12 +93,3 @@ def _replace(word: str, suffixes: dict[str, str], above: int) -> str:
             return word
         return base + suffixes[suffix] if _compute_measure(base) > above else word
     return word
-
-
-def _step_5(word: str) -> str:
-    if word.endswith("e"):
-        base = word[:-1]
-        measure = _compute_measure(base)
-        if measure > 1 or (measure == 1 and not _is_short_ending(base)):
-            word = base
-    return word[:-1] if word.endswith("ll") and _compute_measure(word) > 1 else word

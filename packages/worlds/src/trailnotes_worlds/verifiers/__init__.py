@@ -1,1 +1,1 @@
-"""Task sets of verifiers as environments: questions with rewards of their own, and games in turns with one player."""
+"""Task sets of verifiers as environments: questions with their rewards, and games in turns with one player."""

@@ -1,4 +1,4 @@
-"""`VerifiersEnv`: a task set of verifiers, as far as it plays in turns of text. See ``docs/envs/verifiers.md``."""
+"""`VerifiersEnv`: a task set of verifiers that plays in turns of text. See ``docs/envs/verifiers.md``."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _END: Final = "The episode is over."
 
 
 class VerifiersEnv:
-    """Task sets of verifiers: questions with rewards of their own, and games in turns with one player.
+    """Task sets of verifiers: questions with their rewards, and games in turns with one player.
 
     Args:
-        taskset: its id, as verifiers takes it: an installed package, or a module on the Python path.
+        taskset: its id in verifiers: an installed package, or a module on the Python path.
         config: of the task set, as under ``taskset`` in verifiers' own configs.
-        instruction: the goal in words, where the tasks have no system prompt.
-        actions: answers that are offered, where all tasks have the same few.
-        success_return: an episode is won if its rewards sum to at least this.
+        instruction: the goal in words, for tasks without a system prompt.
+        actions: admissible answers, if all tasks have the same few.
+        success_return: least sum of rewards of a success.
         max_return: the score is the sum of rewards, from 0 to this; None: a success is 1, everything else 0.
 
     Raises:
@@ -69,10 +69,10 @@ class VerifiersEnv:
         num_validation: int = 16,
         num_test: int = 64,
     ) -> list[Task]:
-        """Tasks by their place in the task set: the first are the test's, then validation, then training.
+        """List tasks by their place in the task set: test first, then validation, then training.
 
-        A task set with fewer is shared out in the same proportions. A task of the same content as an earlier one is
-        left out, so that nothing is on two sides.
+        A task set with fewer tasks is split in the same proportions. Only the first of tasks with equal content counts,
+        so that no content is in two splits.
         """
         numbers = {"train": num_train, "validation": num_validation, "test": num_test}
         if split not in numbers:
@@ -83,23 +83,19 @@ class VerifiersEnv:
         found = _load_taskset(taskset, _serialize_config(config)).load_first(sum(numbers.values()))
         first = {_serialize_task(task): index for index, task in reversed(list(enumerate(found)))}
         own = _assign_places(len(found), numbers)[split]
-        game, kept = (
-            format_game_name(taskset, "config", config),
-            sorted(index for index in first.values() if index in own),
-        )
-        return [
-            Task(f"verifiers/{game}/{index}", "verifiers", 0, split, {"game": game, "index": index}) for index in kept
-        ]
+        game = format_game_name(taskset, "config", config)
+        kept = ((index, {"game": game, "index": index}) for index in sorted(first.values()) if index in own)
+        return [Task(f"verifiers/{game}/{index}", "verifiers", 0, split, options) for index, options in kept]
 
     @staticmethod
     def identity(*, taskset: str = "", config: Mapping[str, Any] = NO_CONFIG) -> dict[str, Any]:
-        """The task set with its settings, and the release that plays it."""
+        """Describe the task set with its settings, and the version of verifiers."""
         from importlib.metadata import version
 
         return {"game": format_game_name(taskset, "config", config), "verifiers": version("verifiers")}
 
     def reset(self, task: Task) -> Observation:
-        """Ask the first question of a task."""
+        """Begin a task with its first question."""
         from trailnotes_worlds.verifiers.stage import EpisodeEnd, EpisodeRunner, require_playable
 
         game = format_game_name(self._name, "config", self._config)
@@ -122,12 +118,12 @@ class VerifiersEnv:
         return Observation(shown, actions=self._actions, instruction=instruction, score=score, max_score=max_score)
 
     def step(self, action: str) -> Observation:
-        """Answer; the rewards come with the last one."""
+        """Answer a question; the rewards come with the last one."""
         from trailnotes_worlds.verifiers.stage import EpisodeEnd
 
         if not self._playing or self._stage is None:
             raise EnvError("the episode is over: call reset first")
-        self._playing = False  # whatever happens now
+        self._playing = False  # an exception below ends the episode
         shown = self._stage.reply(action)
         if isinstance(shown, EpisodeEnd):
             won = self._success.is_won(shown.reward, shown.reward)
@@ -138,7 +134,7 @@ class VerifiersEnv:
         return Observation(shown, actions=self._actions, score=score, max_score=max_score)
 
     def close(self) -> None:
-        """End the episode and its thread."""
+        """End the episode and stop its thread."""
         self._playing = False
         if self._stage:
             self._stage.close()
@@ -146,12 +142,12 @@ class VerifiersEnv:
 
 
 def _serialize_task(task: vf.Task[Any, Any, Any]) -> str:
-    """All that a task is but its place, which verifiers' own `key` counts as content."""
+    """Serialize a task without its place, which verifiers' own `key` counts as content."""
     return json.dumps(task.data.model_dump(mode="json", exclude={"idx"}), sort_keys=True)
 
 
 def _assign_places(found: int, numbers: Mapping[str, int]) -> dict[str, range]:
-    """Split -> places in the task set, one each at the least."""
+
     asked = sum(numbers.values())
     if found < len(_SPLIT_ORDER):
         raise ConfigError(f"a task set of {found} tasks cannot be split into {', '.join(_SPLIT_ORDER)}")
@@ -173,7 +169,7 @@ def _serialize_config(config: Mapping[str, Any]) -> str:
 
 
 class _Taskset:
-    """An environment of verifiers, and the tasks of its task set as far as they have been asked for."""
+    """Environment of verifiers, and the tasks of its task set, loaded as far as needed."""
 
     def __init__(self, name: str, config: str) -> None:
         from verifiers.v1.utils.loaders import load_environment, resolve_env_config
@@ -185,7 +181,7 @@ class _Taskset:
         self._found: list[vf.Task[Any, Any, Any]] = []
 
     def load_first(self, number: int) -> list[vf.Task[Any, Any, Any]]:
-        """The first `number` tasks, or all if there are fewer."""
+        """Load the first `number` tasks, or all if there are fewer."""
         with self._wrap_load_errors():
             self._found += itertools.islice(self._more, max(0, number - len(self._found)))
         return self._found[:number]
@@ -195,12 +191,8 @@ class _Taskset:
         try:
             yield
         except (ImportError, AttributeError, TypeError, ValueError, OSError) as error:
-            raise ConfigError(
-                f"env.options.taskset = {self._name!r} cannot be loaded: {format_error(error)}"
-            ) from error
+            why = format_error(error)
+            raise ConfigError(f"env.options.taskset = {self._name!r} cannot be loaded: {why}") from error
 
 
-@functools.lru_cache(maxsize=4)
-def _load_taskset(taskset: str, config: str) -> _Taskset:
-    """One of each in a process: a task set may be a download."""
-    return _Taskset(taskset, config)
+_load_taskset = functools.lru_cache(maxsize=4)(_Taskset)  # a task set may be a download

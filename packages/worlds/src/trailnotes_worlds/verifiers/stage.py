@@ -1,6 +1,6 @@
-"""A verifiers environment turned inside out: there it calls the model, here whoever plays is asked in its place.
+"""Episodes of a verifiers environment with an external player in place of its model.
 
-It runs in an event loop of its own, in a thread; where it waits for an answer, we have our observation.
+The environment runs in an event loop of its own, in a thread; a question that waits for an answer is an observation.
 """
 
 from __future__ import annotations
@@ -21,26 +21,19 @@ from trailnotes.errors import ConfigError, EnvError
 
 _T = TypeVar("_T")
 _NO_PROMPT_REASON: Final = "it wants the user to open the conversation, and has no user"
+_MACHINE_HOOKS: Final = ("setup", "finalize")
 
 
 def require_playable(env: vf.Env[Any], task: vf.Task[Any, Any, Any], name: str) -> None:
-    """Refuse what cannot be played without the machinery of verifiers.
-
-    Raises:
-        ConfigError: says what is missing.
-    """
-    config = env.taskset.config
+    """Raise `ConfigError` for a task that needs more of verifiers than turns of text, with the reasons."""
+    config, hooks = env.taskset.config, task.hooks("reward") + task.hooks("metric")
     lacking = {
         f"it has {len(env._agent_specs)} agents": len(env._agent_specs) != 1,  # noqa: SLF001 - told nowhere else
         "its tasks run in a container": bool(task.NEEDS_CONTAINER or task.data.image),
         "its tasks have tools": bool(type(task).toolsets(config.task) or type(env.taskset).toolsets(config)),
-        "its tasks prepare a machine": any(
-            getattr(type(task), hook) is not getattr(vf.Task, hook) for hook in ("setup", "finalize")
-        ),
+        "its tasks prepare a machine": any(getattr(type(task), x) is not getattr(vf.Task, x) for x in _MACHINE_HOOKS),
         "it starts servers": type(env).start is not vf.Env.start,
-        "a reward or a metric looks at a machine": any(
-            map(_needs_machine, task.hooks("reward") + task.hooks("metric"))
-        ),
+        "a reward or a metric looks at a machine": any(map(_needs_machine, hooks)),
         "its rewards come from judge models": bool(task.config.judges),
         "it has conditions to stop (@vf.stop)": bool(task.hooks("stop")),
     }
@@ -55,13 +48,13 @@ def _needs_machine(hook: Any) -> bool:
 
 @dataclass(frozen=True)
 class EpisodeEnd:
-    """An episode has ended, with this sum of weighted rewards."""
+    """End of an episode, with its sum of weighted rewards."""
 
     reward: float
 
 
 class EpisodeRunner:
-    """Plays one task after the other of an environment with one agent. Not for several threads."""
+    """Runner of tasks of an environment with one agent, one after the other. Not thread-safe."""
 
     def __init__(self, env: vf.Env[Any]) -> None:
         self._env = env
@@ -73,15 +66,15 @@ class EpisodeRunner:
         self._answer: asyncio.Future[str] = self._loop.create_future()
 
     def begin(self, task: vf.Task[Any, Any, Any]) -> str | EpisodeEnd:
-        """What the player is shown first, or that it is over at once. Raises `EnvError` if the environment does."""
+        """Begin a task and return its first text, or its end. Raises `EnvError` if the environment fails."""
         return self._run_in_loop(self._begin(task))
 
     def reply(self, text: str) -> str | EpisodeEnd:
-        """What follows an answer. Raises as `begin` does."""
+        """Answer, and return the next text or the end. Raises as `begin` does."""
         return self._run_in_loop(self._reply(text))
 
     def close(self) -> None:
-        """End the episode and the thread. Twice is fine."""
+        """End the episode and the thread, once or more."""
         if self._thread.is_alive():
             with suppress(EnvError):
                 self._run_in_loop(self._end())
@@ -90,7 +83,7 @@ class EpisodeRunner:
             self._loop.close()
 
     async def ask_player(self, text: str) -> str:
-        """Show a text to the player; their answer."""
+        """Show a text to the player and wait for the answer."""
         self._answer = self._loop.create_future()
         self._asked.set_result(text)
         return await self._answer
@@ -110,7 +103,6 @@ class EpisodeRunner:
         return await self._wait_for_next()
 
     async def _wait_for_next(self) -> str | EpisodeEnd:
-        """What the player is asked next, or how it ended."""
         assert self._episode
         either: set[asyncio.Future[Any]] = {self._asked, self._episode}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -128,7 +120,7 @@ class EpisodeRunner:
                 await self._episode
 
     async def _run(self, task: vf.Task[Any, Any, Any]) -> float:
-        """The environment's own course of an episode, with a seat in place of its agent."""
+
         episode = vf.Episode(env=vf.EnvInfo(id=self._env.config.env_id), task=_make_trace_task(task))
         agents: Any = vf.Agents(self._env.config, lambda name, spec: AgentProxy(self, name, spec, episode.traces))
         await self._env.setup(agents)
@@ -138,26 +130,26 @@ class EpisodeRunner:
 
 
 class AgentProxy:
-    """Stands where an environment expects an agent."""
+    """Proxy of the agent that an environment expects."""
 
     def __init__(self, stage: EpisodeRunner, name: str, spec: vf.AgentConfig, finished: list[Any]) -> None:
         self.name, self.trainable = name, True
         self._stage, self._spec, self._finished = stage, spec, finished
 
     async def run(self, task: vf.Task[Any, Any, Any], **_: Any) -> Any:
-        """One question and its answer."""
+        """Ask one question and take its answer."""
         async with self.interaction(task) as talk:
             await talk.turn()
         return talk.trace
 
     def interaction(self, task: vf.Task[Any, Any, Any], **_: Any) -> AgentConversation:
-        """A conversation in which the environment is the user."""
+        """Open a conversation in which the environment is the user."""
         agent = vf.AgentInfo(config=self._spec, name=self.name)
         return AgentConversation(self._stage, task, vf.Trace(task=_make_trace_task(task), agent=agent), self._finished)
 
 
 class AgentConversation:
-    """One conversation, recorded as verifiers' rewards read it."""
+    """Conversation, recorded for verifiers' rewards."""
 
     def __init__(self, stage: EpisodeRunner, task: vf.Task[Any, Any, Any], trace: Any, finished: list[Any]) -> None:
         self.trace = trace
@@ -177,14 +169,13 @@ class AgentConversation:
             self._finished.append(self.trace)
 
     async def turn(self, message: Any = None) -> vf.Segment:
-        """Show a message (the task's prompt where there is none), and take the answer."""
+        """Show a message (the task's prompt if there is none), and take the answer."""
         if message is None:
             text = self._task.data.prompt_text
             if not text:
                 raise EnvError(_NO_PROMPT_REASON)
         else:
-            parts = [{"role": "user", "content": message}] if isinstance(message, str) else list(message)
-            text = "\n\n".join(_extract_text(part) for part in parts)
+            text = message if isinstance(message, str) else "\n\n".join(map(_extract_text, message))
         self._record(vf.UserMessage(content=text))
         reply = vf.AssistantMessage(content=await self._stage.ask_player(text))
         self._record(reply, sampled=True)
@@ -198,7 +189,7 @@ class AgentConversation:
 def _extract_text(message: Any) -> str:
     content = message["content"] if isinstance(message, dict) else message.content
     if not isinstance(content, str):
-        raise EnvError("a turn of it is more than text, which nobody here can read")
+        raise EnvError("a turn of it is more than text, which cannot be played here")
     return content
 
 

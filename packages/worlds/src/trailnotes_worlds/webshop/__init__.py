@@ -1,1 +1,1 @@
-"""WebShop: a shop of products that an agent searches, reads and buys from, without Java."""
+"""WebShop: a shop in which an agent searches, reads about and buys products, without Java."""

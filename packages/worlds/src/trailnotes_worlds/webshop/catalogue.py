@@ -1,16 +1,16 @@
-"""The catalogue: all products of a shop in one folder, which any number of processes read without a copy.
+"""Catalogue of all products of a shop in one folder, which any number of processes read without a copy.
 
 ::
 
-    meta.json            version, name (a hash of the products), sizes and hashes of the files, what was left out
+    meta.json            version, name (a hash of the products), sizes and hashes of the files, records left out
     products.jsonl       a product each, in the order of the import
     product_offsets.npy  where each begins
     asins.npy            all asins, sorted; asin_places.npy: the product of each
-    search/              the index over `Product.contents`
-    facets/              which products have an attribute, are of a department, or were found by a query
-    report.jsonl         what was left out, and why
+    search/              the index over `Product.search_text`
+    facets/              the products of each attribute, department and query
+    report.jsonl         the records that the import left out, with reasons
 
-It is written once, whole or not at all, and never changed: its name says what is in it.
+It is written once, whole or not at all, and never changed: its name is a hash of its contents.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 from trailnotes.errors import ConfigError
 from trailnotes.storage.parsing import parse_json
 from trailnotes_worlds.search.index import SearchIndex
-from trailnotes_worlds.search.mapped import MappedFolder
+from trailnotes_worlds.search.mapped import MappedFolder, get_rebuild_hint
 from trailnotes_worlds.webshop.products import Facet, GoalKind, Product, from_record
 
 KIND, VERSION = "webshop catalogue", 1
@@ -41,7 +41,7 @@ _REQUIRED_META = {"name": str, "products": int, "bytes": int, "sha256": dict}  #
 
 
 class Catalogue:
-    """The products of one shop. Open it with `Catalogue.open`; threads and processes may share it.
+    """Products of one shop. Open it with `Catalogue.open`; threads and processes may share it.
 
     ::
 
@@ -65,27 +65,24 @@ class Catalogue:
         Raises:
             ConfigError: it is none, of another version, or a file of it was cut or replaced.
         """
-        files = MappedFolder(Path(path), KIND, VERSION, _REQUIRED_META)
-        if files.meta["bytes"] <= _MAX_EAGER_HASH_BYTES:
-            _validate_hashes(files)
-        return cls(files)
+        catalogue = cls(MappedFolder(Path(path), KIND, VERSION, _REQUIRED_META))
+        if catalogue.meta["bytes"] <= _MAX_EAGER_HASH_BYTES:
+            catalogue.verify()
+        return catalogue
 
     @property
     def name(self) -> str:
-        """A hash of all products: the same name, the same shop."""
+        """Hash of all products: the same name is the same shop."""
         return str(self._files.meta["name"])
 
     @property
     def folder(self) -> Path:
-        """Where it lies."""
+        """Folder of the catalogue."""
         return self._files.folder
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """What ``meta.json`` says, among it ``left_out``: reason -> number of records.
-
-        And ``counts``: products of each department, instructions of each kind.
-        """
+        """Contents of ``meta.json``: ``left_out``, reason -> records, ``counts`` by department and instruction kind."""
         return self._files.meta
 
     def __len__(self) -> int:
@@ -104,7 +101,7 @@ class Catalogue:
         return self.at(place)
 
     def at(self, place: int) -> Product:
-        """The product at a place, counted from 0 in the order of the import.
+        """Return the product at a place, from 0 in the order of the import.
 
         Raises:
             IndexError: there is no such place.
@@ -115,41 +112,39 @@ class Catalogue:
         return self._cached(place)
 
     def search(self, query: str, limit: int = 50) -> list[str]:
-        """The asins of the products that a bag of words finds, best first."""
+        """Search by a bag of words and list the asins of the products found, best first."""
         return [asin for asin, _ in self._index.search(query, limit)]
 
     def find_by_facet(self, facet: Facet, value: str) -> list[str]:
-        """The asins of all products with exactly this attribute, of this department, or found by this query.
+        """List the asins of all products with exactly this attribute, department or query, in the order of the import.
 
-        In the order of the import: what the original's ``<a>``, ``<c>`` and ``<q>`` searches give.
+        The original's ``<a>``, ``<c>`` and ``<q>`` searches find the same.
         """
         return self._facets.find_by_term(facet_term(facet, value))
 
     def iter_by_goal_kind(self, kinds: Iterable[GoalKind]) -> Iterator[Product]:
-        """The products with an instruction of one of these kinds, in the order of the import.
+        """Iterate over the products with an instruction of one of these kinds, in the order of the import.
 
-        No other is decoded, and in a large shop few have one.
+        It decodes no other product, and in a large shop few have an instruction.
         """
         marks = [f'"kind":"{kind}"'.encode() for kind in kinds]  # in a text, quotes are escaped
         lines = map(self._read_line, range(len(self)))
-        return (_decode_product(line) for line in lines if any(mark in line for mark in marks))
+        return (from_record(parse_json(line)) for line in lines if any(mark in line for mark in marks))
 
     def verify(self) -> None:
-        """Read every file and compare it with its hash.
-
-        Raises:
-            ConfigError: one is not what was written.
-        """
-        _validate_hashes(self._files)
+        """Compare every file with its hash. Raises `ConfigError` for one that has changed."""
+        for name, digest in self.meta["sha256"].items():
+            if hash_file(self.folder / name) != digest:
+                raise ConfigError(f"{self.folder / name} is not what was written: {get_rebuild_hint(self.meta)}")
 
     def close(self) -> None:
-        """Close the files; what is asked for afterwards is a `ValueError`."""
+        """Close the files; any later access raises `ValueError`."""
         self._files.close()
         self._index.close()
         self._facets.close()
 
     def _read_product(self, place: int) -> Product:
-        return _decode_product(self._read_line(place))
+        return from_record(parse_json(self._read_line(place)))
 
     def _read_line(self, place: int) -> bytes:
         self._files.require_unchanged()
@@ -165,24 +160,13 @@ class Catalogue:
         return self._places[found] if found < len(self) and self._asins[found] == encoded else None
 
 
-def _decode_product(line: bytes) -> Product:
-    return from_record(parse_json(line))
-
-
 def facet_term(facet: Facet, value: str) -> str:
-    """The term under which `Catalogue.having` finds products."""
+    """Build the term under which `Catalogue.find_by_facet` finds products."""
     return f"{facet}:{value}"
 
 
-def _validate_hashes(files: MappedFolder) -> None:
-    for name, digest in files.meta["sha256"].items():
-        if hash_file(files.folder / name) != digest:
-            again = files.meta.get("again", "make it again")
-            raise ConfigError(f"{files.folder / name} is not what was written: {again}")
-
-
 def hash_file(path: Path) -> str:
-    """The SHA-256 of a file; "" if it cannot be read."""
+    """Compute the SHA-256 of a file; "" if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

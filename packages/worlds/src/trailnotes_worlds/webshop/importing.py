@@ -1,7 +1,7 @@
-"""From the files of the original to a catalogue: entry by entry, with a report of what is left out, and resumable.
+"""Import of the original's files into a catalogue: entry by entry, resumable, with a report of what it leaves out.
 
-Products are appended to a folder beside the final one, and every few thousand the state says how far the source was
-read and how much of the folder counts. Whatever ends the import, the same command goes on from there.
+It appends products to a folder beside the final one, and saves its state every few thousand. Whatever ends the import,
+the same command resumes from that state.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.storage.files import encode_line, open_no_follow, write_text_atomic
 from trailnotes.storage.parsing import parse_json
 from trailnotes_worlds.webshop.catalogue import PRODUCTS, REPORT, Catalogue
 from trailnotes_worlds.webshop.nouns import Tagger, make_noun_tagger
-from trailnotes_worlds.webshop.products import Instruction, Product, ProductError, parse_human, parse_product
+from trailnotes_worlds.webshop.products import Instruction, ProductError, parse_human, parse_product
 from trailnotes_worlds.webshop.reading import JsonEntry, read_entries
 from trailnotes_worlds.webshop.writing import encode_product, finalize_catalogue, require_free
 
 STATE_FILE = "state.json"
 SAVE_INTERVAL = 5000  # products between two states
 
-Progress = Callable[[str, float, float], None]  # (what is done, how far, of how much)
+Progress = Callable[[str, float, float], None]  # (stage, amount done, total)
 
 
 @dataclass(frozen=True)
 class SourceFiles:
-    """The files of an import; only that of the products is needed."""
+    """Source files of an import, of which only the products are required."""
 
     products: Path  # items_shuffle: a list, or a line each
     attributes: Path | None = None  # items_ins: asin -> attributes, and the synthetic instruction
@@ -43,11 +43,7 @@ class SourceFiles:
     order: Path | None = None  # human_goals: the texts of the human goals in the original's order
 
     def describe_files(self) -> dict[str, list[Any]]:
-        """Role -> name, size and time of change of its file.
-
-        Raises:
-            ConfigError: one of them is not there.
-        """
+        """Map each role to name, size and modification time of its file. Raises `ConfigError` if one is missing."""
         given = {role: path for role, path in asdict(self).items() if path is not None}
         try:
             stats = {role: path.stat() for role, path in given.items()}
@@ -58,11 +54,11 @@ class SourceFiles:
 
 @dataclass
 class ImportState:
-    """How far an import has come."""
+    """State of an import, saved and resumed."""
 
-    inputs: dict[str, Any]  # what it was begun with: another input begins anew
-    offset: int = 0  # bytes of the products' source that were read
-    entries: int = 0  # of them, good or bad
+    inputs: dict[str, Any]  # other inputs begin anew
+    offset: int = 0  # bytes read of the products' source
+    entries: int = 0  # read of it, good or bad
     products: int = 0
     product_bytes: int = 0
     report_bytes: int = 0
@@ -78,19 +74,19 @@ def import_catalogue(
     nouns: Tagger = "rules",
     progress: Progress | None = None,
 ) -> Catalogue:
-    """Make `folder` the catalogue of the first `limit` entries (None: all), and open it.
+    """Import a catalogue into a new folder, and open it.
 
     Args:
-        folder: is not there yet; what is interrupted waits beside it as ``.NAME.partial`` and is gone on with.
+        folder: new folder; an interrupted import waits beside it as ``.NAME.partial`` and is resumed.
         sources: files of the original, or of the 1,000-product index.
-        limit: how many entries of the source to read.
-        nouns: who finds the noun tokens of titles.
-        progress: told of each stage how far it is.
+        limit: number of entries to read; None reads all.
+        nouns: tagger of the noun tokens of titles.
+        progress: called with stage, amount done and total.
 
     Raises:
         ConfigError: `folder` is taken, or a source is missing, cut off, no JSON, or of another kind.
         MissingExtraError: `nouns` is "spacy", which is not installed.
-        RunError: the disk is full, or another process imports into `folder`; what was done is kept.
+        RunError: the disk is full, or another process imports into `folder`; finished work is kept.
     """
     require_free(folder)
     inputs = {"sources": sources.describe_files(), "limit": limit, "nouns": nouns}
@@ -106,42 +102,33 @@ def import_catalogue(
             if not state.products:
                 faults = ", ".join(f"{count:,} x {reason}" for reason, count in sorted(state.left_out.items()))
                 raise ConfigError(f"{sources.products} holds no product: {faults or 'it is empty'}")
-            finalize_catalogue(aside, _build_meta(state), lambda done: tell("index", done, state.product_bytes))
+            facts = {"again": "import it again", **state.inputs, "entries": state.entries, "left_out": state.left_out}
+            facts["sources"] = {role: fact[:2] for role, fact in state.inputs["sources"].items()}
+            finalize_catalogue(aside, facts, lambda done: tell("index", done, state.product_bytes))
             aside.replace(folder)
-            (folder / STATE_FILE).unlink()  # no sooner: without it, what is aside would be read all over again
+            (folder / STATE_FILE).unlink()  # no sooner: without it, an interrupted import would begin anew
     except OSError as error:
-        raise RunError(
-            f"cannot write {error.filename or aside} ({error.strerror or error}): free space or fix the permissions, "
-            "then run the same command again: it goes on from here"
-        ) from error
+        fix = "free space or fix the permissions, then run the same command again: it goes on from here"
+        raise RunError(f"cannot write {error.filename or aside} ({error.strerror or error}): {fix}") from error
     return Catalogue.open(folder)
 
 
-def _build_meta(state: ImportState) -> dict[str, Any]:
-    inputs = dict(state.inputs)
-    sources = {role: fact[:2] for role, fact in inputs.pop("sources").items()}
-    counts = {"entries": state.entries, "left_out": state.left_out}
-    return {"again": "import it again", "sources": sources, **inputs, **counts}
-
-
 class _Importer:
-    """The reading half of an import."""
-
     def __init__(
         self, folder: Path, sources: SourceFiles, state: ImportState, tagger: Callable[[str], tuple[str, ...]]
     ) -> None:
         self._folder, self._sources, self._state, self._tagger = folder, sources, state, tagger
         self._left_out = Counter(state.left_out)
-        self._is_ordered = sources.order is not None  # human instructions have places in the original's order
+        self._is_ordered = sources.order is not None  # whether human instructions have places in the original's order
 
     def run(self, limit: int | None, tell: Progress) -> None:
         """Read on to the end of the products, or to the `limit`-th."""
         state, size = self._state, self._sources.products.stat().st_size
-        with (
-            _open_for_append(self._folder / PRODUCTS, state.product_bytes) as self._products,
-            _open_for_append(self._folder / REPORT, state.report_bytes) as self._report,
-        ):
-            self._asins = set(_iter_asins(self._folder / PRODUCTS))
+        with (self._folder / PRODUCTS).open("ab") as self._products, (self._folder / REPORT).open("ab") as self._report:
+            self._products.truncate(state.product_bytes)  # keep only the part that the state counts
+            self._report.truncate(state.report_bytes)
+            with (self._folder / PRODUCTS).open("rb") as file:  # an asin is the first field of its line
+                self._asins = {line[: line.index(b",")].partition(b":")[2].strip(b'"').decode() for line in file}
             self._read_other_sources(is_new=not state.entries)
             entries = read_entries(self._sources.products, state.offset)
             for entry in islice(entries, None if limit is None else limit - state.entries):
@@ -151,13 +138,13 @@ class _Importer:
                     self._save_state()
                     tell("read", state.entries if limit else entry.taken, limit or size)
             for asin, instructions in (self._humans or {}).items():
-                if asin not in self._asins:  # counted and not listed: what is missing is their product
+                if asin not in self._asins:  # counted and not listed: their product is missing, not they
                     self._left_out["instruction of no product"] += len(instructions)
             state.is_read = True
             self._save_state()
 
     def _read_other_sources(self, *, is_new: bool) -> None:
-        """What the other sources say of each asin; their faults are reported once."""
+        """Read the other sources by asin, and report their faults once."""
         self._attributes: dict[str, bytes] = {}  # as JSON, which is a fraction of the objects
         self._humans: dict[str, list[Instruction]] | None = None
         report = self._report_left_out if is_new else None
@@ -187,8 +174,16 @@ class _Importer:
         record = entry.value
         asin = record.get("asin") if isinstance(record, dict) else None
         asin = asin if isinstance(asin, str) else None
+        if isinstance(record, ValueError):
+            self._report_left_out("no JSON", asin, str(record))
+            return
+        if asin in self._asins:
+            self._report_left_out("asin twice", asin, "")
+            return
         try:
-            product = self._parse_entry(record, asin or "")
+            extra = json.loads(self._attributes.get(asin or "", b"{}"))
+            humans = None if self._humans is None else self._humans.get(asin or "", [])
+            product = parse_product(record, extra, humans, self._tagger)
         except ProductError as fault:
             self._report_left_out(fault.reason, asin, fault.detail)
             return
@@ -199,22 +194,12 @@ class _Importer:
             if self._is_ordered and item.kind == "human" and item.order is None:
                 self._report_left_out("instruction without a place in the order", asin, item.text)
 
-    def _parse_entry(self, record: Any, asin: str) -> Product:
-        if isinstance(record, ValueError):
-            raise ProductError("no JSON", str(record))
-        if asin in self._asins:
-            raise ProductError("asin twice")
-        extra = json.loads(self._attributes.get(asin, b"{}"))
-        humans = None if self._humans is None else self._humans.get(asin, [])
-        return parse_product(record, extra, humans, self._tagger)
-
     def _report_left_out(self, reason: str, asin: str | None, detail: str) -> None:
         self._left_out[reason] += 1
         entry = {"entry": self._state.entries, "asin": asin, "reason": reason, "detail": detail}
         self._report.write(encode_line(entry))
 
     def _save_state(self) -> None:
-        """Make what was read until here count."""
         for file in (self._products, self._report):
             file.flush()
             os.fsync(file.fileno())
@@ -224,7 +209,7 @@ class _Importer:
 
 
 def _load_state(folder: Path, inputs: dict[str, Any]) -> ImportState:
-    """The state of an import of the same inputs; a new one, where there is none."""
+
     inputs = json.loads(json.dumps(inputs))
     try:
         state = ImportState(**parse_json((folder / STATE_FILE).read_bytes()))
@@ -235,7 +220,7 @@ def _load_state(folder: Path, inputs: dict[str, Any]) -> ImportState:
 
 @contextmanager
 def _lock_folder(folder: Path, aside: Path) -> Iterator[None]:
-    """Hold the lock of `folder`, a file beside it, which stays as long as `aside` waits to be gone on with."""
+    """Hold the lock of `folder`, a file beside it, which stays as long as `aside` waits to be resumed."""
     lock = folder.with_name(f".{folder.name}.lock")
     with os.fdopen(open_no_follow(lock), "w") as held:
         try:
@@ -250,28 +235,13 @@ def _lock_folder(folder: Path, aside: Path) -> Iterator[None]:
                 lock.unlink(missing_ok=True)
 
 
-@contextmanager
-def _open_for_append(path: Path, length: int) -> Iterator[IO[bytes]]:
-    """A file to go on with after its first `length` bytes."""
-    with path.open("ab") as file:
-        file.truncate(length)
-        yield file
-
-
-def _iter_asins(path: Path) -> Iterator[str]:
-    """The asins of the products that were written: the first field of each line."""
-    with path.open("rb") as file:
-        for line in file:
-            yield line[: line.index(b",")].partition(b":")[2].strip(b'"').decode()
-
-
 def _require_entries(path: Path, found: Mapping[str, Any], option: str, wanted: str) -> None:
     if not found:
         raise ConfigError(f"no entry of {path} is one of {wanted}: give another file to --{option}, or leave it out")
 
 
 def _iter_human_entries(path: Path) -> Iterator[tuple[str, Any]]:
-    """(asin, instruction) for each of items_human_ins, or of the joined list that has a line for each."""
+    """Iterate over (asin, instruction) of items_human_ins, or of the joined list with a line for each."""
     for entry in read_entries(path):
         if entry.key is not None:
             for listed in entry.value if isinstance(entry.value, list) else [None]:  # an object is of items_ins
@@ -282,9 +252,9 @@ def _iter_human_entries(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _make_place_lookup(path: Path | None) -> Callable[[str], int | None]:
-    """Text of a human instruction -> its place in the original's order, which lists texts without most punctuation.
+    """Make a function from a human instruction to its place in the original's order, which lacks most punctuation.
 
-    Where several products share a text, they take its places one after the other.
+    Products that share a text take its places one after the other.
     """
     places: dict[str, deque[int]] = defaultdict(deque)
     for place, entry in enumerate(read_entries(path)) if path else ():

@@ -1,8 +1,8 @@
-"""One product of the shop, and how it is read from the files of the original.
+"""Products of the shop, and their parser for the files of the original.
 
-The cleaning is that of `load_products` in WebShop's `web_agent_site/engine/engine.py`: option names in lower case,
-option values stripped, ``/`` as `` | ``, lower case; a price for each ``$``, two at most. What the original would
-crash on is a `ProductError` here, with a reason that an import can count.
+It cleans them as `load_products` in WebShop's `web_agent_site/engine/engine.py` does: option names in lower case,
+option values stripped, ``/`` as `` | ``, lower case; a price for each ``$``, two at most. Records that crash the
+original raise `ProductError` here, with a reason that an import can count.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Facet = Literal["attribute", "category", "query"]  # what products can be listed by
+Facet = Literal["attribute", "category", "query"]  # of `Catalogue.find_by_facet`
 GoalKind = Literal["human", "synthetic"]
 
-DEFAULT_PRICE = 100.0  # dollars: what the original asks for a product without a listed price
+DEFAULT_PRICE = 100.0  # dollars: the price of the original for a product without one
 CATEGORIES = ("beauty", "electronics", "fashion", "garden", "grocery")
 
 _ASIN = re.compile(r"[0-9A-Za-z_-]{1,10}")
@@ -26,9 +26,9 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """The raw material of goals: what a buyer of this product was told to find.
+    """Instruction to find a product, the raw material of goals.
 
-    A synthetic one is good for every combination of the product's options; a human one names its own.
+    A synthetic one applies to every combination of the product's options; a human one names its own.
     """
 
     kind: GoalKind
@@ -40,7 +40,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """What a buyer wrote; the published files hold none."""
+    """Review of a buyer; the published files hold none."""
 
     score: str
     title: str
@@ -49,7 +49,7 @@ class Review:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One product, cleaned. Texts are as listed but for control characters."""
+    """One product, cleaned. Its texts are as listed, without control characters."""
 
     asin: str
     title: str
@@ -69,14 +69,14 @@ class Product:
 
     @property
     def search_text(self) -> str:
-        """The text that is searched, word for word that of the original's `convert_product_file_format.py`."""
+        """Text to search in, word for word that of the original's `convert_product_file_format.py`."""
         options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in self.options)
         first = self.bullets[0] if self.bullets else ""
         return f"{self.title} {self.description} {first} {options}".lower()
 
 
 class ProductError(ValueError):
-    """A record that is no product. `reason` is one of a few that an import counts."""
+    """Record that is no product, with one of a few reasons that an import counts."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -89,16 +89,16 @@ def parse_product(
     humans: Sequence[Instruction] | None = None,
     nouns: Callable[[str], tuple[str, ...]] | None = None,
 ) -> Product:
-    """One entry of items_shuffle (or of the 1,000-product index, whose prices and texts are cleaned already).
+    """Parse one entry of items_shuffle, or of the 1,000-product index, whose prices and texts are cleaned already.
 
     Args:
-        record: the decoded JSON.
+        record: decoded JSON.
         extra: the product's entry in items_ins: attributes, and the synthetic instruction.
-        humans: human instructions; None takes those that the record holds itself.
-        nouns: title -> noun tokens; none are filled in without it.
+        humans: human instructions; None takes those of the record.
+        nouns: title -> noun tokens; None leaves them out.
 
     Raises:
-        ProductError: what makes it no product.
+        ProductError: the record is no product.
     """
     if not isinstance(record, dict):
         raise ProductError("not an object")
@@ -109,6 +109,8 @@ def parse_product(
     prices = parse_prices(record.get("pricing"))
     extra = {} if extra is None else extra
     attributes = extra.get("attributes", record.get("Attributes", []))
+    rating = record.get("average_rating")
+    is_rated = isinstance(rating, str | int | float) and not isinstance(rating, bool)
     return Product(
         asin=asin,
         title=title,
@@ -121,18 +123,15 @@ def parse_product(
         category=_parse_text(record, "category"),
         categories=tuple(part.strip() for part in _parse_text(record, "product_category", "").split("\u203a")),
         query=_parse_text(record, "query").lower().strip(),
-        rating=_parse_rating(record.get("average_rating")),
+        rating=clean_text(str(rating)) if is_rated else "",
         reviews=_parse_reviews(record.get("Reviews") or []),
         nouns=nouns(title) if nouns else (),
-        instructions=(
-            *_parse_synthetic_instructions(extra),
-            *(_parse_human_instructions(record) if humans is None else humans),
-        ),
+        instructions=_parse_instructions(record, extra, humans),
     )
 
 
 def parse_prices(listed: Any) -> tuple[float, ...]:
-    """Dollars of ``"$1,299.00"``, ``"$10 to $20"``, or a list of numbers: none, one, or two.
+    """Parse ``"$1,299.00"``, ``"$10 to $20"``, or a list of numbers: none, one or two prices in dollars.
 
     Raises:
         ProductError: there is something, and it is no price.
@@ -142,7 +141,7 @@ def parse_prices(listed: Any) -> tuple[float, ...]:
     try:
         if isinstance(listed, str):
             prices = tuple(float(re.sub(r"[^\d.]", "", part)) for part in listed.split("$")[1:])
-        elif listed == [DEFAULT_PRICE]:  # what the original has put in place of none
+        elif listed == [DEFAULT_PRICE]:  # the original puts it in place of none
             return ()
         else:
             prices = tuple(float(price) for price in listed)
@@ -154,12 +153,12 @@ def parse_prices(listed: Any) -> tuple[float, ...]:
 
 
 def format_price(prices: Sequence[float]) -> str:
-    """The price as the shop shows it."""
+    """Format prices in dollars as the shop shows them."""
     return " to ".join(f"${price}" for price in prices or (DEFAULT_PRICE,))
 
 
 def parse_human(entry: Any) -> Instruction:
-    """One instruction of items_human_ins, or a line of the list joined with the order of goals, whose keys are shorter.
+    """Parse an instruction of items_human_ins, or of the list with the order of goals, whose keys are shorter.
 
     Raises:
         ProductError: it is no instruction.
@@ -176,7 +175,7 @@ def parse_human(entry: Any) -> Instruction:
 
 
 def clean_text(text: str) -> str:
-    """`text` with a space for each control character but tab and newline, and U+FFFD for half a surrogate pair."""
+    """Replace control characters but tab and newline by spaces, and halves of surrogate pairs by U+FFFD."""
     return _SURROGATE.sub("\ufffd", _CONTROL.sub(" ", text))
 
 
@@ -213,10 +212,6 @@ def _parse_options(record: Mapping[str, Any]) -> tuple[tuple[str, tuple[str, ...
     return tuple(options.items())
 
 
-def _parse_rating(value: Any) -> str:
-    return clean_text(str(value)) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
-
-
 def _parse_reviews(value: Any) -> tuple[Review, ...]:
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise ProductError("bad Reviews")
@@ -230,31 +225,28 @@ def _parse_reviews(value: Any) -> tuple[Review, ...]:
     )
 
 
-def _parse_synthetic_instructions(extra: Mapping[str, Any]) -> tuple[Instruction, ...]:
-    text = extra.get("instruction")
-    if text is None:
-        return ()
-    if not isinstance(text, str):
+def _parse_instructions(
+    record: Mapping[str, Any], extra: Mapping[str, Any], humans: Sequence[Instruction] | None
+) -> tuple[Instruction, ...]:
+    text, listed, found = extra.get("instruction"), record.get("instructions") or [], list[Instruction]()
+    if text is not None and not isinstance(text, str):
         raise ProductError("bad instruction")
-    attributes = _parse_texts(extra.get("instruction_attributes"), "bad instruction")
-    return (Instruction("synthetic", clean_text(text), attributes),)
-
-
-def _parse_human_instructions(record: Mapping[str, Any]) -> tuple[Instruction, ...]:
-    listed = record.get("instructions") or []
-    if not isinstance(listed, list):
+    if text is not None:
+        attributes = _parse_texts(extra.get("instruction_attributes"), "bad instruction")
+        found.append(Instruction("synthetic", clean_text(text), attributes))
+    if humans is None and not isinstance(listed, list):
         raise ProductError("bad instruction")
-    return tuple(map(parse_human, listed))
+    return (*found, *(map(parse_human, listed) if humans is None else humans))
 
 
 def to_record(product: Product) -> dict[str, Any]:
-    """`product` as `json` writes it, the asin first; `from_record` reads that back."""
+    """Convert a product to JSON values, the asin first; `from_record` reads them back."""
     record = {name: getattr(product, name) for name in Product.__slots__}  # `asdict` copies every text's tuple
     return record | {name: [asdict(item) for item in record[name]] for name in ("reviews", "instructions")}
 
 
 def from_record(record: Mapping[str, Any]) -> Product:
-    """The product of `to_record`."""
+    """Read the product of `to_record`."""
     fields: dict[str, Any] = dict(record)
     for name in ("bullets", "attributes", "prices", "categories", "nouns"):
         fields[name] = tuple(fields[name])

@@ -1,7 +1,6 @@
-"""JSON of any size, entry by entry: a list, an object, or a line for each entry; plain or gzipped.
+"""Streaming JSON of any size, entry by entry: a list, an object, or a line for each entry; plain or gzipped.
 
-Nothing but the entry at hand is in memory, and each comes with the byte at which the next one begins, so that reading
-can go on there.
+Memory holds one entry at a time. Each comes with the byte at which the next one begins, where reading can resume.
 """
 
 from __future__ import annotations
@@ -17,30 +16,26 @@ from typing import Any, BinaryIO, NamedTuple, cast
 from trailnotes.errors import ConfigError
 from trailnotes.storage.parsing import parse_json, parse_json_at
 
-MAX_ENTRY = 1 << 26  # characters: what does not end before is no entry
+MAX_ENTRY = 1 << 26  # characters
 
 _CHUNK = 1 << 20  # bytes
 _WHITE_SPACE = " \t\r\n"
 
-_Found = tuple[str | None, Any, int]  # key, value and end of an `Entry`
+_Found = tuple[str | None, Any, int]  # key, value and end of a `JsonEntry`
 
 
 class JsonEntry(NamedTuple):
-    """One entry of a file."""
+    """One entry of a JSON file."""
 
     key: str | None  # in an object
-    value: Any  # decoded; a `ValueError` where a line is no JSON
+    value: Any  # decoded; a `ValueError` for a line that is no JSON
     end: int  # bytes before the next one, of the unpacked file
-    taken: int  # bytes of the file as it lies that were read so far
+    taken: int  # bytes read so far, of the file on disk
 
 
 @contextmanager
 def _open_source(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """(what is read, the file as it lies): two only if the name ends in ``.gz``, which is unpacked.
 
-    Raises:
-        ConfigError: it cannot be read.
-    """
     try:
         file = path.open("rb")
     except OSError as error:
@@ -54,9 +49,11 @@ def _open_source(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
 
 
 def read_entries(path: Path, start: int = 0) -> Iterator[JsonEntry]:
-    """The entries of a file, from the byte `start` on, which is 0 or the `end` of one of them.
+    """Iterate over the elements of a list, the values of an object with their keys, or the lines of any other file.
 
-    A list gives its elements and an object its values, each with its key; anything else is read line by line.
+    Args:
+        path: the file.
+        start: byte to begin at: 0, or the `end` of an entry.
 
     Raises:
         ConfigError: the file cannot be read, is cut off, is no JSON where it ends an entry, or goes on after its end.
@@ -65,9 +62,8 @@ def read_entries(path: Path, start: int = 0) -> Iterator[JsonEntry]:
         with _open_source(path) as (file, packed):
             opening = _detect_opening(file)
             if opening:
-                found = _JsonStream(path, file, start or 1 + _count_leading_space(file)).iter_entries(
-                    opening, first=not start
-                )
+                stream = _JsonStream(path, file, start or 1 + _count_leading_space(file))
+                found = stream.iter_entries(opening, first=not start)
             else:
                 found = _iter_lines(file, start)
             for key, value, end in found:
@@ -79,14 +75,13 @@ def read_entries(path: Path, start: int = 0) -> Iterator[JsonEntry]:
 
 
 def _count_leading_space(file: BinaryIO) -> int:
-    """Bytes of white space (and of a byte order mark) before the first character."""
     file.seek(0)
     head = file.read(_CHUNK)
     return len(head) - len(head.removeprefix(codecs.BOM_UTF8).lstrip())
 
 
 def _detect_opening(file: BinaryIO) -> str:
-    """``[`` or ``{`` if all entries are in one list or object; "" where each has a line.
+    """Return ``[`` or ``{`` if all entries are in one list or object; "" if each has a line.
 
     The first object of many has a plain first value (its asin, its name); one object for all has objects or lists.
     """
@@ -123,8 +118,6 @@ def _iter_lines(file: BinaryIO, start: int) -> Iterator[_Found]:
 
 
 class _JsonStream:
-    """The part of a file that is being decoded, and where it stands."""
-
     def __init__(self, path: Path, file: BinaryIO, start: int) -> None:
         self._path, self._file, self._start = path, file, start
         self._decode = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode
@@ -132,7 +125,7 @@ class _JsonStream:
         file.seek(start)
 
     def iter_entries(self, opening: str, *, first: bool) -> Iterator[_Found]:
-        """What follows, up to the closing bracket; `first` if no entry was read before."""
+        """Iterate up to the closing bracket; `first`: no entry was read before."""
         closing = "]" if opening == "[" else "}"
         while (character := self._peek_character()) != closing:
             if not first:
@@ -147,9 +140,6 @@ class _JsonStream:
             self._counted = self._place
             yield key if key is None else str(key), value, self._start
         self._place += 1
-        self._expect_end()
-
-    def _expect_end(self) -> None:
         while True:
             self._place = self._counted = _skip(self._text, self._place)
             if self._place < len(self._text):
@@ -158,7 +148,7 @@ class _JsonStream:
                 return
 
     def _peek_character(self) -> str:
-        """The next character that is no space, not consumed."""
+        """Return the next character that is no space, without consuming it."""
         while True:
             self._place = _skip(self._text, self._place)
             if self._place < len(self._text):
@@ -183,12 +173,11 @@ class _JsonStream:
             except ValueError as error:
                 fault = str(error)
             if len(self._text) - self._place > MAX_ENTRY or not self._read_more():
-                raise ConfigError(
-                    f"{self._path} is cut off or no JSON in the entry after byte {self._start} ({fault}): get it again"
-                )
+                place = f"in the entry after byte {self._start} ({fault})"
+                raise ConfigError(f"{self._path} is cut off or no JSON {place}: get it again")
 
     def _read_more(self) -> bool:
-        """Forget what was counted and read on, twice as much each time: a long entry is decoded a few times only."""
+        """Drop the counted text and read on, twice as much each time: a long entry is decoded a few times only."""
         if self._ended:
             return False
         self._text, self._place, self._counted = self._text[self._counted :], self._place - self._counted, 0

@@ -1,4 +1,4 @@
-"""What a purchase is worth: the original's reward, each part of it told.
+"""Reward of a purchase: that of the original, with all of its parts.
 
     (attributes + options matched + [price is low enough]) / (attributes + options wanted + 1) x type
 
@@ -10,38 +10,32 @@ buying the very product with the very options does not always earn 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rapidfuzz.fuzz import token_set_ratio
 from rapidfuzz.utils import default_process
 
 from trailnotes_worlds.webshop.goals import Goal, draw_price
+from trailnotes_worlds.webshop.nouns import WORDS
 from trailnotes_worlds.webshop.products import Product
-from trailnotes_worlds.webshop.shop import ProductCatalogue, ShopState
+from trailnotes_worlds.webshop.shop import ShopState
+
+if TYPE_CHECKING:
+    from trailnotes_worlds.webshop.catalogue import Catalogue
 
 MATCH_THRESHOLD: Final = 85  # of 100; more is a match
 NO_NOUN_SIMILARITY: Final = 0.2  # similarity of titles where the wanted one has no noun
 _LATIN_1: Final = dict.fromkeys(range(128, 256))  # characters that thefuzz drops before it compares
 
-# The names that the original looks for, in its order: the first one found counts.
-_COLOR_NAMES: Final = """
-    alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo
-    caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream crystal
-    dark denim eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey heather indigo ivory
-    ivy khaki lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha multicolor
-    mushroom mustard natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal rust sand
-    sapphire seashell silver skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut
-    wheat white wine yellow
-"""
-COLORS: Final = tuple(_COLOR_NAMES.split())
+COLORS: Final = tuple(WORDS["colors"].split())
 
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """One purchase, judged."""
+    """Reward of one purchase and its parts."""
 
     total: float  # in [0, 1]
     num_attributes: int  # matched, of those wanted
@@ -53,30 +47,36 @@ class Reward:
     title_score: float  # share of the wanted title's nouns that the bought one has
 
 
-def judge_purchase(shelves: ProductCatalogue, goal: Goal, state: ShopState, seed: int) -> Reward:
-    """The reward of the product and the options of `state`, at the price that `seed` gives it."""
+def judge_purchase(shelves: Catalogue, goal: Goal, state: ShopState, seed: int) -> Reward:
+    """Compute the reward of the product and options in `state`, at the price that `seed` gives."""
     bought = shelves[state.asin]
     values = [value for _, value in state.options]
     return compute_reward(goal, shelves[goal.asin], bought, values, draw_price(bought, seed))
 
 
 def compute_reward(goal: Goal, wanted: Product, bought: Product, options: Iterable[str], price: float) -> Reward:
-    """The reward of a purchase.
+    """Compute the reward of a purchase.
 
     Args:
-        goal: what the instruction asked for.
+        goal: goal of the episode.
         wanted: the goal's product.
         bought: the product bought.
-        options: values that were chosen.
+        options: chosen values.
         price: of `bought`, in dollars.
     """
     num_attributes = sum(_has_attribute(bought, attribute) for attribute in goal.attributes)
-    num_options = _count_matched_options(list(options), goal.options)
+    values = [extract_color(value) for value in options]
+    num_options = sum(
+        any(compute_similarity(value, text) > MATCH_THRESHOLD for value in values)
+        for text in map(_format_wanted_option, goal.options)
+    )
     price_fits = price <= goal.price_upper
     same_query = bought.query == wanted.query
     same_categories = len({*bought.categories} & {*wanted.categories}) >= 2
-    title_score = _compute_title_score(wanted.nouns, bought.nouns)
-    factor = _compute_type_factor(same_query or same_categories, title_score)
+    shared = len({*wanted.nouns} & {*bought.nouns})  # once each; the nouns wanted count with repeats
+    title_score = shared / len(wanted.nouns) if wanted.nouns else NO_NOUN_SIMILARITY
+    related = same_query or same_categories or title_score > 0.2
+    factor = 0.0 if title_score == 0 else 0.1 if title_score < 0.1 else 1.0 if related else 0.5
     share = (num_attributes + num_options + price_fits) / (len(goal.attributes) + len(goal.options) + 1)
     return Reward(
         share * factor, num_attributes, num_options, price_fits, factor, same_query, same_categories, title_score
@@ -84,12 +84,12 @@ def compute_reward(goal: Goal, wanted: Product, bought: Product, options: Iterab
 
 
 def compute_similarity(one: str, other: str) -> int:
-    """The `token_set_ratio` of thefuzz, 0 to 100: a whole number, of what is left after its processing."""
+    """Compute the `token_set_ratio` of thefuzz, a whole number from 0 to 100."""
     return round(token_set_ratio(_normalize_text(one), _normalize_text(other)))
 
 
 def extract_color(text: str) -> str:
-    """The first colour whose name is anywhere in `text`; else `text`."""
+    """Find the first colour whose name is anywhere in `text`; else return `text`."""
     return next((color for color in COLORS if color in text), text)
 
 
@@ -99,24 +99,15 @@ def _normalize_text(text: str) -> str:
 
 
 def _has_attribute(product: Product, attribute: str) -> bool:
-    """Whether a product is said to have an attribute: by its hidden list, or word for word in its texts."""
+    """Whether a product has an attribute: by its hidden list, or word for word in its texts."""
     if any(compute_similarity(known, attribute) > MATCH_THRESHOLD for known in product.attributes):
         return True
     texts = (product.title, " ".join(product.bullets), product.description)
     return any(attribute in text.lower() for text in texts)
 
 
-def _count_matched_options(chosen: Sequence[str], wanted: Iterable[tuple[str, str]]) -> int:
-    """How many of the `wanted` (name, value) have a match among the `chosen` values."""
-    values = [extract_color(value) for value in chosen]
-    return sum(
-        any(compute_similarity(value, text) > MATCH_THRESHOLD for value in values)
-        for text in map(_format_wanted_option, wanted)
-    )
-
-
 def _format_wanted_option(option: tuple[str, str]) -> str:
-    """What is compared: of a human goal the value, of a synthetic one the pair, in which only a whole is a colour.
+    """Format an option for comparison: the value of a human goal, or the pair of a synthetic one or its exact colour.
 
     The pair as Python writes it, which is what thefuzz compares: a no-break space in a value becomes the letters xa0.
     """
@@ -124,16 +115,3 @@ def _format_wanted_option(option: tuple[str, str]) -> str:
     if not name:
         return extract_color(value)
     return next((color for color in COLORS if color in option), str(option))
-
-
-def _compute_title_score(wanted: Sequence[str], bought: Sequence[str]) -> float:
-    """Nouns shared, once each, over the nouns wanted, repeats included."""
-    return len({*wanted} & {*bought}) / len(wanted) if wanted else NO_NOUN_SIMILARITY
-
-
-def _compute_type_factor(related: bool, title_score: float) -> float:
-    if title_score == 0:
-        return 0.0
-    if title_score < 0.1:
-        return 0.1
-    return 1.0 if related or title_score > 0.2 else 0.5

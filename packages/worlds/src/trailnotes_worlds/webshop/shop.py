@@ -1,7 +1,7 @@
-"""The page machine: what each page holds, what can be done there, and where that leads.
+"""Page machine of the shop: the contents of each page, its actions, and their effects.
 
-One source for the text environment and for the site. A `State` is all that a visit is; `Shop` answers for it, and
-keeps nothing of it: `Shop.step` is a function of state and action.
+The text environment and the site share it. A `ShopState` is all that there is to a visit: `Shop` keeps nothing of it,
+and `Shop.step` is a function of state and action.
 
 Source: Yao et al. 2022, "WebShop: Towards Scalable Real-World Web Interaction with Grounded Language Agents" (arXiv
 2207.01206), and the text environment of its release (commit 64fa2a5), which ``compat = "original"`` follows to its
@@ -14,15 +14,18 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final, Literal, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, cast
 
 from trailnotes.seeds import derive_seed
 from trailnotes.types import replace_surrogates
-from trailnotes_worlds.webshop.products import Facet, GoalKind, Product
 from trailnotes_worlds.webshop.texts import Brackets, sanitize_text
+
+if TYPE_CHECKING:
+    from trailnotes_worlds.webshop.catalogue import Catalogue
+    from trailnotes_worlds.webshop.products import Facet, Product
 
 Compat = Literal["fixed", "original"]
 PageName = Literal["search", "results", "item", "description", "features", "reviews", "attributes", "done"]
@@ -37,56 +40,29 @@ _SUB_PAGES: Final = ("description", "features", "reviews", "attributes")
 _CATEGORY_SEPARATOR: Final = " \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK} "  # between a category and one within it
 _TENTHS: Final = re.compile(r"\.\d(?!\d)")
 _ACTION_PATTERN: Final = re.compile(r"\s*(\w+)\s*\[(.*)\]\s*", re.DOTALL)
-
-
-class ProductCatalogue(Protocol):
-    """What the shop needs of a catalogue; `Catalogue` is one."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Product]: ...
-
-    def __contains__(self, asin: object) -> bool: ...
-
-    def __getitem__(self, asin: str) -> Product: ...
-
-    def at(self, index: int) -> Product:
-        """By its place in the catalogue."""
-        ...
-
-    def search(self, query: str, limit: int = MAX_RESULTS) -> list[str]:
-        """The asins that fit best, the best one first."""
-        ...
-
-    def iter_by_goal_kind(self, kinds: Iterable[GoalKind]) -> Iterator[Product]:
-        """The products with an instruction of one of these kinds."""
-        ...
-
-    def find_by_facet(self, facet: Facet, value: str) -> list[str]:
-        """The asins with exactly this attribute, of this department, or found by this query."""
-        ...
+_FACETS: Final[Mapping[str, Facet]] = {"<a>": "attribute", "<c>": "category", "<q>": "query"}  # of the original
 
 
 @dataclass(frozen=True, slots=True)
 class ShopRules:
-    """How the shop behaves, and how much of a product it shows."""
+    """Rules of the shop and limits of the text that it shows."""
 
     compat: Compat = "fixed"
     products_per_page: int = 10
     products_shown: int = 0  # the first so many of each page, the others are left out; 0 = all
-    show_attributes: bool = False  # a page of what the reward judges hidden attributes by
+    show_attributes: bool = False  # a page of the hidden attributes that the reward judges
     max_title: int = 300  # characters of a title, an option or another short text; `MAX_LABEL_CHARS` at most
     max_text: int = 20_000  # characters of a description, or of all features, reviews or option values
 
     @property
     def brackets(self) -> Brackets:
-        """How product text may write square brackets."""
+        """Rule for square brackets in product text."""
         return "round" if self.compat == "fixed" else "markers"
 
 
 @dataclass(frozen=True, slots=True)
 class ShopState:
-    """A visit: which page, and what led there."""
+    """State of a visit: its page, and the choices that led there."""
 
     page: PageName = "search"
     query: str = ""  # searched last, in lower case
@@ -101,40 +77,38 @@ class PageElement(NamedTuple):
 
     kind: PartKind
     text: str  # cleaned, as shown
-    target: str = ""  # what click[...] says, in lower case; "" for what cannot be clicked
+    target: str = ""  # argument of click[...], in lower case; "" if it cannot be clicked
     clicked: bool = False  # an option that is chosen, a product that was looked at
     option: tuple[str, str] | None = None  # name and value of an option
     asin: str = ""  # of a product
 
 
 class ShopTransition(NamedTuple):
-    """What an action led to."""
+    """Effect of an action."""
 
     state: ShopState
-    refused: str = ""  # why nothing was done; "" where something was
+    refused: str = ""  # why the action did nothing; "" if it did something
 
 
 class Shop:
-    """A catalogue behind pages. Holds no visit: any number of them may share it, and threads may."""
+    """Pages of a catalogue. It holds no visit: any number of visits and threads may share it."""
 
-    def __init__(self, shelves: ProductCatalogue, rules: ShopRules = ShopRules()) -> None:
+    def __init__(self, shelves: Catalogue, rules: ShopRules = ShopRules()) -> None:
         self.shelves, self.rules = shelves, rules
         self._original = rules.compat == "original"
-        # A page is asked for by its offers, its text and the next action; results are by each page of them.
+        # The actions, the text and the next action ask for the same page; each page of results asks for all results.
         self._body: Callable[[ShopState], tuple[PageElement, ...]] = lru_cache(64)(self._build_body)
         self._found: Callable[[str], tuple[str, ...]] = lru_cache(512)(self._find_asins)
-
-    # -- what a page holds
 
     def list_elements(
         self, state: ShopState, instruction: str = "", score: float | None = None
     ) -> tuple[PageElement, ...]:
-        """The page of `state`, from the top down.
+        """List the elements of a page, from the top down.
 
         Args:
             state: of the visit.
-            instruction: shown where it is not "".
-            score: of the purchase; the original's last page tells it, ours does not.
+            instruction: shown unless it is "".
+            score: of the purchase; shown on the last page with compat "original" only.
         """
         told = [PageElement("text", "Instruction:"), PageElement("text", instruction)] if instruction else []
         if state.page == "search":
@@ -144,53 +118,47 @@ class Shop:
         return (*told, _make_button(BACK), *self._body(state))
 
     def list_actions(self, state: ShopState) -> tuple[str, ...]:
-        """What can be clicked now: ``click[...]`` each, in the original's order: buttons, products, options.
+        """List the ``click[...]`` actions of a page in the original's order: buttons, products, options.
 
-        On the search page there is nothing to click, and any ``search[...]`` can be said instead.
+        The search page has none; there any ``search[...]`` is an action.
         """
         parts = self._list_clickable(state)
         ordered = [p for p in parts if p.kind != "option"] + [p for p in parts if p.kind == "option"]
         return tuple(dict.fromkeys(f"click[{part.target}]" for part in ordered))
 
     def can_search(self, state: ShopState) -> bool:
-        """Whether ``search[...]`` does something here."""
+        """Whether ``search[...]`` does something on the page of `state`."""
         return self._original or state.page == "search"
 
     def results(self, state: ShopState) -> tuple[str, ...]:
-        """The asins on a results page."""
+        """List the asins on a results page."""
         first = (state.number - 1) * self.rules.products_per_page
         page = self._found(state.query)[first : first + self.rules.products_per_page]
         return page[: self.rules.products_shown] if self.rules.products_shown else page
 
     def num_found(self, state: ShopState) -> int:
-        """How many products the search of `state` has found, on all pages."""
+        """Count the products that the search of `state` has found, on all pages."""
         return len(self._found(state.query))
 
-    # -- what an action does
-
     def step(self, state: ShopState, action: str) -> ShopTransition:
-        """Take one action, of any text. What does not fit changes nothing, and the turn says why."""
+        """Take one action, any text. An action that does not fit changes nothing, and `refused` says why."""
         if len(action) > MAX_ACTION_CHARS:
             return ShopTransition(state, f"longer than {MAX_ACTION_CHARS} characters")
-        name, argument = self._parse_action(action)
-        if name == "search":
-            return self._open_results(state, argument)
+        if self._original:
+            name, argument = _parse_action_greedily(action)
+        elif match := _ACTION_PATTERN.fullmatch(action):
+            name, argument = match[1].lower(), " ".join(match[2].lower().split())
+        else:
+            name = argument = ""
         if name == "click":
             return self._click(state, argument)
-        return ShopTransition(state, "neither search[...] nor click[...]")
-
-    def _parse_action(self, action: str) -> tuple[str, str]:
-        if self._original:
-            return _parse_action_greedily(action)
-        match = _ACTION_PATTERN.fullmatch(action)
-        return (match[1].lower(), " ".join(match[2].lower().split())) if match else ("", "")
-
-    def _open_results(self, state: ShopState, query: str) -> ShopTransition:
+        if name != "search":
+            return ShopTransition(state, "neither search[...] nor click[...]")
         if not self.can_search(state):
             return ShopTransition(state, "no search bar on this page")
-        if not query:
+        if not argument:
             return ShopTransition(state, "an empty search")
-        return ShopTransition(ShopState("results", replace_surrogates(query), seen=state.seen))
+        return ShopTransition(ShopState("results", replace_surrogates(argument), seen=state.seen))
 
     def _click(self, state: ShopState, target: str) -> ShopTransition:
         matches = [part for part in self._list_clickable(state) if part.target == target]
@@ -200,15 +168,12 @@ class Shop:
         if button is None:
             assert matches[-1].option is not None
             name, value = matches[-1].option  # of equal texts the original sees the last one
-            return ShopTransition(
-                replace(state, page="item", options=tuple({**dict(state.options), name: value}.items()))
-            )
+            options = tuple({**dict(state.options), name: value}.items())
+            return ShopTransition(replace(state, page="item", options=options))
         if button.kind == "product":
             seen = state.seen if button.asin in state.seen else (*state.seen, button.asin)
             return ShopTransition(replace(state, page="item", asin=button.asin, seen=seen))
         return ShopTransition(_press_button(state, button.text))
-
-    # -- bodies of pages
 
     def _list_clickable(self, state: ShopState) -> list[PageElement]:
         if state.page in ("search", "done"):
@@ -216,7 +181,7 @@ class Shop:
         return [_make_button(BACK), *(part for part in self._body(state) if part.target)]
 
     def _build_body(self, state: ShopState) -> tuple[PageElement, ...]:
-        """All below "Back to Search"."""
+
         if state.page == "results":
             return tuple(self._iter_results(state))
         product = self.shelves[state.asin]
@@ -242,9 +207,8 @@ class Shop:
         chosen = dict(state.options)
         told = json.dumps(chosen)
         for name, values in product.options:
-            shown = [
-                value for value in (values if self._original else dict.fromkeys(values)) if (name, value) in labels
-            ]
+            each = values if self._original else dict.fromkeys(values)
+            shown = [value for value in each if (name, value) in labels]
             if shown or self._original:
                 yield PageElement("text", self._shorten(name))
             for value in shown:
@@ -261,7 +225,7 @@ class Shop:
         yield _make_button(BUY)
 
     def _label_options(self, product: Product, taken: set[str]) -> dict[tuple[str, str], str]:
-        """The text of each option value. Where ours would be that of another or of a button, its option is named."""
+        """Label each option value; with compat "fixed" by its option too, if the label would be ambiguous."""
         labels: dict[tuple[str, str], str] = {}
         left = self.rules.max_text
         for pair in dict.fromkeys((name, value) for name, values in product.options for value in values):
@@ -287,17 +251,15 @@ class Shop:
 
     def _iter_sub_page(self, state: ShopState, product: Product) -> Iterator[PageElement]:
         yield _make_button(PREV)
-        texts: list[str] = []
-        if state.page == "description":
-            texts = [product.description]
-        elif state.page == "features":
-            texts = list(product.bullets)
-        elif state.page == "reviews":
-            texts = [text for r in product.reviews for text in (f'"{r.title}"', r.score, r.body)]
-        elif state.page == "attributes":
-            texts = [*product.attributes, product.category, product.query, _CATEGORY_SEPARATOR.join(product.categories)]
+        path = _CATEGORY_SEPARATOR.join(product.categories)
+        texts = {
+            "description": [product.description],
+            "features": product.bullets,
+            "reviews": [text for r in product.reviews for text in (f'"{r.title}"', r.score, r.body)],
+            "attributes": [*product.attributes, product.category, product.query, path],
+        }
         left = self.rules.max_text
-        for text in texts:
+        for text in texts[state.page]:
             if left and (shown := sanitize_text(text, left, self.rules.brackets)):
                 left -= len(shown)
                 yield PageElement("text", shown)
@@ -316,21 +278,29 @@ class Shop:
         return (PageElement("text", text) for text in texts)
 
     def _format_price(self, product: Product) -> str:
-        """With its cents; the original has "$17.5"."""
-        return product.tag if self._original else _TENTHS.sub(r"\g<0>0", product.tag)
+        return product.tag if self._original else _TENTHS.sub(r"\g<0>0", product.tag)  # the original has "$17.5"
 
     def _shorten(self, text: str) -> str:
         return sanitize_text(text, self.rules.max_title, self.rules.brackets)
 
-    # -- finding
-
     def _find_asins(self, query: str) -> tuple[str, ...]:
-        special = _find_by_command(self.shelves, query) if self._original else None
-        return tuple(self.shelves.search(query, MAX_RESULTS) if special is None else special)
+        """Search for a query; with compat "original", some first words are commands.
+
+        For ``<r>`` the original draws anew for each page; here the query is the seed, so that a page stays the same.
+        Its text environment fails at ``<a>``, which only its site knows.
+        """
+        word, _, rest = query.partition(" ")
+        if self._original and word == "<r>":
+            rng, count = random.Random(derive_seed("webshop", query)), len(self.shelves)
+            return tuple(self.shelves.at(index).asin for index in rng.sample(range(count), min(MAX_RESULTS, count)))
+        if self._original and word in _FACETS:
+            value = rest.partition(" ")[0] if word == "<c>" else rest
+            return tuple(self.shelves.find_by_facet(_FACETS[word], value.strip()))
+        return tuple(self.shelves.search(query, MAX_RESULTS))
 
 
 def _parse_action_greedily(action: str) -> tuple[str, str]:
-    """The words before and within the last bracket of the first line, as the original's greedy pattern finds them."""
+    """Parse the words before and within the last bracket of the first line, as the original's greedy pattern does."""
     line = action.partition("\n")[0]
     end = line.rfind("]")
     start = line.rfind("[", 1, max(1, end - 1))
@@ -342,7 +312,6 @@ def _make_button(text: str) -> PageElement:
 
 
 def _press_button(state: ShopState, text: str) -> ShopState:
-    """Where a button leads."""
     if text == BACK:
         return ShopState()
     if text in (NEXT, PREV) and state.page == "results":
@@ -352,24 +321,3 @@ def _press_button(state: ShopState, text: str) -> ShopState:
     if text == PREV:
         return replace(state, page="item")
     return replace(state, page="done" if text == BUY else cast("PageName", text.lower()))
-
-
-# -- words that the original's search takes for commands
-
-_FACETS: Final[Mapping[str, Facet]] = {"<a>": "attribute", "<c>": "category", "<q>": "query"}
-
-
-def _find_by_command(shelves: ProductCatalogue, query: str) -> list[str] | None:
-    """The asins that such a word asks for; None where the query begins with none.
-
-    For ``<r>`` the original draws anew for each page; here the query is the seed, so that a page is what it was. Its
-    text environment fails at ``<a>``, which only its site knows.
-    """
-    word, _, rest = query.partition(" ")
-    if word == "<r>":
-        rng = random.Random(derive_seed("webshop", query))
-        return [shelves.at(index).asin for index in rng.sample(range(len(shelves)), min(MAX_RESULTS, len(shelves)))]
-    if word in _FACETS:
-        value = rest.partition(" ")[0] if word == "<c>" else rest
-        return shelves.find_by_facet(_FACETS[word], value.strip())
-    return None

@@ -1,7 +1,7 @@
-"""A catalogue of our own, so that the shop can be played with no download: generated from a seed, in five departments.
+"""Synthetic catalogue of five departments, generated from a seed: the shop needs no download.
 
-It has what makes real catalogues hard: options that multiply, ranges and missing prices, near-duplicates that differ in
-one attribute or in the price, and titles that name another kind of product than the one that is sold.
+It is as hard as a real catalogue: options that multiply, ranges and missing prices, near-duplicates that differ in one
+attribute or in the price, and titles that name another kind of product than the one that is sold.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import get_cache_dir, open_or_make
-from trailnotes_worlds.webshop import synthetic_words as words
+from trailnotes.storage.parsing import parse_toml
 from trailnotes_worlds.webshop.catalogue import VERSION, Catalogue
 from trailnotes_worlds.webshop.nouns import extract_nouns_by_rules
 from trailnotes_worlds.webshop.products import Instruction, Product, format_price
@@ -26,18 +26,16 @@ NUM_PRODUCTS = 1200
 GENERATOR_VERSION = 2  # of the generator: another one makes another shop
 
 _TWIN_SHARE, _MISLEADING_SHARE, _NO_PRICE_SHARE, _PRICE_RANGE_SHARE = 0.15, 0.08, 0.1, 0.2  # shares of the products
-_SYNTHETIC_GOAL_SHARE, _HUMAN_GOAL_SHARE = (
-    0.5,
-    0.35,
-)  # shares of the products with a synthetic instruction, with a human one
+_SYNTHETIC_GOAL_SHARE, _HUMAN_GOAL_SHARE = 0.5, 0.35  # shares of the products with an instruction of that kind
 
-_NUM_ASINS = math.prod(map(len, words.ASIN_WORDS))
+_WORDS = parse_toml(Path(__file__).with_name("synthetic.toml").read_text(encoding="utf-8"))
+_NUM_ASINS = math.prod(map(len, _WORDS["asin_words"]))
 _STRIDE = 63_287  # between neighbours: shares no factor with `_NUM_ASINS`, and changes every word
 
 
 @dataclass(frozen=True)
 class ProductKind:
-    """A kind of product, as `synthetic_words.KINDS` describes it."""
+    """Kind of products, as described in ``synthetic.toml``."""
 
     category: str
     path: tuple[str, ...]
@@ -49,20 +47,17 @@ class ProductKind:
 
 
 def open_catalogue(place: str | Path) -> Catalogue:
-    """The catalogue of a folder; ``"synthetic"`` is ours, made at its first use and kept in the user's cache.
+    """Open the catalogue of a folder; ``"synthetic"`` is generated at its first use and kept in the user's cache.
 
     Raises:
         ConfigError: as `Catalogue.open`.
-        RunError: ours cannot be written; set TRAILNOTES_CACHE to another folder.
+        RunError: the cache cannot be written; set TRAILNOTES_CACHE to another folder.
     """
     return open_synthetic() if str(place) == NAME else Catalogue.open(place)
 
 
 def open_synthetic(count: int = NUM_PRODUCTS, seed: int = 0) -> Catalogue:
-    """Our catalogue, from ``webshop`` in the user's cache, made if it is not there.
-
-    Raises as `open_catalogue`.
-    """
+    """Open the synthetic catalogue in the user's cache, generated if need be. Raises as `open_catalogue`."""
     folder = get_cache_dir("webshop") / f"{NAME}-{GENERATOR_VERSION}.{VERSION}-{count}-{seed}"
     facts = {"again": "delete its folder, and it is made again"}
     return open_or_make(
@@ -71,7 +66,7 @@ def open_synthetic(count: int = NUM_PRODUCTS, seed: int = 0) -> Catalogue:
 
 
 def make_products(count: int = NUM_PRODUCTS, seed: int = 0) -> list[Product]:
-    """The first `count` products of a seed: the same in every process, forever (see `RELEASE`)."""
+    """Generate the first `count` products of a seed, the same in every process."""
     rng = random.Random(derive_seed("webshop synthetic", GENERATOR_VERSION, seed))
     first = rng.randrange(_NUM_ASINS)
     numbers = range(first, first + count * _STRIDE, _STRIDE)
@@ -82,42 +77,28 @@ def make_products(count: int = NUM_PRODUCTS, seed: int = 0) -> list[Product]:
     order = list(range(sum(item.kind == "human" for product in products for item in product.instructions)))
     rng.shuffle(order)
     places = iter(order)
-    return [
-        replace(
-            product,
-            instructions=tuple(
-                replace(item, order=next(places)) if item.kind == "human" else item for item in product.instructions
-            ),
-        )
-        for product in products
-    ]
+    for i, product in enumerate(products):
+        items = (replace(item, order=next(places)) if item.kind == "human" else item for item in product.instructions)
+        products[i] = replace(product, instructions=tuple(items))
+    return products
 
 
 @cache
 def load_kinds() -> tuple[ProductKind, ...]:
-    """All kinds of products."""
-    lines = [[part.strip() for part in line.split("|")] for line in words.KINDS.strip().splitlines()]
+    """Parse all kinds of products of ``synthetic.toml``."""
+    lines = [[part.strip() for part in line.split("|")] for line in _WORDS["kinds"].strip().splitlines()]
     found = []
-    for (path, name, plural), (attributes, options, prices) in zip(lines[::2], lines[1::2], strict=True):
+    for (path, name, plural), (listed, options, prices) in zip(lines[::2], lines[1::2], strict=True):
         category, *rest = path.split(" > ")
-        low, high = prices.split("-")
-        axes = tuple(axis for axis in words.OPTIONS if axis in options)
-        found.append(
-            ProductKind(
-                category,
-                tuple(rest),
-                name,
-                plural,
-                tuple(attributes.split(", ")),
-                tuple(axis for axis in axes if axis != "size" or "shoe size" not in axes),
-                (int(low), int(high)),
-            )
-        )
+        low, high = map(int, prices.split("-"))
+        axes = tuple(axis for axis in _WORDS["options"] if axis in options)
+        axes = tuple(axis for axis in axes if axis != "size" or "shoe size" not in axes)
+        found.append(ProductKind(category, tuple(rest), name, plural, tuple(listed.split(", ")), axes, (low, high)))
     return tuple(found)
 
 
 def _iter_products(rng: random.Random) -> Iterator[Product]:
-    """Products without end: the departments in turn, and after some a twin."""
+
     while True:
         shelf = list(load_kinds())
         rng.shuffle(shelf)
@@ -129,14 +110,14 @@ def _iter_products(rng: random.Random) -> Iterator[Product]:
 
 
 def _make_product(kind: ProductKind, rng: random.Random) -> Product:
-    brand, series = rng.choice(words.BRANDS), rng.choice(words.SERIES)
+    brand, series = rng.choice(_WORDS["brands"]), rng.choice(_WORDS["series"])
     attributes = tuple(rng.sample(kind.attributes, rng.randint(2, min(4, len(kind.attributes)))))
     options = _make_options(kind, rng)
     prices = _draw_prices(kind, rng)
     return Product(
         asin="",
         title=_make_title(kind, brand, series, attributes, rng),
-        description=rng.choice(words.DESCRIPTION_TEMPLATES).format(
+        description=rng.choice(_WORDS["description_templates"]).format(
             Brand=brand, Series=series, kinds=kind.plural, first=attributes[0]
         ),
         bullets=_make_bullets(attributes, rng),
@@ -153,7 +134,7 @@ def _make_product(kind: ProductKind, rng: random.Random) -> Product:
 
 
 def _make_twin(product: Product, kind: ProductKind, rng: random.Random) -> Product:
-    """Nearly `product`: another price, and one attribute replaced by one that it lacks, everywhere but in the title."""
+    """Copy a product with another price and one attribute replaced, everywhere but in the title."""
     old = rng.choice(product.attributes)
     new = rng.choice([attribute for attribute in kind.attributes if attribute not in product.attributes])
     attributes = tuple(new if attribute == old else attribute for attribute in product.attributes)
@@ -170,9 +151,9 @@ def _make_twin(product: Product, kind: ProductKind, rng: random.Random) -> Produ
 
 
 def _make_asin(number: int) -> str:
-    """A word for each digit: a number that a small model reads and says in a few tokens."""
+    """Write a number with a word for each digit, which a small model reads and writes in a few tokens."""
     said = []
-    for each in words.ASIN_WORDS:
+    for each in _WORDS["asin_words"]:
         number, digit = divmod(number, len(each))
         said.append(each[digit])
     return "".join(said)
@@ -181,26 +162,24 @@ def _make_asin(number: int) -> str:
 def _make_title(kind: ProductKind, brand: str, series: str, attributes: tuple[str, ...], rng: random.Random) -> str:
     if rng.random() < _MISLEADING_SHARE:
         other = rng.choice([other for other in load_kinds() if other.path != kind.path])
-        form = rng.choice(words.MISLEADING_TITLES)
+        form: str = rng.choice(_WORDS["misleading_titles"])
         return form.format(Brand=brand, Series=series, Kind=kind.name.title(), Others=other.plural.title())
     named = ", ".join(attribute.title() for attribute in attributes[: rng.randint(1, 2)])
     return rng.choice((f"{brand} {series} {kind.name.title()}, {named}", f"{brand} {kind.name.title()} - {named}"))
 
 
 def _make_bullets(attributes: tuple[str, ...], rng: random.Random) -> tuple[str, ...]:
-    forms = rng.sample(words.BULLET_TEMPLATES, len(attributes))
-    told = [
-        form.format(Attribute=attribute.capitalize())
-        for form, attribute in zip(forms, rng.sample(attributes, len(attributes)), strict=True)
-    ]
-    return (*told, rng.choice(words.BULLET_ENDINGS))
+    forms = rng.sample(_WORDS["bullet_templates"], len(attributes))
+    pairs = zip(forms, rng.sample(attributes, len(attributes)), strict=True)
+    told = [form.format(Attribute=attribute.capitalize()) for form, attribute in pairs]
+    return (*told, rng.choice(_WORDS["bullet_endings"]))
 
 
 def _make_options(kind: ProductKind, rng: random.Random) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Some of what each axis offers, in its order; now and then an axis is left out."""
+
     options = []
     for axis in kind.options:
-        values = words.OPTIONS[axis]
+        values = _WORDS["options"][axis]
         chosen = set(rng.sample(values, rng.randint(2, min(5, len(values)))))
         if rng.random() < 0.85:
             options.append((axis, tuple(value for value in values if value in chosen)))
@@ -226,10 +205,9 @@ def _make_instructions(
     if rng.random() < _HUMAN_GOAL_SHARE:
         wanted = _sample_attributes(attributes, rng)[:2]
         chosen = tuple(rng.choice(values) for _, values in options if rng.random() < 0.7)
-        tail = rng.choice(words.OPTION_TEMPLATES).format(" and ".join(chosen)) if chosen else ""
-        wish = rng.choice(words.INSTRUCTION_TEMPLATES).format(
-            kinds=kind.plural, that=" and ".join(wanted), options=tail
-        )
+        tail = rng.choice(_WORDS["option_templates"]).format(" and ".join(chosen)) if chosen else ""
+        form = rng.choice(_WORDS["instruction_templates"])
+        wish = form.format(kinds=kind.plural, that=" and ".join(wanted), options=tail)
         found.append(Instruction("human", f"{wish}.", wanted, chosen))
     return tuple(found)
 

@@ -1,4 +1,4 @@
-"""Product text as a page shows it: one line, of bounded length, that cannot pass for a part of the page."""
+"""Product text for pages: one line, of bounded length, that cannot pass for a part of the page."""
 
 from __future__ import annotations
 
@@ -7,30 +7,28 @@ from typing import Final, Literal
 
 Brackets = Literal["round", "markers"]
 
-ELLIPSIS: Final = "…"  # ends what was cut
-# What the views put around buttons and between texts: whoever writes a product must not.
+ELLIPSIS: Final = "…"  # ends a text that was cut
+# Marks of the views around buttons and between texts, which product text must not contain.
 _MARKER: Final = re.compile(r"\[\s*((?:sep|(?:clicked )?button_?))\s*\]", re.IGNORECASE)
 _ROUND: Final = str.maketrans("[]", "()")
-# Format characters (Unicode's Cf), which are not seen but turn or join what is.
+# Format characters (Unicode's Cf): invisible, but they turn or join their neighbours.
 _INVISIBLE: Final = re.compile(
     "[\u00ad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff"
     "\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001345f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
     "\U000e0000-\U000e007f]"
 )
 _BREAKS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # control characters, halves of pairs
-_READ_AHEAD_FACTOR: Final = (
-    4  # characters read for each one shown: white space and invisible ones are dropped before the cut
-)
+_READ_AHEAD_FACTOR: Final = 4  # characters read for each one shown, since some are dropped before the cut
 
 
 def sanitize_text(text: str, limit: int, brackets: Brackets = "round") -> str:
-    """`text` fit to be shown: blanks joined, control and invisible characters dropped, cut to `limit` characters.
+    """Sanitize a text: join blanks, drop control and invisible characters, cut to `limit` characters.
 
     Args:
-        text: whatever a product says, of any length.
-        limit: characters that remain at most, the mark of a cut included.
+        text: product text of any length.
+        limit: characters at most, the mark of a cut included.
         brackets: "round" writes () for [], so that nothing looks like a button of any view; "markers" does so only for
-            [SEP], [button] and their like, and leaves others as the original shows them.
+            [SEP], [button] and the like, as the original shows other brackets.
     """
     head = text[: limit * _READ_AHEAD_FACTOR]
     if not head.isprintable():

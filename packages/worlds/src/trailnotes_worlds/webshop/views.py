@@ -1,6 +1,6 @@
-"""Pages in words: the original's two observations, and REMEMBERER's.
+"""Views, pages as text: the original's two observations, REMEMBERER's, and a short one.
 
-The texts are cleaned by the shop; a view only says what is a button and what has been clicked.
+The shop cleans the texts; a view only marks buttons and clicked options.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _ROUND: Final = str.maketrans("[]", "()")
 
 
 def render_text(parts: Iterable[PageElement]) -> str:
-    """All texts of a page in one line, with " [SEP] " between them."""
+    """Render a page as one line, with " [SEP] " between its texts."""
     return " [SEP] ".join(part.text for part in parts)
 
 
 def render_text_rich(parts: Iterable[PageElement]) -> str:
-    """A line for each text; buttons, products and options are marked, and what was chosen is told first."""
+    """Render a line for each text, with marks on buttons, products and options, and the chosen options first."""
     return _prepend_clicked(parts, "You have clicked {}.\n", _mark_rich)
 
 
 def render_rememberer(parts: Iterable[PageElement]) -> str:
-    """The shorter marks of REMEMBERER and ReAct: ``[x]`` can be clicked, ``[[x]]`` was; options stand in one line.
+    """Render the shorter marks of REMEMBERER and ReAct: ``[x]`` can be clicked, ``[[x]]`` was; options in one line.
 
     Source: Zhang et al. 2023, "Large Language Models Are Semi-Parametric Reinforcement Learning Agents" (arXiv
     2306.07929), its fork of WebShop (commit 3e13e51).
@@ -35,10 +35,7 @@ def render_rememberer(parts: Iterable[PageElement]) -> str:
 
 
 def render_short(parts: Iterable[PageElement]) -> str:
-    """For small models, ours: one line in lower case, as things are said in actions, without the usual buttons.
-
-    Of buttons only "next >" is told, which is not always there; what was chosen has a star.
-    """
+    """Render one line in lower case, as in actions, for small models: no button but "next >", a star on each choice."""
     told, joined = "", 0
     for part in parts:
         if part.kind == "button" and part.text != NEXT:
@@ -56,8 +53,7 @@ VIEWS: Mapping[str, Callable[[Iterable[PageElement]], str]] = MappingProxyType(
 
 
 def _prepend_clicked(parts: Iterable[PageElement], sentence: str, render: Callable[[PageElement], str]) -> str:
-    """Each chosen option goes before what was told so far, as in the original."""
-    head, body = "", ""
+    head, body = "", ""  # of the chosen options the last is first, as in the original
     for part in parts:
         if part.kind == "option" and part.clicked:
             head = sentence.format(part.text) + head

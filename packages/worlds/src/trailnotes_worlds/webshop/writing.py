@@ -1,4 +1,4 @@
-"""Writing a catalogue: its products are laid into a folder beside the final one, indexed, sealed and moved there."""
+"""Writer of catalogues: it puts the products into a folder beside the final one, indexes them and moves the folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,11 @@ Report = Callable[[int], None]
 
 
 def write_catalogue(folder: Path, products: Iterable[Product], facts: Mapping[str, Any] | None = None) -> Catalogue:
-    """Make `folder` the catalogue of `products`, whole or not at all, and open it.
+    """Write a catalogue, whole or not at all, and open it.
 
     Raises:
-        ConfigError: there is something in `folder`, or two products have one asin.
-        RunError: the disk is full or the place not writable.
+        ConfigError: `folder` is not empty, or two products have one asin.
+        RunError: the disk is full or not writable.
     """
     require_free(folder)
     try:
@@ -50,17 +50,13 @@ def write_catalogue(folder: Path, products: Iterable[Product], facts: Mapping[st
             finalize_catalogue(made, facts or {})
             made.replace(folder)
     except OSError as error:
-        raise RunError(
-            f"cannot write {folder} ({error.strerror or error}): free space or name another folder"
-        ) from error
+        why = error.strerror or error
+        raise RunError(f"cannot write {folder} ({why}): free space or name another folder") from error
     return Catalogue.open(folder)
 
 
 def require_free(folder: Path) -> None:
-    """Raise `ConfigError` if `folder` cannot become a catalogue: one is never written over.
-
-    Nor does it take the place of the working directory, which would be gone for whoever stands in it.
-    """
+    """Raise `ConfigError` if a folder is not empty, or is the working directory, which a catalogue must not replace."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there already: name another folder, or delete it first")
     if folder.exists() and folder.samefile("."):
@@ -68,14 +64,17 @@ def require_free(folder: Path) -> None:
 
 
 def encode_product(product: Product) -> bytes:
-    """The line of one product."""
+    """Encode a product as a line of JSON."""
     return json.dumps(to_record(product), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
 def finalize_catalogue(folder: Path, facts: Mapping[str, Any], progress: Report | None = None) -> None:
-    """Index the ``products.jsonl`` of `folder`, and write the ``meta.json`` that makes it a catalogue.
+    """Index the ``products.jsonl`` of a folder, and write its ``meta.json``.
 
-    `progress` is told how many bytes of the products are indexed.
+    Args:
+        folder: with ``products.jsonl``.
+        facts: further entries of ``meta.json``.
+        progress: called with the bytes of the products indexed so far.
 
     Raises:
         ConfigError: two products have one asin.
@@ -84,12 +83,19 @@ def finalize_catalogue(folder: Path, facts: Mapping[str, Any], progress: Report 
     offsets, asins, counts = [0], [], Counter[str]()
     for part in INDEX_FOLDERS:
         shutil.rmtree(folder / part, ignore_errors=True)
-    with IndexBuilder(folder / INDEX_FOLDERS[0]) as search, IndexBuilder(folder / INDEX_FOLDERS[1]) as facets:
-        for size, product in _iter_products(folder / PRODUCTS):
+    with (
+        IndexBuilder(folder / INDEX_FOLDERS[0]) as search,
+        IndexBuilder(folder / INDEX_FOLDERS[1]) as facets,
+        (folder / PRODUCTS).open("rb") as file,
+    ):
+        for line in file:
+            product = from_record(parse_json(line))
             asins.append(product.asin)
-            offsets.append(offsets[-1] + size)
+            offsets.append(offsets[-1] + len(line))
             search.add(product.asin, product.search_text)
-            facets.add_terms(product.asin, _iter_facet_terms(product))
+            terms = [facet_term("category", product.category), facet_term("query", product.query)]
+            terms += [facet_term("attribute", attribute) for attribute in dict.fromkeys(product.attributes)]
+            facets.add_terms(product.asin, terms)
             counts.update((product.category, *(f"{item.kind} instructions" for item in product.instructions)))
             if progress:
                 progress(offsets[-1])
@@ -98,11 +104,8 @@ def finalize_catalogue(folder: Path, facts: Mapping[str, Any], progress: Report 
     _write_arrays(folder, offsets, asins)
     (folder / REPORT).touch()
     own = [PRODUCTS, *ARRAYS]
-    names = [
-        *own,
-        REPORT,
-        *(str(path.relative_to(folder)) for part in INDEX_FOLDERS for path in sorted((folder / part).iterdir())),
-    ]
+    indexes = (path for part in INDEX_FOLDERS for path in sorted((folder / part).iterdir()))
+    names = [*own, REPORT, *(str(path.relative_to(folder)) for path in indexes)]
     hashes = {name: hash_file(folder / name) for name in names}
     facts = {
         "name": hashes[PRODUCTS][:16],
@@ -113,20 +116,6 @@ def finalize_catalogue(folder: Path, facts: Mapping[str, Any], progress: Report 
         **facts,
     }
     write_meta(folder, KIND, VERSION, own, facts)
-
-
-def _iter_products(path: Path) -> Iterator[tuple[int, Product]]:
-    """(bytes of its line, product) for each."""
-    with path.open("rb") as file:
-        for line in file:
-            yield len(line), from_record(parse_json(line))
-
-
-def _iter_facet_terms(product: Product) -> Iterator[str]:
-    yield facet_term("category", product.category)
-    yield facet_term("query", product.query)
-    for attribute in dict.fromkeys(product.attributes):
-        yield facet_term("attribute", attribute)
 
 
 def _write_arrays(folder: Path, offsets: list[int], asins: list[str]) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trailnotes_worlds.webshop.products import CATEGORIES
-from trailnotes_worlds.webshop.site.pictures import draw_picture
+from trailnotes_worlds.webshop.site.drawing import draw_picture
 
 HOSTILE = '"><script>alert(1)</script>'
 

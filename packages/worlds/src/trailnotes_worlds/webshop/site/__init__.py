@@ -1,1 +1,1 @@
-"""The shop for a person in a browser: the pages of the text environment, drawn from the same states."""
+"""Web site of the shop: the pages of the text environment for a person in a browser."""

@@ -1,8 +1,8 @@
-"""The site as an ASGI application: a few paths, forms that act, and pages drawn from the state of a visit.
+"""Web site of the shop as an ASGI application: a few paths, forms that act, and pages of the state of a visit.
 
-A form is answered by a redirect to the page that it led to, so that loading it again acts no second time. Each form
-says at which step of the visit its page was drawn: one from a page that is no longer current (a second click, another
-tab, the way back) does nothing, and says so.
+A redirect answers each form, so that a reload does not act again. Each form holds the step of the visit at which its
+page was drawn: a form from a page that is no longer current (a second click, another tab, the back button) does
+nothing, and the next page says so.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ UNRECORDED_NOTICE: Final = "This purchase could not be recorded; the terminal of
 
 @dataclass(frozen=True, slots=True)
 class SiteSettings:
-    """What may differ between two sites."""
+    """Settings of one site."""
 
     cookie: str = "trailnotes-shop"
     names: frozenset[str] | None = None  # hosts that it answers to; None for any
@@ -64,24 +64,24 @@ class SiteSettings:
 
 
 class Recorder(Protocol):
-    """Keeps what visitors did. It is asked in a thread, and never twice at once."""
+    """Recorder of purchases, called in a thread, and never twice at once."""
 
     def line(self, task: Task, actions: Sequence[str]) -> Mapping[str, Any]:
-        """The record of a visit that has ended in a purchase. Raises `TrailnotesError`."""
+        """Make the record of a visit that has ended in a purchase. Raises `TrailnotesError`."""
         ...
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Keep it, whole or not at all. Raises `TrailnotesError`."""
+        """Write a record, whole or not at all. Raises `TrailnotesError`."""
         ...
 
 
 class ShopSite:
-    """The handlers of one site. All that changes is in its sessions.
+    """Route handlers of one site. All state is in its sessions.
 
     Args:
         floor: the shop, its goals and its rules.
         settings: names and limits.
-        recorder: keeps the visits that end in a purchase; None keeps none.
+        recorder: records the visits that end in a purchase; None records none.
     """
 
     def __init__(self, floor: ShopService, settings: SiteSettings, recorder: Recorder | None = None) -> None:
@@ -90,25 +90,22 @@ class ShopSite:
         self._recorder = recorder
         self._recording = asyncio.Lock()
 
-    # -- pages
-
     async def welcome(self, request: Request) -> Response:
-        """The entrance. It begins no visit: a robot that only looks takes no room."""
+        """Show the entrance. It begins no visit: a robot that only looks takes no session."""
         return self._render_welcome(visiting=self._find_visit(request) is not None)
 
     async def shop(self, request: Request) -> Response:
-        """The page where the visit stands."""
+        """Show the current page of the visit."""
         visit = self._find_visit(request)
         if visit is None:
             return self._redirect("/")
         notice, visit.notice = visit.notice, ""
-        page, instruction = self.floor.build_page(visit), visit.instruction
-        return _render_page(
-            "shop", page=page, instruction=instruction, step=visit.step, notice=notice, longest=MAX_QUERY_CHARS
-        )
+        values: dict[str, Any] = {"page": self.floor.build_page(visit), "step": visit.step}
+        values["instruction"] = visit.instruction
+        return _render_page("shop", **values, notice=notice, longest=MAX_QUERY_CHARS)
 
     async def score(self, request: Request) -> Response:
-        """What the purchase was worth; the text environment says it to nobody but the learner."""
+        """Show the score of the purchase, which the text environment gives to the learner alone."""
         visit = self._find_visit(request)
         if visit is None:
             return self._redirect("/")
@@ -119,10 +116,8 @@ class ShopSite:
         instruction, only = visit.instruction, self.settings.only is not None
         return _render_page("score", score=score, step=visit.step, instruction=instruction, only=only, notice=notice)
 
-    # -- forms
-
     async def begin(self, request: Request) -> Response:
-        """A new visit, in the place of the one before."""
+        """Begin a new visit in place of the one before."""
         form = await _parse_form(request)
         goal = self.settings.only
         if goal is None and "goal" in form:
@@ -137,7 +132,7 @@ class ShopSite:
         return answer
 
     async def act(self, request: Request) -> Response:
-        """One step of the visit."""
+        """Take one step of the visit."""
         form = await _parse_form(request)
         visit = self._find_visit(request)
         if visit is None:
@@ -156,7 +151,7 @@ class ShopSite:
             return
         try:
             async with self._recording:
-                # To play a visit again takes long enough for the others to notice.
+                # Replaying a visit would block the other visitors.
                 await run_in_threadpool(lambda: recorder.write(recorder.line(visit.task, visit.actions)))
         except TrailnotesError as error:
             logger.warning("a purchase was not recorded: %s", error)
@@ -165,22 +160,19 @@ class ShopSite:
             visit.notice = UNRECORDED_NOTICE
             raise
 
-    # -- the rest
-
     async def style(self, _request: Request) -> Response:
-        """The one style sheet; its address changes with it."""
+        """Return the style sheet, whose address changes with it."""
         return _make_cached_response(STYLE, "text/css; charset=utf-8")
 
     async def icon(self, _request: Request) -> Response:
-        """The mark in the browser's tab."""
+        """Return the icon of the browser's tab."""
         return _make_cached_response(ICON, "image/svg+xml")
 
     async def handle_error(self, request: Request, error: Exception) -> Response:
-        """Errors are pages; what went wrong inside is told to the terminal, not to the visitor."""
+        """Show an error as a page; internal details go to the terminal, not to the visitor."""
         if isinstance(error, HTTPException):
-            return make_error_page(
-                error.status_code, error.detail, dict(error.headers or {}), self._get_home_path(request)
-            )
+            home = "/" if self._find_visit(request) is None else "/shop"
+            return make_error_page(error.status_code, error.detail, dict(error.headers or {}), home)
         if isinstance(error, TrailnotesError):
             logger.warning("%s", error)
             return make_error_page(503, "The shop's catalogue cannot be read any more; its terminal says why.")
@@ -189,26 +181,19 @@ class ShopSite:
     def _find_visit(self, request: Request) -> ShopVisit | None:
         return self.sessions.find(request.cookies.get(self.settings.cookie))
 
-    def _get_home_path(self, request: Request) -> str:
-        return "/" if self._find_visit(request) is None else "/shop"
-
     def _redirect(self, path: str) -> Response:
         return RedirectResponse(path, status_code=303, headers={"cache-control": "no-store"})
 
     def _render_welcome(self, *, visiting: bool, notice: str = "", status: int = 200) -> Response:
         floor, only = self.floor, self.settings.only is not None
         return _render_page(
-            "welcome", status, only=only, goals=len(floor.tasks), products=floor.num_products, split=floor.split,
+            "welcome", status, only=only, goals=len(floor.tasks), products=len(floor.shop.shelves), split=floor.split,
             compat=floor.shop.rules.compat, visiting=visiting, recorded=self._recorder is not None, notice=notice,
         )  # fmt: skip
 
 
 def make_app(floor: ShopService, settings: SiteSettings | None = None, recorder: Recorder | None = None) -> ASGIApp:
-    """The application that `serve` serves and the tests call.
-
-    Raises:
-        ValueError: limits that cannot work.
-    """
+    """Build the application of a site. Raises `ValueError` for limits that cannot work."""
     settings = settings or SiteSettings()
     site = ShopSite(floor, settings, recorder)
     routes: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
@@ -218,18 +203,14 @@ def make_app(floor: ShopService, settings: SiteSettings | None = None, recorder:
     ]  # fmt: skip
     app = Starlette(
         routes=[Route(path, endpoint, methods=[method]) for path, method, endpoint in routes],
-        exception_handlers={
-            HTTPException: site.handle_error,
-            TrailnotesError: site.handle_error,
-            Exception: site.handle_error,
-        },
+        exception_handlers=dict.fromkeys((HTTPException, TrailnotesError, Exception), site.handle_error),
     )
     app.router.redirect_slashes = False
     return SecurityMiddleware(app, settings.names, make_error_page)
 
 
 def make_error_page(status: int, text: str, headers: dict[str, str] | None = None, way: str = "/") -> Response:
-    """A page that says what is wrong, and where to go on."""
+    """Make a page that says what is wrong, with a link to go on."""
     heading = ERROR_HEADINGS.get(status, "That did not work")
     if status == 404:
         text = "The shop has no page of this address."
@@ -250,11 +231,7 @@ def _make_cached_response(text: str, media_type: str) -> Response:
 
 
 async def _parse_form(request: Request) -> dict[str, str]:
-    """The fields of a form, read within bounds; of a field that comes twice the last.
-
-    Raises:
-        HTTPException: it is none, too long, too slow, or has too many fields.
-    """
+    """Parse the fields of a form, the last of equal names; raise `HTTPException` if too long, slow or many."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     body = bytearray()
     try:
@@ -265,7 +242,7 @@ async def _parse_form(request: Request) -> dict[str, str]:
                     raise HTTPException(413, f"The shop reads {MAX_FORM_BYTES:,} bytes at once. Nothing was done.")
     except TimeoutError as error:
         raise HTTPException(408, "The form did not arrive in time. Nothing was done.") from error
-    except ClientDisconnect as error:  # nobody reads the answer, and the terminal need not hear of it
+    except ClientDisconnect as error:  # no reader is left, and the terminal need not hear of it
         raise HTTPException(400, "The form broke off. Nothing was done.") from error
     if body and kind != "application/x-www-form-urlencoded":
         raise HTTPException(415, "The shop reads forms as a browser sends them. Nothing was done.")
@@ -277,5 +254,5 @@ async def _parse_form(request: Request) -> dict[str, str]:
 
 
 def _parse_number(text: str) -> int | None:
-    """A number of the shop's own forms, from 0 up; None for anything else."""
+    """Parse a number of the shop's own forms, from 0 up; None for anything else."""
     return int(text) if len(text) <= 9 and text.isascii() and text.isdigit() else None

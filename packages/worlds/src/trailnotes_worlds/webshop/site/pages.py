@@ -1,28 +1,26 @@
-"""What a page shows, apart from how: the parts of the page machine, each put where a person looks for it."""
+"""Contents of the site's pages: the elements of the page machine, sorted by their place on a page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from trailnotes_worlds.webshop.shop import BACK, BUY, NEXT, PREV, SEARCH, PageElement, Shop, ShopState
 
 PageKind = Literal["search", "results", "item", "details", "done"]
 
 
-@dataclass(frozen=True, slots=True)
-class ActionButton:
-    """A button: the action that it sends, word for word that of the text environment, and what is written on it."""
+class ActionButton(NamedTuple):
+    """Button with its label and its action, word for word that of the text environment."""
 
     action: str
     label: str
     chosen: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ProductCard:
-    """A product among the results."""
+class ProductCard(NamedTuple):
+    """Product among the results."""
 
     offer: ActionButton
     asin: str
@@ -32,9 +30,8 @@ class ProductCard:
     seen: bool  # looked at since the search page
 
 
-@dataclass(frozen=True, slots=True)
-class ProductDetails:
-    """The product of an item page."""
+class ProductDetails(NamedTuple):
+    """Product of an item page."""
 
     asin: str
     department: str
@@ -45,7 +42,7 @@ class ProductDetails:
 
 @dataclass(frozen=True, slots=True)
 class SitePage:
-    """A page of the shop. Every offer of the state is somewhere on it."""
+    """Page of the shop, with every action of its state."""
 
     kind: PageKind
     title: str
@@ -62,12 +59,12 @@ class SitePage:
 
 
 def build_site_page(shop: Shop, state: ShopState, score: float | None = None) -> SitePage:
-    """The page of a state.
+    """Build the page of a state.
 
     Args:
         shop: the page machine.
         state: of the visit.
-        score: of the purchase, which the original's last page tells.
+        score: of the purchase, which the original's last page shows.
     """
     parts = shop.list_elements(state, score=score)
     texts = tuple(part.text for part in parts if part.kind == "text")
@@ -80,28 +77,27 @@ def build_site_page(shop: Shop, state: ShopState, score: float | None = None) ->
     moves = tuple(buttons.pop(name) for name in (BACK, PREV, NEXT) if name in buttons)
     if state.page == "results":
         first = (state.number - 1) * shop.rules.products_per_page + 1
-        return SitePage("results", texts[0], searchable, state.query, moves, tuple(_iter_cards(shop, parts)), first)
+        cards = tuple(
+            ProductCard(
+                ActionButton(f"click[{part.target}]", part.text), part.asin, shop.shelves[part.asin].category,
+                parts[place + 1].text, parts[place + 2].text, part.clicked,
+            )
+            for place, part in enumerate(parts) if part.kind == "product"  # its title and its price follow
+        )  # fmt: skip
+        return SitePage("results", texts[0], searchable, state.query, moves, cards, first)
     if state.page == "item":
         title, price, rating = texts[-3:]
         product = ProductDetails(state.asin, shop.shelves[state.asin].category, title, price, rating)
-        buy = buttons.pop(BUY)
-        options, more = tuple(_iter_options(parts)), tuple(buttons.values())
+        buy, options = buttons.pop(BUY), tuple(_iter_options(parts))
         return SitePage(
-            "item", title, searchable, state.query, moves, product=product, options=options, more=more, buy=buy
-        )
+            "item", title, searchable, state.query, moves, product=product, options=options,
+            more=tuple(buttons.values()), buy=buy,
+        )  # fmt: skip
     return SitePage("details", state.page.title(), searchable, state.query, moves, texts=texts)
 
 
-def _iter_cards(shop: Shop, parts: Sequence[PageElement]) -> Iterator[ProductCard]:
-    """A product is three parts: its asin, its title, its price."""
-    for place, part in enumerate(parts):
-        if part.kind == "product":
-            offer, department = ActionButton(f"click[{part.target}]", part.text), shop.shelves[part.asin].category
-            yield ProductCard(offer, part.asin, department, parts[place + 1].text, parts[place + 2].text, part.clicked)
-
-
 def _iter_options(parts: Sequence[PageElement]) -> Iterator[tuple[str, tuple[ActionButton, ...]]]:
-    """Each name stands before its values; one of which no value can be shown is left out."""
+    """Group the values that follow each name; leave out a name without values."""
     name, values = "", list[ActionButton]()
     for part in parts:
         if part.kind == "option":

@@ -1,4 +1,4 @@
-"""Who is in the shop: visits by secret name, bounded in number, gone when nobody has moved for a while."""
+"""Sessions of the shop's visitors by secret name: bounded in number, and expired after a while without a request."""
 
 from __future__ import annotations
 
@@ -6,26 +6,19 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class _Entry(Generic[T]):
-    value: T
-    seen: float  # seconds of the clock, when it was last asked for
-
-
 class SessionStore(Generic[T]):
-    """Values by random names of 256 bits, in the order in which they were last asked for.
+    """Values by random names of 256 bits, in the order of their last use.
 
-    A name that was not given out here, whether forged, expired or of another process, names nothing.
+    A name that this store did not give out, whether forged, expired or of another process, finds nothing.
 
     Args:
-        limit: how many are held; one more, and the one that has rested longest goes.
-        idle_s: seconds without a look after which one is gone.
+        limit: number of values; one more evicts the least recently used.
+        idle_s: seconds without use after which a value expires.
         clock: seconds, never running backwards.
     """
 
@@ -34,37 +27,36 @@ class SessionStore(Generic[T]):
             raise ValueError(f"sessions need limit >= 1 and idle_s > 0, got {limit} and {idle_s}")
         self.limit, self.idle_s = limit, idle_s
         self._clock = clock
-        self._entries: OrderedDict[str, _Entry[T]] = OrderedDict()
+        self._entries: OrderedDict[str, tuple[T, float]] = OrderedDict()  # name -> value and time of its last use
 
     def __len__(self) -> int:
         self._expire()
         return len(self._entries)
 
     def add(self, value: T) -> str:
-        """Hold `value`; returns the name that finds it."""
+        """Store a value and return the name that finds it."""
         self._expire()
         while len(self._entries) >= self.limit:
             self._entries.popitem(last=False)
         name = secrets.token_urlsafe(32)
-        self._entries[name] = _Entry(value, self._clock())
+        self._entries[name] = value, self._clock()
         return name
 
     def find(self, name: str | None) -> T | None:
-        """The value of a name, which thereby stays; None where there is none."""
+        """Find the value of a name and keep it from expiring; None if there is none."""
         self._expire()
-        entry = self._entries.get(name) if name else None
-        if entry is None or name is None:
+        if not name or name not in self._entries:
             return None
-        entry.seen = self._clock()
-        self._entries.move_to_end(name)
-        return entry.value
+        value, _ = self._entries.pop(name)
+        self._entries[name] = value, self._clock()
+        return value
 
     def remove(self, name: str | None) -> None:
-        """Forget a name; one that is not known is fine."""
+        """Forget a name, whether known or not."""
         if name:
             self._entries.pop(name, None)
 
     def _expire(self) -> None:
         oldest = self._clock() - self.idle_s
-        while self._entries and next(iter(self._entries.values())).seen <= oldest:
+        while self._entries and next(iter(self._entries.values()))[1] <= oldest:
             self._entries.popitem(last=False)

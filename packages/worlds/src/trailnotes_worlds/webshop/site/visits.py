@@ -1,10 +1,10 @@
-"""A visit: one person, one goal, and where in the shop they are; and the floor on which all visits go about."""
+"""Visits of the site: one person with one goal; and the service that plays and scores them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from trailnotes.types import Task
 from trailnotes_worlds.webshop.goals import NO_LIMIT, Goal, draw_price
@@ -16,25 +16,25 @@ from trailnotes_worlds.webshop.texts import sanitize_text
 MAX_VISIT_STEPS: Final = 200  # of one visit, so that none grows without end
 VISIT_OVER: Final = "You have bought something, and this visit is over: begin another."
 VISIT_FULL: Final = f"A visit has {MAX_VISIT_STEPS} steps at most, and this one has had them: begin another."
-_MAX_WANTED_CHARS: Final = 1_000  # characters of what was wanted
+_MAX_WANTED_CHARS: Final = 1_000  # characters of a wanted value
 _TYPE_FACTOR_WORDS: Final = {1.0: "the same", 0.5: "hardly the same", 0.1: "another", 0.0: "quite another"}
 _HEADINGS: Final = ((1.0, "Just what was wanted"), (0.5, "Nearly"), (1e-9, "Not quite"), (0.0, "Something else"))
 
 
 @dataclass(slots=True)
 class ShopVisit:
-    """What the site knows of one visitor."""
+    """State of one visitor's session."""
 
     task: Task
     goal: Goal
     instruction: str  # as shown
     state: ShopState = field(default_factory=ShopState)
-    actions: list[str] = field(default_factory=list)  # all that did something, as the text environment takes them
-    notice: str = ""  # told on the next page, once
+    actions: list[str] = field(default_factory=list)  # those that had an effect, as the text environment takes them
+    notice: str = ""  # shown on the next page, once
 
     @property
     def step(self) -> int:
-        """Actions so far; a form of an earlier page bears another number."""
+        """Number of actions so far, by which a form of an earlier page is known."""
         return len(self.actions)
 
     @property
@@ -43,9 +43,8 @@ class ShopVisit:
         return self.state.page == "done"
 
 
-@dataclass(frozen=True, slots=True)
-class ScorePart:
-    """A part of the score."""
+class ScorePart(NamedTuple):
+    """Part of the score."""
 
     name: str
     wanted: str
@@ -53,9 +52,8 @@ class ScorePart:
     met: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreReport:
-    """What a purchase was worth, and why."""
+class ScoreReport(NamedTuple):
+    """Score of a purchase, explained."""
 
     total: float  # 0..1
     heading: str
@@ -64,11 +62,11 @@ class ScoreReport:
 
 
 class ShopService:
-    """The shop with its goals. Keeps nothing of a visit.
+    """Shop with the goals of one split. It keeps nothing of a visit.
 
     Args:
-        shop: the page machine, that of the text environment.
-        tasks: of the environment, whose goals visitors are given; one or more, all of one split.
+        shop: page machine of the text environment.
+        tasks: tasks of the environment, one or more, all of one split.
     """
 
     def __init__(self, shop: Shop, tasks: Sequence[Task]) -> None:
@@ -76,28 +74,17 @@ class ShopService:
 
     @property
     def split(self) -> str:
-        """Of which the goals are."""
+        """Split of the goals."""
         return self.tasks[0].split
 
-    @property
-    def num_products(self) -> int:
-        """In the catalogue."""
-        return len(self.shop.shelves)
-
     def start_visit(self, number: int) -> ShopVisit:
-        """A fresh visit with the goal at this place of the split."""
-        task = self.tasks[number]
+        """Start a visit with the goal at this place of the split."""
+        task, rules = self.tasks[number], self.shop.rules
         goal = Goal.from_json(task.options)
-        return ShopVisit(
-            task, goal, sanitize_text(goal.instruction, self.shop.rules.max_text, self.shop.rules.brackets)
-        )
+        return ShopVisit(task, goal, sanitize_text(goal.instruction, rules.max_text, rules.brackets))
 
     def act(self, visit: ShopVisit, action: str) -> bool:
-        """Take one action; what cannot be done leaves the visit as it is, with a notice that says why.
-
-        Returns:
-            Whether something was done.
-        """
+        """Take one action and return whether it had an effect; if not, the visit gets a notice that says why."""
         if visit.has_bought or visit.step >= MAX_VISIT_STEPS:
             visit.notice = VISIT_OVER if visit.has_bought else VISIT_FULL
             return False
@@ -110,37 +97,29 @@ class ShopService:
         return True
 
     def build_page(self, visit: ShopVisit) -> SitePage:
-        """Where the visit stands."""
+        """Build the current page of a visit."""
         tells = visit.has_bought and self.shop.rules.compat == "original"
         return build_site_page(self.shop, visit.state, self.reward(visit).total if tells else None)
 
     def reward(self, visit: ShopVisit) -> Reward:
-        """What the purchase is worth, as the environment judges it."""
+        """Compute the reward of the purchase, as the environment does."""
         return judge_purchase(self.shop.shelves, visit.goal, visit.state, visit.task.seed)
 
     def score(self, visit: ShopVisit) -> ScoreReport | None:
-        """The reward in words; None before the purchase."""
+        """Explain the reward of the purchase; None before the purchase."""
         if not visit.has_bought:
             return None
-        wanted, bought = self.shop.shelves[visit.goal.asin], self.shop.shelves[visit.state.asin]
-        return _explain_reward(self.reward(visit), visit.goal, wanted.title, draw_price(bought, visit.task.seed))
+        reward, goal, title = self.reward(visit), visit.goal, self.shop.shelves[visit.goal.asin].title
+        price = draw_price(self.shop.shelves[visit.state.asin], visit.task.seed)
+        return _explain_reward(reward, goal, title, price)
 
 
 def _explain_reward(reward: Reward, goal: Goal, title: str, price: float) -> ScoreReport:
-    """The score of a reward.
-
-    Args:
-        reward: of the purchase.
-        goal: that it is judged by.
-        title: of the product that was meant.
-        price: that was paid, in dollars.
-    """
     wanted = len(goal.attributes), len(goal.options)
     found = reward.num_attributes, reward.num_options
     attributes = sanitize_text("; ".join(goal.attributes), _MAX_WANTED_CHARS)
-    options = sanitize_text(
-        "; ".join(f"{name}: {value}" if name else value for name, value in goal.options), _MAX_WANTED_CHARS
-    )
+    said = "; ".join(f"{name}: {value}" if name else value for name, value in goal.options)
+    options = sanitize_text(said, _MAX_WANTED_CHARS)
     limit = "any" if goal.price_upper == NO_LIMIT else f"${goal.price_upper:,.2f} at most"
     kind = f"{_TYPE_FACTOR_WORDS[reward.type_factor]} (times {reward.type_factor:g})"
     parts = (
