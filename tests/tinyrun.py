@@ -28,8 +28,8 @@ from trailnotes.errors import EnvError
 from trailnotes.runs.directory import RunDir
 from trailnotes.storage.files import read_jsonl
 from trailnotes.training.opening import open_run_with_pool
-from trailnotes.training.schedule import run_method
 from trailnotes.training.run import TrainingRun
+from trailnotes.training.schedule import run_method
 from trailnotes.types import Observation, Task
 
 TIMINGS = ("seconds", "update/seconds", "update/seconds_reference")

@@ -17,8 +17,7 @@ from trailnotes.config.model_schema import OPENAI_PREFIX, EndpointConfig
 from trailnotes.config.section import require_secret_free_url
 from trailnotes.endpoint import faults
 from trailnotes.endpoint.faults import RetryableError, extract_error_text
-from trailnotes.endpoint.keys import NO_KEY, load_api_key, redact_key
-from trailnotes.endpoint.wire import IDENTITY_HEADERS, make_response_hook
+from trailnotes.endpoint.wire import IDENTITY_HEADERS, NO_KEY, load_api_key, make_response_hook, redact_key
 from trailnotes.errors import ConfigError, MemoryStoreError, MissingExtraError, format_install_command
 from trailnotes.memory.schema import EMBEDDER_NAME
 from trailnotes.storage.parsing import parse_json

@@ -21,8 +21,7 @@ from trailnotes.endpoint.faults import (
     is_retryable,
     parse_retry_after,
 )
-from trailnotes.endpoint.keys import NO_KEY, load_api_key, redact_key
-from trailnotes.endpoint.wire import IDENTITY_HEADERS, make_async_response_hook
+from trailnotes.endpoint.wire import IDENTITY_HEADERS, NO_KEY, load_api_key, make_async_response_hook, redact_key
 from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, RunError, format_install_command
 from trailnotes.storage.files import append_jsonl, read_jsonl, split_after
 from trailnotes.storage.parsing import parse_json

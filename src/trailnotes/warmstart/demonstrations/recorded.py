@@ -54,7 +54,7 @@ class RecordedDemonstrator:
             trajectory = self.rng.choice(recorded.all_episodes)
             tips = self.build_praising_tips(trajectory, recorded)
         else:
-            plays_gold = recorded.gold and self.rng.random() >= warm.read
+            plays_gold = recorded.gold and self.rng.random() >= warm.p_explore
             trajectory = recorded.gold if recorded.gold and plays_gold else self.rng.choice(recorded.wandered)
             tips = self.build_failure_tips(recorded, trajectory) if self.rng.random() < 0.3 else ()
         return self.build_rows(trajectory, tips)

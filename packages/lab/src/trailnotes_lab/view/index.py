@@ -304,7 +304,7 @@ def _fingerprint(file: Path, end: int) -> str:
 
 def _connect(database: str) -> sqlite3.Connection:
     how: dict[str, Any] = {"isolation_level": None, "check_same_thread": False, "factory": BoundedConnection}
-    connection = sqlite3.connect(database, timeout=5.0, **how)
+    connection: sqlite3.Connection = sqlite3.connect(database, timeout=5.0, **how)
     try:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version not in {0, SCHEMA_VERSION} or find_unexpected(connection, _TABLES if version else ()):

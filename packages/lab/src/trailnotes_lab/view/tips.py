@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
-from trailnotes.memory.exchange import delete_tips, edit_tip, enable_tips, open_store, require_searchable, require_tip
+from trailnotes.memory.exchange import open_store, require_searchable, require_tip
 from trailnotes.memory.retrieval import load_file_embedder
 from trailnotes.memory.schema import MIGRATIONS, open_snapshot, read_rows, translate_errors
 from trailnotes.memory.scope import RETIREMENT_COLUMNS, Retirement

@@ -184,7 +184,7 @@ class WebShopDemonstrator:
         if self.rng.random() < warm.p_follow_tip:
             attempt, tips = self.play_with_tip(task)
         else:
-            attempt = self.play_carelessly(task) if self.rng.random() < warm.read else self.play_well(task)
+            attempt = self.play_carelessly(task) if self.rng.random() < warm.p_explore else self.play_well(task)
             others = self.play_failures(task, attempt) if self.rng.random() < 0.4 else ()
             tips = tuple(self.build_tip(other, other.worth) for other in others)
         if attempt is None:
@@ -232,7 +232,7 @@ class WebShopDemonstrator:
 
         The value of an answer is that of the example that it follows, else 0.
         """
-        obeys = self.rng.random() < self.config.warmstart.obey
+        obeys = self.rng.random() < self.config.warmstart.p_follow_tip
         play = self.rng.choice((self.play_perfectly, self.play_carelessly)) if obeys else self.play_well
         attempt = play(task)
         if attempt is None:
