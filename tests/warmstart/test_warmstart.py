@@ -92,7 +92,8 @@ def test_the_command_line_trains_the_config(tmp_path: Path, capsys: pytest.Captu
 def test_a_dry_run_takes_a_few_steps_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     taken = []
-    monkeypatch.setattr(module.SupervisedTrainer, "train_step", lambda self, batch, learn=module.SupervisedTrainer.train_step: (
+    learn = module.SupervisedTrainer.train_step
+    monkeypatch.setattr(module.SupervisedTrainer, "train_step", lambda self, batch: (
         taken.append(self.step), learn(self, batch))[1])  # fmt: skip
     report = dry_run(small_config(warmstart={"steps": 1234}), tmp_path / "model")
     assert [line.split()[0] for line in report.splitlines()[1:]] == ["time", "memory", "disk"]

@@ -85,8 +85,8 @@ class TaskTable(MemoryFile):
     def get_search_filter(self, namespace: str, scope: Scope, shared_split: str) -> TipFilter | None:
         """Return the filter of what a task searches in `scope` (family, env or all), its own tips included.
 
-        All splits may read the tips of `shared_split`. None where the task is unknown, or its own tips are not readable:
-        it then searches these alone.
+        All splits may read the tips of `shared_split`. None where the task is unknown, or its own tips are not
+        readable: it then searches these alone.
         """
         task = self.get_task_info(namespace)
         if task is None or namespace not in self._load_readable_tasks(task.split, shared_split):

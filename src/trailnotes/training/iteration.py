@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 class Iteration:
     """One iteration, which a method (algorithms/), a coroutine, carries to its end.
 
-    With `rollout.max_async_iterations` the part before `learning` runs while the learner works on earlier iterations; the block of
-    `learning` runs in order, iteration by iteration.
+    With `rollout.max_async_iterations` the part before `learning` runs while the learner works on earlier
+    iterations; the block of `learning` runs in order, iteration by iteration.
 
     Args:
         run: state beyond one iteration.
