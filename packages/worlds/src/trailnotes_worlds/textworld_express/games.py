@@ -94,10 +94,7 @@ def validate_params(names: Sequence[str], params: Mapping[str, int] | None) -> d
 
 
 def textworld_express_tasks(
-    split: str,
-    game: str | Sequence[str] = "coin",
-    params: Mapping[str, int] | None = None,
-    num_games: int = 100,
+    split: str, game: str | Sequence[str] = "coin", params: Mapping[str, int] | None = None, num_games: int = 100
 ) -> list[Task]:
     """The games of one split, family by family, in the order of their seeds.
 

@@ -61,10 +61,7 @@ class TaskSelection:
     def __post_init__(self) -> None:
         for kind in self.templates:
             require_choice("templates", kind, KINDS)
-        for key, value, known in (
-            ("protocol", self.protocol, PROTOCOLS),
-            ("train_set", self.train_set, TRAIN_SETS),
-        ):
+        for key, value, known in (("protocol", self.protocol, PROTOCOLS), ("train_set", self.train_set, TRAIN_SETS)):
             if value not in known:
                 raise ConfigError(f"env.options.{key} = {value!r} is unknown: use {' or '.join(map(repr, known))}")
 
