@@ -8,93 +8,31 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from trailnotes.envs.options import require_choice
 from trailnotes.errors import ConfigError
+from trailnotes.storage.parsing import parse_toml
 from trailnotes.types import Task
 
 SPLITS = ("train", "validation", "test")
 PROTOCOLS = ("paper", "simulator")
 MAX_STEPS = 30  # actions in an episode (paper)
 
-# name -> (id in the simulator's paper, number of variations), in the order of the ids
-_TASKS: dict[str, tuple[str, int]] = {
-    "boil": ("1-1", 30),
-    "melt": ("1-2", 30),
-    "freeze": ("1-3", 30),
-    "change-the-state-of-matter-of": ("1-4", 30),
-    "use-thermometer": ("2-1", 540),
-    "measure-melting-point-known-substance": ("2-2", 436),
-    "measure-melting-point-unknown-substance": ("2-3", 300),
-    "power-component": ("3-1", 20),
-    "power-component-renewable-vs-nonrenewable-energy": ("3-2", 20),
-    "test-conductivity": ("3-3", 900),
-    "test-conductivity-of-unknown-substances": ("3-4", 600),
-    "find-living-thing": ("4-1", 300),
-    "find-non-living-thing": ("4-2", 300),
-    "find-plant": ("4-3", 300),
-    "find-animal": ("4-4", 300),
-    "grow-plant": ("5-1", 126),
-    "grow-fruit": ("5-2", 126),
-    "chemistry-mix": ("6-1", 32),
-    "chemistry-mix-paint-secondary-color": ("6-2", 36),
-    "chemistry-mix-paint-tertiary-color": ("6-3", 36),
-    "lifespan-longest-lived": ("7-1", 125),
-    "lifespan-shortest-lived": ("7-2", 125),
-    "lifespan-longest-lived-then-shortest-lived": ("7-3", 125),
-    "identify-life-stages-1": ("8-1", 14),
-    "identify-life-stages-2": ("8-2", 10),
-    "inclined-plane-determine-angle": ("9-1", 168),
-    "inclined-plane-friction-named-surfaces": ("9-2", 1386),
-    "inclined-plane-friction-unnamed-surfaces": ("9-3", 162),
-    "mendelian-genetics-known-plant": ("10-1", 120),
-    "mendelian-genetics-unknown-plant": ("10-2", 480),
-}
-TASK_IDS: Mapping[str, str] = MappingProxyType({name: task_id for name, (task_id, _) in _TASKS.items()})
-NUM_VARIATIONS: Mapping[str, int] = MappingProxyType({name: num for name, (_, num) in _TASKS.items()})
-
-# The rows of the paper's table, in its order. Its text says that there are 19 tasks; the table has 18 rows, and the
-# averages printed below them are exactly those of the 18. The release lists step limits for six more (boil, melt,
-# freeze, change-the-state-of-matter-of, grow-plant, grow-fruit): which of them is the nineteenth is not known.
-PAPER_PANEL: tuple[str, ...] = (
-    "chemistry-mix",
-    "chemistry-mix-paint-secondary-color",
-    "chemistry-mix-paint-tertiary-color",
-    "find-animal",
-    "find-living-thing",
-    "find-non-living-thing",
-    "find-plant",
-    "identify-life-stages-1",
-    "identify-life-stages-2",
-    "lifespan-longest-lived",
-    "lifespan-longest-lived-then-shortest-lived",
-    "lifespan-shortest-lived",
-    "power-component",
-    "power-component-renewable-vs-nonrenewable-energy",
-    "test-conductivity",
-    "test-conductivity-of-unknown-substances",
-    "measure-melting-point-known-substance",
-    "use-thermometer",
-)
-
+_TABLE: dict[str, Any] = parse_toml(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+TASK_IDS: Mapping[str, str] = MappingProxyType({name: task_id for name, (task_id, _) in _TABLE["tasks"].items()})
+NUM_VARIATIONS: Mapping[str, int] = MappingProxyType({name: num for name, (_, num) in _TABLE["tasks"].items()})
+PAPER_PANEL: tuple[str, ...] = tuple(_TABLE["panel"])
 # Words that stand for several tasks where one may be named.
 TASK_GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"panel": PAPER_PANEL, "scienceworld-18": PAPER_PANEL, "all": tuple(_TASKS)}
+    {"panel": PAPER_PANEL, "scienceworld-18": PAPER_PANEL, "all": tuple(TASK_IDS)}
 )
 
 # Actions in an episode, as the release sets them for the 24 tasks that it lists; the six others keep 30.
 RELEASE_STEP_LIMITS: Mapping[str, int] = MappingProxyType(
-    {
-        **dict.fromkeys(_TASKS, MAX_STEPS),
-        "boil": 100,
-        "melt": 80,
-        "freeze": 80,
-        "change-the-state-of-matter-of": 80,
-        "measure-melting-point-known-substance": 120,
-        "grow-fruit": 60,
-        "chemistry-mix": 60,
-    }
+    {**dict.fromkeys(TASK_IDS, MAX_STEPS), **_TABLE["release_step_limits"]}
 )
 STEP_LIMITS = ("paper", "release")
 
@@ -112,13 +50,13 @@ def resolve_task(name: str) -> str:
         ConfigError: there is no such task; the text has the nearest.
     """
     wanted = str(name).strip().lower()
-    if wanted in _TASKS:
+    if wanted in TASK_IDS:
         return wanted
     by_id = {task_id: known for known, task_id in TASK_IDS.items()}
     if wanted in by_id:
         return by_id[wanted]
     raise ConfigError(
-        f"unknown ScienceWorld task {name!r}{_suggest_nearest(wanted, [*_TASKS, *TASK_GROUPS, *TASK_IDS.values()])}"
+        f"unknown ScienceWorld task {name!r}{_suggest_nearest(wanted, [*TASK_IDS, *TASK_GROUPS, *TASK_IDS.values()])}"
     )
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 
 from trailnotes.envs.options import require_choice, require_int
 from trailnotes.errors import ConfigError
+from trailnotes.storage.parsing import parse_toml
 from trailnotes.types import Task
 
 # Split -> the simulator's name of the fold, and its first seed. Each fold has objects, recipes or rules of its own.
@@ -19,46 +21,11 @@ FOLDS: Mapping[str, tuple[str, int]] = MappingProxyType(
     {"train": ("train", 0), "validation": ("dev", 10_000), "test": ("test", 20_000)}
 )
 NUM_SEEDS = 1000  # of each fold
-_SWITCH = range(2)
-
-# Settings of each game with what they may be, as the package documents them.
+# Game -> its settings -> the values that each may have.
 GAMES: Mapping[str, Mapping[str, range]] = MappingProxyType(
     {
-        "cookingworld": {
-            "numLocations": range(1, 12),
-            "numIngredients": range(1, 6),
-            "numDistractorItems": range(11),
-            "includeDoors": _SWITCH,
-            "limitInventorySize": _SWITCH,
-        },
-        "twc": {
-            "numLocations": range(1, 4),
-            "numItemsToPutAway": range(1, 11),
-            "includeDoors": _SWITCH,
-            "limitInventorySize": _SWITCH,
-        },
-        "coin": {
-            "numLocations": range(1, 12),
-            "numDistractorItems": range(11),
-            "includeDoors": _SWITCH,
-            "limitInventorySize": _SWITCH,
-        },
-        "mapreader": {
-            "numLocations": range(1, 51),
-            "maxDistanceApart": range(1, 9),
-            "maxDistractorItemsPerLocation": range(4),
-            "includeDoors": _SWITCH,
-            "limitInventorySize": _SWITCH,
-        },
-        "arithmetic": {},
-        "sorting": {},
-        "simonsays": {
-            "gameLength": range(1, 1001),
-            "numDistractors": range(6),
-            "memorization": _SWITCH,
-            "verbose": _SWITCH,
-        },
-        "peckingorder": {},
+        game: {key: range(least, most + 1) for key, (least, most) in settings.items()}
+        for game, settings in parse_toml(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
     }
 )
 
