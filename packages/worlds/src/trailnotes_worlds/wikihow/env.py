@@ -15,8 +15,7 @@ from typing import Any, Final
 from trailnotes.envs.options import require_choice, require_int, require_text_list, require_type
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import NO_OP, Observation, Task
-from trailnotes_worlds.wikihow.actions import FORMATS, parse_action
-from trailnotes_worlds.wikihow.app import AppState, WikiHowApp
+from trailnotes_worlds.wikihow.app import FORMATS, AppState, WikiHowApp, parse_action
 from trailnotes_worlds.wikihow.events import EventEngine, StepSignals
 from trailnotes_worlds.wikihow.goals import WikiHowGoal
 from trailnotes_worlds.wikihow.library import Library
