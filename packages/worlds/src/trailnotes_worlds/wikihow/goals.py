@@ -1,10 +1,10 @@
-"""Goals: what an agent is told to find in a library, and the task file that judges it.
+"""Goals: instructions to find pages in a library, and the task file that judges them.
 
-Five templates, known by the number behind the name of a task: 8 an article, 0 from it to the page that says why wikiHow
-can be trusted, 4 to the page of an author, 6 to that of a category (and from either to another article), 7 to the
-references. Each page that is reached is worth 1, once.
+The number behind the name of a task is its template: 8 an article, 0 from it to the page about trust in wikiHow, 4 to
+the page of an author, 6 to that of a category (and from either to another article), 7 to the references. Each page is
+worth 1, once.
 
-Source: the 10 public task files of X-LANCE/Mobile-Env (commit 976145e), whose sentences these are.
+Source: the sentences of the 10 public task files of X-LANCE/Mobile-Env (commit 976145e).
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ _STOPWORDS: Final = frozenset((
 
 @dataclass(frozen=True, slots=True)
 class WikiHowGoal:
-    """One goal."""
+    """Goal of an episode on generated task files."""
 
     template: Template
-    title: str  # of the article that is searched for
+    title: str  # of the article to search for
     slug: str  # its path
     name: str = ""  # of the author or the category
     path: str = ""  # of that page
-    then_title: str = ""  # of the article that is opened from there; "" for none
+    then_title: str = ""  # of a second article to open from there; "" for none
     then_slug: str = ""
 
     @property
     def id(self) -> str:
-        """Name and number, as task files are named."""
+        """Name and template number, as in the names of task files."""
         return f"{re.sub(r'[^a-z0-9]+', '_', self.title.lower()).strip('_')}-{TEMPLATE_NUMBERS[self.template]}"
 
     @property
     def kind(self) -> str:
-        """The template, and whether another article is opened after it."""
+        """Template, with "+article" for a second article."""
         return f"{self.template}+article" if self.then_slug else self.template
 
     @property
     def instructions(self) -> tuple[str, ...]:
-        """What is said, one after the other; the first one with the task."""
-        told = [f"Search an article to learn how to {self.title.lower()}.", _format_access(self.title)]
+        """Instructions in their order; the first one is the task itself."""
+        told = [f"Search an article to learn how to {self.title.lower()}.", f'Access the article "How to {self.title}"']
         if self.template == "about":
             told.append("Access the about page to learn why people trust wikihow.")
         elif self.template == "author":
@@ -59,18 +59,18 @@ class WikiHowGoal:
             told.append(f"Access the page of category {self.name}")
         elif self.template == "references":
             told.append("Check the reference list")
-        return (*told, _format_access(self.then_title)) if self.then_title else tuple(told)
+        return (*told, f'Access the article "How to {self.then_title}"') if self.then_title else tuple(told)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values; `from_json` takes them back."""
+        """Convert to JSON values for `from_json`."""
         return {name: value for name, value in asdict(self).items() if value}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> WikiHowGoal:
-        """A goal of its JSON.
+        """Read a goal from JSON values.
 
         Raises:
-            ValueError: it is none.
+            ValueError: they are no goal.
         """
         known = set(cls.__dataclass_fields__)
         if not {"template", "title", "slug"} <= set(values) <= known or values["template"] not in TEMPLATE_NUMBERS:
@@ -80,25 +80,18 @@ class WikiHowGoal:
         return cls(**values)
 
     def render_task_file(self) -> str:
-        """The task file."""
+        """Render the task file."""
         return "".join(_iter_file_lines(self))
 
 
 def extract_keywords(title: str) -> list[str]:
-    """The words of a title by which a search for it is known."""
+    """Extract the words of a title that identify a search for it."""
     found = [word for word in re.findall(r"\w+", title.lower()) if word not in _STOPWORDS]
     return found or re.findall(r"\w+", title.lower())
 
 
-def _format_access(title: str) -> str:
-    return f'Access the article "How to {title}"'
-
-
 def _iter_patterns(goal: WikiHowGoal) -> Iterator[str]:
-    """What the log says when each page is reached, in the order of the instructions.
-
-    Ours ends with the path: the public files take a path that only begins like the wanted one.
-    """
+    # Log lines of the wanted pages. Unlike those of the public files, a pattern does not match a longer path.
     host = r"https://www\.wikihow\.com/"
     words = "|".join(map(re.escape, extract_keywords(goal.title)))
     yield rf"\bmUrl is: {host}wikiHowTo\?search=.*\b({words})\b.*"
@@ -135,6 +128,6 @@ def _quote(text: str) -> str:
 def make_goal(
     template: Template, title: str, slug: str, name: str = "", then: tuple[str, str] = ("", "")
 ) -> WikiHowGoal:
-    """A goal; `name` is of the author or category that its template needs, `then` (title, slug) of a second article."""
+    """Make a goal; `name` is that of the template's author or category, `then` (title, slug) of a second article."""
     path = {"author": author_path, "category": category_path}.get(template, lambda _: "")(name)
     return WikiHowGoal(template, title, slug or make_slug(title), name, path, *then)

@@ -1,7 +1,7 @@
-"""From recorded pages of the real site to a library.
+"""Import of recorded pages of the real site into a library.
 
-The texts of wikiHow are not ours to give away (CC BY-NC-SA); who has the published archive, or pages of their own,
-makes a library of them here.
+The licence of wikiHow's texts (CC BY-NC-SA) does not let this package ship them; users import the published archive or
+pages of their own.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ Progress = Callable[[int, int], None]  # (pages read, of how many)
 
 _VERIFIED = {"E": "Expert Co-Authored", "Q": "Quality Tested"}
 _NOT_AUTHORS = ("", "Author Info")
-_MIN_INTRO_CHARS = 40  # characters: a shorter paragraph is no introduction
+_MIN_INTRO_CHARS = 40  # of a paragraph that may be an introduction
 
 
 def import_library(
     folder: Path, pages: Path, meta: Path | None = None, *, limit: int | None = None, progress: Progress | None = None
 ) -> Library:
-    """Make `folder` the library of the pages recorded in a folder, and open it.
+    """Write the library of recorded pages into `folder`, and open it.
 
     Args:
-        folder: is not there yet.
+        folder: a missing one.
         pages: a file for each page, named by its path (``%2fBoil-an-Egg?wh_an=1&amp=1``, or ``Boil-an-Egg.html``).
         meta: the archive's ``doc_meta.csv``: views, date and mark of each article.
-        limit: how many files to read, in the order of their names; None: all.
-        progress: told how far it is.
+        limit: number of files, in the order of their names; None: all.
+        progress: receives the number of files read and of all.
 
     Raises:
-        ConfigError: `folder` is taken, a source cannot be read, or no page is an article.
+        ConfigError: `folder` is taken, a source is unreadable, or no page is an article.
         RunError: the disk is full or the place not writable.
     """
     reading = _PageReader(pages, _read_facts(meta) if meta else {}, limit, progress)
@@ -47,8 +47,6 @@ def import_library(
 
 
 class _PageReader:
-    """Reads page after page; what is none is reported."""
-
     def __init__(
         self, folder: Path, facts: Mapping[str, Mapping[str, str]], limit: int | None, progress: Progress | None
     ) -> None:
@@ -56,17 +54,18 @@ class _PageReader:
         self.report: list[dict[str, str]] = []
         self._facts, self._tell = facts, progress or (lambda *_: None)
         self._taken: set[str] = set()
-        self._names: dict[str, str] = {}  # path of an author -> name, as articles tell it
+        self._names: dict[str, str] = {}  # path of an author -> name in articles
         try:
             files = sorted(path for path in folder.iterdir() if path.is_file())[:limit]
         except OSError as error:
             raise ConfigError(f"{folder} cannot be read: {error.strerror}") from error
         if not files:
             raise ConfigError(f"{folder} holds no files: name the folder of the recorded pages, dumps in the archive")
-        self._files = sorted(files, key=lambda path: _sort_key(parse_doc_id(path.name)))
+        # Articles come first, since they hold the names of their authors.
+        slugs = {path: parse_doc_id(path.name) for path in files}
+        self._files = sorted(files, key=lambda path: (slugs[path].startswith(("Author/", "Category:")), slugs[path]))
 
     def iter_pages(self) -> Iterator[LibraryPage]:
-        """The pages: articles first, since they tell the names of their authors."""
         for place, path in enumerate(self._files):
             self._tell(place, len(self._files))
             try:
@@ -98,7 +97,7 @@ class _PageReader:
         for link in authors:
             self._names.setdefault(link.path, link.text)
         facts = self._facts.get(slug, {})
-        paragraphs = [text for text in page.texts[""] if len(text) > _MIN_INTRO_CHARS]
+        views = facts.get("sr_view", "").replace(",", "").strip()
         steps = page.texts["step"][:MAX_LISTED]
         return {
             "kind": "article",
@@ -108,28 +107,20 @@ class _PageReader:
             "categories": _list_categories(page),
             "authors": list(dict.fromkeys(link.text for link in authors if author_path(link.text) == link.path)),
             "updated": _parse_day(facts.get("sr_updated", "")),
-            "views": _parse_count(facts.get("sr_view", "")),
+            "views": int(views) if views.isascii() and views.isdecimal() and len(views) < 12 else 0,
             "verified": _VERIFIED.get(facts.get("sr_verif", ""), ""),
-            "intro": paragraphs[0] if paragraphs else "",
+            "intro": _find_intro(page),
             "methods": [("Steps", steps)] if steps else [],
             "references": page.texts["references"][:MAX_LISTED],
-            "related": _list_articles(page, slug, "listed"),
+            "related": _list_articles(page, slug),
         }
 
     def _parse_author(self, slug: str, page: ParsedPage) -> dict[str, Any]:
-        bio = next((text for text in page.texts[""] if len(text) > _MIN_INTRO_CHARS), "")
-        name = self._names.get(slug, make_name(slug))
-        return {
-            "kind": "author",
-            "name": name,
-            "slug": slug,
-            "bio": bio,
-            "articles": _list_articles(page, slug, "listed"),
-        }
+        name, articles = self._names.get(slug, make_name(slug)), _list_articles(page, slug)
+        return {"kind": "author", "name": name, "slug": slug, "bio": _find_intro(page), "articles": articles}
 
     def _parse_category(self, slug: str, page: ParsedPage) -> dict[str, Any]:
-        name = make_name(slug)
-        about = next((text for text in page.texts[""] if len(text) > _MIN_INTRO_CHARS), "")
+        name, about = make_name(slug), _find_intro(page)
         around = [each for each in _list_categories(page) if each != name]
         topics = [make_name(link.path) for link in page.links["listed"] if link.path.startswith("Category:")]
         return {
@@ -139,12 +130,12 @@ class _PageReader:
             "parent": around[-1] if around else "",
             "about": [(about, "")] if about else [],
             "topics": topics,
-            "articles": _list_articles(page, slug, "listed"),
+            "articles": _list_articles(page, slug),
         }
 
 
-def _sort_key(slug: str) -> tuple[bool, str]:
-    return slug.startswith(("Author/", "Category:")), slug
+def _find_intro(page: ParsedPage) -> str:
+    return next((text for text in page.texts[""] if len(text) > _MIN_INTRO_CHARS), "")
 
 
 def _list_categories(page: ParsedPage) -> list[str]:
@@ -152,13 +143,12 @@ def _list_categories(page: ParsedPage) -> list[str]:
     return [link.text for link in links if category_path(link.text) == link.path]
 
 
-def _list_articles(page: ParsedPage, slug: str, mark: str) -> list[str]:
-    paths = (link.path for link in page.links[mark])
+def _list_articles(page: ParsedPage, slug: str) -> list[str]:
+    paths = (link.path for link in page.links["listed"])
     return list(dict.fromkeys(path for path in paths if path != slug and path.isascii() and ":" not in path))
 
 
 def _read_facts(path: Path) -> dict[str, dict[str, str]]:
-    """The lines of ``doc_meta.csv``, by the path of the article."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = csv.DictReader(file)
@@ -176,8 +166,3 @@ def _parse_day(text: str) -> str:
         return datetime.strptime(text.strip(), "%B %d, %Y").date().isoformat()  # noqa: DTZ007 (a day, of no zone)
     except ValueError:
         return ""
-
-
-def _parse_count(text: str) -> int:
-    digits = text.replace(",", "").strip()
-    return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) < 12 else 0

@@ -1,4 +1,4 @@
-"""How a text is compared with what a task file expects, and what an event is worth."""
+"""Text matchers of task files, and the statements that compute the value of an event."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _MAX_DEPTH: Final = 20
 
 
 class Matcher:
-    """Finds out whether a text is the expected one.
+    """Comparison of a text with the expected one.
 
     Args:
         wanted: a pattern for mode REGEX, else a text.
-        mode: REGEX finds it anywhere; DIFFLIB and FUZZ compare the whole texts.
-        threshold: of the likeness that counts: 0 to 1 for DIFFLIB, 0 to 100 for FUZZ.
-        where: of the file, for errors.
+        mode: REGEX searches for the pattern; DIFFLIB and FUZZ compare whole texts.
+        threshold: least similarity that counts: 0 to 1 for DIFFLIB, 0 to 100 for FUZZ.
+        where: place in the file, for errors.
 
     Raises:
-        ConfigError: mode SBERT, which needs a sentence encoder that an environment has not.
-        MissingExtraError: mode FUZZ without rapidfuzz, which the extra webshop brings.
+        ConfigError: mode SBERT, since environments have no sentence encoder.
+        MissingExtraError: mode FUZZ without rapidfuzz, which the extra webshop installs.
     """
 
     def __init__(self, wanted: re.Pattern[str] | str, mode: str, threshold: float, where: str) -> None:
@@ -38,55 +38,51 @@ class Matcher:
         self._wanted, self._mode, self._threshold = wanted, mode, threshold
 
     def match(self, text: str) -> object | None:
-        """The groups of the pattern, or how alike the texts are; None where that is not enough."""
+        """Return the groups of the pattern, or the similarity of the texts; None without a match."""
         text = text[:MAX_TEXT]
         if isinstance(self._wanted, re.Pattern):
             found = self._wanted.search(text)
             return None if found is None else list(found.groups())
-        score = self._compute_similarity(text, self._wanted)
-        return score if score >= self._threshold else None
-
-    def _compute_similarity(self, text: str, wanted: str) -> float:
         if self._mode == "DIFFLIB":
-            return SequenceMatcher(None, text, wanted[:MAX_TEXT], autojunk=False).ratio()
-        from rapidfuzz import fuzz
+            score = SequenceMatcher(None, text, self._wanted[:MAX_TEXT], autojunk=False).ratio()
+        else:
+            from rapidfuzz import fuzz
 
-        return float(fuzz.ratio(wanted[:MAX_TEXT], text))
+            score = float(fuzz.ratio(self._wanted[:MAX_TEXT], text))
+        return score if score >= self._threshold else None
 
 
 class Transformation:
-    """``y = ...`` of an event: a constant, or what the event has seen (``x``, ``x[0]``, ``x[1][0]``).
+    """Statement ``y = ...`` of an event: a constant, or the event's input (``x``, ``x[0]``, ``x[1][0]``).
 
-    Mobile-Env hands these statements to Python. Here they are read and never executed, and whatever is no constant and
-    no part of ``x`` is refused.
+    Mobile-Env lets Python run these statements. This class parses them, never executes them, and refuses anything but
+    constants and parts of ``x``.
 
     Args:
-        statements: the last one that gives ``y`` counts; none at all is ``y = x``.
-        where: of the file, for errors.
+        statements: the last one counts; none is ``y = x``.
+        where: place in the file, for errors.
 
     Raises:
         ConfigError: a statement of another kind.
     """
 
     def __init__(self, statements: Sequence[str], where: str) -> None:
-        self._value: ast.expr = ast.Name("x")
-        for statement in statements:
-            self._value = _parse_assignment(statement, where)
+        self._value = [ast.Name("x"), *(_parse_assignment(statement, where) for statement in statements)][-1]
 
     @property
     def constant(self) -> Any:
-        """What it gives whatever was seen; None where that depends."""
+        """Value that does not depend on the input; None otherwise."""
         try:
             return ast.literal_eval(self._value)
         except ValueError:
             return None
 
     def apply(self, seen: Any) -> Any:
-        """What the event gives for what it has seen.
+        """Compute the value of the event from its input.
 
         Raises:
             LookupError: ``x`` has no such part.
-            TypeError: nor any parts.
+            TypeError: ``x`` has no parts.
         """
         return _evaluate(self._value, seen)
 

@@ -1,8 +1,8 @@
-"""A recorded page of the real site: an HTTP response in a file, and what of its HTML the app shows.
+"""Recorded pages of the real site: HTTP responses in files, and the parts of their HTML that the app shows.
 
-What tasks are judged by is found by the marks that Mobile-Env's own scripts go by (``collect_web_info.py``, commit
-8223087): title, authors, categories, and the articles that authors and categories list. Paragraphs, steps and
-references are taken as they come.
+The parser finds titles, authors, categories, and the articles of authors and categories, by which tasks are judged, by
+the same marks as Mobile-Env's own scripts (``collect_web_info.py``, commit 8223087). It takes paragraphs, steps and
+references as they come.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from trailnotes.errors import ConfigError
 
 Kept = TypeVar("Kept", str, "PageLink")
 
-MAX_BYTES: Final = 8_000_000  # of a page; a larger one is none that was meant to be read
-MAX_TAGS: Final = 50_000  # of a page, the same; wikiHow's have some thousands
-_MAX_VALUES: Final = 5_000  # texts of a kind that are kept of a page
-_MAX_TEXT: Final = 20_000  # characters of one of them
+MAX_BYTES: Final = 8_000_000  # of a page
+MAX_TAGS: Final = 50_000  # of a page; those of wikiHow have some thousands
+_MAX_VALUES: Final = 5_000  # texts of a kind, of a page
+_MAX_TEXT: Final = 20_000  # characters of such a text
 _VOID_TAGS: Final = frozenset(
     ("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr")
 )
-_BY_ID: Final = {"section_0": "title", "coauthor_byline": "byline", "breadcrumb": "crumbs",
-                 "author_articles": "listed"}  # fmt: skip
+_BY_ID: Final = {"section_0": "title", "coauthor_byline": "byline", "breadcrumb": "crumbs", "author_articles": "listed"}
 _BY_CLASS: Final = {"responsive_thumb": "listed", "step": "step", "references": "references"}
+_MARKS: Final = tuple(dict.fromkeys((*_BY_ID.values(), *_BY_CLASS.values())))
 _IGNORED_TAGS: Final = frozenset(("script", "style", "template", "noscript"))
 _TEXT_TAGS: Final = frozenset(("p", "li", "h1", "h2", "h3"))
-# An attribute and a tag as browsers read them. No part is tried twice, and a tag fails only at the end of the page.
+# An attribute and a tag as browsers read them, without backtracking: a tag fails only at the end of the page.
 _ATTRIBUTE: Final = r"""(=[^\s/>=]*+|[^\s/>=]++)(?:\s*+=\s*+("[^"]*+"|'[^']*+'|(?!["'])[^\s>]*+))?"""
 _ATTRIBUTES: Final = re.compile(_ATTRIBUTE)
 _TAG: Final = re.compile(rf"<(?P<close>/?)(?P<name>[A-Za-z][^\s/>]*+)(?P<attributes>(?:[\s/]++|{_ATTRIBUTE})*+)>")
@@ -41,24 +41,24 @@ _RAW_ENDS: Final = {name: re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE) for 
 
 
 class PageLink(NamedTuple):
-    """A link of a page, within the marked part that it is in."""
+    """Link in a marked part of a page."""
 
     path: str  # after the host, without query
     text: str
 
 
 class ParsedPage(NamedTuple):
-    """What a page holds: texts and links by the mark that they lie in, "" for none."""
+    """Texts and links of a page by the mark around them, "" for none."""
 
     texts: Mapping[str, list[str]]
     links: Mapping[str, list[PageLink]]
 
 
 def read_html(path: Path) -> str:
-    """The HTML of a file: the body of an HTTP response, or HTML as it is; gzip is undone.
+    """Read the HTML of a file: the body of an HTTP response, or plain HTML; either may be gzipped.
 
     Raises:
-        ConfigError: it cannot be read, is too large, was cut off, or was answered with an error.
+        ConfigError: the file is unreadable, too large or cut off, or holds an error response.
     """
     try:
         with path.open("rb") as file:
@@ -94,21 +94,22 @@ def _decompress(content: bytes) -> bytes:
 
 
 def parse_page(html: str) -> ParsedPage:
-    """What of a page's HTML is looked at; whatever it is, it is read to its end."""
+    """Parse a page's HTML, valid or not, to its end."""
     reader, place = _MarkupReader(), 0
     while (start := html.find("<", place)) >= 0:
         reader.handle_data(unescape(html[place:start]))
         place = _read_markup(html, start, reader)
     reader.handle_data(unescape(html[place:]))
-    reader.finish()
+    reader.end_text()
+    reader.end_link()
     return ParsedPage(reader.texts, reader.links)
 
 
 def _read_markup(html: str, start: int, reader: _MarkupReader) -> int:
-    """Read what begins with the ``<`` at `start`; returns where it ends.
+    """Read the markup that begins with the ``<`` at `start`; return its end.
 
-    `html.parser` takes quadratic time for what is not closed. Here that ends the page, so that nothing is read twice:
-    a comment or script is dropped to the end of the page, a tag is its last text.
+    `html.parser` takes quadratic time for unclosed markup. Here it ends the page, so that nothing is read twice: an
+    unclosed comment or script is dropped, an unclosed tag is the last text.
     """
     if _OPENING.match(html, start):
         return _read_tag(html, start, reader)
@@ -122,7 +123,7 @@ def _read_markup(html: str, start: int, reader: _MarkupReader) -> int:
 
 def _read_tag(html: str, start: int, reader: _MarkupReader) -> int:
     found = _TAG.match(html, start)
-    if found is None:  # it goes to the end of the page
+    if found is None:  # unclosed
         reader.handle_data(unescape(html[start:]))
         return len(html)
     name, attributes = found["name"].lower(), found["attributes"]
@@ -144,7 +145,7 @@ def _read_tag(html: str, start: int, reader: _MarkupReader) -> int:
 
 
 def parse_link_path(href: str) -> str:
-    """The path of a link, without host, query and leading slash; "" where it leads elsewhere."""
+    """Return the path of a link, without host, query and leading slash; "" for a link to another site."""
     try:
         parts = urlsplit(href.strip())
     except ValueError:
@@ -154,18 +155,11 @@ def parse_link_path(href: str) -> str:
     return parts.path.removeprefix("/")
 
 
-class _OpenTag(NamedTuple):
-    tag: str
-    mark: str
-
-
 class _MarkupReader:
-    """Keeps the texts of paragraphs and headings, and links, each under the marked part that it lies in."""
-
     def __init__(self) -> None:
         self.texts: defaultdict[str, list[str]] = defaultdict(list)
         self.links: defaultdict[str, list[PageLink]] = defaultdict(list)
-        self._open: list[_OpenTag] = []
+        self._open: list[tuple[str, str]] = []  # tag, mark
         self._tags, self._marks = Counter[str](), Counter[str]()
         self._text: list[str] | None = None  # of the paragraph that is open
         self._link: list[str] | None = None
@@ -178,12 +172,12 @@ class _MarkupReader:
         classes = values.get("class", "").split()
         mark = _BY_ID.get(values.get("id", ""), "") or next(filter(None, map(_BY_CLASS.get, classes)), "")
         if tag in _TEXT_TAGS or mark in ("step", "title"):
-            self._end_text()
+            self.end_text()
             self._text = []
         if tag == "a":
-            self._end_link()
+            self.end_link()
             self._link, self._href = [], values.get("href", "")
-        self._open.append(_OpenTag(tag, mark))
+        self._open.append((tag, mark))
         self._tags[tag] += 1
         self._marks[mark] += 1
 
@@ -191,15 +185,15 @@ class _MarkupReader:
         if not self._tags[tag]:
             return
         while self._open:
-            closed = self._open[-1]
-            if closed.tag in _TEXT_TAGS or closed.mark in ("step", "title"):
-                self._end_text()
-            if closed.tag == "a":
-                self._end_link()
+            closed, mark = self._open[-1]
+            if closed in _TEXT_TAGS or mark in ("step", "title"):
+                self.end_text()
+            if closed == "a":
+                self.end_link()
             self._open.pop()
-            self._tags[closed.tag] -= 1
-            self._marks[closed.mark] -= 1
-            if closed.tag == tag:
+            self._tags[closed] -= 1
+            self._marks[mark] -= 1
+            if closed == tag:
                 return
 
     def handle_data(self, data: str) -> None:
@@ -209,41 +203,28 @@ class _MarkupReader:
             if kept is not None:
                 kept.append(data)
 
-    def finish(self) -> None:
-        """The file is over, whatever is still open."""
-        self._end_text()
-        self._end_link()
-
-    def _get_current_mark(self) -> str:
-        return next((mark for mark in _MARKS if self._marks[mark]), "")
-
-    def _end_text(self) -> None:
+    def end_text(self) -> None:
         if self._text is not None and (text := " ".join("".join(self._text).split())):
-            _append_bounded(self.texts[self._get_current_mark()], text[:_MAX_TEXT])
+            self._append(self.texts, text[:_MAX_TEXT])
         self._text = None
 
-    def _end_link(self) -> None:
+    def end_link(self) -> None:
         if self._link is not None and (path := parse_link_path(self._href)):
-            _append_bounded(
-                self.links[self._get_current_mark()], PageLink(path, " ".join("".join(self._link).split())[:_MAX_TEXT])
-            )
+            self._append(self.links, PageLink(path, " ".join("".join(self._link).split())[:_MAX_TEXT]))
         self._link = None
 
-
-_MARKS: Final = tuple(dict.fromkeys((*_BY_ID.values(), *_BY_CLASS.values())))
-
-
-def _append_bounded(values: list[Kept], value: Kept) -> None:
-    if len(values) < _MAX_VALUES:
-        values.append(value)
+    def _append(self, values: defaultdict[str, list[Kept]], value: Kept) -> None:
+        kept = values[next((mark for mark in _MARKS if self._marks[mark]), "")]
+        if len(kept) < _MAX_VALUES:
+            kept.append(value)
 
 
 def parse_doc_id(name: str) -> str:
-    """The path of the page that a file is of: ``%2fBoil-an-Egg?wh_an=1&amp=1`` is that of Boil-an-Egg."""
+    """Parse a file name into the path of its page: ``%2fBoil-an-Egg?wh_an=1&amp=1`` is Boil-an-Egg."""
     bare = re.sub(r"(?:\.html?)?(?:\.gz)?$", "", name.partition("?")[0])
     return bare.replace("%2f", "/").replace("%2F", "/").removeprefix("/")
 
 
 def make_name(path: str) -> str:
-    """What a path says in words, where nothing else does."""
+    """Make a name from a path, for pages without one."""
     return unquote(path.rpartition("/")[2].removeprefix("Category:")).replace("-", " ")

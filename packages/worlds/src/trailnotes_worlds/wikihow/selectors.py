@@ -1,9 +1,9 @@
-"""Which views of a screen a task file means: Mobile-Env's dialect of CSS selectors.
+"""Mobile-Env's dialect of CSS selectors, by which a task file selects views of a screen.
 
 ``#"a:id/b"`` is a resource-id, ``."android.view.View"`` a class, ``$"package"`` a package, ``@2`` an index among the
 views of one parent; a ``$`` or ``^`` before the quotes means the end or the beginning of the value. ``[text="x"]``
-names any other attribute. A blank means somewhere within, ``>`` directly within, a comma or. What CSS has besides,
-pseudo-classes above all, no task file uses: it is refused.
+names any other attribute. A blank means a descendant, ``>`` a child, a comma "or". Task files use no other part of CSS,
+such as pseudo-classes: the parser refuses them.
 """
 
 from __future__ import annotations
@@ -40,58 +40,48 @@ class _AttributeTest(NamedTuple):
 
 
 class _PathStep(NamedTuple):
-    """One view of a path, and how it lies in the one before: ">" directly, " " anywhere."""
-
-    within: str
+    within: str  # ">" child, " " descendant of the step before
     tests: tuple[_AttributeTest, ...]
 
 
 class LocatedView(NamedTuple):
-    """A view, its place among its siblings, and the views around it, the outermost first."""
+    """View with its index among its siblings and its ancestors, the outermost first."""
 
     view: View
     place: int
     around: tuple[LocatedView, ...]
 
     def get_attribute(self, name: str) -> str:
-        """The value of an attribute, as the hierarchy's XML has it; "" of what it has not."""
-        view = self.view
-        values = (
-            view.name,
-            view.kind,
-            PACKAGE,
-            str(self.place),
-            view.text,
-            view.described,
-            str(view.clickable).lower(),
-        )
+        """Return an attribute as the hierarchy's XML has it; "" for an unknown one."""
+        view, place = self.view, str(self.place)
+        values = (view.name, view.kind, PACKAGE, place, view.text, view.described, str(view.clickable).lower())
         return dict(zip(ATTRIBUTES, values, strict=True)).get(name, "")
 
 
 def locate_views(root: View) -> list[LocatedView]:
-    """All views, in document order."""
-    return list(_walk_views(root, 0, ()))
+    """List all views in document order."""
 
+    def walk(view: View, place: int, around: tuple[LocatedView, ...]) -> Iterator[LocatedView]:
+        here = LocatedView(view, place, around)
+        yield here
+        for number, child in enumerate(view.children):
+            yield from walk(child, number, (*around, here))
 
-def _walk_views(view: View, place: int, around: tuple[LocatedView, ...]) -> Iterator[LocatedView]:
-    here = LocatedView(view, place, around)
-    yield here
-    for number, child in enumerate(view.children):
-        yield from _walk_views(child, number, (*around, here))
+    return list(walk(root, 0, ()))
 
 
 class Selector:
-    """A group of selectors; a view is meant that any of them means.
+    """Group of selectors: it selects a view that any of them selects.
 
     Raises:
-        ConfigError: it is none, or asks for more of CSS than is understood.
+        ConfigError: a text is no selector, or uses an unsupported part of CSS.
     """
 
     def __init__(self, texts: Sequence[str], where: str) -> None:
         self._paths = [path for text in texts for path in _parse_paths(text, where)]
 
     def select(self, views: Sequence[LocatedView]) -> list[LocatedView]:
-        """Those of `views` that are meant."""
+        """Return those of `views` that match."""
         return [each for each in views if any(_matches_path(path, each) for path in self._paths)]
 
 
@@ -111,10 +101,15 @@ def _parse_paths(text: str, where: str) -> list[list[_PathStep]]:
     while place < len(text):
         tests, start = [], place
         while match := _SIMPLE_SELECTOR.match(text, place):
-            tests += _parse_tests(match)
             place = match.end()
+            if match["quick"]:
+                value = match["value"] or match["digits"]
+                tests.append(_AttributeTest(_SHORTHANDS[match["quick"]], match["end"], value))
+            elif not match["any"]:
+                value = next(match[group] for group in ("quoted", "single", "word") if match[group] is not None)
+                tests.append(_AttributeTest(match["name"], match["sign"], value))
         if place == start:
-            raise _make_selector_error(text, where)
+            break
         paths[-1].append(_PathStep(within, tuple(tests)))
         between = _COMBINATOR.match(text, place)
         if between is None and place == len(text):
@@ -125,20 +120,7 @@ def _parse_paths(text: str, where: str) -> list[list[_PathStep]]:
         if within == ",":
             paths.append([])
             within = " "
-    raise _make_selector_error(text, where)
-
-
-def _parse_tests(match: re.Match[str]) -> list[_AttributeTest]:
-    if match["any"]:
-        return []
-    if match["quick"]:
-        return [_AttributeTest(_SHORTHANDS[match["quick"]], match["end"], match["value"] or match["digits"])]
-    value = next(match[group] for group in ("quoted", "single", "word") if match[group] is not None)
-    return [_AttributeTest(match["name"], match["sign"], value)]
-
-
-def _make_selector_error(text: str, where: str) -> ConfigError:
-    return ConfigError(
+    raise ConfigError(
         f"{where}: {text[:80]!r} is no selector: write paths of "
         '#"resource-id", ."class", $"package", @index and [attribute="value"], joined by blanks, ">" or ","'
     )
