@@ -257,9 +257,9 @@ def test_lists_that_cannot_be_made_are_refused(options: dict[str, Any], said: st
 @pytest.mark.parametrize(
     ("task", "said"),
     [
-        ({}, "is none of wikihow_tasks"),
-        ({"template": "dance", "title": "x", "slug": "x"}, "is none of wikihow_tasks"),
-        ({"template": "article", "title": 3, "slug": "x"}, "is none of wikihow_tasks"),
+        ({}, "is no task of WikiHow"),
+        ({"template": "dance", "title": "x", "slug": "x"}, "is no task of WikiHow"),
+        ({"template": "article", "title": 3, "slug": "x"}, "is no task of WikiHow"),
         ({"file": "../secret.textproto"}, "is not in env.options.tasks"),
         ({"file": "/etc/passwd"}, "is not in env.options.tasks"),
         ({"file": "missing.textproto"}, "cannot be read as a task file"),

@@ -7,10 +7,11 @@ writes a log line, by which tasks are judged.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
+from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 from urllib.parse import parse_qs
 
@@ -31,6 +32,7 @@ from trailnotes_worlds.wikihow.views import (
     Leaf,
     View,
     list_leaves,
+    render_lines,
 )
 
 ActionKind = Literal["CLICK", "INPUT", "SCROLL", "GOBACK", "NOTHING"]
@@ -39,6 +41,7 @@ DIRECTIONS: Final = ("UP", "DOWN", "LEFT", "RIGHT")
 
 _CALL: Final = re.compile(r"\s*([A-Za-z]+)\s*(?:\(\s*(\w+)\s*(?:,(.*))?\))?\s*", re.DOTALL)
 
+_LABELS: Final = ("", "How to", "\N{BULLET}", "Expert")  # of links, which do not tell their targets
 HOST: Final = "https://www.wikihow.com/"
 MAX_QUERY: Final = 200  # characters of a text that is typed
 SWIPE_PIXELS: Final = 1152  # pixels: from 0.2 to 0.8 of the screen
@@ -264,3 +267,55 @@ def _build_button(kind: str, name: str, described: str, edges: tuple[int, int], 
     box = Box(edges[0], _STATUS_BAR_HEIGHT, edges[1], TOP)
     full = f"{_ID}{name}" if name else ""
     return View(kind, name=full, described=described, clickable=True, box=box, target=target)
+
+
+def render_html(listed: Sequence[Leaf], most: int) -> str:
+    """Render REMEMBERER's lines of HTML, one for each leaf; of a text the first `most` characters."""
+    cut = (leaf._replace(view=replace(leaf.view, text=leaf.view.text[:most])) for leaf in listed)
+    return "\n".join(render_lines(cut))
+
+
+def render_short(listed: Sequence[Leaf], most: int) -> str:
+    """Render a line of lower case for small models: links by their ids, and the title of an article."""
+    leading = set(_iter_link_places(listed))
+    told = (
+        f"{place} {_format_label(leaf)}" if place in leading else leaf.view.text
+        for place, leaf in enumerate(listed)
+        if place in leading or (leaf.view.text.startswith("How to ") and not leaf.view.target)
+    )
+    return " ; ".join(text[:most].lower() for text in told)
+
+
+VIEWS: Mapping[str, Callable[[Sequence[Leaf], int], str]] = MappingProxyType(
+    {"html": render_html, "short": render_short}
+)
+
+
+def list_actions(app: WikiHowApp, visit: AppState, words: str) -> tuple[str, ...]:
+    """List the actions with an effect: a tap on each link, `words` typed into each field, and moves."""
+    listed = app.leaves(visit)
+    fields = (pages.SEARCH_TAP, pages.FORM_TAP)
+    found = [
+        f"INPUT({place}, {words})" if listed[place].view.target in fields else f"CLICK({place})"
+        for place in _iter_link_places(listed)
+    ]
+    moves = (("SCROLL(DOWN)", app.can_scroll(visit, "DOWN")), ("SCROLL(UP)", app.can_scroll(visit, "UP")))
+    found += [name for name, is_possible in (*moves, ("GOBACK", app.can_go_back(visit))) if is_possible]
+    return tuple(found)
+
+
+def _iter_link_places(listed: Sequence[Leaf]) -> Iterator[int]:
+    # Of each target the first leaf with a telling label.
+    by_target: dict[str, int] = {}
+    for place, leaf in enumerate(listed):
+        target = leaf.view.target
+        if target and (target not in by_target or _format_label(listed[by_target[target]]) in _LABELS):
+            by_target[target] = place
+    yield from sorted(place for place in by_target.values() if _format_label(listed[place]) not in _LABELS)
+
+
+def _format_label(leaf: Leaf) -> str:
+    view = leaf.view
+    if view.target in (pages.CLEAR_TAP, pages.FORM_TAP, pages.SEARCH_TAP):
+        return view.text.strip() or view.described or "search"
+    return view.text.strip()

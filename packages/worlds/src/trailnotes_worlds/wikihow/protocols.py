@@ -1,7 +1,7 @@
-"""Protocols: which goals are for training, which for testing. Pure functions of library, task files and dataset seed.
+"""Protocols: the split of goals into training and testing. Pure functions of library, task files and dataset seed.
 
-``by-article`` is ours; ``rememberer`` has the sizes of REMEMBERER's experiments: ten goals to train on, seventy to
-test.
+``by-article`` is specific to Trailnotes; ``rememberer`` has the sizes of REMEMBERER's experiments: ten goals to train
+on, seventy to test.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trailnotes.envs.options import require_choice
 from trailnotes.errors import ConfigError
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Task
-from trailnotes_worlds.wikihow.articles import Article, Author, Category, LibraryPage, author_path, category_path
+from trailnotes_worlds.wikihow.articles import Article, Author, Category, author_path, category_path
 from trailnotes_worlds.wikihow.goals import TEMPLATE_NUMBERS, Template, WikiHowGoal, make_goal
 from trailnotes_worlds.wikihow.library import Library
 
@@ -27,13 +27,9 @@ KINDS: Final = (*TEMPLATE_NUMBERS, "author+article", "category+article")
 PROTOCOLS: Final = ("by-article", "rememberer")
 TRAIN_SETS: Final = ("S0", "S1")
 
-_CUMULATIVE_SHARES: Final = {"test": 0.2, "validation": 0.3, "train": 1.0}  # where the share of each side ends
-_GOALS_PER_TEMPLATE: Final = {
-    "train": 2,
-    "validation": 6,
-    "test": 14,
-}  # rememberer: goals of each of the five templates
-_PUBLISHED_TRAIN_SETS: Final = {  # rememberer: the task files that its README lists (commit 552cb62)
+_CUMULATIVE_SHARES: Final = {"test": 0.2, "validation": 0.3, "train": 1.0}  # cumulative shares of the splits
+_GOALS_PER_TEMPLATE: Final = {"train": 2, "validation": 6, "test": 14}  # rememberer, for each of the five templates
+_PUBLISHED_TRAIN_SETS: Final = {  # rememberer: task files of its README (commit 552cb62)
     "S0": (
         "add_a_contact_on_whatsapp-8", "avoid_misgendering-0", "become_a_grandmaster-7", "become_a_hooters_girl-8",
         "become_a_pro_footballP28soccerP29_manager-7", "become_a_specialist_physician-4",
@@ -50,30 +46,29 @@ _PUBLISHED_TRAIN_SETS: Final = {  # rememberer: the task files that its README l
 
 @dataclass(frozen=True, slots=True)
 class TaskSelection:
-    """What decides which goals there are."""
+    """Options that determine the goals."""
 
     protocol: str = "by-article"
-    tasks: str = ""  # folder of task files; "" = goals of our own
+    tasks: str = ""  # folder of task files; "" = generated goals
     seed: int = 0  # of the dataset
-    train_set: str = "S0"  # of rememberer
-    templates: tuple[str, ...] = ()  # kinds of our own goals, see `Goal.kind`; () = all
+    train_set: str = "S0"  # of the protocol rememberer
+    templates: tuple[str, ...] = ()  # kinds of generated goals, see `WikiHowGoal.kind`; () = all
 
     def __post_init__(self) -> None:
         for kind in self.templates:
             require_choice("templates", kind, KINDS)
-        for key, value, known in (("protocol", self.protocol, PROTOCOLS), ("train_set", self.train_set, TRAIN_SETS)):
-            if value not in known:
-                raise ConfigError(f"env.options.{key} = {value!r} is unknown: use {' or '.join(map(repr, known))}")
+        require_choice("protocol", self.protocol, PROTOCOLS)
+        require_choice("train_set", self.train_set, TRAIN_SETS)
 
 
 Splits = Mapping[str, Sequence[WikiHowGoal | str]]  # goals, or names of task files
 
 
 def compute_splits(library: Library, choice: TaskSelection) -> Splits:
-    """All splits. A small library, or a folder of few files, may have nothing in some of them.
+    """Compute all splits. Some may be empty for a small library or a folder of few files.
 
     Raises:
-        ConfigError: the folder of task files cannot be read, or holds none.
+        ConfigError: the folder of task files is unreadable, or holds none.
     """
     if choice.tasks:
         return _split_files(Path(choice.tasks), choice)
@@ -85,13 +80,12 @@ def compute_splits(library: Library, choice: TaskSelection) -> Splits:
 
 
 def make_tasks(splits: Splits, split: str, choice: TaskSelection) -> list[Task]:
-    """The goals of one split as tasks ``wikihow/PROTOCOL/NAME``, in the protocol's order.
+    """Make tasks ``wikihow/PROTOCOL/NAME`` of the goals of one split, in the protocol's order.
 
     Raises:
-        ConfigError: an unknown split, or one that is empty; the text names the fix.
+        ConfigError: an unknown or empty split; the message names the fix.
     """
-    if split not in SPLITS:
-        raise ConfigError(f"split {split!r} is unknown: use {', '.join(SPLITS)}")
+    require_choice("split", split, SPLITS, where="")
     if not splits[split]:
         where = f"folder {choice.tasks}" if choice.tasks else "library"
         raise ConfigError(
@@ -102,7 +96,7 @@ def make_tasks(splits: Splits, split: str, choice: TaskSelection) -> list[Task]:
 
 
 def build_identity(splits: Splits, choice: TaskSelection) -> dict[str, Any]:
-    """Which goals a run has, as JSON: names, and for each split how many goals and a hash of all of them."""
+    """Identify the goals of a run, as JSON: its options, and for each split the number and a hash of its goals."""
     return {
         "protocol": choice.protocol,
         "goals": "files" if choice.tasks else "ours",
@@ -132,24 +126,19 @@ def _make_task(goal: WikiHowGoal | str, split: str, choice: TaskSelection) -> Ta
     return Task(f"wikihow/{choice.protocol}/{goal.id}", "wikihow", choice.seed, split, goal.to_json())
 
 
-# -- goals of our own
-
-
 def _iter_goals(library: Library, seed: int) -> Iterator[WikiHowGoal]:
-    """A goal of each article, of a template that is drawn among those that its page allows."""
     taken: set[str] = set()
     for page in library:
         if not isinstance(page, Article):
             continue
         rng = random.Random(derive_seed("wikihow", seed, "template", page.path))
-        template = rng.choice(_list_templates(library, page))
-        goal = _draw_goal(library, page, template, rng)
-        if goal.id not in taken:  # two titles may differ in signs alone
+        goal = _draw_goal(library, page, rng)
+        if goal.id not in taken:  # two titles may differ in punctuation alone
             taken.add(goal.id)
             yield goal
 
 
-def _list_templates(library: Library, article: Article) -> list[Template]:
+def _draw_goal(library: Library, article: Article, rng: random.Random) -> WikiHowGoal:
     possible = {
         "about": True,
         "author": any(author_path(name) in library for name in article.authors),
@@ -157,38 +146,29 @@ def _list_templates(library: Library, article: Article) -> list[Template]:
         "references": bool(article.references),
         "article": True,
     }
-    return [cast("Template", name) for name in TEMPLATE_NUMBERS if possible[name]]
-
-
-def _draw_goal(library: Library, article: Article, template: Template, rng: random.Random) -> WikiHowGoal:
+    template = cast("Template", rng.choice([name for name in TEMPLATE_NUMBERS if possible[name]]))
     if template not in ("author", "category"):
         return make_goal(template, article.title, article.path)
     names, path_of = (article.authors, author_path) if template == "author" else (article.categories, category_path)
     name = rng.choice([name for name in names if path_of(name) in library])
-    then = _pick_second_article(library, library[path_of(name)], article, rng)
+    page = library[path_of(name)]
+    assert isinstance(page, Author | Category)
+    # Sometimes a second article follows, of the same split.
+    others, split = (path for path in page.articles[:12] if path != article.path), _assign_split(article.path)
+    near = [path for path in others if _assign_split(path) == split]
+    found = [*library.articles(rng.sample(near, 1))] if near and rng.random() < 0.7 else []
+    then = (found[0].title, found[0].path) if found else ("", "")
     return make_goal(template, article.title, article.path, name, then)
 
 
-def _pick_second_article(library: Library, page: LibraryPage, article: Article, rng: random.Random) -> tuple[str, str]:
-    """An article that the page leads to, of the same side as the first; now and then none."""
-    assert isinstance(page, Author | Category)
-    near = [
-        path
-        for path in page.articles[:12]
-        if path != article.path and _assign_split(path) == _assign_split(article.path)
-    ]
-    found = [*library.articles(rng.sample(near, 1))] if near and rng.random() < 0.7 else []
-    return (found[0].title, found[0].path) if found else ("", "")
-
-
 def _assign_split(slug: str) -> str:
-    """Of an article: it depends on its path alone, so that what one dataset seed trains on, no other examines."""
+    # By its path alone, so that no dataset seed trains on an article that another evaluates.
     drawn = derive_seed("wikihow", "by-article", slug.casefold()) / 2**63
     return next(split for split, end in _CUMULATIVE_SHARES.items() if drawn < end)
 
 
 def _limit_sizes(splits: Mapping[str, Sequence[WikiHowGoal]], train_set: str) -> Splits:
-    """The first goals of each template; the two training sets have none in common."""
+    # The two training sets are disjoint.
     chosen: dict[str, list[WikiHowGoal]] = {split: [] for split in SPLITS}
     for split, count in _GOALS_PER_TEMPLATE.items():
         first = count if split == "train" and train_set == "S1" else 0
@@ -198,14 +178,9 @@ def _limit_sizes(splits: Mapping[str, Sequence[WikiHowGoal]], train_set: str) ->
     return chosen
 
 
-# -- task files
-
-
 def _split_files(folder: Path, choice: TaskSelection) -> Splits:
-    """Files in folders that are named like splits belong to these; others by the article that they begin with.
-
-    Of rememberer the published names are trained on, wherever they lie, and the other set is left out.
-    """
+    # A folder named like a split is that split; other files are split by the article of their names. The protocol
+    # rememberer trains on the published names in any folder, and leaves the other training set out.
     try:
         names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.textproto"))
     except OSError as error:
