@@ -67,11 +67,7 @@ class WikiHowGoal:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> WikiHowGoal:
-        """Read a goal from JSON values.
-
-        Raises:
-            ValueError: they are no goal.
-        """
+        """Read a goal from JSON values. Raises `ValueError`: they are no goal."""
         known = set(cls.__dataclass_fields__)
         if not {"template", "title", "slug"} <= set(values) <= known or values["template"] not in TEMPLATE_NUMBERS:
             raise ValueError(f"options {sorted(map(str, values))} instead of {sorted(known)}")

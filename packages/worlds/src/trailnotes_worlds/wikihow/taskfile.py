@@ -109,11 +109,7 @@ class TaskFile:
 
 
 def read_task(path: Path) -> TaskFile:
-    """Read the task file at a path.
-
-    Raises:
-        ConfigError: it is unreadable, or no task file.
-    """
+    """Read the task file at a path. Raises `ConfigError`: it is unreadable, or no task file."""
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(MAX_SIZE + 1)
