@@ -79,9 +79,7 @@ class WikiHowDemonstrator:
         self.tasks = list_env_tasks("wikihow", "train", options)
         self.exclude_titles(collect_eval_titles(options))
         if not self.tasks:
-            raise ConfigError(
-                "every training goal names the article of an evaluation goal: name other env.options.tasks"
-            )
+            raise ConfigError("every training goal names an evaluation article: name other env.options.tasks")
         self.adviser = Adviser(self.env, config, count_tokens, self.rng)
 
     def exclude_titles(self, titles: AbstractSet[str]) -> None:

@@ -23,32 +23,8 @@ __all__ = ["START_LIMIT", "JavaProgram", "Reference", "Simulator", "SimulatorLos
 
 START_LIMIT = 60.0  # seconds for Java to start and print its port: one is usual, a loaded machine takes many more
 
-OPTIONS = (
-    "-Xms16m",
-    "-XX:ReservedCodeCacheSize=48m",
-    "-XX:+UseSerialGC",
-    # The second compiler starts ten times later than usual. It works on another core than the simulator, and took 4.7
-    # of the 15.9 CPU seconds of the first 1,200 steps, at the cost of other simulators. It takes 2.4 of 14.1 now; the
-    # code that it leaves to the first compiler runs too seldom to matter.
-    "-XX:Tier4InvocationThreshold=50000",
-    "-XX:Tier4MinInvocationThreshold=6000",
-    "-XX:Tier4CompileThreshold=150000",
-    "-XX:Tier4BackEdgeThreshold=400000",
-    "-XX:+UnlockExperimentalVMOptions",
-    "-XX:hashCode=2",  # a constant: the order of sets of objects is then the same in every process
-    # No files: the temporary folder and the package's own may be full or read-only.
-    "-XX:-UsePerfData",
-    "-XX:+DisableAttachMechanism",
-    "-XX:-CreateCoredumpOnCrash",
-    "-XX:ErrorFile=/dev/null",
-    "-XX:+UnlockDiagnosticVMOptions",
-    "-XX:-DumpReplayDataOnError",
-    "-XX:+DisplayVMOutputToStderr",  # stdout is closed once the port is known
-    "-XX:+ExitOnOutOfMemoryError",  # half a step done is worse than a new process and a replay
-    "-Duser.language=en",  # numbers are written in the user's language otherwise
-    "-Duser.country=US",
-    "-Dfile.encoding=UTF-8",
-)
+_OPTIONS_TEXT = Path(__file__).with_name("jvm.options").read_text(encoding="utf-8")
+OPTIONS = tuple(line for line in _OPTIONS_TEXT.splitlines() if not line.startswith("#"))
 _INHERITED_JAVA_VARIABLES = ("JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "JDK_JAVA_OPTIONS", "CLASSPATH")
 
 T = TypeVar("T")
