@@ -119,7 +119,7 @@ def test_the_wording_follows_the_style(terse: bool) -> None:
     """Terse tips draw nothing: what they always were."""
     script = load_demonstrator("scienceworld", "terse" if terse else "full")
     made = script(Config(env=EnvConfig(name="scienceworld")), len, 0)
-    texts = {made.tip(GOLD, 100.0).text for _ in range(50)}
+    texts = {made.build_tip(GOLD, 100.0).text for _ in range(50)}
     assert (texts == {"teleport to outside ; focus on bee"}) == terse
     assert (made.rng.getstate() == random.Random(0).getstate()) == terse
 
