@@ -31,7 +31,7 @@ from trailnotes_lab.compare.spec import load_spec
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")),
-         *sorted((ROOT / "models").rglob("*.md"))]  # fmt: skip
+         *sorted((ROOT / "models").rglob("*.md")), *sorted((ROOT / "packages").glob("*/README.md"))]  # fmt: skip
 CONFIGS = sorted((ROOT / "configs").rglob("*.toml"))
 COMMANDS = {c.name: c for entry in TABLE for c in (entry.commands if isinstance(entry, Group) else (entry,))}
 EXAMPLES = {command.example for command in COMMANDS.values()}

@@ -93,7 +93,7 @@ def test_epochs_and_seeds_differ_in_order() -> None:
 def test_batches_are_the_same_in_another_process() -> None:
     code = (
         "from trailnotes.envs.tasks import *; from trailnotes.types import Task\n"
-        "print([t.id for t in batch_of([Task(f'task-{i}', 'x') for i in range(5)], 7, 3, 2)])"
+        "print([t.id for t in select_batch([Task(f'task-{i}', 'x') for i in range(5)], 7, 3, 2)])"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "123"}
     printed = subprocess.check_output([sys.executable, "-c", code], text=True, env=environment)

@@ -101,7 +101,7 @@ def test_where_all_or_none_is_won_there_is_room_beyond() -> None:
 
 
 def test_families_won_or_lost_as_a_whole_are_one_trial_less_than_there_are() -> None:
-    """Five of ten: as good as nine trials of one half, in the formula of `wilson` with the quantile 2.262."""
+    """Five of ten: as good as nine trials of one half, in the formula of `compute_wilson_limits` with the quantile 2.262."""
     found = of([[1.0, 1.0], [0.0, 0.0]] * 5)
     low, high = compute_wilson_limits(0.5, 9, 2.2622)
     assert found.beyond == Interval(0.5, pytest.approx(float(low), abs=1e-4), pytest.approx(float(high), abs=1e-4))

@@ -1,7 +1,7 @@
 """EMPO2: GRPO with a memory of self-written tips, two rollout modes and two update modes.
 
 Source: "Exploratory Memory-Augmented LLM Agent via Hybrid On- and Off-Policy Optimization" (arXiv 2602.23008).
-`mode_unit = "trajectory"` (mixed groups) is our step past the paper. See docs/algorithms/empo2.md for every metric,
+`mode_unit = "trajectory"` (mixed groups) goes beyond the paper. See docs/algorithms/empo2.md for every metric,
 each settled choice, and where this departs from the paper.
 """
 

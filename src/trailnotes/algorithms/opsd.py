@@ -123,7 +123,7 @@ def collect_teacher_logprobs(
     """For each episode, the teacher's log-probabilities of its sampled tokens.
 
     Args:
-        teachers: what `reread` gave.
+        teachers: what `rebuild_with_tips` gave.
         rows: its training rows.
         scored: (L,) for each row, as `Learner.logprobs` gives them.
 
@@ -170,7 +170,7 @@ def build_distillation_rows(
     Args:
         samples: the rows, with the advantages of their episodes.
         weighed: the same rows as the weights of now would have sampled them, with the weights of tokens as advantages.
-        teachers: as `teacher_logprobs` gives them.
+        teachers: as `collect_teacher_logprobs` gives them.
     """
     begun: Counter[int] = Counter()  # tokens of the episode in the rows before
     lessons = []

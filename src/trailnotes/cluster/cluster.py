@@ -71,7 +71,7 @@ class Cluster:
         return ServedMemory(self.config, path, self.pin_to_node(self.home), self.get_node_name(self.home))
 
     def reserve_gpu(self) -> None:
-        """Have Ray give the GPU of this process to nobody else. Raises as `seat.take_gpu`."""
+        """Have Ray give the GPU of this process to nobody else. Raises as `seat.reserve_gpu`."""
         from trailnotes.cluster.seat import reserve_gpu
 
         if self._gpu_reservation:

@@ -31,7 +31,7 @@ class EngineActor:
         config: of the run.
         token: that only this run knows.
         home: address of the machine that the process of the run is on.
-        directory: where that was started; see `Rank`.
+        directory: where that was started; see `RankActor`.
         core: the file with the engine's class `Core`.
     """
 

@@ -90,7 +90,7 @@ class MemoryService:
         return self._answer(self._whole().add(tips, once=once))
 
     def register_tasks(self, tasks: Sequence[Task]) -> VersionedAnswer:
-        """`TipMemory.meet`, of what is shown."""
+        """`TipMemory.register_tasks`, of what is shown."""
         return self._answer(make_prompt_memory(self._whole(), self._config.algorithm.show_tips).register_tasks(tasks))
 
     def report(self, episodes: Sequence[Trajectory], once: str) -> VersionedAnswer:
@@ -118,7 +118,7 @@ class MemoryService:
         return self._answer(self._whole().stats())
 
     def reconcile(self, saved: Path | None, start: Path, aside: Path, tips: Sequence[Tip]) -> VersionedAnswer:
-        """`owner.settle`."""
+        """`owner.reconcile`."""
         return self._answer(reconcile(self._whole(), saved, start, aside, tips))
 
     def pid(self) -> VersionedAnswer:
@@ -187,7 +187,7 @@ class ServedMemory(Closeable):
         return self._found(self._ask("search_async", namespace, query, top_k, self._at))
 
     async def search_async(self, namespace: str, query: str, top_k: int) -> list[Tip]:
-        """See `PatientMemory.find`."""
+        """See `AsyncMemory.find`."""
         answer = self._actor.search_async.remote(namespace, query, top_k, self._at)
         return self._found(self._taken(await await_result(answer, self._patience())))
 
@@ -197,7 +197,7 @@ class ServedMemory(Closeable):
         return changed
 
     def register_tasks(self, tasks: Sequence[Task]) -> bool:
-        """See `ScopedMemory.meet`."""
+        """See `ScopedMemory.register_tasks`."""
         hears = self._config.memory.scope != "task" or self._config.algorithm.show_tips == "other"
         new: bool = hears and self._ask("register_tasks", list(tasks))
         if new and self._at is not None:
@@ -206,14 +206,14 @@ class ServedMemory(Closeable):
         return new
 
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
-        """See `AttentiveMemory.report`."""
+        """See `FeedbackMemory.report`."""
         self._ask("report", list(episodes), once or _make_request_id())
         if self._at is not None:
             self._ask("pin")
             self._at = self.version
 
     def record_effects(self, readings: Sequence[TipEffect], *, once: str = "") -> None:
-        """See `MeasuringMemory.measure`."""
+        """See `TipEffectMemory.measure`."""
         self._ask("record_effects", list(readings), once or _make_request_id())
 
     def snapshot(self, path: StrPath) -> None:
@@ -230,7 +230,7 @@ class ServedMemory(Closeable):
         return counts
 
     def reconcile(self, saved: Path | None, start: Path, aside: Path, tips: Sequence[Tip] = ()) -> bool:
-        """See `owner.settle`."""
+        """See `owner.reconcile`."""
         begins: bool = self._ask("reconcile", saved and saved.resolve(), start.resolve(), aside.resolve(), list(tips))
         return begins
 

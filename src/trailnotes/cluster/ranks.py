@@ -70,7 +70,7 @@ class RankActor:
 
 
 class ActorRankHandle:
-    """A rank that is an actor; see `Follower`."""
+    """A rank that is an actor; see `RankHandle`."""
 
     def __init__(self, actor: Any, node: str, pid: int, where: str) -> None:
         self.actor, self.node, self.pid, self.where = actor, node, pid, where
@@ -82,7 +82,7 @@ class ActorRankHandle:
         self._done = self.actor.follow.remote(*arguments)
 
     def failure(self) -> Failure | None:
-        """See `Follower`."""
+        """See `RankHandle`."""
         import ray
 
         if not ray.is_initialized():  # to ask Ray anything would start a cluster
@@ -97,7 +97,7 @@ class ActorRankHandle:
         return self._failure
 
     def end(self, seconds: float) -> None:
-        """See `Follower`."""
+        """See `RankHandle`."""
         import ray
 
         if not ray.is_initialized():  # which ended all actors of this process

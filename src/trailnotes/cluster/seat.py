@@ -40,7 +40,7 @@ def reserve_gpu(config: Config, here: Any) -> Any:
     """Set a GPU of this machine aside, and compute on it from here on.
 
     Args:
-        config: of the run, which `needs_seat`.
+        config: of the run, which `needs_gpu_reservation`.
         here: the scheduling strategy that places an actor on the node of this process.
 
     Returns:

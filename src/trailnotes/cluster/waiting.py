@@ -82,7 +82,7 @@ def get_result(answer: Any, patience: Deadline) -> Any:
 
 
 async def await_result(answer: Any, patience: Deadline) -> Any:
-    """`result_of` for an event loop, which goes on meanwhile."""
+    """`get_result` for an event loop, which goes on meanwhile."""
     future = asyncio.wrap_future(answer.future())
     while not future.done():
         await asyncio.wait({future}, timeout=patience.seconds_left)

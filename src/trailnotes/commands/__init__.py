@@ -40,11 +40,11 @@ CORE: CommandTable = (
     EXPORT,
     CRITIC,
     DIAGNOSE,
-    Group("rehearsal", "conversations that a training holds on to", rehearsal.COMMANDS),
+    Group("rehearsal", "record or script games that training rehearses", rehearsal.COMMANDS),
     Group("memory", "read, edit and carry the tips of a run", memory.COMMANDS),
-    Group("config", "settings", config.COMMANDS),
-    Group("envs", "environments", envs.COMMANDS),
-    Group("engine", "engines for runs on other machines", engine.COMMANDS),
+    Group("config", "show all settings", config.COMMANDS),
+    Group("envs", "list and check environments", envs.COMMANDS),
+    Group("engine", "serve vLLM engines to runs on other machines", engine.COMMANDS),
 )
 ENTRY_POINTS = "trailnotes.commands"  # group under which other packages offer a `Command`, or a `Group` of them
 
@@ -56,7 +56,7 @@ def with_offered(core: CommandTable) -> CommandTable:
         entry: Command | Group = point.load()
         known = table.get(entry.name)
         if isinstance(entry, Group) and isinstance(known, Group):
-            entry = Group(known.name, known.summary, (*known.commands, *entry.commands))
+            entry = Group(known.name, entry.summary, (*known.commands, *entry.commands))
         table[entry.name] = entry
     return tuple(table.values())
 

@@ -193,7 +193,7 @@ def _run(args: Namespace) -> None:
 
 ADAPT = Command(
     name="adapt",
-    summary="get better at new games, trial after trial, without training",
+    summary="improve over trials by tips or plans, without updating weights",
     about="Play the panel of the config's [eval] again and again by a method that changes no weights: tips of every "
     "episode (empo2-tips), plans after failures (reflexion), and others; docs/algorithms has a page for each. DIR is a "
     "run directory of its own, with the figures, the curve, and the last trial as `trailnotes eval` writes it. The "

@@ -20,6 +20,7 @@ SETTINGS = (
     "Any setting may follow as --section.key VALUE (TOML; plain words need no quotes): it wins over the file. "
     "`trailnotes config show` lists all settings with their meaning."
 )
+HINT = f"`trailnotes COMMAND --help` has an example of each command. {SETTINGS}"
 WIDTH = 100
 _SETTING = re.compile(r"--(preset|[A-Za-z_]\w*\.[^=]*)(=.*)?", re.DOTALL)
 
@@ -91,7 +92,7 @@ class _VersionAction(argparse.Action):
 
 def build_parser(table: CommandTable) -> argparse.ArgumentParser:
     """The parser of all commands; the command chosen is the attribute `command`."""
-    parser = _make_parser(argparse.ArgumentParser, prog="trailnotes", description=ABOUT)
+    parser = _make_parser(argparse.ArgumentParser, prog="trailnotes", description=ABOUT, epilog=textwrap.fill(HINT, WIDTH))
     parser.add_argument("--version", action=_VersionAction, nargs=0, help="show program's version number and exit")
     parser.set_defaults(command=None, unfinished=parser)
     top = parser.add_subparsers(title="commands", metavar="COMMAND")

@@ -43,7 +43,7 @@ def _run_role_exchange(args: Namespace) -> None:
 
 DIAGNOSE = Command(
     name="diagnose",
-    summary="find the weak link of a run",
+    summary="find out why a run does not learn",
     about="Follow a run link by link: are its tips right, are they found, are they followed, "
     "do members of a group differ, does the model learn to do without them? With --roles, play the panel of the "
     "config's [eval] with tips, and exchange one role at a time between the start model and the trained one: the "

@@ -82,7 +82,7 @@ def _run(args: Namespace) -> None:
 
 EVAL = Command(
     name="eval",
-    summary="success on a fixed panel of games",
+    summary="evaluate a model on a fixed panel of games",
     about="Play the fixed panel of games of the config's [eval], and print the mean with its interval. Acts without "
     "memory unless asked. With --out, episodes are kept as they end, and the same command plays on after it was "
     "stopped.",

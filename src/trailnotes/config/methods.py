@@ -1,7 +1,7 @@
 """The methods by name: where each lives, and what everybody else must know of it.
 
 `algorithm.name` is a name in `METHODS`, one that `register` added, or ``"module:NAME"`` where NAME is a `Method`.
-Importing this module loads none of them, and reading a config imports nothing: `method_of` does, for whoever runs it.
+Importing this module loads none of them, and reading a config imports nothing: `resolve_method` does, for whoever runs it.
 """
 
 from __future__ import annotations

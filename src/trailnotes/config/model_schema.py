@@ -83,7 +83,7 @@ def is_missing_directory(path: str) -> bool:
 
 
 def require_model_directory(path: str) -> None:
-    """Refuse a `model.path` of which `is_unmade` holds. Raises `ConfigError`."""
+    """Refuse a `model.path` of which `is_missing_directory` holds. Raises `ConfigError`."""
     if is_missing_directory(path):
         is_start = path.startswith(RUNS_PREFIX)
         fix = f"; a start model is made first: trailnotes warmstart CONFIG --out {path}" if is_start else ""

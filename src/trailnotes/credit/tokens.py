@@ -86,13 +86,13 @@ def add_teacher_signal(advantages: Array, ratios: Array, known: Mask, options: O
     """The advantage of each token: what the group says of its episode, and what the teacher says of the token.
 
     sdpo and opcd: (1 - c) A + signal, so that c = 1 is the paper's and less is the hybrid with GRPO; sdar: A + signal.
-    A alone where there is no teacher, or the reward keeps it from speaking (`gate_of`).
+    A alone where there is no teacher, or the reward keeps it from speaking (`compute_gate`).
 
     Args:
         advantages: (n,) of the episode in its group, A.
         ratios: (n,) `log_ratio`.
         known: (n,) whether the token has a teacher.
-        options: see `signal_of`; and the gate.
+        options: see `compute_teacher_signal`; and the gate.
 
     Returns:
         (n,) advantages.

@@ -19,7 +19,7 @@ def make_response_hook(key: str) -> Callable[[Any], None]:
     """Make the hook of a client that takes the key out of each body, and refuses one beyond bounds.
 
     Returns:
-        What is called with a response whose body is not read yet. It raises `Trouble`.
+        What is called with a response whose body is not read yet. It raises `RetryableError`.
     """
 
     def hook(response: Any) -> None:

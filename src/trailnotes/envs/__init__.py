@@ -91,7 +91,7 @@ def get_env_identity(name: str, options: Mapping[str, Any] | None = None) -> dic
     A class says it in a static method ``identity(**options) -> dict``: its data, how that is split, and hashes of both.
 
     Raises:
-        ConfigError, MissingExtraError, EnvError: as `env_tasks`.
+        ConfigError, MissingExtraError, EnvError: as `list_env_tasks`.
     """
     cls = load_env_class(name)
     options = options or {}

@@ -90,12 +90,12 @@ def strip_intent(action: str) -> str:
 
 
 def normalize_command(action: str) -> str:
-    """The command of an action alone: `imperative`, blanks joined, and without what stands around it."""
+    """The command of an action alone: `strip_intent`, blanks joined, and without what stands around it."""
     return " ".join(strip_intent(action[:_MAX_ACTION].strip()).split()).strip(_STRIPPED_CHARS)
 
 
 def match_offered(action: str, offered: Sequence[str]) -> str:
-    """The one of `offered` that `action` is but for case and what `commanded` leaves out.
+    """The one of `offered` that `action` is but for case and what `normalize_command` leaves out.
 
     Where there is none, what it leaves. For games that take an action in their own letters only.
     """

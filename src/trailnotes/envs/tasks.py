@@ -126,7 +126,7 @@ def validate_learning_tasks(games: Iterable[Task], source: str, config: Config) 
     An environment without the split `eval.split` has nothing to examine, and nothing is refused.
 
     Raises:
-        ConfigError: as `refuse_examined`.
+        ConfigError: as `validate_splits`.
     """
     games = list(games)
     if config.train.eval_notes_every and (split := config.train.new_split):

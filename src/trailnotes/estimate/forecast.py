@@ -50,7 +50,7 @@ def estimate_iterations(config: Config, first: Mapping[str, Any], before: Mappin
 
     Args:
         config: of the run.
-        first: what the iteration spent, by the names of `Spent`.
+        first: what the iteration spent, by the names of `Usage`.
         before: what the run spends before it.
     """
 

@@ -1,6 +1,6 @@
 """What one rank of the learner takes of its device's memory, by part: all the time, and in the middle of an update.
 
-What is saved for a backward pass was counted in a layer of Qwen2 (`SAVED`); models of other layers differ. Attention
+What is saved for a backward pass was counted in a layer of Qwen2 (`SAVED_BYTES`); models of other layers differ. Attention
 that writes out its scores (`eager`) takes more.
 """
 

@@ -52,7 +52,7 @@ def build_rank(circle: LearnerGroup, config: Config, dump_dir: Path | None) -> L
     Every rank loads the whole model into its host's memory, and moves a block at a time to its device.
 
     Raises:
-        ConfigError: as `build_alone`; or a rank does not see the directory of the run, in which all save.
+        ConfigError: as `build_single`; or a rank does not see the directory of the run, in which all save.
         LearnerError: the ranks have loaded different weights.
     """
     on_host = config.model.model_copy(update={"device": "cpu"})

@@ -165,7 +165,7 @@ class Learner:
         self.steps = int(rest["steps"])
 
     def weights(self) -> dict[str, Tensor]:
-        """What is trained, whole, on the CPU; see `trained_weights`."""
+        """What is trained, whole, on the CPU; see `gather_trained_weights`."""
         return gather_trained_weights(self.model, self.ranks)
 
     def export(self, path: Path, tokenizer: Any = None) -> None:
@@ -228,7 +228,7 @@ class Learner:
         sum is weighted by the share of the two, so that either comes out as a mean over its own tokens.
 
         Returns:
-            (4,) as `_backward`.
+            (4,) as `_backward_batch`.
         """
         weight = self._compute_policy_weight(samples) if self.loss.kl and not self.loss.mask_kl else 1.0
         sums = torch.zeros(4, device=self.device)
@@ -301,7 +301,7 @@ class Learner:
         return states if own else states[:0]
 
     def _compute_reference_logits(self, states: Tensor) -> Tensor:  # (K, H) -> (K, V)
-        """Of `_start_states`; adapters may sit on the head, too."""
+        """Of `_compute_reference_states`; adapters may sit on the head, too."""
         with self.use_initial_adapters() if self._adapts_head else nullcontext():
             return self._score_reference.logits(states)
 
@@ -355,7 +355,7 @@ class Learner:
         return torch.where(batch.off_policy[:, None], losses.shaped_surrogate(ratio, batch.advantages), clipped)
 
     def _find_clipped(self, ratio: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:  # three (B, T) of bool
-        """Where `_surrogate` is flat: clipped low, high, by the dual bound."""
+        """Where `_compute_surrogate` is flat: clipped low, high, by the dual bound."""
         clips = (self.loss.clip_low, self.loss.clip_high, self.loss.dual_clip)
         low, high, dual = losses.clip_events(ratio, batch.advantages, *clips)
         free = batch.off_policy[:, None] & (self.loss.shaping != "none")

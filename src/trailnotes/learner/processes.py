@@ -25,7 +25,7 @@ STORE_FILE = "store"  # the file in that directory that all meet over
 
 
 class RankProcess:
-    """A rank of this machine; see `Follower`.
+    """A rank of this machine; see `RankHandle`.
 
     Args:
         rank: its number.
@@ -48,7 +48,7 @@ class RankProcess:
             )
 
     def failure(self) -> Failure | None:
-        """See `Follower`."""
+        """See `RankHandle`."""
         code = self.process.poll()  # first: what has ended says nothing more
         if self._said.exists():
             said = from_json(self._said.read_text(encoding="utf-8"))
@@ -62,7 +62,7 @@ class RankProcess:
         return Failure(f"ended with exit status {code}" + (f": {last}" if last else ""))
 
     def end(self, seconds: float) -> None:
-        """See `Follower`."""
+        """See `RankHandle`."""
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:

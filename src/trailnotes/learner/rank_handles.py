@@ -1,6 +1,6 @@
 """The other ranks as rank 0 knows them: whether they live, what they said before they failed, and their end.
 
-What a rank is besides (a process of this machine, see `processes`, or an actor of a cluster) is told by a `Follower`.
+What a rank is besides (a process of this machine, see `processes`, or an actor of a cluster) is told by a `RankHandle`.
 """
 
 from __future__ import annotations

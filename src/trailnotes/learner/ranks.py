@@ -119,9 +119,9 @@ def split_microbatches(
 
     Args:
         samples: rows, the same on every rank.
-        max_tokens: of a micro-batch, see `microbatches`.
+        max_tokens: of a micro-batch, see `make_microbatches`.
         ranks: who shares them.
-        joining: see `microbatches`.
+        joining: see `make_microbatches`.
 
     Returns:
         Indices into `samples`. Over all ranks each stands in exactly one micro-batch.

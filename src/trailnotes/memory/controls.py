@@ -51,7 +51,7 @@ class ControlMemory(TipMemory):
         return self._substitute(namespace, await super().search_async(namespace, query, top_k))
 
     def register_tasks(self, tasks: Sequence[Task]) -> bool:
-        """As `TipMemory.meet`; which task is of another family must be known whatever the scope."""
+        """As `TipMemory.register_tasks`; which task is of another family must be known whatever the scope."""
         new = super().register_tasks(tasks)
         return self.store.register_tasks(tasks) or new if self.show == "other" else new
 

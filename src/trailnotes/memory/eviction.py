@@ -25,7 +25,7 @@ def evict(store: TipStore, namespaces: Iterable[str], config: MemoryConfig, on: 
     """Retire tips of these tasks, or of their scope, until `config.capacity` are enabled; within a transaction.
 
     By use and by worth the newest quarter is not judged: what was just written has had no reader yet, and would go at
-    once (the window of W-TinyLFU, arXiv 1512.00727, for the same reason). By worth see `worth.cautious_gain`.
+    once (the window of W-TinyLFU, arXiv 1512.00727, for the same reason). By worth see `worth.shrunk_gain`.
 
     Args:
         store: the rows.

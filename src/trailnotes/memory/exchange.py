@@ -113,7 +113,7 @@ def require_namespace(store: TipStore, namespace: str) -> None:
 
 
 def require_searchable(store: TipStore, namespace: str, scope: Scope) -> None:
-    """As `check_namespace`, but for a task that may read the tips of others, be it without any of its own."""
+    """As `require_namespace`, but for a task that may read the tips of others, be it without any of its own."""
     if scope == "task" or store.get_task_info(namespace) is None:
         require_namespace(store, namespace)
 
@@ -153,10 +153,10 @@ def search_tips(
 ) -> list[SearchHit]:
     """The enabled tips most similar to `query`, by the embedder that the file was made with, in the scope of a task.
 
-    `embedder` is as `named` of `embedder_for`.
+    `embedder` is as `named` of `load_file_embedder`.
 
     Raises:
-        ConfigError: as `embedder_for`.
+        ConfigError: as `load_file_embedder`.
         MemoryStoreError: there is no such namespace, or `top_k` is below 1.
     """
     if top_k < 1:
@@ -187,11 +187,11 @@ def add_tip(
         score: its worth, which becomes the highest where it is above that; by default that of the best tip of the
             namespace, or 1 where it is the first.
         enabled: whether it is shown.
-        config: what makes room for it, and in `embedder` what the user names, as for `embedder_for`; default settings
+        config: what makes room for it, and in `embedder` what the user names, as for `load_file_embedder`; default settings
             if None.
 
     Raises:
-        ConfigError: as `embedder_for`.
+        ConfigError: as `load_file_embedder`.
         MemoryStoreError: a text without any letter or digit, a score that is no number, or a text that is known under
             this key.
     """
@@ -308,7 +308,7 @@ def import_tips(
         progress: is given how many tips of how many are through.
 
     Raises:
-        ConfigError: as `embedder_for`.
+        ConfigError: as `load_file_embedder`.
         MemoryStoreError: the file cannot be read, is the memory itself, or has malformed lines, which are named;
             nothing is added then.
     """

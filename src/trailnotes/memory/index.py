@@ -169,7 +169,7 @@ class TipIndex:
     def tune(self, sample: Floats) -> None:
         """Look into as few lists as find `FOUND` of what all of them would, asked for some vectors (n, dim).
 
-        But into as many as hold `EASY`: a text that is not among the tips lies further from its nearest ones, and finds
+        But into as many as hold `MIN_SCANNED_VECTORS`: a text that is not among the tips lies further from its nearest ones, and finds
         less than they do.
         """
         least = self._lists.nlist * MIN_SCANNED_VECTORS / max(1, len(self))

@@ -52,11 +52,11 @@ def merge(out: StrPath, sources: Sequence[StrPath], *, embedder: str = "") -> Me
     Args:
         out: the file to make.
         sources: as for `read_tips`.
-        embedder: of the new memory; by default that of the memory files among `sources`, as far as `embedder_for` loads
+        embedder: of the new memory; by default that of the memory files among `sources`, as far as `load_file_embedder` loads
             it for them.
 
     Raises:
-        ConfigError: as `embedder_for`.
+        ConfigError: as `load_file_embedder`.
         MemoryStoreError: `out` is there already, a source cannot be read, or they have several embedders and none is
             named. Nothing is written then.
     """

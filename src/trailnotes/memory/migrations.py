@@ -8,7 +8,7 @@ WRONG_SIZES = """
 """
 COUNT_SIZES = "INSERT INTO sizes SELECT namespace, SUM(enabled) FROM tips GROUP BY namespace"
 WORTH_SQL = (
-    "gained / (4.0 + compared)"  # `worth.cautious_gain`; an index holds it, so another prior is another migration
+    "gained / (4.0 + compared)"  # `worth.shrunk_gain`; an index holds it, so another prior is another migration
 )
 NEW_ERA = "INSERT OR REPLACE INTO meta VALUES ('era', lower(hex(randomblob(8))))"
 

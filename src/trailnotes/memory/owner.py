@@ -57,7 +57,7 @@ def discard_empty_start(live: Path, start: Path) -> None:
 
     Args:
         live: the run's memory file, which nobody has open.
-        start: as for `settle`.
+        start: as for `reconcile`.
     """
     start.unlink(missing_ok=True)
     if live.is_file():

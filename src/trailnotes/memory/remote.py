@@ -212,7 +212,7 @@ def _split_batches(texts: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _parse_vectors(text: str, count: int) -> Floats:
-    """Unit vectors (count, dim) of a server's answer. Raises `Trouble` if it is none."""
+    """Unit vectors (count, dim) of a server's answer. Raises `RetryableError` if it is none."""
     try:
         rows = parse_json(text)["data"]
         by_index = {row["index"]: row["embedding"] for row in rows}

@@ -42,7 +42,7 @@ class MergeCandidate(NamedTuple):
     id: int
     text: str
     vector: bytes
-    worth: float  # `cautious_gain`
+    worth: float  # `shrunk_gain`
     score: float
     support: int
     age: int

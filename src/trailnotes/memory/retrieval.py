@@ -277,7 +277,7 @@ def load_file_embedder(held: str, named: str = "") -> Embedder:
     server is asked, or with which key. `named` says so; or the environment does, of a model of a server.
 
     Args:
-        held: the one whose vectors the file holds (`Identity.name`).
+        held: the one whose vectors the file holds (`EmbedderIdentity.name`).
         named: as `memory.embedder` of the user's own settings; another one than `held` is not loaded.
 
     Raises:

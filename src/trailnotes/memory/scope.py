@@ -155,7 +155,7 @@ def read_tasks(source: sqlite3.Connection) -> list[TaskRow]:
 
 
 def _select_readable_tasks(rows: Sequence[tuple[str, ...]], splits: set[str]) -> dict[str, TaskInfo]:
-    """Of rows (namespace, split, env, family, game), see `TaskTable._readable`."""
+    """Of rows (namespace, split, env, family, game), see `TaskTable._load_readable_tasks`."""
     counts = Counter((game, split) for _, split, _, _, game in rows)
     common = {game for (game, _), count in counts.items() if count > 1}
     held_names = {name for name, split, *_ in rows if split not in splits}

@@ -51,7 +51,7 @@ class TipPage:
     """The enabled tips of a namespace or place, ready to be searched. Row numbers of `index` are positions in `ids`."""
 
     ids: tuple[int, ...]  # best first, by the order that the page was asked for
-    columns: dict[str, Floats]  # "score", "support", "recency" and those of `READINGS`: float64 (n,)
+    columns: dict[str, Floats]  # "score", "support", "recency" and those of `READER_COLUMNS`: float64 (n,)
     index: VectorIndex
     fetched: dict[int, Tip] = field(default_factory=dict)  # by id: rows that were shown before
     words: list[BM25Index] = field(default_factory=list)  # of the keys: none, or one when a search has asked for it
@@ -70,7 +70,7 @@ class OwnerChange(NamedTuple):
 
 
 class TipStore(IndexedFile, TaskTable, RetiredTips):
-    """Rows of tips with their vectors, in a file that `OpenFile` opens."""
+    """Rows of tips with their vectors, in a file that `MemoryFile` opens."""
 
     def __init__(self, path: StrPath | None, identity: EmbedderIdentity | None = None) -> None:
         super().__init__(path, identity)
@@ -88,7 +88,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         ]
 
     def list_sorted(self, namespace: str | None, by: str, limit: int = 0, *, retired: bool | None = None) -> list[Tip]:
-        """All tips, or those (not) retired, by a key of `LISTED`, of equals the newest first; `limit` 0 gives all."""
+        """All tips, or those (not) retired, by a key of `LIST_ORDERS`, of equals the newest first; `limit` 0 gives all."""
         kept = {None: "TRUE", True: "retired_at > 0", False: "retired_at = 0"}[retired]
         where, values = ("AND namespace = ?", [namespace]) if namespace is not None else ("", [])
         sql = f"{SELECT_TIP} WHERE {kept} {where} ORDER BY {LIST_ORDERS[by]} DESC, age DESC LIMIT ?"

@@ -108,7 +108,7 @@ def estimate_tip_effects(
 
 
 def estimate_reliance(off_policy: Sequence[Sample], tip_free: Sequence[Sequence[float]]) -> float:
-    """How far the policy with tips is from itself without, over the tokens of these rows; arguments as of `leads_of`.
+    """How far the policy with tips is from itself without, over the tokens of these rows; arguments as of `estimate_tip_effects`.
 
     Returns:
         KL(with || without), estimated from the sampled tokens by k3: nats a token, 0 of none.

@@ -153,7 +153,7 @@ class _TipLineParser:
 
 
 def _iter_lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
-    """Number and content of each line that is not blank; None for one of more than `LONGEST_LINE` bytes."""
+    """Number and content of each line that is not blank; None for one of more than `MAX_LINE_BYTES` bytes."""
     number = 0
     while line := file.readline(MAX_LINE_BYTES + 1):
         number += 1

@@ -1,6 +1,6 @@
 """EMPO2's memory: which tips are kept, which are found, in which order (arXiv 2602.23008, section 4.1).
 
-Every tip is cleaned once, by whatever writes it into a store: `storable`, for a memory's `add` and so for imports, and
+Every tip is cleaned once, by whatever writes it into a store: `normalize_tip`, for a memory's `add` and so for imports, and
 `exchange.edit_tip`. A file that somebody else made may hold anything: prompts quote whatever they show
 (`prompts.quoted`), stored where and how it may be.
 """
@@ -112,7 +112,7 @@ class TipMemory(StoreBackedMemory):
         return [(tip, by_row[row]) for row in chosen for tip in self.store.fetch(page, [row])]
 
     def register_tasks(self, tasks: Sequence[Task]) -> bool:
-        """See `ScopedMemory.meet`."""
+        """See `ScopedMemory.register_tasks`."""
         if self.config.scope == "family" and (nameless := next((task for task in tasks if not task.family), None)):
             raise ConfigError(
                 f"memory.scope = family, and {nameless.id} says no family: set Task.family where {nameless.env} lists "
@@ -149,7 +149,7 @@ class TipMemory(StoreBackedMemory):
         evict(self.store, dict.fromkeys(namespaces), self.config, self._clock())
 
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
-        """See `AttentiveMemory.report`: count the readers of each tip, and what they gained over those without it."""
+        """See `FeedbackMemory.report`: count the readers of each tip, and what they gained over those without it."""
         if not (readings := list(compute_exposures(episodes))):
             return
         with self.store.transaction():
@@ -157,7 +157,7 @@ class TipMemory(StoreBackedMemory):
                 self.store.record_exposures(readings)
 
     def record_effects(self, readings: Sequence[TipEffect], *, once: str = "") -> None:
-        """See `MeasuringMemory.measure`; with `config.distilled` those that change nothing any more are retired."""
+        """See `TipEffectMemory.measure`; with `config.distilled` those that change nothing any more are retired."""
         config = self.config
         if not readings:
             return

@@ -110,7 +110,7 @@ class Conversation:
         self._introduce = introduce or self.format_tips
 
     def start(self, instruction: str) -> None:
-        """Open as `opening_messages` does; the first turn will begin with `instruction` ('' for none)."""
+        """Open as `build_opening_messages` does; the first turn will begin with `instruction` ('' for none)."""
         self.instruction = self.cap_text(instruction)
         said = build_opening_messages(self._rollout)
         self.acting += said
@@ -274,7 +274,7 @@ def replay_conversation(
 def build_memory_keys(
     trajectory: Trajectory, rollout: RolloutConfig, memory: MemoryConfig, count_tokens: CountTokens
 ) -> list[str]:
-    """`memory_query` of every state of the episode: one before each action, then that of the final observation."""
+    """`build_memory_query` of every state of the episode: one before each action, then that of the final observation."""
     observations = [*(step.observation for step in trajectory.steps), trajectory.final_observation]
     stages = replay_conversation(trajectory, rollout, memory, count_tokens)
     return [

@@ -35,7 +35,7 @@ def _escape_char(char: str) -> str:
 
 
 class PrintableStream:
-    """A stream to a terminal or a file that writes `printable_lines`; all else is as the stream has it."""
+    """A stream to a terminal or a file that writes `escape_unprintable_lines`; all else is as the stream has it."""
 
     def __init__(self, stream: IO[str]) -> None:
         self.stream = stream

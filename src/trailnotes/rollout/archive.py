@@ -58,7 +58,7 @@ class Archive:
         so is one of which fewer than two members would return.
 
         Returns:
-            Tasks and rows of modes for `run_groups`, those that return marked by `RETURN_TO` among their options.
+            Tasks and rows of modes for `run_groups`, those that return marked by `RETURN_OPTION` among their options.
         """
         planned: list[tuple[Task, list[Mode]]] = []
         for task, row in zip(tasks, modes, strict=True):

@@ -84,7 +84,7 @@ class Decision:
 
 
 class Actor(Protocol):
-    """One agent in one episode. What it asks the policy goes under `Seating.episode`, one request at a time."""
+    """One agent in one episode. What it asks the policy goes under `EpisodeContext.episode`, one request at a time."""
 
     def start(self, observation: Observation) -> None:
         """The environment has been reset; its instruction and briefing are in this observation only."""

@@ -69,7 +69,7 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
     without a member that failed for good while at least two are left (or all, of a group of one); else it is dropped
     with a warning, so the result may be shorter than `tasks`. Episodes that begin together are all announced to the
     policy before the first of them begins, and each later one before the one that it follows is closed. A task that
-    stands in `tasks` twice gets other seeds the second time. A memory that asks for it (`AttentiveMemory`) hears at the
+    stands in `tasks` twice gets other seeds the second time. A memory that asks for it (`FeedbackMemory`) hears at the
     end how its readers fared, so that it is the same for all of them.
 
     Args:

@@ -107,7 +107,7 @@ async def write_tips(
         config: `memory` (limits and temperature of writing), `rollout` (wording), `env.max_envs`, `run.name`.
         seed: of the batch; each tip's seed follows from it, its task and member.
         step: training iteration or adaptation trial, kept with each tip.
-        on_tip: called with each of them in task order; `tip_metrics` counts them.
+        on_tip: called with each of them in task order; `compute_tip_metrics` counts them.
     """
     trajectories = select_usable([t for group in groups for t in group.trajectories])
     requests = build_tip_requests(policy, trajectories, config, seed=seed)
@@ -168,7 +168,7 @@ def build_tip_requests(
 def parse_tips(
     policy: Policy, trajectories: Sequence[Trajectory], completions: Sequence[Completion], config: Config, *, step: int
 ) -> list[WrittenTip]:
-    """What was answered to `tip_requests`, as memory entries."""
+    """What was answered to `build_tip_requests`, as memory entries."""
     return [_parse_tip(policy, t, done, config, step) for t, done in zip(trajectories, completions, strict=True)]
 
 

@@ -39,5 +39,5 @@ COMPARISON_FIELDS = (
 
 
 def build_usage_columns(spent: Mapping[str, float]) -> dict[str, Any]:
-    """The columns `BY_ROW`, whole numbers but for the seconds; nothing was spent where nothing is known of it."""
+    """The columns `TABLE_FIELDS`, whole numbers but for the seconds; nothing was spent where nothing is known of it."""
     return {name: round(spent.get(name, 0)) for name in TABLE_FIELDS} | {"seconds": float(spent.get("seconds", 0.0))}

@@ -37,7 +37,7 @@ class BoundedConnection(sqlite3.Connection):
     Arguments are those of `sqlite3.connect`, which takes this class as its `factory`.
 
     Raises:
-        sqlite3.DatabaseError: a rollback journal lies beside the file (`JOURNAL`).
+        sqlite3.DatabaseError: a rollback journal lies beside the file (`JOURNAL_MESSAGE`).
     """
 
     def __init__(self, database: str, *args: Any, **kwargs: Any) -> None:

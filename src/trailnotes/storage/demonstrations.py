@@ -33,7 +33,7 @@ def list_assistant_turns(messages: Iterable[Message]) -> frozenset[int]:
 
 
 def write_demonstrations(demonstrations: Iterable[Demonstration], path: Path) -> None:
-    """Write what `from_jsonl` reads: the whole file or none of it."""
+    """Write what `read_demonstrations` reads: the whole file or none of it."""
     write_bytes_atomic(
         path, b"".join(encode_line(demonstration_to_json(demonstration)) for demonstration in demonstrations)
     )
@@ -83,7 +83,7 @@ def read_demonstrations(path: Path, setting: str) -> list[Demonstration]:
 
 
 def demonstration_to_json(demonstration: Demonstration) -> Mapping[str, Any]:
-    """One line of what `from_jsonl` reads."""
+    """One line of what `read_demonstrations` reads."""
     record: dict[str, Any] = {"messages": [_message_to_json(message) for message in demonstration.messages]}
     if demonstration.taught != list_assistant_turns(demonstration.messages):
         record["taught"] = sorted(demonstration.taught)

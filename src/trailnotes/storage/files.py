@@ -150,7 +150,7 @@ def read_small(path: Path) -> bytes:
     """The content of a small regular file: settings or JSON of a directory that may be somebody else's.
 
     Raises:
-        OSError: as `open_regular`, or it is longer than `MOST_SMALL` bytes; `strerror` says so.
+        OSError: as `open_regular`, or it is longer than `MAX_SMALL_BYTES` bytes; `strerror` says so.
     """
     with open_regular(path) as file:
         data = file.read(MAX_SMALL_BYTES + 1)

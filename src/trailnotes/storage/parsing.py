@@ -36,7 +36,7 @@ def parse_json(text: str | bytes, nonfinite: Nonfinite = "keep") -> Any:
             "keep" makes them ``nan`` or ``inf``, "drop" None, as `encode_line` writes them.
 
     Raises:
-        ValueError: it is not JSON, nests more than `MOST_NESTED` levels deep, or has a number that "refuse" refuses.
+        ValueError: it is not JSON, nests more than `MAX_NESTING` levels deep, or has a number that "refuse" refuses.
     """
     if isinstance(text, bytes):
         text = text.removeprefix(BOM_UTF8).decode("utf-8", "surrogatepass")
@@ -63,8 +63,8 @@ def parse_toml(text: str) -> dict[str, Any]:
     """Parse TOML that somebody else may have written.
 
     Raises:
-        ValueError: it is not TOML, is longer than `MOST_TOML` characters, nests more than `MOST_NESTED` levels deep, or
-            holds an integer of more than `MOST_DIGITS` digits.
+        ValueError: it is not TOML, is longer than `MAX_TOML_CHARS` characters, nests more than `MAX_NESTING` levels deep, or
+            holds an integer of more than `MAX_DIGITS` digits.
     """
     if len(text) > MAX_TOML_CHARS:
         raise ValueError(f"it is longer than {MAX_TOML_CHARS:,} characters")

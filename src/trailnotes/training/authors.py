@@ -45,7 +45,7 @@ class AuthorRegistry:
         """A row for each credited text whose author is known and wrote in an earlier iteration.
 
         Args:
-            credit: of `tip_credits`; what earned exactly 0 teaches nothing and has no row.
+            credit: of `compute_tip_credits`; what earned exactly 0 teaches nothing and has no row.
             iteration: the present one: what is written in it, nobody has read yet.
         """
         weight = self.config.algorithm.author_credit
@@ -104,7 +104,7 @@ def check_author_age(config: Config, num_tasks: int) -> str:
 def compute_author_credit(
     groups: Sequence[TrajectoryGroup], policy: Policy, learner: Learner | ShardedLearner, config: Config
 ) -> dict[TipKey, float]:
-    """`tip_credits` of an iteration's episodes, shared as `algorithm.author_share` says."""
+    """`compute_tip_credits` of an iteration's episodes, shared as `algorithm.author_share` says."""
     texts = [[list_shown_texts(t) for t in group.trajectories] for group in groups]
     if config.algorithm.author_share == "equal":
         shares: list[list[Shares]] = [[split_equally(shown) for shown in row] for row in texts]

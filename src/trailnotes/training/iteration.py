@@ -274,7 +274,7 @@ class Iteration:
     def measure_tips(
         self, groups: Sequence[TrajectoryGroup], off_policy: Sequence[Sample], tip_free: Sequence[Sequence[float]]
     ) -> None:
-        """Tell what tips still change, and the memory of each of its own; arguments as of `leads_of`."""
+        """Tell what tips still change, and the memory of each of its own; arguments as of `estimate_tip_effects`."""
         self.add_metrics("tips", {"reliance": estimate_reliance(off_policy, tip_free)})
         if isinstance(self.run.prompt_memory, TipEffectMemory):
             leads = estimate_tip_effects(groups, off_policy, tip_free)

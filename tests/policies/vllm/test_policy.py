@@ -343,9 +343,9 @@ def test_engines_end_with_a_parent_that_is_killed(config_of, model_path: Path, t
         import sys, time
         from pathlib import Path
         from trailnotes.config.schema import Config
-        from trailnotes.policies.vllm import vllm_policy
+        from trailnotes.policies.vllm import make_vllm_policy
         config = Config(model={"path": sys.argv[1], "device": "cpu"}, engine={"python": sys.executable})
-        policy = vllm_policy(config, core=Path(sys.argv[2]))
+        policy = make_vllm_policy(config, core=Path(sys.argv[2]))
         print(policy.replicas[0].about["pid"], policy._folder, flush=True)
         time.sleep(600)
     """

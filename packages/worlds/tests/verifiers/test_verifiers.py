@@ -92,9 +92,9 @@ def shown(each):
 found = {}
 for name in ("capitals", "guess"):
     found[f"check {name}"] = check_env(functools.partial(VerifiersEnv, taskset=name))
-    found[f"splits {name}"] = {split: [task.id for task in env_tasks("verifiers", split, {"taskset": name})]
+    found[f"splits {name}"] = {split: [task.id for task in list_env_tasks("verifiers", split, {"taskset": name})]
                                for split in ("train", "validation", "test")}
-(task, *_) = env_tasks("verifiers", "train", {"taskset": "capitals"})
+(task, *_) = list_env_tasks("verifiers", "train", {"taskset": "capitals"})
 for answer in ("Madrid", "It is Madrid", "Rome", "no idea"):
     env = make_env("verifiers", taskset="capitals")
     start = env.reset(task)

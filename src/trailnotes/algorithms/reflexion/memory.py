@@ -34,7 +34,7 @@ class ReflectionMemory(StoreBackedMemory):
     def get_prompt_plans(self, namespace: str, show: TipSource = "own") -> list[Tip]:
         """The plans that the task's next attempt begins with: its window, or a control in the place of it.
 
-        "other" takes the newest plans of another task (`other_namespace`), as many as there are own ones or fewer;
+        "other" takes the newest plans of another task (`pick_other_namespace`), as many as there are own ones or fewer;
         "empty" the own ones without words.
         """
         own = self.search(namespace, "", self.window)

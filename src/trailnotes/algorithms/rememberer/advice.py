@@ -65,7 +65,7 @@ class Situation:
     task: str
     observation: str
     history: tuple[str, ...] = ()  # the last actions, oldest first
-    actions: str = ""  # admissible ones, see `action_list`; "" in an example
+    actions: str = ""  # admissible ones, see `join_actions`; "" in an example
     last_reward: float = 0.0  # rewards are shown in full style only, as the release shows them in WikiHow
     total_reward: float = 0.0
     facts: tuple[str, ...] = ()  # of the environment's briefing, in words; () in an example

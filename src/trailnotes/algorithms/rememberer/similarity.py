@@ -36,7 +36,7 @@ class SituationSimilarity:
         dim: of the vectors given.
 
     Attributes:
-        needs: whether the vector of the task, and that of the observation, is looked at in `to_all`.
+        needs: whether the vector of the task, and that of the observation, is looked at in `compare_to_all`.
     """
 
     def __init__(self, config: RemembererConfig, dim: int) -> None:
@@ -74,7 +74,7 @@ class EmbeddingSimilarity:
         self._vectors[row] = vector
 
     def compare_to_all(self, text: str, vector: Floats, rows: int) -> Floats:  # noqa: ARG002
-        """See `Part.to_all`."""
+        """See `TextSimilarity.compare_to_all`."""
         return self._vectors[:rows] @ vector
 
 
@@ -89,7 +89,7 @@ class ExactMatchSimilarity:
         self._texts[row : row + 1] = [text]
 
     def compare_to_all(self, text: str, vector: Floats, rows: int) -> Floats:  # noqa: ARG002
-        """See `Part.to_all`."""
+        """See `TextSimilarity.compare_to_all`."""
         return np.fromiter((text == kept for kept in self._texts[:rows]), np.float32, rows)
 
 
@@ -111,7 +111,7 @@ class JaccardSimilarity:
         self._sizes[row] = len(numbers)
 
     def compare_to_all(self, text: str, vector: Floats, rows: int) -> Floats:  # noqa: ARG002
-        """See `Part.to_all`. Two texts without words are equal."""
+        """See `TextSimilarity.compare_to_all`. Two texts without words are equal."""
         words = _split_words(text)
         known = [self._numbers[word] for word in words if word in self._numbers]
         shared = self._holds[known, :rows].sum(axis=0, dtype=np.int32)
@@ -140,7 +140,7 @@ class LcsSimilarity:
         self._sizes[row] = len(numbers)
 
     def compare_to_all(self, text: str, vector: Floats, rows: int) -> Floats:  # noqa: ARG002
-        """See `Part.to_all`. The table of the usual algorithm, one of its rows at a time, for all texts together."""
+        """See `TextSimilarity.compare_to_all`. The table of the usual algorithm, one of its rows at a time, for all texts together."""
         kept, lines = self._lines[:rows], _split_lines(text)
         longest = np.zeros((rows, kept.shape[1] + 1), np.int32)  # [r, j]: with the first j lines of row r
         for line in lines:

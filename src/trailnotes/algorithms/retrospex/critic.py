@@ -114,10 +114,10 @@ def train_critic(config: Config, places: Sequence[str | Path], out: Path) -> Cri
 
 
 def load_critic(path: Path, embedder: str = "") -> Critic:
-    """Load the critic in a directory, which may be a stranger's: `embedder` is as `named` of `embedder_for`.
+    """Load the critic in a directory, which may be a stranger's: `embedder` is as `named` of `load_file_embedder`.
 
     Raises:
-        ConfigError: there is none, or it is damaged, or as `embedder_for`.
+        ConfigError: there is none, or it is damaged, or as `load_file_embedder`.
     """
     try:
         record = parse_json((path / "critic.json").read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
 """Playing a compiled game: the interpreter, its text made readable, and the cache of games on disk.
 
-`Story` is one ``.z8`` held open; a `Position` is a moment in it that any number of environments may continue from.
+`GameInterpreter` is one ``.z8`` held open; a `Position` is a moment in it that any number of environments may continue from.
 The interpreter is jericho's, the one that TextWorld itself plays with; it is driven directly because TextWorld's
 wrappers spend most of a step on information that nobody asked for here.
 """
@@ -173,7 +173,7 @@ def build_cached_game(
         raise EnvError(f"cannot write the game cache {folder} ({error}); set TRAILNOTES_CACHE to a folder") from error
     try:
         with Path(os.devnull).open("w") as sink, contextlib.redirect_stdout(sink), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # some generators play the game, see `Story`
+            warnings.simplefilter("ignore")  # some generators play the game, see `GameInterpreter`
             build(aside / path.name)
         for suffix in (".json", ".z8"):  # the game last: its presence says that both are there
             (aside / path.name).with_suffix(suffix).replace(path.with_suffix(suffix))

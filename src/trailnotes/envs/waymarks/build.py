@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BUILDER_VERSION = 1  # raise it whenever a compiled game would differ
 _KEPT_VERBS = {"route": (), "keys": ("unlock",)}
 
-# Every command verb of TextWorld's games; each is taken away, and those of `_grammar` are given back.
+# Every command verb of TextWorld's games; each is taken away, and those of `_build_grammar` are given back.
 _VERBS = """
     adjust answer ask attach attack awake awaken break brief burn buy carry check chop clean clear climb close consult
     cover crack cross cut describe destroy disable discard display disrobe doff don drag drink drop dust eat embrace

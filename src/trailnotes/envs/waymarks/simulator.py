@@ -1,7 +1,7 @@
 """Waymarks without compiling: the same games said directly, for warm starts that need 100,000s of fresh episodes.
 
-Equality with the compiled games holds for every action string whatsoever that `as_command` lets through or turns
-away (env.py); a test walks both side by side. Both environments put actions through `as_command` first.
+Equality with the compiled games holds for every action string whatsoever that `parse_command` lets through or turns
+away (env.py); a test walks both side by side. Both environments put actions through `parse_command` first.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def make_first_scene(spec: GameSpec) -> Scene:
 
 
 def advance_scene(scene: Scene, command: str) -> Scene:
-    """The scene after `command` (as `as_command` words it)."""
+    """The scene after `command` (as `parse_command` words it)."""
     words = [word[:_DICTIONARY_CHARS] for word in command.split()]
     verb, rest = (words[0], words[1:]) if words else ("", [])
     direction = _parse_direction(words) or (_parse_direction(rest) if verb == "go" else "")

@@ -35,7 +35,7 @@ class Host(ABC):
 
     @abstractmethod
     async def call(self, operation: Operation, slot: int, argument: Task | str | None = None) -> Observation | None:
-        """Run one operation of `Slots` on an instance. Raises what `boundary` lets through."""
+        """Run one operation of `Slots` on an instance. Raises what `wrap_env_errors` lets through."""
 
     @abstractmethod
     def drop(self, slot: int) -> None:
@@ -201,7 +201,7 @@ def encode_start_request(name: str, options: Mapping[str, Any]) -> bytes:
 
 
 class Slots:
-    """Instances of one environment, by number. All errors are those of `boundary`."""
+    """Instances of one environment, by number. All errors are those of `wrap_env_errors`."""
 
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
         self._name = name

@@ -116,7 +116,7 @@ class RateLimiter:
         self._left, self._seen = float(per_minute), now()
 
     def acquire(self) -> None:
-        """Count one call. Raises `Refused`, which says how long to wait."""
+        """Count one call. Raises `ToolCallRefused`, which says how long to wait."""
         now = self._now()
         self._left = min(self.per_minute, self._left + (now - self._seen) * self.per_minute / 60)
         self._seen = now

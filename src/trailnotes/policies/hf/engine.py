@@ -50,7 +50,7 @@ class Engine:
     next: what is computed together never depends on timing. An episode without a request holds all others up, so
     one that is opened must ask, or be closed.
 
-    `decode`, `end_ids` and `opening` are those of `Endings`.
+    `decode`, `end_ids` and `opening` are those of `StopCondition`.
     """
 
     def __init__(

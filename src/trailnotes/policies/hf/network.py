@@ -1,6 +1,6 @@
 """A causal LM of transformers: its two parts, as one function, and a KV cache with one slot for each live episode.
 
-Policy and learner both need logits at a few positions only, and ask the same `parts_of` whether the head alone gives
+Policy and learner both need logits at a few positions only, and ask the same `split_model` whether the head alone gives
 them.
 """
 
@@ -103,7 +103,7 @@ def needs_training_mode(model: nn.Module) -> bool:
 class Network:
     """A causal LM that gives logits at one position of each row.
 
-    The head runs at these positions only, where `parts_of` the model are all of it; other models are called as a whole.
+    The head runs at these positions only, where `split_model` the model are all of it; other models are called as a whole.
     """
 
     def __init__(self, model: Any) -> None:

@@ -348,8 +348,8 @@ def require_context_length(config: ModelConfig, wanted: int) -> None:
     """Refuse episodes of `wanted` tokens where the model holds fewer.
 
     Raises:
-        ConfigError: it holds fewer; and as `context_length_of`.
-        PolicyError: as `context_length_of`.
+        ConfigError: it holds fewer; and as `get_context_length`.
+        PolicyError: as `get_context_length`.
     """
     room, positions = get_context_length(config), _get_max_positions(load_architecture(config))
     if wanted > room:

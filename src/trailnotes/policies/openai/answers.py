@@ -19,7 +19,7 @@ from trailnotes.types import FinishReason, Message, Sampling
 class PaidAnswer:
     """What came of one request, and what it cost."""
 
-    key: str  # of the request, see `request_key`; "" for one of which nothing came
+    key: str  # of the request, see `hash_request`; "" for one of which nothing came
     text: str  # as the server wrote it
     finish_reason: FinishReason
     prompt_tokens: int

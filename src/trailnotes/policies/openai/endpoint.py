@@ -155,7 +155,7 @@ async def _open_client(config: EndpointConfig, key: str) -> AsyncIterator[AsyncO
 
 
 def _parse_reply(text: str) -> EndpointReply:
-    """Read the body of an answer. Raises `Trouble` if it is none."""
+    """Read the body of an answer. Raises `RetryableError` if it is none."""
     try:
         body = parse_json(text)
     except ValueError:

@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 # By environment. Called with (config, count_tokens, seed), it is an endless iterable of `Demonstration`; so is what its
-# class method `apart` returns, of games that `config` neither trains on nor examines.
+# class method `build_held_out` returns, of games that `config` neither trains on nor examines.
 DEMONSTRATORS: dict[str, str] = {
     "waymarks": "trailnotes.warmstart.demonstrations.waymarks:WaymarksDemonstrator",
     "waymarks-simulator": "trailnotes.warmstart.demonstrations.waymarks:WaymarksDemonstrator",
@@ -62,5 +62,5 @@ def iter_held_out_demonstrations(
             f"env.name = {config.env.name!r} has no scripted episodes (those that have: {known}); let the start model "
             "play instead: trailnotes rehearsal record"
         )
-    found: Iterable[Demonstration] = demonstrator.apart(config, count_tokens, seed)
+    found: Iterable[Demonstration] = demonstrator.build_held_out(config, count_tokens, seed)
     return found

@@ -99,4 +99,4 @@ TABLE = Command(
     ),
 )  # fmt: skip
 
-COMPARE = Group("compare", "compare results side by side", (RUN, TABLE))
+COMPARE = Group("compare", "run a comparison of methods, or tabulate runs", (RUN, TABLE))

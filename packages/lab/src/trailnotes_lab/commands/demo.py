@@ -34,7 +34,7 @@ def run_demo(
     The same command resumes a demo that was interrupted, and runs nothing again that is finished.
 
     Args:
-        out: directory of everything, as `compare_run` fills it.
+        out: directory of everything, as `run_comparison` fills it.
         config_path: the common config; the method and the seed are all that differs between training runs.
         seeds: one run of each method for each of them.
         trials: trials with tips on the games of the trained families.
@@ -134,7 +134,7 @@ def _run(args: Namespace) -> None:
 
 DEMO = Command(
     name="demo",
-    summary="EMPO2 against GRPO, end to end, on two cores",
+    summary="train EMPO2 and GRPO on Waymarks, end to end, on two cores",
     about="Train the same small model by both methods on games where tips matter, then print the table, draw the "
     "curves, and show one episode before and after. It may be interrupted; the same command resumes it.",
     example="trailnotes demo",

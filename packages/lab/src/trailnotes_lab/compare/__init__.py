@@ -1,6 +1,6 @@
 """Comparisons: runs of ours beside each other, and published rows beside them, never in one column.
 
-`compare_run` plays what a comparison's TOML file asks for; the other two read finished evaluations and play nothing.
+`run_comparison` plays what a comparison's TOML file asks for; the other two read finished evaluations and play nothing.
 """
 
 from __future__ import annotations

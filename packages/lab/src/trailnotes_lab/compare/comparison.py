@@ -85,7 +85,7 @@ def run_comparison(path: StrPath, *, out: StrPath | None = None, at_once: int | 
 def run_comparison_spec(
     plan: ComparisonSpec, path: Path, out: Path, *, at_once: int | None = None, text: str = ""
 ) -> Summary:
-    """As `compare_run`, for a plan that need not be in a file.
+    """As `run_comparison`, for a plan that need not be in a file.
 
     Args:
         plan: the comparison.
@@ -127,7 +127,7 @@ def _require_prerequisites(stages: Sequence[RunStage]) -> None:
 
 
 def is_comparison(directory: StrPath) -> bool:
-    """Whether `compare_run` made this directory, or a record of one was unpacked there."""
+    """Whether `run_comparison` made this directory, or a record of one was unpacked there."""
     return (Path(directory) / SPEC_FILE).is_file()
 
 

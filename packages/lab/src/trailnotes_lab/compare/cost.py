@@ -28,7 +28,7 @@ def record_process(run_dir: Path, stage: str, ended: ProcessResult) -> None:
 
 
 def load_costs(run_dir: Path) -> dict[str, float]:
-    """The totals, by the names of `BY_RUN`; what is not known is absent.
+    """The totals, by the names of `COMPARISON_FIELDS`; what is not known is absent.
 
     Counts are those of the last line of metrics.jsonl, seconds and processor seconds are summed over the processes of
     training or adapting, peak memory (bytes) is the largest of any one process. Processes that outlived a comparison

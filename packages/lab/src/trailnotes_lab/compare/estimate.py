@@ -110,7 +110,7 @@ def estimate_seconds(run: PlannedRun, copy: PlannedRun) -> float:
 
 
 def extrapolate_first_iteration(run: PlannedRun, copy: PlannedRun) -> tuple[dict[str, Any], dict[str, float]]:
-    """`first_and_before` of a run that trains."""
+    """`split_usage` of a run that trains."""
     recorded = read_recording_usage(copy.directory / REHEARSAL_DIR)
     return split_usage(run.config, copy.config, read_last_metrics(copy.directory), recorded)
 

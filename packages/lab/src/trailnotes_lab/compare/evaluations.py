@@ -43,7 +43,7 @@ class Evaluation:
     player: str  # as its own table calls who played
     metric: str  # that its own table shows
     memory: bool  # whether tips were shown
-    costs: Mapping[str, float]  # of the training, by the names of `BY_ROW`
+    costs: Mapping[str, float]  # of the training, by the names of `TABLE_FIELDS`
     model: str  # that played: a checkpoint's directory, a model directory, a hub name
     settings: Config  # that it was played with
     trained: Config | None  # settings of the run examined; None for a model that came from no run

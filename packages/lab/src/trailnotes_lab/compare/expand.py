@@ -132,7 +132,7 @@ def _validate_panels(runs: Mapping[str, PlannedRun], path: Path) -> None:
 
 
 def _validate_panel_unseen(trained: Config, examined: Config) -> None:
-    """As `refuse_examined`, where what is examined has settings of its own."""
+    """As `validate_splits`, where what is examined has settings of its own."""
     for source, games in load_used_tasks(trained).items():
         require_outside_panel(games, source, examined)
     key = "path" if trained.rehearsal.path else "split"

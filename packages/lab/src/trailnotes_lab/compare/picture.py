@@ -99,7 +99,7 @@ def draw_methods(
         path: the PNG.
         words: title, metric and interval.
         threshold: of the sample efficiency; a fine line across the curves.
-        panels: further rows, by `panel_row`.
+        panels: further rows, by `make_panel_row`.
 
     Raises:
         MissingExtraError: matplotlib is not installed.

@@ -223,7 +223,7 @@ class ComparisonSpec(Section):
 
 
 def load_spec(path: Path, *, imports: bool = True) -> ComparisonSpec:
-    """Read a comparison; `imports` as of `parse_plan`.
+    """Read a comparison; `imports` as of `parse_spec`.
 
     Raises:
         ConfigError: one line that names the key and the fix.

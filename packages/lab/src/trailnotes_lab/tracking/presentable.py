@@ -17,7 +17,7 @@ _QUERY_SECRET = re.compile(rf"([?&](?:[^\s=&?]*[._-])?(?:{SECRET_NAMES})=)[^\s&#
 
 
 def redact_secrets(value: Any) -> Any:
-    """JSON values with all that looks like a secret replaced by `HIDDEN`, at any depth, and in letters that exist."""
+    """JSON values with all that looks like a secret replaced by `REDACTED`, at any depth, and in letters that exist."""
     match value:
         case str():
             return _redact_text(value)

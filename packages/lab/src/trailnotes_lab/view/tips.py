@@ -116,7 +116,7 @@ class TipsFile:
         return TipPage(rows, total, order, is_sorted)
 
     def get_tip_row(self, tip_id: int) -> TipRow:
-        """One tip, with those of the newest `LOOKED` retired ones that became one with it."""
+        """One tip, with those of the newest `MAX_RETIRED_SCANNED` retired ones that became one with it."""
         sql = (
             "SELECT id FROM (SELECT id, merged_into FROM tips INDEXED BY tips_by_retirement WHERE retired_at > 0 "
             "ORDER BY retired_at DESC LIMIT ?) WHERE merged_into = ? ORDER BY id"
@@ -144,7 +144,7 @@ class TipsFile:
             return [str(name) for (name,) in connection.execute(sql, [most])]
 
     def _count_tips(self, connection: sqlite3.Connection, namespace: str) -> int:
-        """How many there are, `SORTED` + 1 at most: counting a million takes longer than a page may."""
+        """How many there are, `MAX_SORTED` + 1 at most: counting a million takes longer than a page may."""
         where, values = ("WHERE namespace = ?", [namespace]) if namespace else ("", [])
         sql = f"SELECT COUNT(*) FROM (SELECT 1 FROM tips {where} LIMIT ?)"  # noqa: S608 (constants)
         return int(connection.execute(sql, [*values, MAX_SORTED + 1]).fetchone()[0])
@@ -203,10 +203,10 @@ class TipSearcher:
     def search(self, path: Path, config: MemoryConfig, namespace: str, query: str) -> list[TipRow]:
         """What an agent of these settings would be shown for `query`, the best first, each with its similarity.
 
-        `config.embedder` is what the user names, as for `embedder_for`.
+        `config.embedder` is what the user names, as for `load_file_embedder`.
 
         Raises:
-            ConfigError: as `embedder_for`.
+            ConfigError: as `load_file_embedder`.
             MemoryStoreError: the file cannot be used, or has no tip of that task, which may read no others.
             MissingExtraError: its embedder is not installed.
             Opening: it takes longer than `PATIENCE_S`; it goes on meanwhile, and who asks again hears what came of it.
@@ -255,7 +255,7 @@ class TipSearcher:
 
 
 def apply_change(path: Path, tip_id: int, seen: str, act: Callable[[TipStore], object]) -> None:
-    """Do something to a tip, unless it is not the one that the page showed (`mark_of`).
+    """Do something to a tip, unless it is not the one that the page showed (`hash_tip`).
 
     Raises:
         MemoryStoreError: it has changed or gone, or what is asked is refused; nothing has changed then.

@@ -50,7 +50,7 @@ class Window:
         root: a directory with runs below it, or one run.
         write: whether pages offer to change tips.
         exported: whether pages are written down, and so have no forms.
-        embedder: the one that the user names, as for `embedder_for`.
+        embedder: the one that the user names, as for `load_file_embedder`.
     """
 
     def __init__(self, root: Path, *, write: bool = False, exported: bool = False, embedder: str = "") -> None:

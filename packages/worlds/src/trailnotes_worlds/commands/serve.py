@@ -66,7 +66,7 @@ def _said_of(tasks: Sequence[Task]) -> str:
 
 SERVE = Group(
     "envs",
-    "environments",
+    "list, check and serve environments",
     (
         Command(
             name="envs serve",

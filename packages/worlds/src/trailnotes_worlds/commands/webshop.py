@@ -283,4 +283,4 @@ COMMANDS = (
     ),
 )
 
-WEBSHOP = Group("webshop", "the shop and its catalogue", COMMANDS)
+WEBSHOP = Group("webshop", "import, show and serve catalogues of WebShop", COMMANDS)

@@ -104,4 +104,4 @@ COMMANDS = (
     ),
 )
 
-WIKIHOW = Group("wikihow", "the app and its library", COMMANDS)
+WIKIHOW = Group("wikihow", "import and show libraries of WikiHow pages", COMMANDS)

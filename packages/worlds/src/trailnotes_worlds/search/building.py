@@ -84,7 +84,7 @@ class IndexBuilder:
         self._append(name, list(map(self._numbers.__getitem__, split_words(text))))
 
     def add_terms(self, name: str, terms: Iterable[str]) -> None:
-        """Add one document whose terms are there already, and found by `Index.holding` as they are. Raises as `add`."""
+        """Add one document whose terms are there already, and found by `SearchIndex.find_by_term` as they are. Raises as `add`."""
         self._append(name, list(map(self._numbers.assign_number, terms)))
 
     def _append(self, name: str, numbers: list[int]) -> None:

@@ -256,7 +256,7 @@ def _assign_split(title: str) -> str:
 
 
 def _sample_goals(placed: Sequence[NumberedGoal], asin: str, seed: int) -> list[NumberedGoal]:
-    """At most `_MOST_OF_A_PRODUCT`, drawn."""
+    """At most `_MAX_GOALS_PER_PRODUCT`, drawn."""
     if len(placed) <= _MAX_GOALS_PER_PRODUCT:
         return list(placed)
     rng = random.Random(derive_seed("webshop", seed, "some of", asin))

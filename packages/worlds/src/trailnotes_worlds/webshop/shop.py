@@ -75,7 +75,7 @@ class ShopRules:
     products_per_page: int = 10
     products_shown: int = 0  # the first so many of each page, the others are left out; 0 = all
     show_attributes: bool = False  # a page of what the reward judges hidden attributes by
-    max_title: int = 300  # characters of a title, an option or another short text; `MAX_SHORT` at most
+    max_title: int = 300  # characters of a title, an option or another short text; `MAX_LABEL_CHARS` at most
     max_text: int = 20_000  # characters of a description, or of all features, reviews or option values
 
     @property

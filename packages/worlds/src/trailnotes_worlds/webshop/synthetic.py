@@ -32,7 +32,7 @@ _SYNTHETIC_GOAL_SHARE, _HUMAN_GOAL_SHARE = (
 )  # shares of the products with a synthetic instruction, with a human one
 
 _NUM_ASINS = math.prod(map(len, words.ASIN_WORDS))
-_STRIDE = 63_287  # between neighbours: shares no factor with `_ASINS`, and changes every word
+_STRIDE = 63_287  # between neighbours: shares no factor with `_NUM_ASINS`, and changes every word
 
 
 @dataclass(frozen=True)

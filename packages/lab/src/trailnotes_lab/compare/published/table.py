@@ -57,7 +57,7 @@ class Column:
     protocol: str
     cells: Mapping[str, ComparisonCell]
     mean: ComparisonCell  # over the tasks that have a cell
-    costs: Mapping[str, float]  # mean of a training run, by the names of `BY_ROW`
+    costs: Mapping[str, float]  # mean of a training run, by the names of `TABLE_FIELDS`
     num_runs: int
 
 
