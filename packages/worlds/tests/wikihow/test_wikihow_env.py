@@ -19,8 +19,8 @@ from trailnotes.errors import ConfigError, EnvError, RunError
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.wikihow import env as wh
 from trailnotes_worlds.wikihow.articles import Article, from_record
-from trailnotes_worlds.wikihow.goals import TEMPLATE_NUMBERS, WikiHowGoal
 from trailnotes_worlds.wikihow.library import Library, write_library
+from trailnotes_worlds.wikihow.protocols import TEMPLATE_NUMBERS, WikiHowGoal
 from trailnotes_worlds.wikihow.synthetic import make_pages, open_synthetic
 
 

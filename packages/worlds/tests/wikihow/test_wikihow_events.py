@@ -7,7 +7,7 @@ import pytest
 import howto
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes_worlds.wikihow.events import EventEngine, LogLine, StepOutcome, StepSignals
-from trailnotes_worlds.wikihow.selectors import Selector, locate_views
+from trailnotes_worlds.wikihow.matching import Selector, locate_views
 from trailnotes_worlds.wikihow.taskfile import parse_task
 from trailnotes_worlds.wikihow.views import BUTTON, IMAGE, PLAIN_VIEW, TEXT, Box, View
 

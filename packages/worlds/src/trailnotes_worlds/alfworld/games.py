@@ -69,8 +69,10 @@ def alfworld_tasks(
         for kind in kinds:
             chosen = [name for name in found if name.split("/")[1].partition("-")[0] == kind]
             for name in chosen[:num_games] if num_games else chosen:
-                options = {"type": kind, "game": name}
-                published_tasks.append(Task(f"alfworld/{name}", "alfworld", 0, split, options, f"alfworld/{kind}"))
+                found_options = {"type": kind, "game": name}
+                published_tasks.append(
+                    Task(f"alfworld/{name}", "alfworld", 0, split, found_options, f"alfworld/{kind}")
+                )
         return published_tasks
     first = (dataset_seed * len(FLOOR_PLANS) + list(FOLDERS).index(split)) * _SEEDS_PER_SPLIT
     tasks = []

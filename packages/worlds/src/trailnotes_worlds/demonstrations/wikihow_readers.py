@@ -23,8 +23,8 @@ from trailnotes.storage.demonstrations import Demonstration
 from trailnotes.types import Message
 from trailnotes.warmstart.demonstrations.episodes import get_actions, play_script
 from trailnotes_worlds.wikihow.articles import ABOUT
-from trailnotes_worlds.wikihow.goals import extract_keywords
 from trailnotes_worlds.wikihow.pages import REFERENCES_TAP, SEARCH_TAP
+from trailnotes_worlds.wikihow.protocols import extract_keywords
 
 if TYPE_CHECKING:
     import random

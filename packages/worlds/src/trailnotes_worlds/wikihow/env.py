@@ -17,12 +17,12 @@ from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import NO_OP, Observation, Task
 from trailnotes_worlds.wikihow.app import FORMATS, VIEWS, AppState, WikiHowApp, list_actions, parse_action
 from trailnotes_worlds.wikihow.events import EventEngine, StepSignals
-from trailnotes_worlds.wikihow.goals import WikiHowGoal
 from trailnotes_worlds.wikihow.library import Library
 from trailnotes_worlds.wikihow.pages import RESULTS_PER_PAGE
 from trailnotes_worlds.wikihow.protocols import (
     SPLITS,
     TaskSelection,
+    WikiHowGoal,
     build_identity,
     compute_splits,
     make_tasks,

@@ -17,8 +17,7 @@ from itertools import chain
 from typing import Any, Final, NamedTuple, Protocol
 
 from trailnotes.errors import EnvError
-from trailnotes_worlds.wikihow.matching import MAX_TEXT
-from trailnotes_worlds.wikihow.selectors import LocatedView, locate_views
+from trailnotes_worlds.wikihow.matching import MAX_TEXT, LocatedView, locate_views
 from trailnotes_worlds.wikihow.taskfile import (
     EventSlot,
     EventSource,
@@ -300,9 +299,7 @@ def _matches_property(wanted: ViewProperty, actual: str | float) -> bool:
     if not isinstance(wanted.wanted, int | float):
         return wanted.wanted.search(str(actual)[:MAX_TEXT]) is not None
     try:
-        return _COMPARATORS[wanted.sign](
-            wanted.wanted, float(actual)
-        )  # in Mobile-Env's order
+        return _COMPARATORS[wanted.sign](wanted.wanted, float(actual))  # in Mobile-Env's order
     except ValueError:
         return wanted.sign == "NE"
 

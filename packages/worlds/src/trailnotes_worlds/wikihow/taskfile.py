@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, cast, get_args
 
 from trailnotes.errors import ConfigError
-from trailnotes_worlds.wikihow.matching import Matcher, Transformation
-from trailnotes_worlds.wikihow.selectors import Selector
+from trailnotes_worlds.wikihow.matching import Matcher, Selector, Transformation
 from trailnotes_worlds.wikihow.textproto import MAX_DEPTH, MAX_SIZE, Identifier, ProtoMessage, parse_textproto
 
 LISTENERS: Final = ("score", "reward", "episode_end", "extra", "json_extra", "instruction", "null")
