@@ -196,7 +196,7 @@ HOST = """
 import os, sys, threading
 from trailnotes_worlds.scienceworld.client import ScienceWorldClient
 made = []
-thread = threading.Thread(target=lambda: made.append(Client()))
+thread = threading.Thread(target=lambda: made.append(ScienceWorldClient()))
 thread.start()
 thread.join()
 client = made[0]
