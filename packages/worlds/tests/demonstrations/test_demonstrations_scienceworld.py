@@ -19,12 +19,15 @@ from trailnotes.warmstart.demonstrations.episodes import Script, get_actions, re
 from trailnotes.warmstart.demonstrations.recorded import format_action_note
 from trailnotes_worlds.demonstrations.scienceworld import (
     NUM_WANDERINGS,
+    ROOMS,
     RecordedGame,
     ScienceWorldDemonstrator,
     load_recordings,
+    parse_things,
+    shorten_path,
+    wander,
 )
-from trailnotes_worlds.demonstrations.scienceworld_scripts import ROOMS, parse_things, shorten_path, wander
-from trailnotes_worlds.scienceworld.tasks import get_split, scienceworld_tasks
+from trailnotes_worlds.scienceworld.tasks import get_simulator_split, scienceworld_tasks
 
 KITCHEN = """This room is called the kitchen. In it, you see: 
 \tthe agent
@@ -159,12 +162,8 @@ def test_apart_leaves_out_what_is_trained_or_examined(monkeypatch: pytest.Monkey
     assert {name for name, _ in left} >= {"find-plant"}
     asked.clear()
     alone = config.model_copy(update={"rehearsal": RehearsalConfig(), "warmstart": WarmstartConfig(variations=3)})
-    monkeypatch.setattr(
-        "trailnotes_worlds.demonstrations.scienceworld._choose_tasks", lambda *_: tasks_of(config, "train")[:3]
-    )
-    with pytest.raises(
-        ConfigError, match=r"every training variation of task = 'find-animal'.*rehearsal\.options\.task"
-    ):
+    monkeypatch.setattr(ScienceWorldDemonstrator, "choose_tasks", lambda _: tasks_of(config, "train")[:3])
+    with pytest.raises(ConfigError, match=r"every training game is trained on or evaluated.*rehearsal\.options"):
         ScienceWorldDemonstrator.build_held_out(alone, lambda text: len(text.split()), 0)
     assert not asked
 
@@ -198,7 +197,7 @@ def test_recordings_are_training_variations_and_repeat(tmp_path: Path) -> None:
     recorded = load_recordings(config, tmp_path)
     (one,) = recorded
     task = one.wandered[0].task
-    assert get_split(task.options["task"], task.options["variation"]) == "train"
+    assert task.options["variation"] in get_simulator_split(task.options["task"])["train"]
     assert one.gold is not None
     assert (one.gold.success, one.gold.score) == (True, 100.0)
     assert get_actions(one.gold) == ["teleport to outside", "look around", "focus on baby mouse"]

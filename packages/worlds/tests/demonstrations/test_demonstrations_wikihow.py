@@ -17,10 +17,9 @@ from trailnotes.errors import ConfigError
 from trailnotes.types import Task
 from trailnotes.warmstart.demonstrations import load_demonstrator
 from trailnotes_worlds.demonstrations.wikihow import WikiHowDemonstrator, collect_eval_titles, extract_titles
-from trailnotes_worlds.wikihow.actions import parse_action
-from trailnotes_worlds.wikihow.goals import make_goal
+from trailnotes_worlds.wikihow.app import parse_action
 from trailnotes_worlds.wikihow.library import write_library
-from trailnotes_worlds.wikihow.protocols import TaskSelection, _make_task
+from trailnotes_worlds.wikihow.protocols import TaskSelection, _make_task, make_goal
 
 
 def words(text: str) -> int:

@@ -17,7 +17,7 @@ from trailnotes.prompts.text import quoted
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory
 from trailnotes.warmstart.demonstrations import load_demonstrator
 from trailnotes.warmstart.demonstrations.episodes import get_actions
-from trailnotes_worlds.demonstrations.scienceworld import RecordedGame, _choose_tasks
+from trailnotes_worlds.demonstrations.scienceworld import RecordedGame
 from trailnotes_worlds.demonstrations.scienceworld_english import (
     EnglishScienceWorld,
     format_attempt_tip,
@@ -118,7 +118,7 @@ def test_the_wording_follows_the_style(terse: bool) -> None:
     """Terse tips draw nothing: what they always were."""
     script = load_demonstrator("scienceworld", "terse" if terse else "full")
     made = script(Config(env=EnvConfig(name="scienceworld")), len, 0)
-    texts = {made.tip(GOLD, 100.0).text for _ in range(50)}
+    texts = {made.build_tip(GOLD, 100.0).text for _ in range(50)}
     assert (texts == {"teleport to outside ; focus on bee"}) == terse
     assert (made.rng.getstate() == random.Random(0).getstate()) == terse
 
@@ -126,7 +126,7 @@ def test_the_wording_follows_the_style(terse: bool) -> None:
 def test_the_start_model_is_shown_nothing_that_is_examined() -> None:
     """No variation of the three tasks, in no split, nor of the one that a trained agent adapts to."""
     start = load_config(SMOLLM2 / "scienceworld-warmstart.toml")
-    shown = {task.id for task in _choose_tasks(start.env.options["task"], start.warmstart.variations)}
+    shown = {task.id for task in EnglishScienceWorld.choose_tasks(start)}
     assert shown
     for name in ("find-non-living-thing", "lifespan-longest-lived", "use-thermometer", "test-conductivity"):
         options = f'{{task = "{name}", protocol = "simulator"}}'
@@ -135,7 +135,7 @@ def test_the_start_model_is_shown_nothing_that_is_examined() -> None:
         assert len(examined) > 100
         assert not examined & shown
         assert not {*resolve_tasks(name)} & {*resolve_tasks(start.env.options["task"])}
-    assert select_unused(_choose_tasks(start.env.options["task"], start.warmstart.variations), config)
+    assert select_unused(EnglishScienceWorld.choose_tasks(start), config)
 
 
 def test_start_and_training_word_their_prompts_alike() -> None:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trailnotes_worlds.puzzles.base import assign_split, canonicalize_orientation, list_cells
 from trailnotes_worlds.puzzles.fields import (
     Minefield,
     find_safe_cells,
     get_neighbours,
-    list_cells,
     open_cell,
     solve_by_logic,
 )
@@ -24,7 +24,6 @@ from trailnotes_worlds.puzzles.minesweeper import (
     generate_level,
     minesweeper_tasks,
 )
-from trailnotes_worlds.puzzles.splits import assign_split, canonicalize_orientation
 
 
 def by_trying_everything(size: int, numbers: dict[int, int], num_mines: int) -> int:

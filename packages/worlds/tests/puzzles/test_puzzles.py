@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from trailnotes.envs import check_env, get_env_identity, list_env_tasks, make_env
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
+from trailnotes_worlds.puzzles.base import SPLIT_BUCKETS, assign_split, canonicalize_orientation
 from trailnotes_worlds.puzzles.minesweeper import MinesweeperEnv
 from trailnotes_worlds.puzzles.sokoban import SokobanEnv
-from trailnotes_worlds.puzzles.splits import SPLIT_BUCKETS, assign_split, canonicalize_orientation
 
 PUZZLES = ["sokoban", "minesweeper"]
 SPLITS = ["train", "validation", "test"]

@@ -289,7 +289,7 @@ def test_tasks_take_their_own_options_and_leave_those_of_the_environment() -> No
 def test_worked_examples_are_solutions_of_other_variations(
     game: FaultTolerantGame, solutions: GoldPathFinder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trailnotes_worlds.scienceworld.env.SOLUTIONS", solutions)
+    monkeypatch.setattr("trailnotes_worlds.scienceworld.env.GOLD_PATH_FINDER", solutions)
     monkeypatch.setattr(solutions, "close", lambda: None)
     first = env_with(game, examples=2).reset(task_of(FIND, 0))
     examples = (first.briefing or {})["examples"]

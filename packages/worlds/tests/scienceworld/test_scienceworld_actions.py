@@ -94,7 +94,7 @@ def test_cleaning_twice_is_cleaning_once(text: str) -> None:
 
 
 def test_an_unknown_mode_is_refused() -> None:
-    with pytest.raises(ConfigError, match="exact, jaccard, ordered"):
+    with pytest.raises(ConfigError, match="'exact' or 'jaccard' or 'ordered'"):
         correct_action("wait", "jacard", never)
 
 

@@ -18,10 +18,10 @@ from trailnotes.config.schema import EnvConfig
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import EnvError
 from trailnotes.types import Observation, Task
-from trailnotes_worlds.scienceworld.client import ScienceWorldClient, SimulatorLostError, StepResult
+from trailnotes_worlds.java.simulator import SimulatorLostError, find_java
+from trailnotes_worlds.scienceworld.client import ScienceWorldClient, ScienceWorldSimulator, StepResult
 from trailnotes_worlds.scienceworld.env import ScienceWorldEnv
 from trailnotes_worlds.scienceworld.game import FaultTolerantGame
-from trailnotes_worlds.scienceworld.jvm import ScienceWorldSimulator, find_java
 
 TASK = Task("scienceworld/boil/0", "scienceworld", options={"task": "boil", "variation": 0})
 ACTIONS = ["teleport to kitchen", "open cupboard", "pick up orange", "0", "wait1", "look around", "inventory"]
@@ -130,7 +130,7 @@ def test_an_interrupted_call_is_not_answered_by_the_next_one(
         signal.signal(signal.SIGALRM, before)
     assert not client.alive
     assert gone(client.simulator.pid)
-    monkeypatch.setattr("trailnotes_worlds.scienceworld.game.Client", _no_client)
+    monkeypatch.setattr("trailnotes_worlds.scienceworld.game.ScienceWorldClient", _no_client)
     with pytest.raises(EnvError, match="a second process is not needed to see that it is asked for"):
         env.step(ACTIONS[0])
     with pytest.raises(EnvError, match="call reset before step"):
@@ -162,7 +162,7 @@ class Flaky:
 
 def flaky_game(monkeypatch: pytest.MonkeyPatch, max_restarts: int, *clients: Flaky) -> FaultTolerantGame:
     waiting = list(clients)
-    monkeypatch.setattr("trailnotes_worlds.scienceworld.game.Client", lambda *_: waiting.pop(0))
+    monkeypatch.setattr("trailnotes_worlds.scienceworld.game.ScienceWorldClient", lambda *_: waiting.pop(0))
     return FaultTolerantGame(max_restarts=max_restarts)
 
 
@@ -194,9 +194,9 @@ def test_a_replay_that_differs_is_an_error_that_says_where(monkeypatch: pytest.M
 
 HOST = """
 import os, sys, threading
-from trailnotes_worlds.scienceworld.client import Client
+from trailnotes_worlds.scienceworld.client import ScienceWorldClient
 made = []
-thread = threading.Thread(target=lambda: made.append(Client()))
+thread = threading.Thread(target=lambda: made.append(ScienceWorldClient()))
 thread.start()
 thread.join()
 client = made[0]

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from trailnotes.errors import ConfigError
 from trailnotes_worlds.scienceworld import tasks as sw
@@ -73,26 +71,6 @@ def test_thirty_tasks_and_their_variations() -> None:
     listed = [len(sw.scienceworld_tasks(split, "all", "simulator")) for split in sw.SPLITS]
     assert listed == [3592, 1796, 1819]
     assert sum(listed) == sum(sw.NUM_VARIATIONS.values()) == 7207
-
-
-def test_a_handful_of_variations_is_split_by_a_table() -> None:
-    splits = [[list(part) for part in sw.compute_split_ranges(num).values()] for num in range(6)]
-    assert splits == [
-        [[], [], []],
-        [[0], [], [0]],
-        [[0], [], [1]],
-        [[0], [1], [2]],
-        [[0, 1], [2], [3]],
-        [[0, 1], [2], [3, 4]],
-    ]
-
-
-@settings(deadline=None)
-@given(st.integers(min_value=8, max_value=2000))
-def test_splits_are_disjoint_and_in_order(num: int) -> None:
-    train, dev, test = sw.compute_split_ranges(num).values()
-    assert 0 == train.start < train.stop == dev.start < dev.stop == test.start < test.stop <= num
-    assert len(train) == 2 * len(dev)
 
 
 @pytest.fixture(scope="module")
@@ -180,12 +158,6 @@ def test_step_limits_of_the_release() -> None:
     }
     assert sw.scienceworld_tasks("train", "boil", step_limits="release")[0].options["max_steps"] == 100
     assert "max_steps" not in sw.scienceworld_tasks("train", "boil")[0].options
-
-
-def test_splits_belong_to_variations() -> None:
-    assert [sw.get_split("boil", variation) for variation in (0, 13, 14, 20, 21, 29)] == [
-        "train", "train", "validation", "validation", "test", "test",
-    ]  # fmt: skip
 
 
 # -- names

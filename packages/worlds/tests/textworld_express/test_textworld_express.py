@@ -80,7 +80,7 @@ def test_an_offered_action_is_understood_however_it_is_said(offered: list[str], 
 
 @pytest.mark.parametrize("answer", ["", "{}", "[]", "null", '{"observation": 3}', "Exception in Java"])
 def test_an_answer_that_is_no_state_is_an_error(answer: str) -> None:
-    with pytest.raises(EnvError, match="is no state"):
+    with pytest.raises(EnvError, match="without a state"):
         parse_state(answer)
 
 
@@ -208,7 +208,7 @@ def test_a_simulator_that_is_killed_costs_one_episode(
     def start(*_: object) -> TextWorldExpressClient:
         raise EnvError("a second process is not needed to see that it is asked for")
 
-    monkeypatch.setattr("trailnotes_worlds.textworld_express.env.Client", start)
+    monkeypatch.setattr("trailnotes_worlds.textworld_express.env.TextWorldExpressClient", start)
     with pytest.raises(EnvError, match="it is asked for"):
         env.reset(first_of("coin"))
     env.close()

@@ -11,11 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import howto
-from trailnotes_worlds.wikihow.actions import Action, parse_action
-from trailnotes_worlds.wikihow.app import AppState, AppTransition, PagePosition, WikiHowApp
+from trailnotes_worlds.wikihow.app import (
+    Action,
+    AppState,
+    AppTransition,
+    PagePosition,
+    WikiHowApp,
+    list_actions,
+    parse_action,
+    render_html,
+    render_short,
+)
 from trailnotes_worlds.wikihow.articles import Article, Author, Category, make_slug
 from trailnotes_worlds.wikihow.library import Library, write_library
-from trailnotes_worlds.wikihow.screens import list_actions, render_html, render_short
 from trailnotes_worlds.wikihow.views import (
     HEIGHT,
     IMAGE_VIEW,

@@ -19,8 +19,8 @@ from trailnotes.errors import ConfigError, EnvError, RunError
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.wikihow import env as wh
 from trailnotes_worlds.wikihow.articles import Article, from_record
-from trailnotes_worlds.wikihow.goals import TEMPLATE_NUMBERS, WikiHowGoal
 from trailnotes_worlds.wikihow.library import Library, write_library
+from trailnotes_worlds.wikihow.protocols import TEMPLATE_NUMBERS, WikiHowGoal
 from trailnotes_worlds.wikihow.synthetic import make_pages, open_synthetic
 
 
@@ -257,9 +257,9 @@ def test_lists_that_cannot_be_made_are_refused(options: dict[str, Any], said: st
 @pytest.mark.parametrize(
     ("task", "said"),
     [
-        ({}, "is none of wikihow_tasks"),
-        ({"template": "dance", "title": "x", "slug": "x"}, "is none of wikihow_tasks"),
-        ({"template": "article", "title": 3, "slug": "x"}, "is none of wikihow_tasks"),
+        ({}, "is no task of WikiHow"),
+        ({"template": "dance", "title": "x", "slug": "x"}, "is no task of WikiHow"),
+        ({"template": "article", "title": 3, "slug": "x"}, "is no task of WikiHow"),
         ({"file": "../secret.textproto"}, "is not in env.options.tasks"),
         ({"file": "/etc/passwd"}, "is not in env.options.tasks"),
         ({"file": "missing.textproto"}, "cannot be read as a task file"),
@@ -334,7 +334,7 @@ def test_libraries_that_cannot_be_are_refused_and_leave_nothing(
 
 def test_a_library_takes_nobodys_place(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         write_library(tmp_path, [howto.FRY])
     with pytest.raises((ConfigError, RunError)):
         write_library(tmp_path / "file" / "l", [howto.FRY])

@@ -7,7 +7,7 @@ import pytest
 import howto
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes_worlds.wikihow.events import EventEngine, LogLine, StepOutcome, StepSignals
-from trailnotes_worlds.wikihow.selectors import Selector, locate_views
+from trailnotes_worlds.wikihow.matching import Selector, locate_views
 from trailnotes_worlds.wikihow.taskfile import parse_task
 from trailnotes_worlds.wikihow.views import BUTTON, IMAGE, PLAIN_VIEW, TEXT, Box, View
 
@@ -133,8 +133,7 @@ def test_an_event_may_be_named_before_it_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tag", "level", "heard"),
-    [("t", "D", 1.0), ("t", "E", 1.0), ("t", "V", 0.0), ("u", "D", 0.0)],
+    ("tag", "level", "heard"), [("t", "D", 1.0), ("t", "E", 1.0), ("t", "V", 0.0), ("u", "D", 0.0)]
 )
 def test_filters_let_a_tag_and_a_level_through(tag: str, level: str, heard: float) -> None:
     assert rewards(engine(slot("SINGLE", 1)), logged("a", tag=tag, level=level)) == [heard]

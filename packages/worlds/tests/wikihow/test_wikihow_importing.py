@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from trailnotes.commands import main
 from trailnotes.errors import ConfigError
 from trailnotes_worlds.wikihow.articles import Article, Author, Category
-from trailnotes_worlds.wikihow.importing import import_library
+from trailnotes_worlds.wikihow.importing import PageLink, import_library, parse_doc_id, parse_link_path, parse_page
 from trailnotes_worlds.wikihow.library import Library
-from trailnotes_worlds.wikihow.recorded import PageLink, parse_doc_id, parse_link_path, parse_page
 
 EGG = """<!doctype html><html><head><title>x</title><script>document.write("<p>not this one, it is a script</p>")
 </script><style>p { color: r }</style></head><body><ul id="breadcrumb"><li><a href="/Special:List">Categories</a></li>
@@ -69,8 +68,8 @@ def test_recorded_pages_become_a_library(dumps: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_no_page_is_counted_and_named(dumps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trailnotes_worlds.wikihow.recorded.MAX_BYTES", 5_000)
-    monkeypatch.setattr("trailnotes_worlds.wikihow.recorded.MAX_TAGS", 800)
+    monkeypatch.setattr("trailnotes_worlds.wikihow.importing.MAX_BYTES", 5_000)
+    monkeypatch.setattr("trailnotes_worlds.wikihow.importing.MAX_TAGS", 800)
     damaged = {
         "a": response(EGG, "404 Not Found"),
         "b": response(EGG)[:-9],
@@ -187,7 +186,7 @@ def test_the_commands(dumps: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["wikihow", "show", folder, "--search", "xyzzy"]) == 0
     assert capsys.readouterr().out == "no title has any of these words\n"
     assert main(["wikihow", "import", folder, "--pages", str(dumps)]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

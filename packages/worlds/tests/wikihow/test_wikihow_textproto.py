@@ -140,7 +140,7 @@ def test_a_file_of_ours_is_a_task(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("\n  id: 7", "\n  id: 77", "refers to id 7, which nothing has"),
+        ("\n  id: 7", "\n  id: 77", "refers to the missing id 7"),
         ("type: SINGLE", "type: NEITHER", "type is one of SINGLE, AND, OR"),
         ("type: SINGLE", 'type: "SINGLE"', "without quotes"),
         ("type: SINGLE", "typ: SINGLE", "'typ' is unknown here: use cache_until"),

@@ -1,11 +1,11 @@
-"""ALFWorld's engine without what it does twice.
+"""ALFWorld's engine without its repeated work, with the same texts and commands.
 
-TextWorld's `PddlEnv` translates the PDDL of a game for playing and for planning when it is loaded, and again when it is
-reset, and derives every admissible command from a grammar at each step. Here a game is translated once in a process,
-for playing alone, and commands are filled in. What is said and what can be done are the same.
+TextWorld's `PddlEnv` translates the PDDL of a game for playing and for planning at its load, and again at each reset,
+and derives every admissible command from a grammar at each step. This engine translates a game once in a process, for
+playing alone, and formats commands.
 
-Domain and grammar are always the package's own: the grammar holds Python expressions, which it evaluates, and a file
-that somebody was given is no place for those.
+Domain and grammar are always the package's own: the grammar evaluates Python expressions, which no downloaded file may
+contain.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -25,7 +25,7 @@ from trailnotes.errors import EnvError
 from trailnotes.storage.parsing import parse_json
 from trailnotes_worlds.alfworld.rooms import escape_pddl_name, import_alfworld_module
 
-_CACHE_SIZE: Final = 64  # games that stay translated
+_CACHE_SIZE: Final = 64  # translated games
 _TASK_PATTERN: Final = re.compile(r"Your task is to: (.*?)\.?(?=\"|\\n|$)")
 _UNKNOWN: Final = "UNKNOWN GOAL."
 _NOTHING: Final = "Nothing happens."
@@ -34,25 +34,25 @@ _INTRO: Final = "-= Welcome to TextWorld, ALFRED! =-\n\n"
 
 @dataclass(frozen=True, slots=True)
 class TranslatedGame:
-    """A game as Fast Downward takes it, and what its parts are called."""
+    """Game in Fast Downward's format, with the names of its parts."""
 
     sas: bytes
-    facts: tuple[Any, ...]  # textworld's propositions, of the beginning
+    facts: tuple[Any, ...]  # textworld's propositions, at the start
     types: dict[str, str]  # name of a thing -> its type
-    infos: dict[str, Any]  # name of a thing -> textworld's EntityInfo, with the name that is shown
-    parameters: dict[str, tuple[tuple[str, str], ...]]  # action -> name and type of what it is done to
+    infos: dict[str, Any]  # name of a thing -> textworld's EntityInfo, with its displayed name
+    parameters: dict[str, tuple[tuple[str, str], ...]]  # action -> name and type of its parameters
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One thing that can be done."""
+    """Admissible move in the current state."""
 
     id: int
     operator: str  # ``openobject agent1 loc_bar_3 fridge_bar_0``
 
 
 def read_game(text: str) -> tuple[str, str]:
-    """Problem and task of a ``game.tw-pddl``. Raises `EnvError` if it is none."""
+    """Read problem and task of a ``game.tw-pddl``. Raises `EnvError` for any other text."""
     try:
         facts = parse_json(text)
         problem, found = facts["pddl_problem"], _TASK_PATTERN.search(facts["grammar"])
@@ -65,7 +65,6 @@ def read_game(text: str) -> tuple[str, str]:
 
 @cache
 def _load_logic() -> Any:
-    """Grammar and actions of the package, read once."""
     from textworld.envs.pddl import logic
 
     info = import_alfworld_module("info")
@@ -77,11 +76,18 @@ def _load_logic() -> Any:
 
 @lru_cache(_CACHE_SIZE)
 def translate_game(problem: str) -> TranslatedGame:
-    """A game ready to be played. Raises `EnvError` if it cannot be."""
+    """Translate a game for the engine. Raises `EnvError` on failure."""
+    import fast_downward
     from textworld.generator.game import EntityInfo
     from textworld.logic import Proposition, Type, Variable
 
-    task, sas = _translate_to_sas(problem)
+    arguments = sys.argv  # which Fast Downward reads and changes
+    try:
+        task, sas = fast_downward.pddl2sas(_load_logic().domain, problem)
+    except (Exception, SystemExit) as error:
+        raise EnvError(f"ALFWorld's translator refuses this game: {type(error).__name__} {error}") from error
+    finally:
+        sys.argv = arguments
     types = {each.name: each.type_name for each in task.objects}
     for type_ in task.types:
         with suppress(ValueError):  # known from an earlier game
@@ -99,37 +105,16 @@ def translate_game(problem: str) -> TranslatedGame:
         action.name: tuple((parameter.name.strip("?"), parameter.type_name) for parameter in action.parameters)
         for action in task.actions
     }
-    return TranslatedGame(sas.encode(), facts, types, infos, parameters)
+    return TranslatedGame(str(sas).encode(), facts, types, infos, parameters)
 
 
-def _translate_to_sas(problem: str) -> tuple[Any, str]:
-    """Fast Downward's translation, which reads and changes the arguments of the process."""
-    import fast_downward
-
-    with _preserve_argv():
-        try:
-            task, sas = fast_downward.pddl2sas(_load_logic().domain, problem)
-        except (Exception, SystemExit) as error:
-            raise EnvError(f"ALFWorld's translator refuses this game: {type(error).__name__} {error}") from error
-    return task, str(sas)
-
-
-@contextmanager
-def _preserve_argv() -> Iterator[None]:
-    before = sys.argv
-    try:
-        yield
-    finally:
-        sys.argv = before
-
-
-# Libraries that no engine uses. One that is unloaded takes the process with it when another is loaded (a segmentation
-# fault in dlopen), so none ever is: an engine that closes leaves its own to the next.
+# Unused libraries. After one is unloaded, loading another kills the process (a segmentation fault in dlopen): an engine
+# that closes leaves its own to the next.
 _SPARE_LIBRARIES: Final[list[Any]] = []
 
 
 class AlfworldEngine:
-    """Plays one game after another. The library behind it has one state, so each engine has its own (33 MB)."""
+    """Engine of one game at a time. Each has its own library, which holds one state (33 MB)."""
 
     def __init__(self) -> None:
         import fast_downward
@@ -148,35 +133,43 @@ class AlfworldEngine:
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """What can be done, in alphabetical order, each once."""
+        """Admissible commands in alphabetical order, each once."""
         return tuple(self._moves)
 
     def begin(self, game: TranslatedGame, task: str) -> str:
-        """Begin a game; what is seen first, with `task` at its end."""
+        """Begin a game; return the first text, with `task` at its end."""
         self.game = game
         self._library.load_sas(game.sas)
         self._state = _make_initial_state(_load_logic(), game)
-        self._refresh_initial_facts()
+        atoms = (self._atom * self._library.get_state_size())()
+        self._library.get_state(atoms)
+        facts = [atom.get_fact(game.types) for atom in atoms]
+        self._state.downward_lib = self._library
+        self._state.add_facts([fact for fact in facts if not fact.is_negation])
         self._moves = self._list_moves()
         said: str = _load_logic().grammar.derive("#intro#", self._build_context({}, {}))
         return said.removeprefix(_INTRO).replace(_UNKNOWN, f"{task}.")
 
     def step(self, command: str) -> str:
-        """Do `command`, if it can be done; what is said."""
+        """Take an admissible `command`; return the answer."""
         move = self._moves.get(command)
         if move is None:
             return _NOTHING
         self._state.apply(SimpleNamespace(id=move.id))
         self._moves = self._list_moves()
+        from textworld.logic import Placeholder, Variable
+
+        assert self.game
         name, *arguments = move.operator.split()
-        variables, mapping = self._bind_arguments(name, arguments)
-        said: str = _load_logic().grammar.derive(
-            _load_logic().actions[name].feedback_rule, self._build_context(variables, mapping)
-        )
+        pairs = list(zip(self.game.parameters[name], arguments, strict=False))
+        variables = {key: self.game.infos[argument] for (key, _), argument in pairs}
+        mapping = {Placeholder(key, type_): Variable(argument, type_) for (key, type_), argument in pairs}
+        rule, context = _load_logic().actions[name].feedback_rule, self._build_context(variables, mapping)
+        said: str = _load_logic().grammar.derive(rule, context)
         return said
 
     def format_plan(self, plan: Sequence[Sequence[str]]) -> tuple[str, ...]:
-        """The commands of a plan that was made with the game: its names, as they are shown."""
+        """Format the commands of the game's plan with the displayed names."""
         assert self.game
         infos = self.game.infos
         return tuple(
@@ -184,7 +177,7 @@ class AlfworldEngine:
         )
 
     def close(self) -> None:
-        """Leave the library to the next engine. Twice is fine."""
+        """Leave the library to the next engine. A second call is harmless."""
         if self._library is not None:
             _SPARE_LIBRARIES.append(self._library)
         self._library = None
@@ -206,23 +199,6 @@ class AlfworldEngine:
         names = zip(self.game.parameters[name], arguments, strict=False)
         return str(template.format(**{key: self.game.infos[argument].name for (key, _), argument in names}))
 
-    def _refresh_initial_facts(self) -> None:
-        assert self.game
-        atoms = (self._atom * self._library.get_state_size())()
-        self._library.get_state(atoms)
-        facts = [atom.get_fact(self.game.types) for atom in atoms]
-        self._state.downward_lib = self._library
-        self._state.add_facts([fact for fact in facts if not fact.is_negation])
-
-    def _bind_arguments(self, name: str, arguments: list[str]) -> tuple[dict[str, Any], dict[Any, Any]]:
-        from textworld.logic import Placeholder, Variable
-
-        assert self.game
-        pairs = list(zip(self.game.parameters[name], arguments, strict=False))
-        variables = {key: self.game.infos[argument] for (key, _), argument in pairs}
-        mapping = {Placeholder(key, type_): Variable(argument, type_) for (key, type_), argument in pairs}
-        return variables, mapping
-
     def _build_context(self, variables: dict[str, Any], mapping: dict[Any, Any]) -> dict[str, Any]:
         assert self.game
         return {
@@ -235,7 +211,6 @@ class AlfworldEngine:
 
 
 def _make_initial_state(logic: Any, game: TranslatedGame) -> Any:
-    """TextWorld's state of a game at its beginning, made of a translation that is there already."""
     from textworld.envs.pddl.logic import PddlState
 
     state: Any = PddlState.__new__(PddlState)

@@ -1,4 +1,4 @@
-"""ALFWorld as an environment: things are found in a room, cleaned, heated or cooled, and put where they are wanted.
+"""ALFWorld as an environment: find things in a room, clean, heat or cool them, and put them in their places.
 
 Source: Shridhar et al. 2021 (arXiv 2010.03768), package 0.4.2. See ``docs/envs/alfworld.md``.
 """
@@ -18,11 +18,11 @@ from trailnotes_worlds.alfworld.engine import AlfworldEngine, read_game, transla
 from trailnotes_worlds.alfworld.games import GAME_FILE, GAMES, alfworld_tasks, find_data_folder
 from trailnotes_worlds.alfworld.rooms import TASK_TYPES, VERSION, generate_game, import_alfworld_module
 
-MAX_STEPS = 50  # as everywhere in the literature
+MAX_STEPS = 50  # as in the literature
 
 
 class AlfworldEnv:
-    """Plays ALFWorld by the engine of its package, in games made from its floor plans or downloaded by the user."""
+    """ALFWorld environment on its package's engine, with generated or downloaded games."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class AlfworldEnv:
         max_steps: int = MAX_STEPS,
         actions: bool = True,
     ) -> None:
-        """Choose how it is played; the engine is loaded by the first reset.
+        """Set the options; the first reset loads the engine.
 
         Args:
             games: read by `tasks` only.
@@ -46,7 +46,7 @@ class AlfworldEnv:
             max_steps: actions until the episode is truncated.
             actions: offer the admissible actions.
         """
-        import_alfworld_module("info")  # what is missing is said before anything is played
+        import_alfworld_module("info")  # reports missing packages early
         alfworld_tasks("train", "generated", task_types, num_games or 1, dataset_seed)
         if require_choice("games", games, GAMES) == "published":
             find_data_folder(data)
@@ -58,7 +58,7 @@ class AlfworldEnv:
 
     @staticmethod
     def identity(games: str = "generated") -> dict[str, Any]:
-        """The version of the package, whose texts changed between versions, and of the generator."""
+        """Return the versions of the package, which determines the texts, and of the generator."""
         try:
             found = version("alfworld")
         except PackageNotFoundError:
@@ -66,22 +66,19 @@ class AlfworldEnv:
         return {"alfworld": found, "games": games, **({"generator": VERSION} if games == "generated" else {})}
 
     def reset(self, task: Task) -> Observation:
-        """Start `task`. The first time in a process its game is translated, which takes most of a second."""
+        """Start `task`. The first time in a process this translates its game, which takes most of a second."""
         self._steps_left = 0
         problem, words = self._load_game(task)
-        engine = self._get_engine()
-        seen = engine.begin(translate_game(problem), words)
+        self._engine = self._engine or AlfworldEngine()
+        seen = self._engine.begin(translate_game(problem), words)
         self._steps_left = self._max_steps
         return Observation(seen, actions=self._get_offered_actions(), instruction=f"{words}.")
 
     def step(self, action: str) -> Observation:
-        """Take one action: an admissible one whatever its case and final punctuation; for any other nothing happens.
-
-        The last step ends an episode without success: only the goal is one.
-        """
+        """Take one action; case and final punctuation of an admissible one do not matter, and others have no effect."""
         if not self._steps_left or self._engine is None:
             raise EnvError("the episode is over, or it failed, or none has begun: call reset before step")
-        left, self._steps_left = self._steps_left - 1, 0  # what raises below ends the episode
+        left, self._steps_left = self._steps_left - 1, 0  # an error below ends the episode
         said = self._engine.step(match_offered(action, self._engine.commands))
         won = self._engine.won
         self._steps_left = 0 if won else left
@@ -96,9 +93,7 @@ class AlfworldEnv:
         )
 
     def solution(self, task: Task) -> tuple[str, ...]:
-        """Actions that win `task`: of somebody who knows where everything is, or what the published game says.
-
-        The episode that was begun is over.
+        """Return actions that win `task`, from an expert or the published game, and end the current episode.
 
         Raises:
             EnvError: the published game has none.
@@ -114,19 +109,18 @@ class AlfworldEnv:
         return self._engine.format_plan(generate_game(task.options["plan"], task.options["type"], task.seed).plan)
 
     def close(self) -> None:
-        """Let go of the engine. Twice is fine."""
+        """Release the engine. A second call is harmless."""
         self._steps_left = 0
         if self._engine:
             self._engine.close()
         self._engine = None
 
     def _load_game(self, task: Task) -> tuple[str, str]:
-        """Problem and task in words."""
         if "game" in task.options:
             return read_game(self._read_game_file(task))
         plan, kind = task.options.get("plan"), task.options.get("type")
         if not isinstance(plan, int) or kind not in TASK_TYPES:
-            raise ConfigError(f"task {task.id} is none of ALFWorld: it has neither a game nor a plan and a type")
+            raise ConfigError(f"task {task.id} is no task of ALFWorld: it has neither a game nor a plan and a type")
         game = generate_game(plan, kind, task.seed)
         return game.problem, game.task
 
@@ -136,11 +130,6 @@ class AlfworldEnv:
             return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise EnvError(f"{task.id} cannot be read ({type(error).__name__}): download the data again") from error
-
-    def _get_engine(self) -> AlfworldEngine:
-        if self._engine is None:
-            self._engine = AlfworldEngine()
-        return self._engine
 
     def _get_offered_actions(self, *, over: bool = False) -> tuple[str, ...] | None:
         if not self._offers:

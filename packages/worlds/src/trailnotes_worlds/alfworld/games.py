@@ -1,4 +1,4 @@
-"""Which games of ALFWorld there are: made from floor plans, or those of its data.
+"""Games of ALFWorld: generated from floor plans, or published in its data.
 
 Source: Shridhar et al. 2021, "ALFWorld: Aligning Text and Embodied Environments for Interactive Learning" (arXiv
 2010.03768), package 0.4.2.
@@ -7,7 +7,7 @@ Source: Shridhar et al. 2021, "ALFWorld: Aligning Text and Embodied Environments
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,15 +18,15 @@ from trailnotes.types import Task
 from trailnotes_worlds.alfworld.rooms import FLOOR_PLANS, TASK_TYPES, list_floor_plans
 
 GAMES = ("generated", "published")
-# Split -> its folder in the data. A model is examined in rooms that it has not seen.
+# Split -> its folder in the data. The test split has unseen rooms.
 FOLDERS = {"train": "train", "validation": "valid_seen", "test": "valid_unseen"}
 GAME_FILE = "game.tw-pddl"
 _SEEDS_PER_SPLIT = 100_000
-_UNSUPPORTED = ("movable", "Sliced")  # kinds of task that the package leaves out, by words in the names of folders
+_UNSUPPORTED = ("movable", "Sliced")  # in folder names of kinds of task that the package leaves out
 
 
 def resolve_types(task_types: str | Sequence[str]) -> tuple[str, ...]:
-    """The kinds of task that an option stands for: a name, "all", or a list of names. Raises `ConfigError`."""
+    """Resolve an option to kinds of task: a name, "all", or a list of names. Raises `ConfigError`."""
     if task_types == "all":
         return tuple(TASK_TYPES)
     names = (task_types,) if isinstance(task_types, str) else tuple(map(str, task_types))
@@ -43,15 +43,15 @@ def alfworld_tasks(
     dataset_seed: int = 0,
     data: str = "",
 ) -> list[Task]:
-    """The games of one split, one kind of task after the other.
+    """List the games of one split, one kind of task after the other.
 
     Args:
-        split: train, validation or test. No floor plan of one is in another; but published games to validate on
-            (valid_seen) are in rooms of the train split, by their nature.
-        games: "generated" from the floor plans, or "published": those that `alfworld-download` has fetched.
+        split: train, validation or test. Their floor plans are disjoint, except those of published validation games
+            (valid_seen), which are rooms of the train split.
+        games: "generated" from the floor plans, or "published" by `alfworld-download`.
         task_types: a kind of task, "all", or a list.
-        num_games: of each kind; published ones are the first, in the order of their names, and 0 takes all of them.
-        dataset_seed: another one has other generated games.
+        num_games: of each kind; published ones are the first by name, and 0 takes all of them.
+        dataset_seed: of generated games.
         data: folder of the published ones; "" takes that of ALFWORLD_DATA.
 
     Raises:
@@ -65,11 +65,15 @@ def alfworld_tasks(
     require_int("dataset_seed", dataset_seed, 0, 9999)
     if published:
         found = _list_published_games(find_data_folder(data) / FOLDERS[split])
-        return [
-            _make_published_task(split, name, kind)
-            for kind in kinds
-            for name in _filter_by_kind(found, kind, num_games)
-        ]
+        published_tasks = []
+        for kind in kinds:
+            chosen = [name for name in found if name.split("/")[1].partition("-")[0] == kind]
+            for name in chosen[:num_games] if num_games else chosen:
+                found_options = {"type": kind, "game": name}
+                published_tasks.append(
+                    Task(f"alfworld/{name}", "alfworld", 0, split, found_options, f"alfworld/{kind}")
+                )
+        return published_tasks
     first = (dataset_seed * len(FLOOR_PLANS) + list(FOLDERS).index(split)) * _SEEDS_PER_SPLIT
     tasks = []
     for kind in kinds:
@@ -81,7 +85,7 @@ def alfworld_tasks(
 
 
 def find_data_folder(data: str) -> Path:
-    """The folder ``json_2.1.1`` of the published games. Raises `ConfigError` if there is none."""
+    """Find the folder ``json_2.1.1`` of the published games. Raises `ConfigError` if there is none."""
     root = data or os.environ.get("ALFWORLD_DATA", "")
     if not root:
         raise ConfigError('games = "published" needs them: run alfworld-download, and set data or ALFWORLD_DATA')
@@ -95,7 +99,7 @@ def find_data_folder(data: str) -> Path:
 
 @lru_cache(8)
 def _list_published_games(folder: Path) -> tuple[str, ...]:
-    """Names of the games below a folder of the data that the package would play: solvable, of a kind that it has."""
+    # The package plays only solvable games of supported kinds.
     names = []
     for file in sorted(folder.glob(f"*/*/{GAME_FILE}")):
         name = file.parent.relative_to(folder.parent).as_posix()
@@ -110,12 +114,3 @@ def _list_published_games(folder: Path) -> tuple[str, ...]:
     if not names:
         raise ConfigError(f"there are no games in {folder}: run alfworld-download, or alfworld-generate")
     return tuple(names)
-
-
-def _filter_by_kind(names: Collection[str], kind: str, num: int) -> list[str]:
-    chosen = [name for name in names if name.split("/")[1].partition("-")[0] == kind]
-    return chosen[:num] if num else chosen
-
-
-def _make_published_task(split: str, name: str, kind: str) -> Task:
-    return Task(f"alfworld/{name}", "alfworld", 0, split, {"type": kind, "game": name}, f"alfworld/{kind}")

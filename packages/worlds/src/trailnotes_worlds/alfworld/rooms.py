@@ -1,7 +1,7 @@
-"""Games made from the floor plans that come with ALFWorld: furniture, things in it, and a task that they allow.
+"""Generator of games from ALFWorld's floor plans: furniture, things in it, and a possible task.
 
-A plan lists the pieces of furniture with their names, and the kinds of things that are in the room. Where the things
-are is drawn. The constants (what fits where, what can be cooled) and the goals are the package's own.
+A plan lists the pieces of furniture and the kinds of things in a room; the generator draws the places of the things.
+Constants (what fits where, what is coolable) and goals are the package's own.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from trailnotes.errors import ConfigError, MissingExtraError, format_install_com
 from trailnotes.seeds import derive_seed
 
 EXTRA: Final = "alfworld"
-VERSION: Final = 1  # of the generator: another one makes other games of the same seeds
+VERSION: Final = 1  # of the generator: another version makes other games of the same seeds
 
-# Kind of task -> rooms that allow it, as the package has it.
+# Kind of task -> its rooms in the package.
 TASK_TYPES: Final[dict[str, tuple[str, ...]]] = {
     "pick_and_place_simple": ("Kitchen", "LivingRoom", "Bedroom", "Bathroom"),
     "look_at_obj_in_light": ("LivingRoom", "Bedroom"),
@@ -33,42 +33,32 @@ TASK_TYPES: Final[dict[str, tuple[str, ...]]] = {
     "pick_cool_then_place_in_recep": ("Kitchen",),
     "pick_two_obj_and_place": ("Kitchen", "LivingRoom", "Bedroom", "Bathroom"),
 }
-ROOM_OFFSETS: Final[dict[str, int]] = {
-    "Kitchen": 0,
-    "LivingRoom": 200,
-    "Bedroom": 300,
-    "Bathroom": 400,
-}  # plan 1, but for one
+ROOM_OFFSETS: Final = {"Kitchen": 0, "LivingRoom": 200, "Bedroom": 300, "Bathroom": 400}  # number before plan 1
 # Floor plans of each kind of room, from its first one on. The test plans are the package's own.
 FLOOR_PLANS: Final[dict[str, range]] = {"test": range(1, 7), "validation": range(7, 11), "train": range(11, 31)}
-# Bedrooms whose lists name no lamp of a kind that a goal may name.
+# Bedrooms without a lamp that a goal may name.
 _PLANS_WITHOUT_LAMP: Final = frozenset((310, 311, 312, 313, 321, 322, 325, 326, 329, 330))
-_APPLIANCES: Final = {  # kind of task -> what the thing must be fit for, and the piece of furniture that does it
-    "pick_clean_then_place_in_recep": ("Cleanable", "SinkBasin"),
-    "pick_heat_then_place_in_recep": ("Heatable", "Microwave"),
-    "pick_cool_then_place_in_recep": ("Coolable", "Fridge"),
+_APPLIANCES: Final = {  # kind of task -> property of the thing, furniture, verb
+    "pick_clean_then_place_in_recep": ("Cleanable", "SinkBasin", "clean"),
+    "pick_heat_then_place_in_recep": ("Heatable", "Microwave", "heat"),
+    "pick_cool_then_place_in_recep": ("Coolable", "Fridge", "cool"),
 }
-_VERBS: Final = {
-    "pick_clean_then_place_in_recep": "clean",
-    "pick_heat_then_place_in_recep": "heat",
-    "pick_cool_then_place_in_recep": "cool",
-}
-_MAX_PER_KIND: Final = 3  # things; the package's own number
+_MAX_PER_KIND: Final = 3  # things, as in the package
 _NUM_BURNERS: Final = 4
 _PDDL_ESCAPES: Final = (("|", "_bar_"), ("-", "_minus_"), ("+", "_plus_"), (".", "_dot_"), (",", "_comma_"))
 
 
 @dataclass(frozen=True, slots=True)
 class FurnishedRoom:
-    """A furnished room with things in it."""
+    """Furnished room with things in it."""
 
     furniture: tuple[tuple[str, str], ...]  # name, and kind
-    things: tuple[tuple[str, str, str], ...]  # name, kind, and the name of the furniture that it is in
+    things: tuple[tuple[str, str, str], ...]  # name, kind, and the name of the furniture around it
 
 
 @dataclass(frozen=True, slots=True)
 class HouseholdGoal:
-    """What is to be done, by kinds of things."""
+    """Goal of a game, by kinds of things."""
 
     type: str
     thing: str
@@ -77,7 +67,7 @@ class HouseholdGoal:
 
 
 def import_alfworld_module(module: str) -> ModuleType:
-    """A module of the package. Raises `MissingExtraError` if it is not installed."""
+    """Import a module of the package. Raises `MissingExtraError` if it is not installed."""
     if find_spec("alfworld") is None or find_spec("fast_downward") is None:
         raise MissingExtraError(
             f"ALFWorld needs the packages alfworld and fast_downward: {format_install_command(EXTRA)}", name="alfworld"
@@ -86,22 +76,22 @@ def import_alfworld_module(module: str) -> ModuleType:
 
 
 def list_floor_plans(split: str, task_type: str) -> list[int]:
-    """The floor plans of a split that allow a kind of task."""
+    """List the floor plans of a split that allow a kind of task."""
     plans = [ROOM_OFFSETS[room] + number for room in TASK_TYPES[task_type] for number in FLOOR_PLANS[split]]
     return [plan for plan in plans if task_type != "look_at_obj_in_light" or plan not in _PLANS_WITHOUT_LAMP]
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedGame:
-    """A game that was made."""
+    """Generated game with its solution."""
 
     problem: str  # in PDDL
     task: str  # in words
-    plan: tuple[tuple[str, ...], ...]  # an expert's: a form of command, and the names that fill it
+    plan: tuple[tuple[str, ...], ...]  # of an expert: templates of commands, and the names for them
 
 
 def generate_game(plan: int, task_type: str, seed: int) -> GeneratedGame:
-    """The game of these arguments, the same in every process.
+    """Generate the game of these arguments, the same in every process.
 
     Raises:
         ConfigError: no room of this plan allows such a task.
@@ -119,7 +109,7 @@ def generate_game(plan: int, task_type: str, seed: int) -> GeneratedGame:
 
 
 def furnish_room(plan: int, rng: random.Random) -> FurnishedRoom:
-    """The furniture of a floor plan, always the same, with one to three things of each of its kinds somewhere in it."""
+    """Furnish a floor plan, always in the same way, and place one to three things of each kind in it."""
     fits = import_alfworld_module("gen.constants").VAL_RECEPTACLE_OBJECTS
     furniture, kinds = _load_floor_plan(plan)
     placed: list[tuple[str, str, str]] = []
@@ -131,7 +121,7 @@ def furnish_room(plan: int, rng: random.Random) -> FurnishedRoom:
     return FurnishedRoom(furniture, tuple(placed))
 
 
-# A lamp stands on furniture, which no table of the package says, since nobody puts it there.
+# Furniture for lamps, which the package's tables leave out, since agents do not move lamps.
 _LAMPS: Final = {
     "DeskLamp": ("Desk", "SideTable", "Dresser", "Shelf"),
     "FloorLamp": ("SideTable", "CoffeeTable", "Desk", "Dresser", "ArmChair"),
@@ -140,14 +130,19 @@ _LAMPS: Final = {
 
 @cache
 def _load_floor_plan(number: int) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
-    """Furniture as (name, kind), and kinds of things."""
+    # Furniture as (name, kind), and kinds of things.
     constants = import_alfworld_module("gen.constants")
     assert constants.__file__
     folder = Path(constants.__file__).parent / "layouts"
     kinds = json.loads((folder / f"FloorPlan{number}-objects.json").read_text(encoding="utf-8"))
     listed = json.loads((folder / f"FloorPlan{number}-openable.json").read_text(encoding="utf-8"))
+
+    def parse_kind(name: str) -> str:  # Cabinet|-01|+01|-02 is a Cabinet, Sink|-01|+01|-02|SinkBasin a SinkBasin
+        last = name.rsplit("|", 1)[-1]
+        return last if last.endswith("Basin") else name.split("|", 1)[0]
+
     holds = set(constants.VAL_RECEPTACLE_OBJECTS) - set(constants.MOVABLE_RECEPTACLES)
-    furniture = [(name, kind) for name in sorted(listed) if (kind := _parse_kind(name)) in holds]
+    furniture = [(name, kind) for name in sorted(listed) if (kind := parse_kind(name)) in holds]
     for kind in sorted(holds & set(kinds) - {kind for _, kind in furniture}):
         basin = kind.removesuffix("Basin")
         form = f"{kind}|{{}}" if basin == kind else f"{basin}|{{}}|{kind}"  # as the package names them
@@ -156,23 +151,15 @@ def _load_floor_plan(number: int) -> tuple[tuple[tuple[str, str], ...], tuple[st
     return tuple(furniture), tuple(sorted(set(kinds) & small))
 
 
-def _parse_kind(name: str) -> str:
-    """``Cabinet|-01|+01|-02`` is a Cabinet, and ``Sink|-01|+01|-02|SinkBasin`` a SinkBasin."""
-    last = name.rsplit("|", 1)[-1]
-    return last if last.endswith("Basin") else name.split("|", 1)[0]
-
-
 def list_goals(room: FurnishedRoom, task_type: str) -> list[HouseholdGoal]:
-    """The tasks of this kind that a room allows and that are not done already."""
+    """List the tasks of this kind that a room allows and that are not done yet."""
     constants = import_alfworld_module("gen.constants")
-    kinds = {kind for _, kind, _ in room.things}
-    pieces = {kind for _, kind in room.furniture}
+    kinds, pieces = {kind for _, kind, _ in room.things}, {kind for _, kind in room.furniture}
     pickable = sorted(kinds - set(_LAMPS))
     if task_type == "look_at_obj_in_light":
-        return [
-            HouseholdGoal(task_type, thing, lamp=lamp) for thing in pickable for lamp in sorted(kinds & set(_LAMPS))
-        ]
-    fit, needs = _APPLIANCES.get(task_type, ("", ""))
+        lamps = sorted(kinds & set(_LAMPS))
+        return [HouseholdGoal(task_type, thing, lamp=lamp) for thing in pickable for lamp in lamps]
+    fit, needs, _ = _APPLIANCES.get(task_type, ("", "", ""))
     if needs and needs not in pieces:
         return []
     own = dict(room.furniture)
@@ -191,23 +178,21 @@ def list_goals(room: FurnishedRoom, task_type: str) -> list[HouseholdGoal]:
 
 
 def format_pddl_problem(room: FurnishedRoom, goal: HouseholdGoal) -> str:
-    """The problem of a room and a goal in the package's PDDL domain. Each piece of furniture has a place of its own."""
+    """Format a room and a goal as a problem of the package's PDDL domain; each piece of furniture is a location."""
     place = {name: f"loc_bar_{number}" for number, (name, _) in enumerate(room.furniture, 1)}
-    kinds = {kind for _, kind, _ in room.things}
-    pieces = {kind for _, kind in room.furniture}
+    kinds, pieces = {kind for _, kind, _ in room.things}, {kind for _, kind in room.furniture}
     objects = {
         "agent": ["agent1"],
         "location": ["loc_bar_0", *place.values()],
         "receptacle": [escape_pddl_name(name) for name in place],
         "object": [escape_pddl_name(name) for name, _, _ in room.things],
-        # The domain speaks of these whether or not a room has them.
+        # The domain names these for every room.
         "rtype": sorted(f"{kind}Type" for kind in pieces | {"SinkBasin", "Microwave", "Fridge"}),
         "otype": sorted(f"{kind}Type" for kind in kinds | {"Knife", "ButterKnife"}),
     }
     listed = "\n".join(f"{name} - {type_}" for type_, names in objects.items() for name in names)
-    facts = "\n".join(
-        f"({fact})" for fact in [*_iter_furniture_facts(room, place, kinds), *_iter_thing_facts(room, place)]
-    )
+    known = [*_iter_furniture_facts(room, place, kinds), *_iter_thing_facts(room, place)]
+    facts = "\n".join(f"({fact})" for fact in known)
     return (
         f"(define (problem made)\n(:domain alfred)\n(:objects\n{listed}\n)\n"
         f"(:init\n(= (total-cost) 0)\n(atLocation agent1 loc_bar_0)\n{facts}\n)\n"
@@ -243,12 +228,11 @@ def _iter_thing_facts(room: FurnishedRoom, place: Mapping[str, str]) -> Iterator
 
 
 def build_expert_plan(room: FurnishedRoom, goal: HouseholdGoal) -> tuple[tuple[str, ...], ...]:
-    """The way of somebody who knows where everything is: no piece of furniture is gone to in vain."""
+    """Build the plan of an expert who knows the place of everything."""
     openable = import_alfworld_module("gen.constants").OPENABLE_CLASS_SET
     kinds, opened = dict(room.furniture), set[str]()
     things = [(name, where) for name, kind, where in room.things if kind == goal.thing]
     plan: list[tuple[str, ...]] = []
-
     here = ""
 
     def go(place: str, *, inside: bool) -> None:
@@ -270,28 +254,26 @@ def build_expert_plan(room: FurnishedRoom, goal: HouseholdGoal) -> tuple[tuple[s
             plan.append(("use {}", lamp))
             continue
         if goal.type in _APPLIANCES:
-            device = next(name for name, kind in room.furniture if kind == _APPLIANCES[goal.type][1])
+            _, appliance, verb = _APPLIANCES[goal.type]
+            device = next(name for name, kind in room.furniture if kind == appliance)
             go(device, inside=False)
-            plan.append((f"{_VERBS[goal.type]} {{}} with {{}}", thing, device))
+            plan.append((f"{verb} {{}} with {{}}", thing, device))
         go(target, inside=True)
         plan.append(("move {} to {}", thing, target))
     return tuple(plan)
 
 
 def escape_pddl_name(name: str) -> str:
-    """A name as PDDL can have it; the package turns it back."""
+    """Escape a name for PDDL; the package reverses it."""
     for char, word in _PDDL_ESCAPES:
         name = name.replace(char, word)
     return name
 
 
 def _format_pddl_goal(goal: HouseholdGoal) -> str:
-    """The package's goal of this kind. Its text has ``#`` for ``-``, and some closing brackets too many."""
-    text = (
-        _load_goal_library(goal.type)["pddl"]
-        .format(obj=goal.thing, recep=goal.place, toggle=goal.lamp)
-        .replace("#", "-")
-    )
+    # The package's text has ``#`` for ``-``, and superfluous closing brackets.
+    template = _load_goal_library(goal.type)["pddl"]
+    text = template.format(obj=goal.thing, recep=goal.place, toggle=goal.lamp).replace("#", "-")
     depth = 0
     for found in re.finditer(r"[()]", text):
         depth += 1 if found[0] == "(" else -1

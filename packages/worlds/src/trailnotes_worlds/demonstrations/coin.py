@@ -1,9 +1,8 @@
 """Scripted searches for the coin of TextWorldExpress, with tips to act on and to write.
 
-What a start model learns here is to take the coin where it sees it, to look into rooms that it has not seen and that no
-tip calls empty, to go the way that a tip with a full score tells, and to write down where the coin was and how to get
-there, or which rooms held none. Searchers know what they have been shown and told; only games of the train split are
-played.
+The initial model learns to take a visible coin, to visit unseen rooms that no tip calls empty, to go the way in a tip
+with a full score, and to write down the way to the coin, or the empty rooms. Searchers know only their observations and
+tips; they play games of the train split alone.
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ if TYPE_CHECKING:
     from trailnotes_worlds.textworld_express.env import TextWorldExpressEnv
 
 TAKE: Final = "take coin"
-MAX_SEARCH_STEPS: Final = 100  # steps of the search from which a right tip is made
-PATIENCE: Final = 200  # episodes in a row that have nothing to teach
+MAX_SEARCH_STEPS: Final = 100  # of the search for a right tip
+PATIENCE: Final = 200  # episodes in a row without a demonstration
 _ROOM: Final = re.compile(r"You are in the ([^.]+)\.")
 _WAY_ON: Final = re.compile(r"To the (\w+) you see the ([^.]+)\.")
 
 
 class Searcher:
-    """Goes to rooms that it has not seen, and takes the coin.
+    """Script that visits unseen rooms and takes the coin.
 
     Args:
-        rng: draws among equally good ways.
-        empty: rooms that tips call empty: others come first.
+        rng: for equally good ways.
+        empty: rooms that tips call empty, visited last.
     """
 
     def __init__(self, rng: random.Random, empty: Collection[str] = ()) -> None:
@@ -55,29 +54,29 @@ class Searcher:
         self.rooms: dict[str, Mapping[str, str]] = {}  # seen room -> direction -> the room there
 
     def search(self, num: int, first: Observation) -> Script:
-        """As long as the coin is not found, or for `num` steps."""
+        """Search for the coin for `num` steps."""
         observation = first
         for _ in range(num):
             observation = yield self.choose_action(observation)
 
     def wander(self, num: int, first: Observation) -> Script:
-        """Anywhere, without a thought of where it has been; it takes the coin where it sees it."""
+        """Move at random for `num` steps, but take a visible coin."""
         observation = first
         for _ in range(num):
             _, ways = parse_room(observation.text)
             observation = yield TAKE if is_coin_visible(observation) else f"move {self.rng.choice([*ways])}"
 
     def choose_action(self, observation: Observation) -> str:
-        """The next step of a search."""
+        """Choose the next step of a search."""
         room, ways = parse_room(observation.text)
         self.rooms[room] = ways
         if is_coin_visible(observation):
             return TAKE
-        known = {*self.rooms, *self.empty}
-        return f"move {self._find_direction(room, known) or self._find_direction(room, self.rooms) or self.rng.choice([*ways])}"
+        way = self._find_direction(room, {*self.rooms, *self.empty}) or self._find_direction(room, self.rooms)
+        return f"move {way or self.rng.choice([*ways])}"
 
     def _find_direction(self, start: str, known: Collection[str]) -> str:
-        """The direction of the nearest room that is not in `known`, by way of seen rooms; "" if there is none."""
+        # Towards the nearest room that is not in `known`, by way of seen rooms; "" without one.
         reached, waiting = {start}, deque([(start, "")])
         while waiting:
             room, first = waiting.popleft()
@@ -99,7 +98,7 @@ class CoinDemonstrator(ExpertDemonstrator):
         config: prompts, memory, `env.options`, and the shares of `config.warmstart`: `p_follow_tip` of the episodes
             follow a tip with a full score, `p_explore` of the others wander, and the rest search.
         count_tokens: of the tokenizer, for the length caps.
-        seed: of everything drawn here.
+        seed: of all draws.
     """
 
     def __init__(self, config: Config, count_tokens: Callable[[str], int], seed: int) -> None:
@@ -113,7 +112,7 @@ class CoinDemonstrator(ExpertDemonstrator):
 
     @classmethod
     def build_held_out(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
-        """Those of the games that `rehearsal.options` names and `config` neither trains on nor examines.
+        """Build the demonstrator of games in `rehearsal.options` that `config` neither trains nor evaluates on.
 
         Raises:
             ConfigError: none is left.
@@ -123,9 +122,7 @@ class CoinDemonstrator(ExpertDemonstrator):
             return super().build_held_out(config, count_tokens, seed)
         subject.coins = select_unused(subject.coins, config)
         if not subject.coins:
-            raise ConfigError(
-                "every game of the train split is trained on or examined: name others in rehearsal.options"
-            )
+            raise ConfigError("every training game is trained on or evaluated: name others in rehearsal.options")
         return subject
 
     def __iter__(self) -> Iterator[Demonstration]:
@@ -145,7 +142,7 @@ class CoinDemonstrator(ExpertDemonstrator):
         )
 
     def demonstrate_search(self, task: Task) -> list[Demonstration]:
-        """One episode's demonstrations: a row to act, and where it acted on tips, a tip-free row to write."""
+        """Demonstrate an episode: a row to act, and after tips a tip-free row to write."""
         warm = self.config.warmstart
         tips: tuple[Tip, ...] = ()
         if self.rng.random() < warm.p_follow_tip:
@@ -158,65 +155,62 @@ class CoinDemonstrator(ExpertDemonstrator):
         else:
             tips = self.build_failed_search_tips(task) if self.rng.random() < 0.4 else ()
             trajectory = self.play(task, "search", parse_empty_rooms(tips))
-        return build_demonstrations(
-            trajectory, self.rank_tips(tips), format_search_note(trajectory), self.config, self.count_tokens
-        )
+        note = format_search_note(trajectory)
+        return build_demonstrations(trajectory, self.rank_tips(tips), note, self.config, self.count_tokens)
 
     def play_with_tip(self, task: Task) -> tuple[Trajectory, tuple[Tip, ...]] | None:
-        """An episode that goes the way of a right tip, and the tips that it has seen; None if the way is too long."""
+        """Play the way of a right tip; return the episode and its tips, or None if the way is too long."""
         found = play_script(self.env, task, partial(Searcher(self.rng).search, MAX_SEARCH_STEPS))
         way = extract_path(found)
         if not found.success or len(way) >= self.config.rollout.max_steps:
             return None
         actions = [*(f"move {direction}" for _, direction in way), TAKE]
         others = self.build_failed_search_tips(task) if self.rng.random() < 0.4 else ()
-        return play_script(self.env, task, partial(replay_actions, actions)), (
-            self.build_tip(found, found.score),
-            *others,
-        )
+        tips = (self.build_tip(found, found.score), *others)
+        return play_script(self.env, task, partial(replay_actions, actions)), tips
 
     def build_failed_search_tips(self, task: Task) -> tuple[Tip, ...]:
-        """Up to two tips about searches that did not find the coin."""
+        """Build up to two tips about searches without success."""
         tries = (self.play(task, self.rng.choice(("search", "wander"))) for _ in range(self.rng.randint(1, 2)))
         return tuple(self.build_tip(trajectory, trajectory.score) for trajectory in tries if not trajectory.success)
 
     def play(self, task: Task, manner: str, empty: Collection[str] = ()) -> Trajectory:
-        """An episode of a searcher: "search" or "wander"."""
+        """Play an episode of a searcher: "search" or "wander"."""
         acting = getattr(Searcher(self.rng, empty), manner)
         return play_script(self.env, task, partial(acting, self.config.rollout.max_steps))
 
     def write_note(self, trajectory: Trajectory, score: float) -> str:
-        """What a good writer writes about an episode."""
+        """Write the note about an episode."""
         return format_search_note(trajectory) if is_searched(trajectory.task) else super().write_note(trajectory, score)
 
     def rank_tips(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
-        """As many as are shown, by score."""
+        """Return the best tips, as many as a prompt shows."""
         most = min(self.config.warmstart.num_tips, self.config.memory.top_k)
         return tuple(sorted(tips, key=lambda tip: -tip.score)[:most])
 
 
 def is_searched(task: Task) -> bool:
-    """Whether searchers play a game: they know no doors."""
+    """Return whether searchers can play a game: a coin game without doors."""
     return bool(task.options["game"] == "coin" and task.options["params"].get("includeDoors") == 0)
 
 
 def is_coin_visible(observation: Observation) -> bool:
-    """Whether the coin can be taken."""
+    """Return whether the coin can be taken."""
     return TAKE in (observation.actions or ())
 
 
 def parse_room(text: str) -> tuple[str, Mapping[str, str]]:
-    """The room that an observation shows, and the rooms around it by direction. ("", {}) if it shows none."""
+    """Parse the room of an observation, and its neighbours by direction; ("", {}) without a room."""
     room = _ROOM.search(text)
     return (room[1] if room else ""), {direction.lower(): there for direction, there in _WAY_ON.findall(text)}
 
 
 def extract_path(trajectory: Trajectory) -> list[tuple[str, str]]:
-    """The rooms before the last one with the direction that led on, detours left out."""
+    """Extract the rooms before the last one, with the direction to the next, without detours."""
     left: dict[str, str] = {}
     for step in trajectory.steps:
         room, _ = parse_room(step.observation.text)
-        if room in left:  # what came since was a detour
+        if room in left:  # a detour
             names = [*left]
             left = {name: left[name] for name in names[: names.index(room)]}
         left[room] = step.action.removeprefix("move ")
@@ -224,7 +218,7 @@ def extract_path(trajectory: Trajectory) -> list[tuple[str, str]]:
 
 
 def format_search_note(trajectory: Trajectory) -> str:
-    """The tip that a good writer writes: the way to the coin and its room, or the rooms that held none."""
+    """Format the note about a search: the way to the coin and its room, or the empty rooms."""
     texts = [step.observation.text for step in trajectory.steps] + [trajectory.final_observation.text]
     rooms = [room for room in dict.fromkeys(parse_room(text)[0] for text in texts) if room]
     if not trajectory.success:
@@ -234,7 +228,6 @@ def format_search_note(trajectory: Trajectory) -> str:
 
 
 def parse_empty_rooms(tips: Sequence[Tip]) -> frozenset[str]:
-    """The rooms that tips call empty."""
-    return frozenset(
-        room for tip in tips for room in tip.text.removeprefix("no coin in ").split(" , ") if not tip.score
-    )
+    """Parse the rooms that tips call empty."""
+    texts = (tip.text.removeprefix("no coin in ") for tip in tips if not tip.score)
+    return frozenset(room for text in texts for room in text.split(" , "))

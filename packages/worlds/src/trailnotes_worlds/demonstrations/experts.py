@@ -1,7 +1,7 @@
-"""Scripted episodes of the games that bring an expert: ALFWorld, Sokoban, Minesweeper, TextWorldExpress.
+"""Scripted episodes of games with an expert: ALFWorld, Sokoban, Minesweeper, TextWorldExpress.
 
-What a start model learns here is what actions look like, to do what a tip with a full score says, to do something else
-after one with a bad score, and to write down what it did; on the way, as much of the game as imitation teaches.
+The initial model learns the form of actions, to follow a tip with a full score, to do something else after one with a
+bad score, and to write down its actions; and as much of the game as imitation teaches.
 """
 
 from __future__ import annotations
@@ -22,45 +22,47 @@ from trailnotes.warmstart.demonstrations.recorded import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from trailnotes.config.schema import Config
     from trailnotes.storage.demonstrations import Demonstration
     from trailnotes.types import Observation, Task, Trajectory
     from trailnotes.warmstart.demonstrations.episodes import Script
 
-VERSION = 1  # of the scripts: recordings of another are not used
+VERSION = 1  # of the scripts and their recordings
 
 
 class ExpertEnv(Env, Protocol):
-    """An environment that knows how its games are won."""
+    """Environment with a solution of each game."""
 
     def solution(self, task: Task) -> tuple[str, ...]:
-        """Actions that win `task`."""
-        ...
+        """Return actions that win `task`."""
 
 
 class ExpertDemonstrator(RecordedDemonstrator):
     """Endless demonstrations drawn from recorded episodes of the training games.
 
-    The episodes are recorded once into the cache folder, of `warmstart.variations` games of each family.
+    The cache folder keeps the episodes, of `warmstart.variations` games of each family.
     """
 
     @classmethod
     def build_held_out(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
-        """Those of the games that `rehearsal.options` names and `config` neither trains on nor examines.
+        """Build the demonstrator of games in `rehearsal.options` that `config` neither trains nor evaluates on.
 
         Raises:
             ConfigError: none is left.
         """
         subject = cls(apply_rehearsal_options(config), count_tokens, seed)
-        left = {task.id for task in select_unused(_choose_tasks(subject.config), config)}
+        left = {task.id for task in select_unused(cls.choose_tasks(subject.config), config)}
+        if not left:
+            raise ConfigError("every training game is trained on or evaluated: name others in rehearsal.options")
         subject.recordings = [each for each in subject.recordings if each.wandered[0].task.id in left]
-        if not subject.recordings:
-            raise ConfigError(
-                "every game of the train split is trained on or examined: name others in rehearsal.options"
-            )
         return subject
+
+    @staticmethod
+    def choose_tasks(config: Config) -> list[Task]:
+        """Choose `warmstart.variations` training games of each family, evenly spaced."""
+        return spread_by_family(list_env_tasks(config.env.name, "train", config.env.options), config)
 
     def __iter__(self) -> Iterator[Demonstration]:
         by_family: dict[str, list[RecordedGame]] = {}
@@ -72,7 +74,7 @@ class ExpertDemonstrator(RecordedDemonstrator):
 
     @cached_property
     def recordings(self) -> list[RecordedGame]:
-        """One for each game, from the cache or recorded now."""
+        """One recording for each game, from the cache or made now."""
         config = self.config
         wanted = {
             "version": VERSION,
@@ -84,20 +86,20 @@ class ExpertDemonstrator(RecordedDemonstrator):
         return load_or_record(config.env.name, wanted, lambda: _record_episodes(config))
 
 
-def _choose_tasks(config: Config) -> list[Task]:
-    """`warmstart.variations` training games of each family, evenly spaced."""
+def spread_by_family(games: Iterable[Task], config: Config) -> list[Task]:
+    """Choose `warmstart.variations` games of each family, evenly spaced."""
     by_family: dict[str, list[Task]] = {}
-    for task in list_env_tasks(config.env.name, "train", config.env.options):
+    for task in games:
         by_family.setdefault(task.family, []).append(task)
     return [task for tasks in by_family.values() for task in panel(tasks, config.warmstart.variations)]
 
 
 def _record_episodes(config: Config) -> Iterator[Trajectory]:
-    """Of each game the expert's episode (member 0) if it fits `rollout.max_steps`, and wanderings (members 1 on)."""
+    # The expert's episode is member 0, if it fits `rollout.max_steps`, and wanderings are members 1 on.
     options: dict[str, Any] = {**config.env.options, "max_steps": config.rollout.max_steps, "actions": True}
     env = cast("ExpertEnv", make_env(config.env.name, **options))
     try:
-        for task in _choose_tasks(config):
+        for task in ExpertDemonstrator.choose_tasks(config):
             best = play_script(env, task, partial(replay_actions, env.solution(task)))
             if best.success:
                 yield best
@@ -108,6 +110,5 @@ def _record_episodes(config: Config) -> Iterator[Trajectory]:
 
 
 def _act_randomly(rng: random.Random, observation: Observation) -> Script:
-    """Any admissible action."""
     while True:
         observation = yield rng.choice(observation.actions or ("look",))

@@ -1,7 +1,6 @@
-"""What people have played, as demonstrations: their actions, played again in the environment that agents will act in.
+"""Demonstrations of people's play: their actions, replayed in the environment of the agents.
 
-So each turn is, word for word, what an agent would have been shown with the same settings, and what cannot be repeated
-there is not recorded.
+Each turn is word for word an agent's with the same settings, and actions that do not repeat are not recorded.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ if TYPE_CHECKING:
     from trailnotes.types import Task
 
 KIND = "played"
-LINE_PREFIX = b'{"messages": ['  # of each line that is recorded
+LINE_PREFIX = b'{"messages": ['  # of each line
 
 
 class PlayRecorder:
-    """Appends episodes of people to a file that `warmstart.demonstrations` may name. One process at a time does.
+    """Recorder of people's episodes to a file for `warmstart.demonstrations`, for one process at a time.
 
     Args:
-        path: the JSONL file; what it holds stays. A last line that a crash has cut is moved aside.
-        env: plays the actions again.
-        config: `rollout`, `memory`: how turns are worded, and cut.
-        count_tokens: for the cuts.
+        path: the JSONL file to append to. A last line that a crash has cut moves to another file.
+        env: replays the actions.
+        config: `rollout`, `memory`: wording and length of turns.
+        count_tokens: for the length.
 
     Raises:
-        RunError: the file cannot be written or holds something else, or another process records to it.
+        RunError: the file is not writable or holds other content, or another process records to it.
     """
 
     def __init__(self, path: Path, env: Env, config: Config, count_tokens: CountTokens) -> None:
@@ -62,36 +61,23 @@ class PlayRecorder:
         self.torn_line_path = split_after(path)  # the file that now holds the half of a line, if there was one
 
     def line(self, task: Task, actions: Sequence[str]) -> Mapping[str, Any]:
-        """The record of an episode.
-
-        Raises:
-            RunError: the environment does not end with the last of these actions.
-        """
-        return demonstration_to_json(
-            build_played_demonstration(self._env, task, actions, self._config, self._count_tokens)
-        )
+        """Make the record of an episode. Raises `RunError` if the environment does not end with the last action."""
+        made = build_played_demonstration(self._env, task, actions, self._config, self._count_tokens)
+        return demonstration_to_json(made)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Append a record; when this returns, it is on the disk.
-
-        Raises:
-            RunError: it cannot be written; the earlier lines are whole.
-        """
+        """Append a record and sync it to the disk. Raises `RunError` on failure; the earlier lines stay whole."""
         append_jsonl(self.path, [line], sync=True)
 
     def close(self) -> None:
-        """Let others record. Twice is fine."""
+        """Release the file for other processes. A second call is harmless."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
 
 def validate_recording_file(path: Path) -> None:
-    """Refuse to append to a file whose first line is no demonstration, nor the beginning of one that a crash has cut.
-
-    Raises:
-        RunError: it is such a file.
-    """
+    """Raise `RunError` for a file whose first line is no demonstration, nor the cut beginning of one."""
     with path.open("rb") as file:
         line = file.readline()
     if not line:
@@ -108,7 +94,7 @@ def validate_recording_file(path: Path) -> None:
 def build_played_demonstration(
     env: Env, task: Task, actions: Sequence[str], config: Config, count_tokens: CountTokens
 ) -> Demonstration:
-    """The conversation of an episode in which an agent does what a person did. It helped if it won.
+    """Replay a person's actions as an agent's conversation. Whether it helped is whether it won.
 
     Raises:
         RunError: the environment does not end with the last of `actions`: it refuses one, or allows fewer steps.

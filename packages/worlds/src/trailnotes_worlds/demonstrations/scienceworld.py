@@ -1,88 +1,73 @@
 """Scripted ScienceWorld episodes of training variations: gold paths and wanderings, with tips to act on and to write.
 
-What a start model learns here is how actions are worded, to look before it acts, to repeat what a tip with a full
-score says, to do something else after a tip with a bad one, and to write down what it did. To see a task learned
-afterwards, leave it out of `env.options.task`.
+The initial model learns the wording of actions, to look before it acts, to repeat a tip with a full score, to do
+something else after one with a bad score, and to write down its actions. Leave a task out of `env.options.task` to see
+later training learn it. A script is a generator that receives the newest observation and yields the next action.
 """
 
 from __future__ import annotations
 
 import logging
 import random
+import re
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from trailnotes.envs import make_env
-from trailnotes.envs.tasks import select_unused
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task, Trajectory
-from trailnotes.warmstart.demonstrations.episodes import apply_rehearsal_options, play_script, replay_actions
-from trailnotes.warmstart.demonstrations.recorded import (
-    NUM_WANDERINGS,
-    RecordedDemonstrator,
-    RecordedGame,
-    load_or_record,
-)
-from trailnotes_worlds.demonstrations.scienceworld_scripts import shorten_path, wander
+from trailnotes.warmstart.demonstrations.episodes import play_script, replay_actions
+from trailnotes.warmstart.demonstrations.recorded import NUM_WANDERINGS, RecordedGame, load_or_record
+from trailnotes_worlds.demonstrations.experts import ExpertDemonstrator, spread_by_family
 from trailnotes_worlds.scienceworld.client import close_gold_path_finder, find_gold_path
 from trailnotes_worlds.scienceworld.tasks import scienceworld_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from trailnotes.config.schema import Config
     from trailnotes.envs import Env
-    from trailnotes.storage.demonstrations import Demonstration
+    from trailnotes.types import Observation
+    from trailnotes.warmstart.demonstrations.episodes import Script
 
 logger = logging.getLogger(__name__)
-VERSION = 1  # of the scripts: recordings of another are not used
+VERSION = 1  # of the scripts and their recordings
+ROOMS = (
+    "kitchen", "bathroom", "living room", "bedroom", "workshop", "art studio", "hallway", "greenhouse", "outside",
+    "foundry",
+)  # fmt: skip
+IGNORED_THINGS = {"agent", "air", "ground"}
+_GO = re.compile(r"(?:go to|teleport to) (.+)")
+_MOVING = re.compile(r"(?:open door to|go to|teleport to|look around)\b")
+_ARTICLE = re.compile(r"^(?:an?|the|some) +")
+_REST = re.compile(r", | \(|\. |\.$|\)")
+_BOX = re.compile(r"\w+ box\b")
+_NAMED_THING = re.compile(r"ocus on the ((?!thing|animal)[\w -]+)\.")
+_ELECTRIC = re.compile(r"wire|battery|generator|solar panel|turbine")
 
 
-class ScienceWorldDemonstrator(RecordedDemonstrator):
+class ScienceWorldDemonstrator(ExpertDemonstrator):
     """Endless demonstrations drawn from recorded episodes of the training variations of `env.options.task`.
 
-    The episodes are recorded once, by the simulator, into the cache folder (minutes), `warmstart.variations` of each
-    task spread over its training variations.
+    The simulator records the episodes once into the cache folder (minutes), `warmstart.variations` of each task spread
+    over its training variations.
     """
 
-    @classmethod
-    def build_held_out(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
-        """Those of the tasks in `rehearsal.options`, without variations that `config` trains on or examines.
-
-        Raises:
-            ConfigError: none is left.
-        """
-        subject = cls(apply_rehearsal_options(config), count_tokens, seed)
-        names = subject.config.env.options.get("task", "all")
-        left = {task.id for task in select_unused(_choose_tasks(names, config.warmstart.variations), config)}
-        if not left:
-            raise ConfigError(
-                f"every training variation of task = {names!r} is trained on or examined: name other tasks in "
-                "rehearsal.options.task"
-            )
-        subject.recordings = [each for each in subject.recordings if each.wandered[0].task.id in left]
-        return subject
-
-    def __iter__(self) -> Iterator[Demonstration]:
-        by_task: dict[str, list[RecordedGame]] = {}
-        for recorded in self.recordings:
-            by_task.setdefault(recorded.wandered[0].task.options["task"], []).append(recorded)
-        names = sorted(by_task)
-        while True:
-            yield from self.demonstrate_episode(self.rng.choice(by_task[self.rng.choice(names)]))
+    @staticmethod
+    def choose_tasks(config: Config) -> list[Task]:
+        """Choose `warmstart.variations` training variations of each task, evenly spaced."""
+        names = config.env.options.get("task", "all")
+        return spread_by_family(scienceworld_tasks("train", names, protocol="simulator"), config)
 
     @cached_property
     def recordings(self) -> list[RecordedGame]:
-        """One for each variation, from the cache or recorded now."""
+        """One recording for each variation, from the cache or made now."""
         return load_recordings(self.config)
 
 
-# --- recording --------------------------------------------------------------------------------------------------
-
-
 def load_recordings(config: Config, folder: Path | None = None) -> list[RecordedGame]:
-    """The recorded episodes that `config` asks for; the same in every process.
+    """Load the episodes of `config`, or record them; they are the same in every process.
 
     Raises:
         ConfigError: no variation gives an episode that fits `rollout.max_steps`.
@@ -100,12 +85,11 @@ def load_recordings(config: Config, folder: Path | None = None) -> list[Recorded
 
 
 def _record_episodes(config: Config) -> Iterator[Trajectory]:
-    """Gold path (member 0) and wanderings (members 1 and up) of each variation."""
+    # The gold path is member 0 of each variation, wanderings are members 1 on.
     options = {key: value for key, value in config.env.options.items() if key not in ("task", "protocol")}
-    names = config.env.options.get("task", "all")
     env = make_env("scienceworld", **{**options, "max_steps": config.rollout.max_steps})
     try:
-        for task in _choose_tasks(names, config.warmstart.variations):
+        for task in ScienceWorldDemonstrator.choose_tasks(config):
             if gold := _play_gold_path(env, task, options.get("simplification", "easy"), config.rollout.max_steps):
                 yield gold
             for member in range(1, 1 + NUM_WANDERINGS):
@@ -117,24 +101,99 @@ def _record_episodes(config: Config) -> Iterator[Trajectory]:
         close_gold_path_finder()
 
 
-def _choose_tasks(names: str | list[str], num: int) -> list[Task]:
-    """`num` training variations of each task, evenly spaced."""
-    tasks = scienceworld_tasks("train", names, protocol="simulator")
-    by_name: dict[str, list[Task]] = {}
-    for task in tasks:
-        by_name.setdefault(task.options["task"], []).append(task)
-    return [
-        group[i * len(group) // min(num, len(group))] for group in by_name.values() for i in range(min(num, len(group)))
-    ]
-
-
 def _play_gold_path(env: Env, task: Task, simplification: str | Sequence[str], max_steps: int) -> Trajectory | None:
-    """The simulator's own solution, shortened if it still reaches the full score."""
     path = find_gold_path(task.options["task"], task.options["variation"], simplification)
     for actions in shorten_path(path):
-        if (
-            len(actions) <= max_steps
-            and (trajectory := play_script(env, task, partial(replay_actions, actions), 0)).success
-        ):
-            return trajectory
+        if len(actions) <= max_steps:
+            trajectory = play_script(env, task, partial(replay_actions, actions), 0)
+            if trajectory.success:
+                return trajectory
     return None
+
+
+def shorten_path(path: Sequence[str]) -> Iterator[list[str]]:
+    """Yield shorter versions of a gold path, which may fail, the shortest first, and the path itself last."""
+    short = _replace_walks(path)
+    renamed = [_normalize_names(action) for action in short]
+    yield [action for action in renamed if not action.startswith("wait")]
+    yield renamed
+    yield short
+    yield list(path)
+
+
+def _replace_walks(path: Sequence[str]) -> list[str]:
+    # Every walk through rooms becomes one teleportation; a look follows the first, or precedes the first other action.
+    short: list[str] = []
+    room = ""
+    for action in path:
+        if going := _GO.match(action):
+            room = going[1]
+        elif not _MOVING.match(action):
+            if room:
+                short.append(f"teleport to {room}")
+            if "look around" not in short:
+                short.append("look around")
+            short.append(action)
+            room = ""
+    return short
+
+
+def _normalize_names(action: str) -> str:
+    # Gold paths repeat a word ("baby baby mouse") and add the place of a thing; listings do not.
+    words = re.sub(r"\b(\w+) \1\b", r"\1", action)
+    words = re.sub(r"\begg (\w+ egg)\b", r"\1", words)
+    return words.removesuffix(" in inventory").replace(" in inventory to ", " to ")
+
+
+def parse_things(listing: str) -> list[str]:
+    """Parse the names of things in a listing, with those on and in others, without doors and surroundings."""
+    inside = listing.partition("You also see:")[0].partition("\n")[2]
+    found: list[str] = []
+    for line in inside.splitlines():
+        head, _, content = line.strip().partition(": ")
+        for item in (head, *content.rstrip(". )").split(", ")):
+            name = _REST.split(_ARTICLE.sub("", item.strip()).removeprefix("substance called "))[0]
+            if name and name not in IGNORED_THINGS | {"nothing"} and not name.startswith(("which", "currently", "On ")):
+                found.append(_ARTICLE.sub("", name))
+    return list(dict.fromkeys(found))
+
+
+def wander(rng: random.Random, first: Observation) -> Script:
+    """Act at random: go to a place, look around, and take actions of the right form on things there."""
+    task = first.instruction or ""
+    named = [room for room in ROOMS if room in task]
+    room = rng.choice(named) if named and rng.random() < 0.5 else rng.choice(ROOMS)
+    yield f"teleport to {room}"
+    seen = parse_things((yield "look around").text) or ["agent"]
+    if "paint" in task:
+        yield from _mix_randomly(seen, rng)
+    named_thing = _NAMED_THING.search(task)
+    thing = named_thing[1] if named_thing and rng.random() < 0.7 else rng.choice(seen)
+    yield f"focus on {thing}"
+    if "circuit" in task or "conductive" in task:
+        yield from _connect_randomly(thing, seen, rng)
+    if boxes := sorted(set(_BOX.findall(task))):
+        if named and rng.random() < 0.5:
+            yield f"pick up {thing}"
+            yield f"teleport to {named[-1]}"
+        yield f"move {thing} to {rng.choice(boxes)}"
+
+
+def _connect_randomly(thing: str, seen: Sequence[str], rng: random.Random) -> Script:
+    parts = [name for name in seen if _ELECTRIC.search(name)] or list(seen)
+    for _ in range(rng.randint(2, 5)):
+        first, second = _name_terminal(rng.choice(parts), rng), _name_terminal(rng.choice([thing, *parts]), rng)
+        yield f"connect {first} to {second}"
+
+
+def _name_terminal(part: str, rng: random.Random) -> str:
+    if "wire" in part:
+        return f"{part} terminal {rng.choice((1, 2))}"
+    pole = rng.choice(("anode", "cathode"))
+    return f"{part} {pole}" if _ELECTRIC.search(part) else f"{pole} in {part}"
+
+
+def _mix_randomly(seen: Sequence[str], rng: random.Random) -> Script:
+    for _ in range(rng.randint(1, 2)):
+        yield f"pour {rng.choice(seen)} in {rng.choice(seen)}"
+    yield f"mix {rng.choice(seen)}"

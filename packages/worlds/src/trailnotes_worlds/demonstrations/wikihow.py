@@ -1,8 +1,8 @@
 """Scripted WikiHow episodes of training goals: straight ones and hasty ones, with tips to act on and to write.
 
-What a start model learns here is how to search, to tap what the instruction names, to look further down where it is not
-to be seen, to repeat what a tip with a full score tells and nothing else, and to write down its way and what it has not
-reached. Only goals of the train split are played, in a library from which the articles of examined goals are left out.
+The initial model learns to search, to tap the target of the instruction, to scroll down to it, to repeat a tip with a
+full score and nothing else, and to write down its way and the missed target. The scripts play goals of the train split
+alone, in a library without the articles of evaluation goals.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from trailnotes.warmstart.demonstrations.episodes import (
     play_script,
     replay_actions,
 )
-from trailnotes_worlds.demonstrations.wikihow_advice import Adviser
-from trailnotes_worlds.demonstrations.wikihow_readers import Reader, space_arguments
+from trailnotes_worlds.demonstrations.wikihow_readers import Adviser, Reader, space_arguments
 from trailnotes_worlds.wikihow.articles import Article
 
 if TYPE_CHECKING:
@@ -43,17 +42,17 @@ EVAL_SPLITS: Final = ("validation", "test")
 
 
 def extract_titles(env: WikiHowEnv, tasks: Iterable[Task]) -> set[str]:
-    """The titles of the articles that the instructions of `tasks` name, in lower case."""
+    """Extract the titles of articles from the instructions of `tasks`, in lower case."""
     told = (env.reset(task).instruction or "" for task in tasks)
     return {(found[1] or found[2]).lower() for text in told for found in _TITLES.finditer(text)}
 
 
 def collect_eval_titles(options: Mapping[str, object]) -> set[str]:
-    """Those of the goals that `options` examine, of whatever template. A split without goals has none."""
+    """Collect the titles in all evaluation goals of `options`, of any template."""
     options = {**options, "templates": ()}
     env, tasks = cast("WikiHowEnv", make_env("wikihow", **options)), list[Task]()
     for split in EVAL_SPLITS:
-        with suppress(ConfigError):  # the split is empty; a goal that cannot be read below is no reason to show it
+        with suppress(ConfigError):  # the split is empty
             tasks += list_env_tasks("wikihow", split, options)
     return extract_titles(env, tasks)
 
@@ -62,14 +61,14 @@ class WikiHowDemonstrator:
     """Endless fresh demonstrations of the goals of the train split.
 
     Args:
-        config: prompts, memory, `env.options`, and the shares of `config.warmstart`: `p_follow_tip` of the episodes
-            follow a tip with a full score, `p_explore` of the others are hasty, and the rest go straight to the end;
-            `advice` of all are one step that is advised.
+        config: prompts, memory, `env.options`, and the shares of `config.warmstart`: `obey` of the episodes follow a
+            tip with a full score, `read` of the others are hasty, and the rest go straight to the end; `advice` of all
+            are one step with advice.
         count_tokens: of the tokenizer, for the length caps.
-        seed: of everything drawn here.
+        seed: of all draws.
 
     Raises:
-        ConfigError: the library or the train split of its goals does not exist, or none of them may be shown.
+        ConfigError: the library or the train split of its goals does not exist, or all of them are excluded.
     """
 
     def __init__(self, config: Config, count_tokens: Callable[[str], int], seed: int) -> None:
@@ -80,11 +79,11 @@ class WikiHowDemonstrator:
         self.tasks = list_env_tasks("wikihow", "train", options)
         self.exclude_titles(collect_eval_titles(options))
         if not self.tasks:
-            raise ConfigError("every training goal names the article of an examined one: name other env.options.tasks")
+            raise ConfigError("every training goal names an evaluation article: name other env.options.tasks")
         self.adviser = Adviser(self.env, config, count_tokens, self.rng)
 
     def exclude_titles(self, titles: AbstractSet[str]) -> None:
-        """Play as if the articles with these titles, in lower case, had never been written; nor goals that name one."""
+        """Hide the articles with these titles, in lower case, and drop the goals that name one."""
         self.env.hide_articles(
             page.path for page in self.env.library if isinstance(page, Article) and page.title.lower() in titles
         )
@@ -92,7 +91,7 @@ class WikiHowDemonstrator:
 
     @classmethod
     def build_held_out(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
-        """Those of the goals in `rehearsal.options` that `config` neither trains on nor examines.
+        """Build the demonstrator of goals in `rehearsal.options` that `config` neither trains nor evaluates on.
 
         Raises:
             ConfigError: none is left.
@@ -101,9 +100,8 @@ class WikiHowDemonstrator:
         subject.exclude_titles(collect_eval_titles(config.env.options))
         subject.tasks = select_unused(subject.tasks, config)
         if not subject.tasks:
-            raise ConfigError(
-                "every training goal is trained on or examined: name another library in rehearsal.options.library"
-            )
+            fix = "name another library in rehearsal.options.library"
+            raise ConfigError(f"every training goal is trained on or evaluated: {fix}")
         return subject
 
     def __iter__(self) -> Iterator[Demonstration]:
@@ -111,10 +109,7 @@ class WikiHowDemonstrator:
             yield from self.demonstrate_episode(self.rng.choice(self.tasks))
 
     def demonstrate_episode(self, task: Task) -> list[Demonstration]:
-        """One episode's demonstrations: a row to act, and where it acted on tips, a tip-free row to write.
-
-        Or one step of an episode that is advised.
-        """
+        """Demonstrate an episode: a row to act, and after tips a tip-free row to write; or one step with advice."""
         warm = self.config.warmstart
         if self.rng.random() < warm.advice:
             return [self.adviser.demonstrate_advice(task, self.tasks)]
@@ -126,20 +121,16 @@ class WikiHowDemonstrator:
             trajectory = self.play(task, manner)
             if self.rng.random() < 0.4:
                 tips = (self.build_tip(self.play(task, "hasty")),)
-        said = [
-            replace(step, completion=replace(step.completion, text=space_arguments(step.action)))
-            for step in trajectory.steps
-        ]
-        spoken = replace(trajectory, steps=tuple(said))
-        return build_demonstrations(
-            spoken, self.rank_tips(tips), self.write_note(trajectory), self.config, self.count_tokens
-        )
+        texts = [replace(step.completion, text=space_arguments(step.action)) for step in trajectory.steps]
+        steps = (replace(step, completion=text) for step, text in zip(trajectory.steps, texts, strict=True))
+        spoken, note = replace(trajectory, steps=tuple(steps)), self.write_note(trajectory)
+        return build_demonstrations(spoken, self.rank_tips(tips), note, self.config, self.count_tokens)
 
     def play_with_tip(self, task: Task) -> tuple[Trajectory, tuple[Tip, ...]]:
-        """An episode that does what a tip with a full score tells, and the tips that it has seen.
+        """Play an episode that follows a tip with a full score, and return it with its tips.
 
-        What is told is half of the time what has earned the full score, else any way, so that it is the tip that is
-        followed and not the instruction.
+        Half of the tips tell a way that earns the full score, the others any way: the model must follow the tip and not
+        the instruction.
         """
         source = self.play(task, "straight" if self.rng.random() < 0.5 else "hasty")
         trajectory = play_script(self.env, task, partial(replay_actions, get_actions(source)))
@@ -148,25 +139,25 @@ class WikiHowDemonstrator:
         return trajectory, (praised, *(tip for tip in others if tip.score < praised.score))
 
     def play(self, task: Task, manner: str) -> Trajectory:
-        """An episode of a scripted reader: "straight" or "hasty"."""
+        """Play an episode of a scripted reader: "straight" or "hasty"."""
         return play_script(self.env, task, getattr(Reader(self.env, self.rng), manner))
 
     def build_tip(self, trajectory: Trajectory) -> Tip:
-        """What a memory would hold of an episode."""
+        """Build the tip about an episode."""
         most = trajectory.max_score
         return Tip(trajectory.task.id, self.write_note(trajectory), key="", score=trajectory.score, max_score=most)
 
     def format_actions(self, trajectory: Trajectory) -> str:
-        """The actions of an episode."""
+        """Format the actions of an episode."""
         return " ; ".join(map(space_arguments, get_actions(trajectory))) or "nothing"
 
     def write_note(self, trajectory: Trajectory) -> str:
-        """What a good writer writes about an episode: the way, and behind a full stop what was not reached."""
+        """Write the note about an episode: its actions, and after a full stop the missed target."""
         missed = trajectory.final_observation.info.get("instruction", "")
         way = self.format_actions(trajectory)
         return way if trajectory.success else f"{way} . not yet : {missed.lower() or 'nothing was found'}"
 
     def rank_tips(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
-        """As many as are shown, by score."""
+        """Return the best tips, as many as a prompt shows."""
         most = min(self.config.warmstart.num_tips, self.config.memory.top_k)
         return tuple(sorted(tips, key=lambda tip: -tip.score)[:most])

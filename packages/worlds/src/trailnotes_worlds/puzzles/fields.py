@@ -1,7 +1,6 @@
-"""Minesweeper: a field of mines, and what follows from the numbers that are open. Cells are bits of an integer.
+"""Minefields and exact inference from open numbers. Cells are bits of an integer.
 
-What follows is exact: a cell is safe if it has no mine in any arrangement that fits all numbers and the number of mines
-that are left. No arrangement is ever guessed.
+A cell is safe if it has no mine in any arrangement that fits all numbers and the number of mines.
 """
 
 from __future__ import annotations
@@ -9,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import combinations
+
+from trailnotes_worlds.puzzles.base import list_cells
 
 
 @dataclass(frozen=True, slots=True)
 class Minefield:
-    """A square field; cell (row, column) is bit ``row * size + column``."""
+    """Square field of mines; cell (row, column) is bit ``row * size + column``."""
 
     size: int
     mines: int  # bit mask
@@ -24,13 +26,13 @@ class Minefield:
         return (1 << self.size * self.size) - 1
 
     def count_adjacent_mines(self, cell: int) -> int:
-        """How many of a cell's up to eight neighbours are mines."""
+        """Count the mines among a cell's up to eight neighbours."""
         return (get_neighbours(self.size, cell) & self.mines).bit_count()
 
 
 @cache
 def get_neighbours(size: int, cell: int) -> int:
-    """Mask of the neighbours of a cell, itself left out."""
+    """Return the mask of the neighbours of a cell, without itself."""
     row, column = divmod(cell, size)
     rows = range(max(0, row - 1), min(size, row + 2))
     columns = range(max(0, column - 1), min(size, column + 2))
@@ -38,7 +40,7 @@ def get_neighbours(size: int, cell: int) -> int:
 
 
 def open_cell(field: Minefield, already: int, cell: int) -> int:
-    """Mask of what is open once a safe `cell` is: a 0 opens all its neighbours."""
+    """Open a safe `cell`, and the neighbours of each 0; return the mask of open cells."""
     waiting = [cell]
     while waiting:
         cell = waiting.pop()
@@ -51,15 +53,14 @@ def open_cell(field: Minefield, already: int, cell: int) -> int:
 
 
 def solve_by_logic(field: Minefield, start: int) -> tuple[int, ...] | None:
-    """The cells to open, one after the other, after `start`: each follows from what is open then. None: one must guess.
+    """Find the cells to open after `start`, each safe by the numbers open then; None if the field needs a guess.
 
-    Cells that have opened by themselves are left out.
+    Cells that open by themselves are not in the list.
     """
     open_, order = open_cell(field, 0, start), list[int]()
     while open_ != field.all_cells & ~field.mines:
-        follows = find_safe_cells(
-            field.size, {cell: field.count_adjacent_mines(cell) for cell in list_cells(open_)}, field.mines.bit_count()
-        )
+        numbers = {cell: field.count_adjacent_mines(cell) for cell in list_cells(open_)}
+        follows = find_safe_cells(field.size, numbers, field.mines.bit_count())
         if not follows:
             return None
         for cell in list_cells(follows):
@@ -70,11 +71,11 @@ def solve_by_logic(field: Minefield, start: int) -> tuple[int, ...] | None:
 
 
 def find_safe_cells(size: int, numbers: Mapping[int, int], num_mines: int) -> int:
-    """Mask of the closed cells that can have no mine.
+    """Return the mask of the closed cells that can have no mine.
 
     Args:
         size: of the square field.
-        numbers: what is open: cell -> number of mines around it.
+        numbers: open cell -> number of mines around it.
         num_mines: of the whole field.
     """
     closed = ((1 << size * size) - 1) & ~sum(1 << cell for cell in numbers)
@@ -83,7 +84,7 @@ def find_safe_cells(size: int, numbers: Mapping[int, int], num_mines: int) -> in
     bordering = 0
     for mask, _ in parts:
         bordering |= mask
-    far = (closed & ~bordering).bit_count()  # cells of which no number says anything
+    far = (closed & ~bordering).bit_count()  # cells without an open neighbour
     told = [_enumerate_arrangements(part) for _, part in parts]
     never = 0
     for index, (mask, _) in enumerate(parts):
@@ -102,7 +103,7 @@ Clue = tuple[int, int]  # mask of closed cells, and how many of them are mines
 
 
 def _group_clues(clues: set[Clue]) -> Iterator[tuple[int, list[Clue]]]:
-    """Clues that share cells, directly or by others, with the mask of their cells."""
+    # Yields connected clues with the mask of their cells.
     left = sorted(clues)
     while left:
         mask, part = left[0][0], list[Clue]()
@@ -115,7 +116,7 @@ def _group_clues(clues: set[Clue]) -> Iterator[tuple[int, list[Clue]]]:
 
 
 def _enumerate_arrangements(clues: list[Clue]) -> dict[int, int]:
-    """Number of mines -> mask of the cells that have one in any arrangement of so many that fits all clues."""
+    # Number of mines -> mask of the cells with a mine in any fitting arrangement of so many.
     found: dict[int, int] = {}
 
     def place(index: int, mines: int, clear: int) -> None:
@@ -125,32 +126,16 @@ def _enumerate_arrangements(clues: list[Clue]) -> dict[int, int]:
         cells, number = clues[index]
         free = cells & ~mines & ~clear
         missing = number - (cells & mines).bit_count()
-        for chosen in _iter_choices(free, missing):
+        for cells_ in combinations(list_cells(free), missing) if missing >= 0 else ():
+            chosen = sum(1 << cell for cell in cells_)
             place(index + 1, mines | chosen, clear | free & ~chosen)
 
     place(0, 0, 0)
     return found
 
 
-def _iter_choices(mask: int, num: int) -> Iterator[int]:
-    """All masks of `num` cells of `mask`."""
-    if num == 0:
-        yield 0
-    elif 0 < num <= mask.bit_count():
-        low = mask & -mask
-        for rest in _iter_choices(mask ^ low, num - 1):
-            yield rest | low
-        yield from _iter_choices(mask ^ low, num)
-
-
 def _compute_totals(told: Iterable[Mapping[int, int]]) -> set[int]:
-    """The totals of mines that are possible over several parts."""
     totals = {0}
     for part in told:
         totals = {total + num for total in totals for num in part}
     return totals
-
-
-def list_cells(mask: int) -> list[int]:
-    """Numbers of the cells of a mask, in order."""
-    return [cell for cell in range(mask.bit_length()) if mask >> cell & 1]

@@ -1,6 +1,6 @@
-"""Minesweeper as an environment: the cells without a mine are opened, by logic or by luck.
+"""Minesweeper as an environment: the player opens the cells without a mine, by logic or by luck.
 
-The first click is made already, and opens an area. See ``docs/envs/puzzles.md``.
+The first click has already opened an area. See ``docs/envs/puzzles.md``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,16 @@ from typing import Final
 from trailnotes.envs.options import require_choice, require_type
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Task
-from trailnotes_worlds.puzzles.base import PuzzleEnv, PuzzleGame
-from trailnotes_worlds.puzzles.fields import Minefield, get_neighbours, list_cells, open_cell, solve_by_logic
-from trailnotes_worlds.puzzles.splits import SPLIT_BUCKETS, assign_split, canonicalize_orientation, make_puzzle_tasks
+from trailnotes_worlds.puzzles.base import (
+    SPLIT_BUCKETS,
+    PuzzleEnv,
+    PuzzleGame,
+    assign_split,
+    canonicalize_orientation,
+    list_cells,
+    make_puzzle_tasks,
+)
+from trailnotes_worlds.puzzles.fields import Minefield, get_neighbours, open_cell, solve_by_logic
 
 INSTRUCTION = (
     "Open every cell that has no mine. A number says how many of the up to eight cells around it have a mine, . is a "
@@ -27,12 +34,12 @@ INSTRUCTION = (
 )
 CLOSED, FLAG, MINE = ".F*"
 _ACTION: Final = re.compile(r"(open|reveal|flag)\s*[(\[]?\s*(\d{1,3})\s*(?:,|\s)\s*(\d{1,3})\s*[)\]]?", re.ASCII)
-_MAX_ATTEMPTS: Final = 10_000  # fields in a row of which none is of the split and solvable; it takes some dozen
+_MAX_ATTEMPTS: Final = 10_000  # fields in a row without a solvable one of the split; it takes some dozen
 
 
 @dataclass(frozen=True, slots=True)
 class MinesweeperDifficulty:
-    """What is generated."""
+    """Parameters of the field generator."""
 
     size: int  # of the square field
     mines: int
@@ -42,7 +49,7 @@ DIFFICULTIES: Mapping[str, MinesweeperDifficulty] = MappingProxyType(
     {
         "easy": MinesweeperDifficulty(5, 3),
         "medium": MinesweeperDifficulty(6, 6),
-        "hard": MinesweeperDifficulty(9, 10),  # what is called beginner in the usual program
+        "hard": MinesweeperDifficulty(9, 10),  # "beginner" in the usual program
         "expert": MinesweeperDifficulty(9, 16),
     }
 )
@@ -50,7 +57,7 @@ DIFFICULTIES: Mapping[str, MinesweeperDifficulty] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class MinesweeperLevel:
-    """A field, the first click, and the cells that are to be opened after it, in an order that an expert takes."""
+    """Field, first click, and the cells to open after it, in an expert's order."""
 
     field: Minefield
     start: int
@@ -59,10 +66,10 @@ class MinesweeperLevel:
 
 @lru_cache(1024)
 def generate_level(difficulty: str, logic: bool, split: str, seed: int) -> MinesweeperLevel:
-    """The level of this number: a pure function of its arguments.
+    """Generate the level of this number: a pure function of its arguments.
 
-    No field, nor a mirror image or rotation of it, is in two splits, whatever the first click: different clicks show
-    the same picture.
+    No field, nor a mirror image or rotation of it, is in two splits, whatever the first click: different clicks may
+    show the same picture.
     """
     wanted = DIFFICULTIES[difficulty]
     rng = random.Random(derive_seed("minesweeper", difficulty, logic, split, seed))
@@ -75,11 +82,11 @@ def generate_level(difficulty: str, logic: bool, split: str, seed: int) -> Mines
             solution = _solve_with_knowledge(field, start)
         if solution:
             return MinesweeperLevel(field, start, solution)
-    raise AssertionError(f"no field of difficulty {difficulty} is solved by logic: loosen it")
+    raise AssertionError(f"logic solves no field of difficulty {difficulty}: loosen it")
 
 
 def _draw_field(wanted: MinesweeperDifficulty, rng: random.Random) -> tuple[Minefield, int]:
-    """A first click anywhere, and mines anywhere but on it and around it."""
+    # A first click anywhere, and mines anywhere but on it and around it.
     start = rng.randrange(wanted.size**2)
     spared = get_neighbours(wanted.size, start) | 1 << start
     others = [cell for cell in range(wanted.size**2) if not spared >> cell & 1]
@@ -92,7 +99,6 @@ def _render_rows(field: Minefield) -> list[str]:
 
 
 def _solve_with_knowledge(field: Minefield, start: int) -> tuple[int, ...]:
-    """The cells to open for somebody who knows where the mines are."""
     open_, order = open_cell(field, 0, start), list[int]()
     for cell in list_cells(field.all_cells & ~field.mines):
         if not open_ >> cell & 1:
@@ -104,14 +110,14 @@ def _solve_with_knowledge(field: Minefield, start: int) -> tuple[int, ...]:
 def minesweeper_tasks(
     split: str, difficulty: str = "easy", logic: bool = True, num_games: int = 100, dataset_seed: int = 0
 ) -> list[Task]:
-    """The levels of one split; nothing is generated before they are played.
+    """List the levels of one split; a reset generates them.
 
     Args:
         split: train, validation or test.
         difficulty: easy, medium, hard or expert.
-        logic: fields only that can be opened from the first click on without a guess.
-        num_games: how many.
-        dataset_seed: another one has other levels; a level stays in the split that it belongs to.
+        logic: only fields that need no guess after the first click.
+        num_games: number of levels.
+        dataset_seed: of the levels; every level stays in its split.
 
     Raises:
         ConfigError: an unknown split or difficulty, or a number out of range.
@@ -125,7 +131,7 @@ def minesweeper_tasks(
 
 
 class MinesweeperEnv(PuzzleEnv):
-    """Plays Minesweeper in text: generated fields, each of which can be opened without a guess unless that is off."""
+    """Minesweeper in text, with generated fields that need no guess unless `logic` is off."""
 
     instruction = INSTRUCTION
     formats = ("open ROW COLUMN", "flag ROW COLUMN")
@@ -141,7 +147,7 @@ class MinesweeperEnv(PuzzleEnv):
         reward: str = "sparse",
         actions: bool = True,
     ) -> None:
-        """Choose how it is played.
+        """Set the options of the environment.
 
         Args:
             difficulty: read by `tasks` only.
@@ -149,9 +155,8 @@ class MinesweeperEnv(PuzzleEnv):
             num_games: read by `tasks` only.
             dataset_seed: read by `tasks` only.
             max_steps: actions until the episode is truncated; 0 is the number of cells.
-            reward: "sparse" is 1 for the last cell; "dense" tells what share of the cells without a mine is open, by
-                its change.
-            actions: offer every closed cell to be opened or flagged.
+            reward: "sparse" is 1 for the last cell; "dense" is the change of the share of safe cells that are open.
+            actions: offer every closed cell to open or to flag.
         """
         super().__init__(max_steps, reward, actions)
         minesweeper_tasks("train", difficulty, logic, num_games, dataset_seed)
@@ -159,12 +164,12 @@ class MinesweeperEnv(PuzzleEnv):
     tasks = staticmethod(minesweeper_tasks)
 
     def make_game(self, task: Task) -> tuple[PuzzleGame, int]:
-        """As `PuzzleEnv.make`."""
+        """Make the level of a task, as `PuzzleEnv.make_game`."""
         level = _generate_task_level(task)
         return MinesweeperGame(level.field, level.start), level.field.size**2
 
     def solution(self, task: Task) -> tuple[str, ...]:
-        """Actions that solve `task`: each opens what follows from what is open, unless the task is one of luck."""
+        """Return actions that solve `task`, by logic unless the task is one of luck."""
         level = _generate_task_level(task)
         return tuple(_format_action("open", cell, level.field.size) for cell in level.solution)
 
@@ -180,13 +185,13 @@ def _format_action(verb: str, cell: int, size: int) -> str:
 
 
 class MinesweeperGame:
-    """A `Game` of Minesweeper."""
+    """`PuzzleGame` of a Minesweeper level."""
 
     def __init__(self, field: Minefield, start: int) -> None:
         self.field = field
         self._open = self._first = open_cell(field, 0, start)
         self._flags = 0
-        self._hit = -1  # the mine that was opened
+        self._hit = -1  # the opened mine
 
     @property
     def won(self) -> bool:
@@ -200,13 +205,13 @@ class MinesweeperGame:
 
     @property
     def progress(self) -> float:
-        """Share of the cells without a mine that have been opened since the first click."""
+        """Share of the safe cells opened since the first click."""
         done, all_ = self._open.bit_count(), (self.field.all_cells & ~self.field.mines).bit_count()
         first = self._first.bit_count()
         return (done - first) / (all_ - first)
 
     def apply_action(self, action: str) -> str:
-        """Open a cell, or put a flag on it. As `Game.take`."""
+        """Open or flag a cell, as `PuzzleGame.apply_action`."""
         found = _ACTION.fullmatch(action)
         if not found:
             return "That is no action: say open ROW COLUMN or flag ROW COLUMN."
@@ -229,7 +234,7 @@ class MinesweeperGame:
         return ""
 
     def render(self) -> str:
-        """The field with numbered rows and columns, and the mines that have no flag."""
+        """Render the field with numbered rows and columns, and the number of mines without a flag."""
         size = self.field.size
         head = " ".join([" ", *map(str, range(size))])
         rows = (
@@ -240,7 +245,7 @@ class MinesweeperGame:
         return "\n".join((f"mines without a flag: {left}", head, *rows))
 
     def actions(self) -> tuple[str, ...]:
-        """Every closed cell to open unless it has a flag, and every closed cell to put a flag on or take it away."""
+        """List "open" for every closed cell without a flag, and "flag" for every closed cell."""
         closed, size = self.field.all_cells & ~self._open, self.field.size
         opening = (_format_action("open", cell, size) for cell in list_cells(closed & ~self._flags))
         return (*opening, *(_format_action("flag", cell, size) for cell in list_cells(closed)))

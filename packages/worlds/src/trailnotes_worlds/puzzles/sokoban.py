@@ -1,6 +1,6 @@
-"""Sokoban as an environment: boxes are pushed onto goals, never pulled.
+"""Sokoban as an environment: the player pushes boxes onto goals, and never pulls them.
 
-Levels are made by playing backwards from the goals (see `pushes`), so each can be solved. See ``docs/envs/puzzles.md``.
+The generator searches backwards from the goals, so that every level has a solution. See ``docs/envs/puzzles.md``.
 """
 
 from __future__ import annotations
@@ -14,19 +14,28 @@ from types import MappingProxyType
 from trailnotes.envs.options import require_choice
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Task
-from trailnotes_worlds.puzzles.base import PuzzleEnv, PuzzleGame
-from trailnotes_worlds.puzzles.pushes import CanonicalPosition, Push, expand_pushes, search_backwards
+from trailnotes_worlds.puzzles.base import (
+    SPLIT_BUCKETS,
+    PuzzleEnv,
+    PuzzleGame,
+    assign_split,
+    canonicalize_orientation,
+    list_cells,
+    make_puzzle_tasks,
+)
 from trailnotes_worlds.puzzles.rooms import (
     DIRECTIONS,
+    CanonicalPosition,
     Position,
+    Push,
     Room,
+    expand_pushes,
     find_reachable,
-    list_cells,
     make_border_mask,
     move_player,
     render_rows,
+    search_backwards,
 )
-from trailnotes_worlds.puzzles.splits import SPLIT_BUCKETS, assign_split, canonicalize_orientation, make_puzzle_tasks
 
 INSTRUCTION = (
     "Push every box onto a goal. In the picture # is a wall, - floor, @ you, $ a box, . a goal, * a box on a goal, and "
@@ -34,19 +43,19 @@ INSTRUCTION = (
     "no box can be pulled."
 )
 VIEWS = ("picture", "words")
-_MAX_ATTEMPTS = 300  # rooms in a row of which none gives a level: with the difficulties below it takes a few
+_MAX_ATTEMPTS = 300  # rooms in a row without a level: with the difficulties below it takes a few
 _FIRST_WORDS = frozenset(("go", "move", "push", "walk", "step"))
 
 
 @dataclass(frozen=True, slots=True)
 class SokobanDifficulty:
-    """What is generated."""
+    """Parameters of the level generator."""
 
     size: int  # of the square room, walls around it included
     boxes: int
     walls: float  # share of the inner cells
-    pushes: range  # that the best solution takes
-    max_steps: int  # moves of an episode; a solution takes at most half of them
+    pushes: range  # of the best solution
+    max_steps: int  # of an episode; a solution takes at most half of them
 
 
 DIFFICULTIES: Mapping[str, SokobanDifficulty] = MappingProxyType(
@@ -61,7 +70,7 @@ DIFFICULTIES: Mapping[str, SokobanDifficulty] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class SokobanLevel:
-    """One level, and how it is solved with the fewest pushes."""
+    """Level and its solution with the fewest pushes."""
 
     room: Room
     start: Position
@@ -70,7 +79,7 @@ class SokobanLevel:
 
 @lru_cache(1024)
 def generate_level(difficulty: str, split: str, seed: int) -> SokobanLevel:
-    """The level of this number: a pure function of its arguments.
+    """Generate the level of this number: a pure function of its arguments.
 
     No room with its goals, nor a mirror image or rotation of it, is in two splits.
     """
@@ -82,11 +91,11 @@ def generate_level(difficulty: str, split: str, seed: int) -> SokobanLevel:
             room = _generate_room(wanted, rng)
         if level := _generate_start(room, wanted, rng):
             return level
-    raise AssertionError(f"no room of difficulty {difficulty} can be started in: loosen it")
+    raise AssertionError(f"no room of difficulty {difficulty} has a level: loosen it")
 
 
 def _generate_room(wanted: SokobanDifficulty, rng: random.Random) -> Room:
-    """The largest connected part of a square with walls strewn into it, and goals on it."""
+    # The largest connected part of a square with random walls, and random goals on it.
     size = wanted.size
     inner = list_cells(((1 << size * size) - 1) & ~make_border_mask(size, size))
     while True:
@@ -99,7 +108,7 @@ def _generate_room(wanted: SokobanDifficulty, rng: random.Random) -> Room:
 
 
 def _generate_start(room: Room, wanted: SokobanDifficulty, rng: random.Random) -> SokobanLevel | None:
-    """A level of this room with no box on a goal, as many pushes away as is wanted; None if it has none."""
+    # A level with no box on a goal and the wanted number of pushes; None if the room has none.
     ways, starts = dict[CanonicalPosition, Push](), list[CanonicalPosition]()
     for place, push in search_backwards(room):
         if push.left >= wanted.pushes.stop:
@@ -116,13 +125,13 @@ def _generate_start(room: Room, wanted: SokobanDifficulty, rng: random.Random) -
 
 
 def sokoban_tasks(split: str, difficulty: str = "easy", num_games: int = 100, dataset_seed: int = 0) -> list[Task]:
-    """The levels of one split; nothing is generated before they are played.
+    """List the levels of one split; a reset generates them.
 
     Args:
         split: train, validation or test.
         difficulty: easy, medium, hard or expert.
-        num_games: how many.
-        dataset_seed: another one has other levels; a level stays in the split that it belongs to.
+        num_games: number of levels.
+        dataset_seed: of the levels; every level stays in its split.
 
     Raises:
         ConfigError: an unknown split or difficulty, or a number out of range.
@@ -132,7 +141,7 @@ def sokoban_tasks(split: str, difficulty: str = "easy", num_games: int = 100, da
 
 
 class SokobanEnv(PuzzleEnv):
-    """Plays Sokoban in pictures of symbols, or in words: generated levels, each of which can be solved."""
+    """Sokoban in pictures of symbols, or in words, with generated levels that all have a solution."""
 
     instruction = INSTRUCTION
     formats = DIRECTIONS
@@ -148,16 +157,16 @@ class SokobanEnv(PuzzleEnv):
         reward: str = "sparse",
         actions: bool = True,
     ) -> None:
-        """Choose how it is played.
+        """Set the options of the environment.
 
         Args:
             difficulty: read by `tasks` only.
             num_games: read by `tasks` only.
             dataset_seed: read by `tasks` only.
             max_steps: actions until the episode is truncated; 0 is the difficulty's own limit.
-            view: "picture" shows rows of symbols; "words" adds rows and columns of everything that can move, and goals.
-            reward: "sparse" is 1 for the last box; "dense" tells what share of the boxes is on goals, by its change.
-            actions: offer the moves that can be made.
+            view: "picture" shows rows of symbols; "words" adds the coordinates of player, boxes and goals.
+            reward: "sparse" is 1 for the last box; "dense" is the change of the share of boxes on goals.
+            actions: offer the admissible moves.
         """
         super().__init__(max_steps, reward, actions)
         sokoban_tasks("train", difficulty, num_games, dataset_seed)
@@ -166,26 +175,25 @@ class SokobanEnv(PuzzleEnv):
     tasks = staticmethod(sokoban_tasks)
 
     def make_game(self, task: Task) -> tuple[PuzzleGame, int]:
-        """As `PuzzleEnv.make`."""
+        """Make the level of a task, as `PuzzleEnv.make_game`."""
         level = _generate_task_level(task)
         return SokobanGame(level.room, level.start, self._in_words), DIFFICULTIES[task.options["difficulty"]].max_steps
 
     def solution(self, task: Task) -> tuple[str, ...]:
-        """The moves that solve `task` with the fewest pushes."""
+        """Return the moves that solve `task` with the fewest pushes."""
         return _generate_task_level(task).solution
 
 
 def _generate_task_level(task: Task) -> SokobanLevel:
     difficulty = require_choice("difficulty", task.options.get("difficulty"), DIFFICULTIES, where=f"task {task.id}: ")
-    return generate_level(
-        difficulty, require_choice("split", task.split, SPLIT_BUCKETS, where=f"task {task.id}: "), task.seed
-    )
+    split = require_choice("split", task.split, SPLIT_BUCKETS, where=f"task {task.id}: ")
+    return generate_level(difficulty, split, task.seed)
 
 
 class SokobanGame:
-    """A `Game` of Sokoban."""
+    """`PuzzleGame` of a Sokoban level."""
 
-    lost = False  # a box in a corner is never said to be stuck: to see that is part of the game
+    lost = False  # a box stuck in a corner does not end the game: to see that is part of it
 
     def __init__(self, room: Room, start: Position, in_words: bool = False) -> None:
         self.room, self.position, self._in_words = room, start, in_words
@@ -197,11 +205,11 @@ class SokobanGame:
 
     @property
     def progress(self) -> float:
-        """Share of the boxes that are on goals."""
+        """Share of the boxes on goals."""
         return (self.position.boxes & self.room.goals).bit_count() / self.room.goals.bit_count()
 
     def apply_action(self, action: str) -> str:
-        """Move. As `Game.take`."""
+        """Move the player, as `PuzzleGame.apply_action`."""
         words = action.split()
         direction = words[-1] if words and (len(words) == 1 or words[0] in _FIRST_WORDS) else ""
         if direction not in DIRECTIONS:
@@ -213,19 +221,21 @@ class SokobanGame:
         return ""
 
     def render(self) -> str:
-        """The picture, and where things are if that is asked for."""
+        """Render the picture, with coordinates if the view is in words."""
         picture = "\n".join(render_rows(self.room, self.position))
         if not self._in_words:
             return picture
         boxes, goals = self.position.boxes, self.room.goals
         named = {"you": 1 << self.position.player, "boxes": boxes & ~goals, "goals": goals & ~boxes}
         named["boxes on goals"] = boxes & goals
-        places = [f"{name} {self._format_places(mask)}" for name, mask in named.items() if mask]
+        width = self.room.width
+        places = [
+            f"{name} {', '.join(f'({cell // width}, {cell % width})' for cell in list_cells(mask))}"
+            for name, mask in named.items()
+            if mask
+        ]
         return f"{picture}\n(row, column) from the top left corner, which is (0, 0): {'; '.join(places)}."
 
     def actions(self) -> tuple[str, ...]:
-        """The moves that can be made: one at least, back to where the player came from."""
+        """List the admissible moves: at least one, back to the cell before."""
         return tuple(each for each in DIRECTIONS if move_player(self.room, self.position, each))
-
-    def _format_places(self, mask: int) -> str:
-        return ", ".join(f"({cell // self.room.width}, {cell % self.room.width})" for cell in list_cells(mask))

@@ -1,7 +1,7 @@
-r"""From what an agent says to what ScienceWorld is told.
+"""Correction of an agent's words into an action of ScienceWorld.
 
-The simulator knows an action only when every word of it fits: a full stop at the end makes it unknown, which costs no
-time in the game but a step of the episode. Three modes repair more or less of that; see `correct`.
+The simulator requires every word to fit: a full stop at the end makes an action unknown, which costs a step of the
+episode but no time in the game. Three modes repair more or less of that; see `correct_action`.
 
 All admissible actions of the simulator's thirty tasks are words of lower-case letters and digits with one blank
 between, so cleaning never spoils one.
@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from trailnotes.envs.base import strip_intent
-from trailnotes.errors import ConfigError
+from trailnotes.envs.options import require_choice
 
 MODES = ("exact", "jaccard", "ordered")
-MIN_SIMILARITY = 0.6  # ordered: similarity below which nothing is replaced
-_MIN_SPELLING_SIMILARITY = 0.75  # ordered: similarity of letters from which a word may be a misspelling of another
+MIN_SIMILARITY = 0.6  # ordered: least similarity of a replacement
+_MIN_SPELLING_SIMILARITY = 0.75  # ordered: least similarity of letters of a misspelling
 _ARTICLES = frozenset(("a", "an", "the"))
-_OPENING_QUOTES = "\"'`\u2018\u201c\u00ab"  # quotes that open
+_OPENING_QUOTES = "\"'`\u2018\u201c\u00ab"
 _QUESTION = "Ambiguous request:"
 _ANSWER = re.compile(r"^(\d+):\s*(.+?)\s*$", re.MULTILINE)
 _PLACE = re.compile(r"\s*\([^()]*\)")
@@ -31,41 +31,34 @@ _PLACE = re.compile(r"\s*\([^()]*\)")
 
 @dataclass(frozen=True, slots=True)
 class CorrectedAction:
-    """What the simulator is told."""
+    """Action for the simulator, after correction."""
 
     action: str
     changed: bool  # by more than cleaning
 
 
-def validate_mode(mode: str) -> str:
-    """`mode`, if it is one of `MODES`; raises `ConfigError` if not."""
-    if mode not in MODES:
-        raise ConfigError(f"action_correction = {mode!r} is unknown: use one of {', '.join(MODES)}")
-    return mode
-
-
 def correct_action(
     text: str, mode: str, valid: Callable[[], Sequence[str]], answers: Sequence[str] = ()
 ) -> CorrectedAction:
-    """What the simulator is told when the agent says `text`.
+    """Correct the agent's words into an action for the simulator.
 
-    After a question of the simulator's ("enter the number"), the number or the text of an answer is taken in every
-    mode, "jaccard" takes 0 for anything else (as the release does, whose list then holds nothing but numbers), and
-    "ordered" takes the closest answer. Anything else is passed on as it is: the simulator then drops the question, says
-    "Unknown action", and a move has passed. It does the same for an empty line, though its question promises that this
-    is free.
+    After a question of the simulator ("enter the number"), every mode accepts the number or the text of an answer,
+    "jaccard" takes 0 for anything else (as the release does, whose list then holds nothing but numbers), and "ordered"
+    takes the closest answer. Other text goes to the simulator, which drops the question, answers "Unknown action" and
+    counts a move; it does the same for an empty line, although its question promises that this is free.
 
     Args:
         text: the agent's words.
-        mode: "exact" cleans only (see `clean`); "jaccard" and "ordered" replace, see the functions of these names.
-        valid: gives the admissible actions, in the simulator's order; called only if they are needed, as they cost
-            more than a step.
-        answers: of the question that the last observation asked (see `question`); () if it asked none.
+        mode: "exact" cleans only (see `normalize_action`); "jaccard" and "ordered" replace, see `match_by_jaccard` and
+            `match_in_order`.
+        valid: lists the admissible actions, in the simulator's order; called only on demand, since it takes longer than
+            a step.
+        answers: of the question in the last observation (see `parse_question`); () without one.
 
     Raises:
         ConfigError: an unknown mode.
     """
-    validate_mode(mode)
+    require_choice("action_correction", mode, MODES)
     cleaned = normalize_action(text)
     if answers:
         chosen = _resolve_answer(cleaned, mode, answers)
@@ -79,9 +72,9 @@ def correct_action(
 
 
 def normalize_action(text: str) -> str:
-    """Lower case, one blank between words, no quote or "I will" before them, nothing but letters and digits at the end.
+    """Clean an action: lower case, single blanks, no quote or "I will" before it, a letter or digit at its end.
 
-    Characters that cannot be printed (line breaks, control characters, lone surrogates) count as blanks.
+    Unprintable characters (line breaks, control characters, lone surrogates) count as blanks.
     """
     printable = "".join(char if char.isprintable() else " " for char in text)
     words = strip_intent(" ".join(printable.split()).lstrip(_OPENING_QUOTES + " ")).lower()
@@ -91,11 +84,8 @@ def normalize_action(text: str) -> str:
     return words[:end]
 
 
-# ---------------------------------------------------------------------------------------------- questions
-
-
 def parse_question(text: str) -> tuple[str, ...]:
-    """The answers that an observation asks to choose from, by number; () if it asks nothing."""
+    """Parse the numbered answers to the question in an observation; () without one."""
     if not text.startswith(_QUESTION):
         return ()
     found = {int(number): answer for number, answer in _ANSWER.findall(text)}
@@ -103,7 +93,6 @@ def parse_question(text: str) -> tuple[str, ...]:
 
 
 def _resolve_answer(cleaned: str, mode: str, answers: Sequence[str]) -> str:
-    """The number of the answer meant, or `cleaned`."""
     numbers = [str(number) for number in range(len(answers))]
     if cleaned in numbers:
         return cleaned
@@ -112,23 +101,20 @@ def _resolve_answer(cleaned: str, mode: str, answers: Sequence[str]) -> str:
     numbered = [f"{number}: {answer}" for number, answer in zip(numbers, full, strict=True)]
     for texts in (full, numbered, short):
         if cleaned in texts:
-            return numbers[texts.index(cleaned)]  # equal answers: the first, as nothing tells them apart
+            return numbers[texts.index(cleaned)]  # equal answers: the first
     if mode == "jaccard":
         return numbers[0]
     closest = match_in_order(cleaned, short) if mode == "ordered" else ""
     return numbers[short.index(closest)] if closest in short else cleaned
 
 
-# ---------------------------------------------------------------------------------------------- the release's mode
-
-
 def match_by_jaccard(text: str, valid: Sequence[str]) -> str:
-    """The admissible action that shares the most words with `text`: the first of the greatest |A and B| / |A or B|.
+    """Find the first admissible action with the greatest |A and B| / |A or B| of words with `text`.
 
-    This is what EMPO2's release does (commit 0b40cb72), with two defects, kept because its figures contain them:
+    EMPO2's release does this (commit 0b40cb72), with two defects, kept because its figures contain them:
 
-    - It means to leave an admissible action alone, but looks for a text in a list of dicts, so it never does.
-    - Sets have no order and no repetition: "connect A to B" may become "connect B to A", whichever is listed first.
+    - It should leave an admissible action alone, but looks for a text in a list of dicts, so it never does.
+    - Sets have no order and no repetition: "connect A to B" may become "connect B to A", whichever comes first.
 
     An action without a word in common with any becomes the first of the list.
     """
@@ -142,21 +128,16 @@ def match_by_jaccard(text: str, valid: Sequence[str]) -> str:
     return best
 
 
-# ---------------------------------------------------------------------------------------------- ours
-
-
 def match_in_order(text: str, valid: Sequence[str]) -> str:
-    """The closest admissible action, taking word order into account; `text` itself if none is close.
+    """Find the closest admissible action by word order; return `text` itself if none is close.
 
-    The verb stays the agent's: "examine cup" must not become "eat cup", and may be understood as it stands. Closeness
-    is 2 C / (A + B): A and B weigh the words of both, C those of the heaviest common subsequence. A word weighs
-    log(1 + n / m) if m of the n actions with this verb have it (m = 1/2 for a word that none has): objects count for
-    more than "to", and "focus on lamp" stays unknown rather than becoming "focus on agent", which might end the
-    episode. A word that none of the actions has may stand for one that is spelt much like it. Articles count only
-    where an action has them.
+    The agent's verb stays: "examine cup" must not become "eat cup", and the simulator may understand it. Closeness is
+    2 C / (A + B): A and B weigh the words of both, C those of the heaviest common subsequence. A word weighs
+    log(1 + n / m) if m of the n actions with this verb have it (m = 1/2 for an unknown word): objects count for more
+    than "to", and "focus on lamp" stays unknown rather than becoming "focus on agent", which might end the episode. An
+    unknown word may stand for a known one of similar spelling. Articles count only where an action has them.
 
-    An admissible action is never changed, nothing is where closeness is below `FLOOR`, and the first of the list wins
-    a tie.
+    An admissible action never changes, the least closeness is `MIN_SIMILARITY`, and the first of the list wins a tie.
     """
     if text in valid:
         return text
@@ -176,7 +157,7 @@ def match_in_order(text: str, valid: Sequence[str]) -> str:
 def _find_closest_action(
     words: Sequence[str], actions: Mapping[str, Sequence[str]], weights: Mapping[str, float]
 ) -> str:
-    """The first of the closest actions, or "" if none reaches `FLOOR`. Most are ruled out by their words alone."""
+    # An upper bound from the words alone rules most actions out.
     own, counts = sum(weights[word] for word in words), Counter(words)
     bounds = []
     for place, (action, other) in enumerate(actions.items()):
@@ -200,7 +181,6 @@ def _find_closest_action(
 
 
 def _weigh_common_subsequence(first: Sequence[str], second: Sequence[str], weights: Mapping[str, float]) -> float:
-    """Weight of the heaviest common subsequence of two lists of words."""
     above = [0.0] * (len(second) + 1)
     for word in first:
         row = [0.0]
@@ -211,7 +191,6 @@ def _weigh_common_subsequence(first: Sequence[str], second: Sequence[str], weigh
 
 
 def _find_closest_word(word: str, known: Collection[str]) -> str:
-    """`word` if it is known, else the known word that is spelt most like it, else ""."""
     if word in known:
         return word
     best, best_score = "", _MIN_SPELLING_SIMILARITY

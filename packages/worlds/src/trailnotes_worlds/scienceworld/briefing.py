@@ -1,7 +1,7 @@
-"""What an agent is told when a ScienceWorld episode begins: what to focus on, and worked examples. Pure.
+"""Briefing at the start of a ScienceWorld episode: objects to focus on, and worked examples. Pure.
 
-Examples are built from the simulator's own solutions of training variations, never of those to validate or test on.
-How facts are worded is the business of `prompts`.
+Examples come from the simulator's own solutions of training variations, never of validation or test variations.
+`prompts` words the facts.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import Any
 from trailnotes.errors import ConfigError
 from trailnotes_worlds.scienceworld.tasks import get_simulator_split, validate_variation
 
-Turns = Sequence[tuple[str, str]]  # what was seen, what was done then
+Turns = Sequence[tuple[str, str]]  # observation, next action
 
-MAX_TURNS = 10  # of an example; of a longer solution the beginning and the end are shown
+MAX_TURNS = 10  # of an example, which is the beginning and the end of a longer solution
 MAX_CHARS = 80  # of an observation in an example
 
 _FOCUS = re.compile(r"\bfocus on (.+)", re.IGNORECASE | re.DOTALL)
 _ORDINALS = ("first", "then", "next", "")
-_REFERENTS = {  # words of the focus sentence -> where the task says what they mean
+_REFERENTS = {  # words of the focus sentence -> their definition in the task text
     "the thing": re.compile(r"\bfind a\(n\) (.+?)\."),
     "the substance": re.compile(r"\bto (?:boil|melt|freeze|change the state of matter of) (.+?)\."),
 }
 
 
 def parse_focus_objects(task_text: str) -> tuple[str, ...]:
-    """What a task says must be focused on, in its order and words; () if it asks for no focus.
+    """Parse the objects to focus on from a task text, in its order and words; () without any.
 
-    "The thing" and "the substance" are followed by what they stand for, and everything by the condition that its
-    sentence begins with. A task text may be wrong: for green-blue paint it finally asks for a focus on the green
-    paint, where the simulator's own solution focuses on the green-blue. Nothing is corrected here.
+    "The thing" and "the substance" get their definitions in brackets, and each object the condition at the start of its
+    sentence. The text may be wrong: for green-blue paint it asks for a focus on the green paint, where the simulator's
+    own solution focuses on the green-blue. The parser does not correct it.
 
     Example: ``("the thermometer", "the tin", "the red box (if the melting point ... is above ...)")``.
     """
@@ -44,22 +44,16 @@ def parse_focus_objects(task_text: str) -> tuple[str, ...]:
         if (meaning := _REFERENTS.get(name)) and (said := meaning.search(task_text)):
             name += f" ({said[1]})"
         lead = sentence[: found.start()].strip(" ,")
-        when = (
-            ""
-            if lead.lower() in _ORDINALS or lead.lower().startswith("your task")
-            else f" ({lead[0].lower()}{lead[1:]})"
-        )
-        objects.append(name + when)
+        is_plain = lead.lower() in _ORDINALS or lead.lower().startswith("your task")
+        objects.append(name if is_plain else f"{name} ({lead[0].lower()}{lead[1:]})")
     return tuple(objects)
 
 
 def pick_example_variations(task: str, variation: int, num: int) -> list[int]:
-    """Variations to show in episodes of `variation`: the first of the training split, never itself.
-
-    The first, because those are the ones that the paper's protocol trains on.
+    """Pick the first training variations except `variation`: the paper's protocol trains on the first ones.
 
     Raises:
-        ConfigError: there are not that many.
+        ConfigError: there are not `num` others.
     """
     validate_variation(task, variation)
     others = [other for other in get_simulator_split(task)["train"] if other != variation]
@@ -73,13 +67,13 @@ def pick_example_variations(task: str, variation: int, num: int) -> list[int]:
 def build_worked_examples(
     task: str, variation: int, num: int, play: Callable[[int], tuple[str, Turns]]
 ) -> list[dict[str, Any]]:
-    """The examples of a briefing.
+    """Build the examples of a briefing.
 
     Args:
         task: name of the task.
-        variation: the one about to be played; it is left out.
-        num: how many.
-        play: solves a variation: its task text, and what was seen and done, turn by turn.
+        variation: of the episode, which is no example.
+        num: number of examples.
+        play: solves a variation, and returns its task text and turns.
 
     Raises:
         ConfigError: the task has too few training variations.
@@ -92,9 +86,9 @@ def build_worked_examples(
 
 
 def shorten_turns(turns: Turns, max_turns: int = MAX_TURNS, max_chars: int = MAX_CHARS) -> list[list[str]]:
-    """Turns with observations cut to `max_chars`, and without those in the middle that are more than `max_turns`.
+    """Cut observations to `max_chars`, and leave out turns in the middle beyond `max_turns`.
 
-    Where some are missing, the next observation says so.
+    The observation after a gap names its length.
     """
     missing = len(turns) - max_turns
     head = (max_turns + 1) // 2 if missing > 0 else len(turns)

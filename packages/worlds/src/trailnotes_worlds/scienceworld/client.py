@@ -1,51 +1,58 @@
-"""What is asked of a ScienceWorld simulator: typed, thin calls, with no round trip that is not needed."""
+"""Thin, typed calls of a ScienceWorld simulator, without superfluous round trips."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 from trailnotes.errors import EnvError
-from trailnotes_worlds.scienceworld.jvm import GOLD_HEAP, HEAP, Reference, ScienceWorldSimulator, SimulatorLostError
+from trailnotes_worlds.java.simulator import START_LIMIT, JavaProgram, Reference, Simulator, find_jars
 from trailnotes_worlds.scienceworld.tasks import resolve_simplifications, resolve_task, validate_variation
 
-__all__ = [
-    "GOLD_PATH_FINDER",
-    "LOOK",
-    "GoldPathFinder",
-    "ScienceWorldClient",
-    "SimulatorLostError",
-    "Solution",
-    "StepResult",
-    "close_gold_path_finder",
-    "find_gold_path",
-]
-
+HEAP, GOLD_HEAP = "64m", "512m"  # live objects take 20 to 25 MB; the gold path of test-conductivity needs over 128 MB
 LOOK = "look around"  # the first action of every episode: free, and the first observation
-GOLD_TIMEOUT = 120.0  # seconds: the simulator needs up to 9 of them for its longest gold paths, on a free machine
+GOLD_TIMEOUT = 120.0  # seconds: the simulator needs up to 9 for its longest gold paths, on a free machine
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The simulator's answer to one action."""
+    """Answer of the simulator to one action."""
 
     text: str
-    score: float  # so far: 0..1, or -1 when the task has been failed
+    score: float  # so far: 0..1, or -1 for a failed task
     completed: bool
-    moves: int  # so far, in the simulator's own count: looking is free, waiting is more than one
+    moves: int  # so far, in the simulator's own count: a look is free, waiting costs several
+
+
+def find_scienceworld_jars() -> tuple[Path, Path]:
+    """Find the jars of py4j and of ScienceWorld. Raises as `find_jars` does."""
+    return find_jars("ScienceWorld", "scienceworld", "scienceworld", "scienceworld.jar", "object_type_ids.tsv")
+
+
+class ScienceWorldSimulator(Simulator):
+    """Java process with one ScienceWorld. Not for two threads at a time; unusable in a forked child."""
+
+    def __init__(
+        self, java: str = "", timeout: float = 30.0, heap: str = HEAP, start_limit: float = START_LIMIT
+    ) -> None:
+        """Start the process (a second). Raises as `Simulator` and `find_jars` do."""
+        server = "scienceworld.runtime.pythonapi.PythonInterface"
+        program = JavaProgram("ScienceWorld", find_scienceworld_jars(), server, "scienceworld")
+        super().__init__(program, java, timeout, heap, start_limit)
 
 
 class ScienceWorldClient:
-    """One simulator in a Java process of its own. Every call raises as `Simulator.call` does."""
+    """Client of one simulator in its own Java process. Every call raises as `Simulator.call` does."""
 
     def __init__(self, java: str = "", timeout: float = 30.0, heap: str = HEAP) -> None:
-        """Start the process. Raises as `Simulator` does."""
+        """Start the Java process. Raises as `Simulator` does."""
         self.simulator = ScienceWorldSimulator(java, timeout, heap)
 
     @property
     def alive(self) -> bool:
-        """Whether it can be called."""
+        """Whether the simulator can be called."""
         return self.simulator.alive
 
     def load(self, name: str, variation: int, simplifications: str, *, gold: bool = False) -> None:
@@ -58,52 +65,52 @@ class ScienceWorldClient:
             gold: find a gold path, too: up to 9 s and some 100 MB.
 
         Raises:
-            EnvError: the simulator refuses; it says so only in its answers.
+            EnvError: the simulator refuses, in its answer.
         """
         answer = str(self.simulator.call("load", name, variation, simplifications, gold))
         if answer.startswith("ERROR"):
             raise EnvError(f"the simulator cannot load {name}, variation {variation}: {answer}")
 
     def step(self, action: str) -> StepResult:
-        """Take one action; any text is answered."""
+        """Take one action, any text."""
         call = self.simulator.call
         text, score = str(call("step", action)), cast("float", call("getScore"))
         return StepResult(text, score, bool(call("getCompleted")), cast("int", call("getNumMoves")))
 
     def look(self) -> str:
-        """What the agent sees. Not a step."""
+        """Return what the agent sees, without a step."""
         return str(self.simulator.call("freeActionLook"))
 
     def inventory(self) -> str:
-        """What the agent carries. Not a step."""
+        """Return what the agent carries, without a step."""
         return str(self.simulator.call("freeActionInventory"))
 
     def task_description(self) -> str:
-        """The goal in words."""
+        """Return the goal in words."""
         return str(self.simulator.call("getTaskDescription"))
 
     def action_templates(self) -> tuple[str, ...]:
-        """All kinds of action, with OBJ for an object: ``"focus on OBJ"``."""
+        """List all kinds of action, with OBJ for an object: ``"focus on OBJ"``."""
         return self._list_strings("getPossibleActions")
 
     def objects(self) -> tuple[str, ...]:
-        """Names of what the agent can see and reach."""
+        """List the objects in sight and reach of the agent."""
         return self._list_strings("getPossibleObjects")
 
     def valid_actions(self) -> tuple[str, ...]:
-        """All actions that can be taken now, some hundreds, in the simulator's order (10 to 30 ms)."""
+        """List all admissible actions, some hundreds, in the simulator's order (10 to 30 ms)."""
         return self._list_strings("getValidActionObjectCombinations")
 
     def gold_path(self) -> tuple[str, ...]:
-        """Actions that solve the task loaded with `gold`; some may be left over after the last that counts."""
+        """Return actions that solve a task loaded with `gold`; superfluous ones may follow."""
         return self._list_strings("getGoldActionSequence")
 
     def close(self) -> None:
-        """End the process. Twice is fine."""
+        """End the Java process. A second call is harmless."""
         self.simulator.close()
 
     def _list_strings(self, method: str) -> tuple[str, ...]:
-        """The elements of a list that stays in Java, joined there: an answer for each element takes long."""
+        # Java joins the list: an answer for each element takes long.
         elements = cast("Reference", self.simulator.call(method))
         text = str(self.simulator.call("join", "\n", elements, of="java.lang.String"))
         self.simulator.release(elements)
@@ -112,19 +119,19 @@ class ScienceWorldClient:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """An episode that reaches the full score, up to the last action that counts."""
+    """Episode that reaches the full score, without superfluous actions."""
 
     task_description: str
-    turns: tuple[tuple[str, str], ...]  # what was seen, what was done then
+    turns: tuple[tuple[str, str], ...]  # observation, next action
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """What was done."""
+        """Actions of all turns."""
         return tuple(action for _, action in self.turns)
 
 
 class GoldPathFinder:
-    """Finds solutions in a simulator of its own, with a larger heap, started when a new one is asked for."""
+    """Cache of solutions, with a simulator of its own and a larger heap for new ones."""
 
     def __init__(self, java: str = "", timeout: float = GOLD_TIMEOUT) -> None:
         self.java, self._timeout = java, timeout
@@ -132,16 +139,16 @@ class GoldPathFinder:
         self._found: dict[tuple[str, int, str], Solution] = {}
 
     def find_solution(self, task: str, variation: int, simplification: str | Sequence[str] = "easy") -> Solution:
-        """The simulator's own solution of a task (up to 9 s, and nothing when asked again).
+        """Find the simulator's own solution of a task (up to 9 s; immediate at the second call).
 
         Args:
             task: name or id.
             variation: of the task.
-            simplification: as for `simplifications`; the solution is right for these alone.
+            simplification: as for `resolve_simplifications`; another one needs another solution.
 
         Raises:
             ConfigError: there is no such task, variation or simplification.
-            EnvError: the simulator found no path that solves it.
+            EnvError: the simulator's path does not solve it.
         """
         name = resolve_task(task)
         setup = (name, validate_variation(name, variation), resolve_simplifications(name, simplification))
@@ -152,7 +159,7 @@ class GoldPathFinder:
         return self._found[setup]
 
     def close(self) -> None:
-        """End its simulator; what was found stays known. Twice is fine."""
+        """End its simulator but keep the solutions. A second call is harmless."""
         if self._client:
             self._client.close()
         self._client = None
@@ -171,15 +178,14 @@ def _solve(client: ScienceWorldClient, name: str, variation: int, labels: str) -
     raise EnvError(f"the simulator's gold path of {name}, variation {variation}, does not solve it")
 
 
-GOLD_PATH_FINDER = GoldPathFinder()
-"""Of this process: they are looked for once, and one simulator is enough for that."""
+GOLD_PATH_FINDER = GoldPathFinder()  # of this process: one simulator is enough
 
 
 def find_gold_path(task: str, variation: int, simplification: str | Sequence[str] = "easy") -> list[str]:
-    """The actions of a solution in `SOLUTIONS`. Call `close_gold_path_finder` after asking for the last one."""
+    """Find the actions of a solution. Call `close_gold_path_finder` after the last one."""
     return list(GOLD_PATH_FINDER.find_solution(task, variation, simplification).actions)
 
 
 def close_gold_path_finder() -> None:
-    """End the simulator of `SOLUTIONS` (some 300 MB); the next one that is not known starts another."""
+    """End the simulator of `GOLD_PATH_FINDER` (some 300 MB); the next new solution starts another."""
     GOLD_PATH_FINDER.close()

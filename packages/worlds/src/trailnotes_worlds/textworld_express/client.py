@@ -1,4 +1,4 @@
-"""What is asked of TextWorldExpress: one round trip a step, where the package's own client makes two."""
+"""Client of TextWorldExpress, with one round trip a step: the package's own client makes two."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXTRA: Final = "textworld-express"
 TITLE: Final = "TextWorldExpress"
 SERVER_CLASS: Final = "textworldexpress.runtime.PythonInterface"
 HEAP: Final = "64m"
-# Java's own: steps are so many and so short that the second compiler, which ScienceWorld is better without, pays here.
+# Java's defaults: with many short steps the second compiler pays, unlike with ScienceWorld.
 JIT_OPTIONS: Final = (
     "-XX:Tier4InvocationThreshold=5000",
     "-XX:Tier4MinInvocationThreshold=600",
@@ -25,29 +25,29 @@ JIT_OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class GameState:
-    """What the simulator says after a step, or at the beginning."""
+    """State of a game in the simulator's answer."""
 
     text: str
-    look: str  # what would be seen by looking around; "" in games without rooms
+    look: str  # description of the room; "" in games without rooms
     inventory: str
     actions: tuple[str, ...]  # admissible ones, each once, in the simulator's order
-    score: float  # so far: up to 1; -1 once the task has failed
+    score: float  # so far: up to 1; -1 for a failed task
     succeeded: bool
     failed: bool
 
 
 class TextWorldExpressClient:
-    """One simulator in a Java process of its own. Every call raises as `Simulator.call` does."""
+    """Client of one simulator in its own Java process. Every call raises as `Simulator.call` does."""
 
     def __init__(self, java: str = "", timeout: float = 30.0) -> None:
-        """Start the process (half a second). Raises as `Simulator` and `find_jars` do."""
+        """Start the Java process (half a second). Raises as `Simulator` and `find_jars` do."""
         jars = find_jars(TITLE, "textworld_express", EXTRA, "textworld-express.jar")
         self.simulator = Simulator(JavaProgram(TITLE, jars, SERVER_CLASS, EXTRA, JIT_OPTIONS), java, timeout, HEAP)
         self._loaded = ("", "")
 
     @property
     def alive(self) -> bool:
-        """Whether it can be called."""
+        """Whether the simulator can be called."""
         return self.simulator.alive
 
     def begin(self, game: str, params: Mapping[str, int], fold: str, seed: int, *, gold: bool = False) -> GameState:
@@ -55,10 +55,10 @@ class TextWorldExpressClient:
 
         Args:
             game: its name.
-            params: settings; what is not named keeps the game's own default.
+            params: settings; the others keep the game's defaults.
             fold: train, dev or test.
             seed: of the fold.
-            gold: find a solution, too, see `gold_path`. The game is the same.
+            gold: find a solution for `gold_path`, too. The game is the same.
 
         Raises:
             ConfigError: the simulator makes no game of these settings.
@@ -76,15 +76,15 @@ class TextWorldExpressClient:
         return state
 
     def step(self, action: str) -> GameState:
-        """Take one action; any text is answered."""
+        """Take one action, any text."""
         return parse_state(self.simulator.call("stepJSON", action))
 
     def task_description(self) -> str:
-        """The goal in words."""
+        """Return the goal in words."""
         return " ".join(str(self.simulator.call("getTaskDescription")).split())
 
     def gold_path(self) -> tuple[str, ...]:
-        """Actions that solve the game begun with `gold`: of some games a random walk, another one each time."""
+        """Return actions that solve a game begun with `gold`; of some games a different random walk each time."""
         elements = self.simulator.call("getGoldActionSequence")
         assert isinstance(elements, Reference)
         text = str(self.simulator.call("join", "\n", elements, of="java.lang.String"))
@@ -92,12 +92,12 @@ class TextWorldExpressClient:
         return tuple(text.split("\n")) if text else ()
 
     def close(self) -> None:
-        """End the process. Twice is fine."""
+        """End the Java process. A second call is harmless."""
         self.simulator.close()
 
 
 def parse_state(answer: object) -> GameState:
-    """The state in an answer. Raises `EnvError` if it is none."""
+    """Parse the state in an answer. Raises `EnvError` for any other answer."""
     try:
         facts = parse_json(str(answer))
         return GameState(
@@ -110,4 +110,4 @@ def parse_state(answer: object) -> GameState:
             bool(facts["taskfailure"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise EnvError(f"TextWorldExpress answered what is no state: {str(answer)[:200]!r}") from error
+        raise EnvError(f"TextWorldExpress answered without a state: {str(answer)[:200]!r}") from error

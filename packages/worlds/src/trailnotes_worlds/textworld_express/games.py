@@ -1,4 +1,4 @@
-"""Which games TextWorldExpress has, with their settings and folds. No simulator needed.
+"""Games of TextWorldExpress with their settings and folds, without a simulator.
 
 Source: Jansen and Côté 2022, "TextWorldExpress: Simulating Text Games at One Million Steps Per Second" (arXiv
 2208.01174), package 1.1.0.
@@ -7,64 +7,31 @@ Source: Jansen and Côté 2022, "TextWorldExpress: Simulating Text Games at One 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 
 from trailnotes.envs.options import require_choice, require_int
 from trailnotes.errors import ConfigError
+from trailnotes.storage.parsing import parse_toml
 from trailnotes.types import Task
 
-# Split -> the simulator's name of the fold, and its first seed. Each fold has objects, recipes or rules of its own.
+# Split -> the simulator's fold and its first seed. Each fold has its own objects, recipes or rules.
 FOLDS: Mapping[str, tuple[str, int]] = MappingProxyType(
     {"train": ("train", 0), "validation": ("dev", 10_000), "test": ("test", 20_000)}
 )
 NUM_SEEDS = 1000  # of each fold
-_SWITCH = range(2)
-
-# Settings of each game with what they may be, as the package documents them.
+# Game -> its settings -> the values that each may have.
 GAMES: Mapping[str, Mapping[str, range]] = MappingProxyType(
     {
-        "cookingworld": {
-            "numLocations": range(1, 12),
-            "numIngredients": range(1, 6),
-            "numDistractorItems": range(11),
-            "includeDoors": _SWITCH,
-            "limitInventorySize": _SWITCH,
-        },
-        "twc": {
-            "numLocations": range(1, 4),
-            "numItemsToPutAway": range(1, 11),
-            "includeDoors": _SWITCH,
-            "limitInventorySize": _SWITCH,
-        },
-        "coin": {
-            "numLocations": range(1, 12),
-            "numDistractorItems": range(11),
-            "includeDoors": _SWITCH,
-            "limitInventorySize": _SWITCH,
-        },
-        "mapreader": {
-            "numLocations": range(1, 51),
-            "maxDistanceApart": range(1, 9),
-            "maxDistractorItemsPerLocation": range(4),
-            "includeDoors": _SWITCH,
-            "limitInventorySize": _SWITCH,
-        },
-        "arithmetic": {},
-        "sorting": {},
-        "simonsays": {
-            "gameLength": range(1, 1001),
-            "numDistractors": range(6),
-            "memorization": _SWITCH,
-            "verbose": _SWITCH,
-        },
-        "peckingorder": {},
+        game: {key: range(least, most + 1) for key, (least, most) in settings.items()}
+        for game, settings in parse_toml(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
     }
 )
 
 
 def resolve_games(game: str | Sequence[str]) -> tuple[str, ...]:
-    """The names that an option `game` stands for: a name, "all", or a list of names.
+    """Resolve an option `game` to names: a name, "all", or a list of names.
 
     Raises:
         ConfigError: an unknown name, no name, or one game twice.
@@ -80,35 +47,30 @@ def resolve_games(game: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def validate_params(names: Sequence[str], params: Mapping[str, int] | None) -> dict[str, int]:
-    """`params`, if each of them is a setting of one of these games, with a value that it may have.
-
-    Raises:
-        ConfigError: names the setting, and what may be said.
-    """
+    """Return `params` if each is a setting of one of these games in its range, else raise `ConfigError`."""
     known = {key: allowed for name in names for key, allowed in GAMES[name].items()}
     for key, value in (params or {}).items():
         if key not in known:
-            raise ConfigError(f"params.{key}: {' and '.join(names)} have no such setting{_suggest_nearest(key, known)}")
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f" (known: {', '.join(known) or 'none'})"
+            raise ConfigError(f"params.{key}: {' and '.join(names)} have no such setting{hint}")
         require_int(f"params.{key}", value, known[key][0], known[key][-1])
     return dict(params or {})
 
 
 def textworld_express_tasks(
-    split: str,
-    game: str | Sequence[str] = "coin",
-    params: Mapping[str, int] | None = None,
-    num_games: int = 100,
+    split: str, game: str | Sequence[str] = "coin", params: Mapping[str, int] | None = None, num_games: int = 100
 ) -> list[Task]:
-    """The games of one split, family by family, in the order of their seeds.
+    """List the games of one split, family by family, in the order of their seeds.
 
     Args:
         split: train, validation or test: the package's folds train, dev and test.
         game: a name, "all", or a list of names.
-        params: settings of the games, such as ``{numLocations = 5}``; each game takes those that it has.
-        num_games: the first so many seeds of the fold, of each game.
+        params: settings of the games, such as ``{numLocations = 5}``; each game ignores those of others.
+        num_games: number of seeds of each game, from the first of the fold.
 
     Returns:
-        Tasks ``textworld-express/<game>/<seed>``, with the settings that were given behind the name of the game.
+        Tasks ``textworld-express/<game>/<seed>``, with the given settings after the name of the game.
 
     Raises:
         ConfigError: an unknown split, game or setting, or a number out of range.
@@ -125,10 +87,3 @@ def textworld_express_tasks(
         seeds = range(first, first + num_games)
         tasks += [Task(f"{family}/{seed}", "textworld-express", seed, split, options, family) for seed in seeds]
     return tasks
-
-
-def _suggest_nearest(word: str, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f" (known: {', '.join(known) or 'none'})"

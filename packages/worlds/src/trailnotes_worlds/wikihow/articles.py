@@ -1,10 +1,11 @@
-"""What the app shows: articles, those who wrote them, and the categories that they are in."""
+"""Pages of the app: articles, their authors, and their categories."""
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -21,7 +22,7 @@ VERIFIED: Final = ("", "Expert Co-Authored", "Quality Tested")
 
 @dataclass(frozen=True, slots=True)
 class Article:
-    """One article. Titles are without their "How to"."""
+    """An article; its title lacks the "How to"."""
 
     title: str
     categories: tuple[str, ...] = ()  # names, the broadest first
@@ -30,28 +31,28 @@ class Article:
     updated: str = ""  # as YYYY-MM-DD; "" is not told
     views: int = 0
     verified: str = ""  # one of `VERIFIED`
-    approved: str = ""  # what stands beside the date: "Approved", "Tested"
+    approved: str = ""  # shown beside the date: "Approved", "Tested"
     intro: str = ""
     methods: tuple[tuple[str, tuple[str, ...]], ...] = ()  # (heading, steps)
     references: tuple[str, ...] = ()
     related: tuple[str, ...] = ()  # slugs of articles
     slug: str = ""  # its path; "" is made of its title
-    heading: str = ""  # what stands above it; "" is "How to" and its title
+    heading: str = ""  # above the text; "" is "How to" and its title
 
     @property
     def path(self) -> str:
-        """Where it is, after the host."""
+        """URL path of the article, after the host."""
         return self.slug or make_slug(self.title)
 
     @property
     def display_title(self) -> str:
-        """What stands above it."""
+        """Heading above the text."""
         return self.heading or f"How to {self.title}"
 
 
 @dataclass(frozen=True, slots=True)
 class Author:
-    """One author, or expert."""
+    """An author or expert with a page."""
 
     name: str
     role: str = ""
@@ -61,13 +62,13 @@ class Author:
 
     @property
     def path(self) -> str:
-        """Where the page is, after the host."""
+        """URL path of the page, after the host."""
         return self.slug or author_path(self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Category:
-    """One category."""
+    """A category and what its page lists."""
 
     name: str
     parent: str = ""  # the name of the one that it is in; "" for none
@@ -79,7 +80,7 @@ class Category:
 
     @property
     def path(self) -> str:
-        """Where the page is, after the host."""
+        """URL path of the page, after the host."""
         return self.slug or category_path(self.name)
 
 
@@ -88,31 +89,31 @@ _PAGE_TYPES: Final[Mapping[str, type[LibraryPage]]] = {"article": Article, "auth
 
 
 def make_slug(title: str) -> str:
-    """The path of a title: hyphens for blanks, all but letters and digits in percent."""
+    """Make the path of a title: hyphens for blanks, everything but letters and digits percent-encoded."""
     return quote(" ".join(title.split()).replace(" ", "-"), safe="")
 
 
 def author_path(name: str) -> str:
-    """The path of an author's page."""
+    """Make the path of an author's page."""
     return f"Author/{make_slug(name.replace(',', ''))}"
 
 
 def category_path(name: str) -> str:
-    """The path of a category's page."""
+    """Make the path of a category's page."""
     return f"Category:{make_slug(name)}"
 
 
 def to_record(page: LibraryPage) -> dict[str, Any]:
-    """A page as JSON."""
+    """Convert a page to JSON values."""
     kind = next(name for name, cls in _PAGE_TYPES.items() if isinstance(page, cls))
     return {"kind": kind, **{name: value for name, value in asdict(page).items() if value}}
 
 
 def from_record(record: Any) -> LibraryPage:
-    """A page of its JSON; texts are cleaned, and cut where they are longer than any screen would show.
+    """Read a page from JSON values; clean its texts, and cut those that no screen would show whole.
 
     Raises:
-        ConfigError: it is none; the text names the field.
+        ConfigError: it is no page; the message names the field.
     """
     if not isinstance(record, dict) or record.get("kind") not in _PAGE_TYPES:
         raise ConfigError(f"a page is an object whose kind is one of {', '.join(_PAGE_TYPES)}")
@@ -129,7 +130,7 @@ def from_record(record: Any) -> LibraryPage:
 
 
 def clean_line(text: str, most: int) -> str:
-    """A text on one line, without control characters and halves of characters, cut to `most`."""
+    """Put a text on one line, without control characters and lone surrogates, cut to `most` characters."""
     return " ".join(_blank_invisible(text[: 4 * most]).split())[:most]
 
 
@@ -140,6 +141,12 @@ def _blank_invisible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(" " if unicodedata.category(sign) in _INVISIBLE_CATEGORIES else sign for sign in text)
+
+
+def _parse_str(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{name} must be a text, not {type(value).__name__}")
+    return value
 
 
 def _parse_short_text(name: str, value: Any) -> str:
@@ -153,14 +160,8 @@ def _parse_long_text(name: str, value: Any) -> str:
 def _parse_slug(name: str, value: Any) -> str:
     text = _parse_str(name, value)
     if not text.isascii() or not text.isprintable() or set(text) & set(' ?#"<>'):
-        raise ConfigError(f"{name} {text[:40]!r} is no path: write it in percent")
+        raise ConfigError(f"{name} {text[:40]!r} is no path: percent-encode it")
     return text
-
-
-def _parse_str(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise ConfigError(f"{name} must be a text, not {type(value).__name__}")
-    return value
 
 
 def _parse_int(name: str, value: Any) -> int:
@@ -169,10 +170,20 @@ def _parse_int(name: str, value: Any) -> int:
     return value
 
 
-def _parse_list(name: str, value: Any) -> list[Any]:
+def _parse_list(name: str, value: Any, parse: Callable[[str, Any], Any], most: int | None = MAX_LISTED) -> Any:
     if not isinstance(value, list | tuple):
         raise ConfigError(f"{name} must be a list")
-    return list(value)[:MAX_LISTED]
+    return tuple(parse(name, each) for each in value[:most])
+
+
+def _parse_method(name: str, value: Any) -> tuple[str, tuple[str, ...]]:
+    heading, steps = _parse_pair(name, value)
+    return _parse_short_text(name, heading), _parse_list(name, steps, _parse_long_text)
+
+
+def _parse_about(name: str, value: Any) -> tuple[str, str]:
+    text, slug = _parse_pair(name, value)
+    return _blank_invisible(_parse_str(name, text)[:MAX_TEXT]), _parse_slug(name, slug)
 
 
 def _parse_pair(name: str, value: Any) -> tuple[Any, Any]:
@@ -181,37 +192,16 @@ def _parse_pair(name: str, value: Any) -> tuple[Any, Any]:
     return value[0], value[1]
 
 
-def _parse_short_texts(name: str, value: Any) -> tuple[str, ...]:
-    return tuple(_parse_short_text(name, each) for each in _parse_list(name, value))
-
-
-def _parse_long_texts(name: str, value: Any) -> tuple[str, ...]:
-    return tuple(_parse_long_text(name, each) for each in _parse_list(name, value))
-
-
-def _parse_slugs(name: str, value: Any) -> tuple[str, ...]:
-    return tuple(_parse_slug(name, each) for each in _parse_list(name, value))
-
-
-def _parse_all_slugs(name: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple):
-        raise ConfigError(f"{name} must be a list")
-    return tuple(_parse_slug(name, each) for each in value)
-
-
-def _parse_methods(name: str, value: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    pairs = (_parse_pair(name, each) for each in _parse_list(name, value))
-    return tuple((_parse_short_text(name, heading), _parse_long_texts(name, steps)) for heading, steps in pairs)
-
-
-def _parse_about(name: str, value: Any) -> tuple[tuple[str, str], ...]:
-    pairs = (_parse_pair(name, each) for each in _parse_list(name, value))
-    return tuple((_blank_invisible(_parse_str(name, text)[:MAX_TEXT]), _parse_slug(name, slug)) for text, slug in pairs)
-
-
 _FIELD_PARSERS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
-    "title": _parse_short_text, "name": _parse_short_text, "role": _parse_short_text, "byline": _parse_short_text, "updated": _parse_short_text, "verified": _parse_short_text,
-    "approved": _parse_short_text, "heading": _parse_short_text, "parent": _parse_short_text, "intro": _parse_long_text, "bio": _parse_long_text, "views": _parse_int, "slug": _parse_slug,
-    "categories": _parse_short_texts, "authors": _parse_short_texts, "topics": _parse_short_texts, "references": _parse_long_texts, "methods": _parse_methods,
-    "related": _parse_slugs, "featured": _parse_slugs, "articles": _parse_all_slugs, "about": _parse_about,
-}  # fmt: skip
+    **dict.fromkeys(("title", "name", "role", "byline", "updated"), _parse_short_text),
+    **dict.fromkeys(("verified", "approved", "heading", "parent"), _parse_short_text),
+    **dict.fromkeys(("intro", "bio"), _parse_long_text),
+    **dict.fromkeys(("categories", "authors", "topics"), partial(_parse_list, parse=_parse_short_text)),
+    **dict.fromkeys(("related", "featured"), partial(_parse_list, parse=_parse_slug)),
+    "articles": partial(_parse_list, parse=_parse_slug, most=None),
+    "references": partial(_parse_list, parse=_parse_long_text),
+    "methods": partial(_parse_list, parse=_parse_method),
+    "about": partial(_parse_list, parse=_parse_about),
+    "views": _parse_int,
+    "slug": _parse_slug,
+}

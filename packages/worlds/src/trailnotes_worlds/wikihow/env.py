@@ -1,4 +1,4 @@
-"""WikiHow as an environment: an app of articles on a simulated phone, pages to be reached, fifteen actions.
+"""WikiHow as an environment: an app of articles on a simulated phone, pages to reach, fifteen actions.
 
 Source: Zhang et al. 2023, "Mobile-Env: An Evaluation Platform and Benchmark for Interactive Agents in LLM Era" (arXiv
 2305.08144), and the protocol of REMEMBERER (arXiv 2306.07929). See ``docs/envs/wikihow.md``.
@@ -15,21 +15,18 @@ from typing import Any, Final
 from trailnotes.envs.options import require_choice, require_int, require_text_list, require_type
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import NO_OP, Observation, Task
-from trailnotes_worlds.wikihow.actions import FORMATS, parse_action
-from trailnotes_worlds.wikihow.app import AppState, WikiHowApp
+from trailnotes_worlds.wikihow.app import FORMATS, VIEWS, AppState, WikiHowApp, list_actions, parse_action
 from trailnotes_worlds.wikihow.events import EventEngine, StepSignals
-from trailnotes_worlds.wikihow.goals import WikiHowGoal
 from trailnotes_worlds.wikihow.library import Library
 from trailnotes_worlds.wikihow.pages import RESULTS_PER_PAGE
 from trailnotes_worlds.wikihow.protocols import (
     SPLITS,
-    Splits,
     TaskSelection,
+    WikiHowGoal,
     build_identity,
     compute_splits,
     make_tasks,
 )
-from trailnotes_worlds.wikihow.screens import VIEWS, list_actions
 from trailnotes_worlds.wikihow.synthetic import open_library
 from trailnotes_worlds.wikihow.taskfile import TaskFile, compute_max_reward, format_instructions, parse_task, read_task
 
@@ -39,10 +36,9 @@ MAX_STEPS: Final = 15
 _HOW_TO_PATTERN: Final = re.compile(r"how to (.+?)\.?\s*$", re.IGNORECASE | re.MULTILINE)
 
 
-@lru_cache(4)
-def open_cached_library(library: str) -> Library:
-    """The library of a folder, or "synthetic", once in each process."""
-    return open_library(library)
+open_cached_library = lru_cache(4)(open_library)
+_read_task_file = lru_cache(64)(read_task)
+_load_splits = lru_cache(8)(compute_splits)
 
 
 def wikihow_tasks(
@@ -54,16 +50,16 @@ def wikihow_tasks(
     train_set: str = "S0",
     templates: Sequence[str] = (),
 ) -> list[Task]:
-    """The goals of one split, in the protocol's order: a pure function of the library, the files and the arguments.
+    """List the goals of one split in the protocol's order: a pure function of library, files and arguments.
 
     Args:
         split: train, validation or test.
         library: folder, or "synthetic".
-        tasks: folder of task files in Mobile-Env's format; "" takes goals of our own.
+        tasks: folder of task files in Mobile-Env's format; "" generates goals.
         protocol: "by-article" or "rememberer".
-        dataset_seed: another one draws other templates for our goals.
+        dataset_seed: of the templates of generated goals.
         train_set: "S0" or "S1", of the protocol rememberer.
-        templates: of our goals those alone, see `Goal.kind`; () takes all.
+        templates: kinds of generated goals, see `WikiHowGoal.kind`; () takes all.
 
     Raises:
         ConfigError: an unknown name, a value of the wrong kind, no library, no task files, or a split without goals.
@@ -76,18 +72,16 @@ def _make_selection(
     tasks: object, protocol: object, dataset_seed: object, train_set: object, templates: object
 ) -> TaskSelection:
     return TaskSelection(
-        require_type(str, "protocol", protocol), require_type(str, "tasks", tasks), require_type(int, "dataset_seed", dataset_seed),
-        require_type(str, "train_set", train_set), require_text_list("templates", templates),
-    )  # fmt: skip
-
-
-@lru_cache(8)
-def _load_splits(library: Library, choice: TaskSelection) -> Splits:
-    return compute_splits(library, choice)
+        require_type(str, "protocol", protocol),
+        require_type(str, "tasks", tasks),
+        require_type(int, "dataset_seed", dataset_seed),
+        require_type(str, "train_set", train_set),
+        require_text_list("templates", templates),
+    )
 
 
 class WikiHowEnv:
-    """Plays WikiHow: articles on a simulated phone. Environments of one process share one open library."""
+    """Environment of articles on a simulated phone. Environments of one process share one open library."""
 
     def __init__(  # noqa: PLR0913 (the user's options, by their names)
         self,
@@ -106,11 +100,11 @@ class WikiHowEnv:
         text_events: bool = False,
         actions: bool = True,
     ) -> None:
-        """Choose how it is played.
+        """Set the options of the environment.
 
         Args:
-            library: folder that `trailnotes wikihow import` has written; "synthetic" is ours.
-            tasks: folder of task files in Mobile-Env's format; "" plays goals of our own.
+            library: folder that `trailnotes wikihow import` has written, or "synthetic".
+            tasks: folder of task files in Mobile-Env's format; "" generates goals.
             protocol: read by `tasks` only.
             dataset_seed: read by `tasks` only.
             train_set: read by `tasks` only.
@@ -119,9 +113,9 @@ class WikiHowEnv:
             results_per_page: articles that a search shows before `Next >`.
             max_text: characters of one text on the screen.
             max_steps: actions until the episode is truncated.
-            free_nothing: an empty action, which is what becomes of an answer that cannot be read, costs no step, up to
-                `max_steps` of them; so REMEMBERER counts.
-            text_events: texts on the screen are events, as with a recogniser of texts; published runs had none.
+            free_nothing: up to `max_steps` empty actions, which stand for unreadable answers, cost no step; REMEMBERER
+                counts so.
+            text_events: texts on the screen are events, as with a text recogniser; published runs had none.
             actions: offer the admissible actions with each observation.
         """
         del protocol, dataset_seed, train_set, templates
@@ -155,18 +149,15 @@ class WikiHowEnv:
         templates: Sequence[str] = (),
         text_events: bool = False,
     ) -> dict[str, Any]:
-        """What must be the same for two results to be comparable, as JSON: library, protocol, goals of each split."""
+        """Identify library, protocol and goals of each split, as JSON: comparable results share them."""
         choice = _make_selection(tasks, protocol, dataset_seed, train_set, templates)
         pages = open_cached_library(require_type(str, "library", library))
-        return {
-            "library": pages.name,
-            **build_identity(_load_splits(pages, choice), choice),
-            "text_events": text_events,
-        }
+        goals = build_identity(_load_splits(pages, choice), choice)
+        return {"library": pages.name, **goals, "text_events": text_events}
 
     @property
     def app(self) -> WikiHowApp:
-        """The app, opened when it is first asked for."""
+        """App of the episodes, opened at the first access."""
         if self._app is None:
             library = self.library.without(self._hidden) if self._hidden else self.library
             self._app = WikiHowApp(library, self._per_search)
@@ -174,21 +165,21 @@ class WikiHowEnv:
 
     @property
     def library(self) -> Library:
-        """All pages, hidden or not."""
+        """Library with all pages, hidden or not."""
         return open_cached_library(self._place)
 
     def hide_articles(self, paths: Iterable[str]) -> None:
-        """Play the next episodes as if the library lacked the articles at `paths`: no page lists or shows them."""
+        """Hide the articles at `paths` in the next episodes: no page lists or shows them."""
         self._hidden |= frozenset(paths)
         self._app = None
 
     @property
     def app_state(self) -> AppState:
-        """Where the episode is."""
+        """State of the episode in the app."""
         return self._visit
 
     def reset(self, task: Task) -> Observation:
-        """Open the app at its first page, to do `task`."""
+        """Open the app at its first page for `task`."""
         self._steps_left = 0
         judged = self._get_task_file(task)
         self._engine = EventEngine(judged, reads_screen=self._reads_screen)
@@ -208,8 +199,8 @@ class WikiHowEnv:
     def step(self, action: str) -> Observation:
         """Take one action.
 
-        ``info``: ``action_refused`` with ``refused``, which says why, when nothing was done; ``instruction``, the words
-        of what is to be done next.
+        ``info``: ``action_refused`` with the reason ``refused`` for an action without effect; ``instruction``, the next
+        one.
         """
         if not self._steps_left:
             raise EnvError("the episode is over, or none has begun: call reset before step")
@@ -248,33 +239,18 @@ class WikiHowEnv:
     def _get_task_file(self, task: Task) -> TaskFile:
         name = task.options.get("file")
         if isinstance(name, str):
-            return _read_task_file(_resolve_task_path(self._files, name))
+            path = (Path(self._files) / name).resolve()
+            if not self._files or not path.is_relative_to(Path(self._files).resolve()):
+                raise ConfigError(f"task file {name!r} is not in env.options.tasks = {self._files!r}: name its folder")
+            return _read_task_file(path)
         try:
             return parse_task(WikiHowGoal.from_json(task.options).render_task_file(), task.id)
         except ValueError as error:
-            raise ConfigError(f"task {task.id} is none of wikihow_tasks: {error}") from error
+            raise ConfigError(f"task {task.id} is no task of WikiHow: {error}") from error
 
     def _render_text(self) -> str:
-        """The screen, and what is to be done next where the task has said so."""
         shown = self._view(self.app.leaves(self._visit), self._max_text)
         return f"{shown}\n{self._worded(f'Instruction: {self._told}')}" if self._told else shown
 
     def _get_admissible_actions(self) -> tuple[str, ...] | None:
         return list_actions(self.app, self._visit, self._words) if self._offers else None
-
-
-@lru_cache(64)
-def _read_task_file(path: Path) -> TaskFile:
-    return read_task(path)
-
-
-def _resolve_task_path(folder: str, name: str) -> Path:
-    """The path of a task file.
-
-    Raises:
-        ConfigError: there is no folder, or the name leads out of it.
-    """
-    path = (Path(folder) / name).resolve()
-    if not folder or not path.is_relative_to(Path(folder).resolve()):
-        raise ConfigError(f"task file {name!r} is not in env.options.tasks = {folder!r}: name the folder that it is in")
-    return path

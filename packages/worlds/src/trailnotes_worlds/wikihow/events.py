@@ -1,10 +1,10 @@
-"""The event engine: what was noticed in a step, and what a task file makes of it.
+"""Event engine: notices signals in a step and evaluates a task file on them.
 
-Sources notice lines of the log, views, texts and responses. Slots, which are trees, make events of these; each listener
-is such a tree, and what it gives is a reward, an instruction, or the end.
+Sources notice lines of the log, views, texts and responses. Slots, which are trees, combine these into events; each
+listener is such a tree, and its value is a reward, an instruction, or the end.
 
-Source: ``event_listeners.py`` and ``task_manager.py`` of X-LANCE/Mobile-Env (commit 976145e), whose order of evaluation
-is kept: within a step every slot is asked once, and an OR asks all of its inputs.
+Source: ``event_listeners.py`` and ``task_manager.py`` of X-LANCE/Mobile-Env (commit 976145e), with their order of
+evaluation: within a step every slot is evaluated once, and an OR evaluates all of its inputs.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from itertools import chain
 from typing import Any, Final, NamedTuple, Protocol
 
 from trailnotes.errors import EnvError
-from trailnotes_worlds.wikihow.matching import MAX_TEXT
-from trailnotes_worlds.wikihow.selectors import LocatedView, locate_views
+from trailnotes_worlds.wikihow.matching import MAX_TEXT, LocatedView, locate_views
 from trailnotes_worlds.wikihow.taskfile import (
     EventSlot,
     EventSource,
     LogSource,
-    Repeats,
     ResponseSource,
     TaskFile,
     TextSource,
@@ -40,7 +38,7 @@ _COMPARATORS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
 
 
 class LogLine(NamedTuple):
-    """A line of the phone's log."""
+    """Line of the phone's log."""
 
     tag: str
     level: str  # one of V, D, I, W, E, F
@@ -48,7 +46,7 @@ class LogLine(NamedTuple):
 
 
 class StepSignals(NamedTuple):
-    """What there was to notice in a step."""
+    """Signals that sources may notice in a step."""
 
     log: Sequence[LogLine] = ()
     screen: View | None = None
@@ -57,17 +55,15 @@ class StepSignals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What a step has come to."""
+    """Outcome of a step for the agent."""
 
     reward: float = 0.0
     is_over: bool = False
-    has_failed: bool = False  # it is over, and the task file says that this is no success
+    has_failed: bool = False  # the task file ends it without success
     instructions: tuple[str, ...] = ()
 
 
 class _Event(Protocol):
-    """A source or a slot, within a step."""
-
     def is_set(self) -> bool: ...
 
     def values(self) -> list[Any]: ...
@@ -76,15 +72,15 @@ class _Event(Protocol):
 
 
 class EventEngine:
-    """Follows one episode of a task.
+    """Evaluation of a task file over one episode.
 
     Args:
         task: its file.
-        reads_screen: whether texts on the screen are events, as with a recogniser of texts. Published runs had none.
+        reads_screen: whether texts on the screen are events, as with a text recogniser. Published runs had none.
 
     ::
 
-        engine = Engine(task)
+        engine = EventEngine(task)
         outcome = engine.step(StepSignals(log=[LogLine("jd", "D", "mUrl is: https://www.wikihow.com/Boil-an-Egg")]))
     """
 
@@ -95,8 +91,8 @@ class EventEngine:
         self._slots = {id(slot): _SlotState(slot, self) for slot in iter_slots(task.slots.values())}
         self._events |= {each.spec.id: each for each in self._slots.values() if each.spec.id}
         self._listeners = {name: self._slots[id(slot)] for name, slot in task.slots.items()}
-        self._filters = [text for each in task.sources if isinstance(each.looks_for, LogSource)
-                         for text in each.looks_for.filters]  # fmt: skip
+        logs = [each.looks_for for each in task.sources if isinstance(each.looks_for, LogSource)]
+        self._filters = [text for log in logs for text in log.filters]
         self._score = 0.0
         for name, listener in self._listeners.items():
             listener.combine = _COMBINERS.get(name, _take_last)
@@ -106,20 +102,25 @@ class EventEngine:
                     waited.waited_by.append(each)
 
     def get_event(self, of: int | EventSlot) -> _Event:
-        """The event of an input of a slot."""
+        """Return the event of an input of a slot."""
         return self._events[of] if isinstance(of, int) else self._slots[id(of)]
 
     def step(self, noticed: StepSignals) -> StepOutcome:
-        """Take in what was noticed.
+        """Evaluate the signals of a step.
 
         Raises:
-            EnvError: an event is worth something that the task file cannot mean, such as a reward that is no number.
+            EnvError: the task file gives an impossible value, such as a reward that is no number.
         """
         self._record_signals(noticed)
         for source in self._sources:
             source.begin_step()
-        self._has_fired("null")  # being asked is what triggers an event
-        reward = self._compute_reward()
+        self._has_fired("null")  # the query itself triggers an event
+        reward = 0.0
+        if self._has_fired("score"):
+            score = self._listeners["score"].values()[0]
+            reward, self._score = score - self._score, score
+        if self._has_fired("reward"):
+            reward += self._listeners["reward"].values()[0]
         self._has_fired("extra")
         self._has_fired("json_extra")
         instructions = self._listeners["instruction"].values()[0] if self._has_fired("instruction") else []
@@ -130,13 +131,6 @@ class EventEngine:
 
     def _has_fired(self, name: str) -> bool:
         return name in self._listeners and self._listeners[name].is_set()
-
-    def _compute_reward(self) -> float:
-        reward = 0.0
-        if self._has_fired("score"):
-            score = self._listeners["score"].values()[0]
-            reward, self._score = score - self._score, score
-        return reward + self._listeners["reward"].values()[0] if self._has_fired("reward") else reward
 
     def _record_signals(self, noticed: StepSignals) -> None:
         lines = [
@@ -165,24 +159,17 @@ class EventEngine:
 
 
 class _SourceState:
-    """What has been noticed of one source."""
-
     def __init__(self, spec: EventSource) -> None:
         self.spec = spec
         self._last: Any = None
         self._known: set[Any] = set()  # inputs that triggered it
-        self._coming: list[Any] = []  # for the step that is being noticed
+        self._coming: list[Any] = []  # of the next step
         self._values: list[Any] = []
         self._ever = False
 
     def record(self, given: Any, value: Any) -> None:
-        """Take one input, and what it means: None for nothing."""
-        repeated: Mapping[Repeats, bool] = {
-            "NONE": given in self._known,
-            "LAST": given == self._last,
-            "UNLIMITED": False,
-        }
-        if repeated[self.spec.repeats]:
+        repeats = self.spec.repeats
+        if (repeats == "NONE" and given in self._known) or (repeats == "LAST" and given == self._last):
             return
         self._last = given
         if value is not None:
@@ -191,7 +178,6 @@ class _SourceState:
             self._ever = True
 
     def begin_step(self) -> None:
-        """What was noticed is this step's."""
         self._values, self._coming = self._coming, []
 
     def is_set(self) -> bool:
@@ -205,36 +191,31 @@ class _SourceState:
 
 
 class _SlotState:
-    """One slot, asked once a step; later answers of the step are the first one."""
+    """Slot that is evaluated once a step, at its first query."""
 
     def __init__(self, spec: EventSlot, engine: EventEngine) -> None:
         self.spec = spec
         self.waited_by: list[_SlotState] = []
-        self.combine: Callable[[list[Any]], Any] = _take_last  # of what its inputs give
+        self.combine: Callable[[list[Any]], Any] = _take_last  # the values of its inputs
         self._engine = engine
-        self._is_new = True  # not asked in this step
+        self._is_new = True  # not evaluated in this step
         self._set = self._last = self._ever = self._allowed = False
         self._values: list[Any] = []
         self._is_cleared = True  # whether this step may unset it
-        self._is_ready = self._starts_ready = -1 not in spec.waits_for
+        self.is_ready = self._starts_ready = -1 not in spec.waits_for
 
     def end_step(self) -> None:
-        """The step is over."""
         self._is_new = True
-        self._is_cleared = not self._set or self._is_ready
-        self._is_ready = self._starts_ready
+        self._is_cleared = not self._set or self.is_ready
+        self.is_ready = self._starts_ready
 
     def is_set(self) -> bool:
         if self._is_new:
             self._evaluate()
             for waiting in self.waited_by:
-                waiting.update_readiness(self._set)
+                waiting.is_ready &= self._set
             self._is_new = False
         return self._set
-
-    def update_readiness(self, is_set: bool) -> None:
-        """One of those that it waits for is set, or is not."""
-        self._is_ready = self._is_ready and is_set
 
     def values(self) -> list[Any]:
         self.is_set()
@@ -252,39 +233,29 @@ class _SlotState:
                 self._values = self._combine_values(inputs)
             return
         before, self._last, self._set, self._values = self._last, False, False, []
-        if not self._may_trigger() or not self._is_triggered(inputs):
+        if not self._allowed:
+            self._allowed = all(self._engine.get_event(each).was_ever_set() for each in self.spec.prerequisites)
+        if not self._allowed or not self._is_triggered(inputs):
             return
-        counts: Mapping[Repeats, bool] = {"UNLIMITED": True, "LAST": not before, "NONE": not self._ever}
-        self._set = counts[self.spec.repeats]
+        self._set = {"UNLIMITED": True, "LAST": not before, "NONE": not self._ever}[self.spec.repeats]
         self._ever = self._last = True
         if self._set:
             self._values = self._combine_values(inputs)
 
-    def _may_trigger(self) -> bool:
-        if not self._allowed:
-            self._allowed = all(self._engine.get_event(each).was_ever_set() for each in self.spec.prerequisites)
-        return self._allowed
-
     def _is_triggered(self, inputs: Sequence[_Event]) -> bool:
         if self.spec.type == "SINGLE":
             return inputs[0].is_set()
-        answers = [each.is_set() for each in inputs]  # all are asked, so that each of them notices
+        answers = [each.is_set() for each in inputs]  # evaluates all of them
         return all(answers) if self.spec.type == "AND" else any(answers)
 
     def _combine_values(self, inputs: Sequence[_Event]) -> list[Any]:
-        """What it gives: one value, combined of those that its inputs give; AND makes one of all of them."""
-        if self.spec.type == "AND":
-            return [self.combine([self._transform([each.values() for each in inputs])])]
-        given = inputs[:1] if self.spec.type == "SINGLE" else inputs
-        return [
-            self.combine([self._transform(value) for value in chain.from_iterable(each.values() for each in given)])
-        ]
-
-    def _transform(self, seen: Any) -> Any:
+        given = [each.values() for each in (inputs[:1] if self.spec.type == "SINGLE" else inputs)]
+        seen: Any = [given] if self.spec.type == "AND" else [*chain.from_iterable(given)]
         try:
-            return self.spec.transformation.apply(seen)
+            values = [self.spec.transformation.apply(value) for value in seen]
         except (LookupError, TypeError) as error:
-            raise EnvError(f"event {self.spec.id} of the task has no such part of what it has seen: {error}") from error
+            raise EnvError(f"event {self.spec.id} of the task has no such part of its input: {error}") from error
+        return [self.combine(values)]
 
 
 def _take_last(values: list[Any]) -> Any:
@@ -301,7 +272,7 @@ def _to_number(value: Any) -> float:
     return number
 
 
-_COMBINERS: Final[Mapping[str, Callable[[list[Any]], Any]]] = {  # by listener; of the others the last value counts
+_COMBINERS: Final[Mapping[str, Callable[[list[Any]], Any]]] = {  # by listener; the default is the last value
     "score": lambda values: _to_number(values[-1]),
     "reward": lambda values: sum(map(_to_number, values)),
     "instruction": lambda values: [
@@ -311,17 +282,14 @@ _COMBINERS: Final[Mapping[str, Callable[[list[Any]], Any]]] = {  # by listener; 
 
 
 def _matches_filter(log_filter: str, line: LogLine) -> bool:
-    """Whether a filter ``TAG:LEVEL`` lets a line through: of this tag, and at least as important."""
+    # A filter ``TAG:LEVEL`` passes lines of this tag that are at least as important.
     tag, _, level = log_filter.partition(":")
     return tag in (line.tag, "*") and _LEVELS.find(level or "V") <= _LEVELS.find(line.level) and level != "S"
 
 
 def _get_attribute(each: LocatedView, name: str) -> str | float:
-    """A property of a view; where its edges are is told in shares of the screen."""
-    if name in ("left", "right"):
-        return float(getattr(each.view.box, name)) / WIDTH
-    if name in ("top", "bottom"):
-        return float(getattr(each.view.box, name)) / HEIGHT
+    if name in ("left", "right", "top", "bottom"):  # shares of the screen
+        return float(getattr(each.view.box, name)) / (WIDTH if name in ("left", "right") else HEIGHT)
     return each.get_attribute(name)
 
 
@@ -331,19 +299,16 @@ def _matches_property(wanted: ViewProperty, actual: str | float) -> bool:
     if not isinstance(wanted.wanted, int | float):
         return wanted.wanted.search(str(actual)[:MAX_TEXT]) is not None
     try:
-        return _COMPARATORS[wanted.sign](wanted.wanted, float(actual))  # the number of the file comes first, as there
+        return _COMPARATORS[wanted.sign](wanted.wanted, float(actual))  # in Mobile-Env's order
     except ValueError:
         return wanted.sign == "NE"
 
 
 def _find_texts(source: TextSource, shown: Sequence[Leaf]) -> list[str]:
-    """The texts whose middle is in the region."""
     left, top, right, bottom = source.region
-    texts = [
-        leaf.view.text
-        for leaf in shown
-        if leaf.view.text
-        and left <= (leaf.view.box.left + leaf.view.box.right) / 2 / WIDTH <= right
-        and top <= (leaf.view.box.top + leaf.view.box.bottom) / 2 / HEIGHT <= bottom
-    ]
+    texts = []
+    for view in (leaf.view for leaf in shown if leaf.view.text):
+        x, y = (view.box.left + view.box.right) / 2 / WIDTH, (view.box.top + view.box.bottom) / 2 / HEIGHT
+        if left <= x <= right and top <= y <= bottom:
+            texts.append(view.text)
     return texts if source.detects or not texts else [" ".join(texts)]

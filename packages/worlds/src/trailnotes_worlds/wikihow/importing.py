@@ -1,44 +1,261 @@
-"""From recorded pages of the real site to a library.
+"""Import of recorded pages of the real site (HTTP responses in files) into a library.
 
-The texts of wikiHow are not ours to give away (CC BY-NC-SA); who has the published archive, or pages of their own,
-makes a library of them here.
+The parser finds titles, authors, categories, and the articles of authors and categories, by which tasks are judged, by
+the same marks as Mobile-Env's own scripts (``collect_web_info.py``, commit 8223087). It takes paragraphs, steps and
+references as they come. The licence of wikiHow's texts (CC BY-NC-SA) does not let this package ship them; users import
+the published archive or pages of their own.
 """
 
 from __future__ import annotations
 
 import csv
-from collections import Counter
+import re
+import zlib
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
+from html import unescape
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from trailnotes.errors import ConfigError
 from trailnotes_worlds.wikihow.articles import MAX_LISTED, LibraryPage, author_path, category_path, from_record
 from trailnotes_worlds.wikihow.library import Library, write_library
-from trailnotes_worlds.wikihow.recorded import ParsedPage, make_name, parse_doc_id, parse_page, read_html
+
+Kept = TypeVar("Kept", str, "PageLink")
+
+MAX_BYTES: Final = 8_000_000  # of a page
+MAX_TAGS: Final = 50_000  # of a page; those of wikiHow have some thousands
+_MAX_VALUES: Final = 5_000  # texts of a kind, of a page
+_MAX_TEXT: Final = 20_000  # characters of such a text
+_VOID_TAGS: Final = frozenset(
+    ("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr")
+)
+_BY_ID: Final = {"section_0": "title", "coauthor_byline": "byline", "breadcrumb": "crumbs", "author_articles": "listed"}
+_BY_CLASS: Final = {"responsive_thumb": "listed", "step": "step", "references": "references"}
+_MARKS: Final = tuple(dict.fromkeys((*_BY_ID.values(), *_BY_CLASS.values())))
+_IGNORED_TAGS: Final = frozenset(("script", "style", "template", "noscript"))
+_TEXT_TAGS: Final = frozenset(("p", "li", "h1", "h2", "h3"))
+# An attribute and a tag as browsers read them, without backtracking: a tag fails only at the end of the page.
+_ATTRIBUTE: Final = r"""(=[^\s/>=]*+|[^\s/>=]++)(?:\s*+=\s*+("[^"]*+"|'[^']*+'|(?!["'])[^\s>]*+))?"""
+_ATTRIBUTES: Final = re.compile(_ATTRIBUTE)
+_TAG: Final = re.compile(rf"<(?P<close>/?)(?P<name>[A-Za-z][^\s/>]*+)(?P<attributes>(?:[\s/]++|{_ATTRIBUTE})*+)>")
+_OPENING: Final = re.compile("</?[A-Za-z]")
+_RAW_ENDS: Final = {name: re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE) for name in ("script", "style")}
+
+
+class PageLink(NamedTuple):
+    """Link in a marked part of a page."""
+
+    path: str  # after the host, without query
+    text: str
+
+
+class ParsedPage(NamedTuple):
+    """Texts and links of a page by the mark around them, "" for none."""
+
+    texts: Mapping[str, list[str]]
+    links: Mapping[str, list[PageLink]]
+
+
+def read_html(path: Path) -> str:
+    """Read the HTML of a file: the body of an HTTP response, or plain HTML; either may be gzipped.
+
+    Raises:
+        ConfigError: the file is unreadable, too large or cut off, or holds an error response.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}") from error
+    if len(content) > MAX_BYTES:
+        raise ConfigError("too large")
+    if content.startswith(b"HTTP/"):
+        head, found, content = content.partition(b"\r\n\r\n")
+        if not found:
+            raise ConfigError("cut off in its head")
+        if not re.match(rb"HTTP/[\d.]+ 200\b", head):
+            raise ConfigError("answered with an error")
+    if content.startswith(b"\x1f\x8b"):
+        content = _decompress(content)
+    if content.count(b"<") > MAX_TAGS:
+        raise ConfigError("too many tags")
+    return content.decode("utf-8", "replace")
+
+
+def _decompress(content: bytes) -> bytes:
+    unzip = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    try:
+        plain = unzip.decompress(content, MAX_BYTES)
+    except zlib.error as error:
+        raise ConfigError("its gzip is damaged") from error
+    if unzip.unconsumed_tail:
+        raise ConfigError("too large")
+    if not unzip.eof:
+        raise ConfigError("its gzip was cut off")
+    return plain
+
+
+def parse_page(html: str) -> ParsedPage:
+    """Parse a page's HTML, valid or not, to its end."""
+    reader, place = _MarkupReader(), 0
+    while (start := html.find("<", place)) >= 0:
+        reader.handle_data(unescape(html[place:start]))
+        place = _read_markup(html, start, reader)
+    reader.handle_data(unescape(html[place:]))
+    reader.end_text()
+    reader.end_link()
+    return ParsedPage(reader.texts, reader.links)
+
+
+def _read_markup(html: str, start: int, reader: _MarkupReader) -> int:
+    """Read the markup that begins with the ``<`` at `start`; return its end.
+
+    `html.parser` takes quadratic time for unclosed markup. Here it ends the page, so that nothing is read twice: an
+    unclosed comment or script is dropped, an unclosed tag is the last text.
+    """
+    if _OPENING.match(html, start):
+        return _read_tag(html, start, reader)
+    if not html.startswith(("<!", "<?", "</"), start):
+        reader.handle_data("<")
+        return start + 1
+    end = "-->" if html.startswith("<!--", start) else ">"
+    found = html.find(end, start + len(end) + 1)
+    return len(html) if found < 0 else found + len(end)
+
+
+def _read_tag(html: str, start: int, reader: _MarkupReader) -> int:
+    found = _TAG.match(html, start)
+    if found is None:  # unclosed
+        reader.handle_data(unescape(html[start:]))
+        return len(html)
+    name, attributes = found["name"].lower(), found["attributes"]
+    if found["close"]:
+        reader.handle_endtag(name)
+        return found.end()
+    values, last = {}, 0
+    for each in _ATTRIBUTES.finditer(attributes):
+        value = each[2] or ""
+        values[each[1].lower()] = unescape(value[1:-1] if value[:1] in ("'", '"') else value)
+        last = each.end()
+    reader.handle_starttag(name, values)
+    if attributes.endswith("/", last):
+        reader.handle_endtag(name)
+    elif name in _RAW_ENDS:
+        closing = _RAW_ENDS[name].search(html, found.end())
+        return closing.start() if closing else len(html)
+    return found.end()
+
+
+def parse_link_path(href: str) -> str:
+    """Return the path of a link, without host, query and leading slash; "" for a link to another site."""
+    try:
+        parts = urlsplit(href.strip())
+    except ValueError:
+        return ""
+    if parts.netloc and parts.netloc.removeprefix("www.").removeprefix("m.") != "wikihow.com":
+        return ""
+    return parts.path.removeprefix("/")
+
+
+class _MarkupReader:
+    def __init__(self) -> None:
+        self.texts: defaultdict[str, list[str]] = defaultdict(list)
+        self.links: defaultdict[str, list[PageLink]] = defaultdict(list)
+        self._open: list[tuple[str, str]] = []  # tag, mark
+        self._tags, self._marks = Counter[str](), Counter[str]()
+        self._text: list[str] | None = None  # of the paragraph that is open
+        self._link: list[str] | None = None
+        self._href = ""
+
+    def handle_starttag(self, tag: str, values: Mapping[str, str]) -> None:
+        if tag in _VOID_TAGS:
+            self.handle_data(" ")  # a break parts words
+            return
+        classes = values.get("class", "").split()
+        mark = _BY_ID.get(values.get("id", ""), "") or next(filter(None, map(_BY_CLASS.get, classes)), "")
+        if tag in _TEXT_TAGS or mark in ("step", "title"):
+            self.end_text()
+            self._text = []
+        if tag == "a":
+            self.end_link()
+            self._link, self._href = [], values.get("href", "")
+        self._open.append((tag, mark))
+        self._tags[tag] += 1
+        self._marks[mark] += 1
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self._tags[tag]:
+            return
+        while self._open:
+            closed, mark = self._open[-1]
+            if closed in _TEXT_TAGS or mark in ("step", "title"):
+                self.end_text()
+            if closed == "a":
+                self.end_link()
+            self._open.pop()
+            self._tags[closed] -= 1
+            self._marks[mark] -= 1
+            if closed == tag:
+                return
+
+    def handle_data(self, data: str) -> None:
+        if any(self._tags[tag] for tag in _IGNORED_TAGS):
+            return
+        for kept in (self._text, self._link):
+            if kept is not None:
+                kept.append(data)
+
+    def end_text(self) -> None:
+        if self._text is not None and (text := " ".join("".join(self._text).split())):
+            self._append(self.texts, text[:_MAX_TEXT])
+        self._text = None
+
+    def end_link(self) -> None:
+        if self._link is not None and (path := parse_link_path(self._href)):
+            self._append(self.links, PageLink(path, " ".join("".join(self._link).split())[:_MAX_TEXT]))
+        self._link = None
+
+    def _append(self, values: defaultdict[str, list[Kept]], value: Kept) -> None:
+        kept = values[next((mark for mark in _MARKS if self._marks[mark]), "")]
+        if len(kept) < _MAX_VALUES:
+            kept.append(value)
+
+
+def parse_doc_id(name: str) -> str:
+    """Parse a file name into the path of its page: ``%2fBoil-an-Egg?wh_an=1&amp=1`` is Boil-an-Egg."""
+    bare = re.sub(r"(?:\.html?)?(?:\.gz)?$", "", name.partition("?")[0])
+    return bare.replace("%2f", "/").replace("%2F", "/").removeprefix("/")
+
+
+def make_name(path: str) -> str:
+    """Make a name from a path, for pages without one."""
+    return unquote(path.rpartition("/")[2].removeprefix("Category:")).replace("-", " ")
+
 
 Progress = Callable[[int, int], None]  # (pages read, of how many)
 
 _VERIFIED = {"E": "Expert Co-Authored", "Q": "Quality Tested"}
 _NOT_AUTHORS = ("", "Author Info")
-_MIN_INTRO_CHARS = 40  # characters: a shorter paragraph is no introduction
+_MIN_INTRO_CHARS = 40  # of a paragraph that may be an introduction
 
 
 def import_library(
     folder: Path, pages: Path, meta: Path | None = None, *, limit: int | None = None, progress: Progress | None = None
 ) -> Library:
-    """Make `folder` the library of the pages recorded in a folder, and open it.
+    """Write the library of recorded pages into `folder`, and open it.
 
     Args:
-        folder: is not there yet.
+        folder: a missing one.
         pages: a file for each page, named by its path (``%2fBoil-an-Egg?wh_an=1&amp=1``, or ``Boil-an-Egg.html``).
         meta: the archive's ``doc_meta.csv``: views, date and mark of each article.
-        limit: how many files to read, in the order of their names; None: all.
-        progress: told how far it is.
+        limit: number of files, in the order of their names; None: all.
+        progress: receives the number of files read and of all.
 
     Raises:
-        ConfigError: `folder` is taken, a source cannot be read, or no page is an article.
+        ConfigError: `folder` is taken, a source is unreadable, or no page is an article.
         RunError: the disk is full or the place not writable.
     """
     reading = _PageReader(pages, _read_facts(meta) if meta else {}, limit, progress)
@@ -47,8 +264,6 @@ def import_library(
 
 
 class _PageReader:
-    """Reads page after page; what is none is reported."""
-
     def __init__(
         self, folder: Path, facts: Mapping[str, Mapping[str, str]], limit: int | None, progress: Progress | None
     ) -> None:
@@ -56,17 +271,18 @@ class _PageReader:
         self.report: list[dict[str, str]] = []
         self._facts, self._tell = facts, progress or (lambda *_: None)
         self._taken: set[str] = set()
-        self._names: dict[str, str] = {}  # path of an author -> name, as articles tell it
+        self._names: dict[str, str] = {}  # path of an author -> name in articles
         try:
             files = sorted(path for path in folder.iterdir() if path.is_file())[:limit]
         except OSError as error:
             raise ConfigError(f"{folder} cannot be read: {error.strerror}") from error
         if not files:
             raise ConfigError(f"{folder} holds no files: name the folder of the recorded pages, dumps in the archive")
-        self._files = sorted(files, key=lambda path: _sort_key(parse_doc_id(path.name)))
+        # Articles come first, since they hold the names of their authors.
+        slugs = {path: parse_doc_id(path.name) for path in files}
+        self._files = sorted(files, key=lambda path: (slugs[path].startswith(("Author/", "Category:")), slugs[path]))
 
     def iter_pages(self) -> Iterator[LibraryPage]:
-        """The pages: articles first, since they tell the names of their authors."""
         for place, path in enumerate(self._files):
             self._tell(place, len(self._files))
             try:
@@ -98,7 +314,7 @@ class _PageReader:
         for link in authors:
             self._names.setdefault(link.path, link.text)
         facts = self._facts.get(slug, {})
-        paragraphs = [text for text in page.texts[""] if len(text) > _MIN_INTRO_CHARS]
+        views = facts.get("sr_view", "").replace(",", "").strip()
         steps = page.texts["step"][:MAX_LISTED]
         return {
             "kind": "article",
@@ -108,28 +324,20 @@ class _PageReader:
             "categories": _list_categories(page),
             "authors": list(dict.fromkeys(link.text for link in authors if author_path(link.text) == link.path)),
             "updated": _parse_day(facts.get("sr_updated", "")),
-            "views": _parse_count(facts.get("sr_view", "")),
+            "views": int(views) if views.isascii() and views.isdecimal() and len(views) < 12 else 0,
             "verified": _VERIFIED.get(facts.get("sr_verif", ""), ""),
-            "intro": paragraphs[0] if paragraphs else "",
+            "intro": _find_intro(page),
             "methods": [("Steps", steps)] if steps else [],
             "references": page.texts["references"][:MAX_LISTED],
-            "related": _list_articles(page, slug, "listed"),
+            "related": _list_articles(page, slug),
         }
 
     def _parse_author(self, slug: str, page: ParsedPage) -> dict[str, Any]:
-        bio = next((text for text in page.texts[""] if len(text) > _MIN_INTRO_CHARS), "")
-        name = self._names.get(slug, make_name(slug))
-        return {
-            "kind": "author",
-            "name": name,
-            "slug": slug,
-            "bio": bio,
-            "articles": _list_articles(page, slug, "listed"),
-        }
+        name, articles = self._names.get(slug, make_name(slug)), _list_articles(page, slug)
+        return {"kind": "author", "name": name, "slug": slug, "bio": _find_intro(page), "articles": articles}
 
     def _parse_category(self, slug: str, page: ParsedPage) -> dict[str, Any]:
-        name = make_name(slug)
-        about = next((text for text in page.texts[""] if len(text) > _MIN_INTRO_CHARS), "")
+        name, about = make_name(slug), _find_intro(page)
         around = [each for each in _list_categories(page) if each != name]
         topics = [make_name(link.path) for link in page.links["listed"] if link.path.startswith("Category:")]
         return {
@@ -139,12 +347,12 @@ class _PageReader:
             "parent": around[-1] if around else "",
             "about": [(about, "")] if about else [],
             "topics": topics,
-            "articles": _list_articles(page, slug, "listed"),
+            "articles": _list_articles(page, slug),
         }
 
 
-def _sort_key(slug: str) -> tuple[bool, str]:
-    return slug.startswith(("Author/", "Category:")), slug
+def _find_intro(page: ParsedPage) -> str:
+    return next((text for text in page.texts[""] if len(text) > _MIN_INTRO_CHARS), "")
 
 
 def _list_categories(page: ParsedPage) -> list[str]:
@@ -152,13 +360,12 @@ def _list_categories(page: ParsedPage) -> list[str]:
     return [link.text for link in links if category_path(link.text) == link.path]
 
 
-def _list_articles(page: ParsedPage, slug: str, mark: str) -> list[str]:
-    paths = (link.path for link in page.links[mark])
+def _list_articles(page: ParsedPage, slug: str) -> list[str]:
+    paths = (link.path for link in page.links["listed"])
     return list(dict.fromkeys(path for path in paths if path != slug and path.isascii() and ":" not in path))
 
 
 def _read_facts(path: Path) -> dict[str, dict[str, str]]:
-    """The lines of ``doc_meta.csv``, by the path of the article."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = csv.DictReader(file)
@@ -176,8 +383,3 @@ def _parse_day(text: str) -> str:
         return datetime.strptime(text.strip(), "%B %d, %Y").date().isoformat()  # noqa: DTZ007 (a day, of no zone)
     except ValueError:
         return ""
-
-
-def _parse_count(text: str) -> int:
-    digits = text.replace(",", "").strip()
-    return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) < 12 else 0

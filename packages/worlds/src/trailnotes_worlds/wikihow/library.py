@@ -1,13 +1,13 @@
-"""A library: all pages of an app in one folder, which any number of processes read without a copy of their own.
+"""Library: all pages of an app in one folder, which any number of processes read without a copy of their own.
 
 ::
 
-    meta.json   version, name (a hash of all pages), sizes, what was left out
-    pages.db    SQLite: a page each, by its path
+    meta.json   version, name (a hash of all pages), sizes, counts of skipped pages
+    pages.db    SQLite: one row for each page, by its path
     search/     the index over the titles of the articles
-    report.jsonl  what was left out, and why
+    report.jsonl  skipped pages, and the reasons
 
-It is written once, whole or not at all, and never changed: its name says what is in it.
+It is written once, whole or not at all, and never changes: its name is a hash of its content.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _TABLES = (
     "CREATE TABLE pages (path TEXT PRIMARY KEY, place INTEGER, record TEXT) WITHOUT ROWID",
     "CREATE INDEX places ON pages (place)",
 )
-_CACHE_SIZE = 512  # pages that a process keeps decoded
-_REQUIRED_META = {"name": str, "counts": dict}  # that ``meta.json`` must tell
+_CACHE_SIZE = 512  # decoded pages that a process keeps
+_REQUIRED_META = {"name": str, "counts": dict}  # fields of ``meta.json``
 
 
 class Library:
-    """The pages of one app. Open it with `Library.open`; processes may share it.
+    """Pages of one app. Open it with `Library.open`; processes may share it.
 
     ::
 
@@ -55,7 +55,7 @@ class Library:
 
     def __init__(self, files: MappedFolder, hidden: frozenset[str] = frozenset()) -> None:
         self._files, self._hidden = files, hidden
-        files.open_file(PAGES)  # whose size is compared
+        files.open_file(PAGES)  # compares its size
         self._index = SearchIndex.open(files.folder / SEARCH)
         path = quote(str((files.folder / PAGES).resolve()))
         address = f"file:{path}?mode=ro&immutable=1"
@@ -73,27 +73,27 @@ class Library:
         """Open the library of a folder.
 
         Raises:
-            ConfigError: it is none, of another version, or a file of it was cut or replaced.
+            ConfigError: it is no library, has another version, or a file of it was cut or replaced.
         """
         return cls(MappedFolder(Path(path), KIND, VERSION, _REQUIRED_META))
 
     @property
     def name(self) -> str:
-        """A hash of all pages: the same name, the same pages."""
+        """Hash of all pages: equal names mean equal pages."""
         return str(self._files.meta["name"])
 
     @property
     def folder(self) -> Path:
-        """Where it lies."""
+        """Folder of the files."""
         return self._files.folder
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """What ``meta.json`` says, among it ``counts``: pages by kind, and ``left_out``: reason -> pages."""
+        """Content of ``meta.json``, with ``counts``: kind -> pages, and ``left_out``: reason -> pages."""
         return self._files.meta
 
     def without(self, paths: Iterable[str]) -> Self:
-        """The same pages, opened once more, as if the articles at `paths` had never been written."""
+        """Open the same pages once more, as if the articles at `paths` had never been written."""
         return type(self)(self._files, self._hidden.union(paths))
 
     def __len__(self) -> int:
@@ -115,22 +115,22 @@ class Library:
         return page
 
     def get(self, path: str) -> LibraryPage | None:
-        """The page at a path, None where there is none."""
+        """Return the page at a path, or None."""
         return self._cached(path)
 
     def articles(self, paths: Iterable[str]) -> Iterator[Article]:
-        """The articles at `paths`, in their order; what is missing or none is left out."""
+        """Yield the articles at `paths` in their order; skip missing pages and pages of other kinds."""
         for path in paths:
             if isinstance(page := self._cached(path), Article):
                 yield page
 
     def search(self, query: str, limit: int) -> list[str]:
-        """The paths of the articles whose titles share words with a query, best first."""
+        """Find articles whose titles share words with a query; return their paths, best first."""
         found = (path for path, _ in self._index.search(query, limit + len(self._hidden)))
         return [*islice((path for path in found if path not in self._hidden), limit)]
 
     def close(self) -> None:
-        """Close the files; what is asked for afterwards is an error of `sqlite3`."""
+        """Close the files; later queries raise an error of `sqlite3`."""
         self._pages.close()
         self._index.close()
         self._files.close()
@@ -145,7 +145,7 @@ class Library:
         return self._remove_hidden(from_record(parse_json(rows[0][0]))) if rows else None
 
     def _remove_hidden(self, page: LibraryPage) -> LibraryPage:
-        """A page as it is without what is hidden: lists of articles go by their paths, a category's text names some."""
+        # Lists of articles skip hidden paths when they are rendered; the text of a category names some, too.
         if not self._hidden or not isinstance(page, Category):
             return page
         return replace(page, about=tuple(part for part in page.about if part[1] not in self._hidden))
@@ -162,24 +162,24 @@ class Library:
 def write_library(
     folder: Path, pages: Iterable[LibraryPage], facts: Mapping[str, Any] | None = None, report: Iterable[object] = ()
 ) -> Library:
-    """Make `folder` the library of `pages`, whole or not at all, and open it.
+    """Write the library of `pages` into `folder`, whole or not at all, and open it.
 
     Args:
-        folder: is not there yet, or empty.
-        pages: each path once; read one by one.
-        facts: for ``meta.json``; read when all pages are.
-        report: JSON values, a line each; read when all pages are.
+        folder: missing or empty.
+        pages: with distinct paths; read one by one.
+        facts: for ``meta.json``; read after all pages.
+        report: JSON values for the report; read after all pages.
 
     Raises:
-        ConfigError: there is something in `folder`, or two pages have one path.
+        ConfigError: `folder` is not empty, or two pages have one path.
         RunError: the disk is full or the place not writable.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is there already: name another folder, or delete it first")
+        raise ConfigError(f"{folder} exists already: name another folder, or delete it first")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as aside:
-            made = Path(aside) / "made"  # with the usual permissions: those of `aside` are for its owner alone
+            made = Path(aside) / "made"  # `aside` itself is readable by its owner alone
             made.mkdir()
             name, counts = _write_pages(made, pages)
             lines = (json.dumps(line, ensure_ascii=True) + "\n" for line in report)
@@ -195,11 +195,11 @@ def _write_pages(folder: Path, pages: Iterable[LibraryPage]) -> tuple[str, Count
     digest, counts = hashlib.sha256(), Counter[str]()
     base = sqlite3.connect(folder / PAGES)
     try:
-        base.execute("PRAGMA journal_mode = OFF")  # it is thrown away when it is not finished
+        base.execute("PRAGMA journal_mode = OFF")  # an unfinished file is thrown away
         base.execute(_TABLES[0])
         with IndexBuilder(folder / SEARCH) as search:
             for place, given in enumerate(pages):
-                page = from_record(to_record(given))  # as it will be read
+                page = from_record(to_record(given))  # as readers will get it
                 record = {**to_record(page), "slug": page.path}
                 text = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
                 try:
@@ -209,17 +209,12 @@ def _write_pages(folder: Path, pages: Iterable[LibraryPage]) -> tuple[str, Count
                 digest.update(text.encode() + b"\n")
                 counts[record["kind"]] += 1
                 if isinstance(page, Article):
-                    search.add(page.path, make_search_text(page))
+                    search.add(page.path, unquote(page.path).replace("-", " "))  # as in the published data
             if not counts["article"]:
-                raise ConfigError("there is no article among the pages: a library needs one at least")
+                raise ConfigError("there is no article among the pages: a library needs at least one")
             search.finish()
         base.execute(_TABLES[1])
         base.commit()
     finally:
         base.close()
     return digest.hexdigest()[:16], counts
-
-
-def make_search_text(article: Article) -> str:
-    """What the search looks at: the words of the path, as in the published data."""
-    return unquote(article.path).replace("-", " ")

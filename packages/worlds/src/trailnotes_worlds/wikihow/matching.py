@@ -1,31 +1,149 @@
-"""How a text is compared with what a task file expects, and what an event is worth."""
+"""Matchers of task files: CSS selectors of views, text matchers, and the statements that compute an event's value.
+
+In Mobile-Env's dialect of CSS ``#"a:id/b"`` is a resource-id, ``."android.view.View"`` a class, ``$"package"`` a
+package, ``@2`` an index among the views of one parent; a ``$`` or ``^`` before the quotes means the end or the
+beginning of the value. ``[text="x"]`` names any other attribute. A blank means a descendant, ``>`` a child, a comma
+"or". Task files use no other part of CSS, such as pseudo-classes: the parser refuses them.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from trailnotes.errors import ConfigError, MissingExtraError, find_missing_module, format_install_command
+from trailnotes_worlds.wikihow.views import PACKAGE, View
+
+ATTRIBUTES: Final = ("resource-id", "class", "package", "index", "text", "content-desc", "clickable")
+_SHORTHANDS: Final = {"#": "resource-id", ".": "class", "$": "package", "@": "index"}
+_SIMPLE_SELECTOR: Final = re.compile(
+    r"""(?P<quick>[\#.$@])(?P<end>[$^*]?)(?:"(?P<value>[^"]+)"|(?P<digits>\d+))
+    | \[\s*(?P<name>[\w-]+)\s*(?P<sign>[$^*]?)=\s*(?:"(?P<quoted>[^"]*)"|'(?P<single>[^']*)'|(?P<word>[\w.:/-]+))\s*\]
+    | (?P<any>\*)""",
+    re.VERBOSE,
+)
+_COMBINATOR: Final = re.compile(r"\s*(>|,)\s*|\s+")
+
+
+class _AttributeTest(NamedTuple):
+    attribute: str
+    sign: str  # "" equal, "^" begins, "$" ends, "*" holds
+    value: str
+
+    def matches(self, actual: str) -> bool:
+        if self.sign == "^":
+            return actual.startswith(self.value)
+        if self.sign == "$":
+            return actual.endswith(self.value)
+        return self.value in actual if self.sign == "*" else actual == self.value
+
+
+class _PathStep(NamedTuple):
+    within: str  # ">" child, " " descendant of the step before
+    tests: tuple[_AttributeTest, ...]
+
+
+class LocatedView(NamedTuple):
+    """View with its index among its siblings and its ancestors, the outermost first."""
+
+    view: View
+    place: int
+    around: tuple[LocatedView, ...]
+
+    def get_attribute(self, name: str) -> str:
+        """Return an attribute as the hierarchy's XML has it; "" for an unknown one."""
+        view, place = self.view, str(self.place)
+        values = (view.name, view.kind, PACKAGE, place, view.text, view.described, str(view.clickable).lower())
+        return dict(zip(ATTRIBUTES, values, strict=True)).get(name, "")
+
+
+def locate_views(root: View) -> list[LocatedView]:
+    """List all views in document order."""
+
+    def walk(view: View, place: int, around: tuple[LocatedView, ...]) -> Iterator[LocatedView]:
+        here = LocatedView(view, place, around)
+        yield here
+        for number, child in enumerate(view.children):
+            yield from walk(child, number, (*around, here))
+
+    return list(walk(root, 0, ()))
+
+
+class Selector:
+    """Group of selectors: it selects a view that any of them selects.
+
+    Raises:
+        ConfigError: a text is no selector, or uses an unsupported part of CSS.
+    """
+
+    def __init__(self, texts: Sequence[str], where: str) -> None:
+        self._paths = [path for text in texts for path in _parse_paths(text, where)]
+
+    def select(self, views: Sequence[LocatedView]) -> list[LocatedView]:
+        """Return those of `views` that match."""
+        return [each for each in views if any(_matches_path(path, each) for path in self._paths)]
+
+
+def _matches_path(path: Sequence[_PathStep], each: LocatedView) -> bool:
+    last = path[-1]
+    if not all(test.matches(each.get_attribute(test.attribute)) for test in last.tests):
+        return False
+    if len(path) == 1:
+        return True
+    around = each.around[-1:] if last.within == ">" else each.around
+    return any(_matches_path(path[:-1], parent) for parent in around)
+
+
+def _parse_paths(text: str, where: str) -> list[list[_PathStep]]:
+    paths: list[list[_PathStep]] = [[]]
+    place, within, text = 0, " ", text.strip()
+    while place < len(text):
+        tests, start = [], place
+        while match := _SIMPLE_SELECTOR.match(text, place):
+            place = match.end()
+            if match["quick"]:
+                value = match["value"] or match["digits"]
+                tests.append(_AttributeTest(_SHORTHANDS[match["quick"]], match["end"], value))
+            elif not match["any"]:
+                value = next(match[group] for group in ("quoted", "single", "word") if match[group] is not None)
+                tests.append(_AttributeTest(match["name"], match["sign"], value))
+        if place == start:
+            break
+        paths[-1].append(_PathStep(within, tuple(tests)))
+        between = _COMBINATOR.match(text, place)
+        if between is None and place == len(text):
+            return paths
+        if between is None:
+            break
+        within, place = between[1] or " ", between.end()
+        if within == ",":
+            paths.append([])
+            within = " "
+    raise ConfigError(
+        f"{where}: {text[:80]!r} is no selector: write paths of "
+        '#"resource-id", ."class", $"package", @index and [attribute="value"], joined by blanks, ">" or ","'
+    )
+
 
 MAX_TEXT: Final = 2_000  # characters of a text that are compared: what is compared with is an agent's, or a page's
 _MAX_DEPTH: Final = 20
 
 
 class Matcher:
-    """Finds out whether a text is the expected one.
+    """Comparison of a text with the expected one.
 
     Args:
         wanted: a pattern for mode REGEX, else a text.
-        mode: REGEX finds it anywhere; DIFFLIB and FUZZ compare the whole texts.
-        threshold: of the likeness that counts: 0 to 1 for DIFFLIB, 0 to 100 for FUZZ.
-        where: of the file, for errors.
+        mode: REGEX searches for the pattern; DIFFLIB and FUZZ compare whole texts.
+        threshold: least similarity that counts: 0 to 1 for DIFFLIB, 0 to 100 for FUZZ.
+        where: place in the file, for errors.
 
     Raises:
-        ConfigError: mode SBERT, which needs a sentence encoder that an environment has not.
-        MissingExtraError: mode FUZZ without rapidfuzz, which the extra webshop brings.
+        ConfigError: mode SBERT, since environments have no sentence encoder.
+        MissingExtraError: mode FUZZ without rapidfuzz, which the extra webshop installs.
     """
 
     def __init__(self, wanted: re.Pattern[str] | str, mode: str, threshold: float, where: str) -> None:
@@ -38,55 +156,51 @@ class Matcher:
         self._wanted, self._mode, self._threshold = wanted, mode, threshold
 
     def match(self, text: str) -> object | None:
-        """The groups of the pattern, or how alike the texts are; None where that is not enough."""
+        """Return the groups of the pattern, or the similarity of the texts; None without a match."""
         text = text[:MAX_TEXT]
         if isinstance(self._wanted, re.Pattern):
             found = self._wanted.search(text)
             return None if found is None else list(found.groups())
-        score = self._compute_similarity(text, self._wanted)
-        return score if score >= self._threshold else None
-
-    def _compute_similarity(self, text: str, wanted: str) -> float:
         if self._mode == "DIFFLIB":
-            return SequenceMatcher(None, text, wanted[:MAX_TEXT], autojunk=False).ratio()
-        from rapidfuzz import fuzz
+            score = SequenceMatcher(None, text, self._wanted[:MAX_TEXT], autojunk=False).ratio()
+        else:
+            from rapidfuzz import fuzz
 
-        return float(fuzz.ratio(wanted[:MAX_TEXT], text))
+            score = float(fuzz.ratio(self._wanted[:MAX_TEXT], text))
+        return score if score >= self._threshold else None
 
 
 class Transformation:
-    """``y = ...`` of an event: a constant, or what the event has seen (``x``, ``x[0]``, ``x[1][0]``).
+    """Statement ``y = ...`` of an event: a constant, or the event's input (``x``, ``x[0]``, ``x[1][0]``).
 
-    Mobile-Env hands these statements to Python. Here they are read and never executed, and whatever is no constant and
-    no part of ``x`` is refused.
+    Mobile-Env lets Python run these statements. This class parses them, never executes them, and refuses anything but
+    constants and parts of ``x``.
 
     Args:
-        statements: the last one that gives ``y`` counts; none at all is ``y = x``.
-        where: of the file, for errors.
+        statements: the last one counts; none is ``y = x``.
+        where: place in the file, for errors.
 
     Raises:
         ConfigError: a statement of another kind.
     """
 
     def __init__(self, statements: Sequence[str], where: str) -> None:
-        self._value: ast.expr = ast.Name("x")
-        for statement in statements:
-            self._value = _parse_assignment(statement, where)
+        self._value = [ast.Name("x"), *(_parse_assignment(statement, where) for statement in statements)][-1]
 
     @property
     def constant(self) -> Any:
-        """What it gives whatever was seen; None where that depends."""
+        """Value that does not depend on the input; None otherwise."""
         try:
             return ast.literal_eval(self._value)
         except ValueError:
             return None
 
     def apply(self, seen: Any) -> Any:
-        """What the event gives for what it has seen.
+        """Compute the value of the event from its input.
 
         Raises:
             LookupError: ``x`` has no such part.
-            TypeError: nor any parts.
+            TypeError: ``x`` has no parts.
         """
         return _evaluate(self._value, seen)
 

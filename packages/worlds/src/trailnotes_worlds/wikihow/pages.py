@@ -1,7 +1,7 @@
-"""How each page of the app is laid out: its texts from the top down, where each is, and where a tap on it leads.
+"""Layout of each page of the app: its texts from the top down, their positions, and the targets of taps on them.
 
-Measures are pixels of a screen of 1080 x 1920. They are taken from the 29 recorded screens that REMEMBERER's release
-holds (commit 552cb62): which leaf is the last one that still shows says how high those above it are.
+Measures are pixels of a screen of 1080 x 1920. They come from the 29 recorded screens in REMEMBERER's release (commit
+552cb62): the last leaf that shows tells the height of those above it.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ from trailnotes_worlds.wikihow.articles import ABOUT, Article, Author, Category,
 from trailnotes_worlds.wikihow.library import Library
 from trailnotes_worlds.wikihow.views import BUTTON, IMAGE, INPUT, PLAIN_VIEW, TEXT, WIDTH, Box, View
 
-TOP: Final = 225  # of what of the screen shows the page
+TOP: Final = 225  # of the part of the screen that shows the page
 BOTTOM: Final = 1794
-RESULTS_PER_PAGE: Final = 30  # articles on a page of results, unless the options say otherwise
-MAX_RESULTS: Final = 300  # articles that a search finds at most
+RESULTS_PER_PAGE: Final = 30  # articles on a page of results, by default
+MAX_RESULTS: Final = 300  # articles of a search
 SEARCH_TAP, CLEAR_TAP, FORM_TAP, REFERENCES_TAP = "@search", "@clear", "@form", "#References"
 
 _ROW_HEIGHT: Final = 54  # a line of a results page
 _LINE_HEIGHT: Final = 60  # of running text
 _CHARACTERS_PER_LINE: Final = 46  # of a line of running text
-_TODAY: Final = date(2022, 8, 1)  # from which the ages of articles are counted: about when the pages were recorded
+_TODAY: Final = date(2022, 8, 1)  # reference of the ages of articles: about the date of the recordings
 _MAX_LISTED: Final = 60  # articles on the page of an author or a category
 _MAX_FEATURED: Final = 24
 _MAX_BLURB_CHARS: Final = 225  # characters of an article on its author's page
 
 
 class LayoutItem(NamedTuple):
-    """A view, and where on its page it is."""
+    """View and its position on the page."""
 
     view: View
     top: int
     height: int
     left: int = 0
     right: int = WIDTH
-    within: tuple[str, ...] = ()  # resource-ids of the views around it, the outermost first
+    within: tuple[str, ...] = ()  # resource-ids of its ancestors, the outermost first
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A page, of any length."""
+    """Layout of a page of any length."""
 
     items: tuple[LayoutItem, ...]
     height: int
-    clickable: bool = False  # the whole page reacts, as far as an agent is told
+    clickable: bool = False  # the whole page reports itself as clickable
     has_menu: bool = False
 
     def list_visible(self, offset: int) -> list[LayoutItem]:
-        """What shows of it, scrolled down by `offset`, each at its place on the screen and cut to it."""
+        """List the items that show after scrolling down by `offset`, with boxes in screen coordinates."""
         shift = TOP - offset
         shown = []
         for item in self.items:
@@ -61,17 +61,15 @@ class Layout:
             if top < bottom:
                 view, box = item.view, Box(item.left, top, item.right, bottom)
                 placed = View(view.kind, view.text, view.name, view.described, view.clickable, box, (), view.target)
-                shown.append(item._replace(view=placed))  # made anew: `replace` takes several times as long
+                shown.append(item._replace(view=placed))  # `replace` takes several times as long
         return shown
 
     def find_top(self, name: str) -> int:
-        """How far down the view with a resource-id is."""
+        """Find the offset of the view with a resource-id."""
         return next((item.top for item in self.items if name in (item.view.name, *item.within)), 0)
 
 
 class _ColumnBuilder:
-    """Lays views out from the top down."""
-
     def __init__(self) -> None:
         self.items: list[LayoutItem] = []
         self.y = 0
@@ -79,31 +77,28 @@ class _ColumnBuilder:
     def add(
         self, kind: str, text: str = "", height: int = _LINE_HEIGHT, *, within: tuple[str, ...] = (), **more: Any
     ) -> None:
-        """One view, as wide as the page."""
         self.items.append(LayoutItem(View(kind, text, **more), self.y, height, within=within))
         self.y += height
 
     def add_row(self, views: Sequence[View], height: int = _LINE_HEIGHT) -> None:
-        """Views beside each other."""
         for number, view in enumerate(views):
             left, right = (WIDTH * each // len(views) for each in (number, number + 1))
             self.items.append(LayoutItem(view, self.y, height, left, right))
         self.y += height
 
     def build_layout(self, *, clickable: bool = False, has_menu: bool = False) -> Layout:
-        """The page that it has become."""
         return Layout(tuple(self.items), self.y, clickable, has_menu)
 
 
 def build_home_page() -> Layout:
-    """The page that the app begins with; its web page shows nothing."""
+    """Build the first page of the app, whose web page is empty."""
     return Layout(
         (LayoutItem(View(PLAIN_VIEW, name="com.wikihow.wikihowapp:id/webView", clickable=True), 0, BOTTOM - TOP),), 1
     )
 
 
 def build_results_page(library: Library, query: str, start: int, most: int = RESULTS_PER_PAGE) -> Layout:
-    """The articles that a search has found, from the `start`-th on, `most` to a page."""
+    """Build the page of search results from the `start`-th on, `most` to a page."""
     column = _ColumnBuilder()
     found = library.search(query, MAX_RESULTS)
     for article in library.articles(found[start : start + most]):
@@ -126,12 +121,12 @@ def build_results_page(library: Library, query: str, start: int, most: int = RES
 
 
 def make_search_path(query: str, start: int = 0) -> str:
-    """The path of a page of results."""
+    """Make the path of a page of results."""
     return f"wikiHowTo?search={quote_plus(query)}" + (f"&start={start}" if start else "")
 
 
 def build_article_page(library: Library, article: Article) -> Layout:
-    """An article, from its head to its categories."""
+    """Build the page of an article."""
     column = _ColumnBuilder()
     column.add_row([View(TEXT, "Learn why people ", target=ABOUT), View(TEXT, "trust wikiHow", target=ABOUT)], 78)
     column.add_row([*_iter_breadcrumb_views(library, article)] or [View(TEXT, " ")], 62)
@@ -186,7 +181,7 @@ def _iter_date_views(article: Article) -> Iterator[View]:
 
 
 def build_author_page(library: Library, author: Author) -> Layout:
-    """An author: picture, life, and articles."""
+    """Build the page of an author: picture, life, and articles."""
     column = _ColumnBuilder()
     column.add(IMAGE, author.name, 560, within=("mw-content-text", "authors_container"))
     column.add_row([View(TEXT, "Website", clickable=True), View(TEXT, "+ Follow", clickable=True)], 200)
@@ -208,10 +203,10 @@ def build_author_page(library: Library, author: Author) -> Layout:
 
 
 def build_category_page(library: Library, category: Category) -> Layout:
-    """A category: what it is about, topics in it, and articles."""
+    """Build the page of a category: description, topics, and articles."""
     column = _ColumnBuilder()
     parent = _get_existing_path(library, category_path(category.parent)) if category.parent else ""
-    if not category.parent:  # the broadest ones have a picture and a search of their own
+    if not category.parent:  # the broadest ones have a picture and a search field
         column.add(PLAIN_VIEW, category.name, 400, name="category_banner_title")
         search = View(INPUT, name="category_banner_search_input", target=FORM_TAP)
         column.add_row([search, View(BUTTON, name="category_banner_submit", target=FORM_TAP)], 200)
@@ -225,8 +220,7 @@ def build_category_page(library: Library, category: Category) -> Layout:
             picture = f"-crop-250-100-150px-{each.name.replace(' ', '-')}"
             column.add(IMAGE, described=picture, height=180, target=each.path)
             column.add(PLAIN_VIEW, each.name, 80, target=each.path)
-    featured = [*library.articles(category.featured[:_MAX_FEATURED])]
-    if featured:
+    if featured := [*library.articles(category.featured[:_MAX_FEATURED])]:
         column.add(PLAIN_VIEW, "Featured Articles", 120)
         _add_grid(featured, column)
     others = [*library.articles(path for path in category.articles[:_MAX_LISTED] if path not in category.featured)]
@@ -239,14 +233,13 @@ def build_category_page(library: Library, category: Category) -> Layout:
 
 
 def _build_title(article: Article, kind: str = TEXT) -> list[View]:
-    """What a list calls an article; "How to", of that kind, stands by itself where it stands at all."""
     if article.heading:
         return [View(PLAIN_VIEW, article.heading, target=article.path)]
     return [View(kind, "How to", target=article.path), View(PLAIN_VIEW, article.title, target=article.path)]
 
 
 def _add_blurb(library: Library, category: Category, column: _ColumnBuilder) -> None:
-    """A running text of several views: each begins on the line on which the one before ends."""
+    # Running text of several views: each begins on the last line of the one before.
     done = 0
     for text, slug in category.about:
         first, last = done // _CHARACTERS_PER_LINE, max(0, done + len(text) - 1) // _CHARACTERS_PER_LINE
@@ -257,7 +250,7 @@ def _add_blurb(library: Library, category: Category, column: _ColumnBuilder) -> 
 
 
 def _add_grid(articles: Sequence[Article], column: _ColumnBuilder) -> None:
-    """Articles in two columns: a picture with a mark of its quality on it, and the title below."""
+    # Two columns: a picture with a quality mark on it, and the title below.
     for number, article in enumerate(articles):
         left, path = number % 2 * WIDTH // 2, article.path
         picture = f"-crop-375-300-375px-nowatermark-{path}-Step-1.jpg"
@@ -271,7 +264,7 @@ def _add_grid(articles: Sequence[Article], column: _ColumnBuilder) -> None:
 
 
 def build_about_page() -> Layout:
-    """Why people may trust the articles."""
+    """Build the page about trust in the articles."""
     column = _ColumnBuilder()
     head = ("trustworthy_top", "trustworthy_head")
     column.add(PLAIN_VIEW, "Information You Can Trust", 300, within=head)
@@ -282,12 +275,9 @@ def build_about_page() -> Layout:
 
 
 def _make_links_clickable(layout: Layout) -> Layout:
-    """Where the page itself does not react, what leads somewhere does."""
-    items = [
-        item._replace(view=replace(item.view, clickable=bool(item.view.clickable or item.view.target)))
-        for item in layout.items
-    ]
-    return replace(layout, items=tuple(items))
+    views = (replace(item.view, clickable=bool(item.view.clickable or item.view.target)) for item in layout.items)
+    items = tuple(item._replace(view=view) for item, view in zip(layout.items, views, strict=True))
+    return replace(layout, items=items)
 
 
 def _get_existing_path(library: Library, path: str) -> str:
@@ -310,7 +300,6 @@ def _parse_day(text: str) -> date | None:
 
 
 def _format_age(updated: str) -> str:
-    """How long ago it was, as a results page says it; "" where it is not known."""
     day = _parse_day(updated)
     if day is None:
         return ""

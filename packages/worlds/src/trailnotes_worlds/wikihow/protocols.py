@@ -1,7 +1,11 @@
-"""Protocols: which goals are for training, which for testing. Pure functions of library, task files and dataset seed.
+"""Goals and protocols: instructions with their task files, and the split of goals into training and testing.
 
-``by-article`` is ours; ``rememberer`` has the sizes of REMEMBERER's experiments: ten goals to train on, seventy to
-test.
+The number behind the name of a task is its template: 8 an article, 0 from it to the page about trust in wikiHow, 4 to
+the page of an author, 6 to that of a category (and from either to another article), 7 to the references. Each page is
+worth 1, once. The protocol ``by-article`` is specific to Trailnotes; ``rememberer`` has the sizes of REMEMBERER's
+experiments: ten goals to train on, seventy to test. Everything is a pure function of library, files and dataset seed.
+
+Source: the sentences of the 10 public task files of X-LANCE/Mobile-Env (commit 976145e).
 """
 
 from __future__ import annotations
@@ -9,31 +13,139 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 from trailnotes.envs.options import require_choice
 from trailnotes.errors import ConfigError
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Task
-from trailnotes_worlds.wikihow.articles import Article, Author, Category, LibraryPage, author_path, category_path
-from trailnotes_worlds.wikihow.goals import TEMPLATE_NUMBERS, Template, WikiHowGoal, make_goal
+from trailnotes_worlds.wikihow.articles import ABOUT, Article, Author, Category, author_path, category_path, make_slug
 from trailnotes_worlds.wikihow.library import Library
+
+Template = Literal["about", "author", "category", "references", "article"]
+TEMPLATE_NUMBERS: Final[Mapping[str, int]] = {"about": 0, "author": 4, "category": 6, "references": 7, "article": 8}
+_STOPWORDS: Final = frozenset((
+    "a", "an", "and", "as", "at", "by", "for", "from", "how", "in", "into", "is", "it", "of", "on", "or", "over", "the",
+    "to", "under", "with", "without", "your",
+))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class WikiHowGoal:
+    """Goal of an episode on generated task files."""
+
+    template: Template
+    title: str  # of the article to search for
+    slug: str  # its path
+    name: str = ""  # of the author or the category
+    path: str = ""  # of that page
+    then_title: str = ""  # of a second article to open from there; "" for none
+    then_slug: str = ""
+
+    @property
+    def id(self) -> str:
+        """Name and template number, as in the names of task files."""
+        return f"{re.sub(r'[^a-z0-9]+', '_', self.title.lower()).strip('_')}-{TEMPLATE_NUMBERS[self.template]}"
+
+    @property
+    def kind(self) -> str:
+        """Template, with "+article" for a second article."""
+        return f"{self.template}+article" if self.then_slug else self.template
+
+    @property
+    def instructions(self) -> tuple[str, ...]:
+        """Instructions in their order; the first one is the task itself."""
+        told = [f"Search an article to learn how to {self.title.lower()}.", f'Access the article "How to {self.title}"']
+        if self.template == "about":
+            told.append("Access the about page to learn why people trust wikihow.")
+        elif self.template == "author":
+            told.append(f"Check the author page of {self.name}.")
+        elif self.template == "category":
+            told.append(f"Access the page of category {self.name}")
+        elif self.template == "references":
+            told.append("Check the reference list")
+        return (*told, f'Access the article "How to {self.then_title}"') if self.then_title else tuple(told)
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to JSON values for `from_json`."""
+        return {name: value for name, value in asdict(self).items() if value}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> WikiHowGoal:
+        """Read a goal from JSON values. Raises `ValueError`: they are no goal."""
+        known = set(cls.__dataclass_fields__)
+        if not {"template", "title", "slug"} <= set(values) <= known or values["template"] not in TEMPLATE_NUMBERS:
+            raise ValueError(f"options {sorted(map(str, values))} instead of {sorted(known)}")
+        if not all(isinstance(value, str) for value in values.values()):
+            raise ValueError("its options are texts")
+        return cls(**values)
+
+    def render_task_file(self) -> str:
+        """Render the task file."""
+        return "".join(_iter_file_lines(self))
+
+
+def extract_keywords(title: str) -> list[str]:
+    """Extract the words of a title that identify a search for it."""
+    found = [word for word in re.findall(r"\w+", title.lower()) if word not in _STOPWORDS]
+    return found or re.findall(r"\w+", title.lower())
+
+
+def _iter_patterns(goal: WikiHowGoal) -> Iterator[str]:
+    # Log lines of the wanted pages. Unlike those of the public files, a pattern does not match a longer path.
+    host = r"https://www\.wikihow\.com/"
+    words = "|".join(map(re.escape, extract_keywords(goal.title)))
+    yield rf"\bmUrl is: {host}wikiHowTo\?search=.*\b({words})\b.*"
+    yield rf"\bmUrl is: {host}{re.escape(goal.slug)}(\?|$)"
+    if goal.template == "references":
+        yield rf"\burl is: {host}{re.escape(goal.slug)}\?wh_an=1&amp=1#References\b"
+    elif goal.template != "article":
+        yield rf"\bmUrl is: {host}{re.escape(ABOUT if goal.template == 'about' else goal.path)}(\?|$)"
+    if goal.then_slug:
+        yield rf"\bmUrl is: {host}{re.escape(goal.then_slug)}(\?|$)"
+
+
+def _iter_file_lines(goal: WikiHowGoal) -> Iterator[str]:
+    patterns = list(_iter_patterns(goal))
+    yield f"id: {_quote(goal.id)}\ncommand: {_quote(goal.instructions[0])}\n"
+    for number, pattern in enumerate(patterns, start=1):
+        yield f'event_sources {{ id: {number} log_event {{ filters: "jd:D" pattern: {_quote(pattern)} }} }}\n'
+    yield "event_slots {\n  reward_listener {\n    type: OR\n"
+    for number in range(1, len(patterns) + 1):
+        yield f"    events {{ event {{ id: {100 + number} events {{ id: {number} }} "
+        yield 'transformation: "y = 1" repeatability: NONE } }\n'
+    yield f'  }}\n  episode_end_listener {{ events {{ id: {100 + len(patterns)} }} transformation: "y = True" }}\n'
+    yield "  instruction_listener {\n    type: OR\n"
+    for number, text in enumerate(goal.instructions[1:], start=1):
+        yield f"    events {{ event {{ events {{ id: {100 + number} }} "
+        yield f"transformation: {_quote('y = ' + repr([text]))} }} }}\n"
+    yield "  }\n}\n"
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def make_goal(
+    template: Template, title: str, slug: str, name: str = "", then: tuple[str, str] = ("", "")
+) -> WikiHowGoal:
+    """Make a goal; `name` is that of the template's author or category, `then` (title, slug) of a second article."""
+    path = {"author": author_path, "category": category_path}.get(template, lambda _: "")(name)
+    return WikiHowGoal(template, title, slug or make_slug(title), name, path, *then)
+
 
 SPLITS: Final = ("train", "validation", "test")
 KINDS: Final = (*TEMPLATE_NUMBERS, "author+article", "category+article")
 PROTOCOLS: Final = ("by-article", "rememberer")
 TRAIN_SETS: Final = ("S0", "S1")
 
-_CUMULATIVE_SHARES: Final = {"test": 0.2, "validation": 0.3, "train": 1.0}  # where the share of each side ends
-_GOALS_PER_TEMPLATE: Final = {
-    "train": 2,
-    "validation": 6,
-    "test": 14,
-}  # rememberer: goals of each of the five templates
-_PUBLISHED_TRAIN_SETS: Final = {  # rememberer: the task files that its README lists (commit 552cb62)
+_CUMULATIVE_SHARES: Final = {"test": 0.2, "validation": 0.3, "train": 1.0}  # cumulative shares of the splits
+_GOALS_PER_TEMPLATE: Final = {"train": 2, "validation": 6, "test": 14}  # rememberer, for each of the five templates
+_PUBLISHED_TRAIN_SETS: Final = {  # rememberer: task files of its README (commit 552cb62)
     "S0": (
         "add_a_contact_on_whatsapp-8", "avoid_misgendering-0", "become_a_grandmaster-7", "become_a_hooters_girl-8",
         "become_a_pro_footballP28soccerP29_manager-7", "become_a_specialist_physician-4",
@@ -50,33 +162,29 @@ _PUBLISHED_TRAIN_SETS: Final = {  # rememberer: the task files that its README l
 
 @dataclass(frozen=True, slots=True)
 class TaskSelection:
-    """What decides which goals there are."""
+    """Options that determine the goals."""
 
     protocol: str = "by-article"
-    tasks: str = ""  # folder of task files; "" = goals of our own
+    tasks: str = ""  # folder of task files; "" = generated goals
     seed: int = 0  # of the dataset
-    train_set: str = "S0"  # of rememberer
-    templates: tuple[str, ...] = ()  # kinds of our own goals, see `Goal.kind`; () = all
+    train_set: str = "S0"  # of the protocol rememberer
+    templates: tuple[str, ...] = ()  # kinds of generated goals, see `WikiHowGoal.kind`; () = all
 
     def __post_init__(self) -> None:
         for kind in self.templates:
             require_choice("templates", kind, KINDS)
-        for key, value, known in (
-            ("protocol", self.protocol, PROTOCOLS),
-            ("train_set", self.train_set, TRAIN_SETS),
-        ):
-            if value not in known:
-                raise ConfigError(f"env.options.{key} = {value!r} is unknown: use {' or '.join(map(repr, known))}")
+        require_choice("protocol", self.protocol, PROTOCOLS)
+        require_choice("train_set", self.train_set, TRAIN_SETS)
 
 
 Splits = Mapping[str, Sequence[WikiHowGoal | str]]  # goals, or names of task files
 
 
 def compute_splits(library: Library, choice: TaskSelection) -> Splits:
-    """All splits. A small library, or a folder of few files, may have nothing in some of them.
+    """Compute all splits. Some may be empty for a small library or a folder of few files.
 
     Raises:
-        ConfigError: the folder of task files cannot be read, or holds none.
+        ConfigError: the folder of task files is unreadable, or holds none.
     """
     if choice.tasks:
         return _split_files(Path(choice.tasks), choice)
@@ -88,13 +196,12 @@ def compute_splits(library: Library, choice: TaskSelection) -> Splits:
 
 
 def make_tasks(splits: Splits, split: str, choice: TaskSelection) -> list[Task]:
-    """The goals of one split as tasks ``wikihow/PROTOCOL/NAME``, in the protocol's order.
+    """Make tasks ``wikihow/PROTOCOL/NAME`` of the goals of one split, in the protocol's order.
 
     Raises:
-        ConfigError: an unknown split, or one that is empty; the text names the fix.
+        ConfigError: an unknown or empty split; the message names the fix.
     """
-    if split not in SPLITS:
-        raise ConfigError(f"split {split!r} is unknown: use {', '.join(SPLITS)}")
+    require_choice("split", split, SPLITS, where="")
     if not splits[split]:
         where = f"folder {choice.tasks}" if choice.tasks else "library"
         raise ConfigError(
@@ -105,7 +212,7 @@ def make_tasks(splits: Splits, split: str, choice: TaskSelection) -> list[Task]:
 
 
 def build_identity(splits: Splits, choice: TaskSelection) -> dict[str, Any]:
-    """Which goals a run has, as JSON: names, and for each split how many goals and a hash of all of them."""
+    """Identify the goals of a run, as JSON: its options, and for each split the number and a hash of its goals."""
     return {
         "protocol": choice.protocol,
         "goals": "files" if choice.tasks else "ours",
@@ -135,24 +242,19 @@ def _make_task(goal: WikiHowGoal | str, split: str, choice: TaskSelection) -> Ta
     return Task(f"wikihow/{choice.protocol}/{goal.id}", "wikihow", choice.seed, split, goal.to_json())
 
 
-# -- goals of our own
-
-
 def _iter_goals(library: Library, seed: int) -> Iterator[WikiHowGoal]:
-    """A goal of each article, of a template that is drawn among those that its page allows."""
     taken: set[str] = set()
     for page in library:
         if not isinstance(page, Article):
             continue
         rng = random.Random(derive_seed("wikihow", seed, "template", page.path))
-        template = rng.choice(_list_templates(library, page))
-        goal = _draw_goal(library, page, template, rng)
-        if goal.id not in taken:  # two titles may differ in signs alone
+        goal = _draw_goal(library, page, rng)
+        if goal.id not in taken:  # two titles may differ in punctuation alone
             taken.add(goal.id)
             yield goal
 
 
-def _list_templates(library: Library, article: Article) -> list[Template]:
+def _draw_goal(library: Library, article: Article, rng: random.Random) -> WikiHowGoal:
     possible = {
         "about": True,
         "author": any(author_path(name) in library for name in article.authors),
@@ -160,38 +262,29 @@ def _list_templates(library: Library, article: Article) -> list[Template]:
         "references": bool(article.references),
         "article": True,
     }
-    return [cast("Template", name) for name in TEMPLATE_NUMBERS if possible[name]]
-
-
-def _draw_goal(library: Library, article: Article, template: Template, rng: random.Random) -> WikiHowGoal:
+    template = cast("Template", rng.choice([name for name in TEMPLATE_NUMBERS if possible[name]]))
     if template not in ("author", "category"):
         return make_goal(template, article.title, article.path)
     names, path_of = (article.authors, author_path) if template == "author" else (article.categories, category_path)
     name = rng.choice([name for name in names if path_of(name) in library])
-    then = _pick_second_article(library, library[path_of(name)], article, rng)
+    page = library[path_of(name)]
+    assert isinstance(page, Author | Category)
+    # Sometimes a second article follows, of the same split.
+    others, split = (path for path in page.articles[:12] if path != article.path), _assign_split(article.path)
+    near = [path for path in others if _assign_split(path) == split]
+    found = [*library.articles(rng.sample(near, 1))] if near and rng.random() < 0.7 else []
+    then = (found[0].title, found[0].path) if found else ("", "")
     return make_goal(template, article.title, article.path, name, then)
 
 
-def _pick_second_article(library: Library, page: LibraryPage, article: Article, rng: random.Random) -> tuple[str, str]:
-    """An article that the page leads to, of the same side as the first; now and then none."""
-    assert isinstance(page, Author | Category)
-    near = [
-        path
-        for path in page.articles[:12]
-        if path != article.path and _assign_split(path) == _assign_split(article.path)
-    ]
-    found = [*library.articles(rng.sample(near, 1))] if near and rng.random() < 0.7 else []
-    return (found[0].title, found[0].path) if found else ("", "")
-
-
 def _assign_split(slug: str) -> str:
-    """Of an article: it depends on its path alone, so that what one dataset seed trains on, no other examines."""
+    # By its path alone, so that no dataset seed trains on an article that another evaluates.
     drawn = derive_seed("wikihow", "by-article", slug.casefold()) / 2**63
     return next(split for split, end in _CUMULATIVE_SHARES.items() if drawn < end)
 
 
 def _limit_sizes(splits: Mapping[str, Sequence[WikiHowGoal]], train_set: str) -> Splits:
-    """The first goals of each template; the two training sets have none in common."""
+    # The two training sets are disjoint.
     chosen: dict[str, list[WikiHowGoal]] = {split: [] for split in SPLITS}
     for split, count in _GOALS_PER_TEMPLATE.items():
         first = count if split == "train" and train_set == "S1" else 0
@@ -201,14 +294,9 @@ def _limit_sizes(splits: Mapping[str, Sequence[WikiHowGoal]], train_set: str) ->
     return chosen
 
 
-# -- task files
-
-
 def _split_files(folder: Path, choice: TaskSelection) -> Splits:
-    """Files in folders that are named like splits belong to these; others by the article that they begin with.
-
-    Of rememberer the published names are trained on, wherever they lie, and the other set is left out.
-    """
+    # A folder named like a split is that split; other files are split by the article of their names. The protocol
+    # rememberer trains on the published names in any folder, and leaves the other training set out.
     try:
         names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.textproto"))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A library of our own: articles that are made of words and a seed, with the links between them that tasks need."""
+"""The synthetic library: articles generated from word lists and a seed, with the links that tasks need."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import get_cache_dir, open_or_make
-from trailnotes_worlds.wikihow import synthetic_words as words
+from trailnotes.storage.parsing import parse_toml
 from trailnotes_worlds.wikihow.articles import VERIFIED, Article, Author, Category, LibraryPage
 from trailnotes_worlds.wikihow.library import VERSION, Library, write_library
 
 NAME: Final = "synthetic"
-GENERATOR_VERSION: Final = 1  # of the words and the rules: another one makes other articles of a seed
+GENERATOR_VERSION: Final = 1  # of words and rules: another version makes other articles of the same seed
 NUM_ARTICLES: Final = 840  # 35 in each of 24 categories
 
 _AUTHORS_PER_SUBJECT: Final = 6
+_WORDS: Final = parse_toml(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+# broadest category -> category -> verbs, things, circumstances
+_SUBJECTS: Final[dict[str, dict[str, Any]]] = _WORDS["subjects"]
 _NEWEST: Final = date(2022, 7, 1)
 
 
 def open_library(place: str | Path) -> Library:
-    """The library of a folder; ``"synthetic"`` is ours, made at its first use and kept in the user's cache.
+    """Open the library of a folder, or the ``"synthetic"`` one, which its first use writes to the user's cache.
 
     Raises:
         ConfigError: as `Library.open`.
-        RunError: ours cannot be written; set TRAILNOTES_CACHE to another folder.
+        RunError: the cache is not writable; set TRAILNOTES_CACHE to another folder.
     """
     return open_synthetic() if str(place) == NAME else Library.open(place)
 
 
 def open_synthetic(count: int = NUM_ARTICLES, seed: int = 0) -> Library:
-    """Our library, from ``wikihow`` in the user's cache, made if it is not there.
-
-    Raises as `open_library`.
-    """
+    """Open the synthetic library in the user's cache, and make it first if it is missing. Raises as `open_library`."""
     folder = get_cache_dir("wikihow") / f"{NAME}-{GENERATOR_VERSION}.{VERSION}-{count}-{seed}"
     facts = {"again": "delete its folder, and it is made again"}
     return open_or_make(
@@ -47,30 +47,28 @@ def open_synthetic(count: int = NUM_ARTICLES, seed: int = 0) -> Library:
 
 
 def make_pages(count: int = NUM_ARTICLES, seed: int = 0) -> list[LibraryPage]:
-    """About `count` articles of a seed, evenly over the categories, with the pages of categories and authors."""
+    """Generate about `count` articles, evenly over the categories, with the pages of categories and authors."""
     rng = random.Random(derive_seed("wikihow synthetic", GENERATOR_VERSION, seed))
-    subjects = [(broad, name) for broad, within in words.SUBJECTS.items() for name in within]
+    subjects = [(broad, name) for broad, within in _SUBJECTS.items() for name in within]
     authors = _make_authors(rng)
     articles: list[Article] = []
     for place, (broad, name) in enumerate(subjects):
         share = count * (place + 1) // len(subjects) - count * place // len(subjects)
-        articles += _add_related_links(_make_articles(broad, name, share, authors[broad], rng), rng)
+        verbs, things, hows = _SUBJECTS[broad][name].values()
+        chosen = rng.sample([(verb, thing, how) for verb in verbs for thing in things for how in hows], share)
+        made = [_make_article((broad, name), parts, authors[broad], rng) for parts in chosen]
+        for article in made:
+            others = [each.path for each in made if each is not article]
+            articles.append(replace(article, related=tuple(rng.sample(others, min(3, len(others))))))
     rng.shuffle(articles)
     return [*articles, *_make_author_pages(authors, articles, rng), *_make_category_pages(articles)]
 
 
 def _make_authors(rng: random.Random) -> Mapping[str, Sequence[str]]:
-    """Names of authors, by the broadest category that they write about."""
-    number = len(words.SUBJECTS) * _AUTHORS_PER_SUBJECT
-    pairs = rng.sample([(first, last) for first in words.FIRST_NAMES for last in words.LAST_NAMES], number)
-    names = [f"{first} {last}{rng.choice(words.CREDENTIALS)}" for first, last in pairs]
-    return {broad: names[place :: len(words.SUBJECTS)] for place, broad in enumerate(words.SUBJECTS)}
-
-
-def _make_articles(broad: str, name: str, count: int, authors: Sequence[str], rng: random.Random) -> list[Article]:
-    verbs, things, hows = words.SUBJECTS[broad][name]
-    chosen = rng.sample([(verb, thing, how) for verb in verbs for thing in things for how in hows], count)
-    return [_make_article((broad, name), parts, authors, rng) for parts in chosen]
+    firsts, lasts, number = _WORDS["first_names"], _WORDS["last_names"], len(_SUBJECTS) * _AUTHORS_PER_SUBJECT
+    pairs = rng.sample([(first, last) for first in firsts for last in lasts], number)
+    names = [f"{first} {last}{rng.choice(_WORDS['credentials'])}" for first, last in pairs]
+    return {broad: names[place :: len(_SUBJECTS)] for place, broad in enumerate(_SUBJECTS)}
 
 
 def _make_article(
@@ -78,17 +76,17 @@ def _make_article(
 ) -> Article:
     verb, thing, how = parts
     said = {"verb": verb.lower(), "thing": thing.lower(), "how": how.lower()}
-    steps = [text.format(**said) for text in words.STEPS]
+    steps = [text.format(**said) for text in _WORDS["steps"]]
     methods = tuple(
         (heading, tuple(steps[place] for place in sorted(rng.sample(range(len(steps)), rng.randint(2, 4)))))
-        for heading in words.HEADINGS[: rng.randint(2, 3)]
+        for heading in _WORDS["headings"][: rng.randint(2, 3)]
     )
     references = tuple(
         text.format(subject=categories[1], number=rng.randint(2, 30))
-        for text in rng.sample(words.REFERENCES, rng.randint(1, 3))
+        for text in rng.sample(_WORDS["references"], rng.randint(1, 3))
     )
     article = "an" if thing[0] in "AEIOU" else "a"
-    intro = rng.choice(words.INTROS).format(**said).replace(f" a {said['thing']}", f" {article} {said['thing']}")
+    intro = rng.choice(_WORDS["intros"]).format(**said).replace(f" a {said['thing']}", f" {article} {said['thing']}")
     return Article(
         title=f"{verb} {article} {thing} {how}",
         categories=categories,
@@ -98,23 +96,10 @@ def _make_article(
         views=int(10 ** rng.uniform(2.5, 6)),
         verified=rng.choice(VERIFIED),
         approved=rng.choice(("", "Approved", "Tested")),
-        intro=_join_lines(intro),
+        intro=intro,
         methods=methods,
         references=references if rng.random() < 0.8 else (),
     )
-
-
-def _join_lines(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _add_related_links(articles: list[Article], rng: random.Random) -> list[Article]:
-    """Some articles of a category lead to others of it."""
-    linked = []
-    for article in articles:
-        others = [each.path for each in articles if each is not article]
-        linked.append(replace(article, related=tuple(rng.sample(others, min(3, len(others))))))
-    return linked
 
 
 def _make_author_pages(
@@ -127,8 +112,8 @@ def _make_author_pages(
     return [
         Author(
             name,
-            rng.choice(words.ROLES),
-            _join_lines(words.BIO.format(name=name.partition(",")[0], subject=broad, number=rng.randint(3, 30))),
+            rng.choice(_WORDS["roles"]),
+            _WORDS["bio"].format(name=name.partition(",")[0], subject=broad, number=rng.randint(3, 30)),
             tuple(written[name]),
         )
         for broad, names in authors.items()
@@ -142,10 +127,10 @@ def _make_category_pages(articles: Sequence[Article]) -> list[Category]:
         for name in article.categories:
             members[name].append(article)
     made = []
-    for broad, within in words.SUBJECTS.items():
+    for broad, within in _SUBJECTS.items():
         for name, parent, topics in ((broad, "", tuple(within)), *((name, broad, ()) for name in within)):
             own = members[name]
-            opening, between, closing = words.ABOUT
+            opening, between, closing = _WORDS["about"]
             about = [(opening.format(name=name), "")]
             for article in own[:3]:
                 about += [(f"How to {article.title}", article.path), (between, "")]

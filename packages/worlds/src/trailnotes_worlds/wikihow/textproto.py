@@ -1,7 +1,7 @@
-"""Protocol buffers' text format, read without a schema: what a task file is written in.
+"""Parser of protocol buffers' text format without a schema, for task files.
 
-protobuf's own reader asks for compiled descriptors of all that a file may hold, the emulator's set-up included; here a
-file becomes messages of named values, and whoever reads those says what is wanted. Nothing in a file is executed.
+protobuf's own reader needs compiled descriptors of all that a file may hold, the emulator's set-up included; this one
+returns messages of named values, and its caller checks them. It executes nothing in a file.
 
 Source: the grammar at protobuf.dev, "Text Format Language Specification".
 """
@@ -29,31 +29,19 @@ _TOKEN: Final = re.compile(
 _ESCAPE: Final = re.compile(
     r"\\(?:([0-7]{1,3})|[xX]([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL
 )
-_SIMPLE_ESCAPES: Final = {
-    "a": 7,
-    "b": 8,
-    "f": 12,
-    "n": 10,
-    "r": 13,
-    "t": 9,
-    "v": 11,
-    "\\": 92,
-    "'": 39,
-    '"': 34,
-    "?": 63,
-}
+_SIMPLE_ESCAPES: Final = dict(zip("abfnrtv\\'\"?", b"\a\b\f\n\r\t\v\\'\"?", strict=True))
 _CLOSING_SIGNS: Final = {"{": "}", "<": ">"}
 
 
 class Identifier(str):
-    """A bare word: the value of an enumeration, or ``true``."""
+    """Bare word: the value of an enumeration, or ``true``."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ProtoMessage:
-    """Fields by name, each with its values in the order of the file."""
+    """Fields of a message by name, each with its values in the order of the file."""
 
     where: str  # FILE:LINE, for errors
     fields: dict[str, list[ProtoValue]] = field(default_factory=dict)
@@ -69,14 +57,14 @@ class _Token(NamedTuple):
 
 
 def parse_textproto(text: str, source: str) -> ProtoMessage:
-    """The message that a text is.
+    """Parse a text into a message.
 
     Args:
         text: of the file, `MAX_SIZE` characters at most.
         source: its name, for errors.
 
     Raises:
-        ConfigError: it is too long, or no text format; the text says where.
+        ConfigError: it is too long, or no text format; the message says where.
     """
     if len(text) > MAX_SIZE:
         raise ConfigError(f"{source} has more than {MAX_SIZE:,} characters: it is no task file")
@@ -90,11 +78,12 @@ class _TextprotoReader:
         self._place = 0
 
     def read_message(self, end: str, line: int, depth: int) -> ProtoMessage:
-        """Fields up to the closing sign `end`, or to the end of the file."""
         if depth > MAX_DEPTH:
             raise self._make_error(line, f"more than {MAX_DEPTH} messages within each other")
         read = ProtoMessage(f"{self._source}:{line}")
-        while not self._take_end(end):
+        while not (self._take_sign(end) if end else self._peek().kind == "end"):
+            if self._peek().kind == "end":
+                raise self._make_error(self._peek().line, f"the file ends before {end!r}: it was cut off")
             name = self._take_token("name", "the name of a field")
             values = read.fields.setdefault(name.text, [])
             is_marked = self._take_sign(":")
@@ -113,7 +102,10 @@ class _TextprotoReader:
             parts = [self._unquote(token)]
             while self._peek().kind == "string":  # neighbours are one string
                 parts.append(self._unquote(self._take_token("string", "")))
-            return self._decode_escapes(b"".join(parts), token.line)
+            try:
+                return b"".join(parts).decode()
+            except UnicodeDecodeError as error:
+                raise self._make_error(token.line, "a string that is no UTF-8") from error
         if token.kind == "number":
             return self._parse_number(token)
         if token.kind == "name":
@@ -121,12 +113,6 @@ class _TextprotoReader:
         if token.text in _CLOSING_SIGNS:
             return self.read_message(_CLOSING_SIGNS[token.text], token.line, depth + 1)
         raise self._make_error(token.line, f"{token.text!r} is no value")
-
-    def _take_end(self, end: str) -> bool:
-        token = self._peek()
-        if token.kind == "end" and end:
-            raise self._make_error(token.line, f"the file ends before {end!r}: it was cut off")
-        return token.kind == "end" or (bool(end) and self._take_sign(end))
 
     def _peek(self) -> _Token:
         return self._tokens[self._place]
@@ -158,37 +144,23 @@ class _TextprotoReader:
         return [*tokens, _Token("end", "", line)]
 
     def _unquote(self, token: _Token) -> bytes:
-        """The bytes of a string: octal and hexadecimal escapes are bytes, as in C."""
         parts, place, text = [], 1, token.text
         for match in _ESCAPE.finditer(text, 1, len(text) - 1):
             parts.append(text[place : match.start()].encode("utf-8", "replace"))
             octal, hexadecimal, short, long, simple = match.groups()
-            code = (
-                int(octal, 8)
-                if octal
-                else int(hexadecimal or "0", 16)
-                if hexadecimal
-                else _SIMPLE_ESCAPES.get(simple or "")
-            )
             if short or long:
-                parts.append(self._encode_escape(int(short or long, 16), token.line))
-            elif code is None or code > 255:
-                raise self._make_error(token.line, f"{match[0]!r} is no escape")
-            else:
-                parts.append(bytes([code]))
+                code = int(short or long, 16)
+                if code > 0x10FFFF or 0xD800 <= code < 0xE000:
+                    raise self._make_error(token.line, f"{code:#x} is no character")
+                parts.append(chr(code).encode())
+            else:  # octal and hexadecimal escapes are bytes, as in C
+                digits, base = (octal, 8) if octal else (hexadecimal, 16)
+                byte = int(digits, base) if digits else _SIMPLE_ESCAPES.get(simple, 256)
+                if byte > 255:
+                    raise self._make_error(token.line, f"{match[0]!r} is no escape")
+                parts.append(bytes([byte]))
             place = match.end()
         return b"".join((*parts, text[place:-1].encode("utf-8", "replace")))
-
-    def _encode_escape(self, code: int, line: int) -> bytes:
-        if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-            raise self._make_error(line, f"{code:#x} is no character")
-        return chr(code).encode()
-
-    def _decode_escapes(self, text: bytes, line: int) -> str:
-        try:
-            return text.decode()
-        except UnicodeDecodeError as error:
-            raise self._make_error(line, "a string that is no UTF-8") from error
 
     def _parse_number(self, token: _Token) -> float:
         digits = token.text.lower()

@@ -1,13 +1,12 @@
-"""The view hierarchy of a screen, and the lines of HTML that an agent reads instead of it.
+"""View hierarchy of a screen, and its rendering as lines of HTML for the agent.
 
-Source: the wrapper of Mobile-Env (commit 976145e) that lists leaves, and the words that REMEMBERER (commit 552cb62)
-makes of them.
+Source: the wrapper of Mobile-Env (commit 976145e) that lists leaves, and REMEMBERER's rendering (commit 552cb62).
 """
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -24,7 +23,7 @@ PLAIN_VIEW: Final = "android.view.View"
 
 
 class Box(NamedTuple):
-    """Where a view is, in pixels from the left and from the top."""
+    """Edges of a view, in pixels from the left and from the top."""
 
     left: int = 0
     top: int = 0
@@ -37,7 +36,7 @@ EMPTY_BOX: Final = Box()
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One node."""
+    """Node of the view hierarchy."""
 
     kind: str  # its class
     text: str = ""
@@ -46,32 +45,32 @@ class View:
     clickable: bool = False
     box: Box = EMPTY_BOX
     children: tuple[View, ...] = ()
-    target: str = ""  # what a tap on it does, see `app.py`; no part of the hierarchy
+    target: str = ""  # of a tap, see `app.py`; no part of the hierarchy
 
 
 class Leaf(NamedTuple):
-    """A view that can be pointed at by its place in the list."""
+    """View that an action can point at, by its place in the list."""
 
     view: View
-    clickable: bool  # itself, or something around it
+    clickable: bool  # itself, or a view around it
 
 
 def list_leaves(root: View) -> tuple[Leaf, ...]:
-    """The views without children below `root` that take up any room, in document order."""
-    return tuple(_iter_leaves(root, root.clickable))
+    """List the views without children below `root` that have an area, in document order."""
+
+    def walk(view: View, clickable: bool) -> Iterator[Leaf]:
+        for child in view.children:
+            reacts = clickable or child.clickable
+            if child.children:
+                yield from walk(child, reacts)
+            elif child.box.left < child.box.right and child.box.top < child.box.bottom:
+                yield Leaf(child, reacts)
+
+    return tuple(walk(root, root.clickable))
 
 
-def _iter_leaves(view: View, clickable: bool) -> Iterator[Leaf]:
-    for child in view.children:
-        reacts = clickable or child.clickable
-        if child.children:
-            yield from _iter_leaves(child, reacts)
-        elif child.box.left < child.box.right and child.box.top < child.box.bottom:
-            yield Leaf(child, reacts)
-
-
-def render_lines(listed: tuple[Leaf, ...]) -> list[str]:
-    """The screen in words: a line of HTML for each leaf, its place in the list as its id."""
+def render_lines(listed: Iterable[Leaf]) -> list[str]:
+    """Render a line of HTML for each leaf, with its place in the list as its id."""
     return [_render_line(leaf, place) for place, leaf in enumerate(listed)]
 
 
@@ -99,7 +98,7 @@ def _get_html_tag(kind: str) -> str:
 
 
 def _quote_attribute(value: str) -> str:
-    """As libxml2 quotes it: by apostrophes where the value has double quotes alone."""
+    # As libxml2 does: apostrophes around a value with double quotes alone.
     value = html.escape(value, quote=False)
     if '"' in value and "'" not in value:
         return f"'{value}'"
