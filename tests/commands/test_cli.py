@@ -284,7 +284,7 @@ def test_rollout_prints_the_episodes(fake: Any, config_file: str, capsys: pytest
 
 
 def test_a_rollout_of_no_episode_is_an_error(fake: Any, config_file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    fake("runs.evaluation.play_subject", PanelEpisodes([]))
+    fake("runs.evaluation.evaluate_model", PanelEpisodes([]))
     assert main(["rollout", config_file, "--model", "random"]) == 2
     assert "no episode could be played; see the log for the reason" in capsys.readouterr().err
 

@@ -20,9 +20,9 @@ from trailnotes.config.toml import to_toml
 from trailnotes.diagnose.roles import exchange_roles
 from trailnotes.errors import BudgetError, ConfigError, Interrupted, RunError
 from trailnotes.reporting.roles import ROLES_BY_ROW, RoleAnalysis
-from trailnotes.runs.usage import Counters
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import read_jsonl
+from trailnotes.training.run import Counters
 from trailnotes.types import Message, Observation, Task
 
 NUM, LOCKED = 12, "test_exchanged_roles:Locked"

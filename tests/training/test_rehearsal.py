@@ -449,7 +449,7 @@ def test_a_recording_of_other_settings_is_refused_and_of_other_training_is_not(
     start_model: Path, recorded: Path
 ) -> None:
     other = rehearsing(start_model, rehearsal={"num_samples": 3})
-    with pytest.raises(ConfigError, match=r"recorded with another eval\.num_samples: set it back, or remove"):
+    with pytest.raises(ConfigError, match=r"recording with another eval\.num_samples: set it back, or remove"):
         record_rehearsal(other, recorded)
     longer = rehearsing(start_model, train={"iterations": 9}, optim={"lr": 0.5}, env={"num_workers": 1})
     assert record_rehearsal(longer, recorded) == recorded / "rehearsal.jsonl"

@@ -35,22 +35,3 @@ COMPARISON_FIELDS = (*(name for name in USAGE_FIELDS if name != "episodes"), *PR
 def build_usage_columns(spent: Mapping[str, float]) -> dict[str, Any]:
     """Build the columns `TABLE_FIELDS`, rounded but for the seconds; 0 where a number is unknown."""
     return {name: round(spent.get(name, 0)) for name in TABLE_FIELDS} | {"seconds": float(spent.get("seconds", 0.0))}
-
-
-@dataclass
-class Counters:
-    """What a run has spent so far; saved with every checkpoint."""
-
-    iteration: int = 0
-    env_steps: int = 0
-    episodes: int = 0
-    tokens_generated: int = 0  # actions and tips
-    tokens_trained: int = 0  # trained positions, times passes
-    seconds: float = 0.0
-    best_validation: float | None = None
-    best_iteration: int = 0
-
-    @property
-    def usage(self) -> dict[str, float]:
-        """The totals that a line of metrics.jsonl has."""
-        return {name: getattr(self, name) for name in TRAINING_FIELDS}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from trailnotes.config.methods import resolve_method
 from trailnotes.config.schema import Config
@@ -13,8 +14,6 @@ from trailnotes.runs.dependencies import require_dependencies
 from trailnotes.training.rehearsal import validate_rehearsal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from trailnotes.types import Tip
 
 
@@ -25,20 +24,14 @@ def _validate_model(config: Config) -> None:
     require_context_length(config.model, config.rollout.max_context_tokens)
 
 
-class Check(NamedTuple):
-    """A check of the settings, which may also look at packages and model files."""
-
-    run: Callable[[Config], object]
-    of_machine: bool = False
-
-
-CHECKS = (
-    Check(Config.validate_training),
-    Check(require_dependencies, of_machine=True),
-    Check(validate_splits),
-    Check(validate_rehearsal),
-    Check(_validate_model, of_machine=True),
-    Check(warn_unused, of_machine=True),
+# In order: each check, and whether it also looks at packages and model files of this machine.
+CHECKS: tuple[tuple[Callable[[Config], object], bool], ...] = (
+    (Config.validate_training, False),
+    (require_dependencies, True),
+    (validate_splits, False),
+    (validate_rehearsal, False),
+    (_validate_model, True),
+    (warn_unused, True),
 )
 
 
@@ -54,9 +47,9 @@ def run_preflight(config: Config, tips: Sequence[Tip] | None = None, *, machine:
         ConfigError: a setting that cannot work.
         MissingExtraError: a package that the settings need is not installed.
     """
-    for check in CHECKS:
-        if machine or not check.of_machine:
-            check.run(config)
+    for check, of_machine in CHECKS:
+        if machine or not of_machine:
+            check(config)
     if tips is not None:
         _validate_tips(config, tips)
 

@@ -64,7 +64,7 @@ class Rehearsal:
             raise ConfigError(f"{path}: none fits rollout.max_context_tokens = {config.rollout.max_context_tokens}")
 
     def sample_rows(self, rng: random.Random) -> list[Sample]:
-        """Sample `rehearsal.rows` rows for one update, as many of each kind as there are."""
+        """Sample `rehearsal.rows` rows for one update, evenly over the kinds."""
         share, left = divmod(self.config.rows, len(self._kinds))
         more = set(rng.sample(sorted(self._kinds), left))
         wanted = {kind: share + (kind in more) for kind in self._kinds}

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,7 +24,7 @@ from trailnotes.rollout.archive import Archive
 from trailnotes.runs.console import TrainingProgress
 from trailnotes.runs.load_policy import build_model_policy
 from trailnotes.runs.panels import play_panel
-from trailnotes.runs.usage import Counters
+from trailnotes.runs.usage import TRAINING_FIELDS
 from trailnotes.seeds import derive_seed
 from trailnotes.training.authors import AuthorRegistry
 from trailnotes.training.rehearsal import Rehearsal, find_rehearsal, require_remaining_budget
@@ -43,6 +43,25 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+
+
+@dataclass
+class Counters:
+    """What a run has spent so far; saved with every checkpoint."""
+
+    iteration: int = 0
+    env_steps: int = 0
+    episodes: int = 0
+    tokens_generated: int = 0  # actions and tips
+    tokens_trained: int = 0  # trained positions, times passes
+    seconds: float = 0.0
+    best_validation: float | None = None
+    best_iteration: int = 0
+
+    @property
+    def usage(self) -> dict[str, float]:
+        """The totals that a line of metrics.jsonl has."""
+        return {name: getattr(self, name) for name in TRAINING_FIELDS}
 
 
 class TrainingRun:

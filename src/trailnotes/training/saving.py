@@ -14,8 +14,8 @@ from safetensors.numpy import save_file as save_numpy
 
 from trailnotes.errors import RunError
 from trailnotes.learner.states import REST, STATE
-from trailnotes.runs.usage import Counters
 from trailnotes.storage import checkpoint
+from trailnotes.training.run import Counters
 
 if TYPE_CHECKING:
     from pathlib import Path
