@@ -112,7 +112,8 @@ def build_tip_samples(
 
     `credit` (K - 1, N) holds the advantages of the tips after each episode: those of the episodes after them. `hold` is
     the coefficient of their KL to the reference model. With
-    `rollout.max_async_iterations` the ratio is to the weights that wrote the tip: these rows keep their log-probabilities.
+    `rollout.max_async_iterations` the ratio is to the weights that wrote the tip: these rows keep their
+    log-probabilities.
     """
     return [
         anchor_sample(written[id(author)].completion, "tip", hold, advantage)

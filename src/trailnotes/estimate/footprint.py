@@ -279,8 +279,8 @@ def count_weight_copies(config: Config) -> int:
     """Count the copies of trained weights that rank 0 has in the host's memory at most.
 
     The newest, the one that plays until the next is loaded, one in between with `rollout.max_async_iterations` above 1,
-    and the initial one where the policy is set back to it to write the tips. Policies in the process of several ranks load
-    theirs at once.
+    and the initial one where the policy is set back to it to write the tips. Policies in the process of several ranks
+    load theirs at once.
     """
     if config.engine.name == "hf" and not config.rollout.max_async_iterations:
         return int(config.learner.world_size > 1)

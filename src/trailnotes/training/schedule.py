@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 async def run_method(method: Method, run: TrainingRun) -> None:
     """Carry out iterations until the run is finished.
 
-    With `rollout.max_async_iterations = k` iteration i plays as soon as i - 1 has been played and i - 1 - k has ended: at
-    most k updates lie between the weights that play it and those that learn from it. When the run is finished, the current
-    iteration comes to its end. Iterations beyond it are dropped, before they have changed anything: a resumed run plays
+    With `rollout.max_async_iterations = k` iteration i plays as soon as i - 1 has been played and i - 1 - k has ended:
+    at most k updates lie between the weights that play it and those that learn from it. When the run is finished, the
+    current iteration comes to its end. Iterations beyond it are dropped, before they have changed anything: a resumed run plays
     them again.
 
     Raises:
