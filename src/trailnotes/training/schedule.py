@@ -24,8 +24,8 @@ async def run_method(method: Method, run: TrainingRun) -> None:
 
     With `rollout.max_async_iterations = k` iteration i plays as soon as i - 1 has been played and i - 1 - k has ended:
     at most k updates lie between the weights that play it and those that learn from it. When the run is finished, the
-    current iteration comes to its end. Iterations beyond it are dropped, before they have changed anything: a resumed run plays
-    them again.
+    current iteration comes to its end. Iterations beyond it are dropped before they change anything:
+    a resumed run plays them again.
 
     Raises:
         RunError: a method that does not carry an iteration to its end.
