@@ -27,9 +27,9 @@ from trailnotes.envs.waymarks.env import WaymarksSimulator
 from trailnotes.errors import EnvError
 from trailnotes.runs.directory import RunDir
 from trailnotes.storage.files import read_jsonl
+from trailnotes.training.iteration import run_method
 from trailnotes.training.opening import open_run_with_pool
 from trailnotes.training.run import TrainingRun
-from trailnotes.training.schedule import run_method
 from trailnotes.types import Observation, Task
 
 TIMINGS = ("seconds", "update/seconds", "update/seconds_reference")

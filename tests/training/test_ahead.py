@@ -131,7 +131,7 @@ def test_a_policy_with_weights_of_its_own_plays_like_one_that_shares_them(
             iteration.begin()
             await method(iteration)
 
-    monkeypatch.setattr("trailnotes.training.schedule._run_overlapped", one_by_one)
+    monkeypatch.setattr("trailnotes.training.iteration._run_overlapped", one_by_one)
     train(ahead, tmp_path / "own")
     found = differences(tmp_path / "shared", tmp_path / "own")
     assert found == SAME | {"metrics": True, "tips": True}, "but for staleness, and readers, counted in turn alone"

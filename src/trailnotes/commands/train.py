@@ -64,7 +64,7 @@ def train(config: Config, run_dir: StrPath, *, allow_change: Sequence[str] = (),
 
     tips = None if memory is None else read_tips(memory)
     run_preflight(config, tips)
-    from trailnotes.training.saving import find_final_model  # takes the extra `train`
+    from trailnotes.training.run import find_final_model  # takes the extra `train`
 
     last = find_final_model(config, Path(run_dir))
     opened = partial(RunDir.open, run_dir, config, allow_change=allow_change, fixed=FIXED_TRAIN_KEYS)
@@ -98,9 +98,9 @@ def _record_rehearsal(config: Config, directory: RunDir) -> None:
 
 async def _train(config: Config, directory: RunDir, tips: Sequence[Tip], cluster: Cluster | None) -> Path:
     from trailnotes.storage import checkpoint
+    from trailnotes.training.iteration import run_method
     from trailnotes.training.opening import open_run_with_pool
-    from trailnotes.training.saving import delete_optimizer_state, save_checkpoint
-    from trailnotes.training.schedule import run_method
+    from trailnotes.training.run import delete_optimizer_state, save_checkpoint
 
     with open_run_with_pool(config, directory, tips, cluster) as run:
         try:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.errors import ConfigError
-from trailnotes.storage.parsing import parse_toml
+from trailnotes.storage.files import parse_toml
 
 MethodFunction = Callable[[Any], Awaitable[None]]
 """Carries out an `Iteration`, or drives an `AdaptationRun` where it changes no weights."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trailnotes.storage.parsing import parse_toml
+from trailnotes.storage.files import parse_toml
 
 Sections = dict[str, dict[str, Any]]  # section -> key -> value
 _DATA = parse_toml((Path(__file__).parent / "presets.toml").read_text(encoding="utf-8"))

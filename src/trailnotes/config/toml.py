@@ -24,8 +24,7 @@ from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config
 from trailnotes.config.section import RENAMED_KEYS, Section, describe_allowed, rename_keys
 from trailnotes.errors import ConfigError
-from trailnotes.storage.files import read_small
-from trailnotes.storage.parsing import parse_toml
+from trailnotes.storage.files import parse_toml, read_small
 from trailnotes.types import StrPath
 
 RUNTIME_KEYS = (

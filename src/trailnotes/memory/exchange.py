@@ -25,7 +25,7 @@ from trailnotes.memory.store import OwnerChange, TipStore
 from trailnotes.memory.tipfile import is_tip_file, iter_tips, resolve_memory_file, write_tips
 from trailnotes.memory.tips import TipMemory, clean_tip, utc_now
 from trailnotes.storage.checkpoint import META
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.files import parse_json
 from trailnotes.types import StrPath, Tip
 
 MAX_NAMED_NAMESPACES = 10  # namespaces that an error spells out

@@ -29,8 +29,7 @@ from trailnotes.memory import schema
 from trailnotes.memory.retrieval import Floats
 from trailnotes.memory.schema import EmbedderIdentity, MemoryFile, translate_errors
 from trailnotes.memory.scope import TipFilter, make_tip_filter
-from trailnotes.storage.files import load_user_key, write_bytes_atomic
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.files import load_user_key, parse_json, write_bytes_atomic
 from trailnotes.types import StrPath
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from trailnotes.endpoint.faults import RetryableError, extract_error_text
 from trailnotes.endpoint.wire import IDENTITY_HEADERS, NO_KEY, load_api_key, make_response_hook, redact_key
 from trailnotes.errors import ConfigError, MemoryStoreError, MissingExtraError, format_install_command
 from trailnotes.memory.schema import EMBEDDER_NAME
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.files import parse_json
 
 if TYPE_CHECKING:
     from openai import APIStatusError

@@ -20,8 +20,7 @@ from typing import Any, Final, NamedTuple, Self
 from trailnotes.config.model_schema import OPENAI_PREFIX
 from trailnotes.errors import MemoryStoreError
 from trailnotes.storage import databases
-from trailnotes.storage.files import fsync_path, open_aside
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.files import fsync_path, open_aside, parse_json
 from trailnotes.types import StrPath
 
 APPLICATION_ID = 0x54726C6E  # "Trln", in the header of every memory file

@@ -17,8 +17,7 @@ from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.schema import open_snapshot
 from trailnotes.memory.store import COLUMNS
 from trailnotes.memory.tips import clean_tip
-from trailnotes.storage.files import open_regular, write_text_atomic
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.files import open_regular, parse_json, write_text_atomic
 from trailnotes.types import StrPath, Tip
 
 FORMAT: Final = "trailnotes-tips"

@@ -50,12 +50,12 @@ from trailnotes.storage import checkpoint
 from trailnotes.storage.files import (
     append_jsonl,
     open_no_follow,
+    parse_json,
     read_jsonl,
     read_small,
     split_after,
     write_text_atomic,
 )
-from trailnotes.storage.parsing import parse_json
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import StrPath, Trajectory
 

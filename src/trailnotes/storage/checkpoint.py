@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailnotes.errors import RunError
-from trailnotes.storage.files import fsync_path, read_small, write_text_atomic
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.files import fsync_path, parse_json, read_small, write_text_atomic
 
 if TYPE_CHECKING:
     import numpy.typing as npt

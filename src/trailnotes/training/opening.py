@@ -14,8 +14,7 @@ from trailnotes.storage import checkpoint
 from trailnotes.storage.files import find_free_path
 from trailnotes.training.authors import check_author_age
 from trailnotes.training.rehearsal import REHEARSAL_DIR, read_recording_usage
-from trailnotes.training.run import TrainingRun
-from trailnotes.training.saving import load_checkpoint
+from trailnotes.training.run import TrainingRun, load_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

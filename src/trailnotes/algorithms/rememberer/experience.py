@@ -22,7 +22,7 @@ from trailnotes.memory.index import decode_vectors
 from trailnotes.memory.retrieval import Embedder, Floats, embed_async, embedder_of
 from trailnotes.memory.schema import EmbedderIdentity, MemoryFile, read_rows, replace_surrogates, translate_errors
 from trailnotes.memory.tips import MAX_KEY_CHARS
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.files import parse_json
 
 if TYPE_CHECKING:
     from trailnotes.config.methods_schema import RemembererConfig

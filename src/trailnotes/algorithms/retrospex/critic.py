@@ -37,7 +37,7 @@ from trailnotes.reporting.intervals import Interval, compute_percentile_interval
 from trailnotes.runs.console import ProgressBar
 from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.files import parse_json
 from trailnotes.storage.records import task_to_json
 
 LEARNING_SETTINGS = (  # keys of `retrospex` that a critic depends on; the others configure its use

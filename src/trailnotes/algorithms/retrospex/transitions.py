@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trailnotes.errors import ConfigError
 from trailnotes.seeds import derive_seed
-from trailnotes.storage.files import read_jsonl
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.files import parse_json, read_jsonl
 from trailnotes.storage.records import trajectory_from_json
 from trailnotes.types import Task, Trajectory
 

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from trailnotes.envs.workers.hosts import RemoteHost, encode_start_request
+from trailnotes.envs.workers.pool import RemoteHost, encode_start_request
 from trailnotes.envs.workers.wire import FrameDecoder
 from trailnotes.storage.child import describe_exit, kill_group, last_line, start_child
 
 if TYPE_CHECKING:
-    from trailnotes.envs.workers.hosts import Awaited
+    from trailnotes.envs.workers.pool import Awaited
 
 START_TIMEOUT = 120.0  # seconds for a process to start and import the environment; more if a call may take more
 STOP_TIMEOUT = 5.0  # seconds to close its environments and exit

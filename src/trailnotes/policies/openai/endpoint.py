@@ -23,8 +23,7 @@ from trailnotes.endpoint.faults import (
 )
 from trailnotes.endpoint.wire import IDENTITY_HEADERS, NO_KEY, load_api_key, make_async_response_hook, redact_key
 from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, RunError, format_install_command
-from trailnotes.storage.files import append_jsonl, read_jsonl, split_after
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.files import append_jsonl, parse_json, read_jsonl, split_after
 from trailnotes.types import FinishReason, Message, Sampling, replace_surrogates
 
 try:

@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
 from trailnotes.envs.waymarks import spec as ws
-from trailnotes.storage.parsing import parse_toml
+from trailnotes.storage.files import parse_toml
 
 if TYPE_CHECKING:
     import random

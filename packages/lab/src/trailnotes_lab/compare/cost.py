@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.runs.usage import COMPARISON_FIELDS, ENDPOINT_COST, SPENDING
-from trailnotes.storage.files import read_jsonl, write_text_atomic
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.files import parse_json, read_jsonl, write_text_atomic
 from trailnotes_lab.compare.processes import ProcessResult, read_tail
 
 COST_FILE = "cost.json"

@@ -14,8 +14,7 @@ from trailnotes.envs.base import format_error
 from trailnotes.envs.tasks import tasks_of
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.runs.usage import TABLE_FIELDS
-from trailnotes.storage.files import read_jsonl
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.files import parse_json, read_jsonl
 from trailnotes.types import Task
 
 EVAL_DIR = "eval"  # inside a run directory

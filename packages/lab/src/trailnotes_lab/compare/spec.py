@@ -15,8 +15,7 @@ from pydantic import ValidationError, ValidationInfo, model_validator
 from trailnotes.config.methods import find_method, resolve_method, validate_method_name
 from trailnotes.config.section import Section, key
 from trailnotes.errors import ConfigError
-from trailnotes.storage.files import read_small
-from trailnotes.storage.parsing import parse_toml
+from trailnotes.storage.files import parse_toml, read_small
 
 INITIAL_MODEL_METHOD = "naive"  # the method that evaluates the start model as it is
 MAX_RUNS: Final = 10_000  # with the panels that each plays

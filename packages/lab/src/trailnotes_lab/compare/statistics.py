@@ -17,7 +17,7 @@ import numpy as np
 from trailnotes.reporting import crossed
 from trailnotes.reporting.crossed import Values
 from trailnotes.reporting.intervals import RATE_BOUNDS, Estimate, Interval
-from trailnotes.storage.parsing import parse_toml
+from trailnotes.storage.files import parse_toml
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

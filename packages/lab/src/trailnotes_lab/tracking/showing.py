@@ -16,8 +16,7 @@ from trailnotes.config.toml import flatten_config, load_config
 from trailnotes.errors import RunError
 from trailnotes.memory.store import TipStore
 from trailnotes.reporting.episodes import render_episode
-from trailnotes.storage.files import parse_iteration, read_lines_from, write_text_atomic
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.files import parse_iteration, parse_json, read_lines_from, write_text_atomic
 from trailnotes.storage.records import trajectory_from_json
 from trailnotes_lab.tracking.base import TRACKERS_DIR, About, Table, TableCell, Tracker, redact_secrets
 

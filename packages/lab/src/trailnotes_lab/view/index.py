@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 from trailnotes.errors import RunError
 from trailnotes.memory.schema import replace_surrogates
 from trailnotes.storage.databases import BoundedConnection, enable_wal, find_journal, find_unexpected
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.files import parse_json
 
 SCHEMA_VERSION: Final = 1  # of the tables; an index of another one is made anew
 INDEX_SUFFIX: Final = ".index.db"

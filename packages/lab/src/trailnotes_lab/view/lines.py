@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, TypeGuard
 
 from trailnotes.errors import RunError
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.files import parse_json
 
 MAX_FILES: Final = 256  # files
 

@@ -10,8 +10,7 @@ from trailnotes.config.methods import get_label
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff_configs, flatten_config
 from trailnotes.errors import RunError
-from trailnotes.storage.files import read_small
-from trailnotes.storage.parsing import parse_json, parse_toml
+from trailnotes.storage.files import parse_json, parse_toml, read_small
 from trailnotes_lab.view.curves import SMALL_SIZE, make_chart, make_sparkline
 from trailnotes_lab.view.lines import MetricsLine, ParsedLines, extract_series, is_number
 from trailnotes_lab.view.places import (

@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from trailnotes.errors import EnvError
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.files import parse_json
 from trailnotes_worlds.alfworld.rooms import escape_pddl_name, import_alfworld_module
 
 _CACHE_SIZE: Final = 64  # translated games

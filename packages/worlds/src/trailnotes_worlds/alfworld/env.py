@@ -12,7 +12,7 @@ from typing import Any
 from trailnotes.envs.base import match_offered
 from trailnotes.envs.options import require_choice, require_int
 from trailnotes.errors import ConfigError, EnvError
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.files import parse_json
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.alfworld.engine import AlfworldEngine, read_game, translate_game
 from trailnotes_worlds.alfworld.games import GAME_FILE, GAMES, alfworld_tasks, find_data_folder

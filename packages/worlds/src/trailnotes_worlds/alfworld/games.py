@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trailnotes.envs.options import require_choice, require_int
 from trailnotes.errors import ConfigError
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.files import parse_json
 from trailnotes.types import Task
 from trailnotes_worlds.alfworld.rooms import FLOOR_PLANS, TASK_TYPES, list_floor_plans
 

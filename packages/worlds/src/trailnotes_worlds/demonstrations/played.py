@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from trailnotes.errors import RunError
 from trailnotes.prompts import Conversation, parse_action
 from trailnotes.storage.demonstrations import Demonstration, demonstration_to_json, list_assistant_turns
-from trailnotes.storage.files import append_jsonl, split_after
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.files import append_jsonl, parse_json, split_after
 
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trailnotes.storage.parsing import parse_toml
+from trailnotes.storage.files import parse_toml
 from trailnotes.warmstart.demonstrations.episodes import get_actions
 from trailnotes_worlds.demonstrations.scienceworld import ScienceWorldDemonstrator
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from trailnotes.storage.parsing import parse_toml
+from trailnotes.storage.files import parse_toml
 
 if TYPE_CHECKING:
     import random

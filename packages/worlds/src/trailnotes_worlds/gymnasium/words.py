@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trailnotes.errors import ConfigError
-from trailnotes.storage.parsing import parse_toml
+from trailnotes.storage.files import parse_toml
 
 _COLOUR_NAMES: Final = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 _COLOURED_TEXT: Final = re.compile(r"\x1b\[([0-9;]*)m(.*?)\x1b\[0?m", re.DOTALL)

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from trailnotes.envs.base import format_error, sanitize_text
 from trailnotes.errors import ConfigError, EnvError
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.files import parse_json
 from trailnotes.web.loopback import is_loopback
 
 if TYPE_CHECKING:

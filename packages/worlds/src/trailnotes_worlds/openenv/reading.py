@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from trailnotes.errors import EnvError
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.files import parse_json
 from trailnotes.types import replace_surrogates
 
 _ACTION_LIST_FIELDS: Final = ("actions", "legal_actions", "available_actions", "admissible_actions", "valid_actions")

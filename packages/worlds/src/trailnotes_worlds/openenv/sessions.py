@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from uuid import uuid4
 
 from trailnotes.errors import EnvError, TrailnotesError
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.files import parse_json
 from trailnotes_worlds.third_party import FIRST_SEED
 
 if TYPE_CHECKING:

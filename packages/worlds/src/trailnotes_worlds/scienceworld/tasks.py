@@ -14,7 +14,7 @@ from typing import Any
 
 from trailnotes.envs.options import require_choice, require_int
 from trailnotes.errors import ConfigError
-from trailnotes.storage.parsing import parse_toml
+from trailnotes.storage.files import parse_toml
 from trailnotes.types import Task
 
 SPLITS = ("train", "validation", "test")

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.storage.files import write_text_atomic
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.files import parse_json, write_text_atomic
 
 META = "meta.json"
 

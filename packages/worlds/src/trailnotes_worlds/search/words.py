@@ -13,7 +13,7 @@ import re
 import unicodedata
 from pathlib import Path
 
-from trailnotes.storage.parsing import parse_toml
+from trailnotes.storage.files import parse_toml
 
 MAX_LENGTH = 255  # characters: a longer word is cut into pieces, as Lucene does
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trailnotes.errors import ConfigError, EnvError
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.files import parse_json
 from trailnotes_worlds.java.simulator import JavaProgram, Reference, Simulator, find_jars
 
 EXTRA: Final = "textworld-express"

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from trailnotes.envs.options import require_choice, require_int
 from trailnotes.errors import ConfigError
-from trailnotes.storage.parsing import parse_toml
+from trailnotes.storage.files import parse_toml
 from trailnotes.types import Task
 
 # Split -> the simulator's fold and its first seed. Each fold has its own objects, recipes or rules.

@@ -25,7 +25,7 @@ from typing import Any, Self
 import numpy as np
 
 from trailnotes.errors import ConfigError
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.files import parse_json
 from trailnotes_worlds.search.index import SearchIndex
 from trailnotes_worlds.search.mapped import MappedFolder, get_rebuild_hint
 from trailnotes_worlds.webshop.products import Facet, GoalKind, Product, from_record

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.storage.files import encode_line, open_no_follow, write_text_atomic
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.files import encode_line, open_no_follow, parse_json, write_text_atomic
 from trailnotes_worlds.webshop.catalogue import PRODUCTS, REPORT, Catalogue
 from trailnotes_worlds.webshop.nouns import Tagger, make_noun_tagger
 from trailnotes_worlds.webshop.products import Instruction, ProductError, parse_human, parse_product

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from trailnotes.errors import MissingExtraError, format_install_command
-from trailnotes.storage.parsing import parse_toml
+from trailnotes.storage.files import parse_toml
 
 SPACY_MODEL = "en_core_web_sm"
 WORDS = parse_toml(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from trailnotes.errors import ConfigError
-from trailnotes.storage.parsing import parse_json, parse_json_at
+from trailnotes.storage.files import parse_json, parse_json_at
 
 MAX_ENTRY = 1 << 26  # characters
 

@@ -14,8 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from trailnotes.seeds import derive_seed
-from trailnotes.storage.files import get_cache_dir, open_or_make
-from trailnotes.storage.parsing import parse_toml
+from trailnotes.storage.files import get_cache_dir, open_or_make, parse_toml
 from trailnotes_worlds.webshop.catalogue import VERSION, Catalogue
 from trailnotes_worlds.webshop.nouns import extract_nouns_by_rules
 from trailnotes_worlds.webshop.products import Instruction, Product, format_price

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.files import parse_json
 from trailnotes_worlds.search.building import IndexBuilder
 from trailnotes_worlds.search.mapped import write_meta
 from trailnotes_worlds.webshop.catalogue import (

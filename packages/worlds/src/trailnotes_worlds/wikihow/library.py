@@ -27,7 +27,7 @@ from urllib.parse import quote, unquote
 
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.storage.databases import BoundedConnection, find_unexpected
-from trailnotes.storage.parsing import parse_json
+from trailnotes.storage.files import parse_json
 from trailnotes_worlds.search.building import IndexBuilder
 from trailnotes_worlds.search.index import SearchIndex
 from trailnotes_worlds.search.mapped import MappedFolder, write_meta

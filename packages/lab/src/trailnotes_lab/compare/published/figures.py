@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from trailnotes.reporting.tables import format_table
-from trailnotes.storage.parsing import parse_toml
+from trailnotes.storage.files import parse_toml
 
 
 @dataclass(frozen=True, slots=True)

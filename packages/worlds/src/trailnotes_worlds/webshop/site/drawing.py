@@ -13,7 +13,7 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from trailnotes.storage.parsing import parse_toml
+from trailnotes.storage.files import parse_toml
 
 _FOLDER: Final = Path(__file__).parent
 _DRAWINGS: Final = parse_toml((_FOLDER / "drawings.toml").read_text(encoding="utf-8"))

@@ -15,8 +15,7 @@ import trailnotes_worlds
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.storage import checkpoint
 from trailnotes.storage.demonstrations import read_demonstrations
-from trailnotes.storage.files import read_jsonl
-from trailnotes.storage.parsing import MAX_DIGITS, MAX_NESTING, parse_json, parse_json_at, parse_toml
+from trailnotes.storage.files import MAX_DIGITS, MAX_NESTING, parse_json, parse_json_at, parse_toml, read_jsonl
 
 PACKAGES = [Path(package.__file__).parent for package in (trailnotes, trailnotes_worlds, trailnotes_lab)]
 DEEP = "[" * 100_000
@@ -36,7 +35,7 @@ def test_all_text_from_outside_has_one_reader() -> None:
             is_parser = isinstance(node, ast.Attribute) and node.attr in {"loads", "load", "JSONDecoder", "raw_decode"}
             if is_parser and isinstance(node.value, ast.Name) and node.value.id in {"json", "tomllib"}:
                 others.add(path.relative_to(package).with_suffix("").as_posix())
-    assert others <= OWN, "text that somebody else may have written goes through storage/parsing.py"
+    assert others <= OWN, "text that somebody else may have written goes through storage/files.py"
 
 
 @pytest.mark.parametrize("text", [DEEP, '{"a":' * 100_000, "[" * 101 + "]" * 101, '{"a":[' * 51 + "]}" * 51])
