@@ -37,7 +37,7 @@ EPISODE_KEYS = (
     *("run.seed", "run.deterministic", "model", "env", "rollout", "memory"),
     *("eval.split", "eval.num_tasks", "eval.num_samples", "eval.temperature", "eval.show_tips"),
 )
-"""The settings on which an episode of a panel depends, but for those of `SURROUNDINGS` and the name of the model."""
+"""The settings on which an episode of a panel depends, but for those of `RUNTIME_KEYS` and the name of the model."""
 
 
 @dataclass(frozen=True, slots=True)
