@@ -13,7 +13,7 @@ import torch
 from nodes import refused
 from small import small_config
 from trailnotes.cluster.cluster import Cluster
-from trailnotes.envs.workers.pool import RemoteHost
+from trailnotes.envs.workers.hosts import RemoteHost
 
 ray: Any = pytest.importorskip("ray")
 

@@ -13,7 +13,7 @@ from trailnotes.errors import ClusterError, ConfigError
 if TYPE_CHECKING:
     from trailnotes.cluster.memory import ServedMemory
     from trailnotes.config.schema import Config
-    from trailnotes.envs.workers.pool import Host
+    from trailnotes.envs.workers.hosts import Host
     from trailnotes.learner.rank_handles import RankMonitor
     from trailnotes.policies.vllm.replica import Connect
     from trailnotes.types import StrPath

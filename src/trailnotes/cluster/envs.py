@@ -9,8 +9,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from trailnotes.cluster.waiting import Deadline, extract_cause
+from trailnotes.envs.workers.hosts import RemoteHost, encode_start_request
 from trailnotes.envs.workers.main import EnvServer
-from trailnotes.envs.workers.pool import RemoteHost, encode_start_request
 from trailnotes.envs.workers.wire import HEADER
 from trailnotes.errors import ClusterError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from trailnotes.config.schema import Config
-    from trailnotes.envs.workers.pool import Awaited
+    from trailnotes.envs.workers.hosts import Awaited
 
 STOP_LIMIT = 5.0  # seconds to close its environments
 

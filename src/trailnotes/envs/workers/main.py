@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from trailnotes.envs.workers.pool import Slots
+from trailnotes.envs.workers.hosts import Slots
 from trailnotes.envs.workers.wire import HEARTBEAT, encode, pack, pack_error, read_frame, unpack_task
 from trailnotes.errors import EnvError, TrailnotesError
 from trailnotes.types import Observation

@@ -1,0 +1,391 @@
+"""Hosts of environments: this process, or a worker process; a `RemoteHost` speaks with its worker through `wire.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal
+
+from trailnotes.envs import load_env_class, make_env
+from trailnotes.envs.base import Env, wrap_env_errors
+from trailnotes.envs.workers.wire import FrameDecoder, encode, pack, unpack_error, unpack_observation
+from trailnotes.errors import ConfigError, EnvError, TrailnotesError
+from trailnotes.storage.child import describe_exit, kill_group, last_line, start_child
+from trailnotes.types import Observation, Task
+
+if TYPE_CHECKING:
+    import asyncio
+
+    Awaited = asyncio.Future[Observation | None]
+
+
+Operation = Literal["open", "reset", "step", "drop"]
+
+
+class Host(ABC):
+    """A place with numbered environment instances, each lent to one lease at a time and reused."""
+
+    def __init__(self) -> None:
+        self.load = 0  # live leases
+        self.failure = ""  # why this host is lost; '' while it lives
+        self.fatal: Exception | None = None  # why no other would do better: what the environment itself said
+        self._free: list[int] = []
+        self._num_slots = 0
+
+    @abstractmethod
+    async def call(self, operation: Operation, slot: int, argument: Task | str | None = None) -> Observation | None:
+        """Run one operation of `Slots` on an instance; raises as `wrap_env_errors` does."""
+
+    @abstractmethod
+    def drop(self, slot: int) -> None:
+        """Close an instance as soon as it is idle, without waiting."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close all instances. A second call is harmless."""
+
+    # a host in this process needs none of these
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:  # noqa: B027
+        """Listen in this event loop from now on."""
+
+    def detach(self) -> None:  # noqa: B027
+        """Stop listening in the event loop."""
+
+    def drain(self) -> None:  # noqa: B027
+        """Take all answers that have arrived."""
+
+    def watch(self) -> None:  # noqa: B027
+        """Fail if a call has waited too long; called now and then."""
+
+    async def borrow(self) -> int:
+        """Borrow an idle instance, made now if there is none."""
+        if self._free:
+            return self._free.pop()
+        slot = self._num_slots
+        self._num_slots += 1
+        try:
+            await self.call("open", slot)
+        except BaseException:
+            self.drop(slot)
+            raise
+        return slot
+
+    def give_back(self, slot: int, *, healthy: bool) -> None:
+        """End a loan; an unhealthy instance is not lent again."""
+        if healthy:
+            self._free.append(slot)
+        else:
+            self.drop(slot)
+
+
+class LocalHost(Host):
+    """Instances in this process: calls run inline, so nothing stops one that hangs."""
+
+    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._slots = Slots(name, options)
+
+    async def call(self, operation: Operation, slot: int, argument: Task | str | None = None) -> Observation | None:
+        """Run the operation at once."""
+        return self._slots.run(operation, slot, argument)
+
+    def drop(self, slot: int) -> None:
+        """Close an instance, ignoring its errors."""
+        with suppress(TrailnotesError):
+            self._slots.run("drop", slot)
+
+    def close(self) -> None:
+        """Close all instances here."""
+        self._slots.close()
+
+
+class RemoteHost(Host):
+    """Environments in another process, which answers requests one at a time, in order (`wire`).
+
+    The time limit of a call counts from the answer before it. Once the process is lost, every call on it, now or later,
+    raises `EnvError` with the reason. `label` names it in messages; both limits are in seconds.
+    """
+
+    def __init__(self, label: str, timeout: float, start_limit: float) -> None:
+        super().__init__()
+        self._label, self._timeout, self._start_limit = label, timeout, start_limit
+        self._pending: deque[Awaited | None] = deque()  # None: no call waits for this answer
+        self._head_since = time.monotonic()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.started = False  # it imported the environment
+
+    async def call(self, operation: Operation, slot: int, argument: Task | str | None = None) -> Observation | None:
+        """Run one operation in the process. Needs `attach`."""
+        if self.failure:
+            raise EnvError(self.failure)
+        try:
+            frame = encode([operation, slot, pack(argument)])
+        except (TypeError, ValueError) as error:
+            raise EnvError(f"a {type(argument).__name__} does not fit JSON: {error}") from error
+        import asyncio  # a worker process needs none
+
+        answer: Awaited = asyncio.get_running_loop().create_future()
+        self._request(frame, answer)
+        return await answer
+
+    def drop(self, slot: int) -> None:
+        """Close an instance, after the call that it may still be in."""
+        if not self.failure:
+            self._request(encode(["drop", slot, None]), None)
+
+    @abstractmethod
+    def _send(self, frame: bytes, answer: Awaited | None) -> None:
+        """Send a request; its answer reaches `_take`."""
+
+    @abstractmethod
+    def _end(self, why: str) -> str:
+        """End the process; without `why` it ended by itself. Returns its fate, for "LABEL ..."."""
+
+    def _request(self, frame: bytes, answer: Awaited | None) -> None:
+        if not self._pending:
+            self._head_since = time.monotonic()
+        self._pending.append(answer)
+        self._send(frame, answer)
+
+    def _explain_overdue(self) -> str:
+        """Explain why a call has waited too long; '' if none has."""
+        limit = self._timeout if self.started else self._start_limit
+        if not self._pending or time.monotonic() - self._head_since <= limit:
+            return ""
+        late = f"did not answer within env.timeout = {self._timeout:g} s"
+        return late if self.started else f"did not start within {limit:g} s"
+
+    def _take(self, message: list[Any], answer: Awaited | None) -> None:
+        """Take the answer to a call that is no longer pending."""
+        self._head_since = time.monotonic()
+        status, *values = message
+        if not self.started:
+            self.started = status == "ok"
+            if not self.started:
+                self.fatal = unpack_error(*values)
+                self._lose(f"could not start: {self.fatal}")
+        if answer is None or answer.done():
+            return
+        if status == "ok":
+            answer.set_result(None if values[0] is None else unpack_observation(values[0]))
+        else:
+            answer.set_exception(unpack_error(*values))
+
+    def _lose(self, why: str = "") -> None:
+        """End the process and fail all pending calls; without `why` it ended by itself."""
+        if self.failure:
+            return
+        self.failure = f"{self._label} {self._end(why)}"
+        while self._pending:
+            answer = self._pending.popleft()
+            if answer is not None and not answer.done():
+                answer.set_exception(EnvError(self.failure))
+
+
+def encode_start_request(name: str, options: Mapping[str, Any]) -> bytes:
+    """Encode the first request; raises `ConfigError` for options that are not JSON."""
+    try:
+        return encode(["start", name, dict(options)])
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"env.options must hold JSON values to reach a worker: {error}") from error
+
+
+class Slots:
+    """Instances of one environment, by number; errors are those of `wrap_env_errors`."""
+
+    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
+        self._name = name
+        self._options = dict(options)
+        self._envs: dict[int, Env] = {}
+        with wrap_env_errors(f"import of {name}"):
+            load_env_class(name)
+
+    def run(self, operation: Operation, slot: int, argument: Task | str | None = None) -> Observation | None:
+        """Run the operation of this name, as a message asks for it."""
+        match operation, argument:
+            case "reset", Task():
+                with wrap_env_errors(f"reset of task {argument.id}"):
+                    return _validate_observation(self._envs[slot].reset(argument))
+            case "step", str():
+                with wrap_env_errors(f"step of {self._name}"):
+                    return _validate_observation(self._envs[slot].step(argument))
+            case "open", None:
+                with wrap_env_errors(f"making {self._name}"):
+                    self._envs[slot] = make_env(self._name, **self._options)
+            case "drop", None:
+                self.drop(slot)
+            case _:
+                raise EnvError(f"an environment cannot {operation} with a {type(argument).__name__}")
+        return None
+
+    def drop(self, slot: int) -> None:
+        """Close the instance `slot`, if it was opened."""
+        env = self._envs.pop(slot, None)
+        if env is not None:
+            with wrap_env_errors(f"close of {self._name}"):
+                env.close()
+
+    def close(self) -> None:
+        """Close all instances, ignoring their errors."""
+        for slot in list(self._envs):
+            with suppress(Exception):
+                self.drop(slot)
+
+
+def _validate_observation(observation: object) -> Observation:
+    if not isinstance(observation, Observation):
+        raise EnvError(f"an environment must answer with an Observation, not {type(observation).__name__}")
+    return observation
+
+
+START_TIMEOUT = 120.0  # seconds for a process to start and import the environment; more if a call may take more
+STOP_TIMEOUT = 5.0  # seconds to close its environments and exit
+READ_CHUNK_BYTES = 1 << 18
+
+_BOOTSTRAP = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from trailnotes.envs.workers.main import main; main(int(sys.argv[2]), float(sys.argv[3]))"
+)
+
+
+class Worker(RemoteHost):
+    """One process in its own process group, which Ctrl-C in the terminal does not reach.
+
+    Heartbeats come from a thread of the worker, so a stopped one is noticed without any call. A lost worker is killed
+    with all its children.
+    """
+
+    def __init__(self, label: str, name: str, options: Mapping[str, Any], *, timeout: float, heartbeat: float) -> None:
+        """Start the process. `heartbeat`: seconds of silence after which it counts as hung."""
+        greeted = encode_start_request(name, options)  # before a process is started
+        super().__init__(label, timeout, max(START_TIMEOUT, timeout))
+        self._silence = heartbeat
+        self._outbox, self._frames = bytearray(), FrameDecoder()
+        self._last_words = b""
+        self._heard = False
+        self._last_heard = time.monotonic()
+        self._process, self._socket = _spawn_worker(beat=heartbeat / 5)
+        assert self._process.stderr is not None
+        self._stderr = self._process.stderr.fileno()
+        os.set_blocking(self._stderr, False)
+        self._request(greeted, None)
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Listen in this event loop; whatever came before counts as heard now."""
+        if self.failure:
+            return
+        self._loop = loop
+        self._last_heard = self._head_since = time.monotonic()
+        loop.add_reader(self._socket, self.drain)
+        loop.add_reader(self._stderr, self._read_stderr)
+        if self._outbox:
+            loop.add_writer(self._socket, self._flush)
+
+    def detach(self) -> None:
+        """Stop listening in the event loop."""
+        if self._loop and not self._loop.is_closed():
+            self._loop.remove_reader(self._socket)
+            self._loop.remove_reader(self._stderr)
+            self._loop.remove_writer(self._socket)
+        self._loop = None
+
+    def drain(self) -> None:
+        """Take everything that the worker has said so far."""
+        while not self.failure:
+            try:
+                data = self._socket.recv(READ_CHUNK_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._lose()
+                return
+            self._heard, self._last_heard = True, time.monotonic()
+            for message in self._frames.feed(data):
+                if not self.failure:  # the message before may have been its last that counts
+                    self._take(message, self._pending.popleft())
+
+    def watch(self) -> None:
+        """Lose the worker if it is silent, or in one call, for too long; called now and then."""
+        self.drain()  # before any judgement: it may be this process that was away
+        if self.failure:
+            return
+        silent = time.monotonic() - self._last_heard
+        if silent > (self._silence if self._heard else self._start_limit):
+            self._lose(f"gave no sign of life for {silent:.3g} s (stopped, or hung)")
+        elif why := self._explain_overdue():
+            self._lose(why)
+
+    def close(self) -> None:
+        """Let the worker close its environments and exit; kill it if that takes too long."""
+        if self.failure:
+            return
+        deadline = time.monotonic() + STOP_TIMEOUT
+        self._socket.setblocking(True)
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+            while (left := deadline - time.monotonic()) > 0:
+                self._socket.settimeout(left)
+                if not self._socket.recv(READ_CHUNK_BYTES):
+                    break
+        self._lose("was closed")
+
+    def _send(self, frame: bytes, answer: Awaited | None) -> None:  # noqa: ARG002 (answers come in order)
+        self._outbox += frame
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._outbox:
+                sent = self._socket.send(self._outbox)
+                del self._outbox[:sent]
+        except BlockingIOError:
+            if self._loop:
+                self._loop.add_writer(self._socket, self._flush)
+            return
+        except OSError:
+            self._lose()
+            return
+        if self._loop:
+            self._loop.remove_writer(self._socket)
+
+    def _read_stderr(self) -> None:
+        try:
+            data = os.read(self._stderr, READ_CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        self._last_words = (self._last_words + data)[-4096:]
+        if not data and self._loop:
+            self._loop.remove_reader(self._stderr)
+
+    def _end(self, why: str) -> str:
+        self.detach()
+        kill_group(self._process, STOP_TIMEOUT)
+        self._read_stderr()
+        self._socket.close()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+        how, last = why or describe_exit(self._process.returncode), last_line(self._last_words)
+        return how if why or not last else f"{how}; its last words: {last}"
+
+
+def _spawn_worker(beat: float) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Spawn a fresh interpreter, no fork of a process with torch; returns it and our end of the socket."""
+    ours, theirs = socket.socketpair()
+    arguments = [json.dumps([str(path) for path in sys.path]), str(theirs.fileno()), str(beat)]
+    command = [sys.executable, "-c", _BOOTSTRAP, *arguments]
+    with theirs:
+        process = start_child(command, stderr=subprocess.PIPE, pass_fds=[theirs.fileno()])
+    ours.setblocking(False)
+    return process, ours
