@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -28,7 +27,7 @@ Reply = dict[str, Any]
 
 _KINDS: Final = ("reset", "step", "state", "close")
 
-SCHEMAS: Final = json.loads(Path(__file__).with_name("schemas.json").read_text(encoding="utf-8"))
+SCHEMAS: Final = parse_json(Path(__file__).with_name("schemas.json").read_text(encoding="utf-8"))
 
 
 class _ProtocolError(Exception):
