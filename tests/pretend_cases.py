@@ -124,7 +124,7 @@ def test_tied_weights_stay_tied_when_a_model_moves() -> None:
 @pytest.fixture(autouse=True)
 def _same_attention(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """torch and this package have attention of their own for CPUs; both devices compute by plain products instead."""
-    monkeypatch.setattr(decoder, "use_on", lambda model: False)
+    monkeypatch.setattr(decoder, "use_cached_attention", lambda model: False)
     with sdpa_kernel(SDPBackend.MATH):
         yield
 

@@ -264,7 +264,7 @@ def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
 ) -> None:
     monkeypatch.chdir(clone)
     core = ROOT / "tests/causal.py"
-    monkeypatch.setattr("trailnotes.policies.vllm.vllm_policy", partial(make_vllm_policy, core=core))
+    monkeypatch.setattr("trailnotes.policies.vllm.make_vllm_policy", partial(make_vllm_policy, core=core))
     settings = (
         "--env.name test_docs:Verbosity --env.num_workers 0 --model.path models/waymarks-start --train.iterations 2 "
         "--train.eval_every 1 --rollout.num_tasks 2 --rollout.group_size 4 --rollout.style terse "

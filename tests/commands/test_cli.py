@@ -299,14 +299,11 @@ def test_warmstart_shows_its_progress(fake: Any, config_file: str, capsys: pytes
     assert "loss 0.25" in captured.err
 
 
-def test_diagnose_and_demo(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diagnose(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
     calls = fake("diagnose.checks.diagnose", "all well")
     assert main(["diagnose", "runs/a"]) == 0
     assert calls[0][0] == (Path("runs/a"),)
     assert capsys.readouterr().out == "all well\n"
-    calls = fake("commands.demo.demo")
-    assert main(["demo"]) == 0
-    assert calls[-1][0] == (Path("runs/demo"),)
 
 
 # -- settings, environments

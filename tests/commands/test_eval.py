@@ -149,7 +149,7 @@ def test_a_run_that_is_trained_on_keeps_the_checkpoint_under_examination(
     growing: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deleted: list[str] = []
-    for name in ("loaded", "open_memory"):  # after the choice, and once more before the memory is read
+    for name in ("open_policy", "open_memory"):  # after the choice, and once more before the memory is read
         loads = getattr(evaluation, name)
 
         def late(*args: Any, loads: Any = loads, **options: Any) -> Any:

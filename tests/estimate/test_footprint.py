@@ -270,7 +270,9 @@ def test_what_acts_apart_has_copies_of_the_weights_on_the_host(sections: dict[st
     on_host = settings(model=FULL | {"device": "cpu"}, **sections)
     assert estimated(on_host).devices[0].held.get("weights handed to the policy", 0.0) == copies * 2 * count
     adapters = estimated(settings(model=FULL | {"lora": {"enabled": True}}, **sections)).host
-    alone = copies + (sections == {"rollout": {"ahead": 1}, "algorithm": {"author": "start"}})  # no model of its own
+    alone = copies + (
+        sections == {"rollout": {"max_async_iterations": 1}, "algorithm": {"author": "start"}}
+    )  # no model of its own
     assert adapters.get("weights handed to the policy", 0.0) == alone * 4 * seven_with_adapters()
 
 

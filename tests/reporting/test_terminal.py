@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,6 @@ from trailnotes.memory import open_memory
 from trailnotes.reporting.terminal import PrintableStream, escape_unprintable, open_console
 from trailnotes.runs.console import ProgressBar
 from trailnotes.types import Tip
-from trailnotes_worlds.commands import webshop
 
 HOSTILE = "\x1b[2J\x9b31m\u202eabc\u2066\r\x07\x7f\U000e0041\ud800"
 SHOWN = r"\x1b[2J\u009b31m\u202eabc\u2066\r\x07\u007f\udb40\udc41\ud800"
@@ -66,9 +66,19 @@ def test_a_note_above_a_bar_is_printable() -> None:
     assert stream.getvalue().replace("\n", "").isprintable()
 
 
-def test_a_catalogue_of_somebody_else_is_printed_as_text(capsys: pytest.CaptureFixture[str]) -> None:
-    webshop._print_products(
-        [SimpleNamespace(asin="B1\x1b[2J", tag="garden\u202e\n", title="Blue\x1b Cup")], in_full=False
-    )  # type: ignore[list-item]
+def test_a_catalogue_of_somebody_else_is_printed_as_text(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product = SimpleNamespace(asin="B1\x1b[2J", tag="garden\u202e\n", title="Blue\x1b Cup")
+
+    class Catalogue(dict[str, Any]):
+        def search(self, words: str, limit: int) -> list[str]:
+            return ["B1"]
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("trailnotes_worlds.webshop.synthetic.open_catalogue", lambda _: Catalogue(B1=product))
+    assert main(["webshop", "show", "theirs", "--search", "cup"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert line.isprintable()

@@ -147,7 +147,7 @@ from pathlib import Path
 from trailnotes.commands.train import train
 from trailnotes.config.toml import load_config
 from trailnotes.policies import vllm
-vllm.vllm_policy = partial(vllm.vllm_policy, core=Path(sys.argv[1]))
+vllm.make_vllm_policy = partial(vllm.make_vllm_policy, core=Path(sys.argv[1]))
 train(load_config(Path(sys.argv[2])), sys.argv[3])
 """
 

@@ -62,7 +62,7 @@ def test_a_run_is_not_resumed_on_other_data_under_the_same_name(tmp_path: Path) 
     write_catalogue(folder, DOZEN.products[:-1])
     faster = config.model_copy(update={"env": config.env.model_copy(update={"num_workers": 3})})
     for again in (config, faster):
-        with pytest.raises(RunError, match=r"a run of webshop with another catalogue.*: put back"):
+        with pytest.raises(RunError, match=r"a run of webshop with another catalogue.*: put the original data back"):
             RunDir.open(tmp_path / "run", again, allow_change=["env"])
 
 
