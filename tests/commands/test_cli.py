@@ -101,7 +101,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "train a model in an environment"),
         (["memory"], "the tips, newest first"),
-        (["nonsense"], "invalid choice"),
+        (["nonsense"], "there is no command"),
         (["eval"], "MODEL_OR_RUN"),
         (["adapt", "a"], "--out"),
         (["memory", "list", "DIR", "--run.seed", "3"], "memory list takes no settings"),

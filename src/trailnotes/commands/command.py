@@ -118,6 +118,11 @@ def parse_command_line(table: CommandTable, words: Sequence[str]) -> argparse.Na
         if found and found[2] is None and pending:
             settings.append(pending.pop(0))
     parser = build_parser(table)
+    names = [entry.name for entry in table]
+    if rest and not rest[0].startswith("-") and rest[0] not in names:
+        near = difflib.get_close_matches(rest[0], names, 1)
+        more = f"(there are {', '.join(names)}; trailnotes-lab and trailnotes-worlds bring more)"
+        parser.error(f"there is no command {rest[0]!r}" + (f"; did you mean {near[0]}?" if near else f" {more}"))
     args, unknown = parser.parse_known_args(rest)
     if unknown:  # the command's own parser prints its usage
         args.unfinished.error(

@@ -103,7 +103,8 @@ def load_env_class(name: str) -> Callable[..., Any]:
         return _import_class(name, offered[name].value.partition("[")[0].strip())  # "module:Class [extra]" is allowed
     known = sorted({*ENVS, *offered})
     near = _suggest_nearest(name, known)
-    said = f"{near}{'' if near.endswith('?') else '.'} An environment of your own is named module:Class"
+    more = "" if offered else " The package trailnotes-worlds brings more environments."
+    said = f"{near}{'' if near.endswith('?') else '.'}{more} An environment of your own is named module:Class"
     raise ConfigError(f"env.name = {name!r} is unknown{said}")
 
 
