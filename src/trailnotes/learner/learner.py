@@ -48,8 +48,7 @@ class Learner:
         loss: the clipped surrogate and its additional terms.
         temperature: of the distribution that tokens are sampled from, at acting and learning alike.
         reference: the reference model of `loss.kl`; with adapters it may be left out, since the base and the adapters
-            as
-            they are now make the initial model.
+            as they are now make the initial model.
         dump_dir: for batches whose loss or gradient is not finite.
         ranks: the processes that share the update. Each has a learner of the same weights, calls the same methods with
             the same arguments, and gets the same answers; this one keeps its part of the weights only.
@@ -115,8 +114,7 @@ class Learner:
         Args:
             samples: the rows; advantages are final.
             seed: of the order of the mini-batches; with several ranks also of their dropout, which a single process
-                draws from
-                torch's generator as it finds it.
+                draws from torch's generator as it finds it.
             lr_scale: factor on `optim.lr`, from the caller's schedule.
 
         Returns:
@@ -226,8 +224,8 @@ class Learner:
                 nothing = 0.0 * self._score(batch.token_ids, batch.mask, batch.layout)[0].sum()
                 nothing.backward()  # type: ignore[no-untyped-call]
                 continue
-            start = nn.utils.rnn.pad_sequence([reference[i] for i in indices], True) if self.loss.kl else None
-            sums += self._backward_batch(batch, start, weight, metrics)
+            padded = nn.utils.rnn.pad_sequence([reference[i] for i in indices], True) if self.loss.kl else None
+            sums += self._backward_batch(batch, padded, weight, metrics)
             self._optimizer.accumulate_grads()
         return self.ranks.sum(sums)
 
@@ -244,10 +242,10 @@ class Learner:
         total = torch.zeros((), device=self.device)
         for indices, batch in self._iter_microbatches(samples):
             rows = [samples[i] for i in indices]
-            # Where any rank asks the start model in this mini-batch, all ask.
+            # Where any rank asks the reference model in this mini-batch, all ask.
             held = torch.tensor([row.hold > 0 for row in rows] or [any_held], device=self.device)  # (B,)
-            start = self._compute_reference_states(batch, held) if any_held else torch.empty(0, device=self.device)
-            terms = self._score.within(self._compute_terms, batch, held, start)
+            reference = self._compute_reference_states(batch, held) if any_held else torch.empty(0, device=self.device)
+            terms = self._score.within(self._compute_terms, batch, held, reference)
             weight = torch.tensor([weights[i] for i in indices] or [[0.0] * 3], device=self.device)  # (B, 3)
             loss = (terms * weight[:, None] * batch.mask[..., None]).sum()
             loss.backward()
@@ -257,13 +255,13 @@ class Learner:
                 total += loss.detach()
         return self.ranks.sum(total)
 
-    def _compute_terms(self, batch: Batch, held: Tensor, start: Tensor) -> Tensor:  # (B, T, 3)
+    def _compute_terms(self, batch: Batch, held: Tensor, reference: Tensor) -> Tensor:  # (B, T, 3)
         """Compute surrogate, KL(reference || model) and negative log-likelihood of each token, 0 off the mask."""
         states = self._score.compute_states(batch.token_ids, batch.mask, batch.layout)
         logprobs, _ = self._score.score_states(states, batch.token_ids, batch.mask)
         surrogate = self._compute_surrogate(losses.ratio(logprobs, batch.behavior_logprobs), batch)
         where = held[batch.mask.nonzero()[:, 0]]  # (K,)
-        divergence = self._score.compute_kl(states[where], self._compute_reference_logits, start)
+        divergence = self._score.compute_kl(states[where], self._compute_reference_logits, reference)
         kl = torch.zeros_like(logprobs)
         kl[batch.mask] = torch.zeros(len(states), device=self.device).masked_scatter(where, divergence)
         return torch.stack([surrogate, kl, -logprobs], dim=-1)

@@ -95,9 +95,8 @@ class TipIndex:
         lists = faiss.index_factory(stamp.dim, layout, faiss.METRIC_INNER_PRODUCT)
         lists.cp.spherical, lists.cp.niter, lists.cp.max_points_per_centroid = True, 5, SAMPLE_PER_LIST
         lists.cp.min_points_per_centroid = lists.pq.cp.min_points_per_centroid = 1  # or it prints of small samples
-        lists.train(
-            np.resize(sample, (max(MIN_CENTROID_SAMPLE, len(sample)), stamp.dim))
-        )  # repeated where they are too few
+        least = (max(MIN_CENTROID_SAMPLE, len(sample)), stamp.dim)
+        lists.train(np.resize(sample, least))  # repeated where they are too few
         return cls(stamp, lists, planned)
 
     @classmethod

@@ -1,8 +1,8 @@
-"""The tips that a search goes through: those of the tasks that a task may read, without retired ones.
+"""The tips that a search goes through: those of the tasks that a task may read, without those marked as retired.
 
 A task reads tips about games of its own split, and of the shared split that training learns from. Tips about a game
-that also belongs to another split, under whatever id, are left out: `envs.tasks.shared` and this module identify games
-by what is played, not by the names of their splits.
+that also belongs to another split, under whatever id, are left out: `envs.tasks.find_shared_tasks` and this module
+identify games by what is played, not by the names of their splits.
 """
 
 from __future__ import annotations

@@ -229,10 +229,10 @@ class Iteration:
         """Measure the effect of tips on actions; arguments as of `estimate_tip_effects`."""
         self.add_metrics("tips", {"reliance": estimate_reliance(off_policy, tip_free)})
         if isinstance(self.run.prompt_memory, TipEffectMemory):
-            leads = estimate_tip_effects(groups, off_policy, tip_free)
-            self.run.prompt_memory.record_effects(leads)
-            mean = sum(lead.nats for lead in leads) / max(1, len(leads))
-            self.add_metrics("tips", {"lead": mean, "measured": float(len(leads))})
+            effects = estimate_tip_effects(groups, off_policy, tip_free)
+            self.run.prompt_memory.record_effects(effects)
+            mean = sum(effect.nats for effect in effects) / max(1, len(effects))
+            self.add_metrics("tips", {"lead": mean, "measured": float(len(effects))})
 
     def add_novelty(self, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
         """Return the groups with the `reward_intrinsic` of each step, by `algorithm.intrinsic`."""

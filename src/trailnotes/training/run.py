@@ -183,9 +183,9 @@ class TrainingRun:
         self.archive = Archive(config.archive) if config.archive.share else None
         credits_authors = config.algorithm.author_credit and resolve_method(config.algorithm.name).shows_tips
         self.authors = AuthorRegistry(config) if credits_authors else None
-        self.embedder = make_embedder = cache(partial(embedder_of, config))  # one model for novelty and memory
+        self.embedder = cache(partial(embedder_of, config))  # one model for novelty and memory
         novelty_seed = derive_seed(config.run.seed, "novelty")
-        self.novelty = Novelty(config.algorithm, config.memory, novelty_seed, make=make_embedder)
+        self.novelty = Novelty(config.algorithm, config.memory, novelty_seed, make=self.embedder)
         self.tasks = load_training_tasks(config)
         self.count = Counters()
         self.stop_requested = False
