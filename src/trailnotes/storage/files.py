@@ -14,7 +14,7 @@ import shutil
 import stat
 import tomllib
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, TypeVar, get_args
@@ -286,7 +286,7 @@ def find_free_path(path: Path) -> Path:
     return next(candidate for candidate in candidates if not candidate.exists())
 
 
-def append_jsonl(path: Path, records: list[Mapping[str, Any]], *, sync: bool = False) -> None:
+def append_jsonl(path: Path, records: Sequence[Mapping[str, Any]], *, sync: bool = False) -> None:
     """Append `records`, all of them or none; with `sync` they are on the disk on return.
 
     Raises:
