@@ -57,7 +57,7 @@ class Learner:
         ConfigError: `loss.kl` without a reference model.
     """
 
-    joining: PackingMode = "padded"  # how the rows of a micro-batch are laid out; see `logprobs`
+    packing: PackingMode = "padded"  # how the rows of a micro-batch are laid out; see `logprobs`
 
     def __init__(
         self, model: nn.Module, optim: OptimConfig, loss: LossConfig, *, temperature: float = 1.0,
@@ -85,12 +85,12 @@ class Learner:
 
     @property
     def models(self) -> list[nn.Module]:
-        """The model, and the reference model where it is another."""
+        """Return the model, and the reference model where it is another."""
         return list(dict.fromkeys((self.model, self._score_reference.model)))
 
     @property
     def device(self) -> torch.device:
-        """Device that the learner computes on."""
+        """Return the device that the learner computes on."""
         return self.ranks.device or next(self.model.parameters()).device
 
     def logprobs(self, samples: Sequence[Sample], *, of_start: bool = False) -> list[tuple[float, ...]]:
@@ -231,9 +231,9 @@ class Learner:
 
     def _iter_microbatches(self, samples: Sequence[Sample]) -> Iterator[tuple[list[int], Batch]]:
         """Yield the micro-batches of this rank: indices of rows, and these as tensors; a dummy batch where none."""
-        for indices in split_microbatches(samples, self.optim.microbatch_tokens, self.ranks, self.joining):
+        for indices in split_microbatches(samples, self.optim.microbatch_tokens, self.ranks, self.packing):
             rows = [samples[i] for i in indices] or [dummy_sample(samples[0])]
-            yield indices, Batch.from_samples(rows, self.device, self.joining)
+            yield indices, Batch.from_samples(rows, self.device, self.packing)
 
     def _backward_others(self, samples: Sequence[Sample], metrics: UpdateMetrics) -> Tensor:
         """Add the gradient of the rows that are no episodes, and return () their loss; see `compute_token_weights`."""

@@ -219,7 +219,7 @@ def is_faiss_installed() -> bool:
 
 
 def _num_lists(planned: int) -> int:
-    """Two to four times the root, at which a search among a million was fastest."""
+    """Choose two to four times the root, at which a search among a million was fastest."""
     return int(2 ** (1 + ceil(log2(max(1, planned)) / 2)))
 
 
@@ -284,14 +284,14 @@ class IndexedFile(MemoryFile):
         super().close()
 
     def _on_rollback(self) -> None:
-        """The next writes get the numbers of those undone, so an index that has seen these is useless."""
+        """Drop an index that has seen the undone writes, whose numbers the next ones get."""
         super()._on_rollback()
         self._sizes.clear()
         if self._index is not None and self._index.stamp.written > schema.read_sequence(self._connection):
             self._index = None
 
     def _on_transaction_end(self) -> None:
-        """The writer also updates the index, unless it must be rebuilt, to spare the next search."""
+        """Update the index, unless it must be rebuilt, to spare the next search."""
         if (index := self._index) is not None:
             now = self._read_stamp()
             if self._is_before(index.stamp, now) and index.is_suitable_for(self._sum_enabled()):
@@ -351,7 +351,7 @@ class IndexedFile(MemoryFile):
         return stamp.is_ancestor_of(now) and stamp.session == session
 
     def _sample_vectors(self, count: int) -> Floats:
-        """Vectors (n, dim) of about `count` random enabled tips, the same each time."""
+        """Sample vectors (n, dim) of about `count` random enabled tips, the same each time."""
         last = self._query("SELECT MAX(id) FROM tips")[0][0]
         drawn = random.Random(0).sample(range(1, last + 1), min(last, ceil(1.2 * count * last / self._sum_enabled())))
         return np.concatenate([vectors for _, vectors in self._iter_vectors(ID_CONDITION, json.dumps(drawn))])

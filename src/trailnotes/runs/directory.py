@@ -265,11 +265,7 @@ def load_run_config(path: Path) -> Config:
 
 @contextlib.contextmanager
 def report_damaged_run(path: Path) -> Iterator[None]:
-    """Raise wrong values in the files of the run in `path` as a damaged run.
-
-    Raises:
-        RunError: the block raised an error of a wrong value; another error of this package passes.
-    """
+    """Raise errors of wrong values in the files of the run in `path` as `RunError`; this package's own pass."""
     try:
         yield
     except TrailnotesError:

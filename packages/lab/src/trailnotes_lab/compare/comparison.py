@@ -89,7 +89,7 @@ def run_comparison_spec(spec: ComparisonSpec, path: Path, out: Path, *, text: st
 
 
 def _require_prerequisites(stages: Sequence[running.RunStage]) -> None:
-    """Before the first run begins; a comparison that is finished needs nothing."""
+    """Check packages and models before the first run; without stages left nothing is needed."""
     for stage in stages:
         require_dependencies(stage.settings[1])
         if stage.loads_initial_model:
@@ -143,7 +143,7 @@ def _summarise_runs(spec: ComparisonSpec, missing: dict[str, str], directory: Pa
 
 
 def _load_story_episodes(spec: ComparisonSpec, runs: Sequence[RunLocation]) -> list[RunEpisodes]:
-    """The first method that learns from tips beside the start model, seed by seed."""
+    """Load episodes of the first method that learns from tips, and of the initial model, seed by seed."""
     runs_by_key, models = {(run.method, run.seed): run.directory for run in runs}, spec.list_evaluable_methods()
     start = next((name for name in models if spec.get_algorithm(name) == INITIAL_MODEL_METHOD), "")
     taught = next((name for name in models if find_method(spec.get_algorithm(name)).shows_tips), "")
