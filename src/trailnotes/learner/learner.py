@@ -130,7 +130,7 @@ class Learner:
         metrics = UpdateMetrics()
         self._optimizer.set_lr(self.optim.lr * lr_scale)
         if any(row.hold for row in rows) and self._score_reference is self._score and not self._start:
-            raise ConfigError("rows are to be held to the start model, and there is none: give the learner a reference")
+            raise ConfigError("rows are held to a reference model, and there is none: give the learner a reference")
         reference = self._compute_reference_logprobs(rows)
         seconds_reference = time.perf_counter() - started
         rng = np.random.default_rng(seed)

@@ -28,6 +28,7 @@ from trailnotes.types import RowRole, Sample
 
 LUFFY_GAMMA = 0.1  # of the shaping f(x) = x / (x + gamma)
 MAX_LOG_RATIO = 20.0  # exp(20) is far beyond any clip; beyond exp(88) float32 overflows, and 0 * inf is NaN
+TERMS = ("policy", "hold", "imitate")  # of a row that is no episode's
 
 
 def ratio(logprobs: Tensor, behavior_logprobs: Tensor) -> Tensor:
@@ -117,9 +118,6 @@ def masked_sum(
         return kept.sum(), mask.sum()
     lengths = mask.sum(-1)
     return (kept.sum(-1) / lengths.clamp(min=1)).sum(), (lengths > 0).sum()
-
-
-TERMS = ("policy", "hold", "imitate")
 
 
 def get_term_weights(sample: Sample) -> dict[str, float]:

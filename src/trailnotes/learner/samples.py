@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
     from trailnotes.config.methods_schema import AlgorithmConfig
 
-
 T = TypeVar("T")
 PackingMode = Literal["padded", "joined", "shared"]  # how the rows of a batch are laid out, see `logprobs`
+GatheredCall = Callable[..., Any]
+"""Calls a function with arguments while the outer weights of a model (embedding, last norm, head) are whole."""
 
 
 @dataclass(slots=True)
@@ -261,10 +262,6 @@ def make_microbatches(
             size = length
         filled = size
     return batches
-
-
-GatheredCall = Callable[..., Any]
-"""Calls a function with arguments while the outer weights of a model (embedding, last norm, head) are whole."""
 
 
 class Ranks:

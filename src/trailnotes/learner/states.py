@@ -34,6 +34,9 @@ from trailnotes.storage.checkpoint import atomic_directory, read_json, write_jso
 from trailnotes.types import Sample
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+MakeBlank = Callable[[Collection[str]], dict[str, Tensor]]
+FILE, SHARDS, REST = "learner.safetensors", "learner.dcp", "learner.json"
+STATE = (REST, FILE, SHARDS)  # all files of `save_state`; deletion begins with the first
 
 
 class MasterAdamW:
@@ -185,11 +188,6 @@ def dump_batch(path: Path, samples: Sequence[Sample], numbers: Mapping[str, floa
     about = {name: str(value) for name, value in numbers.items()}
     write_json(path.with_name(path.name + ".json"), {**about, "roles": [sample.role for sample in samples]})
     return file
-
-
-MakeBlank = Callable[[Collection[str]], dict[str, Tensor]]
-FILE, SHARDS, REST = "learner.safetensors", "learner.dcp", "learner.json"
-STATE = (REST, FILE, SHARDS)  # all files of `save_state`; whoever deletes them begins with the first
 
 
 def to_full_tensor(tensor: Tensor) -> Tensor:

@@ -45,7 +45,6 @@ TUNING_NEIGHBORS = 10  # neighbours of each of these queries
 REMOVAL_DIVISOR = 32  # removals are flushed when one in so many rows is gone
 MIN_SCANNED_VECTORS = 25_000  # that a search always compares: a millisecond with cold caches
 TARGET_RECALL = 0.99  # share of the neighbours found, each query's own vector included
-
 CHUNK_ROWS = 4096  # rows read at once
 MAX_UNSAVED = 4096  # rows that the next opening may have to read again
 ID_CONDITION = "id IN (SELECT value FROM json_each(?))"

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.intp]
+Doubles = npt.NDArray[np.float64]
 
 CACHED_TEXTS = 2048
 BUILT_IN_EMBEDDERS = ("hashing", "minilm")  # names with a fixed meaning, which a file of any origin may use
@@ -44,6 +45,8 @@ UNSPACED_SCRIPTS = re.compile(
 )
 HASH_MULTIPLIER = np.uint32(0x9E3779B1)  # 2^32 / golden ratio: spreads the low bits of a CRC over the whole word
 DECIMALS = 6  # equal vectors must tie, whatever the matrix product does to the last bits
+K1, B = 1.2, 0.75  # saturation of repeated words, and weight of a text's length, as Lucene has them
+RANK_OFFSET = 60  # reciprocal ranks: how little the very first places count more than the next
 
 
 class Embedder(Protocol):
@@ -315,12 +318,6 @@ class ExactIndex:
         similarities = np.round(self.vectors @ query, DECIMALS)
         rows = np.flatnonzero(similarities >= np.float32(threshold))
         return rows, similarities[rows]
-
-
-Doubles = npt.NDArray[np.float64]
-
-K1, B = 1.2, 0.75  # saturation of repeated words, and weight of a text's length, as Lucene has them
-RANK_OFFSET = 60  # reciprocal ranks: how little the very first places count more than the next
 
 
 class BM25Index:

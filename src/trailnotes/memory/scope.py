@@ -18,6 +18,10 @@ from trailnotes.memory.schema import WORTH_SQL, EmbedderIdentity, MemoryFile, re
 from trailnotes.types import StrPath, Task
 
 Scope = Literal["task", "family", "env", "all"]
+DISTILLED: Final = "distilled"  # beside the rules of `memory.retire`
+EVICTION_ORDERS: Final = {"oldest": "age", "least_used": "shown, age", "least_worth": f"{WORTH_SQL}, age"}
+RETIREMENT_COLUMNS: Final = ("retired", "retired_at", "retired_on", "retired_by", "merged_into")  # of a `Retirement`
+CLEAR_RETIREMENT: Final = "retired = '', retired_at = 0, retired_on = '', retired_by = '', merged_into = 0"
 
 
 class TipFilter(NamedTuple):
@@ -152,12 +156,6 @@ def _make_task_row(task: Task) -> tuple[str, ...]:
                       sort_keys=True, default=str)  # fmt: skip
     digest = hashlib.blake2b(game.encode(), digest_size=16).hexdigest()
     return *map(replace_surrogates, (task.id, task.split, task.env, task.family)), digest
-
-
-DISTILLED: Final = "distilled"  # beside the rules of `memory.retire`
-EVICTION_ORDERS: Final = {"oldest": "age", "least_used": "shown, age", "least_worth": f"{WORTH_SQL}, age"}
-RETIREMENT_COLUMNS: Final = ("retired", "retired_at", "retired_on", "retired_by", "merged_into")  # of a `Retirement`
-CLEAR_RETIREMENT: Final = "retired = '', retired_at = 0, retired_on = '', retired_by = '', merged_into = 0"
 
 
 class Retirement(NamedTuple):

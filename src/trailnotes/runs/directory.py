@@ -8,7 +8,7 @@
     trajectories.jsonl   whole episodes
     memory.db            the tips
     memory.start.db      those that training began with
-    rehearsal/           recording of the start model before training, with rehearsal.split
+    rehearsal/           recording of the initial model before training, with rehearsal.split
     checkpoints/         step-000010/ ... as `checkpoint` writes them
     tensorboard/         drawn from metrics.jsonl, if run.trackers has it
     trackers/            ids and files of the other trackers

@@ -42,7 +42,7 @@ class PanelResult:
     mean: float
     ci_low: float | None  # None where nothing varied that an interval could be made of
     ci_high: float | None
-    env_steps: int  # trained for, 0 for a start model
+    env_steps: int  # trained for, 0 for an initial model
     seeds: int
     num_tasks: int
     num_episodes: int
