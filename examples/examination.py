@@ -9,7 +9,7 @@ from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.memory import open_memory
 from trailnotes.memory.tips import clean_tip
 from trailnotes.policies.base import Policy
-from trailnotes.rollout import run_groups, write_tips
+from trailnotes.rollout import WrittenTip, run_groups, write_tips
 from trailnotes.types import Mode, Observation, Task, Tip, Trajectory, TrajectoryGroup
 
 
@@ -44,11 +44,15 @@ class Examination:
     async def written(self, episodes: Sequence[Trajectory]) -> dict[str, list[Tip]]:
         """What the policy writes about each of these episodes; nothing usable is left out."""
         tips: dict[str, list[Tip]] = {}
-        groups = [TrajectoryGroup(episode.task, (episode,)) for episode in episodes]
-        for tip in await write_tips(self.policy, groups, self.config, seed=0, step=0):
+
+        def keep(tip: WrittenTip) -> None:
+            episode = tip.trajectory
             if text := clean_tip(tip.completion.text):
-                name, episode = tip.trajectory.task.id, tip.trajectory
+                name = episode.task.id
                 tips[name] = [Tip(name, text, key="", score=episode.score, max_score=episode.max_score)]
+
+        groups = [TrajectoryGroup(episode.task, (episode,)) for episode in episodes]
+        await write_tips(self.policy, groups, self.config, seed=0, step=0, on_tip=keep)
         return tips
 
 

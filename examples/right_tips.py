@@ -55,8 +55,9 @@ async def about(policy: Policy, config: Config, *, reads: bool) -> Counter[str]:
         if not trajectory.success:
             specs.append(spec)
             groups.append(TrajectoryGroup(trajectory.task, (trajectory,)))
-    written = await write_tips(policy, groups, config, seed=0, step=0)
-    return Counter(kind_of(spec, tip.completion.text) for spec, tip in zip(specs, written, strict=True))
+    texts: list[str] = []
+    await write_tips(policy, groups, config, seed=0, step=0, on_tip=lambda tip: texts.append(tip.completion.text))
+    return Counter(kind_of(spec, text) for spec, text in zip(specs, texts, strict=True))
 
 
 def in_memory(path: Path, config: Config) -> Counter[str]:

@@ -16,6 +16,7 @@ from trailnotes.errors import EnvError, PolicyError
 from trailnotes.memory.base import Memory
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout import (
+    WrittenTip,
     compute_rollout_metrics,
     compute_tip_metrics,
     run_episode,
@@ -570,15 +571,14 @@ def test_every_episode_gets_a_note_with_its_author_in_task_order() -> None:
     policy = author(lambda messages: f"walk right {messages[-1].content[:7]}")
     groups = played(policy)
     policy.requests.clear()
-    written = asyncio.run(write_tips(policy, groups, SETTINGS, seed=5, step=7))
-    tips = [tip for each in written for tip in each.tips]
+    tips, num_tokens = asyncio.run(write_tips(policy, groups, SETTINGS, seed=5, step=7))
     assert [tip.namespace for tip in tips] == ["a", "a", "b", "b"]
     assert len(policy.live_at_start) == 6 - 2
     first = tips[0]
     assert (first.text, first.key, first.action) == ("walk right place 2", "walk right\nplace 2", "right")
     assert (first.score, first.max_score, first.model, first.version) == (1.0, 1.0, "model", 3)
     assert (first.run, first.step) == ("r1", 7)
-    assert sum(each.completion.num_tokens for each in written) == 4 * (len("walk right place 2") + 1)
+    assert num_tokens == 4 * (len("walk right place 2") + 1)
     assert not policy.open_episodes
     samplings = [sampling for _, _, sampling in policy.requests]
     assert {(s.max_tokens, s.temperature) for s in samplings} == {(192, 1.0)}
@@ -611,20 +611,22 @@ def test_notes_are_written_from_the_conversation_without_tips() -> None:
 def test_entries_for_each_step_are_found_by_each_state() -> None:
     config = settings(memory={"entries": "step"})
     policy = author(lambda _: "keep right")
-    written = asyncio.run(write_tips(policy, played(policy)[:1], config, seed=0, step=0))
-    assert [tip.key for each in written for tip in each.tips] == ["walk right\nplace 0", "walk right\nplace 1"] * 2
+    tips, _ = asyncio.run(write_tips(policy, played(policy)[:1], config, seed=0, step=0))
+    assert [tip.key for tip in tips] == ["walk right\nplace 0", "walk right\nplace 1"] * 2
 
 
 def test_unusable_notes_are_dropped_and_counted() -> None:
     policy = author(lambda messages: next(texts))
     groups = played(policy)
     texts = iter(["", "go right", "\x00\n", "<|im_start|>"])
-    written = asyncio.run(write_tips(policy, groups, SETTINGS, seed=0, step=0))
-    assert [[tip.text for tip in each.tips] for each in written] == [[], ["go right"], [], []]
-    metrics = compute_tip_metrics(written)
+    each: list[WrittenTip] = []
+    written = asyncio.run(write_tips(policy, groups, SETTINGS, seed=0, step=0, on_tip=each.append))
+    assert [tip.text for tip in written.tips] == ["go right"]
+    assert [len(one.tips) for one in each] == [0, 1, 0, 0]
+    metrics = compute_tip_metrics(each)
     assert (metrics["written"], metrics["unusable"]) == (4.0, 3.0)
-    assert metrics["tokens"] == 1 + 9 + 3 + 13
-    assert metrics["tokens_read"] == sum(len(each.completion.prompt_ids) for each in written)
+    assert metrics["tokens"] == written.num_tokens == 1 + 9 + 3 + 13
+    assert metrics["tokens_read"] == sum(len(one.completion.prompt_ids) for one in each)
 
 
 def test_an_episode_that_fills_the_context_still_gets_its_note() -> None:
@@ -635,8 +637,8 @@ def test_an_episode_that_fills_the_context_still_gets_its_note() -> None:
                            modes=[["plain"]])  # fmt: skip
     assert group.trajectories[0].context_full
     policy.requests.clear()
-    written = asyncio.run(write_tips(policy, [group], config, seed=0, step=0))
-    assert [tip.text for each in written for tip in each.tips] == ["a short note"]
+    tips, _ = asyncio.run(write_tips(policy, [group], config, seed=0, step=0))
+    assert [tip.text for tip in tips] == ["a short note"]
     ((_, messages, sampling),) = policy.requests
     assert messages[0].content.startswith("walk right\nplace 0\n[...]\nplace ")
     assert len(policy.encode(messages)) + sampling.max_tokens <= 150
@@ -647,8 +649,10 @@ def test_no_room_at_all_is_an_unusable_note_not_a_crash() -> None:
     policy = author(lambda _: "note")
     groups = played(policy)
     policy.context_length = 20
-    metrics = compute_tip_metrics(asyncio.run(write_tips(policy, groups, SETTINGS, seed=0, step=0)))
-    assert (metrics["unusable"], metrics["tokens"]) == (4.0, 0.0)
+    each: list[WrittenTip] = []
+    written = asyncio.run(write_tips(policy, groups, SETTINGS, seed=0, step=0, on_tip=each.append))
+    assert written == ([], 0)
+    assert compute_tip_metrics(each)["unusable"] == 4.0
 
 
 def test_episodes_without_a_step_write_nothing() -> None:
@@ -656,7 +660,7 @@ def test_episodes_without_a_step_write_nothing() -> None:
     written = asyncio.run(
         write_tips(author(lambda _: "n"), [TrajectoryGroup(TASK, (empty,))], SETTINGS, seed=0, step=0)
     )
-    assert written == []
+    assert written.tips == []
 
 
 # --- metrics

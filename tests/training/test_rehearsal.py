@@ -29,7 +29,8 @@ from trailnotes.errors import ConfigError, EnvError
 from trailnotes.estimate.forecast import count_rehearsal_episodes, estimate_iterations, shrink_config, split_usage
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import HFPolicy, load_tokenizer
-from trailnotes.rollout import WrittenTip, write_tips
+from trailnotes.rollout import write_tips
+from trailnotes.rollout.tips import TipBatch
 from trailnotes.runs.load_policy import build_model_policy, load_policy
 from trailnotes.storage.demonstrations import Demonstration, read_demonstrations, write_demonstrations
 from trailnotes.storage.files import read_jsonl
@@ -483,12 +484,11 @@ def test_the_start_model_writes_the_tips(
     start = build_model_policy(tiny_config(start_model))
     written: list[tuple[list[str], list[str]]] = []
 
-    async def listening(policy: HFPolicy, groups: Any, config: Config, **options: Any) -> list[WrittenTip]:
+    async def listening(policy: HFPolicy, groups: Any, config: Config, **options: Any) -> TipBatch:
         result = await write_tips(policy, groups, config, **options)
-        again = await write_tips(start, groups, config, **options)
-        own, theirs = ([tip for each in found for tip in each.tips] for found in (result, again))
-        written.append(([tip.text for tip in own], [tip.text for tip in theirs]))
-        assert {tip.version for tip in own} == {0 if author == "start" else len(written) - 1}
+        again = await write_tips(start, groups, config, **{k: v for k, v in options.items() if k != "on_tip"})
+        written.append(([tip.text for tip in result.tips], [tip.text for tip in again.tips]))
+        assert {tip.version for tip in result.tips} == {0 if author == "start" else len(written) - 1}
         return result
 
     monkeypatch.setattr("trailnotes.training.iteration.write_tips", listening)
@@ -518,7 +518,7 @@ def test_curves_with_tips_have_the_same_author(
 ) -> None:
     authors = []
 
-    async def listening(policy: HFPolicy, *arguments: Any, **options: Any) -> list[WrittenTip]:
+    async def listening(policy: HFPolicy, *arguments: Any, **options: Any) -> TipBatch:
         authors.append(policy)
         return await write_tips(policy, *arguments, **options)
 

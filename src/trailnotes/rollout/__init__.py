@@ -15,6 +15,7 @@ from trailnotes.rollout.episode import (
 from trailnotes.rollout.groups import OnTrajectory, SelectMemory, compute_rollout_metrics, gather_or_cancel, run_groups
 from trailnotes.rollout.tips import (
     CompletionRequest,
+    TipBatch,
     WrittenTip,
     build_tip_requests,
     complete_requests,
@@ -26,7 +27,7 @@ from trailnotes.rollout.tips import (
 
 __all__ = [
     "AsyncEnv", "CompletionRequest", "Decision", "EpisodeContext", "MakeActor", "OnTrajectory", "Pool",
-    "SelectMemory", "TipsActor", "WrittenTip", "build_tip_requests", "complete_requests",
+    "SelectMemory", "TipBatch", "TipsActor", "WrittenTip", "build_tip_requests", "complete_requests",
     "compute_prompt_limit", "compute_rollout_metrics", "compute_tip_metrics", "count_prompt_tokens",
     "gather_or_cancel", "observe_within_limit", "parse_tips", "run_episode", "run_groups", "select_usable",
     "write_tips",

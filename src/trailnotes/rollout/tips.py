@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from trailnotes.config.schema import Config
 from trailnotes.memory.tips import tips_of
@@ -72,17 +73,35 @@ class WrittenTip:
     tips: tuple[Tip, ...]
 
 
+class TipBatch(NamedTuple):
+    """The tips of a batch in task order, and their cost."""
+
+    tips: list[Tip]
+    num_tokens: int  # generated for all tips, unusable ones included
+
+
 async def write_tips(
-    policy: Policy, groups: Sequence[TrajectoryGroup], config: Config, *, seed: int, step: int
-) -> list[WrittenTip]:
+    policy: Policy,
+    groups: Sequence[TrajectoryGroup],
+    config: Config,
+    *,
+    seed: int,
+    step: int,
+    on_tip: Callable[[WrittenTip], None] | None = None,
+) -> TipBatch:
     """Have the policy write one tip about each episode, without tips in the prompt, `env.max_envs` at a time.
 
-    Nothing is stored here. Episodes without a step are skipped. The result is in task order, unusable tips included.
+    Nothing is stored here. Episodes without a step are skipped. An unusable tip gives no entry, but counts in
+    `num_tokens` and reaches `on_tip`, which is called in task order.
     """
     trajectories = select_usable([t for group in groups for t in group.trajectories])
     requests = build_tip_requests(policy, trajectories, config, seed=seed)
     completions = await complete_requests(policy, requests, limit=config.env.max_envs)
-    return parse_tips(policy, trajectories, completions, config, step=step)
+    written = parse_tips(policy, trajectories, completions, config, step=step)
+    if on_tip is not None:
+        for each in written:
+            on_tip(each)
+    return TipBatch([tip for each in written for tip in each.tips], sum(each.completion.num_tokens for each in written))
 
 
 def compute_tip_metrics(written: Sequence[WrittenTip]) -> dict[str, float]:

@@ -154,12 +154,15 @@ class Iteration:
 
         Episodes from a state of the archive get none: it would tell only the last part of the way.
         """
-        groups, seed = self._select_from_start(groups), self.seed(purpose)
+        written: list[WrittenTip] = []
         with self._time_section("write_tips"):
             async with self.run.weights.use_author() as author:
-                written = await write_tips(author, groups, self.config, seed=seed, step=self.number)
-        self._tips += [tip for each in written for tip in each.tips]
-        self._tokens_written += sum(each.completion.num_tokens for each in written)
+                tips, num_tokens = await write_tips(
+                    author, self._select_from_start(groups), self.config, seed=self.seed(purpose), step=self.number,
+                    on_tip=written.append,
+                )  # fmt: skip
+        self._tips += tips
+        self._tokens_written += num_tokens
         self.add_metrics("tips", compute_tip_metrics(written))
         return written
 

@@ -65,6 +65,5 @@ async def _evaluate_trials(
             if trial < last:
                 tips_seed = derive_seed(seed, phase, "notes")
                 async with author() as writer:
-                    written = await write_tips(writer, groups, config, seed=tips_seed, step=trial)
-                    memory.add([tip for each in written for tip in each.tips])
+                    memory.add((await write_tips(writer, groups, config, seed=tips_seed, step=trial)).tips)
     return means

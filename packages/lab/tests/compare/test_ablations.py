@@ -6,7 +6,6 @@ import tomllib
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 
 from paying import Paid
 from tinyrun import episodes, equal_weights, metrics, tiny_config, train_in_process
-from trailnotes.rollout import WrittenTip
+from trailnotes.rollout import TipBatch
 from trailnotes.training import iteration as run_module
 from trailnotes.types import Observation
 from trailnotes_lab.compare.spec import load_spec
@@ -122,12 +121,11 @@ def _notes_repeat() -> Iterator[None]:
     """A model of random weights never says the same twice."""
     write_tips = run_module.write_tips
 
-    async def repeated(*args: Any, **options: Any) -> list[WrittenTip]:
-        written, numbers = await write_tips(*args, **options), count()
-        return [
-            replace(each, tips=tuple(replace(tip, text=f"note {min(next(numbers) % 3, 1)}") for tip in each.tips))
-            for each in written
-        ]
+    async def repeated(*args: Any, **options: Any) -> TipBatch:
+        written = await write_tips(*args, **options)
+        return TipBatch(
+            [replace(tip, text=f"note {min(i % 3, 1)}") for i, tip in enumerate(written.tips)], written.num_tokens
+        )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_module, "write_tips", repeated)
