@@ -242,9 +242,9 @@ class UpdateMetrics:
         if sums["fresh"]:
             mismatch = {name: sums[f"fresh_{name}"] / sums["fresh"] for name in ("difference", "ratio")}
         by_role: dict[str, float] = {}
-        for metric, value, count in (("kl_to_reference", "kl", "held"), ("nll", "nll", "imitated")):
+        for metric, total, count in (("kl_to_reference", "kl", "held"), ("nll", "nll", "imitated")):
             roles = [name.removeprefix(f"{count}_") for name in sums if name.startswith(f"{count}_")]
-            by_role |= {f"{metric}_{role}": _divide(sums[f"{value}_{role}"], sums[f"{count}_{role}"]) for role in roles}
+            by_role |= {f"{metric}_{role}": _divide(sums[f"{total}_{role}"], sums[f"{count}_{role}"]) for role in roles}
         return {name: float(np.mean(self._steps[name])) if self._steps[name] else 0.0 for name in names} | {
             "kl_to_behavior": _divide(sums["kl_on"], on),
             "kl_to_behavior_off_policy": _divide(sums["kl_off"], sums["off"]),
