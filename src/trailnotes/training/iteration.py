@@ -220,9 +220,6 @@ class Iteration:
         self.add_metrics("authors", compute_author_metrics(credit, rows))
         return rows
 
-    def _select_from_start(self, groups: Sequence[TrajectoryGroup]) -> Sequence[TrajectoryGroup]:
-        return groups if self.run.archive is None else select_from_start(groups)
-
     def measure_tips(
         self, groups: Sequence[TrajectoryGroup], off_policy: Sequence[Sample], tip_free: Sequence[Sequence[float]]
     ) -> None:
@@ -296,6 +293,9 @@ class Iteration:
             save_checkpoint(run)
         self.is_last = run.is_finished
         self.ended.set()
+
+    def _select_from_start(self, groups: Sequence[TrajectoryGroup]) -> Sequence[TrajectoryGroup]:
+        return groups if self.run.archive is None else select_from_start(groups)
 
     async def _periodic_eval(self, done: int) -> None:
         train = self.config.train
