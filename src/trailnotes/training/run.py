@@ -111,14 +111,13 @@ class TrainingRun:
 
     def _build(self, undone: contextlib.ExitStack) -> None:
         config, directory = self.config, self.directory
-        separate_author = config.has_separate_author
         alone = config.learner.world_size == 1  # more ranks load it each
         needs_reference = config.has_reference_model and alone and not config.model.lora.enabled
-        initial = load_model(config.model)[0] if needs_reference or separate_author else None
+        initial = load_model(config.model)[0] if needs_reference or config.has_separate_author else None
         reference, start = initial if needs_reference else None, self.cluster.start_ranks if self.cluster else None
         self.learner = make_learner(config, self._load_learner_model(), reference, directory.path / "dumps", start)
         undone.callback(self.learner.close)
-        author = build_model_policy(config, initial) if separate_author else None
+        author = build_model_policy(config, initial) if config.has_separate_author else None
         rehearsed = find_rehearsal(config, directory.path)
         self.rehearsal = Rehearsal(config, rehearsed, self.policy.format) if rehearsed else None
         self.memory: TipMemory | ServedMemory | None = None
