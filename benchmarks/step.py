@@ -50,7 +50,7 @@ class Workload:
     completion_tokens: int = 32
     steps: int = 8  # timed
     lr: float = 1e-5
-    joining: PackingMode = "shared"  # of the rows of our update: the prompt of a group is computed once
+    packing: PackingMode = "shared"  # of the rows of our update: the prompt of a group is computed once
 
 
 QUICK = Workload(num_layers=2, steps=3)
@@ -88,7 +88,7 @@ class Ours:
         self.policy = HFPolicy(model, tokenizer)
         optim = OptimConfig(lr=load.lr, minibatch=0, microbatch_tokens=2048)
         self.learner = Learner(model, optim, LossConfig())
-        self.learner.joining = load.joining
+        self.learner.packing = load.packing
         self.count = 0
 
     async def _episode(self, task: Task, prompt: str, member: int) -> Trajectory:
@@ -231,7 +231,7 @@ def compare_losses(ours: Ours, trainer: Any) -> dict[str, float]:
     trainer.model.zero_grad()
     optim = OptimConfig(lr=1e-9, minibatch=0)
     learner = Learner(copy.deepcopy(ours.policy.model), optim, LossConfig(drop_zero_advantage=False))
-    learner.joining = ours.load.joining
+    learner.packing = ours.load.packing
     metrics = learner.update(samples)
     return {
         "loss_trl": float(loss),
@@ -299,7 +299,7 @@ def main() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TRL's and its dependencies'
         load = QUICK if arguments.quick else Workload()
-        result = measure(replace(load, joining="padded") if arguments.padded else load)
+        result = measure(replace(load, packing="padded") if arguments.padded else load)
     finish(result, report, arguments.json)
 
 

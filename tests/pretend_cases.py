@@ -135,10 +135,10 @@ CASES = {
         settings={"shaping": "luffy", "mask_unit": "response", "aggregation": "sequence", "minibatch": 3}
     ),
     "forked rows, dual clip": Case(fork=1, settings={"dual_clip": 1.5, "drop_zero_advantage": False, "grad_clip": 0.1}),
-    "shared beginnings": Case(others=True, reference=True, joining="shared", settings={"kl": 0.1}),
+    "shared beginnings": Case(others=True, reference=True, packing="shared", settings={"kl": 0.1}),
     "more than the head makes the logits": Case(others=True, reference=True, capped=True),
     "joined adapters in bfloat16": Case(
-        dtype=torch.bfloat16, lora=True, others=True, joining="joined", checkpointing=True, settings={"kl": 0.1}
+        dtype=torch.bfloat16, lora=True, others=True, packing="joined", checkpointing=True, settings={"kl": 0.1}
     ),
 }
 """Together they have every layout of rows, every loss, and rows of every role."""

@@ -37,7 +37,7 @@ class Case:
     lora: bool = False
     reference: bool = False
     checkpointing: bool = False
-    joining: PackingMode = "padded"
+    packing: PackingMode = "padded"
     untied: bool = False
     capped: bool = False  # more than the head makes the logits
     offload: bool = False
@@ -60,8 +60,8 @@ CASES = {
     "lora, held rows": Case(others=True, lora=True, settings={"minibatch": 3}),
     "lora, KL": Case(lora=True, settings={"kl": 0.1, "epochs": 2}),
     "recomputed activations": Case(others=True, reference=True, checkpointing=True),
-    "joined rows": Case(others=True, reference=True, joining="joined"),
-    "shared beginnings": Case(others=True, reference=True, joining="shared"),
+    "joined rows": Case(others=True, reference=True, packing="joined"),
+    "shared beginnings": Case(others=True, reference=True, packing="shared"),
     "untied embeddings": Case(untied=True, others=True, reference=True),
     "capped logits": Case(capped=True, others=True, reference=True),
     "states in the host's memory": Case(offload=True),
@@ -136,7 +136,7 @@ def learn(case: Case, ranks: Ranks | None = None, *, device: str = "cpu", update
     loss = LossConfig(**{name: value for name, value in settings.items() if name in LossConfig.model_fields})
     reference = model_of(case, 1).to(device) if case.reference else None
     learner = Learner(model_of(case).to(device), optim, loss, reference=reference, ranks=ranks)
-    learner.joining = case.joining
+    learner.packing = case.packing
     rows = rows_of(case)
     metrics = [learner.update(rows, seed=seed) for seed in range(updates)][-1]
     said = [

@@ -59,7 +59,7 @@ def test_installed_from_elsewhere_it_is_where_pip_had_it_from(
     text = None if origin is None else json.dumps(origin).replace("file://{}", f"file://{tmp_path}")
     found = SimpleNamespace(read_text=lambda name: text if name == "direct_url.json" else None)
     monkeypatch.setattr(importlib.metadata, "distribution", lambda _: found)
-    monkeypatch.setattr(errors, "_project_root", lambda _: tmp_path / "lib")
+    monkeypatch.setattr(errors, "_find_project_root", lambda _: tmp_path / "lib")
     assert format_install_command("train").endswith(command.replace("{}", str(tmp_path)))
 
 

@@ -112,7 +112,7 @@ def format_install_command(*extras: str) -> str:
     return f"{_find_pip()} {' '.join(sources)}"
 
 
-def _project_root(distribution: str) -> Path:
+def _find_project_root(distribution: str) -> Path:
     from importlib.util import find_spec
 
     spec = find_spec(distribution.replace("-", "_"))
@@ -125,7 +125,7 @@ def _find_install_source(name: str) -> tuple[str, str]:
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import unquote, urlsplit
 
-    root = _project_root(name)
+    root = _find_project_root(name)
     project = root / "pyproject.toml"
     if project.is_file() and f'name = "{name}"' in project.read_text(encoding="utf-8"):
         if root.is_relative_to(Path.cwd()):

@@ -49,15 +49,15 @@ def test_the_longest_rows_go_to_different_ranks() -> None:
     lengths=st.lists(st.integers(1, 40), max_size=20),
     world=st.integers(1, 5),
     budget=st.integers(1, 60),
-    joining=st.sampled_from(["padded", "joined", "shared"]),
+    packing=st.sampled_from(["padded", "joined", "shared"]),
 )
 def test_every_row_is_in_one_micro_batch_of_one_rank_and_all_ranks_pass_as_often(
-    lengths: list[int], world: int, budget: int, joining: PackingMode
+    lengths: list[int], world: int, budget: int, packing: PackingMode
 ) -> None:
     cuts = []
     for rank in range(world):
         ranks: Any = SimpleNamespace(rank=rank, world=world)
-        cuts.append(split_microbatches(rows(*lengths), budget, ranks, joining))
+        cuts.append(split_microbatches(rows(*lengths), budget, ranks, packing))
     assert sorted(i for cut in cuts for batch in cut for i in batch) == list(range(len(lengths)))
     assert len({len(cut) for cut in cuts}) == 1
     assert all(any(batches) for batches in zip(*cuts, strict=True))  # nobody passes nothing with everybody
@@ -79,10 +79,10 @@ def test_an_opening_is_two_tokens_that_teach_nothing() -> None:
     assert dummy_sample(replace(short, token_ids=(7, 8))).token_ids == (7, 8)
 
 
-@pytest.mark.parametrize(("name", "joining"), [("empo2, held rows", "joined"), ("lora, KL", "joined")])
-def test_joined_rows_teach_what_padded_ones_do_with_fewer_tokens(name: str, joining: PackingMode) -> None:
+@pytest.mark.parametrize(("name", "packing"), [("empo2, held rows", "joined"), ("lora, KL", "joined")])
+def test_joined_rows_teach_what_padded_ones_do_with_fewer_tokens(name: str, packing: PackingMode) -> None:
     padded = learn(replace(CASES[name], settings=CASES[name].settings | {"microbatch_tokens": 10_000}))
-    case = replace(CASES[name], joining=joining, settings=CASES[name].settings | {"microbatch_tokens": 10_000})
+    case = replace(CASES[name], packing=packing, settings=CASES[name].settings | {"microbatch_tokens": 10_000})
     joined = learn(case)
     assert furthest(padded, joined) <= 1e-5
     assert joined["metrics"]["tokens_forward"] < padded["metrics"]["tokens_forward"]
@@ -109,9 +109,9 @@ def test_a_group_of_one_prompt_learns_the_same_from_a_tree() -> None:
         behavior, advantages = (tuple(m * value for m in mask) for value in (-3.0, (-1.0) ** member))
         group.append(Sample(ids, mask, behavior, advantages, trajectory=member))
     found = []
-    for joining in ("padded", "shared"):
+    for packing in ("padded", "shared"):
         learner = Learner(tiny_model(), OptimConfig(lr=1e-4, minibatch=0), LossConfig())
-        learner.joining = joining
+        learner.packing = packing
         metrics = [learner.update(group, seed=seed) for seed in range(3)][-1]
         found.append({"weights": learner.weights(), "metrics": metrics})
     padded, tree = found

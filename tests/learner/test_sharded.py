@@ -299,8 +299,8 @@ def test_attention_and_joined_rows_are_refused_where_they_do_not_fit(start_model
     config = config_of(start_model, 1, attention="flex_attention")
     with pytest.raises(ConfigError, match=r"learner\.attention"):
         build_single(config, tiny_model(), None, None)
-    for packed, joining in {"always": "joined", "auto": "padded", "shared": "shared"}.items():  # sdpa skips nothing
-        assert build_single(config_of(start_model, 1, packed=packed), tiny_model(), None, None).joining == joining
+    for packed, packing in {"always": "joined", "auto": "padded", "shared": "shared"}.items():  # sdpa skips nothing
+        assert build_single(config_of(start_model, 1, packed=packed), tiny_model(), None, None).packing == packing
     mixing = tiny_model()
     body = mixing.model.forward
     mixing.model.forward = lambda **inputs: body(**{k: v for k, v in inputs.items() if k != "position_ids"})

@@ -24,7 +24,7 @@ SAVED_BYTES = {
     (2, True): (12, 4, 4, 8),
 }
 LOGIT_BYTES = 2 * FLOAT32  # bytes of one logit, forwards and backwards
-# The same in `Learner._terms`: both distributions, what lies between them, their gradients, and a mask.
+# The same in `Learner._compute_terms`: both distributions, what lies between them, their gradients, and a mask.
 ANCHOR_LOGIT_BYTES = 7 * FLOAT32 + 1
 GATHERED_LAYERS = 3  # layers whose weights are whole at a time: that in work, the next, and the buffer it arrives in
 

@@ -48,8 +48,7 @@ class Learner:
         loss: the clipped surrogate and its additional terms.
         temperature: of the distribution that tokens are sampled from, at acting and learning alike.
         reference: the reference model of `loss.kl`; with adapters it may be left out, since the base and the adapters
-            as
-            they are now make the initial model.
+            as they are now make the initial model.
         dump_dir: for batches whose loss or gradient is not finite.
         ranks: the processes that share the update. Each has a learner of the same weights, calls the same methods with
             the same arguments, and gets the same answers; this one keeps its part of the weights only.
@@ -58,7 +57,7 @@ class Learner:
         ConfigError: `loss.kl` without a reference model.
     """
 
-    joining: PackingMode = "padded"  # how the rows of a micro-batch are laid out; see `logprobs`
+    packing: PackingMode = "padded"  # how the rows of a micro-batch are laid out; see `logprobs`
 
     def __init__(
         self, model: nn.Module, optim: OptimConfig, loss: LossConfig, *, temperature: float = 1.0,
@@ -86,12 +85,12 @@ class Learner:
 
     @property
     def models(self) -> list[nn.Module]:
-        """The model, and the reference model where it is another."""
+        """Return the model, and the reference model where it is another."""
         return list(dict.fromkeys((self.model, self._score_reference.model)))
 
     @property
     def device(self) -> torch.device:
-        """Device that the learner computes on."""
+        """Return the device that the learner computes on."""
         return self.ranks.device or next(self.model.parameters()).device
 
     def logprobs(self, samples: Sequence[Sample], *, of_start: bool = False) -> list[tuple[float, ...]]:
@@ -115,8 +114,7 @@ class Learner:
         Args:
             samples: the rows; advantages are final.
             seed: of the order of the mini-batches; with several ranks also of their dropout, which a single process
-                draws from
-                torch's generator as it finds it.
+                draws from torch's generator as it finds it.
             lr_scale: factor on `optim.lr`, from the caller's schedule.
 
         Returns:
@@ -132,7 +130,7 @@ class Learner:
         metrics = UpdateMetrics()
         self._optimizer.set_lr(self.optim.lr * lr_scale)
         if any(row.hold for row in rows) and self._score_reference is self._score and not self._start:
-            raise ConfigError("rows are to be held to the start model, and there is none: give the learner a reference")
+            raise ConfigError("rows are held to a reference model, and there is none: give the learner a reference")
         reference = self._compute_reference_logprobs(rows)
         seconds_reference = time.perf_counter() - started
         rng = np.random.default_rng(seed)
@@ -226,16 +224,16 @@ class Learner:
                 nothing = 0.0 * self._score(batch.token_ids, batch.mask, batch.layout)[0].sum()
                 nothing.backward()  # type: ignore[no-untyped-call]
                 continue
-            start = nn.utils.rnn.pad_sequence([reference[i] for i in indices], True) if self.loss.kl else None
-            sums += self._backward_batch(batch, start, weight, metrics)
+            padded = nn.utils.rnn.pad_sequence([reference[i] for i in indices], True) if self.loss.kl else None
+            sums += self._backward_batch(batch, padded, weight, metrics)
             self._optimizer.accumulate_grads()
         return self.ranks.sum(sums)
 
     def _iter_microbatches(self, samples: Sequence[Sample]) -> Iterator[tuple[list[int], Batch]]:
         """Yield the micro-batches of this rank: indices of rows, and these as tensors; a dummy batch where none."""
-        for indices in split_microbatches(samples, self.optim.microbatch_tokens, self.ranks, self.joining):
+        for indices in split_microbatches(samples, self.optim.microbatch_tokens, self.ranks, self.packing):
             rows = [samples[i] for i in indices] or [dummy_sample(samples[0])]
-            yield indices, Batch.from_samples(rows, self.device, self.joining)
+            yield indices, Batch.from_samples(rows, self.device, self.packing)
 
     def _backward_others(self, samples: Sequence[Sample], metrics: UpdateMetrics) -> Tensor:
         """Add the gradient of the rows that are no episodes, and return () their loss; see `compute_token_weights`."""
@@ -244,10 +242,10 @@ class Learner:
         total = torch.zeros((), device=self.device)
         for indices, batch in self._iter_microbatches(samples):
             rows = [samples[i] for i in indices]
-            # Where any rank asks the start model in this mini-batch, all ask.
+            # Where any rank asks the reference model in this mini-batch, all ask.
             held = torch.tensor([row.hold > 0 for row in rows] or [any_held], device=self.device)  # (B,)
-            start = self._compute_reference_states(batch, held) if any_held else torch.empty(0, device=self.device)
-            terms = self._score.within(self._compute_terms, batch, held, start)
+            reference = self._compute_reference_states(batch, held) if any_held else torch.empty(0, device=self.device)
+            terms = self._score.within(self._compute_terms, batch, held, reference)
             weight = torch.tensor([weights[i] for i in indices] or [[0.0] * 3], device=self.device)  # (B, 3)
             loss = (terms * weight[:, None] * batch.mask[..., None]).sum()
             loss.backward()
@@ -257,13 +255,13 @@ class Learner:
                 total += loss.detach()
         return self.ranks.sum(total)
 
-    def _compute_terms(self, batch: Batch, held: Tensor, start: Tensor) -> Tensor:  # (B, T, 3)
+    def _compute_terms(self, batch: Batch, held: Tensor, reference: Tensor) -> Tensor:  # (B, T, 3)
         """Compute surrogate, KL(reference || model) and negative log-likelihood of each token, 0 off the mask."""
         states = self._score.compute_states(batch.token_ids, batch.mask, batch.layout)
         logprobs, _ = self._score.score_states(states, batch.token_ids, batch.mask)
         surrogate = self._compute_surrogate(losses.ratio(logprobs, batch.behavior_logprobs), batch)
         where = held[batch.mask.nonzero()[:, 0]]  # (K,)
-        divergence = self._score.compute_kl(states[where], self._compute_reference_logits, start)
+        divergence = self._score.compute_kl(states[where], self._compute_reference_logits, reference)
         kl = torch.zeros_like(logprobs)
         kl[batch.mask] = torch.zeros(len(states), device=self.device).masked_scatter(where, divergence)
         return torch.stack([surrogate, kl, -logprobs], dim=-1)

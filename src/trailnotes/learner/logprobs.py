@@ -144,7 +144,7 @@ class Batch:
             behavior_logprobs=stack([s.behavior_logprobs for s in samples], torch.float32),
             advantages=stack([s.advantages for s in samples], torch.float32),
             off_policy=torch.tensor([s.off_policy for s in samples], device=device),
-            layout=None if how == "padded" else build_layout([s.token_ids for s in samples], how, device),
+            layout=build_layout([s.token_ids for s in samples], how, device),
         )
 
 

@@ -28,6 +28,7 @@ from trailnotes.types import RowRole, Sample
 
 LUFFY_GAMMA = 0.1  # of the shaping f(x) = x / (x + gamma)
 MAX_LOG_RATIO = 20.0  # exp(20) is far beyond any clip; beyond exp(88) float32 overflows, and 0 * inf is NaN
+TERMS = ("policy", "hold", "imitate")  # of a row that is no episode's
 
 
 def ratio(logprobs: Tensor, behavior_logprobs: Tensor) -> Tensor:
@@ -117,9 +118,6 @@ def masked_sum(
         return kept.sum(), mask.sum()
     lengths = mask.sum(-1)
     return (kept.sum(-1) / lengths.clamp(min=1)).sum(), (lengths > 0).sum()
-
-
-TERMS = ("policy", "hold", "imitate")
 
 
 def get_term_weights(sample: Sample) -> dict[str, float]:
@@ -243,6 +241,10 @@ class UpdateMetrics:
         mismatch = {}  # of the sampler's log-probabilities of on-policy rows, before the first step
         if sums["fresh"]:
             mismatch = {name: sums[f"fresh_{name}"] / sums["fresh"] for name in ("difference", "ratio")}
+        by_role: dict[str, float] = {}
+        for metric, total, count in (("kl_to_reference", "kl", "held"), ("nll", "nll", "imitated")):
+            roles = [name.removeprefix(f"{count}_") for name in sums if name.startswith(f"{count}_")]
+            by_role |= {f"{metric}_{role}": _divide(sums[f"{total}_{role}"], sums[f"{count}_{role}"]) for role in roles}
         return {name: float(np.mean(self._steps[name])) if self._steps[name] else 0.0 for name in names} | {
             "kl_to_behavior": _divide(sums["kl_on"], on),
             "kl_to_behavior_off_policy": _divide(sums["kl_off"], sums["off"]),
@@ -261,11 +263,7 @@ class UpdateMetrics:
             "optimiser_steps": float(len(self._steps["loss"])),
             **others,
             **mismatch,
-            **{
-                f"{metric}_{role}": _divide(sums[f"{value}_{role}"], sums[f"{count}_{role}"])
-                for metric, value, count in (("kl_to_reference", "kl", "held"), ("nll", "nll", "imitated"))
-                for role in [name.removeprefix(f"{count}_") for name in sums if name.startswith(f"{count}_")]
-            },
+            **by_role,
         }
 
     def _collect_local_sums(self) -> tuple[dict[str, float], float, float]:

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
     from trailnotes.config.methods_schema import AlgorithmConfig
 
-
 T = TypeVar("T")
 PackingMode = Literal["padded", "joined", "shared"]  # how the rows of a batch are laid out, see `logprobs`
+GatheredCall = Callable[..., Any]
+"""Calls a function with arguments while the outer weights of a model (embedding, last norm, head) are whole."""
 
 
 @dataclass(slots=True)
@@ -233,7 +234,7 @@ class HasTokenIds(Protocol):
 
 
 def make_microbatches(
-    samples: Sequence[HasTokenIds], max_tokens: int, joining: PackingMode = "padded"
+    samples: Sequence[HasTokenIds], max_tokens: int, packing: PackingMode = "padded"
 ) -> list[list[int]]:
     """Cut rows into batches of similar length that fit a budget.
 
@@ -241,7 +242,7 @@ def make_microbatches(
         samples: rows.
         max_tokens: largest number of rows times longest row, or sum of their lengths where they are not padded; a row
             longer than that goes alone.
-        joining: how the rows of a batch are laid out; "shared" cuts them in the order of their tokens.
+        packing: how the rows of a batch are laid out; "shared" cuts them in the order of their tokens.
 
     Returns:
         Indices into `samples`, each once, shortest rows first.
@@ -249,11 +250,11 @@ def make_microbatches(
     batches: list[list[int]] = []
     filled = 0  # tokens of the last batch
     order = sorted(range(len(samples)), key=lambda i: len(samples[i].token_ids))
-    if joining == "shared":
+    if packing == "shared":
         order.sort(key=lambda i: tuple(samples[i].token_ids))
     for index in order:
         length = len(samples[index].token_ids)
-        size = (len(batches[-1]) + 1 if batches else 1) * length if joining == "padded" else filled + length
+        size = (len(batches[-1]) + 1 if batches else 1) * length if packing == "padded" else filled + length
         if batches and size <= max_tokens:
             batches[-1].append(index)
         else:
@@ -261,10 +262,6 @@ def make_microbatches(
             size = length
         filled = size
     return batches
-
-
-GatheredCall = Callable[..., Any]
-"""Calls a function with arguments while the outer weights of a model (embedding, last norm, head) are whole."""
 
 
 class Ranks:
@@ -325,7 +322,7 @@ def distribute_rows(samples: Sequence[HasTokenIds], world: int) -> list[list[int
 
 
 def split_microbatches(
-    samples: Sequence[HasTokenIds], max_tokens: int, ranks: Ranks, joining: PackingMode = "padded"
+    samples: Sequence[HasTokenIds], max_tokens: int, ranks: Ranks, packing: PackingMode = "padded"
 ) -> list[list[int]]:
     """Cut rows, the same on every rank, into the micro-batches of this rank, as many as of any other.
 
@@ -336,10 +333,10 @@ def split_microbatches(
         Indices into `samples`. Over all ranks each is in exactly one micro-batch.
     """
     if ranks.world == 1:
-        return make_microbatches(samples, max_tokens, joining)
+        return make_microbatches(samples, max_tokens, packing)
     cuts = []
     for share in distribute_rows(samples, ranks.world):
-        batches = make_microbatches([samples[i] for i in share], max_tokens, joining)
+        batches = make_microbatches([samples[i] for i in share], max_tokens, packing)
         cuts.append([[share[i] for i in batch] for batch in batches])
     own = cuts[ranks.rank]
     return own + [[] for _ in range(max(map(len, cuts)) - len(own))]

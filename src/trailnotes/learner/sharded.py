@@ -62,7 +62,7 @@ def build_rank(group: LearnerGroup, config: Config, dump_dir: Path | None) -> Le
     torch.manual_seed(derive_seed(config.run.seed, "weights"))  # adapters start at random
     model = load_model(on_host)[0]
     _require_plain_head(config, model)
-    joining = _choose_packing(config, model)
+    packing = _choose_packing(config, model)
     whole = not config.model.lora.enabled
     dtype = getattr(torch, config.model.dtype) if whole and config.model.dtype != "float32" else None
     ranks = ShardedRank(group.mesh, group.talk, dtype, offload=config.learner.offload)
@@ -70,17 +70,17 @@ def build_rank(group: LearnerGroup, config: Config, dump_dir: Path | None) -> Le
     if dump_dir is not None:
         _require_shared_directory(ranks, dump_dir.parent)
     reference = load_model(on_host)[0] if config.has_reference_model and whole else None
-    return _make_learner(config, model, reference, dump_dir, joining, ranks)
+    return _make_learner(config, model, reference, dump_dir, packing, ranks)
 
 
 def _make_learner(
-    config: Config, model: Any, reference: Any, dump_dir: Path | None, joining: PackingMode, ranks: Ranks | None = None
+    config: Config, model: Any, reference: Any, dump_dir: Path | None, packing: PackingMode, ranks: Ranks | None = None
 ) -> Learner:
     learner = Learner(
         model, config.optim, config.loss, temperature=config.rollout.temperature,
         reference=reference, dump_dir=dump_dir, ranks=ranks,
     )  # fmt: skip
-    learner.joining = joining
+    learner.packing = packing
     for each in learner.models if config.learner.attention else ():  # last: models are checked on the host, without it
         base: Any = each
         base = base.get_base_model() if hasattr(base, "get_base_model") else base

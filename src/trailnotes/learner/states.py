@@ -34,6 +34,9 @@ from trailnotes.storage.checkpoint import atomic_directory, read_json, write_jso
 from trailnotes.types import Sample
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+MakeBlank = Callable[[Collection[str]], dict[str, Tensor]]
+FILE, SHARDS, REST = "learner.safetensors", "learner.dcp", "learner.json"
+STATE = (REST, FILE, SHARDS)  # all files of `save_state`; deletion begins with the first
 
 
 class MasterAdamW:
@@ -173,7 +176,7 @@ def dump_batch(path: Path, samples: Sequence[Sample], numbers: Mapping[str, floa
         joined), ``lengths``, ``off_policy``, ``trajectory``, ``hold`` and ``imitate`` (one for each row).
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    real, file = torch.float64, path.with_name(path.name + ".safetensors")
+    real = torch.float64
     joined = {"token_ids": torch.int64, "loss_mask": torch.uint8, "behavior_logprobs": real, "advantages": real}
     tensors = {
         name: torch.tensor([value for sample in samples for value in getattr(sample, name)], dtype=dtype)
@@ -181,15 +184,11 @@ def dump_batch(path: Path, samples: Sequence[Sample], numbers: Mapping[str, floa
     } | {"lengths": torch.tensor([len(sample.token_ids) for sample in samples])}
     for name, dtype in {"off_policy": None, "trajectory": None, "hold": real, "imitate": real}.items():
         tensors[name] = torch.tensor([getattr(sample, name) for sample in samples], dtype=dtype)
+    file = path.with_name(path.name + ".safetensors")
     save_file(tensors, file)
     about = {name: str(value) for name, value in numbers.items()}
     write_json(path.with_name(path.name + ".json"), {**about, "roles": [sample.role for sample in samples]})
     return file
-
-
-MakeBlank = Callable[[Collection[str]], dict[str, Tensor]]
-FILE, SHARDS, REST = "learner.safetensors", "learner.dcp", "learner.json"
-STATE = (REST, FILE, SHARDS)  # all files of `save_state`; whoever deletes them begins with the first
 
 
 def to_full_tensor(tensor: Tensor) -> Tensor:

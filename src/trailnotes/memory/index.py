@@ -45,7 +45,6 @@ TUNING_NEIGHBORS = 10  # neighbours of each of these queries
 REMOVAL_DIVISOR = 32  # removals are flushed when one in so many rows is gone
 MIN_SCANNED_VECTORS = 25_000  # that a search always compares: a millisecond with cold caches
 TARGET_RECALL = 0.99  # share of the neighbours found, each query's own vector included
-
 CHUNK_ROWS = 4096  # rows read at once
 MAX_UNSAVED = 4096  # rows that the next opening may have to read again
 ID_CONDITION = "id IN (SELECT value FROM json_each(?))"
@@ -95,9 +94,8 @@ class TipIndex:
         lists = faiss.index_factory(stamp.dim, layout, faiss.METRIC_INNER_PRODUCT)
         lists.cp.spherical, lists.cp.niter, lists.cp.max_points_per_centroid = True, 5, SAMPLE_PER_LIST
         lists.cp.min_points_per_centroid = lists.pq.cp.min_points_per_centroid = 1  # or it prints of small samples
-        lists.train(
-            np.resize(sample, (max(MIN_CENTROID_SAMPLE, len(sample)), stamp.dim))
-        )  # repeated where they are too few
+        least = (max(MIN_CENTROID_SAMPLE, len(sample)), stamp.dim)
+        lists.train(np.resize(sample, least))  # repeated where they are too few
         return cls(stamp, lists, planned)
 
     @classmethod
@@ -220,7 +218,7 @@ def is_faiss_installed() -> bool:
 
 
 def _num_lists(planned: int) -> int:
-    """Two to four times the root, at which a search among a million was fastest."""
+    """Choose two to four times the root, at which a search among a million was fastest."""
     return int(2 ** (1 + ceil(log2(max(1, planned)) / 2)))
 
 
@@ -285,14 +283,14 @@ class IndexedFile(MemoryFile):
         super().close()
 
     def _on_rollback(self) -> None:
-        """The next writes get the numbers of those undone, so an index that has seen these is useless."""
+        """Drop an index that has seen the undone writes, whose numbers the next ones get."""
         super()._on_rollback()
         self._sizes.clear()
         if self._index is not None and self._index.stamp.written > schema.read_sequence(self._connection):
             self._index = None
 
     def _on_transaction_end(self) -> None:
-        """The writer also updates the index, unless it must be rebuilt, to spare the next search."""
+        """Update the index, unless it must be rebuilt, to spare the next search."""
         if (index := self._index) is not None:
             now = self._read_stamp()
             if self._is_before(index.stamp, now) and index.is_suitable_for(self._sum_enabled()):
@@ -352,7 +350,7 @@ class IndexedFile(MemoryFile):
         return stamp.is_ancestor_of(now) and stamp.session == session
 
     def _sample_vectors(self, count: int) -> Floats:
-        """Vectors (n, dim) of about `count` random enabled tips, the same each time."""
+        """Sample vectors (n, dim) of about `count` random enabled tips, the same each time."""
         last = self._query("SELECT MAX(id) FROM tips")[0][0]
         drawn = random.Random(0).sample(range(1, last + 1), min(last, ceil(1.2 * count * last / self._sum_enabled())))
         return np.concatenate([vectors for _, vectors in self._iter_vectors(ID_CONDITION, json.dumps(drawn))])

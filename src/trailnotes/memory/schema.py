@@ -466,7 +466,7 @@ class MemoryFile(Closeable):
         return int(self._write(sql).fetchone()[0])
 
     def _on_rollback(self) -> None:
-        """A transaction was rolled back."""
+        """React to a transaction that was rolled back."""
 
     def _on_transaction_end(self) -> None:
-        """A transaction is over, either way."""
+        """React to the end of a transaction, either way."""

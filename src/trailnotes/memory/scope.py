@@ -1,8 +1,8 @@
-"""The tips that a search goes through: those of the tasks that a task may read, without retired ones.
+"""The tips that a search goes through: those of the tasks that a task may read, without those marked as retired.
 
 A task reads tips about games of its own split, and of the shared split that training learns from. Tips about a game
-that also belongs to another split, under whatever id, are left out: `envs.tasks.shared` and this module identify games
-by what is played, not by the names of their splits.
+that also belongs to another split, under whatever id, are left out: `envs.tasks.find_shared_tasks` and this module
+identify games by what is played, not by the names of their splits.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from trailnotes.memory.schema import WORTH_SQL, EmbedderIdentity, MemoryFile, re
 from trailnotes.types import StrPath, Task
 
 Scope = Literal["task", "family", "env", "all"]
+DISTILLED: Final = "distilled"  # beside the rules of `memory.retire`
+EVICTION_ORDERS: Final = {"oldest": "age", "least_used": "shown, age", "least_worth": f"{WORTH_SQL}, age"}
+RETIREMENT_COLUMNS: Final = ("retired", "retired_at", "retired_on", "retired_by", "merged_into")  # of a `Retirement`
+CLEAR_RETIREMENT: Final = "retired = '', retired_at = 0, retired_on = '', retired_by = '', merged_into = 0"
 
 
 class TipFilter(NamedTuple):
@@ -116,7 +120,7 @@ class TaskTable(MemoryFile):
         super()._on_rollback()
 
     def _load_readable_tasks(self, split: str, shared_split: str) -> dict[str, TaskInfo]:
-        """Tasks that a split may read: every id of their game is of that split or the shared one.
+        """Load the tasks that a split may read: every id of their game is of that split or the shared one.
 
         A game that several tasks of one split have in common identifies none of them; then the id is the game.
         """
@@ -152,12 +156,6 @@ def _make_task_row(task: Task) -> tuple[str, ...]:
                       sort_keys=True, default=str)  # fmt: skip
     digest = hashlib.blake2b(game.encode(), digest_size=16).hexdigest()
     return *map(replace_surrogates, (task.id, task.split, task.env, task.family)), digest
-
-
-DISTILLED: Final = "distilled"  # beside the rules of `memory.retire`
-EVICTION_ORDERS: Final = {"oldest": "age", "least_used": "shown, age", "least_worth": f"{WORTH_SQL}, age"}
-RETIREMENT_COLUMNS: Final = ("retired", "retired_at", "retired_on", "retired_by", "merged_into")  # of a `Retirement`
-CLEAR_RETIREMENT: Final = "retired = '', retired_at = 0, retired_on = '', retired_by = '', merged_into = 0"
 
 
 class Retirement(NamedTuple):

@@ -241,7 +241,7 @@ class TipMemory(StoreBackedMemory):
         return [name for name in self.config.ranking if name not in COMPUTED_KEYS]
 
     def _is_query_independent(self, searched: SearchTarget, top_k: int) -> bool:
-        """Whether the result does not depend on the query, which then need not be embedded."""
+        """Return whether the result does not depend on the query, which then need not be embedded."""
         if top_k <= 0 or searched.by_index:
             return top_k <= 0
         config = self.config
@@ -263,7 +263,7 @@ class TipMemory(StoreBackedMemory):
         return self._rank_candidates(page, rows, similarities, top_k)
 
     def _find_candidates(self, page: TipPage, query: str, vector: Floats | None) -> tuple[Ints, Numbers]:
-        """Rows (n,), ascending, and their similarities (n,): cosine, BM25, or the reciprocal ranks by both."""
+        """Find rows (n,), ascending, and their similarities (n,): cosine, BM25, or the reciprocal ranks by both."""
         dense = None if vector is None else page.index.find_within(vector, self.config.threshold)
         if dense is not None and self.config.retrieval == "dense":
             return dense
@@ -296,7 +296,7 @@ def _truncate_for_embedding(text: str) -> str:
 
 
 def _sort_rows(page: TipPage, rows: Ints, computed: Mapping[str, Numbers], order: Sequence[str]) -> Ints:
-    """`rows` by `order`, all keys descending, the newest first among equals; `computed` holds one number a row."""
+    """Sort `rows` by `order`, all keys descending, the newest first among equals; `computed` holds one number a row."""
     keys = [computed[name] if name in computed else page.columns[name][rows] for name in (*order, "recency")]
     return rows[np.lexsort([-key for key in reversed(keys)])]
 
@@ -412,7 +412,7 @@ def find_over_capacity(
 def _find_similar_pairs(
     tips: list[MergeCandidate], least: float, dim: int
 ) -> Iterator[tuple[MergeCandidate, MergeCandidate, float]]:
-    """Pairs whose keys and words are at least so similar, with the lower of both cosines, the highest first."""
+    """Yield pairs with keys and words at least so similar, with the lower of both cosines, the highest first."""
     keys = decode_vectors([tip.vector for tip in tips], dim)
     # A model of meaning finds "go left" much like "go right", so hashing compares the words.
     words = retrieval.HashingEmbedder().embed([tip.text for tip in tips])

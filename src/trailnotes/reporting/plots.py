@@ -16,7 +16,7 @@ from trailnotes.errors import MissingExtraError, format_install_command
 from trailnotes.reporting.intervals import Interval
 
 Curve = list[tuple[float, float]]  # (x, y) of one run, x ascending
-INITIAL_MODEL_COLOUR = {"start model": "#777777"}  # as `config.methods.colours` has those of the methods
+INITIAL_MODEL_COLOUR = {"start model": "#777777"}  # as `config.methods.get_colours` has those of the methods
 TEXT_COLOUR = "#444444"  # where a method has no colour
 SPARE_COLOURS = ("#4a6fa5", "#8a3b6b", "#c2a033", "#3a9bb0", "#444444")  # for labels of unknown methods
 

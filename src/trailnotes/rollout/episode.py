@@ -119,8 +119,8 @@ async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is m
     Raises:
         PolicyError: the policy cannot answer.
     """
-    seating = EpisodeContext(policy, task, mode, member, seed, episode or f"{task.id}/{member}", config)
-    actor: Actor = make_actor(seating) if make_actor else TipsActor(seating, memory)
+    context = EpisodeContext(policy, task, mode, member, seed, episode or f"{task.id}/{member}", config)
+    actor: Actor = make_actor(context) if make_actor else TipsActor(context, memory)
     steps: list[Step] = []
     observation, context_full, error = Observation(""), False, ""
     attempted = None
@@ -156,34 +156,34 @@ class TipsActor:
     """The policy as it is, shown a memory's tips in all modes but "plain"; memory None shows none."""
 
     def __init__(
-        self, seating: EpisodeContext, memory: Memory | None, conversation: Conversation | None = None
+        self, context: EpisodeContext, memory: Memory | None, conversation: Conversation | None = None
     ) -> None:
-        self.seating, self.memory = seating, memory
-        config = seating.config
-        self.conversation = conversation or Conversation(config.rollout, config.memory, seating.policy.count_tokens)
+        self.context, self.memory = context, memory
+        config = context.config
+        self.conversation = conversation or Conversation(config.rollout, config.memory, context.policy.count_tokens)
         self.num_turns = 0
         self.first_seen = 0  # tokens of the first observation
 
     def start(self, observation: Observation) -> None:
         """Open the conversation of the episode."""
         self.conversation.start(observation.instruction or "")
-        self.first_seen = self.seating.policy.count_tokens(self.conversation.cap_text(observation.text))
+        self.first_seen = self.context.policy.count_tokens(self.conversation.cap_text(observation.text))
 
     async def find(self, observation: Observation) -> list[Tip]:
         """Find the tips for this turn."""
-        seating = self.seating
-        if seating.mode == "plain":
+        context = self.context
+        if context.mode == "plain":
             return []
-        return await find_tips(self.memory, seating.task, self.conversation, observation, seating.config)
+        return await find_tips(self.memory, context.task, self.conversation, observation, context.config)
 
-    def affordable(self, limit: int, observation: Observation, found: Sequence[Tip]) -> Sequence[Tip]:
+    def select_affordable(self, limit: int, observation: Observation, found: Sequence[Tip]) -> Sequence[Tip]:
         """Return the first of the tips that leave room for the remaining turns (`memory.leave_room`).
 
         A turn to come, answer and observation, is taken to be as long as those so far are on average; of the first one
         that is its observation alone, since the instruction comes only once.
         """
-        policy, conversation = self.seating.policy, self.conversation
-        if not found or not self.seating.config.memory.leave_room:
+        policy, conversation = self.context.policy, self.conversation
+        if not found or not self.context.config.memory.leave_room:
             return found
         turn = Message("user", conversation.format_turn(observation))
         used = count_prompt_tokens(policy, [*conversation.acting, turn])
@@ -191,22 +191,22 @@ class TipsActor:
         if self.num_turns:
             start = conversation.plain[: conversation.opening + 1]
             grown = count_prompt_tokens(policy, [*conversation.plain, turn]) - count_prompt_tokens(policy, start)
-        turns_left = self.seating.config.rollout.max_steps - self.num_turns - 1
+        turns_left = self.context.config.rollout.max_steps - self.num_turns - 1
         reserved = math.ceil(turns_left * (self.first_seen + grown) / (self.num_turns + 1))
         return conversation.fit_tips(found, limit - used - reserved)
 
     async def act(self, observation: Observation) -> Decision | None:
         """Find tips, show them, sample, and parse the action."""
-        seating, conversation = self.seating, self.conversation
-        policy, config = seating.policy, seating.config
+        context, conversation = self.context, self.conversation
+        policy, config = context.policy, context.config
         limit = compute_prompt_limit(policy, config)
-        found = self.affordable(limit, observation, await self.find(observation))
+        found = self.select_affordable(limit, observation, await self.find(observation))
         tips = observe_within_limit(limit, policy, conversation, observation, found)
         if tips is None:
             return None
-        sampling = seating.build_sampling(self.num_turns)
+        sampling = context.build_sampling(self.num_turns)
         self.num_turns += 1
-        completion = await policy.generate(tuple(conversation.acting), sampling, seating.episode)
+        completion = await policy.generate(tuple(conversation.acting), sampling, context.episode)
         plain_ids = policy.encode(conversation.plain) if conversation.shown else completion.prompt_ids
         conversation.act(completion.text, completion.token_ids)
         action = parse_action(completion.text, config.rollout.action_format, config.rollout.style).action

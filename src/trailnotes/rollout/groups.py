@@ -75,7 +75,7 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
     rows = _make_slots(tasks, modes, memory_of or (lambda _, __: memory), seed)
     attempts = 1 + config.env.max_replacements
     failed: Counter[tuple[str, int]] = Counter()
-    reasons: dict[tuple[str, int], str] = {}  # of each seat the last one
+    reasons: dict[tuple[str, int], str] = {}  # of each slot the last one
     before: dict[tuple[str, int], Trajectory | None] = {}
     for trajectory in done:
         place = trajectory.task.id, trajectory.member
@@ -84,34 +84,34 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
         if trajectory.outcome != "error" or failed[place] >= attempts:
             before[place] = None if trajectory.outcome == "error" else trajectory
     assert not failed or len({task.id for task in tasks}) == len(tasks), "which of the two was played is not known"
-    played = {seat.episode: before[seat.episode_key] for row in rows for seat in row if seat.episode_key in before}
-    seats = [seat for row in rows for seat in row if seat.episode not in played]
+    played = {slot.episode: before[slot.episode_key] for row in rows for slot in row if slot.episode_key in before}
+    slots = [slot for row in rows for slot in row if slot.episode not in played]
 
-    async def play(live: LiveEpisode, env: AsyncEnv, seat: EpisodeSlot) -> Trajectory:
+    async def play(live: LiveEpisode, env: AsyncEnv, slot: EpisodeSlot) -> Trajectory:
         return await run_episode(
-            policy, env, seat.task, seat.mode, seat.memory, config,
-            member=seat.member, seed=seat.seed, episode=live.episode, make_actor=make_actor,
+            policy, env, slot.task, slot.mode, slot.memory, config,
+            member=slot.member, seed=slot.seed, episode=live.episode, make_actor=make_actor,
         )  # fmt: skip
 
-    async def play_seat(live: LiveEpisode, index: int) -> Trajectory | None:
-        seat = seats[index]
+    async def play_slot(live: LiveEpisode, index: int) -> Trajectory | None:
+        slot = slots[index]
 
         def fail(trajectory: Trajectory) -> None:
-            reasons[seat.episode_key] = trajectory.error
+            reasons[slot.episode_key] = trajectory.error
             if on_error is not None:
                 on_error(trajectory)
 
-        return await _play_slot(live, pool, seat, range(failed[seat.episode_key], attempts), play, fail)
+        return await _play_slot(live, pool, slot, range(failed[slot.episode_key], attempts), play, fail)
 
     def keep(index: int, trajectory: Trajectory | None) -> None:
-        played[seats[index].episode] = trajectory
+        played[slots[index].episode] = trajectory
         if trajectory is not None and progress is not None:
             progress(trajectory)
 
-    await run_with_limit(policy, [seat.episode for seat in seats], play_seat, keep, limit=config.env.max_envs)
+    await run_with_limit(policy, [slot.episode for slot in slots], play_slot, keep, limit=config.env.max_envs)
     # Ahead of the update, timing would decide the order of these counts and of the tips that are stored.
     if not config.rollout.max_async_iterations or config.memory.is_ranked_by_feedback:
-        _report_results([(seat.memory, played[seat.episode]) for row in rows for seat in row], once)
+        _report_results([(slot.memory, played[slot.episode]) for row in rows for slot in row], once)
     groups = (_build_group(task, row, played, reasons) for task, row in zip(tasks, rows, strict=True))
     return [group for group in groups if group is not None]
 
@@ -205,16 +205,16 @@ async def run_with_limit(
 async def _play_slot(
     live: LiveEpisode,
     pool: Pool,
-    seat: EpisodeSlot,
+    slot: EpisodeSlot,
     attempts: Iterable[int],
     play: Callable[[LiveEpisode, AsyncEnv, EpisodeSlot], Awaitable[Trajectory]],
     on_error: OnTrajectory,
 ) -> Trajectory | None:
     for attempt in attempts:
         if attempt:
-            live.switch_to(f"{seat.episode}+{attempt}")
+            live.switch_to(f"{slot.episode}+{attempt}")
         async with pool.lease() as env:
-            trajectory = await play(live, env, seat)
+            trajectory = await play(live, env, slot)
         if trajectory.outcome != "error":
             return trajectory
         on_error(trajectory)
@@ -227,10 +227,10 @@ def _build_group(
     played: Mapping[str, Trajectory | None],
     reasons: Mapping[tuple[str, int], str],
 ) -> TrajectoryGroup | None:
-    members = [played[seat.episode] for seat in row]
+    members = [played[slot.episode] for slot in row]
     left = tuple(member for member in members if member is not None)
     if not left or len(left) < min(2, len(members)):
-        num, why = len(members), [reasons[seat.episode_key] for seat in row if played[seat.episode] is None][-1]
+        num, why = len(members), [reasons[slot.episode_key] for slot in row if played[slot.episode] is None][-1]
         logger.warning("task %s is left out: %d of %d episodes failed: %s", task.id, num - len(left), num, why)
         return None
     return TrajectoryGroup(task, left)

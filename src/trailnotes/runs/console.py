@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from trailnotes.config.schema import Config
 
-
 TIP_CURVES = {"tips": "validation_tips", "new": "validation_new"}  # as shown -> as `training/periodic_eval.py` calls it
 
 

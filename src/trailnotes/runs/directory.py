@@ -8,7 +8,7 @@
     trajectories.jsonl   whole episodes
     memory.db            the tips
     memory.start.db      those that training began with
-    rehearsal/           recording of the start model before training, with rehearsal.split
+    rehearsal/           recording of the initial model before training, with rehearsal.split
     checkpoints/         step-000010/ ... as `checkpoint` writes them
     tensorboard/         drawn from metrics.jsonl, if run.trackers has it
     trackers/            ids and files of the other trackers
@@ -27,11 +27,11 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import (
@@ -74,7 +74,7 @@ class RunDir:
         self.memory_path = path / "memory.db"
         self.checkpoints = path / "checkpoints"
         self._tracked = config.run.all_trackers
-        self._trackers: Any = None  # once no line is set aside any more
+        self._trackers: Trackers | None = None  # once no line is set aside any more
 
     @classmethod
     def open(
@@ -131,7 +131,7 @@ class RunDir:
     def append_trajectories(self, iteration: int, trajectories: Iterable[Trajectory]) -> None:
         """Append whole episodes, with the failed ones."""
         records = [{"iteration": iteration, **trajectory_to_json(t)} for t in trajectories]
-        append_jsonl(self.trajectories_path, [*records])
+        append_jsonl(self.trajectories_path, records)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Read all lines of metrics.jsonl."""
@@ -207,14 +207,17 @@ class RunDir:
         _write(file, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
 
 
-def load_trackers() -> Any:
-    """Return the class that starts the processes of trackers, which another package offers.
+class Trackers(Protocol):
+    """The trackers of one run; `RunDir` tells them of each new line, and of the end."""
 
-    Raises:
-        MissingExtraError: no installed package does.
-    """
+    notify: Callable[[], None]
+    close: Callable[..., None]  # finished=: the run ended by itself
+
+
+def load_trackers() -> Callable[[Sequence[str], Path], Trackers]:
+    """Load the class of the trackers, which another package offers; `MissingExtraError` where none does."""
     for point in metadata.entry_points(group=TRACKERS_GROUP):
-        return point.load()
+        return point.load()  # type: ignore[no-any-return]
     raise MissingExtraError("run.trackers needs the package trailnotes-lab: pip install -e ./packages/lab in a clone")
 
 
@@ -262,11 +265,7 @@ def load_run_config(path: Path) -> Config:
 
 @contextlib.contextmanager
 def report_damaged_run(path: Path) -> Iterator[None]:
-    """Raise wrong values in the files of the run in `path` as a damaged run.
-
-    Raises:
-        RunError: the block raised an error of a wrong value; another error of this package passes.
-    """
+    """Raise errors of wrong values in the files of the run in `path` as `RunError`; this package's own pass."""
     try:
         yield
     except TrailnotesError:

@@ -16,6 +16,8 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
 from trailnotes.envs.tasks import has_other_env_code, load_identity, load_panel
 from trailnotes.errors import ConfigError
+from trailnotes.memory.base import Memory
+from trailnotes.policies.base import Policy
 from trailnotes.reporting.crossed import MIN_FAMILIES, estimate
 from trailnotes.reporting.intervals import RATE_BOUNDS, Interval, compute_sample_interval
 from trailnotes.rollout import OnTrajectory, Pool, run_groups
@@ -40,7 +42,7 @@ class PanelResult:
     mean: float
     ci_low: float | None  # None where nothing varied that an interval could be made of
     ci_high: float | None
-    env_steps: int  # trained for, 0 for a start model
+    env_steps: int  # trained for, 0 for an initial model
     seeds: int
     num_tasks: int
     num_episodes: int
@@ -124,12 +126,12 @@ def build_eval_config(config: Config) -> Config:
 
 
 async def play_panel(  # noqa: PLR0913 (see `run_episode`)
-    policy: Any,
+    policy: Policy,
     pool: Pool,
     tasks: Sequence[Task],
     config: Config,
     *,
-    memory: Any = None,
+    memory: Memory | None = None,
     seed: int = 0,
     done: Iterable[Trajectory] = (),
     progress: OnTrajectory | None = None,

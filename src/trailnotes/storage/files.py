@@ -14,7 +14,7 @@ import shutil
 import stat
 import tomllib
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, TypeVar, get_args
@@ -31,6 +31,11 @@ _LONG_INTEGER: Final = b"0" * MAX_DIGITS
 _TOO_DEEP_MESSAGE: Final = f"it nests more than {MAX_NESTING} levels deep"
 _KEY_PART: Final = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _LONG_KEY: Final = re.compile(rf"(?<![\w-]){_KEY_PART}(?:[ \t]*+\.[ \t]*+{_KEY_PART}){{{MAX_NESTING}}}")
+T = TypeVar("T")
+MAX_SMALL_BYTES: Final = 16 << 20  # bytes of a file that is read whole
+KEY_BYTES = 32
+_FIX_HINT = "free space or fix the permissions, then run the same command again"
+_ITERATION_PATTERN = re.compile(rb'\{"iteration": (\d+)[,}]')
 
 
 def parse_json(text: str | bytes, nonfinite: Nonfinite = "keep") -> Any:
@@ -135,13 +140,6 @@ _DECODERS: Final = {  # (what of numbers, has long integers): to count the digit
     for nonfinite in get_args(Nonfinite)
     for is_long in (False, True)
 }
-
-
-T = TypeVar("T")
-MAX_SMALL_BYTES: Final = 16 << 20  # bytes of a file that is read whole
-KEY_BYTES = 32
-_FIX_HINT = "free space or fix the permissions, then run the same command again"
-_ITERATION_PATTERN = re.compile(rb'\{"iteration": (\d+)[,}]')
 
 
 def get_cache_dir(name: str) -> Path:
@@ -286,7 +284,7 @@ def find_free_path(path: Path) -> Path:
     return next(candidate for candidate in candidates if not candidate.exists())
 
 
-def append_jsonl(path: Path, records: list[Mapping[str, Any]], *, sync: bool = False) -> None:
+def append_jsonl(path: Path, records: Sequence[Mapping[str, Any]], *, sync: bool = False) -> None:
     """Append `records`, all of them or none; with `sync` they are on the disk on return.
 
     Raises:

@@ -78,7 +78,7 @@ class AuthorRegistry:
 
 
 def check_author_age(config: Config, num_tasks: int) -> str:
-    """Warn of authors that are forgotten before their tasks come back; "" where none is.
+    """Describe authors that are forgotten before their tasks come back; "" where none is.
 
     `envs.tasks.select_batch` draws each of `num_tasks` tasks once an epoch: the longest gap is two epochs.
     """

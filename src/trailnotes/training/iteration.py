@@ -220,19 +220,16 @@ class Iteration:
         self.add_metrics("authors", compute_author_metrics(credit, rows))
         return rows
 
-    def _select_from_start(self, groups: Sequence[TrajectoryGroup]) -> Sequence[TrajectoryGroup]:
-        return groups if self.run.archive is None else select_from_start(groups)
-
     def measure_tips(
         self, groups: Sequence[TrajectoryGroup], off_policy: Sequence[Sample], tip_free: Sequence[Sequence[float]]
     ) -> None:
         """Measure the effect of tips on actions; arguments as of `estimate_tip_effects`."""
         self.add_metrics("tips", {"reliance": estimate_reliance(off_policy, tip_free)})
         if isinstance(self.run.prompt_memory, TipEffectMemory):
-            leads = estimate_tip_effects(groups, off_policy, tip_free)
-            self.run.prompt_memory.record_effects(leads)
-            mean = sum(lead.nats for lead in leads) / max(1, len(leads))
-            self.add_metrics("tips", {"lead": mean, "measured": float(len(leads))})
+            effects = estimate_tip_effects(groups, off_policy, tip_free)
+            self.run.prompt_memory.record_effects(effects)
+            mean = sum(effect.nats for effect in effects) / max(1, len(effects))
+            self.add_metrics("tips", {"lead": mean, "measured": float(len(effects))})
 
     def add_novelty(self, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
         """Return the groups with the `reward_intrinsic` of each step, by `algorithm.intrinsic`."""
@@ -296,6 +293,9 @@ class Iteration:
             save_checkpoint(run)
         self.is_last = run.is_finished
         self.ended.set()
+
+    def _select_from_start(self, groups: Sequence[TrajectoryGroup]) -> Sequence[TrajectoryGroup]:
+        return groups if self.run.archive is None else select_from_start(groups)
 
     async def _periodic_eval(self, done: int) -> None:
         train = self.config.train

@@ -119,7 +119,7 @@ def validate_rehearsal(config: Config) -> None:
         build_recording_config(config)
 
 
-# -- recorded by the start model
+# -- recorded by the initial model
 
 
 def build_recording_config(config: Config) -> Config:
@@ -173,7 +173,7 @@ def record_rehearsal(config: Config, out: Path, progress: ProgressBar | None = N
     if not path.is_file():
         with explain_interrupt(f"stopped while recording; {out} keeps all finished work: the same command continues"):
             _play_recording(played, out, path, progress)
-        gc.collect()  # the model is in circles, and a training that follows needs its room at once
+        gc.collect()  # the model is in reference cycles, and a training that follows needs its memory at once
     return path
 
 

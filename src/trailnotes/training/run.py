@@ -47,101 +47,6 @@ if TYPE_CHECKING:
     from trailnotes.runs.directory import RunDir
     from trailnotes.types import Sample
 
-
-def save_checkpoint(run: TrainingRun) -> None:
-    """Write a checkpoint, whole or not at all, and delete old ones by `train.keep_last`.
-
-    Raises:
-        RunError: the disk is full or not writable; earlier checkpoints are as they were.
-    """
-    root, count = run.directory.checkpoints, run.count
-    try:
-        run.saved = checkpoint.save(root, count.iteration, lambda path: _write_state(run, path), meta=asdict(count))
-        _mark_best(run, run.saved)
-        checkpoint.prune(root, keep_last=run.config.train.keep_last)
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise RunError(f"cannot save iteration {count.iteration} in {root} ({reason}): free space or fix the "
-                       "permissions") from error  # fmt: skip
-
-
-def delete_optimizer_state(root: Path) -> None:
-    """Delete the optimizer's state from all checkpoints of a finished run; models and tips stay.
-
-    Raises:
-        RunError: they are not writable.
-    """
-    try:
-        for found in checkpoint.scan(root, contents=False):  # the newest last: until then the run can be opened again
-            if not found.problems:
-                checkpoint.strip(found.path, STATE)
-    except OSError as error:
-        raise RunError(f"cannot delete the optimiser's state in {root} ({error.strerror}): fix the permissions, or set "
-                       "train.keep_optimizer = true") from error  # fmt: skip
-
-
-def find_final_model(config: Config, run_dir: Path) -> Path | None:
-    """Find the last model of a finished run without an optimizer's state; None where it can be opened.
-
-    Raises:
-        RunError: the settings ask for more than it has been trained for, or its last checkpoint is damaged.
-    """
-    root = run_dir / "checkpoints"
-    found = checkpoint.scan(root, contents=False)
-    if not found or (found[-1].path / REST).is_file():
-        return None
-    saved = checkpoint.find_latest(root)
-    assert saved is not None, "there is one"
-    if config.train.compute_progress(checkpoint.load_meta(saved)) < 1.0:
-        raise RunError(
-            f"{run_dir} has ended, and its optimiser's state was not kept (train.keep_optimizer = false), so it cannot "
-            f"be trained further: begin another run with its model, --model.path {saved / 'model'}"
-        )
-    return saved / "model"
-
-
-def load_checkpoint(run: TrainingRun, path: Path) -> None:
-    """Restore the state of a checkpoint directory, except for the memory, which `open_run` rewinds.
-
-    Raises:
-        RunError: it is the state of another model or of another embedder.
-    """
-    run.count = Counters(**checkpoint.load_meta(path))
-    novelty = load_numpy(path / "novelty.safetensors")
-    try:
-        run.learner.load(path)
-        run.novelty.load_state_dict(novelty, checkpoint.read_json(path / "novelty.json"))
-        if run.archive is not None and (path / "archive.json").exists():  # it may have been off until now
-            run.archive.load_state_dict(checkpoint.read_json(path / "archive.json"))
-        if run.authors is not None and (path / "authors.json").exists():
-            run.authors.load_state_dict(checkpoint.read_json(path / "authors.json")["written"])
-    except (ValueError, RuntimeError) as error:  # torch's word for tensors of other shapes is RuntimeError
-        raise RunError(f"{path} does not fit the settings of this start: {error}") from error
-    run.weights.publish(run.count.iteration, run.weights.snapshot(run.count.iteration))
-    run.saved = path
-    _mark_best(run, path)  # a kill may have come between the checkpoint and its mark
-
-
-def _write_state(run: TrainingRun, path: Path) -> None:
-    run.learner.export(path / "model", run.policy.tokenizer)
-    run.learner.save(path)
-    arrays, rest = run.novelty.state_dict()
-    save_numpy(dict(arrays), path / "novelty.safetensors")
-    checkpoint.write_json(path / "novelty.json", rest)
-    if run.archive is not None:
-        checkpoint.write_json(path / "archive.json", run.archive.state_dict())
-    if run.authors is not None:
-        checkpoint.write_json(path / "authors.json", {"written": run.authors.state_dict()})
-    if run.memory is not None:
-        run.memory.snapshot(path / "memory.db")
-
-
-def _mark_best(run: TrainingRun, saved: Path) -> None:
-    count = run.count
-    if count.best_validation is not None and count.best_iteration == count.iteration:
-        checkpoint.mark_best(run.directory.checkpoints, saved, count.best_validation)
-
-
 T = TypeVar("T")
 
 
@@ -160,7 +65,7 @@ class Counters:
 
     @property
     def usage(self) -> dict[str, float]:
-        """The totals that a line of metrics.jsonl has."""
+        """Return the totals that a line of metrics.jsonl has."""
         return {name: getattr(self, name) for name in TRAINING_FIELDS}
 
 
@@ -183,9 +88,9 @@ class TrainingRun:
         self.archive = Archive(config.archive) if config.archive.share else None
         credits_authors = config.algorithm.author_credit and resolve_method(config.algorithm.name).shows_tips
         self.authors = AuthorRegistry(config) if credits_authors else None
-        self.embedder = make_embedder = cache(partial(embedder_of, config))  # one model for novelty and memory
+        self.embedder = cache(partial(embedder_of, config))  # one model for novelty and memory
         novelty_seed = derive_seed(config.run.seed, "novelty")
-        self.novelty = Novelty(config.algorithm, config.memory, novelty_seed, make=make_embedder)
+        self.novelty = Novelty(config.algorithm, config.memory, novelty_seed, make=self.embedder)
         self.tasks = load_training_tasks(config)
         self.count = Counters()
         self.stop_requested = False
@@ -206,15 +111,13 @@ class TrainingRun:
 
     def _build(self, undone: contextlib.ExitStack) -> None:
         config, directory = self.config, self.directory
-        apart = config.has_separate_author
         alone = config.learner.world_size == 1  # more ranks load it each
-        held = config.has_reference_model and alone and not config.model.lora.enabled
-        begun = load_model(config.model)[0] if held or apart else None
-        start = self.cluster.start_ranks if self.cluster else None
-        reference = begun if held else None
+        needs_reference = config.has_reference_model and alone and not config.model.lora.enabled
+        initial = load_model(config.model)[0] if needs_reference or config.has_separate_author else None
+        reference, start = initial if needs_reference else None, self.cluster.start_ranks if self.cluster else None
         self.learner = make_learner(config, self._load_learner_model(), reference, directory.path / "dumps", start)
         undone.callback(self.learner.close)
-        author = build_model_policy(config, begun) if apart else None
+        author = build_model_policy(config, initial) if config.has_separate_author else None
         rehearsed = find_rehearsal(config, directory.path)
         self.rehearsal = Rehearsal(config, rehearsed, self.policy.format) if rehearsed else None
         self.memory: TipMemory | ServedMemory | None = None
@@ -315,3 +218,100 @@ async def _run_in_thread(call: Callable[[], T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait({task})
         raise
+
+
+# -- checkpoints
+
+
+def save_checkpoint(run: TrainingRun) -> None:
+    """Write a checkpoint, whole or not at all, and delete old ones by `train.keep_last`.
+
+    Raises:
+        RunError: the disk is full or not writable; earlier checkpoints are as they were.
+    """
+    root, count = run.directory.checkpoints, run.count
+    try:
+        run.saved = checkpoint.save(root, count.iteration, lambda path: _write_state(run, path), meta=asdict(count))
+        _mark_best(run, run.saved)
+        checkpoint.prune(root, keep_last=run.config.train.keep_last)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RunError(f"cannot save iteration {count.iteration} in {root} ({reason}): free space or fix the "
+                       "permissions") from error  # fmt: skip
+
+
+def delete_optimizer_state(root: Path) -> None:
+    """Delete the optimizer's state from all checkpoints of a finished run; models and tips stay.
+
+    Raises:
+        RunError: they are not writable.
+    """
+    try:
+        for found in checkpoint.scan(root, contents=False):  # the newest last: until then the run can be opened again
+            if not found.problems:
+                checkpoint.strip(found.path, STATE)
+    except OSError as error:
+        raise RunError(f"cannot delete the optimiser's state in {root} ({error.strerror}): fix the permissions, or set "
+                       "train.keep_optimizer = true") from error  # fmt: skip
+
+
+def find_final_model(config: Config, run_dir: Path) -> Path | None:
+    """Find the last model of a finished run without an optimizer's state; None where it can be opened.
+
+    Raises:
+        RunError: the settings ask for more than it has been trained for, or its last checkpoint is damaged.
+    """
+    root = run_dir / "checkpoints"
+    found = checkpoint.scan(root, contents=False)
+    if not found or (found[-1].path / REST).is_file():
+        return None
+    saved = checkpoint.find_latest(root)
+    assert saved is not None, "there is one"
+    if config.train.compute_progress(checkpoint.load_meta(saved)) < 1.0:
+        raise RunError(
+            f"{run_dir} has ended, and its optimiser's state was not kept (train.keep_optimizer = false), so it cannot "
+            f"be trained further: begin another run with its model, --model.path {saved / 'model'}"
+        )
+    return saved / "model"
+
+
+def load_checkpoint(run: TrainingRun, path: Path) -> None:
+    """Restore the state of a checkpoint directory, except for the memory, which `open_run` rewinds.
+
+    Raises:
+        RunError: it is the state of another model or of another embedder.
+    """
+    run.count = Counters(**checkpoint.load_meta(path))
+    novelty = load_numpy(path / "novelty.safetensors")
+    try:
+        run.learner.load(path)
+        run.novelty.load_state_dict(novelty, checkpoint.read_json(path / "novelty.json"))
+        if run.archive is not None and (path / "archive.json").exists():  # it may have been off until now
+            run.archive.load_state_dict(checkpoint.read_json(path / "archive.json"))
+        if run.authors is not None and (path / "authors.json").exists():
+            run.authors.load_state_dict(checkpoint.read_json(path / "authors.json")["written"])
+    except (ValueError, RuntimeError) as error:  # torch's word for tensors of other shapes is RuntimeError
+        raise RunError(f"{path} does not fit the settings of this start: {error}") from error
+    run.weights.publish(run.count.iteration, run.weights.snapshot(run.count.iteration))
+    run.saved = path
+    _mark_best(run, path)  # a kill may have come between the checkpoint and its mark
+
+
+def _write_state(run: TrainingRun, path: Path) -> None:
+    run.learner.export(path / "model", run.policy.tokenizer)
+    run.learner.save(path)
+    arrays, rest = run.novelty.state_dict()
+    save_numpy(dict(arrays), path / "novelty.safetensors")
+    checkpoint.write_json(path / "novelty.json", rest)
+    if run.archive is not None:
+        checkpoint.write_json(path / "archive.json", run.archive.state_dict())
+    if run.authors is not None:
+        checkpoint.write_json(path / "authors.json", {"written": run.authors.state_dict()})
+    if run.memory is not None:
+        run.memory.snapshot(path / "memory.db")
+
+
+def _mark_best(run: TrainingRun, saved: Path) -> None:
+    count = run.count
+    if count.best_validation is not None and count.best_iteration == count.iteration:
+        checkpoint.mark_best(run.directory.checkpoints, saved, count.best_validation)

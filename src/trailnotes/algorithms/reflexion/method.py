@@ -48,7 +48,7 @@ async def reflexion(run: AdaptationRun) -> None:
         for trial in range(config.eval.trials + 1):
             phase, again = f"trial-{trial}", config.reflexion.replay_last and trial == config.eval.trials
             tasks = [task for task in run.tasks if again or task.id not in solved]
-            act = (lambda seating: PlansActor(seating, memory)) if trial else None
+            act = (lambda context: PlansActor(context, memory)) if trial else None
             groups = await run.play(phase, tasks, make_actor=act)
 
             latest |= {group.task.id: group for group in groups if group.task.id not in solved}
@@ -137,8 +137,8 @@ class PlansActor(TipsActor):
     `eval.show_tips` may replace them.
     """
 
-    def __init__(self, seating: EpisodeContext, memory: ReflectionMemory) -> None:
-        config, count_tokens = seating.config, seating.policy.count_tokens
+    def __init__(self, context: EpisodeContext, memory: ReflectionMemory) -> None:
+        config, count_tokens = context.config, context.policy.count_tokens
         cap = config.reflexion.max_shown_tokens
         # Two failures may have been followed by the same words; each trial is shown with its own.
         shown = config.memory.model_copy(update={"max_tip_tokens": cap, "repeat_shown": True})
@@ -148,19 +148,19 @@ class PlansActor(TipsActor):
 
         is_terse = config.rollout.style == "terse"  # in which plans are shown as other tips are
         conversation = Conversation(config.rollout, shown, count_tokens, None if is_terse else introduce)
-        super().__init__(seating, memory, conversation)
+        super().__init__(context, memory, conversation)
         self.plans = memory
 
-    def affordable(self, limit: int, observation: Observation, found: Sequence[Tip]) -> Sequence[Tip]:  # noqa: ARG002
+    def select_affordable(self, limit: int, observation: Observation, found: Sequence[Tip]) -> Sequence[Tip]:  # noqa: ARG002
         """Return all of them: a window of plans is shown as a whole or not at all."""
         return found
 
     async def find(self, observation: Observation) -> list[Tip]:  # noqa: ARG002 (a task has one window)
         """Return the plans for this turn."""
-        seating = self.seating
-        if seating.mode == "plain" or self.num_turns:
+        context = self.context
+        if context.mode == "plain" or self.num_turns:
             return []
-        return self.plans.get_prompt_plans(seating.task.id, seating.config.eval.show_tips)
+        return self.plans.get_prompt_plans(context.task.id, context.config.eval.show_tips)
 
 
 def build_plan_messages(

@@ -43,8 +43,8 @@ async def rememberer(run: AdaptationRun) -> None:
     tasks = load_training_tasks(run.config)
     with open_experience(run.directory.path / "experience.db", run.config) as table:
 
-        def advised(seating: EpisodeContext) -> AdvisedActor:
-            return AdvisedActor(seating, table)
+        def advised(context: EpisodeContext) -> AdvisedActor:
+            return AdvisedActor(context, table)
 
         for epoch in range(config.epochs):
             if not tasks:
@@ -120,9 +120,9 @@ class AdvisedActor:
     step, as with every other method.
     """
 
-    def __init__(self, seating: EpisodeContext, table: ExperienceTable) -> None:
-        self.seating, self.table = seating, table
-        self.words = Conversation(seating.config.rollout, seating.config.memory, seating.policy.count_tokens)
+    def __init__(self, context: EpisodeContext, table: ExperienceTable) -> None:
+        self.context, self.table = context, table
+        self.words = Conversation(context.config.rollout, context.config.memory, context.policy.count_tokens)
         self.task = ""
         self.facts: tuple[str, ...] = ()
         self.history: list[str] = []
@@ -135,7 +135,7 @@ class AdvisedActor:
 
     async def act(self, observation: Observation) -> Decision | None:
         """Retrieve examples, ask the policy, parse its advice; None where the prompt does not fit."""
-        seat, policy, config = self.seating, self.seating.policy, self.seating.config.rememberer
+        context, policy, config = self.context, self.context.policy, self.context.config.rememberer
         self.earned += observation.reward
         if config.examples:
             await self.table.prefetch_embeddings(self.task, observation.text)
@@ -144,11 +144,11 @@ class AdvisedActor:
             return None
         sampling = Sampling(
             config.temperature, max_tokens=config.max_write_tokens,
-            stop=words.get_stop_strings(seat.config.rollout.style),
-            seed=derive_seed(seat.seed, seat.task.id, seat.member, self.num_turns),
+            stop=words.get_stop_strings(context.config.rollout.style),
+            seed=derive_seed(context.seed, context.task.id, context.member, self.num_turns),
         )  # fmt: skip
         self.num_turns += 1
-        completion = await policy.generate(messages, sampling, seat.episode)
+        completion = await policy.generate(messages, sampling, context.episode)
         advice = words.parse_advice(completion.text)
         action = max(advice, key=lambda valued: valued.value).action if advice else NO_OP
         action = spelled.get(action, action)
@@ -158,8 +158,8 @@ class AdvisedActor:
 
     def _build_prompt(self, observation: Observation) -> tuple[list[Message], dict[str, str]]:
         """The messages, with as many examples as fit; and the true spelling of actions that examples quote."""
-        seat, config, style = self.seating, self.seating.config.rememberer, self.seating.config.rollout.style
-        rng = random.Random(derive_seed(seat.seed, seat.task.id, seat.member, f"advice {self.num_turns}"))
+        context, config, style = self.context, self.context.config.rememberer, self.context.config.rollout.style
+        rng = random.Random(derive_seed(context.seed, context.task.id, context.member, f"advice {self.num_turns}"))
         present, capped = self._build_situation(observation), self.words.cap_text
         examples: list[Example] = []
         messages, actions = words.build_advice_messages(present, examples, style), list(observation.actions or ())
@@ -171,7 +171,7 @@ class AdvisedActor:
             )  # fmt: skip
             longer = [Example(situation, *choose_advice(record, config, rng)), *examples]
             candidate = words.build_advice_messages(present, longer, style)
-            if count_prompt_tokens(seat.policy, candidate) <= self._max_prompt_tokens():
+            if count_prompt_tokens(context.policy, candidate) <= self._max_prompt_tokens():
                 examples, messages = longer, candidate
                 actions += [*record.values, *record.admissible]
             if len(examples) == config.examples:
@@ -179,7 +179,7 @@ class AdvisedActor:
         return messages, {quoted(action): action for action in actions} | {action: action for action in actions}
 
     def _build_situation(self, observation: Observation) -> Situation:
-        rollout, capped = self.seating.config.rollout, self.words.cap_text
+        rollout, capped = self.context.config.rollout, self.words.cap_text
         offered = words.join_actions(observation.actions or (), rollout.style) if rollout.show_actions else ""
         return Situation(
             capped(self.task), capped(observation.text), self._select_recent(self.history), capped(offered),
@@ -187,11 +187,11 @@ class AdvisedActor:
         )  # fmt: skip
 
     def _select_recent(self, history: Sequence[str]) -> tuple[str, ...]:
-        return tuple(history[max(0, len(history) - self.seating.config.rememberer.history) :])
+        return tuple(history[max(0, len(history) - self.context.config.rememberer.history) :])
 
     def _max_prompt_tokens(self) -> int:
-        config = self.seating.config
-        longest = min(config.rollout.max_context_tokens, self.seating.policy.context_length)
+        config = self.context.config
+        longest = min(config.rollout.max_context_tokens, self.context.policy.context_length)
         return longest - config.rememberer.max_write_tokens  # so that a whole answer still fits behind it
 
 

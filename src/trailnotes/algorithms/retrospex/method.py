@@ -47,12 +47,12 @@ async def retrospex(run: AdaptationRun) -> None:
     decisions = run.directory.path / "decisions.jsonl"
     split_after(decisions)
 
-    def plain(seating: EpisodeContext) -> TipsActor:
-        return TipsActor(override_sampling(seating), None)
+    def plain(context: EpisodeContext) -> TipsActor:
+        return TipsActor(override_sampling(context), None)
 
-    def rescored(seating: EpisodeContext) -> RescoringActor:
+    def rescored(context: EpisodeContext) -> RescoringActor:
         journal: Callable[[dict[str, Any]], None] = lambda record: append_jsonl(decisions, [record])  # noqa: E731
-        return RescoringActor(override_sampling(seating), critic, embedder, journal)
+        return RescoringActor(override_sampling(context), critic, embedder, journal)
 
     num = config.eval.num_samples
     alone = await run.play("plain", run.tasks, make_actor=plain, mode="plain", num_samples=num)
@@ -78,22 +78,22 @@ def load_or_train_critic(run: AdaptationRun) -> Critic:
     raise ConfigError("retrospex has no critic: set retrospex.data to runs that train one, or retrospex.critic to one")
 
 
-def override_sampling(seating: EpisodeContext) -> EpisodeContext:
+def override_sampling(context: EpisodeContext) -> EpisodeContext:
     """Return the context of an actor that samples by `retrospex.temperature` and `retrospex.top_p`."""
-    settings, config = seating.config.retrospex, seating.config
+    settings, config = context.config.retrospex, context.config
     rollout = config.rollout.model_copy(update={"temperature": settings.temperature, "top_p": settings.top_p})
-    return replace(seating, config=config.model_copy(update={"rollout": rollout}))
+    return replace(context, config=config.model_copy(update={"rollout": rollout}))
 
 
 class RescoringActor:
     """An actor that samples candidates, maps them to admissible actions, and takes the best by policy and critic."""
 
     def __init__(
-        self, seating: EpisodeContext, critic: Critic, embedder: Embedder, journal: Callable[[dict[str, Any]], None]
+        self, context: EpisodeContext, critic: Critic, embedder: Embedder, journal: Callable[[dict[str, Any]], None]
     ) -> None:
-        self.seating, self.critic, self.embedder, self.journal = seating, critic, embedder, journal
-        config = seating.config
-        self.conversation = Conversation(config.rollout, config.memory, seating.policy.count_tokens)
+        self.context, self.critic, self.embedder, self.journal = context, critic, embedder, journal
+        config = context.config
+        self.conversation = Conversation(config.rollout, config.memory, context.policy.count_tokens)
         self.instruction = ""
         self.history: list[str] = []
 
@@ -104,15 +104,15 @@ class RescoringActor:
 
     async def act(self, observation: Observation) -> Decision | None:
         """Propose candidates, rescore them, choose one; None where the prompt no longer fits."""
-        seat, policy, config = self.seating, self.seating.policy, self.seating.config
+        context, policy, config = self.context, self.context.policy, self.context.config
         limit, step = compute_prompt_limit(policy, config), len(self.history)
         if observe_within_limit(limit, policy, self.conversation, observation, ()) is None:
             return None
         said: list[Completion] = []
         for number in range(config.retrospex.candidates):
-            seed = derive_seed(seat.seed, seat.task.id, seat.member, f"{step}.{number}")
-            sampling = replace(seat.build_sampling(step), seed=seed)
-            said.append(await policy.generate(tuple(self.conversation.acting), sampling, seat.episode))
+            seed = derive_seed(context.seed, context.task.id, context.member, f"{step}.{number}")
+            sampling = replace(context.build_sampling(step), seed=seed)
+            said.append(await policy.generate(tuple(self.conversation.acting), sampling, context.episode))
         read = [parse_action(c.text, config.rollout.action_format, config.rollout.style).action for c in said]
         actions = self._select_candidates(read, observation)
         speakers = [next((c for c, each in zip(said, read, strict=True) if each == action), None) for action in actions]
@@ -126,7 +126,7 @@ class RescoringActor:
 
     def _select_candidates(self, predicted: Sequence[str], observation: Observation) -> list[str]:
         """Different actions, at least one; an unreadable one only if there is no other."""
-        settings = self.seating.config.retrospex
+        settings = self.context.config.retrospex
         readable = [action for action in predicted if action != NO_OP]
 
         def allowed(actions: Sequence[str]) -> list[str]:
@@ -140,19 +140,19 @@ class RescoringActor:
         self, actions: Sequence[str], speakers: Sequence[Completion | None], observation: Observation
     ) -> int:
         """Index of the action to take; the decision goes to the journal."""
-        seat, settings, step = self.seating, self.seating.config.retrospex, len(self.history)
+        context, settings, step = self.context, self.context.config.retrospex, len(self.history)
         weight = policy_weight(settings.first_step + step, settings.decay, settings.floor)
         likelihoods, advantages = [1.0], [0.0]
         if len(actions) > 1:
             # A completion that is the bare action is scored by the sampled ids, any other action by its text.
             bare = [c.token_ids if c and c.text.strip() == a else a for a, c in zip(actions, speakers, strict=True)]
-            logprobs = await seat.policy.score(self.conversation.acting, bare)  # type: ignore[attr-defined]
+            logprobs = await context.policy.score(self.conversation.acting, bare)  # type: ignore[attr-defined]
             likelihoods = [math.exp(logprob) for logprob in logprobs]
             clip, compute = settings.score_clip, self.critic.compute_advantages
             advantages = compute(self.instruction, observation.text, actions, clip)
         chosen = select_candidate(likelihoods, advantages, weight)
         self.journal({
-            "task": seat.task.id, "member": seat.member, "step": step, "weight": weight, "actions": list(actions),
+            "task": context.task.id, "member": context.member, "step": step, "weight": weight, "actions": list(actions),
             "sampled": [c is not None for c in speakers], "likelihoods": likelihoods, "advantages": advantages,
             "chosen": chosen, "favourite": likelihoods.index(max(likelihoods)),
         })  # fmt: skip

@@ -35,9 +35,9 @@ logger = logging.getLogger(__name__)
 SPEC_FILE = "compare.toml"
 
 
-def comparison_directory(plan: ComparisonSpec, out: StrPath | None) -> Path:
+def comparison_directory(spec: ComparisonSpec, out: StrPath | None) -> Path:
     """Get the directory of a comparison."""
-    return Path(out) if out else Path("runs/compare") / slugify(plan.compare.name)
+    return Path(out) if out else Path("runs/compare") / slugify(spec.compare.name)
 
 
 def run_comparison(path: StrPath, *, out: StrPath | None = None, at_once: int | None = None) -> Summary:
@@ -56,17 +56,17 @@ def run_comparison(path: StrPath, *, out: StrPath | None = None, at_once: int | 
         RunError: the directory is in use, holds runs of other settings, or in the end no run has a result.
         KeyboardInterrupt: interrupted; the same command resumes.
     """
-    plan, text = load_spec(Path(path)), Path(path).read_text(encoding="utf-8")
-    return run_comparison_spec(plan, Path(path), comparison_directory(plan, out), at_once=at_once, text=text)
+    spec, text = load_spec(Path(path)), Path(path).read_text(encoding="utf-8")
+    return run_comparison_spec(spec, Path(path), comparison_directory(spec, out), at_once=at_once, text=text)
 
 
-def run_comparison_spec(plan: ComparisonSpec, path: Path, out: Path, *, text: str, at_once: int | None) -> Summary:
+def run_comparison_spec(spec: ComparisonSpec, path: Path, out: Path, *, text: str, at_once: int | None) -> Summary:
     """Run a comparison that need not be in a file, as `run_comparison` does.
 
     Errors name `path`, and the settings that all runs share lie beside it; `text` is kept beside the runs for
     `recompute`.
     """
-    runs = expand_runs(plan, path, out)
+    runs = expand_runs(spec, path, out)
     running.validate_unchanged_settings(runs)
     out.mkdir(parents=True, exist_ok=True)
     lock = RunLock(out / "lock")
@@ -78,10 +78,10 @@ def run_comparison_spec(plan: ComparisonSpec, path: Path, out: Path, *, text: st
             _require_prerequisites(left)
             running.compile_games(stage.run for stage in left)
             with interrupt_on_signals(), ProgressBoard(runs, left) as board:
-                missing = running.run_stages(left, at_once or plan.compare.jobs, board.update)
-        summary = _summarise_runs(plan, missing, out, out)
-        finished = [run for run in plan.list_run_locations(out) if run.name not in missing]
-        if played := _load_story_episodes(plan, finished):
+                missing = running.run_stages(left, at_once or spec.compare.jobs, board.update)
+        summary = _summarise_runs(spec, missing, out, out)
+        finished = [run for run in spec.list_run_locations(out) if run.name not in missing]
+        if played := _load_story_episodes(spec, finished):
             write_text_atomic(out / "story.txt", render_before_and_after(played))
         return summary
     finally:
@@ -89,7 +89,7 @@ def run_comparison_spec(plan: ComparisonSpec, path: Path, out: Path, *, text: st
 
 
 def _require_prerequisites(stages: Sequence[running.RunStage]) -> None:
-    """Before the first run begins; a comparison that is finished needs nothing."""
+    """Check packages and models before the first run; without stages left nothing is needed."""
     for stage in stages:
         require_dependencies(stage.settings[1])
         if stage.loads_initial_model:
@@ -108,12 +108,12 @@ def recompute(directory: StrPath, out: StrPath | None = None) -> Summary:
         ConfigError: `directory` holds no comparison.
         RunError: no run has a result.
     """
-    plan = load_spec(Path(directory) / SPEC_FILE, imports=False)
-    return _summarise_runs(plan, {}, Path(directory), None if out is None else Path(out))
+    spec = load_spec(Path(directory) / SPEC_FILE, imports=False)
+    return _summarise_runs(spec, {}, Path(directory), None if out is None else Path(out))
 
 
-def _summarise_runs(plan: ComparisonSpec, missing: dict[str, str], directory: Path, out: Path | None) -> Summary:
-    labels, places = plan.labels(), plan.list_run_locations(directory)
+def _summarise_runs(spec: ComparisonSpec, missing: dict[str, str], directory: Path, out: Path | None) -> Summary:
+    labels, places = spec.labels(), spec.list_run_locations(directory)
     results, trials = [], []
     for run in places:
         if run.name not in missing:
@@ -128,13 +128,13 @@ def _summarise_runs(plan: ComparisonSpec, missing: dict[str, str], directory: Pa
                 missing.setdefault(running.panel_result_name(run.name, panel), str(error))
     question = SummaryOptions(
         labels=list(labels.values()),
-        title=plan.compare.title,
-        remark=plan.compare.remark,
-        threshold=plan.compare.threshold,
-        baseline=labels.get(plan.compare.baseline, ""),
+        title=spec.compare.title,
+        remark=spec.compare.remark,
+        threshold=spec.compare.threshold,
+        baseline=labels.get(spec.compare.baseline, ""),
         missing={(labels[run.method], run.seed): missing[run.name] for run in places if run.name in missing},
-        notes=_make_notes(plan, labels),
-        panels=[_make_panel_options(plan, name, places, missing) for name in plan.panels],
+        notes=_make_notes(spec, labels),
+        panels=[_make_panel_options(spec, name, places, missing) for name in spec.panels],
     )
     summary = summarise(results, question, trials)
     if out is not None:
@@ -142,13 +142,13 @@ def _summarise_runs(plan: ComparisonSpec, missing: dict[str, str], directory: Pa
     return summary
 
 
-def _load_story_episodes(plan: ComparisonSpec, runs: Sequence[RunLocation]) -> list[RunEpisodes]:
-    """The first method that learns from tips beside the start model, seed by seed."""
-    runs_by_key, models = {(run.method, run.seed): run.directory for run in runs}, plan.list_evaluable_methods()
-    start = next((name for name in models if plan.get_algorithm(name) == INITIAL_MODEL_METHOD), "")
-    taught = next((name for name in models if find_method(plan.get_algorithm(name)).shows_tips), "")
+def _load_story_episodes(spec: ComparisonSpec, runs: Sequence[RunLocation]) -> list[RunEpisodes]:
+    """Load episodes of the first method that learns from tips, and of the initial model, seed by seed."""
+    runs_by_key, models = {(run.method, run.seed): run.directory for run in runs}, spec.list_evaluable_methods()
+    start = next((name for name in models if spec.get_algorithm(name) == INITIAL_MODEL_METHOD), "")
+    taught = next((name for name in models if find_method(spec.get_algorithm(name)).shows_tips), "")
     told = []
-    for seed in plan.compare.seeds:
+    for seed in spec.compare.seeds:
         if {(start, seed), (taught, seed)} <= runs_by_key.keys():
             own = [runs_by_key[name, seed] for name in (start, taught)]
             played = [read_jsonl(run / EVAL_DIR / "episodes.jsonl") for run in own]
@@ -158,26 +158,26 @@ def _load_story_episodes(plan: ComparisonSpec, runs: Sequence[RunLocation]) -> l
 
 
 def _make_panel_options(
-    plan: ComparisonSpec, name: str, runs: Sequence[RunLocation], missing: Mapping[str, str]
+    spec: ComparisonSpec, name: str, runs: Sequence[RunLocation], missing: Mapping[str, str]
 ) -> PanelOptions:
-    labels = plan.labels()
+    labels = spec.labels()
     lost = [(run, missing.get(running.panel_result_name(run.name, name))) for run in runs if name in run.panels]
     return PanelOptions(
         name=name,
-        label=plan.panel_labels()[name],
-        num_trials=plan.panels[name].trials,
-        methods=[labels[method] for method in plan.list_panel_methods(name)],
-        start=labels.get(plan.get_initial_method(name), ""),
+        label=spec.panel_labels()[name],
+        num_trials=spec.panels[name].trials,
+        methods=[labels[method] for method in spec.list_panel_methods(name)],
+        start=labels.get(spec.get_initial_method(name), ""),
         missing={(labels[run.method], run.seed): why for run, why in lost if why},
     )
 
 
-def _make_notes(plan: ComparisonSpec, labels: Mapping[str, str]) -> list[str]:
-    remark = plan.compare.remark
+def _make_notes(spec: ComparisonSpec, labels: Mapping[str, str]) -> list[str]:
+    remark = spec.compare.remark
     notes = [f"{remark}: read no order of the methods from this table."] if remark else []
-    for name, method in plan.methods.items():
+    for name, method in spec.methods.items():
         if method.after:
-            learned = bool(find_method(plan.get_algorithm(name)).data)
+            learned = bool(find_method(spec.get_algorithm(name)).data)
             how = "learned from the episodes of" if learned else "plays the last model of"
             notes.append(f"{labels[name]} {how} {labels[method.after]}, whose cost is not in its line.")
     return notes
@@ -216,16 +216,16 @@ def compare_with_published(env: str, results: Sequence[RunResult]) -> Comparison
 
 def describe_comparison(path: Path, out: Path | None) -> str:
     """Describe a comparison: the settings of each method, and each run with the commands that are left of it."""
-    plan = load_spec(path)
-    out = comparison_directory(plan, out)
-    runs = expand_runs(plan, path, out)
+    spec = load_spec(path)
+    out = comparison_directory(spec, out)
+    runs = expand_runs(spec, path, out)
     running.validate_unchanged_settings(runs)
     stages_left = running.list_unfinished_stages(runs)
     _require_prerequisites(stages_left)
     left = {stage.job.name for stage in stages_left}
-    lines = [f"{len(runs)} runs, {plan.compare.jobs} side by side, in {out}", ""]
-    for name, label in plan.labels().items():
-        own = flatten_settings(plan.methods[name].settings)
+    lines = [f"{len(runs)} runs, {spec.compare.jobs} side by side, in {out}", ""]
+    for name, label in spec.labels().items():
+        own = flatten_settings(spec.methods[name].settings)
         said = ", ".join(f"{key} = {json.dumps(value)}" for key, value in own.items())
         lines.append(f"{label}: {said or 'as the settings shared by all'}")
     for run in runs:

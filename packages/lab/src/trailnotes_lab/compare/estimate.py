@@ -41,14 +41,14 @@ def estimate_comparison(path: Path, *, out: Path | None = None, at_once: int | N
     Raises:
         ConfigError: a comparison that cannot work.
     """
-    plan = load_spec(path)
-    runs = expand_runs(plan, path, comparison_directory(plan, out))
-    jobs = at_once or plan.compare.jobs
+    spec = load_spec(path)
+    runs = expand_runs(spec, path, comparison_directory(spec, out))
+    jobs = at_once or spec.compare.jobs
     left = {stage.run.name for stage in list_unfinished_stages(runs) if stage.name.split()[0] != EVAL_STAGE}
     seconds: dict[str, float] = {}
     taken: dict[str, forecast.DiskUsage] = {}
     lines = []
-    first = [run for run in runs if run.seed == plan.compare.seeds[0]]
+    first = [run for run in runs if run.seed == spec.compare.seeds[0]]
     with tempfile.TemporaryDirectory(prefix="trailnotes-") as name:
         copies = [shrink_run(run, Path(name)) for run in first]
         compile_games(copies)
@@ -69,7 +69,7 @@ def estimate_comparison(path: Path, *, out: Path | None = None, at_once: int | N
         lines.append(f"{which:<24} about {format_duration(total)} with {jobs} side by side")
         coming = [run for run in runs if run.name in left and run.method in taken]
         sizes = [(taken[run.method], forecast.count_bytes(run.directory)) for run in coming]
-        lines.append(format_disk_line(estimate_peak_disk(sizes, jobs), comparison_directory(plan, out)))
+        lines.append(format_disk_line(estimate_peak_disk(sizes, jobs), comparison_directory(spec, out)))
     return ComparisonEstimate("\n".join([*lines, ""]), refused)
 
 

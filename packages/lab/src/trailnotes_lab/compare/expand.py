@@ -65,7 +65,7 @@ class PlannedRun:
         return os.path.relpath(self.directory.parent / self.after) if self.uses_prior_model else self.config.model.path
 
 
-def expand_runs(plan: ComparisonSpec, path: Path, out: Path) -> list[PlannedRun]:
+def expand_runs(spec: ComparisonSpec, path: Path, out: Path) -> list[PlannedRun]:
     """Expand all runs, seed by seed, so that an unfinished comparison has every method of its first seeds.
 
     The shared settings lie beside `path`, the file of the comparison.
@@ -73,25 +73,25 @@ def expand_runs(plan: ComparisonSpec, path: Path, out: Path) -> list[PlannedRun]
     Raises:
         ConfigError: settings that cannot work; names the method.
     """
-    base = path.parent / plan.compare.config if plan.compare.config else None
-    _validate_shared_settings(plan, path)
-    runs = [_expand_run(plan, name, seed, base, path, out) for seed in plan.compare.seeds for name in plan.methods]
+    base = path.parent / spec.compare.config if spec.compare.config else None
+    _validate_shared_settings(spec, path)
+    runs = [_expand_run(spec, name, seed, base, path, out) for seed in spec.compare.seeds for name in spec.methods]
     panels = {run.method: {name: flatten_config(run.config)[name] for name in _PANEL_KEYS} for run in runs}
     for method, own in panels.items():
         for name, value in panels[runs[0].method].items():
             if own[name] != value:
                 raise ConfigError(f"{path}: methods.{method} has another {name} than {runs[0].method}: all methods "
                                   "play one panel, so set it in [settings]")  # fmt: skip
-    first = {run.method: run for run in runs if run.seed == plan.compare.seeds[0]}
-    _validate_training_data(first, plan, path)
+    first = {run.method: run for run in runs if run.seed == spec.compare.seeds[0]}
+    _validate_training_data(first, spec, path)
     _validate_panels(first, path)
     return runs
 
 
-def _validate_training_data(runs: Mapping[str, PlannedRun], plan: ComparisonSpec, path: Path) -> None:
+def _validate_training_data(runs: Mapping[str, PlannedRun], spec: ComparisonSpec, path: Path) -> None:
     """Refuse methods that would learn from the panel; `runs` has one run of each."""
     for name, run in runs.items():
-        after = plan.methods[name].after
+        after = spec.methods[name].after
         try:
             if after and not run.uses_prior_model:  # its data is not there yet, but which games it will be of is known
                 before, trains = runs[after].config, runs[after].trains  # a run that trains never plays its panel
@@ -126,12 +126,12 @@ def _validate_panels(runs: Mapping[str, PlannedRun], path: Path) -> None:
                                   "before it: all play one panel, so set in it what the method sets")  # fmt: skip
 
 
-def _expand_run(plan: ComparisonSpec, name: str, seed: int, base: Path | None, path: Path, out: Path) -> PlannedRun:
-    method, algorithm = plan.methods[name], plan.get_algorithm(name)
+def _expand_run(spec: ComparisonSpec, name: str, seed: int, base: Path | None, path: Path, out: Path) -> PlannedRun:
+    method, algorithm = spec.methods[name], spec.get_algorithm(name)
     after = f"{slugify(method.after)}-{seed}" if method.after else ""
     own, trains = flatten_settings(method.settings), resolve_method(algorithm).trains
-    limits = {"train.max_env_steps": plan.budget.env_steps, "train.max_tokens": plan.budget.tokens}
-    budget = {key: value for key, value in (limits if trains else {"eval.trials": plan.budget.trials}).items() if value}
+    limits = {"train.max_env_steps": spec.budget.env_steps, "train.max_tokens": spec.budget.tokens}
+    budget = {key: value for key, value in (limits if trains else {"eval.trials": spec.budget.trials}).items() if value}
     taken = [k for k in own if k in (*_RESERVED_KEYS, *(budget if trains else ()))]
     if taken:
         raise ConfigError(f"{path}: methods.{name} sets {taken[0]}, which is the comparison's to set: leave it out")
@@ -139,24 +139,24 @@ def _expand_run(plan: ComparisonSpec, name: str, seed: int, base: Path | None, p
     ours = {"run.name": directory.name, "run.seed": seed, "algorithm.name": algorithm}
     if after and resolve_method(algorithm).data:
         ours[resolve_method(algorithm).data] = [os.path.relpath(out / "runs" / after)]
-    layers = [_TRAINING_DEFAULTS if trains else {}, flatten_settings(plan.settings), budget, own, ours]
+    layers = [_TRAINING_DEFAULTS if trains else {}, flatten_settings(spec.settings), budget, own, ours]
     config = _load_layered_config(base, (path, f"methods.{name}"), layers, trains=trains)
     if not config.model.path:
         raise ConfigError(f"{path}: model.path is empty: name the model that all methods start from")
     run = PlannedRun(name, seed, directory, config, after)
-    own_panels = [panel for panel in plan.panels if name in plan.list_panel_methods(panel)]
-    return replace(run, panels=tuple(_expand_panel(plan, panel, run, base, path) for panel in own_panels))
+    own_panels = [panel for panel in spec.panels if name in spec.list_panel_methods(panel)]
+    return replace(run, panels=tuple(_expand_panel(spec, panel, run, base, path) for panel in own_panels))
 
 
-def _expand_panel(plan: ComparisonSpec, name: str, run: PlannedRun, base: Path | None, path: Path) -> PlannedPanel:
-    panel = plan.panels[name]
+def _expand_panel(spec: ComparisonSpec, name: str, run: PlannedRun, base: Path | None, path: Path) -> PlannedPanel:
+    panel = spec.panels[name]
     own = flatten_settings(panel.settings)
     if taken := [k for k in own if k in _RESERVED_PANEL_KEYS]:
         raise ConfigError(f"{path}: panels.{name} sets {taken[0]}, which is the comparison's to set: leave it out")
     directory = panel_directory(run.directory, name)
     ours = {"run.name": directory.name, "run.seed": run.seed, "algorithm.name": TIPS_ONLY_METHOD,
             "eval.trials": panel.trials, "archive.share": 0.0}  # fmt: skip
-    shared, method = flatten_settings(plan.settings), flatten_settings(plan.methods[run.method].settings)
+    shared, method = flatten_settings(spec.settings), flatten_settings(spec.methods[run.method].settings)
     config = _load_layered_config(base, (path, f"panels.{name}"), [shared, method, own, ours])
     # A relative path, so that the same directory has the same settings however --out was written.
     return PlannedPanel(name, directory, config, os.path.relpath(run.directory) if run.trains else config.model.path)
@@ -176,12 +176,12 @@ def _load_layered_config(
     return config
 
 
-def _validate_shared_settings(plan: ComparisonSpec, path: Path) -> None:
-    for name in flatten_settings(plan.settings):
+def _validate_shared_settings(spec: ComparisonSpec, path: Path) -> None:
+    for name in flatten_settings(spec.settings):
         if name in _RESERVED_KEYS:
             raise ConfigError(f"{path}: settings sets {name}, which is the comparison's to set: leave it out")
-    trained = [name for name in plan.methods if resolve_method(plan.get_algorithm(name)).trains]
-    if trained and not (plan.budget.env_steps or plan.budget.tokens):
+    trained = [name for name in spec.methods if resolve_method(spec.get_algorithm(name)).trains]
+    if trained and not (spec.budget.env_steps or spec.budget.tokens):
         raise ConfigError(f"{path}: {', '.join(trained)} train without a budget: set budget.env_steps or budget.tokens")
 
 

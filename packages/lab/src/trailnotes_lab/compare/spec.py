@@ -96,7 +96,7 @@ class ComparisonSpec(Section):
     settings: dict[str, Any] = key(dict, "settings that all runs share")
     budget: Budget = key(Budget, "what every method may spend")
     methods: dict[str, MethodSpec] = key(dict, "the lines of the table", min_length=1)
-    panels: dict[str, PanelSpec] = key(dict, "what else is examined, beside the panel of the settings")
+    panels: dict[str, PanelSpec] = key(dict, "what else is evaluated, beside the panel of the settings")
 
     @model_validator(mode="after")
     def validate_spec(self, info: ValidationInfo) -> Self:
@@ -133,8 +133,8 @@ class ComparisonSpec(Section):
             raise ValueError(f"panels.{name} has no trials: name how many with tips, such as trials = 3")
         if unknown := [method for method in panel.methods if method not in self.methods]:
             raise ValueError(f"panels.{name}: methods names {unknown[0]!r}, which is no method of the comparison")
-        examinable = set(self.list_evaluable_methods())
-        if others := [method for method in panel.methods if method not in examinable]:
+        evaluable = set(self.list_evaluable_methods())
+        if others := [method for method in panel.methods if method not in evaluable]:
             raise ValueError(f"panels.{name}: {others[0]} neither trains nor is naive, the start model as it is: "
                              "leave it out of methods")  # fmt: skip
         if not self.list_panel_methods(name):
