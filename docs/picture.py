@@ -1,11 +1,11 @@
-"""Draw the rooms of the three packages and who imports whom, from the imports themselves.
+"""Draw the folders of the three packages and their imports, from the code.
 
-    python docs/picture.py            # writes docs/house.svg, docs/house-worlds.svg and docs/house-lab.svg
-    python docs/picture.py --check    # exit status 1 if a picture is not what the imports say
+    python docs/picture.py            # writes docs/layers.svg, docs/layers-worlds.svg and docs/layers-lab.svg
+    python docs/picture.py --check    # exit status 1 if a picture is out of date
 
-A room is a folder of a package, or a file at its top. It stands one floor below the lowest that imports it. An
-arrow that a longer way implies is left out, and so are those to the ground that everyone stands on. Standard library
-only, the same bytes from the same imports.
+A room is a folder of a package, or a file at its top. It is drawn one row below the lowest room that imports it. The
+picture leaves out arrows that a longer path implies, and those to the base that all rooms import. It needs only the
+standard library, and gives the same bytes for the same imports.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-HOUSES = {
-    "house": ROOT / "src" / "trailnotes",
-    "house-worlds": ROOT / "packages" / "worlds" / "src" / "trailnotes_worlds",
-    "house-lab": ROOT / "packages" / "lab" / "src" / "trailnotes_lab",
+PACKAGES = {
+    "layers": ROOT / "src" / "trailnotes",
+    "layers-worlds": ROOT / "packages" / "worlds" / "src" / "trailnotes_worlds",
+    "layers-lab": ROOT / "packages" / "lab" / "src" / "trailnotes_lab",
 }
 """Picture -> the package that it shows."""
 GROUND = ("types", "errors", "seeds")
@@ -183,17 +183,17 @@ def draw(package: Path) -> str:
 
 
 def legend(graph: dict[str, set[str]]) -> str:
-    """What the reader must know."""
+    """Text below the picture."""
     arrows = sum(map(len, graph.values()))
     return (
-        f"A room stands above all that it imports: {len(graph)} rooms, {arrows} arrows, none upward. "
-        "Arrows that a longer way implies, and those to the ground, are not drawn."
+        f"Each folder is above all that it imports: {len(graph)} folders or files, {arrows} imports, none upward. "
+        "Not drawn: imports that a longer path implies, and those of the base."
     )
 
 
 def way() -> str:
     """The numbers in words."""
-    return "The way of the data in one iteration: " + " → ".join(f"{i} {room}" for i, room in enumerate(WAY, 1))
+    return "Data flow of one iteration: " + " → ".join(f"{i} {room}" for i, room in enumerate(WAY, 1))
 
 
 def main(path: Path, drawn: str) -> int:
@@ -205,4 +205,4 @@ def main(path: Path, drawn: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(max(main(ROOT / "docs" / f"{name}.svg", draw(package)) for name, package in HOUSES.items()))
+    sys.exit(max(main(ROOT / "docs" / f"{name}.svg", draw(package)) for name, package in PACKAGES.items()))

@@ -1,4 +1,4 @@
-"""The rule of the houses: imports point down, rooms on one floor are strangers, and a light start stays light."""
+"""Layers of the packages: imports point down, folders on one line do not import each other, a start loads little."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SOURCES = {
     "trailnotes_worlds": ROOT / "packages" / "worlds" / "src",
     "trailnotes_lab": ROOT / "packages" / "lab" / "src",
 }
-# The rooms of each house from the top down: a room imports from the lines below it, and from none on its own line.
-HOUSES = {
+# The folders of each package from the top down: each imports from the lines below it, and from none on its own line.
+PACKAGES = {
     "trailnotes": """
         __init__ __main__
         commands
@@ -52,10 +52,10 @@ HOUSES = {
         __init__
     """,
 }
-LAYERS = "\n".join(line.strip() for line in HOUSES["trailnotes"].strip().splitlines())
+LAYERS = "\n".join(line.strip() for line in PACKAGES["trailnotes"].strip().splitlines())
 RANKS = {
     (house, room): rank
-    for house, text in HOUSES.items()
+    for house, text in PACKAGES.items()
     for rank, line in enumerate(text.strip().splitlines())
     for room in line.split()
 }
@@ -93,8 +93,8 @@ def test_every_room_has_its_place_and_imports_what_is_below_it() -> None:
         for other in imports_of(path):
             if other[0] == module[0] and other[1] != module[1]:
                 assert RANKS[module[:2]] < RANKS[other[:2]], (
-                    f"{'/'.join(module)} imports {'/'.join(other)}, but {other[1]} does not stand below {module[1]} in "
-                    f"HOUSES[{module[0]!r}]: move what both need further down"
+                    f"{'/'.join(module)} imports {'/'.join(other)}, but {other[1]} is not below {module[1]} in "
+                    f"PACKAGES[{module[0]!r}]: move what both need further down"
                 )
 
 
@@ -168,7 +168,7 @@ def test_the_houses_have_one_version() -> None:
         assert f"trailnotes=={trailnotes.__version__}" in project["dependencies"]
 
 
-@pytest.mark.parametrize(("script", "drawing"), [("picture", "house"), ("places", "places"), ("method", "method")])
+@pytest.mark.parametrize(("script", "drawing"), [("picture", "layers"), ("places", "places"), ("method", "method")])
 def test_the_pictures_are_current(script: str, drawing: str) -> None:
     done = subprocess.run([sys.executable, str(ROOT / "docs" / f"{script}.py"), "--check"], check=False)
     assert done.returncode == 0, f"draw docs/{drawing}.svg anew: python docs/{script}.py"

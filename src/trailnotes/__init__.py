@@ -1,4 +1,4 @@
-"""Trailnotes trains LLM agents that explore, write tips for themselves, and learn to do without them.
+"""Trailnotes trains LLM agents that explore, write tips for later attempts, and learn to act without them.
 
 The names below are loaded when they are first used, so that importing the package costs nothing.
 """

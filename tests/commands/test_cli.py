@@ -100,7 +100,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "part"),
     [
         ([], "train a model in an environment"),
-        (["memory"], "the tips, newest first"),
+        (["memory"], "list tips by age"),
         (["nonsense"], "there is no command"),
         (["eval"], "MODEL_OR_RUN"),
         (["adapt", "a"], "--out"),

@@ -60,7 +60,7 @@ async def empo2(iteration: Iteration) -> None:
             off_policy = [sample for sample in samples if sample.off_policy]
             without_tips = iteration.learner.logprobs(off_policy)
             iteration.measure_tips(groups, off_policy, without_tips)
-            if algorithm.old_logprobs == "tip_free":  # ...unless the old policy is asked without tips too (4.2)
+            if algorithm.old_logprobs == "tip_free":  # ...unless the denominator is tip-free, too (4.2)
                 tip_free = iter(replace_behavior_logprobs(off_policy, without_tips))
                 samples = [next(tip_free) if sample.off_policy else sample for sample in samples]
         samples += [*iteration.anchor_samples(written, groups), *iteration.author_samples(written, groups)]

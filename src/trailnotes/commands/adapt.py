@@ -176,20 +176,20 @@ def _run(args: Namespace) -> None:
 
 
 ADAPT = Command(
-    name="adapt", summary="get better at new games, trial after trial, without training",
-    about="Play the panel of the config's [eval] again and again by a method that changes no weights: tips of every "
+    name="adapt", summary="improve at new games over several trials, without training",
+    about="Play the panel of the config's [eval] several times by a method that changes no weights: tips after every "
     "episode (empo2-tips), plans after failures (reflexion), and others; docs/algorithms has a page for each. DIR is "
-    "a run directory of its own, with the figures, the curve, and the last trial as `trailnotes eval` writes it. The "
-    "same command continues wherever it stopped: nothing that has ended is played, asked or paid for again.",
+    "a run directory with the figures, the curve, and the last trial as `trailnotes eval` writes it. The same command "
+    "resumes an interrupted run, and repeats no finished episode or request.",
     example="trailnotes adapt runs/smoke --method reflexion --out runs/smoke/adapt --trials 2 --eval.num_tasks 2",
     run=_run,
     arguments=(
         MODEL_OR_RUN, OTHER_CONFIG,
         argument("--method", metavar="METHOD",
             help=f"{', '.join(list_methods(trains=False))}, or module:NAME of your own; "
-            f"by default that of the config where it adapts, else {TIPS_ONLY_METHOD}"),
-        argument("--trials", type=int, metavar="K", help="trials after trial 0; eval.trials by default"),
-        argument("--out", type=Path, metavar="DIR", required=True, help="directory of the run, made if absent"),
+            f"default: that of the config if it trains nothing, else {TIPS_ONLY_METHOD}"),
+        argument("--trials", type=int, metavar="K", help="trials after trial 0 (default: eval.trials)"),
+        argument("--out", type=Path, metavar="DIR", required=True, help="run directory, created if missing"),
         ALLOW_CHANGE,
     ),
     settings=True,

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
     from trailnotes.config.schema import Config
 
-CONFIG = argument("config", type=Path, metavar="CONFIG", help="settings, a TOML file")
+CONFIG = argument("config", type=Path, metavar="CONFIG", help="TOML file of settings")
 OPTIONAL_CONFIG = argument("config", type=Path, metavar="CONFIG", nargs="?",
-    help="settings, a TOML file; with --env.name it may be left out")  # fmt: skip
+    help="TOML file of settings; optional with --env.name")  # fmt: skip
 MODEL_OR_RUN = argument("subject", metavar="MODEL_OR_RUN",
     help="a run directory (its last checkpoint), a model directory, a hub name, openai:NAME, or random")  # fmt: skip
 OTHER_CONFIG = argument("--config", type=Path, metavar="CONFIG",
-    help="settings, a TOML file; by default those of the run directory; with --env.name none is needed")  # fmt: skip
+    help="TOML file of settings (default: that of the run directory); optional with --env.name")  # fmt: skip
 ALLOW_CHANGE = argument("--allow-change", metavar="KEY", action="append", default=[],
-    help="a key, or a section, that may differ from the run that is resumed; may be repeated")  # fmt: skip
+    help="key or section of settings that may differ from the resumed run; may be repeated")  # fmt: skip
 
 
 def load_command_config(subject: str | None, path: Path | None, settings: Sequence[str]) -> Config:

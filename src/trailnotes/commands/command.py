@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-ABOUT = "Train LLM agents that explore, write tips for themselves, and learn to do without them."
-SETTINGS = ("Any setting may follow as --section.key VALUE (TOML; plain words need no quotes): it wins over the file. "
-            "`trailnotes config show` lists all settings with their meaning.")  # fmt: skip
+ABOUT = "Train LLM agents that explore, write tips for later attempts, and learn to act well without them."
+SETTINGS = ("--section.key VALUE overrides any setting of the file (VALUE is TOML; plain words need no quotes). "
+            "`trailnotes config show` lists and explains all settings.")  # fmt: skip
+EPILOG = "`trailnotes COMMAND --help` explains a command and shows an example."
 WIDTH = 100
 _SETTING = re.compile(r"--(preset|[A-Za-z_]\w*\.[^=]*)(=.*)?", re.DOTALL)
 
@@ -87,7 +88,7 @@ class _VersionAction(argparse.Action):
 
 def build_parser(table: CommandTable) -> argparse.ArgumentParser:
     """Build the parser of all commands, which sets the attribute `command`."""
-    parser = _make_parser(argparse.ArgumentParser, prog="trailnotes", description=ABOUT)
+    parser = _make_parser(argparse.ArgumentParser, prog="trailnotes", description=ABOUT, epilog=EPILOG)
     parser.add_argument("--version", action=_VersionAction, nargs=0, help="show program's version number and exit")
     parser.set_defaults(command=None, unfinished=parser)
     top = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -95,7 +96,8 @@ def build_parser(table: CommandTable) -> argparse.ArgumentParser:
         if isinstance(entry, Command):
             _add_command(top, entry)
             continue
-        group = _make_parser(top.add_parser, entry.name, help=entry.summary, description=entry.summary)
+        about = f"{entry.summary[0].upper()}{entry.summary[1:]}."
+        group = _make_parser(top.add_parser, entry.name, help=entry.summary, description=about)
         group.set_defaults(command=None, unfinished=group)
         inner = group.add_subparsers(title="commands", metavar="COMMAND")
         for command in entry.commands:
@@ -159,10 +161,10 @@ def render_cli_page(table: CommandTable) -> str:
     )
     intro = (
         f"{ABOUT} {SETTINGS}\n\n"
-        "Exit codes: 0; 2 with one line on standard error when something is wrong with the input; when a signal ended "
-        "it, 128 and the signal's number: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, which a closed "
-        "terminal sends (not under nohup). `--debug` shows where an error comes from.\n\n"
-        "This page is made from the program's own help: `python -m trailnotes.commands > docs/cli.md`."
+        "A command exits with 0 on success, and with 2 and one line on standard error if its input is wrong. If a "
+        "signal stops it, it exits with 128 plus the signal's number: 130 after Ctrl-C, 143 after SIGTERM, 129 after "
+        "SIGHUP, which a closing terminal sends (not under nohup). `--debug` prints the traceback of an error.\n\n"
+        "This page is generated: `python -m trailnotes.commands > docs/cli.md`."
     )
     return "\n\n".join(["# The command line", intro, index, *map(_render_section, commands)]) + "\n"
 
@@ -174,7 +176,7 @@ def _add_command(parsers: Any, command: Command) -> None:
     parser = _make_parser(parsers.add_parser, word, help=command.summary, description=about, epilog=epilog)
     for item in command.arguments:
         parser.add_argument(*item.names, help=item.help, **item.options)
-    parser.add_argument("--debug", action="store_true", help="show where an error comes from")
+    parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
     parser.set_defaults(command=command, unfinished=parser)
 
 

@@ -20,7 +20,7 @@ def _show(args: Namespace) -> None:
 
 COMMANDS = (
     Command(
-        name="config show", summary="all settings, resolved",
+        name="config show", summary="print all settings with their values and meaning",
         about="Print every setting with its value, its meaning, its source, the values that it may have, and where "
         "its own was set. The output is a config file itself.",
         example="trailnotes config show --preset paper-scienceworld --optim.lr 1e-5", run=_show,

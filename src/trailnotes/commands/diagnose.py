@@ -42,20 +42,20 @@ def _run_role_exchange(args: Namespace) -> None:
 
 
 DIAGNOSE = Command(
-    name="diagnose", summary="find the weak link of a run",
-    about="Follow a run link by link: are its tips right, are they found, are they followed, do members of a group "
-    "differ, does the model learn to do without them? With --roles, play the panel of the config's [eval] with tips, "
-    "and exchange one role at a time between the start model and the trained one: the explorer (trial 0, without "
-    "tips), the author (of all tips), the reader (the trials with tips). It names the role whose exchange costs most; "
-    "the same command continues wherever it stopped.",
+    name="diagnose", summary="find out why a run does not learn",
+    about="Check one condition of learning after another and name the first that fails: are tips usable, found and "
+    "followed, do members of a group differ, does the model learn to act without tips? With --roles, play the panel "
+    "of the config's [eval] with tips, and exchange one role at a time between the initial and the trained model: the "
+    "explorer (trial 0, without tips), the author (of all tips), the reader (the trials with tips). The command names "
+    "the role whose exchange costs most. The same command resumes an interrupted exchange.",
     example="trailnotes diagnose runs/smoke", run=_run,
     arguments=(
         argument("run_dir", type=Path, metavar="RUN", help="a run directory"),
-        argument("--roles", action="store_true", help="exchange roles; all that follows belongs to it"),
-        argument("--out", type=Path, metavar="DIR", help="where it is kept; RUN/roles/SPLIT by default"),
+        argument("--roles", action="store_true", help="exchange roles; the options below belong to it"),
+        argument("--out", type=Path, metavar="DIR", help="directory of the exchange (default: RUN/roles/SPLIT)"),
         OTHER_CONFIG,
-        argument("--trials", type=int, metavar="K", help="trials after trial 0; 2 by default"),
-        argument("--start", metavar="MODEL", default="", help="the start model; by default model.path of the run"),
+        argument("--trials", type=int, metavar="K", help="trials after trial 0 (2)"),
+        argument("--start", metavar="MODEL", default="", help="the initial model (default: model.path of the run)"),
     ),
     settings=True,
 )  # fmt: skip

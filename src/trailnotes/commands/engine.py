@@ -24,7 +24,7 @@ def _serve(args: Namespace) -> None:
 
 COMMANDS = (
     Command(
-        name="engine serve", summary="run a vLLM engine for a training on another machine",
+        name="engine serve", summary="serve a vLLM engine to a run on another machine",
         about="Start the model of the config in vLLM, and let one run at a time use it: name its address in "
         "engine.urls there. The run sends its weights, so model.path here only gives the shape. It listens on this "
         "machine only; to listen beyond it (--host 0.0.0.0), set TRAILNOTES_ENGINE_TOKEN to the same secret on both "

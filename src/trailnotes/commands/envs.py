@@ -56,14 +56,14 @@ def refuse_missing(name: str) -> None:
 
 COMMANDS = (
     Command(
-        name="envs list", summary="the environments that can be named in env.name",
+        name="envs list", summary="list the names that env.name accepts",
         about="List built-in environments and those that installed packages offer by an entry point of the group "
         "trailnotes.envs, and say which are not installed. An environment of your own needs neither: name it "
         "module:Class.",
         example="trailnotes envs list", run=_list,
     ),
     Command(
-        name="envs check", summary="check that an environment keeps the contract",
+        name="envs check", summary="check that an environment meets the contract",
         about="Play an environment as an author's test would: same seed, same text; endings; odd actions; what comes "
         "after the end. Stops at the first violation and says what to change.",
         example="trailnotes envs check waymarks-simulator", run=_check,

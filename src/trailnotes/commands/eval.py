@@ -81,10 +81,10 @@ def _run(args: Namespace) -> None:
 
 
 EVAL = Command(
-    name="eval", summary="success on a fixed panel of games",
-    about="Play the fixed panel of games of the config's [eval], and print the mean with its interval. Acts without "
-    "memory unless asked. With --out, episodes are kept as they end, and the same command plays on after it was "
-    "stopped.",
+    name="eval", summary="evaluate a model on a fixed panel of games",
+    about="Play the fixed panel of games of the config's [eval], and print the mean with its interval. The model acts "
+    "without memory unless you say --memory. With --out, the command keeps each episode, and the same command resumes "
+    "an interrupted evaluation.",
     example="trailnotes eval runs/smoke --out runs/smoke/eval --eval.num_tasks 4", run=_run,
     arguments=(
         MODEL_OR_RUN, OTHER_CONFIG,

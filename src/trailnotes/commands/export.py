@@ -94,7 +94,7 @@ def _run(args: Namespace) -> None:
 
 
 EXPORT = Command(
-    name="export", summary="the model of a run as a directory of its own",
+    name="export", summary="copy the trained model of a run to a directory",
     about="Copy the last model of a run, or of a checkpoint. Trained adapters stay adapters, in peft's format; with "
     "--merge they are added to their base in float32, for programs that take no adapters.",
     example="trailnotes export runs/lora --merge --out models/merged", run=_run,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from trailnotes.config.schema import Config
 
-USAGE_HINT = "`rehearsal.path` of a training takes the file; `rehearsal.rows`, `hold` and `imitate` say how it is held."
+USAGE_HINT = "`rehearsal.path` of a training takes the file; `rehearsal.rows`, `hold` and `imitate` set its weights."
 
 
 def write_scripted_rehearsal(config: Config, out: Path, num: int) -> int:
@@ -66,13 +66,13 @@ def _write_script(args: Namespace) -> None:
 
 COMMANDS = (
     Command(
-        name="rehearsal record", summary="record games that the start model plays, to rehearse them in training",
-        about="The model at model.path plays the games of rehearsal.split as `trailnotes adapt` would, without tips "
-        "and then with its own, and writes a tip after each episode. DIR/rehearsal.jsonl gets the conversations. "
-        "Training on other games anchors the model to them, so that it goes on writing and reading tips as it did. "
-        f"{USAGE_HINT} A training with rehearsal.split records by itself, and counts the usage; this command records "
-        "once for several trainings, which count nothing for it. It refuses games that the config trains on or "
-        "evaluates. The same command continues after a stop.",
+        name="rehearsal record", summary="record episodes of the initial model, which training rehearses",
+        about="Play the games of rehearsal.split with the model at model.path, as `trailnotes adapt` would: without "
+        "tips, then with its own, and a tip after each episode. The conversations go to DIR/rehearsal.jsonl. A "
+        "training on other games anchors the model to them, so that it keeps writing and reading tips as before. "
+        f"{USAGE_HINT} A training with rehearsal.split records by itself and counts the usage; this command records "
+        "once for several trainings, which do not count it. It refuses games that the config trains on or evaluates. "
+        "The same command resumes an interrupted recording.",
         example="trailnotes rehearsal record configs/demo.toml --out runs/rehearsed --rehearsal.split spare",
         run=_record,
         arguments=(
@@ -82,7 +82,7 @@ COMMANDS = (
         settings=True,
     ),
     Command(
-        name="rehearsal script", summary="write the environment's scripted episodes of games that no split has",
+        name="rehearsal script", summary="write scripted episodes of games outside training and evaluation",
         about="Write scripted episodes, as `trailnotes warmstart` learns them, as conversations that anchor a training "
         "on other games. Waymarks draws fresh hidden rules for families outside training and evaluation (those of the "
         "split spare); ScienceWorld plays training variations of the tasks that rehearsal.options names, of which the "

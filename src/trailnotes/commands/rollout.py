@@ -46,7 +46,7 @@ def _run(args: Namespace) -> None:
 
 
 ROLLOUT = Command(
-    name="rollout", summary="play a few episodes and read them",
+    name="rollout", summary="play a few episodes and print them",
     about="Play rollout.num_tasks games of the training split once each, and print the conversations, their tips and "
     "their scores.",
     example="trailnotes rollout configs/smoke.toml --rollout.num_tasks 2 --out runs/episodes.jsonl", run=_run,

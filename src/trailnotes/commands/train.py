@@ -225,21 +225,20 @@ def _run(args: Namespace) -> None:
 
 TRAIN = Command(
     name="train", summary="train a model in an environment",
-    about="Train a model by the method that the config names, in a run directory of its own. The same command on a "
-    "directory that holds a run resumes from its last checkpoint. Ctrl-C finishes the iteration and saves; a "
-    "second one stops at once. SIGTERM and a closed terminal do the same. A run that is stopped so exits with 130, "
-    "143 or 129. An environment of your own needs no CONFIG: --env.name module:Class and --model.path MODEL are "
-    "enough.",
+    about="Train a model by the method that the config names, and write a run directory. If the directory holds a run "
+    "already, the same command resumes it from its last checkpoint. After Ctrl-C, SIGTERM or a closed terminal, "
+    "training finishes the iteration, saves, and exits with 130, 143 or 129; a second signal stops it at once. An "
+    "environment of your own needs no CONFIG: --env.name module:Class and --model.path MODEL are enough.",
     example="trailnotes train configs/smoke.toml --run-dir runs/smoke --dry-run", run=_run,
     arguments=(
         OPTIONAL_CONFIG,
         argument("--run-dir", type=Path, metavar="DIR",
-            help="directory of the run, made if absent; by default runs/ and the name of CONFIG or of the environment"),
+            help="run directory, created if missing (default: runs/NAME after CONFIG or the environment)"),
         ALLOW_CHANGE,
         argument("--memory", type=Path, metavar="FILE",
-            help="tips to begin with: a file of `memory export`, a memory file, or a run directory"),
+            help="start with these tips: a file of `memory export`, a memory file, or a run directory"),
         argument("--dry-run", action="store_true",
-            help="check everything, estimate time, memory, the device's too, and disk, and stop"),
+            help="run all checks, estimate time, disk, and memory of host and device, then exit"),
     ),
     settings=True,
 )  # fmt: skip

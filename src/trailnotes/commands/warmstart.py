@@ -81,7 +81,7 @@ def _run(args: Namespace) -> None:
 
 
 WARMSTART = Command(
-    name="warmstart", summary="make a small start model, or fine-tune one on demonstrations",
+    name="warmstart", summary="train a small initial model, or fine-tune one on demonstrations",
     about="With model.path empty: train a tokenizer on the environment's text and a small model on its scripted "
     "episodes, without any download. With model.path set: plain supervised fine-tuning of that model, for example on "
     "the JSONL file that warmstart.demonstrations names; of adapters on it with model.lora.enabled. The same command "

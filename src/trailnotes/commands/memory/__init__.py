@@ -199,36 +199,35 @@ def _format_tip(tip: Tip, measured: str = "") -> str:
 
 COMMANDS = (
     Command(
-        name="memory list", summary="the tips, newest first or by what they did",
-        about="Print the tips of a run, the newest first, or as --by says: id, score of the episode, task, marks, "
-        "text. The worth of a tip is what its readers gained over members of their group that did not read it, as if "
-        "one more reader had gained nothing.",
+        name="memory list", summary="list tips by age, score, readers or worth",
+        about="Print id, score of the episode, task, marks and text of each tip, the newest first unless --by names "
+        "another order. The worth of a tip is the mean gain of its readers over members of their group that did not "
+        "read it, with one more reader of gain 0.",
         example="trailnotes memory list runs/smoke --limit 20", run=_list,
         arguments=(
             _PLACE, _NAMESPACE,
-            argument("--limit", type=int, metavar="N", default=0, help="at most this many; 0, the default, means all"),
+            argument("--limit", type=int, metavar="N", default=0, help="at most this many (default 0: all)"),
             argument("--by", choices=("recency", "score", "shown", "worth"), default="recency",
-                help="what comes first: the newest, the best score, most readers, or those that helped their readers "
-                "most"),
+                help="order: newest, best score, most readers, or highest worth first"),
             argument("--retired", action="store_true",
-                help="instead those that are searched no more, since they had to make room (memory.retire) or the "
-                "policy knows them by heart (memory.distilled), and why; `memory enable` brings them back"),
+                help="list retired tips instead, with the reason: evicted (memory.retire), or no longer needed by the "
+                "policy (memory.distilled); `memory enable` restores them"),
             argument("--json", action="store_true", help="one JSON object a line, with all fields"),
         ),
     ),
     Command(
-        name="memory show", summary="one tip with its author and its worth",
-        about="Print every field of one tip: text, task, retrieval key, score, and the model, version and run that "
-        "wrote it; how its readers fared, against members of their group that did not read it; how often the policy "
-        "does without tips what they did; why it was retired, if it was; and the episodes of the run that read it.",
+        name="memory show", summary="show one tip with its author, readers and worth",
+        about="Print every field of one tip: text, task, retrieval key and score; the model, version and run that "
+        "wrote it; the results of its readers against members of their group that did not read it; how likely the "
+        "policy repeats its readers' actions without tips; why it was retired, if so; and the episodes that read it.",
         example="trailnotes memory show runs/smoke 1", run=_show,
         arguments=(_PLACE, argument("id", type=int, metavar="ID", help="id of a tip")),
     ),
     Command(
         name="memory search", summary="search the tips of a task",
-        about="Print the tips of a task that are most similar to a text, by the embedder of the memory: id, cosine "
-        "similarity, score of the episode, task, marks, text. A run takes those above its `memory.threshold`, by its "
-        "`memory.order`.",
+        about="Print id, cosine similarity, score of the episode, task, marks and text of the tips that are most "
+        "similar to a text, by the embedder of the memory. A run keeps those above its `memory.threshold` and sorts "
+        "them by its `memory.order`.",
         example="trailnotes memory search runs/smoke waymarks/route/amber/train-0 'which way from the hall' --top-k 3",
         run=_search,
         arguments=(
@@ -237,12 +236,12 @@ COMMANDS = (
             argument("query", metavar="TEXT", help="what to search for"),
             argument("--top-k", type=int, metavar="K", default=10, help="at most this many tips (10)"),
             argument("--scope", choices=("task", "family", "env", "all"), default="task",
-                help="whose tips: the task's own, or as a run with this memory.scope finds them"),
+                help="search the task's own tips, or those that a run with this memory.scope finds"),
             EMBEDDER_ARGUMENT,
         ),
     ),
     Command(
-        name="memory stats", summary="how many tips there are",
+        name="memory stats", summary="count tips",
         about="Print counts of tips, and the number of tips of each task.",
         example="trailnotes memory stats runs/smoke", run=_stats,
         arguments=(_PLACE,),
@@ -259,22 +258,22 @@ COMMANDS = (
         ),
     ),
     Command(
-        name="memory import", summary="take in tips from a file or another run",
-        about="Add exported tips, or those of another run. They are marked as imported, and stay "
-        "off until they are enabled, since a tip tells the agent what to do.",
+        name="memory import", summary="add tips from a file or another run, disabled",
+        about="Add exported tips, or those of another run. They are marked as imported, and "
+        "disabled until you enable them, since a tip tells the agent what to do.",
         example="trailnotes memory import runs/smoke tips.jsonl", run=_import,
         arguments=(
             _PLACE,
             argument("file", type=Path, metavar="FILE",
                 help="one tip a line, as `memory export` writes them; or a memory file, or a run directory"),
-            argument("--enable", action="store_true", help="let them be retrieved at once"),
+            argument("--enable", action="store_true", help="enable them at once"),
             EMBEDDER_ARGUMENT,
         ),
     ),
     Command(
         name="memory add", summary="write a tip yourself",
-        about="Add a tip of your own. It is marked as imported, like all that the run did not write itself, and shown "
-        "from now on.",
+        about="Add a tip of your own. It is marked as imported, as are all tips that the run did not write, and "
+        "enabled unless you say --off.",
         example="trailnotes memory add runs/smoke 'turn left at the well' --task waymarks/route/amber/train-0",
         run=_add,
         arguments=(
@@ -283,44 +282,43 @@ COMMANDS = (
             argument("--task", "--namespace", dest="namespace", metavar="TASK", required=True,
                 help="the task it belongs to"),
             argument("--score", type=float, metavar="X",
-                help="its worth as the score of an episode; by default that of the best tip of the task, or 1"),
+                help="its score (default: that of the best tip of the task, or 1)"),
             argument("--key", metavar="TEXT",
-                help="what it is found by, such as an observation; by default its own text"),
-            argument("--off", action="store_true", help="do not show it yet"),
+                help="text that searches match, such as an observation (default: its own text)"),
+            argument("--off", action="store_true", help="disable it for now"),
             EMBEDDER_ARGUMENT,
         ),
     ),
     Command(
         name="memory edit", summary="replace the text of a tip, or its score",
-        about="Replace the text of a tip, its score, or both; it is found in the same places as before. Tips are "
-        "shown in the order of their score first, so a corrected one wants the score that it deserves now.",
+        about="Replace the text of a tip, its score, or both. Searches still find it by the same key. Agents see "
+        "tips in the order of their score by default, so give a corrected tip the score that it deserves.",
         example="trailnotes memory edit runs/smoke 1 'the red door needs the brass key' --score 1", run=_edit,
         arguments=(
             _PLACE,
             argument("id", type=int, metavar="ID", help="id of a tip"),
             argument("text", metavar="TEXT", nargs="?", help="the new text"),
-            argument("--score", type=float, metavar="X", help="the new score; above the highest it becomes that"),
+            argument("--score", type=float, metavar="X", help="the new score, cut to the highest of the task"),
         ),
     ),
     Command(
         name="memory delete", summary="delete tips",
-        about="Delete tips for good: all of those named, or none if one of them does not exist. The agent may write "
-        "the same text again; `memory enable --off` keeps a text from being shown if it is written again.",
+        about="Delete the named tips for good, or none of them if one does not exist. The agent may write the same "
+        "text again; `memory enable --off` keeps a text disabled even then.",
         example="trailnotes memory delete runs/smoke 1 2", run=_delete,
         arguments=(_PLACE, _IDS),
     ),
     Command(
-        name="memory enable", summary="let tips be retrieved, or not",
-        about="Switch tips on, for example imported ones after reading them; or off, without deleting them. A retired "
-        "tip that is named comes back as the newest; --all leaves those that are retired. Nothing is retired for it, "
-        "since a switch changes the tips that it names and no others: what is more than memory.capacity goes when the "
-        "run writes again.",
+        name="memory enable", summary="enable or disable tips",
+        about="Enable tips, for example imported ones after you have read them; or disable them, without deleting. A "
+        "retired tip that you name becomes the newest one; --all skips retired tips. The command changes only the "
+        "tips that you name: above memory.capacity, the run evicts tips when it writes again.",
         example="trailnotes memory enable runs/smoke --all", run=_enable,
         arguments=(
             _PLACE,
             argument("ids", type=int, metavar="ID", nargs="*", help="ids of tips, as `memory list` prints them"),
-            argument("--all", action="store_true", help="all tips that are not retired, instead of IDs"),
-            argument("--off", action="store_true", help="switch off instead of on"),
+            argument("--all", action="store_true", help="all tips that are not retired, in place of IDs"),
+            argument("--off", action="store_true", help="disable instead"),
         ),
     ),
     *sharing.COMMANDS,

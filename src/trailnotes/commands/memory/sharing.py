@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "TRAILNOTES_MCP_TOKEN"  # noqa: S105 (the variable that holds one)
 EMBEDDER_ARGUMENT = argument(
     "--embedder", metavar="NAME", default="",
-    help="the embedder of the memory, where it is neither hashing nor minilm: a model that you trust, or "
-    "openai:NAME@URL with the key in TRAILNOTES_EMBEDDER_KEY; where openai:NAME is, OPENAI_BASE_URL says as well",
+    help="embedder of the memory, needed unless that is hashing or minilm: a model that you trust, or "
+    "openai:NAME@URL with the key in TRAILNOTES_EMBEDDER_KEY; OPENAI_BASE_URL may give the URL of openai:NAME",
 )  # fmt: skip
 SOURCE_HELP = "a run directory, a memory file, or a file that `memory export` wrote"
 
@@ -142,20 +142,20 @@ def _serve_http(make_app: Callable[[str], ASGIApp], port: int) -> None:
 
 COMMANDS = (
     Command(
-        name="memory new", summary="make an empty memory",
-        about="Make a memory file without tips, which `memory add`, `import` and `serve` fill.",
+        name="memory new", summary="create an empty memory file",
+        about="Create a memory file without tips, for `memory add`, `import` and `serve` to fill.",
         example="trailnotes memory new runs/tips.db", run=_new,
         arguments=(
-            argument("file", type=Path, metavar="FILE", help="the memory file to make, which must not exist"),
+            argument("file", type=Path, metavar="FILE", help="the memory file to create, which must not exist"),
             argument("--embedder", metavar="NAME", default="hashing", help="the embedder of its vectors (hashing)"),
         ),
     ),
     Command(
-        name="memory merge", summary="make one memory of several",
+        name="memory merge", summary="merge several memories into a new file",
         about="Write a new memory file with the tips of all sources, which stay as they are. The same text under the "
-        "same key of a task becomes one tip, with its first author, the best score and the most support; it is on if "
-        "all its copies are. The order of the sources does not matter, and merging again changes nothing. Begin a run "
-        "with it by `trailnotes train --memory`.",
+        "same key of a task becomes one tip, with its first author, the best score and the most support; it is enabled "
+        "if all its copies are. The order of the sources does not matter, and merging again changes nothing. Start a "
+        "run with it by `trailnotes train --memory`.",
         example="trailnotes memory merge runs/both.db runs/smoke tips.jsonl", run=_merge,
         arguments=(
             argument("out", type=Path, metavar="FILE", help="the memory file to write, which must not exist"),
@@ -166,33 +166,32 @@ COMMANDS = (
     ),
     Command(
         name="memory diff", summary="compare two memories",
-        about="Print the tips that are only here (-), those that are only there (+), and those that both have with "
-        "other fields (~). Tips are compared by what they say, not by their ids; an edited one is found by its author "
-        "and key.",
+        about="Print the tips that only HERE has (-), those that only THERE has (+), and those whose fields differ "
+        "(~). The command matches tips by text, not by id, and edited ones by author and key.",
         example="trailnotes memory diff runs/smoke tips.jsonl", run=_diff,
         arguments=(
             argument("here", type=Path, metavar="HERE", help=SOURCE_HELP),
-            argument("there", type=Path, metavar="THERE", help="another one"),
+            argument("there", type=Path, metavar="THERE", help="another one of these"),
             argument("--namespace", metavar="TASK", help="only the tips of this task"),
-            argument("--json", action="store_true", help="one JSON object a line, with all fields, without the sums"),
+            argument("--json", action="store_true", help="one JSON object a line, with all fields, without totals"),
         ),
     ),
     Command(
-        name="memory serve", summary="let any agent use a memory, over MCP",
-        about="Speak the Model Context Protocol, so that any agent that does can list tasks, search tips and read "
-        "them; with --write it can add some, marked with its name. Over standard input and output, as agents start "
-        "it; or with --port over streamable HTTP on this machine, for clients that send the printed token (or the one "
-        f"in {TOKEN_VARIABLE}). Tips that are off are never shown. Needs the extra `mcp`.",
+        name="memory serve", summary="serve a memory to any agent over MCP",
+        about="Serve a memory by the Model Context Protocol. Any agent that speaks it can list tasks, search tips and "
+        "read them, and with --write add tips, which are marked with its name. The server uses standard input and "
+        "output, as agents start it; with --port it uses streamable HTTP on this machine, for clients that send the "
+        f"printed token (or the one in {TOKEN_VARIABLE}). It never returns disabled tips. Needs the extra `mcp`.",
         example="trailnotes memory serve runs/smoke --write", run=_serve,
         arguments=(
             argument("place", type=Path, metavar="DIR",
-                help="a run directory, or a memory file, which --write makes if it is missing"),
+                help="a run directory, or a memory file, which --write creates if it is missing"),
             argument("--write", action="store_true", help="let agents add tips"),
-            argument("--off", action="store_true", help="what they add waits for `memory enable`"),
+            argument("--off", action="store_true", help="added tips stay disabled until `memory enable`"),
             argument("--namespace", metavar="TASK", help="only the tips of this task"),
-            argument("--port", type=int, metavar="N", help="serve over HTTP there; 0 takes a free port"),
+            argument("--port", type=int, metavar="N", help="serve over HTTP at this port; 0 takes a free one"),
             EMBEDDER_ARGUMENT,
-            argument("--rate", type=int, metavar="N", default=120, help="calls a minute, of all clients (120)"),
+            argument("--rate", type=int, metavar="N", default=120, help="calls per minute, all clients together (120)"),
         ),
     ),
 )  # fmt: skip

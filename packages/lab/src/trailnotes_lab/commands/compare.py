@@ -51,25 +51,26 @@ def _run_table(args: Namespace) -> None:
 
 RUN = Command(
     name="compare run",
-    summary="methods side by side: run them all, then write the table and the picture",
-    about="Run every method of a comparison with every seed on one panel and under one budget, then write the table "
-    "with intervals, differences and costs, and the picture. Every run is an ordinary run directory in DIR/runs. The "
-    "same command runs no finished run again, and resumes interrupted ones. A run that fails leaves the others "
-    "running; its cell gives the reason, and the command ends with 2. Ctrl-C asks each run to stop.",
+    summary="run all methods with all seeds, then write a table and a plot",
+    about="Run every method of a comparison with every seed under one budget, and evaluate all of them on one panel "
+    "of games. Then write a table of success with intervals, differences and costs, and a plot. Each run is an "
+    "ordinary run directory in DIR/runs. The same command resumes interrupted runs and skips finished ones. If a run "
+    "fails, the others go on, its cell of the table gives the reason, and the command exits with 2. Ctrl-C asks each "
+    "run to stop.",
     example="trailnotes compare run configs/compare/small.toml --jobs 2",
     run=_run,
     arguments=(
-        argument("plan", type=Path, metavar="COMPARISON", help="panel, methods, budget and seeds, a TOML file"),
-        argument("--out", type=Path, metavar="DIR", help="directory of the comparison; by default runs/compare/NAME"),
-        argument("--jobs", type=int, metavar="N", help="runs side by side; compare.jobs by default"),
+        argument("plan", type=Path, metavar="COMPARISON", help="TOML file of panel, methods, budget and seeds"),
+        argument("--out", type=Path, metavar="DIR", help="directory of the comparison (default: runs/compare/NAME)"),
+        argument("--jobs", type=int, metavar="N", help="number of runs at the same time (default: compare.jobs)"),
         argument("--dry-run", action="store_true",
-                 help="print the runs, their commands and the time they will take, and try each"),
+                 help="check each run and print its command and estimated time, then exit"),
     ),
 )  # fmt: skip
 
 TABLE = Command(
     name="compare table",
-    summary="runs side by side, and published rows beside them",
+    summary="tabulate finished runs, with published figures beside them",
     about="Read finished evaluations and write one table. The command plays no games: first write an evaluation with "
     "`trailnotes eval RUN --out RUN/eval`. A run stands for all evaluations at and below its `eval`; DIR=LABEL puts a "
     "directory under that name. The directory of one `compare run`, or its unpacked record, gives the whole table of "

@@ -50,7 +50,7 @@ def _serve(args: Namespace) -> None:
 
 VIEW = Command(
     name="view",
-    summary="look at runs, episodes and tips in a browser",
+    summary="view runs, episodes and tips in a browser",
     about="Serve pages over all runs and comparisons at and below a directory, live while a run goes on: curves laid "
     "over each other, episodes with both contexts beside each other, tips with their authors and readers, the chain of "
     "`diagnose`. The server answers only this machine, and only with the token in the address that it prints. Pages "

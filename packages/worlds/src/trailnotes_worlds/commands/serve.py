@@ -63,7 +63,7 @@ _SPLIT = "split of the tasks (default train); all: each split has the seeds that
 _IDLE = "seconds without a request after which a session ends (default 600)"
 _COMMAND = Command(
     name="envs serve",
-    summary="open an environment to other trainers, by the OpenEnv protocol",
+    summary="serve an environment to other trainers over OpenEnv",
     about="Serve an environment over WebSockets by the OpenEnv protocol, so that any OpenEnv client can play it. Each "
     "connection is a session with an environment of its own, in worker processes (env.num_workers, env.timeout). A "
     "reset may name a task or a seed, which counts through the tasks of the split. See docs/envs/openenv.md.",
@@ -80,4 +80,4 @@ _COMMAND = Command(
     ),
     settings=True,
 )
-SERVE = Group("envs", "environments", (_COMMAND,))
+SERVE = Group("envs", "list, check and serve environments", (_COMMAND,))

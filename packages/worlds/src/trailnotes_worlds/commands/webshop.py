@@ -195,7 +195,7 @@ _SERVE_ARGUMENTS = (
 COMMANDS = (
     Command(
         name="webshop import",
-        summary="make a catalogue of the original files",
+        summary="import the original files as a catalogue",
         about="Read WebShop's own files (or the records of its 1,000-product index) into a catalogue: one folder "
         "with a search like Lucene's, which any number of processes share. Files may end in .gz, and have any size. "
         "The import counts records that are no product by reason, and lists them in the catalogue's report.jsonl. The "
@@ -217,7 +217,7 @@ COMMANDS = (
     ),
     Command(
         name="webshop serve",
-        summary="open the shop to a person in a browser",
+        summary="serve the shop as a web site",
         about="Serve the pages, goals, actions and rewards of the environment webshop as a web site: open the address "
         "that it prints. Each browser has a visit of its own, which ends after an hour without a click. The site shows "
         "the score and its parts after the purchase. With --record, it appends each purchase to a file for "
@@ -231,4 +231,4 @@ COMMANDS = (
     ),
 )
 
-WEBSHOP = Group("webshop", "import, show and serve catalogues of WebShop", COMMANDS)
+WEBSHOP = Group("webshop", "import, show and serve product catalogues", COMMANDS)

@@ -71,7 +71,7 @@ _PAGES = "a file for each page: HTML, or HTTP responses"
 COMMANDS = (
     Command(
         name="wikihow import",
-        summary="make a library of recorded pages",
+        summary="import recorded pages as a library",
         about="Read recorded pages of the real site (the folder dumps of the published archive, or HTML files with "
         "their paths as names) into a library: one folder that any number of processes share. The import counts pages "
         "that are no article, author or category by reason, and lists them in the library's report.jsonl.",
@@ -100,4 +100,4 @@ COMMANDS = (
     ),
 )
 
-WIKIHOW = Group("wikihow", "import and show libraries of WikiHow pages", COMMANDS)
+WIKIHOW = Group("wikihow", "import and show libraries of article pages", COMMANDS)
