@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from trailnotes.storage.child import start_child
 
 LOG_FILE = "console.log"
 POLL_SECONDS = 0.5  # seconds between two looks at the running processes
@@ -48,9 +49,7 @@ class JobProcess:
         job.directory.mkdir(parents=True, exist_ok=True)
         self._started = time.monotonic()
         with (job.directory / LOG_FILE).open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603
-                job.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, process_group=0
-            )
+            self._process = start_child(job.command, death_signal=None, stdout=log, stderr=log)
         self.pid = self._process.pid
         self.ended: ProcessResult | None = None
 

@@ -16,6 +16,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from trailnotes.storage.child import start_child
 from trailnotes_lab.tracking.main import CALL_TIMEOUT, END_MESSAGE
 
 if TYPE_CHECKING:
@@ -70,10 +71,8 @@ class _TrackerProcess:
         words = [json.dumps([str(path) for path in sys.path]), name, str(directory), str(limit)]
         self._process: subprocess.Popen[bytes] | None = None
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - this interpreter and our own code
-                [sys.executable, "-c", _BOOTSTRAP, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL, bufsize=0, process_group=0,
-            )  # fmt: skip
+            command = [sys.executable, "-c", _BOOTSTRAP, *words]
+            self._process = start_child(command, death_signal=None, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         except OSError as error:
             self._warn(f"its process cannot be started ({error.strerror}): free memory or processes")
             return
@@ -107,7 +106,7 @@ class _TrackerProcess:
     def kill(self) -> None:
         if self._process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):  # what a tracker started may outlive it
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):

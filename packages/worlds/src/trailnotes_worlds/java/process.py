@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 import os
-import queue
 import selectors
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
-from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 
 from trailnotes.errors import EnvError
+from trailnotes.storage.child import STOP_TIMEOUT, describe_exit, kill_group, last_line, start_child
 
 STDERR_TAIL_BYTES = 4096  # kept bytes of the child's stderr
 CHUNK = 1 << 16
-STOP_TIMEOUT_S = 5.0  # seconds for a killed process to be gone
-
-# The parent-death signal must be set in the child itself. Code between fork and exec (preexec_fn) may deadlock in a
-# process with threads, and makes subprocess copy the page tables of one that holds a model; an interpreter that
-# becomes the program costs 20 ms and neither.
-_EXEC_STUB = """
-import ctypes, os, sys
-ctypes.CDLL(None).prctl(1, 9)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit(1)
-try:
-    os.execv(sys.argv[2], sys.argv[2:])
-except OSError as error:
-    sys.exit(f"{sys.argv[2]}: {error.strerror}")
-"""
 
 
 class ChildProcess:
@@ -46,10 +28,9 @@ class ChildProcess:
     def __init__(self, command: list[str], folder: Path, environment: dict[str, str]) -> None:
         """Start `command`, whose first word is an absolute path, in `folder`. Raises `EnvError` on failure."""
         self._owner = os.getpid()
-        if sys.platform == "linux" and sys.executable:
-            command = [sys.executable, "-I", "-S", "-c", _EXEC_STUB, str(self._owner), *command]
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         try:
-            self._process = _SPAWNER.run(command, folder, environment)
+            self._process = start_child(command, cwd=folder, env=environment, **pipes)
         except OSError as error:
             raise EnvError(f"no process could be started: {error}") from error
         self._words: deque[bytes] = deque()
@@ -95,12 +76,8 @@ class ChildProcess:
         except subprocess.TimeoutExpired:
             return ""
         self._listener.join(patience)
-        lines = b"".join(self._words).decode(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        how = f"it exited with status {code}" if code >= 0 else f"it died of signal {-code}"
-        with suppress(ValueError):
-            how = f"it died of {signal.Signals(-code).name}" if code < 0 else how
-        return f"{how}; its last words: {last[:500]}" if last else how
+        last = last_line(b"".join(self._words))
+        return f"it {describe_exit(code)}" + (f"; its last words: {last}" if last else "")
 
     def kill(self) -> None:
         """Kill the process and close its streams. A second call is harmless."""
@@ -108,11 +85,8 @@ class ChildProcess:
         if self.is_inherited:
             process.returncode = 0  # else the copy would warn that it still runs
         elif process.returncode is None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_TIMEOUT_S)
-            self._listener.join(STOP_TIMEOUT_S)
+            kill_group(process)
+            self._listener.join(STOP_TIMEOUT)
         for stream in (process.stdin, process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
@@ -124,50 +98,3 @@ def _drain_tail(descriptor: int, words: deque[bytes]) -> None:
             words.append(data)
             while len(words) > 1 and sum(map(len, words)) - len(words[0]) >= STDERR_TAIL_BYTES:
                 words.popleft()
-
-
-Request = tuple[list[str], Path, dict[str, str], "Future[subprocess.Popen[bytes]]"]
-
-
-class _Spawner:
-    """Single thread that starts all children of this process.
-
-    The death of the *thread* that started a child triggers the parent-death signal: this one lives as long as the
-    process.
-    """
-
-    def __init__(self) -> None:  # again in a forked child, which has no threads
-        self._starting = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
-
-    def run(self, command: list[str], folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-        with self._starting:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, args=(self._requests,), name="spawner", daemon=True)
-                self._thread.start()
-        answer: Future[subprocess.Popen[bytes]] = Future()
-        self._requests.put((command, folder, environment, answer))
-        try:
-            return answer.result()
-        except BaseException:  # interrupted: no other code knows of this child
-            answer.add_done_callback(lambda done: None if done.exception() else done.result().kill())
-            raise
-
-    @staticmethod
-    def _serve(requests: queue.SimpleQueue[Request]) -> None:
-        while True:
-            command, folder, environment, answer = requests.get()
-            try:
-                pipe = subprocess.PIPE
-                process = subprocess.Popen(  # noqa: S603 - a Java that the user chose, with fixed arguments
-                    command, 0, None, pipe, pipe, pipe, cwd=folder, env=environment, process_group=0
-                )
-            except BaseException as error:  # noqa: BLE001 - raised again in the caller
-                answer.set_exception(error)
-            else:
-                answer.set_result(process)
-
-
-_SPAWNER = _Spawner()
-os.register_at_fork(after_in_child=lambda: _Spawner.__init__(_SPAWNER))

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError, format_install_command
+from trailnotes.storage.child import STOP_TIMEOUT
 from trailnotes_worlds.java.gateway import JavaGateway, Reference, SimulatorLostError, Value
-from trailnotes_worlds.java.process import STOP_TIMEOUT_S, ChildProcess
+from trailnotes_worlds.java.process import ChildProcess
 
 __all__ = ["START_LIMIT", "JavaProgram", "Reference", "Simulator", "SimulatorLostError", "find_jars", "find_java"]
 
@@ -177,7 +178,7 @@ class Simulator:
             return question()
         except SimulatorLostError as error:
             hangs = isinstance(error.__cause__, TimeoutError)
-            how = self._child.describe_exit(0.0 if hangs else STOP_TIMEOUT_S)
+            how = self._child.describe_exit(0.0 if hangs else STOP_TIMEOUT)
             self.close()
             raise SimulatorLostError(f"{self._title}'s Java was lost: {how or error}") from error
         except EnvError:
