@@ -37,7 +37,7 @@ def _check(args: Namespace) -> None:
     from trailnotes.config.toml import load_config
     from trailnotes.envs import check_env, load_env_class, make_env, validate_options
 
-    refuse_missing(args.name)
+    require_env_packages(args.name)
     options = load_config(None, args.settings).env.options
     validate_options(args.name, load_env_class(args.name), options)
     skipped = check_env(functools.partial(make_env, args.name, **options))
@@ -46,7 +46,7 @@ def _check(args: Namespace) -> None:
         print(f"  not checked: {line}")
 
 
-def refuse_missing(name: str) -> None:
+def require_env_packages(name: str) -> None:
     """Refuse an environment whose packages are missing by `MissingExtraError`."""
     from trailnotes.envs import extra_for
 

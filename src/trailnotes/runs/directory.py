@@ -74,7 +74,7 @@ class RunDir:
         self.memory_path = path / "memory.db"
         self.checkpoints = path / "checkpoints"
         self._tracked = config.run.all_trackers
-        self._trackers: Trackers | None = None  # once no line is set aside any more
+        self._trackers: TrackerClient | None = None  # once no line is set aside any more
 
     @classmethod
     def open(
@@ -207,14 +207,14 @@ class RunDir:
         _write(file, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
 
 
-class Trackers(Protocol):
+class TrackerClient(Protocol):
     """The trackers of one run; `RunDir` tells them of each new line, and of the end."""
 
     notify: Callable[[], None]
     close: Callable[..., None]  # finished=: the run ended by itself
 
 
-def load_trackers() -> Callable[[Sequence[str], Path], Trackers]:
+def load_trackers() -> Callable[[Sequence[str], Path], TrackerClient]:
     """Load the class of the trackers, which another package offers; `MissingExtraError` where none does."""
     for point in metadata.entry_points(group=TRACKERS_GROUP):
         return point.load()  # type: ignore[no-any-return]

@@ -68,7 +68,7 @@ class TipRow:
 
 
 @dataclass(frozen=True, slots=True)
-class TipPage:
+class TipListPage:
     """One page of the list of tips."""
 
     rows: list[TipRow]
@@ -83,14 +83,14 @@ class TipsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def list_newest(self, before: int | None) -> TipPage:
+    def list_newest(self, before: int | None) -> TipListPage:
         """List `PAGE_SIZE` tips of all tasks with ids below `before`, the highest first, in a file of any size."""
         with self._open_connection() as connection:
             sql = "SELECT id FROM tips WHERE id < ? ORDER BY id DESC LIMIT ?"
             rows = self._load_rows(connection, sql, [before or 2**62, PAGE_SIZE])
-            return TipPage(rows, self._count_tips(connection, ""), "newest", sorted=True)
+            return TipListPage(rows, self._count_tips(connection, ""), "newest", sorted=True)
 
-    def list_tips(self, namespace: str, order: str, first: int) -> TipPage:
+    def list_tips(self, namespace: str, order: str, first: int) -> TipListPage:
         """List `PAGE_SIZE` tips from the `first` on, counted from 0; of all tasks where `namespace` is ""."""
         if not namespace and order == "newest":
             return self.list_newest(None)
@@ -103,7 +103,7 @@ class TipsFile:
             where, values = ("WHERE namespace = ?", [namespace]) if namespace else ("", [])
             sql = f"SELECT id FROM tips {where} ORDER BY {SORT_ORDERS[order]} LIMIT ? OFFSET ?"  # noqa: S608 (constants)
             rows = self._load_rows(connection, sql, [*values, PAGE_SIZE, first])
-        return TipPage(rows, total, order, is_sorted)
+        return TipListPage(rows, total, order, is_sorted)
 
     def get_tip_row(self, tip_id: int) -> TipRow:
         """Load one tip, with those of the newest `MAX_RETIRED_SCANNED` retired ones that became one with it."""

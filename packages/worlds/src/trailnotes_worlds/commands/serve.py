@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, Group, argument
-from trailnotes.commands.envs import refuse_missing
+from trailnotes.commands.envs import require_env_packages
 from trailnotes.errors import ConfigError, Interrupted, MissingExtraError, find_missing_module, format_install_command
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def _serve(args: Namespace) -> None:
     from trailnotes.envs import load_env_class
     from trailnotes.envs.tasks import tasks_of
 
-    refuse_missing(args.name)
+    require_env_packages(args.name)
     if package := find_missing_module("openenv"):
         raise MissingExtraError(f"{args.name} needs the package {package}: {format_install_command('openenv')}")
     if args.sessions < 1 or not args.idle > 0:
