@@ -23,8 +23,7 @@ from trailnotes.types import MODES, Observation, RowRole, Task
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md")),
-         *sorted((ROOT / "packages").glob("*/README.md"))]  # fmt: skip
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("packages/*/README.md"))]
 SECTIONS = "|".join(sorted({name.partition(".")[0] for name in collect_fields() if "." in name}))
 OPTIONS_OF_ENV = "env.options."
 
