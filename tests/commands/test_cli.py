@@ -5,12 +5,14 @@ import os
 import shlex
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import trailnotes
+from trailnotes import commands
 from trailnotes.commands import QUIET_ENV, TABLE, main
 from trailnotes.commands.command import Command, Group, parse_command_line, render_cli_page
 from trailnotes.config.memory_schema import MemoryConfig
@@ -482,3 +484,12 @@ def test_public_names_are_sorted_and_lead_to_the_real_things() -> None:
         _ = trailnotes.nonsense
     with pytest.raises(ConfigError):
         trailnotes.make_env("nonsense")
+
+
+def test_a_package_whose_command_does_not_load_costs_that_command_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = EntryPoint("broken", "no_such_package.commands:BROKEN", commands.ENTRY_POINTS)
+    monkeypatch.setattr(commands, "entry_points", lambda group: [broken])
+    assert commands.with_offered(commands.CORE) == commands.CORE
+    assert "the command broken cannot be loaded" in capsys.readouterr().err

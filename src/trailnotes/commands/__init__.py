@@ -50,10 +50,17 @@ ENTRY_POINTS = "trailnotes.commands"  # group under which other packages offer a
 
 
 def with_offered(core: CommandTable) -> CommandTable:
-    """Return `core` and the commands that installed packages offer; a group of a known name grows."""
+    """Return `core` and the commands that installed packages offer; a group of a known name grows.
+
+    A package whose command cannot be loaded costs that command alone, and one line on standard error.
+    """
     table = {entry.name: entry for entry in core}
     for point in sorted(entry_points(group=ENTRY_POINTS)):
-        entry: Command | Group = point.load()
+        try:
+            entry: Command | Group = point.load()
+        except Exception as error:  # noqa: BLE001 - the package of another author may fail in any way
+            print(f"trailnotes: the command {point.name} cannot be loaded from {point.value}: {error}", file=sys.stderr)
+            continue
         known = table.get(entry.name)
         if isinstance(entry, Group) and isinstance(known, Group):
             entry = Group(known.name, entry.summary, (*known.commands, *entry.commands))
