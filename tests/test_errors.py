@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from trailnotes import errors
-from trailnotes.errors import find_missing_module, format_install_command, known_extras
+from trailnotes.errors import find_missing_module, format_install_command, list_extras
 
 ROOT = Path(__file__).parents[1]
 
@@ -68,7 +68,7 @@ def test_the_extras_are_those_of_the_package() -> None:
 
     for folder in (ROOT, ROOT / "packages/worlds", ROOT / "packages/lab"):
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-        known = {extra for extra, (distribution, _) in known_extras().items() if distribution == project["name"]}
+        known = {extra for extra, (distribution, _) in list_extras().items() if distribution == project["name"]}
         assert known == set(project["optional-dependencies"]) - {"dev", "worlds", "lab"}
     assert find_missing_module("train") == ""
 

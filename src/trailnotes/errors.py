@@ -77,7 +77,7 @@ class Interrupted(KeyboardInterrupt):
         self.number = number
 
 
-def known_extras() -> dict[str, tuple[str, tuple[str, ...]]]:
+def list_extras() -> dict[str, tuple[str, tuple[str, ...]]]:
     """Map every extra to its distribution and the modules that it brings."""
     from importlib.metadata import entry_points
 
@@ -91,14 +91,14 @@ def find_missing_module(extra: str) -> str:
     """Return the first module of an extra that is not installed; "" if all are. Imports none of them."""
     from importlib.util import find_spec
 
-    return next((name for name in known_extras()[extra][1] if find_spec(name) is None), "")
+    return next((name for name in list_extras()[extra][1] if find_spec(name) is None), "")
 
 
 def format_install_command(*extras: str) -> str:
     """Return the command that adds extras to this installation. Trailnotes is on no package index yet."""
     import shlex
 
-    known = known_extras()
+    known = list_extras()
     wanted: dict[str, list[str]] = {}
     for extra in extras:
         wanted.setdefault(known[extra][0], []).append(extra)

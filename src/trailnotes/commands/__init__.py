@@ -25,7 +25,7 @@ from trailnotes.commands.export import EXPORT
 from trailnotes.commands.rollout import ROLLOUT
 from trailnotes.commands.train import TRAIN
 from trailnotes.commands.warmstart import WARMSTART
-from trailnotes.errors import Interrupted, TrailnotesError, format_install_command, known_extras
+from trailnotes.errors import Interrupted, TrailnotesError, format_install_command, list_extras
 from trailnotes.reporting.terminal import PrintableStream, escape_unprintable, escape_unprintable_lines
 from trailnotes.runs.signals import interrupt_on_signals
 
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _print_error(str(error), debug=args.debug)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        extras = [extra for extra, (_, modules) in known_extras().items() if package in modules]
+        extras = [extra for extra, (_, modules) in list_extras().items() if package in modules]
         if not extras:
             raise
         return _print_error(f"this needs the package {package}: {format_install_command(extras[-1])}", debug=args.debug)

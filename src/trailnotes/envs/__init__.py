@@ -18,7 +18,7 @@ from typing import Any
 
 from trailnotes.envs.base import Env, format_error, wrap_env_errors
 from trailnotes.envs.check import check_env
-from trailnotes.errors import ConfigError, MissingExtraError, format_install_command, known_extras
+from trailnotes.errors import ConfigError, MissingExtraError, format_install_command, list_extras
 from trailnotes.types import Task
 
 __all__ = [
@@ -38,7 +38,7 @@ def extra_for(name: str) -> str:
     """Return the extra that the environment needs; "" where it needs none."""
     if name == "waymarks":
         return "textworld"
-    return name if name in known_extras() else ""
+    return name if name in list_extras() else ""
 
 
 def make_env(name: str, **options: Any) -> Env:

@@ -36,8 +36,8 @@ from trailnotes.rollout import run_episode, write_tips
 from trailnotes.types import Message, Tip, Trajectory, TrajectoryGroup
 from trailnotes.warmstart.demonstrations import (
     Demonstration,
-    demonstrators,
     iter_held_out_demonstrations,
+    list_demonstrators,
     load_demonstrator,
     read_demonstrations,
 )
@@ -459,7 +459,7 @@ def test_all_families_are_drawn_as_before() -> None:
 
 def test_who_has_demonstrations() -> None:
     names = "alfworld minesweeper scienceworld sokoban textworld-express waymarks waymarks-simulator webshop wikihow"
-    assert {name.removesuffix(".full") for name in demonstrators()} == set(names.split())
+    assert {name.removesuffix(".full") for name in list_demonstrators()} == set(names.split())
 
 
 # -- conversations from a file

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 __all__ = [
     "DEMONSTRATORS",
     "Demonstration",
-    "demonstrators",
     "iter_held_out_demonstrations",
+    "list_demonstrators",
     "load_demonstrator",
     "read_demonstrations",
     "require_demonstrator",
@@ -36,14 +36,14 @@ DEMONSTRATORS: dict[str, str] = {
 ENTRY_POINTS = "trailnotes.demonstrations"  # group under which other packages offer ``ENV`` and ``ENV.full``
 
 
-def demonstrators() -> dict[str, str]:
+def list_demonstrators() -> dict[str, str]:
     """List all known scripts: ``ENV`` or ``ENV.full`` -> ``module:Class``."""
     return DEMONSTRATORS | {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
 
 
 def load_demonstrator(env: str, style: Literal["full", "terse"]) -> Any:
     """Load the class of `env`'s scripted episodes in this style; None if it has none."""
-    known = demonstrators()
+    known = list_demonstrators()
     script = known.get(f"{env}.full" if style == "full" else env, known.get(env))
     return None if script is None else pkgutil.resolve_name(script)
 
@@ -52,7 +52,7 @@ def require_demonstrator(config: Config, fix: str) -> Any:
     """Return `load_demonstrator` of the settings, or raise a `ConfigError` that names the `fix`."""
     demonstrator = load_demonstrator(config.env.name, config.rollout.style)
     if demonstrator is None:
-        known = ", ".join(sorted(name for name in demonstrators() if not name.endswith(".full")))
+        known = ", ".join(sorted(name for name in list_demonstrators() if not name.endswith(".full")))
         raise ConfigError(f"env.name = {config.env.name!r} has no scripted episodes (those that have: {known}); {fix}")
     return demonstrator
 
