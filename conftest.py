@@ -81,17 +81,6 @@ def proxy(served: str) -> Iterator[Proxy]:
         yield proxy
 
 
-@pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the examples need of a clone."""
-    root = Path(__file__).parent
-    folder = tmp_path_factory.mktemp("clone")
-    (folder / "configs").symlink_to(root / "configs")
-    (folder / "models").mkdir()  # commands may write beside the start model
-    (folder / "models/waymarks-start").symlink_to(root / "models/waymarks-start")
-    return folder
-
-
 @pytest.fixture
 def same_threads() -> Iterator[None]:
     """What runs in this process may set torch's number of threads; afterwards it is as before."""

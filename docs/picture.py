@@ -47,7 +47,7 @@ def imports(path: Path, package: str) -> set[str]:
 def rooms(package: Path) -> dict[str, set[str]]:
     """Room -> the rooms that it imports."""
     found: dict[str, set[str]] = {}
-    for path in sorted(package.rglob("*.py")):
+    for path in (path for path in sorted(package.rglob("*.py")) if "builtin" not in path.parts):
         room = path.relative_to(package).with_suffix("").parts[0]
         found.setdefault(room, set()).update(name.partition(".")[0] for name in imports(path, package.name))
     return {room: (others - {room}) & set(found) for room, others in found.items()}

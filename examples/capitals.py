@@ -1,6 +1,6 @@
 """A task set of verifiers, small enough to read: capitals, with a reward for the answer and half of one for brevity.
 
-Play it where verifiers is installed: ``PYTHONPATH=examples trailnotes rollout configs/verifiers.toml``.
+Play it where verifiers is installed: ``PYTHONPATH=examples trailnotes rollout verifiers``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a start model can do in the game coin of TextWorldExpress, in houses that it has not been shown.
 
     python examples/coin_start.py runs/textworld-express-start
-    python examples/coin_start.py runs/textworld-express-start configs/textworld-express/small.toml 100
+    python examples/coin_start.py runs/textworld-express-start textworld-express/small 100
     python examples/coin_start.py searchers
 
 The second path is of the settings, which give the wording and the games; the number is of the houses, those of the
@@ -29,7 +29,7 @@ from trailnotes.types import Task, Tip, Trajectory
 from trailnotes.warmstart.demonstrations.episodes import get_actions
 from trailnotes_worlds.demonstrations.coin import CoinDemonstrator, format_search_note, parse_empty_rooms
 
-SETTINGS = Path(__file__).parent.parent / "configs" / "textworld-express" / "small.toml"
+SETTINGS = "textworld-express/small"
 LABELS = (
     "houses",
     "actions that the game takes",
@@ -119,7 +119,7 @@ def searchers(config: Config) -> list[tuple[str, str, str]]:
     return rows
 
 
-def main(path: str, settings: str = str(SETTINGS), num: str = "64") -> None:
+def main(path: str, settings: str = SETTINGS, num: str = "64") -> None:
     """Print the table."""
     config = load_config(Path(settings), ["--model.path", path])
     if path == "searchers":

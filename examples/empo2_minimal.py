@@ -35,7 +35,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trailnotes.envs.waymarks import simulator, spec
 
-MODEL = Path(__file__).parents[1] / "models" / "waymarks-start"
+MODEL = Path(simulator.__file__).parents[2] / "builtin/waymarks-start"
 FAMILIES = ("route", "amber"), ("route", "birch"), ("keys", "granite"), ("keys", "hazel")  # two mazes, two vaults
 
 NUM_TASKS, GROUP_SIZE = 8, 8  # an iteration plays so many tasks, each so many times

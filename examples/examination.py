@@ -23,6 +23,11 @@ class Examination:
 
     def __init__(self, policy: Policy, config: Config) -> None:
         self.policy, self.config = policy, config
+        self.pool = EnvPool(config.env)  # one for all plays: simulators take long to start
+
+    def close(self) -> None:
+        """End the environments."""
+        self.pool.close()
 
     @property
     def tasks(self) -> list[Task]:
@@ -35,10 +40,10 @@ class Examination:
         """One episode of each task, or of these alone, with the tips of its id, or without any."""
         tasks = tasks or self.tasks
         mode: Mode = "plain" if tips is None else "on_policy_tips"
-        with open_memory(None, self.config.memory) as memory, EnvPool(self.config.env) as pool:
+        with open_memory(None, self.config.memory) as memory:
             for own in (tips or {}).values():
                 memory.add(list(own))
-            groups = await run_groups(self.policy, pool, tasks, [[mode]] * len(tasks), memory, self.config, seed=0)
+            groups = await run_groups(self.policy, self.pool, tasks, [[mode]] * len(tasks), memory, self.config, seed=0)
         return [trajectory for group in groups for trajectory in group.trajectories]
 
     async def written(self, episodes: Sequence[Trajectory]) -> dict[str, list[Tip]]:
@@ -47,7 +52,9 @@ class Examination:
 
         def keep(tip: WrittenTip) -> None:
             episode = tip.trajectory
-            if text := clean_tip(tip.completion.text):
+            if self.config.memory.entries == "step":
+                tips[episode.task.id] = list(tip.tips)
+            elif text := clean_tip(tip.completion.text):
                 name = episode.task.id
                 tips[name] = [Tip(name, text, key="", score=episode.score, max_score=episode.max_score)]
 

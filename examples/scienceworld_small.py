@@ -14,12 +14,12 @@ import json
 import os
 import subprocess
 import sys
-import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-CONFIGS = Path(__file__).parent.parent / "configs" / "scienceworld"
+from trailnotes.config.toml import load_config
+
 TASKS = ("find-non-living-thing", "lifespan-longest-lived", "chemistry-mix-paint-secondary-color")
 PUBLISHED = ("--algorithm.mode_unit", "iteration", "--memory.duplicates", "reject", "--memory.order", '["score"]')
 METHODS = {
@@ -42,7 +42,7 @@ def trailnotes(log: Path, *arguments: str) -> None:
 
 def run(out: Path, task: str, method: str, seed: int, settings: list[str]) -> None:
     """Train one run, then play the unseen variations without memory."""
-    folder, config = out / task / f"{method}-{seed}", str(CONFIGS / f"small-{task}.toml")
+    folder, config = out / task / f"{method}-{seed}", f"scienceworld/small-{task}"
     log = out / "logs" / f"{task}-{method}-{seed}.log"
     options = [*METHODS[method], "--run.seed", str(seed), *settings]
     trailnotes(log, "train", config, "--run-dir", str(folder), *options)
@@ -53,11 +53,11 @@ def run(out: Path, task: str, method: str, seed: int, settings: list[str]) -> No
 
 def start(out: Path, task: str, settings: list[str]) -> None:
     """What the start model does on the same variations."""
-    folder, config = out / task / "start", CONFIGS / f"small-{task}.toml"
+    folder, config = out / task / "start", f"scienceworld/small-{task}"
     if not (folder / "table.json").is_file():
-        model = tomllib.loads(config.read_text())["model"]["path"]
+        model = load_config(config).model.path
         log = out / "logs" / f"{task}-start.log"
-        trailnotes(log, "eval", model, "--config", str(config), "--out", str(folder), *settings)
+        trailnotes(log, "eval", model, "--config", config, "--out", str(folder), *settings)
     print(f"{task} start: {result(folder.parent / 'start', '.')}", flush=True)
 
 

@@ -1,7 +1,7 @@
 """What a start model can do on Waymarks, under fresh rules that no panel has.
 
-    python examples/start_model.py models/waymarks-start
-    python examples/start_model.py runs/smollm2-start configs/smollm2/waymarks.toml 16
+    python examples/start_model.py builtin:waymarks-start
+    python examples/start_model.py runs/smollm2-start smollm2/waymarks 16
 
 The second path is of the settings, which give the wording and the sizes; the number is of the games of each size.
 Training on tips needs all that the table shows: without tips some episodes must read the archive, what was read must be
@@ -137,7 +137,7 @@ def understood(answer: str) -> bool:
     return answer.strip() != rules.NOT_UNDERSTOOD
 
 
-def main(path: str, settings: str = "configs/compare/textworld-base.toml", num: str = "64") -> None:
+def main(path: str, settings: str = "compare/textworld-base", num: str = "64") -> None:
     """Print the table."""
     config = load_config(Path(settings), ["--model.path", path, "--env.name", "waymarks-simulator"])
     policy = build_model_policy(config)
@@ -149,4 +149,4 @@ def main(path: str, settings: str = "configs/compare/textworld-base.toml", num: 
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4] or ["models/waymarks-start"])
+    main(*sys.argv[1:4] or ["builtin:waymarks-start"])

@@ -1,7 +1,7 @@
 """What a start model can do on WebShop, on goals for products that it has never seen, before any reinforcement.
 
     python examples/webshop_start.py runs/webshop-start
-    python examples/webshop_start.py runs/smollm2-webshop-start configs/webshop/smollm2.toml 16
+    python examples/webshop_start.py runs/smollm2-webshop-start webshop/smollm2 16
     python examples/webshop_start.py buyers
 
 The second path is of the settings, which give the wording and the pages; the number is of the goals, those of the
@@ -33,7 +33,7 @@ from trailnotes_worlds.demonstrations.webshop import Attempt, WebShopDemonstrato
 from trailnotes_worlds.demonstrations.webshop_buyers import BUY, extract_purchase_path
 from trailnotes_worlds.demonstrations.webshop_words import parse_tip_actions, unspace_brackets
 
-SETTINGS = Path(__file__).parent.parent / "configs" / "webshop" / "small.toml"
+SETTINGS = "webshop/small"
 LABELS = (
     "goals",
     "actions that the shop takes",
@@ -136,7 +136,7 @@ def buyers(config: Config) -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def main(path: str, settings: str = str(SETTINGS), num: str = "32") -> None:
+def main(path: str, settings: str = SETTINGS, num: str = "32") -> None:
     """Print the table."""
     config = load_config(Path(settings), ["--model.path", path])
     if path == "buyers":

@@ -1,7 +1,7 @@
 """What a start model can do on WikiHow, on goals whose articles it has never seen, before any reinforcement.
 
     python examples/wikihow_start.py runs/wikihow-start
-    python examples/wikihow_start.py runs/wikihow-start configs/wikihow/small.toml 95
+    python examples/wikihow_start.py runs/wikihow-start wikihow/small 95
 
 The second path is of the settings, which give the wording and the screens; the number is of the goals, those of the
 validation split. The right tips are those of a scripted reader. The last rows are the successes of each template.
@@ -15,11 +15,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING, cast
 
 from examination import Examination, print_table, refusals, share
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
+from trailnotes.envs import make_env
 from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.errors import TrailnotesError
 from trailnotes.policies.base import Policy
@@ -28,9 +30,11 @@ from trailnotes.types import Task, Trajectory
 from trailnotes.warmstart.demonstrations.episodes import get_actions, play_script
 from trailnotes_worlds.demonstrations.wikihow import WikiHowDemonstrator
 from trailnotes_worlds.demonstrations.wikihow_readers import Reader, space_arguments
-from trailnotes_worlds.wikihow.env import WikiHowEnv
 
-SETTINGS = Path(__file__).parent.parent / "configs" / "wikihow" / "small.toml"
+if TYPE_CHECKING:
+    from trailnotes_worlds.wikihow.env import WikiHowEnv
+
+SETTINGS = "wikihow/small"
 
 
 class Read(Examination):
@@ -45,7 +49,7 @@ class Read(Examination):
     def __init__(self, policy: Policy, config: Config, num: int) -> None:
         super().__init__(policy, config)
         self.script = WikiHowDemonstrator(config, len, 0)
-        env = WikiHowEnv(**{**config.env.options, "max_steps": config.rollout.max_steps})
+        env = cast("WikiHowEnv", make_env("wikihow", **config.env.options | {"max_steps": config.rollout.max_steps}))
         reader = Reader(env, self.script.rng)
         found = [play_script(env, task, reader.straight) for task in panel(tasks_of(config, "validation"), num)]
         self.reached = {episode.task.id: episode for episode in found if episode.success}
@@ -99,7 +103,7 @@ def by_template(*plays: Sequence[Trajectory]) -> Iterator[tuple[str, str]]:
         yield f"{name} ({len(won[0])})", ", ".join(map(share, won))
 
 
-def main(path: str, settings: str = str(SETTINGS), num: str = "48") -> None:
+def main(path: str, settings: str = SETTINGS, num: str = "48") -> None:
     """Print the table."""
     config = load_config(Path(settings), ["--model.path", path])
     print_table(("", ""), asyncio.run(Read(build_model_policy(config), config, int(num)).rows()))

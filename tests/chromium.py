@@ -35,6 +35,13 @@ os.execv(sys.argv[3], sys.argv[3:])
 needed = pytest.mark.skipif(FOUND is None, reason="needs a browser: apt-get install chromium")
 
 
+LEFT = ("navigated or closed", "context was destroyed", "Cannot find context")  # said of a page that a script outlived
+
+
+class PageLeftError(Exception):
+    """The page went to another while it was asked."""
+
+
 class Browser:
     """One page of a browser that lives as long as this. `trouble` is what it complained about, `asked` what it loaded.
 
@@ -78,6 +85,8 @@ class Browser:
         while True:
             heard = self._next()
             if heard.get("id") == self._number:
+                if any(words in heard.get("error", {}).get("message", "") for words in LEFT):
+                    raise PageLeftError
                 assert "error" not in heard, heard
                 result: dict[str, Any] = heard["result"]
                 return result
@@ -96,7 +105,10 @@ class Browser:
     def wait(self, script: str) -> None:
         """Until an expression is true."""
         end = time.monotonic() + PATIENCE_S
-        while not self.run(script):
+        while True:
+            with contextlib.suppress(PageLeftError):
+                if self.run(script):
+                    return
             assert time.monotonic() < end, f"never became true: {script}"
             time.sleep(0.05)
 

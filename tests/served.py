@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from trailnotes.config.builtin import BUILTIN
+
 MODEL = "waymarks-start"
 START = 120.0  # seconds; 8 on an idle machine
 # What the server finds an answer by: it has its own idea of the chat format of this architecture.
@@ -34,7 +36,7 @@ MORTAL = (  # ends with its parent, however that ends
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
     """Serve `MODEL` until the end of the block; yields the address of the API. `folder` holds model and log."""
-    model = shutil.copytree(Path(__file__).parents[1] / "models" / MODEL, folder / MODEL)
+    model = shutil.copytree(BUILTIN / MODEL, folder / MODEL)
     _change(model / "tokenizer_config.json", response_template=TEMPLATE)
     _change(model / "generation_config.json", do_sample=True)
     with socket.create_server(("127.0.0.1", 0)) as probe:

@@ -13,7 +13,6 @@ import runpy
 import shlex
 import sys
 import tomllib
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import create_autospec
@@ -23,6 +22,7 @@ import pytest
 import trailnotes_lab.commands.demo
 from trailnotes.commands import TABLE, main
 from trailnotes.commands.command import Group, parse_command_line
+from trailnotes.config.builtin import BUILTIN, find_config
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.envs.tasks import tasks_of
@@ -31,8 +31,8 @@ from trailnotes_lab.compare.spec import load_spec
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")),
-         *sorted((ROOT / "models").rglob("*.md")), *sorted((ROOT / "packages").glob("*/README.md"))]  # fmt: skip
-CONFIGS = sorted((ROOT / "configs").rglob("*.toml"))
+         *sorted(BUILTIN.rglob("*.md")), *sorted((ROOT / "packages").glob("*/README.md"))]  # fmt: skip
+CONFIGS = sorted((BUILTIN / "configs").rglob("*.toml"))
 COMMANDS = {c.name: c for entry in TABLE for c in (entry.commands if isinstance(entry, Group) else (entry,))}
 EXAMPLES = {command.example for command in COMMANDS.values()}
 
@@ -48,6 +48,7 @@ NOT_RUN = {
     "view": "serves until it is interrupted: packages/lab/tests/view/test_view_browser.py",
     "memory serve": "serves until its client is gone: tests/memory/mcp/test_mcp_server.py",
     "engine serve": "serves until it is interrupted: tests/policies/vllm/test_wire.py",
+    "models": "asks a server: tests/tinker/test_tinker_learner.py",
     "webshop serve": "serves until it is interrupted: packages/worlds/tests/commands/test_webshop_serve.py",
     "envs serve": "serves until it is interrupted: packages/worlds/tests/openenv/test_openenv_server.py",
     "webshop import": "reads the original's files, which are not ours",
@@ -55,7 +56,7 @@ NOT_RUN = {
     "compare run": "all of its runs: read here, played in packages/lab/tests/compare/test_compare_run.py",
     "compare table": "of runs on ScienceWorld: packages/lab/tests/compare/test_compare.py writes such tables",
 }
-PLACES = {"CONFIG": "configs/demo.toml", "RUN": "runs/any", "DIR": "runs/any", "FILE": "runs/any.jsonl",
+PLACES = {"CONFIG": "demo", "RUN": "runs/any", "DIR": "runs/any", "FILE": "runs/any.jsonl",
           "own_method:OWN": "grpo"}  # fmt: skip
 """What a page leaves to the reader, and what stands there when the line is read here."""
 SMALL = shlex.split(
@@ -64,7 +65,7 @@ SMALL = shlex.split(
 )
 SHRUNK = ("train", "rollout", "warmstart", "rehearsal record")  # the others play what GIVEN holds, which is small
 GIVEN = {"runs/smoke": [], "runs/lora": ["--model.lora.enabled", "true"]}
-"""Runs that the examples of `--help` take for granted, and their settings beside configs/smoke.toml and `SMALL`."""
+"""Runs that the examples of `--help` take for granted, and their settings beside the config `smoke` and `SMALL`."""
 
 
 # -- finding them
@@ -128,9 +129,9 @@ def filled(word: str) -> str:
 
 def read_trailnotes(words: list[str]) -> None:
     args = parse_command_line(TABLE, [filled(word) for word in words])
-    settings = load_config(given(args), args.settings)
+    settings = load_config(getattr(args, "config", None), args.settings)
     if args.command.name == "compare run":
-        read_plan(ROOT / args.plan)
+        read_plan(find_config(args.plan))
     elif args.command.name == "train":
         settings.validate_training()
         refuse_without_tasks(settings, settings.train.split)
@@ -141,12 +142,6 @@ def read_trailnotes(words: list[str]) -> None:
 @functools.cache
 def read_plan(path: Path) -> None:
     assert expand_runs(load_spec(path), path, Path("runs/any"))
-
-
-def given(args: Namespace) -> Path | None:
-    """The config that a command line names."""
-    config = getattr(args, "config", None)
-    return ROOT / config if config else None
 
 
 def refuse_without_tasks(config: Config, split: str) -> None:
@@ -199,9 +194,10 @@ def read_make(words: list[str]) -> None:
 def read_pip(words: list[str]) -> None:
     """The extras are ours, and what is installed is the clone: Trailnotes is on no index."""
     assert words[0] == "install"
-    for package, wanted in re.findall(r"([\w./]+)\[([\w,-]+)\]", " ".join(words)):
+    for package, wanted in re.findall(r"([\w./-]+)\[([\w,-]+)\]", " ".join(words)):
         if package != "transformers":
-            project = tomllib.loads((ROOT / package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+            folder = ROOT if package.endswith(".whl") else ROOT / package
+            project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
             assert {*wanted.split(",")} <= {*project["optional-dependencies"]}
 
 
@@ -266,17 +262,17 @@ def test_runs_that_a_page_takes_for_granted_are_made_by_one() -> None:
 
 @pytest.mark.usefixtures("same_threads")
 def test_the_example_of_every_command_runs(
-    clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In the order of docs/cli.md, in which one may need what those before it made; each has something to say."""
-    monkeypatch.chdir(clone)
+    monkeypatch.chdir(tmp_path)
     for command in COMMANDS.values():
         if command.name in NOT_RUN:
             continue
         words = shlex.split(command.example)[1:]
         for run, more in GIVEN.items():
-            if run in words and "--run-dir" not in words and not (clone / run).exists():
-                assert main(["train", "configs/smoke.toml", "--run-dir", run, *SMALL, *more]) == 0
+            if run in words and "--run-dir" not in words and not (tmp_path / run).exists():
+                assert main(["train", "smoke", "--run-dir", run, *SMALL, *more]) == 0
         capsys.readouterr()
         status = main([*words, *(SMALL if command.name in SHRUNK else [])])
         said = capsys.readouterr()

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-NOTEBOOK = ROOT / "examples" / "notebook.ipynb"
+from trailnotes.config.builtin import BUILTIN
+
+NOTEBOOK = BUILTIN / "project/notebook.ipynb"
 CELLS = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
 CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
 
@@ -37,10 +38,7 @@ async def run_cells(names: dict[str, Any]) -> None:
 def test_its_cells_run_in_a_running_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("configs", "models"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    (tmp_path / "examples").mkdir()
-    monkeypatch.chdir(tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     asyncio.run(run_cells(names))
     names["plt"].close("all")

@@ -304,7 +304,7 @@ def test_commands_take_it_as_a_model(smollm2: Path, tmp_path: Path, capsys: pyte
         "--env.name waymarks-simulator --env.num_workers 0 --rollout.style full --rollout.num_tasks 1 "
         "--rollout.max_steps 2 --rollout.max_action_tokens 8 --rollout.max_context_tokens 2048 --model.dtype bfloat16"
     )
-    config = SCRIPT.parents[2] / "configs" / "smoke.toml"
+    config = "smoke"
     words = ["rollout", str(config), "--model.path", str(smollm2), "--out", str(tmp_path / "episodes.jsonl")]
     assert main([*words, *settings.split()]) == 0
     (episode,) = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]

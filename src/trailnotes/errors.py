@@ -6,10 +6,12 @@ A `ConfigError` is also a `ValueError`, so callers of the Python API may catch e
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 EXTRAS = {
-    "train": ("torch", "transformers", "tokenizers", "safetensors", "peft"),
+    "train": ("torch", "transformers", "tokenizers", "safetensors", "peft", "huggingface_hub"),
+    "quantize": ("bitsandbytes",),
     "textworld": ("textworld", "jericho"),
     "openai": ("openai",),
     "plot": ("matplotlib",),
@@ -17,6 +19,7 @@ EXTRAS = {
     "index": ("faiss",),
     "vllm": ("vllm",),
     "ray": ("ray",),
+    "tinker": ("tinker",),
     "web": ("starlette", "uvicorn", "jinja2"),
     "mcp": ("mcp",),
 }
@@ -65,6 +68,14 @@ class LearnerError(TrailnotesError):
     """A process of the learner died, hung or failed. The text says which, and why."""
 
 
+class ServerError(TrailnotesError):
+    """A server that trains and samples refused, failed or did not answer. The text says which, and names the fix."""
+
+    def __init__(self, text: str, *, lost: bool = False) -> None:
+        super().__init__(text)
+        self.lost = lost  # whether it does not have what it was asked for
+
+
 class NonFiniteError(TrailnotesError):
     """A loss or gradient was NaN or infinite; the text names the dump of the batch."""
 
@@ -83,7 +94,8 @@ def list_extras() -> dict[str, tuple[str, tuple[str, ...]]]:
 
     known = {extra: ("trailnotes", modules) for extra, modules in EXTRAS.items()}
     for point in entry_points(group=EXTRAS_GROUP):
-        known |= {extra: (point.name, modules) for extra, modules in point.load().items()}
+        with contextlib.suppress(ImportError):  # the metadata of a package whose modules are gone
+            known |= {extra: (point.name, modules) for extra, modules in point.load().items()}
     return known
 
 
@@ -95,7 +107,7 @@ def find_missing_module(extra: str) -> str:
 
 
 def format_install_command(*extras: str) -> str:
-    """Return the command that adds extras to this installation. Trailnotes is on no package index yet."""
+    """Return the command that adds extras to this installation, from where it was installed."""
     import shlex
 
     known = list_extras()
@@ -110,6 +122,20 @@ def format_install_command(*extras: str) -> str:
             return f"pip install '.{suffix}' in a clone of Trailnotes"
         sources.append(f"{option}{shlex.quote(source.replace('[]', suffix))}")
     return f"{_find_pip()} {' '.join(sources)}"
+
+
+def format_sibling_command(distribution: str) -> str:
+    """Return the command that installs another distribution of ours from where this one came."""
+    import shlex
+
+    option, source = _find_install_source("trailnotes")
+    here = Path(source.removesuffix("[]"))
+    if not option and here.suffix == ".whl":
+        wheels = sorted(here.parent.glob(f"{distribution.replace('-', '_')}-*.whl"))
+        return f"{_find_pip()} {shlex.quote(str(wheels[-1] if wheels else here.with_name(f'{distribution}.whl')))}"
+    if source == "trailnotes[]":
+        return f"{_find_pip()} {distribution}"
+    return f"pip install -e ./packages/{distribution.removeprefix('trailnotes-')} in a clone of Trailnotes"
 
 
 def _find_project_root(distribution: str) -> Path:
@@ -143,7 +169,7 @@ def _find_install_source(name: str) -> tuple[str, str]:
         vcs = origin["vcs_info"]
         folder = f"#subdirectory={origin['subdirectory']}" if "subdirectory" in origin else ""
         return "", f"{name}[] @ {vcs['vcs']}+{url.geturl()}@{vcs['commit_id']}{folder}"
-    return "", ""
+    return "", "" if origin else f"{name}[]"  # pip writes no origin of what it had from an index
 
 
 def _find_pip() -> str:

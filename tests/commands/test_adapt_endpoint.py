@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from proxy import Proxy
+from proxy import Proxy, refusal
 from served import MODEL
 from small import small_config
 from trailnotes.config.toml import to_toml
@@ -104,6 +104,19 @@ def test_an_adaptation_that_was_killed_and_then_stopped_by_its_limit_ends_as_one
     for row in (*rows[0], *rows[1]):
         row.pop("seconds")
     assert rows[0] == rows[1]
+
+
+def test_debug_shows_no_prompt_and_no_key(
+    proxy: Proxy, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_LOG", "debug")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-0123456789")
+    proxy.key = "sk-secret-0123456789"
+    proxy.faults = [refusal(500, headers={"X-Repeats": proxy.key})]
+    said = finish(start(config, "naive", tmp_path / "out", "--trials", "1", "--debug"))
+    assert "DEBUG: " in said
+    asked = proxy.asked[-1].body["messages"][-1]["content"]
+    assert not [text for text in (proxy.key, "X-Repeats", "messages", asked.splitlines()[0]) if text in said]
 
 
 # -- no harness at all

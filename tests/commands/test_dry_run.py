@@ -12,13 +12,14 @@ from small import save_start_model, small_config
 from tinyrun import episodes, metrics, tiny_config
 from trailnotes.commands import main
 from trailnotes.commands.train import dry_run, train
+from trailnotes.config.builtin import find_config
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config, to_toml
 from trailnotes.errors import ConfigError
 from trailnotes.estimate.footprint import Footprint, estimate_footprint
 from trailnotes.training.rehearsal import validate_rehearsal
 
-OWN_MODEL = Path(__file__).parents[2] / "configs" / "own-model.toml"
+OWN_MODEL = find_config("own-model")
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tinyrun import tiny_config, train_in_process
 from trailnotes.commands import main
 from trailnotes.commands.export import export
+from trailnotes.config.builtin import BUILTIN
 from trailnotes.errors import ConfigError
 from trailnotes.storage.checkpoint import save
 
@@ -65,6 +66,12 @@ def test_what_cannot_be_exported_is_said_and_leaves_nothing(run: Path, start_mod
     with pytest.raises(ConfigError, match="already exists: choose another --out"):
         export(run, run)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_model_of_the_package_is_exported_by_name(tmp_path: Path) -> None:
+    export("builtin:waymarks-start", tmp_path / "model")
+    copied = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    assert copied == {path.name: path.read_bytes() for path in (BUILTIN / "waymarks-start").iterdir()}
 
 
 def test_a_base_is_merged_as_it_acted(start_model: Path, tmp_path: Path) -> None:

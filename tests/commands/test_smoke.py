@@ -1,4 +1,4 @@
-"""`configs/smoke.toml` as people run it: killed at random moments, it ends as if it had been left alone."""
+"""The config `smoke` as people run it: killed at random moments, it ends as if it had been left alone."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from tinyrun import SAME, differences, metrics
+from trailnotes.config.builtin import find_config
 from trailnotes.config.toml import load_config
 from trailnotes.envs.tasks import tasks_of
 from trailnotes.policies.hf.policy import get_context_length
 
 ROOT = Path(__file__).parents[2]
-CONFIG = ROOT / "configs" / "smoke.toml"
+CONFIG = find_config("smoke")
 
 
 def start(directory: Path, iterations: int) -> subprocess.Popen[bytes]:

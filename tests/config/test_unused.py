@@ -11,6 +11,7 @@ import pytest
 from small import small_config
 from trailnotes.commands.eval import evaluate
 from trailnotes.commands.train import train
+from trailnotes.config.builtin import BUILTIN
 from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import flatten_config, load_config
@@ -18,13 +19,13 @@ from trailnotes.config.unused import REQUIREMENTS, warn_unused
 from trailnotes.errors import RunError
 from trailnotes.runs.directory import RunDir
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = BUILTIN / "configs"
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--model.lora.rank", "8"], "model.lora.rank (needs model.lora.enabled)"),
+        (["--model.lora.rank", "8"], "model.lora.rank (needs model.lora.enabled or learner.name = tinker)"),
         (["--model.lora.rank", "8", "--model.lora.enabled", "true"], ""),
         (["--model.lora.rank", "16"], ""),  # the default
         (["--memory.ucb", "2"], "memory.ucb (needs memory.order = ucb)"),
@@ -78,6 +79,8 @@ def test_commands_say_it_at_their_start(
     config = small_config(model={"path": str(start_model), "lora": {"rank": 8}}, eval={"num_tasks": 1})
     with caplog.at_level(logging.WARNING), RunDir.open(tmp_path, config), pytest.raises(RunError, match="in use"):
         train(config, tmp_path)
-    assert caplog.messages == ["settings without effect: model.lora.rank (needs model.lora.enabled)"]
+    assert caplog.messages == [
+        "settings without effect: model.lora.rank (needs model.lora.enabled or learner.name = tinker)"
+    ]
     evaluate(config, start_model)
     assert caplog.messages[1:] == caplog.messages[:1]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from trailnotes.commands import main
+from trailnotes.config.builtin import BUILTIN
 from trailnotes.config.schema import Config, EnvConfig
 from trailnotes.envs import check_env, make_env
 from trailnotes.envs.tasks import tasks_of
@@ -19,7 +20,7 @@ from trailnotes.runs.directory import load_run_config
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Task
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+PROJECT = BUILTIN / "project"
 
 
 LAMP = '''
@@ -63,9 +64,9 @@ SMALL = """--rollout.style terse --rollout.max_context_tokens 256 --rollout.num_
 
 
 @pytest.fixture(autouse=True)
-def _in_the_examples_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_the_folder_of_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.chdir(PROJECT)
 
 
 def test_it_keeps_the_contract() -> None:

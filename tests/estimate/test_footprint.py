@@ -51,6 +51,17 @@ def test_known_names_have_the_published_number_of_parameters(size: str, billions
     assert found.held["weights, bfloat16"] / 2e9 == pytest.approx(billions, abs=0.001)
 
 
+def test_a_base_in_4_bits_leaves_embeddings_norms_biases_and_head_as_they_were() -> None:
+    shape = seven()
+    linear = 28 * (2 * 3584 * 3584 + 2 * 3584 * 512 + 3 * 3584 * 18944)
+    assert shape.linear == linear
+    lora = {"load_in_4bit": True, "lora": {"enabled": True}}
+    held = alone(settings(model=lora)).held
+    scales = linear / 64 + 4 * linear / (64 * 256)  # in 8 bits; and 32 bits for 256 of these
+    assert held["weights, 4 bits"] == pytest.approx(linear / 2 + scales + 2 * (shape.whole - linear))
+    assert held["weights, 4 bits"] < alone(settings(model=lora | {"load_in_4bit": False})).held["weights, bfloat16"] / 2
+
+
 def test_a_model_is_its_layers_and_what_is_around_them() -> None:
     shape = seven()
     layer = 3584 * (3584 + 1) + 2 * 512 * (3584 + 1) + 3584 * 3584 + 3 * 3584 * 18944 + 2 * 3584

@@ -100,6 +100,17 @@ def test_equal_returns_give_a_zero_update(drop: bool) -> None:
     assert metrics["tokens_trained"] == (0 if drop else 2 * sum(sum(s.loss_mask) for s in rows()))
 
 
+def test_readers_who_did_worse_are_left_out_when_asked_for() -> None:
+    given = [replace(row, off_policy=number < 4) for number, row in enumerate(rows())]
+    worse = [row for row in given if row.off_policy and not any(advantage > 0 for advantage in row.advantages)]
+    assert worse, "there are such"
+    subject, expected = learner(drop_negative_off_policy=True), learner()
+    subject.update(given)
+    expected.update([row for row in given if row not in worse])
+    after = weights(expected)
+    assert all(torch.equal(after[name], now) for name, now in weights(subject).items())
+
+
 def test_nothing_to_learn_from_is_fine() -> None:
     assert learner().update([])["tokens_trained"] == 0
 

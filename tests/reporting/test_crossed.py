@@ -326,7 +326,7 @@ def test_both_intervals_hold_what_they_are_of(seeds: int, families: int) -> None
 @pytest.mark.parametrize("seeds", [2, 5])
 @pytest.mark.parametrize("differ", ["SD of 2 logits", "one in four lucky, +2 logits"])
 def test_beyond_the_panel_seeds_may_differ_much(differ: str, seeds: int) -> None:
-    """Also less a baseline whose seeds are all alike. For seeds that fail no interval holds: docs/comparing.md."""
+    """Also less a baseline whose seeds are all alike. For seeds that fail no interval holds: docs/intervals.md."""
     rng = np.random.default_rng((seeds, len(differ)))
     for concentration in CONCENTRATIONS:
         world = World(seeds, 24, 2, concentration, 0.0, 0.0, UNRULY[differ])

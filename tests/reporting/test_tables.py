@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -22,29 +23,57 @@ def test_a_console_table_is_as_wide_as_it_is_and_text_is_no_markup(
     assert "**" not in said
 
 
-@pytest.mark.parametrize("width", [80, 60, 40])
-def test_a_narrow_terminal_gets_whole_cells_in_parts(
-    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    def resize(width: int) -> None:
+        monkeypatch.setenv("COLUMNS", str(width))
+        monkeypatch.setenv("TERM", "dumb")  # without colours
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+
+    return resize
+
+
+@pytest.mark.parametrize(
+    ("width", "kept", "said"),
+    [
+        (120, [0, 1, 2, 3, 4], ""),
+        (80, [0, 1, 3], "2 columns left out (metric 2, metric 4): widen the terminal, or pipe the output to see all"),
+        (60, [0, 1], "3 columns left out (metric 2, metric 4, metric 3): widen the terminal"),
+        (40, [0], "4 columns left out (metric 2, metric 4, metric 3, metric 1): "),
+    ],
+)
+def test_a_narrow_terminal_gets_fewer_whole_columns_and_is_told(
+    width: int, kept: list[int], said: str, terminal: Callable[[int], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setenv("TERM", "dumb")  # without colours
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    numbers = [f"{index}.5 [{index}.25, {index}.75]" for index in range(8)]
-    head = ["", *(f"metric {index}" for index in range(8))]
-    print_table("a title", (head, [["method", *numbers], ["other", *numbers]]))
-    said = capsys.readouterr().out
-    assert max(map(len, said.splitlines())) <= width
-    assert [said.count(number) for number in numbers] == [2] * 8
-    assert "…" not in said
-    assert said.count("method") == said.count("other") == said.count("a title") > 1
+    terminal(width)
+    numbers = [f"{index}.5 [{index}.25, {index}.75]" for index in range(5)]
+    head = ["", *(f"metric {index}" for index in range(5))]
+    print_table("a title", (head, [["method", *numbers], ["other", *numbers]]), ["metric 2", "no such column"])
+    found = capsys.readouterr().out
+    assert max(map(len, found.splitlines())) <= width
+    assert [index for index, number in enumerate(numbers) if found.count(number) == 2] == kept
+    assert "…" not in found
+    assert found.count("a title") == 1
+    assert said in " ".join(found.split())
+    assert ("left out" in found) == bool(said)
+
+
+def test_heads_are_wrapped_to_their_cells_before_a_column_goes(
+    terminal: Callable[[int], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal(32)
+    print_table("", (["less the same run", "on this panel"], [["start model", "[0.25, 0.75]"]]))
+    lines = capsys.readouterr().out.splitlines()
+    assert [[cell.strip() for cell in line.strip("┃").split("┃")] for line in lines if "┃" in line] == [
+        ["less the", "on this"],
+        ["same run", "panel"],
+    ]
 
 
 def test_a_first_column_that_no_terminal_holds_is_folded(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    terminal: Callable[[int], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setenv("TERM", "dumb")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    terminal(40)
     print_table("", (["", "mean"], [["word " * 20, "0.5 [0.25, 0.75]"]]))
     said = capsys.readouterr().out
     assert max(map(len, said.splitlines())) <= 40

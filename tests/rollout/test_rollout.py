@@ -388,7 +388,7 @@ PLANT = Task("find-plant", "greenhouse", options={"length": 31})
 
 
 def in_the_greenhouse(*words: str, mode: Mode = "off_policy") -> Trajectory:
-    config = load_config(Path("configs/scienceworld/find-plant.toml"), words)
+    config = load_config("scienceworld/find-plant", words)
     policy, memory = QuarterPolicy(lambda _: "open door to greenhouse"), ListMemory(*ADVICE)
     return asyncio.run(run_episode(policy, Greenhouse(), PLANT, mode, memory, config, member=0, seed=0))
 

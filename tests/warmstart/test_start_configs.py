@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
+from trailnotes.config.builtin import BUILTIN
 from trailnotes.config.toml import diff_configs, load_config
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = BUILTIN / "configs"
 
 
 @pytest.mark.parametrize(

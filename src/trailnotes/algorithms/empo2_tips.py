@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.memory import embedder_of, open_memory
 from trailnotes.memory.controls import make_prompt_memory
-from trailnotes.rollout import build_tip_requests, compute_tip_metrics, parse_tips, select_usable
+from trailnotes.rollout import (
+    EXTRACT,
+    build_tip_requests,
+    compute_tip_metrics,
+    extract_tips,
+    parse_tips,
+    select_usable,
+)
 
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config
@@ -32,8 +39,11 @@ async def empo2_tips(run: AdaptationRun) -> None:
             groups = await run.play(phase, tasks, memory=tips, num_samples=config.eval.num_samples, policy=player)
 
             episodes = select_usable([trajectory for group in groups for trajectory in group.trajectories])
-            requests = build_tip_requests(roles.author, episodes, config, seed=run.seed(phase, "notes"))
-            completions = await run.write(phase, requests, policy=roles.author)
+            if config.algorithm.author == EXTRACT:
+                completions = extract_tips(roles.reader, episodes, config)
+            else:
+                requests = build_tip_requests(roles.author, episodes, config, seed=run.seed(phase, "notes"))
+                completions = await run.write(phase, requests, policy=roles.author)
             written = parse_tips(roles.author, episodes, completions, config, step=max(0, trial))
             memory.register_tasks(tasks)
             memory.add([tip for each in written for tip in each.tips], once=phase)

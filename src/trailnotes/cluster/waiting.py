@@ -43,18 +43,14 @@ class Deadline:
         """Warn once at half of the limit; raise `ClusterError` when it is over."""
         passed = time.monotonic() - self._since
         if passed >= self.limit:
-            raise ClusterError(self.timeout_message)
+            late = f"did not answer within {self._setting} = {self.limit:g} s (asked at {self._began})"
+            raise ClusterError(f"{self.who()} {late}")
         if passed >= self.limit / 2 and not self._said:
             self._said = True
             logger.warning(
                 "waiting for %s since %s: after %s = %g s %s", self.who(), self._began, self._setting, self.limit,
                 self._then,
             )  # fmt: skip
-
-    @property
-    def timeout_message(self) -> str:
-        """One line, once the limit is over."""
-        return f"{self.who()} did not answer within {self._setting} = {self.limit:g} s (asked at {self._began})"
 
 
 def get_result(answer: Any, patience: Deadline) -> Any:

@@ -18,10 +18,15 @@ from importlib.metadata import entry_points
 from trailnotes.commands import config, engine, envs, memory, rehearsal
 from trailnotes.commands.adapt import ADAPT
 from trailnotes.commands.command import Command, CommandTable, Group, parse_command_line
+from trailnotes.commands.completion import COMPLETION
 from trailnotes.commands.critic import CRITIC
+from trailnotes.commands.demo import DEMO
 from trailnotes.commands.diagnose import DIAGNOSE
+from trailnotes.commands.doctor import DOCTOR
 from trailnotes.commands.eval import EVAL
 from trailnotes.commands.export import EXPORT
+from trailnotes.commands.init import INIT
+from trailnotes.commands.models import MODELS
 from trailnotes.commands.rollout import ROLLOUT
 from trailnotes.commands.train import TRAIN
 from trailnotes.commands.warmstart import WARMSTART
@@ -32,6 +37,8 @@ from trailnotes.runs.signals import interrupt_on_signals
 __all__ = ["TABLE", "main"]
 
 CORE: CommandTable = (
+    DEMO,
+    INIT,
     TRAIN,
     EVAL,
     ADAPT,
@@ -42,9 +49,12 @@ CORE: CommandTable = (
     DIAGNOSE,
     Group("rehearsal", "record or script conversations that anchor a training", rehearsal.COMMANDS),
     Group("memory", "read, edit, share and serve the tips of a run", memory.COMMANDS),
-    Group("config", "show all settings", config.COMMANDS),
+    Group("config", "show all settings, or their schema", config.COMMANDS),
     Group("envs", "list and check environments", envs.COMMANDS),
     Group("engine", "serve vLLM engines to runs on other machines", engine.COMMANDS),
+    MODELS,
+    DOCTOR,
+    COMPLETION,
 )
 ENTRY_POINTS = "trailnotes.commands"  # group under which other packages offer a `Command`, or a `Group` of them
 

@@ -135,10 +135,14 @@ def _load_roles(
     config: Config, directory: RunDir, subject: EvaluatedModel, opened: contextlib.ExitStack
 ) -> Policy | Roles:
     from trailnotes.runs.adaptation import Roles
-    from trailnotes.runs.load_policy import EvaluatedModel, open_policy
+    from trailnotes.runs.load_policy import EvaluatedModel, load_endpoint_author, open_policy
 
     policy = opened.enter_context(open_policy(config, subject, directory.path))
-    if config.algorithm.name != TIPS_ONLY_METHOD or config.algorithm.author == "policy" or subject.trained is None:
+    if config.algorithm.name != TIPS_ONLY_METHOD:
+        return policy
+    if author := load_endpoint_author(config, directory.path):
+        return Roles(policy, author, policy)
+    if config.algorithm.author != "start" or subject.trained is None:
         return policy
     start = opened.enter_context(open_policy(config, EvaluatedModel(subject.trained.model.path, "start")))
     return Roles(policy, start, policy)

@@ -11,15 +11,23 @@ import difflib
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from trailnotes.errors import format_sibling_command
 
 ABOUT = "Train LLM agents that explore, write tips for later attempts, and learn to act well without them."
 SETTINGS = ("--section.key VALUE overrides any setting of the file (VALUE is TOML; plain words need no quotes). "
             "`trailnotes config show` lists and explains all settings.")  # fmt: skip
 EPILOG = "`trailnotes COMMAND --help` explains a command and shows an example."
 WIDTH = 100
+NOTHING: Mapping[str, Any] = {}
+COMMANDS_ELSEWHERE = {
+    "compare": "trailnotes-lab", "view": "trailnotes-lab",
+    "webshop": "trailnotes-worlds", "wikihow": "trailnotes-worlds",
+}  # fmt: skip
+"""Commands of our other distributions, for those who lack them."""
 _SETTING = re.compile(r"--(preset|[A-Za-z_]\w*\.[^=]*)(=.*)?", re.DOTALL)
 
 
@@ -86,27 +94,32 @@ class _VersionAction(argparse.Action):
         parser.exit()
 
 
-def build_parser(table: CommandTable) -> argparse.ArgumentParser:
-    """Build the parser of all commands, which sets the attribute `command`."""
+def build_parser(table: CommandTable, complete: Mapping[str, Any] = NOTHING) -> argparse.ArgumentParser:
+    """Build the parser of all commands, which sets the attribute `command`.
+
+    Args:
+        table: all commands.
+        complete: what shtab is to complete, by the metavar of an argument.
+    """
     parser = _make_parser(argparse.ArgumentParser, prog="trailnotes", description=ABOUT, epilog=EPILOG)
     parser.add_argument("--version", action=_VersionAction, nargs=0, help="show program's version number and exit")
     parser.set_defaults(command=None, unfinished=parser)
     top = parser.add_subparsers(title="commands", metavar="COMMAND")
     for entry in table:
         if isinstance(entry, Command):
-            _add_command(top, entry)
+            _add_command(top, entry, complete)
             continue
         about = f"{entry.summary[0].upper()}{entry.summary[1:]}."
         group = _make_parser(top.add_parser, entry.name, help=entry.summary, description=about)
         group.set_defaults(command=None, unfinished=group)
         inner = group.add_subparsers(title="commands", metavar="COMMAND")
         for command in entry.commands:
-            _add_command(inner, command)
+            _add_command(inner, command, complete)
     return parser
 
 
 def parse_command_line(table: CommandTable, words: Sequence[str]) -> argparse.Namespace:
-    """Parse one command line into its `command`, its arguments and its `settings`.
+    """Parse one command line into its `command`, its arguments, its `settings`, and the `table` that it is from.
 
     Exits with code 2 on a command line that cannot be parsed; without a command, it prints the help.
     """
@@ -122,6 +135,8 @@ def parse_command_line(table: CommandTable, words: Sequence[str]) -> argparse.Na
     parser = build_parser(table)
     names = [entry.name for entry in table]
     if rest and not rest[0].startswith("-") and rest[0] not in names:
+        if home := COMMANDS_ELSEWHERE.get(rest[0]):
+            parser.error(f"{rest[0]} is a command of the package {home}: {format_sibling_command(home)}")
         near = difflib.get_close_matches(rest[0], names, 1)
         more = f"(there are {', '.join(names)}; trailnotes-lab and trailnotes-worlds bring more)"
         parser.error(f"there is no command {rest[0]!r}" + (f"; did you mean {near[0]}?" if near else f" {more}"))
@@ -135,7 +150,7 @@ def parse_command_line(table: CommandTable, words: Sequence[str]) -> argparse.Na
         parser.exit(2)
     if settings and not args.command.settings:
         parser.error(f"trailnotes {args.command.name} takes no settings: leave out {settings[0]}")
-    args.settings = settings
+    args.settings, args.table = settings, table
     return args
 
 
@@ -169,13 +184,15 @@ def render_cli_page(table: CommandTable) -> str:
     return "\n\n".join(["# The command line", intro, index, *map(_render_section, commands)]) + "\n"
 
 
-def _add_command(parsers: Any, command: Command) -> None:
+def _add_command(parsers: Any, command: Command, complete: Mapping[str, Any]) -> None:
     epilog = f"example:\n  {command.example}"
     about = textwrap.fill(f"{command.about} {SETTINGS}" if command.settings else command.about, WIDTH)
     word = command.name.rpartition(" ")[2]
     parser = _make_parser(parsers.add_parser, word, help=command.summary, description=about, epilog=epilog)
     for item in command.arguments:
-        parser.add_argument(*item.names, help=item.help, **item.options)
+        action: Any = parser.add_argument(*item.names, help=item.help, **item.options)
+        if (metavar := item.options.get("metavar", "")) in complete:
+            action.complete = complete[metavar]
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
     parser.set_defaults(command=command, unfinished=parser)
 

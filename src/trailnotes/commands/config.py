@@ -1,7 +1,11 @@
-"""The command that shows settings."""
+"""The commands that show settings, and their schema."""
 
 from __future__ import annotations
 
+import itertools
+import re
+import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,21 +16,57 @@ if TYPE_CHECKING:
 
 
 def _show(args: Namespace) -> None:
+    from trailnotes.config.builtin import SCHEMA_FILE
     from trailnotes.config.toml import render_config, resolve_config
 
     resolved = resolve_config(args.config, args.settings)
-    print(render_config(resolved.config, resolved.origins), end="")
+    print(f"#:schema {SCHEMA_FILE.as_uri()}\n\n{render_config(resolved.config, resolved.origins)}", end="")
+
+
+def _print_schema(_args: Namespace) -> None:
+    from trailnotes.config.json_schema import render_json_schema
+
+    print(render_json_schema(), end="")
+
+
+def _list(args: Namespace) -> None:
+    from trailnotes.config.builtin import list_builtin_configs
+    from trailnotes.reporting.tables import get_console_width
+
+    room = get_console_width() if sys.stdout.isatty() else sys.maxsize
+    column, between = (38, " ") if room >= 100 or args.paths else (0, "\n  ")  # else a line of its own for what it is
+    for name, file in list_builtin_configs().items():
+        lines = file.read_text(encoding="utf-8").splitlines()
+        comment = itertools.takewhile(lambda line: line.startswith("# "), lines[lines[0].startswith("#:") :])
+        about = re.split(r"[.:](?: |$)", " ".join(line.removeprefix("# ") for line in comment))[0]
+        told = file if args.paths else textwrap.shorten(about, room - column - len(between), placeholder=" ...")
+        print(f"{name:<{column}}", told, sep=between)
 
 
 COMMANDS = (
     Command(
+        name="config list", summary="list the configs that come with the package",
+        about="List the configs of the package by the names that every command takes where it wants a CONFIG or a "
+        "COMPARISON (`trailnotes train demo`; `builtin:demo`, where a file is called demo). --paths prints their "
+        "files, to copy one and edit it.",
+        example="trailnotes config list", run=_list,
+        arguments=(argument("--paths", action="store_true", help="print their files instead of what they are"),),
+    ),
+    Command(
         name="config show", summary="print all settings with their values and meaning",
         about="Print every setting with its value, its meaning, its source, the values that it may have, and where "
-        "its own was set. The output is a config file itself.",
+        "its own was set. The output is a config file itself, whose first line names the schema for editors.",
         example="trailnotes config show --preset paper-scienceworld --optim.lr 1e-5", run=_show,
         arguments=(
-            argument("config", type=Path, metavar="CONFIG", nargs="?", help="a TOML file; without one, the defaults"),
+            argument("config", type=Path, metavar="CONFIG", nargs="?",
+                     help="a TOML file or a name of `config list`; without one, the defaults"),
         ),
         settings=True,
+    ),
+    Command(
+        name="config schema", summary="print the JSON Schema of a config file",
+        about="Print the JSON Schema by which editors complete and check a config; > FILE keeps it. Editors with taplo "
+        "(VS Code: Even Better TOML) read it where the first line of the config is #:schema ./FILE.",
+        example="trailnotes config schema", run=_print_schema,
     ),
 )  # fmt: skip

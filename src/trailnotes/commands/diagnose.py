@@ -36,7 +36,8 @@ def _run_role_exchange(args: Namespace) -> None:
     found, place = exchange_roles(
         config, args.run_dir, trials=trials, out=args.out, start=args.start, make_bar=partial(ProgressBar, 1.0)
     )
-    print_table(f"{found.metric} on {config.eval.split}, roles exchanged", build_table(found))
+    table = build_table(found)
+    print_table(f"{found.metric} on {config.eval.split}, roles exchanged", table, table[0][2:-2])  # trials in between
     print_text([*found.verdict(), found.explanation()])
     print_output_path(place)
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from trailnotes.commands.arguments import CONFIG
 from trailnotes.commands.command import Command, argument
+from trailnotes.web.loopback import LOOPBACK
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
-LOOPBACK = "127.0.0.1"
 PORT = 7465
 
 
@@ -30,7 +30,7 @@ COMMANDS = (
         "machine only; to listen beyond it (--host 0.0.0.0), set TRAILNOTES_ENGINE_TOKEN to the same secret on both "
         "sides. The token is never sent, but the rest is not encrypted: use a network that you trust, or a tunnel. An "
         "engine that dies is restarted. Ctrl-C ends the command.",
-        example="trailnotes engine serve configs/demo.toml --engine.name vllm", run=_serve,
+        example="trailnotes engine serve demo --engine.name vllm", run=_serve,
         arguments=(
             CONFIG,
             argument("--host", metavar="ADDRESS", default=LOOPBACK, help=f"where to listen ({LOOPBACK})"),

@@ -20,6 +20,7 @@ def _list(_: Namespace) -> None:
     from importlib.metadata import entry_points
 
     from trailnotes.envs import ENTRY_POINTS, ENVS, extra_for, load_env_class
+    from trailnotes.reporting.tables import get_console_width
 
     names = [*ENVS, *(point.name for point in entry_points(group=ENTRY_POINTS))]
     for name in sorted(set(names)):
@@ -27,7 +28,7 @@ def _list(_: Namespace) -> None:
             about = (load_env_class(name).__doc__ or "").strip().partition("\n")[0]
         except (ConfigError, MissingExtraError) as error:
             about = f"cannot be used: {error}"
-        lines = textwrap.wrap(about, WIDTH - INDENT) or [""]
+        lines = textwrap.wrap(about, min(WIDTH, get_console_width()) - INDENT) or [""]
         if (extra := extra_for(name)) and find_missing_module(extra):
             lines.append(f"not installed: {format_install_command(extra)}")
         print("\n".join(f"{head:<{INDENT}}{line}".rstrip() for head, line in zip_longest([name], lines, fillvalue="")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,15 +68,18 @@ def evaluate(
 
 
 def _run(args: Namespace) -> None:
-    from trailnotes.reporting.tables import print_text
+    from trailnotes.reporting.tables import print_table, print_text
     from trailnotes.runs.console import ProgressBar
-    from trailnotes.runs.panels import format_markdown_table
+    from trailnotes.runs.panels import build_panel_table, format_markdown_table
 
     config = load_command_config(args.subject, args.config, args.settings)
     with ProgressBar(1.0, "eval") as bar:
         result = evaluate(config, args.subject, memory=args.memory, out=args.out, progress=bar)
     table, _, below = format_markdown_table([result]).partition("\n\n")
-    print(table.rstrip())
+    if sys.stdout.isatty():
+        print_table("", build_panel_table([result]), ("seeds", "env steps", "metric", "memory"))
+    else:
+        print(table.rstrip())
     print_text(below.splitlines())
     print_output_path(args.out)
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import itertools
 import shutil
 import stat
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
+from trailnotes.commands.arguments import HUB_ARGUMENTS, publish_folder, require_hub_arguments
 from trailnotes.commands.command import Command, argument
 from trailnotes.errors import ConfigError
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Callable
 
     from trailnotes.config.model_schema import ModelConfig
+    from trailnotes.runs.load_policy import EvaluatedModel
     from trailnotes.types import StrPath
 
 Dtype = Literal["float32", "bfloat16"]
@@ -36,27 +40,53 @@ def export(
         The share of merged adapters' change that rounding has lost; None for a copy.
 
     Raises:
-        ConfigError: `out` is taken, or there is nothing to copy or to merge.
+        ConfigError: `out` is taken, there is nothing to copy or to merge, or the base was in 4 bits.
         RunError: the run has no checkpoint, or a damaged one.
     """
-    from trailnotes.config.model_schema import ModelConfig
     from trailnotes.runs.load_policy import open_evaluated_model
+
+    with open_evaluated_model(model_or_run) as subject:
+        return _export(subject, model_or_run, Path(out), merge=merge, dtype=dtype, base=base)
+
+
+def _export(
+    subject: EvaluatedModel, named: StrPath, out: Path, *, merge: bool, dtype: Dtype, base: str
+) -> float | None:
+    from trailnotes.config.builtin import resolve_model_path
+    from trailnotes.config.model_schema import ModelConfig
     from trailnotes.storage.checkpoint import atomic_directory
 
-    out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} already exists: choose another --out, or remove it")
-    with open_evaluated_model(model_or_run) as subject:
-        model = Path(subject.model)
-        if not model.is_dir():
-            raise ConfigError(f"{model_or_run} is no run and no model directory: name one")
-        if merge:
-            acted = subject.trained.model.dtype if subject.trained else dtype
-            return _merge(out, dtype, ModelConfig(path=str(model), base=base, device="cpu", dtype=acted))
-        _require_regular_files(model, named=model == Path(model_or_run))
-        with atomic_directory(out) as aside:
-            shutil.copytree(model, aside, symlinks=True, dirs_exist_ok=True)
+    model = Path(resolve_model_path(subject.model))
+    if not model.is_dir():
+        raise ConfigError(f"{named} is no run and no model directory: name one")
+    if merge and subject.trained and subject.trained.model.load_in_4bit:
+        raise ConfigError(
+            f"{named} learned on a base in 4 bits, which no merged model has: leave out --merge, or name {model} to "
+            "merge with the base as it was before"
+        )
+    if merge:
+        acted = subject.trained.model.dtype if subject.trained else dtype
+        return _merge(out, dtype, ModelConfig(path=str(model), base=base, device="cpu", dtype=acted))
+    is_named = Path(subject.model) == Path(named)
+    _require_regular_files(model, named=is_named)
+    with atomic_directory(out) as aside:
+        leave_out = None if is_named else _ignore_unsaved(model.parent)
+        shutil.copytree(model, aside, symlinks=True, dirs_exist_ok=True, ignore=leave_out)
     return None
+
+
+def _ignore_unsaved(checkpoint: Path) -> Callable[[str, list[str]], list[str]]:
+    """Have `shutil.copytree` leave out the files that the manifest of a checkpoint does not list."""
+    from trailnotes.storage.checkpoint import MANIFEST, read_json
+
+    saved = {checkpoint / name for name in read_json(checkpoint / MANIFEST)["files"]}
+
+    def ignore(folder: str, names: list[str]) -> list[str]:
+        return [name for name in names if (file := Path(folder) / name).is_file() and file not in saved]
+
+    return ignore
 
 
 def _require_regular_files(model: Path, *, named: bool) -> None:
@@ -87,23 +117,38 @@ def _merge(out: Path, dtype: Dtype, config: ModelConfig) -> float:
 
 
 def _run(args: Namespace) -> None:
-    lost = export(args.subject, args.out, merge=args.merge, dtype=args.dtype, base=args.base)
-    if lost is not None and args.dtype != "float32":
-        print(f"rounding to {args.dtype} has lost {lost:.0%} of the adapters' change")
-    print(f"model: {args.out}")
+    from trailnotes.runs.hub import write_model_card
+    from trailnotes.runs.load_policy import open_evaluated_model
+
+    require_hub_arguments(args)
+    if args.out is None and not args.push_to_hub:
+        raise ConfigError("nothing says where the model goes: name a directory by --out, or --push-to-hub OWNER/NAME")
+    with tempfile.TemporaryDirectory() as aside, open_evaluated_model(args.subject) as subject:
+        out = args.out or Path(aside)
+        lost = _export(subject, args.subject, out, merge=args.merge, dtype=args.dtype, base=args.base)
+        if lost is not None and args.dtype != "float32":
+            print(f"rounding to {args.dtype} has lost {lost:.0%} of the adapters' change")
+        if args.push_to_hub:
+            write_model_card(out, args.push_to_hub, subject, args.base, args.licence)
+            publish_folder(out, "model", args)
+    if args.out:
+        print(f"model: {args.out}")
 
 
 EXPORT = Command(
     name="export", summary="copy the trained model of a run to a directory",
     about="Copy the last model of a run, or of a checkpoint. Trained adapters stay adapters, in peft's format; with "
-    "--merge they are added to their base in float32, for programs that take no adapters.",
+    "--merge they are added to their base in float32, for programs that take no adapters. --push-to-hub publishes the "
+    "model with a card: method, settings, versions, and the evaluations of it in the run's directory. The token is "
+    "that of `hf auth login` or of HF_TOKEN.",
     example="trailnotes export runs/lora --merge --out models/merged", run=_run,
     arguments=(
         argument("subject", metavar="RUN", help="a run directory (its last checkpoint), a checkpoint or a directory"),
-        argument("--out", type=Path, metavar="DIR", required=True, help="where the model goes"),
+        argument("--out", type=Path, metavar="DIR", help="where the model goes; optional with --push-to-hub"),
         argument("--merge", action="store_true", help="add adapters to their base, in float32"),
         argument("--dtype", choices=get_args(Dtype), default="float32",
             help="round merged weights to this; bfloat16 may lose most of the training; the command says how much"),
         argument("--base", metavar="MODEL", default="", help="the adapters' base, if it is not where they name it"),
+        *HUB_ARGUMENTS,
     ),
 )  # fmt: skip

@@ -73,7 +73,7 @@ COMMANDS = (
         f"{USAGE_HINT} A training with rehearsal.split records by itself and counts the usage; this command records "
         "once for several trainings, which do not count it. It refuses games that the config trains on or evaluates. "
         "The same command resumes an interrupted recording.",
-        example="trailnotes rehearsal record configs/demo.toml --out runs/rehearsed --rehearsal.split spare",
+        example="trailnotes rehearsal record demo --out runs/rehearsed --rehearsal.split spare",
         run=_record,
         arguments=(
             CONFIG,
@@ -87,7 +87,7 @@ COMMANDS = (
         "on other games. Waymarks draws fresh hidden rules for families outside training and evaluation (those of the "
         "split spare); ScienceWorld plays training variations of the tasks that rehearsal.options names, of which the "
         f"config trains on and evaluates none. The command refuses environments without such games. {USAGE_HINT}",
-        example="trailnotes rehearsal script configs/demo.toml --out runs/rehearsal.jsonl --num 500", run=_write_script,
+        example="trailnotes rehearsal script demo --out runs/rehearsal.jsonl --num 500", run=_write_script,
         arguments=(
             CONFIG,
             argument("--out", type=Path, metavar="FILE", required=True, help="the JSONL file, which must not exist"),

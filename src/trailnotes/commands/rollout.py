@@ -49,7 +49,7 @@ ROLLOUT = Command(
     name="rollout", summary="play a few episodes and print them",
     about="Play rollout.num_tasks games of the training split once each, and print the conversations, their tips and "
     "their scores.",
-    example="trailnotes rollout configs/smoke.toml --rollout.num_tasks 2 --out runs/episodes.jsonl", run=_run,
+    example="trailnotes rollout smoke --rollout.num_tasks 2 --out runs/episodes.jsonl", run=_run,
     arguments=(
         OPTIONAL_CONFIG,
         argument("--model", metavar="MODEL_OR_RUN", help="the model that plays; model.path by default"),

@@ -113,7 +113,14 @@ async def _train(config: Config, directory: RunDir, tips: Sequence[Tip], cluster
             run.progress.note(f"stopped: {safe}")
             raise
         ended = config.train.compute_progress(asdict(run.count)) >= 1.0
-        if received and not ended:
+        if run.ledger is not None:
+            total, cost = run.ledger.count.total, run.ledger.count.compute_cost(config.learner)
+            run.progress.note(f"{total:,} tokens at the server so far" + (f", {cost:,.2f}" if cost else ""))
+        if run.is_spent and not ended:
+            run.progress.note(f"stopped after iteration {run.count.iteration}: another could pass "
+                              "learner.max_tokens_total; raise it, with --allow-change learner.max_tokens_total, and "
+                              "the run goes on")  # fmt: skip
+        elif received and not ended:
             kept = f"stopped after iteration {run.count.iteration}; the same command resumes there"
             raise Interrupted(received[0], kept)
         if ended and not config.train.keep_optimizer:
@@ -134,7 +141,8 @@ def dry_run(
     """Estimate the memory of the device, then train one iteration in a temporary directory, and extrapolate.
 
     The estimates are rough (see `estimate/`); the first iteration also compiles games. A model that is not on this
-    machine is not downloaded, and nothing is played.
+    machine is not downloaded, and nothing is played. For a server of the Tinker API the report is of tokens and cost,
+    and the server is not asked.
 
     Args:
         config: the whole configuration.
@@ -151,6 +159,10 @@ def dry_run(
     from trailnotes.training.preflight import run_preflight
 
     run_preflight(config, None if memory is None else read_tips(memory), machine=False)
+    if config.is_hosted:
+        from trailnotes.estimate.hosted import estimate_hosted
+
+        return estimate_hosted(config).report(config)
     from trailnotes.estimate.footprint import estimate_footprint
     from trailnotes.estimate.forecast import (
         count_rehearsal_episodes,
@@ -210,6 +222,7 @@ def dry_run(
 
 
 def _run(args: Namespace) -> None:
+    from trailnotes.config.builtin import BUILTIN_PREFIX
     from trailnotes.learner.rank import is_torchrun_worker, run_torchrun_rank
 
     config = load_command_config(None, args.config, args.settings)
@@ -218,7 +231,7 @@ def _run(args: Namespace) -> None:
     elif args.dry_run:
         print(dry_run(config, memory=args.memory, show=partial(print, flush=True)), end="")
     else:
-        name = args.config.stem if args.config else re.sub(r"\W+", "-", config.env.name)
+        name = args.config.stem.removeprefix(BUILTIN_PREFIX) if args.config else re.sub(r"\W+", "-", config.env.name)
         run_dir = args.run_dir or Path("runs") / name
         print(f"last model: {train(config, run_dir, allow_change=args.allow_change, memory=args.memory)}")
 
@@ -229,7 +242,7 @@ TRAIN = Command(
     "already, the same command resumes it from its last checkpoint. After Ctrl-C, SIGTERM or a closed terminal, "
     "training finishes the iteration, saves, and exits with 130, 143 or 129; a second signal stops it at once. An "
     "environment of your own needs no CONFIG: --env.name module:Class and --model.path MODEL are enough.",
-    example="trailnotes train configs/smoke.toml --run-dir runs/smoke --dry-run", run=_run,
+    example="trailnotes train smoke --run-dir runs/smoke --dry-run", run=_run,
     arguments=(
         OPTIONAL_CONFIG,
         argument("--run-dir", type=Path, metavar="DIR",
@@ -238,7 +251,8 @@ TRAIN = Command(
         argument("--memory", type=Path, metavar="FILE",
             help="start with these tips: a file of `memory export`, a memory file, or a run directory"),
         argument("--dry-run", action="store_true",
-            help="run all checks, estimate time, disk, and memory of host and device, then exit"),
+            help="run all checks, estimate time, disk, and memory of host and device, or tokens and cost at a server, "
+            "then exit"),
     ),
     settings=True,
 )  # fmt: skip

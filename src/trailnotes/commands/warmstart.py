@@ -86,7 +86,7 @@ WARMSTART = Command(
     "episodes, without any download. With model.path set: plain supervised fine-tuning of that model, for example on "
     "the JSONL file that warmstart.demonstrations names; of adapters on it with model.lora.enabled. The same command "
     "on an unfinished model resumes from its checkpoint. Ctrl-C finishes the step and saves.",
-    example="trailnotes warmstart configs/demo-warmstart.toml --out runs/start --warmstart.steps 20", run=_run,
+    example="trailnotes warmstart demo-warmstart --out runs/start --warmstart.steps 20", run=_run,
     arguments=(
         CONFIG,
         argument("--out", type=Path, metavar="DIR", required=True,

@@ -32,33 +32,39 @@ class MemoryConfig(Section):
     embedder: str = key(
         "hashing", "hashing (no dependency), minilm (extra embed), a sentence-transformers name, or openai:NAME, the "
         "model NAME of the [endpoint]; openai:NAME@URL is that of another server")  # fmt: skip
-    capacity: int = key(1000, "enabled tips kept for each task, or beyond it each scope; by split", PAPER, ge=1)
+    capacity: int = key(1000, "most enabled tips of a task, or of a wider scope, in each split", PAPER, ge=1)
     retire: Literal["oldest", "least_used", "least_worth", "merge"] = key(
-        "oldest", "who goes beyond capacity: the oldest (paper), those with the fewest readers or the least worth, or "
-        "one of two that say nearly the same, and then the oldest")  # fmt: skip
-    merge_similarity: float = key(0.9, "merge: cosine of keys and of words from which two tips join", gt=0, le=1)
+        "oldest", "tips evicted above the capacity: the oldest (paper), those with the fewest readers, those of the "
+        "least worth, or (merge) one of two that say nearly the same, then the oldest")  # fmt: skip
+    merge_similarity: float = key(0.9, "merge: cosine of keys and of texts from which two tips become one", gt=0, le=1)
     distilled: float = key(
-        0.0, "EMPO2: retire a tip once the policy does without it what its readers did at least so often, as a share "
-        "of how often with it; 0 = never. With rollout.max_async_iterations timing decides which tips the next batch "
+        0.0, "retire a tip once the policy repeats its readers' actions without it with at least this relative "
+        "probability; 0 = never (empo2). With rollout.max_async_iterations, timing decides which tips the next batch "
         "still finds", ge=0, le=1)  # fmt: skip
-    distilled_readers: int = key(4, "readers who did well that it takes to tell, and that the mean is over", ge=1)
-    scope: Literal["task", "family", "env", "all"] = key("task", "whose tips are searched: the task's (paper) or wider")
-    shared_split: str = key("train", "scope beyond the task: split whose tips games of all splits may read; '' = none")
+    distilled_readers: int = key(4, "successful readers that a tip needs for memory.distilled", ge=1)
+    scope: Literal["task", "family", "env", "all"] = key(
+        "task", "tasks whose tips an episode reads: its own (paper) or more"
+    )
+    shared_split: str = key("train", "wider scopes: split whose tips games of all splits may read; '' = none")
     retrieval: Literal["dense", "sparse", "hybrid"] = key("dense", "cosine of vectors (paper), BM25, or ranks by both")
-    rerank: int = key(0, "only so many most similar candidates are put in order, as by worth; 0 = all", ge=0)
+    rerank: int = key(0, "number of most similar candidates that memory.order sorts; 0 = all", ge=0)
     top_k: int = key(10, "tips shown at most", PAPER, ge=0)
     threshold: float = key(0.5, "cosine similarity below which a tip is not a candidate; -1 = none", PAPER, ge=-1, le=1)
-    query: Literal["state", "conversation"] = key("state", "embedded text: task and newest observation, or all (paper)")
-    entries: Literal["episode", "step"] = key("episode", "one entry an episode, or one for each step (release)")
-    duplicates: Literal["reject", "count"] = key("count", "a repeated text: rejected (paper), or counted as support")
+    query: Literal["state", "conversation"] = key(
+        "state", "text searched for: task and newest observation, or all (paper)"
+    )
+    entries: Literal["episode", "step"] = key("episode", "entries for each tip: one, or one per step (release)")
+    duplicates: Literal["reject", "count"] = key(
+        "count", "a tip written again: rejected (paper), or raises its support"
+    )
     order: tuple[Literal["score", "support", "recency", "similarity", "ucb", "worth"], ...] = key(
-        ("score", "support", "recency"), "order of the candidates (paper: the score); ucb: by what their readers "
-        "earned; worth: by what these gained over members of their group that did not read them"
+        ("score", "support", "recency"), "order of the candidates (paper: the score); ucb: by the return of their "
+        "readers; worth: by that return less that of group members who did not read them"
     )  # fmt: skip
-    index: Literal["auto", "exact"] = key("auto", "auto: an index beside the file where a task has many tips (extra)")
-    exact_below: int = key(5000, "index = auto: tips of a task or its scope from which on the index is asked", ge=1)
-    candidates: int = key(128, "index = auto: nearest tips that the index names, for the order to choose from", ge=1)
-    ucb: float = key(1.0, "order by ucb: weight of the bonus for what was read seldom", "arXiv 2603.08561", ge=0)
+    index: Literal["auto", "exact"] = key("auto", "auto: search by an index where a task has many tips (extra index)")
+    exact_below: int = key(5000, "index = auto: tips of a task or scope from which searches use the index", ge=1)
+    candidates: int = key(128, "index = auto: nearest tips that the index returns, for memory.order to sort", ge=1)
+    ucb: float = key(1.0, "order by ucb: weight of the bonus for tips with few readers", "arXiv 2603.08561", ge=0)
     max_tip_tokens: int = key(160, "a shown tip is cut here; less than 150 asks for tips of fewer words", ge=4)
     max_write_tokens: int = key(192, "decoding limit when a tip is written (release: 512)", RELEASE, ge=1)
     write_temperature: float = key(1.0, "sampling temperature when a tip is written", ge=0)

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import field_validator, model_validator
 
 from trailnotes.config.methods import resolve_method, validate_method_name
+from trailnotes.config.model_schema import OPENAI_PREFIX, require_model_name
 from trailnotes.config.section import PAPER, Section, key
 from trailnotes.errors import ConfigError
 
@@ -19,11 +20,11 @@ RETROSPEX = "Retrospex, arXiv 2505.11807"
 class AlgorithmConfig(Section):
     """Which method, and its named options."""
 
-    name: str = key("empo2", "the method, as its page in docs/algorithms is called; or module:NAME of your own")
+    name: str = key("empo2", "the method")
     normalize_std: bool = key(True, "divide group-relative advantages by the group's standard deviation")
     p_memory: float = key(0.25, "p, share of rollouts that act with tips", PAPER, ge=0, le=1)
-    q_off_policy: float = key(2 / 3, "q, share of rollouts with tips that train without them", PAPER, ge=0, le=1)
-    mode_unit: Literal["iteration", "trajectory"] = key("trajectory", "unit of the draw: batch (paper), or each member")
+    q_off_policy: float = key(2 / 3, "q, share of these that train without their tips", PAPER, ge=0, le=1)
+    mode_unit: Literal["iteration", "trajectory"] = key("trajectory", "unit of the mode: batch (paper), or each member")
     draw: Literal["stratified", "independent"] = key(
         "stratified", "mixed groups: round(p N) members act with tips, or each member draws for itself"
     )
@@ -43,17 +44,21 @@ class AlgorithmConfig(Section):
     invalid: Literal["format", "inadmissible"] = key("format", "invalid: unreadable (GiGPO release), or inadmissible")
     anchor_tips: float = key(0.0, "share of an iteration's tips that are anchored to the start model", ge=0, le=1)
     anchor_reading: float = key(0.0, "share of off-policy episodes that are also anchored, with their tips", ge=0, le=1)
-    author: Literal["policy", "start"] = key("policy", "writer of the tips: the policy, or the initial weights")
+    author: str = key(
+        "policy", "writer of the tips: policy, start (the initial weights), extract (no model: quotes the actions up "
+        "to the last that raised the score), or openai:NAME, the model NAME of the [endpoint]")  # fmt: skip
     anchor_weight: float = key(0.4, "weight of KL(start model || model) on the anchored tips; 0 = none", ge=0)
     anchor_reading_weight: float = key(0.1, "weight of that KL on episodes with tips; 0.4 slowed learning", ge=0)
-    penalty_stage: Literal["before", "after"] = key("before", "subtract penalties before advantages (GiGPO), or after")
+    penalty_stage: Literal["before", "after"] = key("before", "subtract penalties before normalising (GiGPO), or after")
     author_credit: float = key(0.0, "weight of the credit that a tip gets for its readers' gain; 0 = off", ge=0)
     author_age: int = key(
         3, "iterations after which a tip is too old to be credited to its author; take twice the training tasks over "
         "rollout.num_tasks, or most tasks come back too late", ge=1)  # fmt: skip
     author_share: Literal["used", "equal"] = key("used", "split a reader's gain over its tips by their use, or equally")
 
-    show_tips: Literal["own", "other", "empty"] = key("own", "own, or a control: another family's, or without words")
+    show_tips: Literal["own", "other", "empty"] = key(
+        "own", "tips shown: of the task, or a control, of other tasks or empty"
+    )
 
     @field_validator("name")
     @classmethod
@@ -62,12 +67,21 @@ class AlgorithmConfig(Section):
         validate_method_name(name)
         return name
 
+    @field_validator("author")
+    @classmethod
+    def validate_author(cls, author: str) -> str:
+        """Refuse an author that does not exist."""
+        if author not in ("policy", "start", "extract") and not author.startswith(OPENAI_PREFIX):
+            raise ValueError("choose policy, start, extract, or openai:NAME")
+        require_model_name(author)
+        return author
+
     @model_validator(mode="after")
     def validate_tip_credit(self) -> Self:
         """Refuse to credit authors who are not trained, or where no group has members with tips and without."""
-        if self.author_credit and self.author == "start":
+        if self.author_credit and self.author != "policy":
             raise ValueError(
-                "algorithm.author_credit trains who writes, and the start model is not trained: "
+                f"algorithm.author_credit trains who writes, and {self.author} is not trained: "
                 'set algorithm.author = "policy", or algorithm.author_credit = 0'
             )
         if self.author_credit and (self.mode_unit == "iteration" or self.p_memory in (0, 1)):
@@ -105,8 +119,8 @@ class RehearsalConfig(Section):
     rows: int = key(24, "conversations in each update", ge=1)
     hold: float = key(0.4, "weight of KL(start model || model) on them, as algorithm.anchor_weight; 0 = none", ge=0)
     imitate: float = key(
-        0.0, "weight of the likelihood of those that were won or followed by something better, of all of a file that "
-        "does not say (what InstructGPT calls mixing in pretraining); 0 = none", ge=0)  # fmt: skip
+        0.0, "weight of the likelihood of conversations that helped (won, or followed by a better trial), or of all "
+        "of a file that does not say; 0 = none", ge=0)  # fmt: skip
 
     @model_validator(mode="after")
     def validate_source(self) -> Self:

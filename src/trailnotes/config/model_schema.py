@@ -13,11 +13,14 @@ from trailnotes.errors import ConfigError
 
 OPENAI_PREFIX = "openai:"  # before a model's name, as `model.path`: the model of that name at the endpoint
 ENGINE_TOKEN_VARIABLE = "TRAILNOTES_ENGINE_TOKEN"  # noqa: S105 - the variable's name
+TINKER_KEY_VARIABLE = "TINKER_API_KEY"
 NO_MODEL_MESSAGE = (
     "model.path is empty: name a model by --model.path, such as Qwen/Qwen2.5-0.5B-Instruct from the hub or a directory "
     "(trailnotes warmstart makes a small one)"
 )
-RUNS_PREFIX = "runs/"  # a `model.path` that begins so is made here, and no name on the hub
+Attention = Literal["", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"]
+RUNS_PREFIX = "runs/"
+LOCAL_PREFIXES = (".", "/", "~", RUNS_PREFIX, "models/")  # a `model.path` that begins so is no name on the hub
 RESERVED_TEMPLATE_OPTIONS = (  # arguments of transformers' `apply_chat_template` that are no option of a template
     "add_generation_prompt", "continue_final_message", "conversation", "max_length", "messages", "padding",
     "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize", "tokenizer_kwargs", "truncation",
@@ -42,11 +45,17 @@ class ModelConfig(Section):
     """The language model that acts and learns."""
 
     path: str = key(
-        "", "directory or hub name of a causal LM of transformers; openai:NAME is the model NAME of the [endpoint]; "
-        "random plays without any model")  # fmt: skip
+        "", "directory or hub name of a causal LM of transformers; builtin:waymarks-start is that of the package; "
+        "openai:NAME is the model NAME of the [endpoint]; random plays without any model")  # fmt: skip
     base: str = key("", "base model of the adapters in model.path, if it is not where they name it")
     device: str = key("auto", "cpu, cuda, cuda:0, ...; auto takes a GPU where there is one")
     dtype: Literal["float32", "bfloat16"] = key("float32", "type of weights and activations")
+    attn_implementation: Attention = key(
+        "", "how it attends; '' = as transformers chooses. flash and flex need a GPU, flash the dtype bfloat16 as well"
+    )
+    load_in_4bit: bool = key(
+        False, "keep the linear layers in 4 bits (NF4, extra quantize); only model.lora trains on them, as in QLoRA",
+        "QLoRA, arXiv 2305.14314")  # fmt: skip
     gradient_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
     template_options: dict[str, Any] = key(
         dict, "what the chat template is told, such as { enable_thinking = false }; an endpoint gets it as "
@@ -70,7 +79,7 @@ def require_model_name(path: str) -> None:
 
 def is_missing_directory(path: str) -> bool:
     """Tell whether a `model.path` can only be a directory, and does not exist."""
-    is_local = path.startswith((".", "/", "~", RUNS_PREFIX)) or path.count("/") > 1
+    is_local = path.startswith(LOCAL_PREFIXES) or path.count("/") > 1
     return is_local and not path.startswith(OPENAI_PREFIX) and not Path(path).expanduser().exists()
 
 
@@ -133,8 +142,8 @@ class EngineConfig(Section):
     start_timeout: float = key(600.0, "vllm: seconds that an engine may take to start", gt=0)
     timeout: float = key(300.0, "vllm: seconds without any token, after which an engine counts as hung", gt=0)
     max_logprob_mismatch: float = key(
-        0.05, "vllm: nats by which the engine's log-probabilities may differ from the learner's, on average over the "
-        "tokens of an iteration; more stops the run", gt=0)  # fmt: skip
+        0.05, "vllm, and a Tinker server: nats by which the engine's log-probabilities may differ from the learner's, "
+        "on average over the tokens of an iteration, or of the probes; more stops the run", gt=0)  # fmt: skip
 
     @model_validator(mode="after")
     def validate_devices(self) -> Self:
@@ -152,15 +161,44 @@ class EngineConfig(Section):
 class LearnerConfig(Section):
     """Where the update runs."""
 
+    name: Literal["torch", "tinker"] = key(
+        "torch", "torch: here, by PyTorch; tinker: adapters, on a server of the Tinker API, which samples as well (the "
+        "extra of that name)")  # fmt: skip
+    url: str = key("", f"tinker: address of the server; '' = the hosted service. {TINKER_KEY_VARIABLE} holds the key")
+    reduction: Literal["auto", "sum", "row_mean"] = key(
+        "auto", "tinker: whether the server sums the losses of all tokens, as the API documents, or averages them over "
+        "each row and over the rows, as SkyRL does on JAX; auto asks it")  # fmt: skip
+    anchor_by: Literal["distribution", "samples"] = key(
+        "distribution", "tinker: samples anchors rows by the likelihood of what the start model says there, since the "
+        "API gives no whole distributions")  # fmt: skip
+    price_prefill: float = key(0.0, "tinker: price of a million tokens that are only read, in your currency", ge=0)
+    price_sample: float = key(0.0, "tinker: price of a million sampled tokens", ge=0)
+    price_train: float = key(0.0, "tinker: price of a million tokens of forward and backward passes", ge=0)
+    max_tokens_total: int = key(
+        0, "tinker: stop cleanly before all tokens of a run, read, sampled and trained, pass this; 0 = no limit", ge=0
+    )
     world_size: int = key(1, "processes that share the update by FSDP2, a device each", ge=1)
     offload: bool = key(False, "keep the optimiser's state in the host's memory, where there is more than one process")
     packed: Literal["auto", "always", "never", "shared"] = key(
         "auto", "join rows into one without padding: auto does where the attention skips what is not its row's; "
         "shared: compute once what rows begin with, where that is half of them")  # fmt: skip
-    attention: Literal["", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"] = key(
-        "", "how the update attends, where the model is not that which acts; '' = as transformers chooses"
+    attention: Attention = key(
+        "", "how the update attends, where the model is not that which acts; '' = by model.attn_implementation"
     )
-    timeout: float = key(600.0, "seconds that one process may wait for another before the run stops", gt=0)
+    timeout: float = key(
+        600.0, "seconds that one process, or the server, may let another wait before the run stops", gt=0
+    )
+
+    @model_validator(mode="after")
+    def validate_hosted(self) -> Self:
+        """Refuse secrets in the address, and settings of several processes beside a server."""
+        require_secret_free_url("learner.url", _add_scheme(self.url), TINKER_KEY_VARIABLE)
+        if self.name == "tinker" and (self.world_size > 1 or self.offload or self.attention or self.packed != "auto"):
+            raise ValueError(
+                'learner.name = "tinker" leaves the update to the server: leave out learner.world_size, offload, '
+                "packed and attention"
+            )
+        return self
 
 
 class ClusterConfig(Section):

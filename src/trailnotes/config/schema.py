@@ -122,10 +122,13 @@ class LossConfig(Section):
     kl: float = key(0.0, "coefficient of the k3 KL to the start model, under the row's own context", PAPER, ge=0)
     mask_logprob: float | None = key(-5.0, "off-policy tokens with a log-probability below this are masked; none = off")
     mask_unit: Literal["token", "response"] = key("token", "mask the token (ours), or its whole response (release)")
-    mask_kl: bool = key(True, "leave masked tokens out of the KL too; if not, it pulls them back to the start model")
-    aggregation: Literal["token", "sequence"] = key("token", "mean over tokens, or mean over rows of row means")
+    mask_kl: bool = key(True, "leave masked tokens out of the KL, which would pull them back to the start model")
+    aggregation: Literal["token", "sequence"] = key("token", "average losses over tokens, or over rows of row means")
     shaping: Literal["none", "luffy"] = key("none", "off-policy rows: the clipped surrogate, or LUFFY's x / (x + 0.1)")
-    drop_zero_advantage: bool = key(True, "leave rows whose advantage is zero out of the update, of KL too")
+    drop_negative_off_policy: bool = key(
+        False, "leave off-policy rows with a negative advantage out of the update: a reader who failed after its tip "
+        "says nothing against the tip")  # fmt: skip
+    drop_zero_advantage: bool = key(True, "leave rows without advantage out of the update, and of the KL")
 
 
 class OptimConfig(Section):
@@ -300,6 +303,16 @@ class Config(Section):
             self._validate_method(METHODS[algorithm.name])
         return self
 
+    @model_validator(mode="after")
+    def validate_quantization(self) -> Self:
+        """Refuse a base in 4 bits where others than this process would need it."""
+        if self.model.load_in_4bit and (self.engine.name == "vllm" or self.learner.world_size > 1):
+            raise ValueError(
+                "model.load_in_4bit keeps its base in this process: set it to false, or "
+                'engine.name = "hf" and learner.world_size = 1'
+            )
+        return self
+
     def _validate_method(self, method: Method) -> None:
         algorithm, rollout = self.algorithm, self.rollout
         mixed = method.shows_tips and algorithm.mode_unit == "trajectory" and algorithm.draw == "stratified"
@@ -317,7 +330,7 @@ class Config(Section):
             )
         if algorithm.name == "lamer" and (self.archive.share or algorithm.dynamic_sampling):
             raise ConfigError("lamer plays tasks from the start: set archive.share and algorithm.dynamic_sampling to 0")
-        if algorithm.name == "lamer" and (algorithm.author == "start" or algorithm.author_credit):
+        if algorithm.name == "lamer" and (algorithm.author != "policy" or algorithm.author_credit):
             raise ConfigError('lamer trains the author of tips: set algorithm.author = "policy" and author_credit = 0')
         if method.plain and algorithm.author_credit:
             raise ConfigError(f"{algorithm.name} lets no member read tips: set algorithm.author_credit = 0")
@@ -344,6 +357,16 @@ class Config(Section):
         return engine.name == "vllm" and not (engine.urls or engine.devices or self.cluster.address)
 
     @property
+    def is_hosted(self) -> bool:
+        """Tell whether a server of the Tinker API trains and samples."""
+        return self.learner.name == "tinker"
+
+    @property
+    def update_attention(self) -> str:
+        """Name the attention of the update, as transformers does; "" where it chooses."""
+        return self.learner.attention or self.model.attn_implementation
+
+    @property
     def has_reference_model(self) -> bool:
         """Tell whether the learner needs the start model as KL anchor or teacher."""
         taught = self.algorithm.name == "opsd" and self.opsd.has_frozen_teacher
@@ -357,13 +380,13 @@ class Config(Section):
     @property
     def has_separate_author(self) -> bool:
         """Tell whether that author is loaded as a model of its own; adapters and vLLM are reset instead."""
-        return self.has_frozen_author and self.engine.name == "hf" and not self.model.lora.enabled
+        return self.has_frozen_author and self.engine.name == "hf" and not (self.model.lora.enabled or self.is_hosted)
 
     @property
     def has_anchor_rows(self) -> bool:
         """Tell whether rows besides episodes are anchored to the start model, by whole distributions."""
         algorithm, rehearsal = self.algorithm, self.rehearsal
-        anchored = algorithm.anchor_weight and algorithm.anchor_tips
+        anchored = algorithm.anchor_weight and algorithm.anchor_tips and algorithm.author in ("policy", "start")
         anchored = anchored or (algorithm.anchor_reading_weight and algorithm.anchor_reading)
         rehearsed = (rehearsal.path or rehearsal.split) and rehearsal.hold
         if algorithm.name == "lamer" and self.loss.kl:

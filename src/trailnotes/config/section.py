@@ -140,6 +140,12 @@ def require_secret_free_table(setting: str, value: Mapping[str, Any], variable: 
         )
 
 
+def has_secret(text: str) -> bool:
+    """Tell whether a text holds a key of the well-known kinds, or an address with a password."""
+    parts = (text[start : start + MAX_SEARCHED_CHARS] for start in range(0, len(text), MAX_SEARCHED_CHARS // 2))
+    return any(_SECRET_VALUE.search(part) or _CREDENTIALS.search(part) for part in parts)
+
+
 def _find_secrets(name: str, value: Any) -> Iterator[str]:
     if isinstance(value, Mapping):
         for field, inner in value.items():

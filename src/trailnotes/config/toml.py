@@ -18,6 +18,7 @@ from typing import Any, get_args, get_origin
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from trailnotes.config.builtin import find_config
 from trailnotes.config.methods import METHODS
 from trailnotes.config.model_schema import EngineConfig
 from trailnotes.config.presets import PRESETS
@@ -48,8 +49,9 @@ class ResolvedConfig:
 def load_config(path: StrPath | None = None, overrides: Sequence[str] = ()) -> Config:
     """Read a TOML file (None: defaults alone), and apply `overrides` to it.
 
-    `overrides` are words of a command line, ``["--optim.lr", "1e-5", "--run.name=first"]``; values are TOML, and
-    otherwise plain strings.
+    `path` may also name a config of the package: "demo" or "builtin:demo" (``trailnotes config list``). `overrides` are
+    words of a command line, ``["--optim.lr", "1e-5", "--run.name=first"]``; values are TOML, and otherwise plain
+    strings.
 
     Raises:
         ConfigError: one line that names the key, where it was set, and the fix.
@@ -61,7 +63,7 @@ def resolve_config(path: StrPath | None = None, overrides: Sequence[str] = ()) -
     """Read settings as `load_config` does, with the origin of every key."""
     layers: list[tuple[str, dict[str, Any]]] = []
     if path is not None:
-        layers.append((str(path), _flatten_tree(Config, rename_keys(_read_config_file(Path(path))), str(path))))
+        layers.append((str(path), _flatten_tree(Config, rename_keys(_read_config_file(find_config(path))), str(path))))
     layers.append(("command line", _flatten_tree(Config, rename_keys(parse_overrides(overrides)), "command line")))
     preset = next((leaves["preset"] for _, leaves in reversed(layers) if "preset" in leaves), "")
     if isinstance(preset, str) and preset in PRESETS:
@@ -101,19 +103,23 @@ def render_config(config: Config, origins: Mapping[str, str] | None = None) -> s
     """Render the resolved tree as TOML with each key's meaning, source, allowed values and origin."""
     lines = []
     for line, name in _iter_toml_lines(config):
-        field = collect_fields().get(name)
-        if field is None:
+        if name not in collect_fields():
             lines.append(line)
             continue
-        source = (field.json_schema_extra or {}).get("source") if isinstance(field.json_schema_extra, dict) else None
-        origin = (origins or {}).get(name, "default")
-        values = describe_allowed(field)
-        if name == "algorithm.name":
-            values = "one of {}, or module:NAME of your own".format(", ".join(f'"{method}"' for method in METHODS))
-        meaning = f"{field.description}{f' ({source})' if source else ''}"
-        comment = " | ".join(part for part in (meaning, values, origin) if part)
+        comment = " | ".join(part for part in (*explain_key(name), (origins or {}).get(name, "default")) if part)
         lines.append(f"{line:<32} # {comment}")
     return "\n".join(lines) + "\n"
+
+
+def explain_key(name: str) -> tuple[str, str]:
+    """Explain a key: its meaning with the source, and the values that it takes ("" if its type says all)."""
+    field = collect_fields()[name]
+    source = field.json_schema_extra.get("source") if isinstance(field.json_schema_extra, dict) else None
+    if name == "algorithm.name":
+        values = "one of {}, or module:NAME of your own".format(", ".join(f'"{method}"' for method in METHODS))
+    else:
+        values = describe_allowed(field)
+    return f"{field.description}{f' ({source})' if source else ''}", values
 
 
 def diff_configs(first: Config, second: Config) -> list[str]:
@@ -170,8 +176,6 @@ def _is_accepted(field: FieldInfo, kind: type) -> bool:
 def _read_config_file(path: Path) -> dict[str, Any]:
     try:
         return parse_toml(read_small(path).decode())
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file: give the path of a TOML config") from None
     except IsADirectoryError:
         own = path / "config.toml"
         fix = f"name its {own}" if own.is_file() else "give the path of a TOML config"
@@ -220,6 +224,8 @@ def _flatten_tree(section: type[Section], tree: Mapping[str, Any], origin: str, 
 
 
 def _describe_unknown(section: type[Section], name: str, prefix: str) -> str:
+    if not prefix and name in ("compare", "methods", "panels"):
+        return "this is a comparison of methods: trailnotes compare run FILE runs it"
     where = f"section [{prefix[:-1]}]" if prefix else "the config"
     known = list(section.model_fields)
     near = [prefix + found for found in difflib.get_close_matches(name, known, 1)]

@@ -21,13 +21,15 @@ from trailnotes.config.toml import diff_configs, flatten_config, is_within
 logger = logging.getLogger(__name__)
 _METHOD_SECTIONS = ("gigpo", "opsd", "lamer", "reflexion", "rememberer", "retrospex")
 _VLLM_KEYS = "replicas urls python devices device_memory max_concurrent start_timeout timeout".split()  # noqa: SIM905
+_TINKER_KEYS = "url reduction anchor_by price_prefill price_sample price_train max_tokens_total".split()  # noqa: SIM905
 REQUIREMENTS = {
-    "model.lora": "model.lora.enabled",
-    "endpoint": "model.path = openai:* or memory.embedder = openai:*",
+    "model.lora": "model.lora.enabled or learner.name = tinker",
+    "endpoint": "model.path = openai:* or memory.embedder = openai:* or algorithm.author = openai:*",
     "engine.shared_prompts": "engine.name = hf",
     **{f"engine.{name}": "engine.name = vllm" for name in _VLLM_KEYS},
     "learner.offload": "learner.world_size > 1",
-    "learner.timeout": "learner.world_size > 1",
+    "learner.timeout": "learner.world_size > 1 or learner.name = tinker",
+    **{f"learner.{name}": "learner.name = tinker" for name in _TINKER_KEYS},
     "cluster": "cluster.address",
     "rollout.max_staleness_weight": "rollout.max_async_iterations",
     "memory.merge_similarity": "memory.retire = merge",
@@ -38,6 +40,7 @@ REQUIREMENTS = {
     "algorithm.draw": "algorithm.mode_unit = trajectory",
     "algorithm.beta": "algorithm.intrinsic = tips|states|counts|rnd",
     "algorithm.novelty_threshold": "algorithm.intrinsic = states",
+    "algorithm.anchor_tips": "algorithm.author = policy|start",
     "algorithm.anchor_weight": "algorithm.anchor_tips",
     "algorithm.anchor_reading_weight": "algorithm.anchor_reading",
     "algorithm.penalty_stage": "algorithm.invalid_penalty",

@@ -269,34 +269,20 @@ def _check_reliance(lines: Sequence[JsonRecord], config: Config) -> Check:
     values = [nats for nats, _ in known]
     first, last = _average_ends(values)
     holds = _is_better(first - last, _estimate_half_width(values))
+    holds = True if holds is False and last < NEGLIGIBLE_RELIANCE else holds
     counts = (_sum_counts(known[: _get_window_size(known)]), _sum_counts(known[-_get_window_size(known) :]))
-    return Check(
-        question,
-        first,
-        last,
-        True if holds is False and last < NEGLIGIBLE_RELIANCE else holds,
-        advice,
-        counts,
-        "tokens",
-    )
+    return Check(question, first, last, holds, advice, counts, "tokens")
 
 
 def _check_improvement(lines: Sequence[JsonRecord]) -> Check:
     values = [line["rollout/return/plain"] for line in lines if "rollout/return/plain" in line]
     advice = "nothing reaches the tip-free policy: look at the links above, then at optim.lr and optim.epochs"
+    question = "return without tips"
     if not values:
-        return Check("return without tips", None, None, None, advice)
-    first, last = _average_ends(values)
-    size = _get_window_size(values)
-    return Check(
-        "return without tips",
-        first,
-        last,
-        _is_better(last - first, _estimate_half_width(values)),
-        advice,
-        (size, size),
-        "iterations",
-    )
+        return Check(question, None, None, None, advice)
+    (first, last), size = _average_ends(values), _get_window_size(values)
+    holds = _is_better(last - first, _estimate_half_width(values))
+    return Check(question, first, last, holds, advice, (size, size), "iterations")
 
 
 def _is_better(gain: float, width: float) -> bool | None:

@@ -91,9 +91,9 @@ def exchange_roles(
             _validate_row(place / row, own)
         if said := describe_training_overlap(subject.trained, config):
             logger.warning("%s", said)
-        if subject.trained.algorithm.author == "start":
-            logger.warning("the tips of this run are written by its start model: rows with another author show what "
-                           "the trained weights would write")  # fmt: skip
+        if (author := subject.trained.algorithm.author) != "policy":
+            logger.warning("the tips of this run are written by algorithm.author = %r: rows with the trained author "
+                           "show what its weights would write", author)  # fmt: skip
         with explain_interrupt(f"stopped; {place} keeps all finished work: the same command continues"):
             run_to_end(_play_rows(configs, models, place, make_bar))
         metric, families = config.eval.metric, {task.id: get_family(task) for task in load_panel(configs["none"])}

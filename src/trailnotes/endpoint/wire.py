@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +19,10 @@ NO_KEY: Final = "none"  # what is sent where there is no key: the client insists
 MAX_BODY_BYTES: Final = 64 * 2**20  # bytes of an answer; a batch of vectors has a few MB
 MIN_SECRET_CHARS: Final = 12  # shorter keys ("EMPTY", "ollama") are placeholders, and words of ordinary answers
 IDENTITY_HEADERS: Final = {"Accept-Encoding": "identity"}  # header of each request: what is packed has no bound
+
+# At DEBUG these log the bodies of requests (openai 2) and the headers of answers, which may repeat the key.
+for _name in ("openai._base_client", "httpcore", "httpcore2"):
+    logging.getLogger(_name).setLevel(logging.WARNING)
 
 
 def load_api_key(config: EndpointConfig) -> str:
@@ -81,12 +87,11 @@ class _BodyBuffer:
 
     def restore_redacted(self) -> None:
         """Give the client the body without the key, before it is parsed, cut, shown or kept."""
-        from httpx2 import ByteStream
-
         body = bytes(self._bytes)
         if len(self._key) >= MIN_SECRET_CHARS:
             body = re.sub("".join(map(_build_json_pattern, self._key)).encode(), b"[key]", body, flags=re.IGNORECASE)
-        self._response.stream = ByteStream(body)
+        httpx = sys.modules[type(self._response).__module__.partition(".")[0]]  # httpx2 from openai 3 on
+        self._response.stream = httpx.ByteStream(body)
 
 
 def _build_json_pattern(letter: str) -> str:

@@ -6,7 +6,6 @@ package loads none of them.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import sys
@@ -18,7 +17,14 @@ from typing import Any
 
 from trailnotes.envs.base import Env, format_error, wrap_env_errors
 from trailnotes.envs.check import check_env
-from trailnotes.errors import ConfigError, MissingExtraError, format_install_command, list_extras
+from trailnotes.envs.options import suggest_nearest
+from trailnotes.errors import (
+    ConfigError,
+    MissingExtraError,
+    format_install_command,
+    format_sibling_command,
+    list_extras,
+)
 from trailnotes.types import Task
 
 __all__ = [
@@ -102,8 +108,8 @@ def load_env_class(name: str) -> Callable[..., Any]:
     if name in offered:
         return _import_class(name, offered[name].value.partition("[")[0].strip())  # "module:Class [extra]" is allowed
     known = sorted({*ENVS, *offered})
-    near = _suggest_nearest(name, known)
-    more = "" if offered else " The package trailnotes-worlds brings more environments."
+    near = suggest_nearest(name, known)
+    more = "" if offered else f" trailnotes-worlds brings more: {format_sibling_command('trailnotes-worlds')}."
     said = f"{near}{'' if near.endswith('?') else '.'}{more} An environment of your own is named module:Class"
     raise ConfigError(f"env.name = {name!r} is unknown{said}")
 
@@ -119,7 +125,7 @@ def validate_options(name: str, cls: Callable[..., Any], options: Mapping[str, A
     accepted = sorted({*own, *(_inspect_parameters(tasks)[0] if callable(tasks) else {})} - {"split"})
     for key in () if takes_any else options:
         if key not in accepted:
-            raise ConfigError(f"env.options.{key}: {name} has no such option{_suggest_nearest(key, accepted)}")
+            raise ConfigError(f"env.options.{key}: {name} has no such option{suggest_nearest(key, accepted)}")
     for key, parameter in own.items():
         if parameter.default is parameter.empty and key not in options:
             raise ConfigError(f"env.options.{key} is missing: {name} needs it")
@@ -149,7 +155,7 @@ def _import_class(name: str, target: str) -> Callable[..., Any]:
     cls = getattr(module, class_name, None)
     if not callable(cls):
         classes = sorted(key for key, value in vars(module).items() if inspect.isclass(value))
-        near = _suggest_nearest(class_name, classes)
+        near = suggest_nearest(class_name, classes)
         raise ConfigError(f"env.name = {name!r}: {module_name} has no {class_name!r}{near}")
     return cls  # type: ignore[no-any-return]
 
@@ -179,13 +185,13 @@ def _inspect_parameters(function: Callable[..., Any]) -> tuple[dict[str, inspect
 
 
 def _select_accepted(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the options that `function` accepts: one section serves the class and its `tasks`."""
+    """Select the options that `function` accepts: one section serves the class and its `tasks`.
+
+    A class that hands any keyword on to its base gets no option that `tasks` alone names, since the base takes none.
+    """
     named, takes_any = _inspect_parameters(function)
-    return {key: value for key, value in options.items() if takes_any or key in named}
-
-
-def _suggest_nearest(word: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=2)
-    if near:
-        return f"; did you mean {' or '.join(near)}?"
-    return f" (known: {', '.join(known)})" if known else ""
+    of_tasks: set[str] = set()
+    if takes_any and isinstance(function, type) and callable(tasks := getattr(function, "tasks", None)):
+        constructors = [vars(base)["__init__"] for base in function.__mro__ if "__init__" in vars(base)]
+        of_tasks = {*_inspect_parameters(tasks)[0]}.difference(*(_inspect_parameters(each)[0] for each in constructors))
+    return {key: value for key, value in options.items() if (takes_any and key not in of_tasks) or key in named}

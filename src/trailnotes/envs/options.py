@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 from trailnotes.errors import ConfigError
@@ -11,6 +12,14 @@ from trailnotes.errors import ConfigError
 Value = TypeVar("Value", str, int, bool)
 _OPTIONS: Final = "env.options."
 _TYPE_NAMES: Final[Mapping[type, str]] = {str: "a text", int: "a whole number", bool: "true or false"}
+
+
+def suggest_nearest(word: str, known: Iterable[str]) -> str:
+    """Suggest the known names nearest to a word, whatever their case, for the end of an error; else list all."""
+    lowered = {name.lower(): name for name in known}
+    if near := difflib.get_close_matches(word.lower(), lowered, n=2):
+        return f"; did you mean {' or '.join(lowered[name] for name in near)}?"
+    return f" (known: {', '.join(lowered.values()) or 'none'})"
 
 
 def require_type(kind: type[Value], key: str, value: object, *, where: str = _OPTIONS) -> Value:

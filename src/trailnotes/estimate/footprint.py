@@ -17,6 +17,7 @@ from trailnotes.config.schema import Config
 from trailnotes.estimate.memory_model import (
     FLOAT32,
     MemoryParts,
+    estimate_frozen_weights,
     estimate_static_parts,
     estimate_update_peak,
     get_dtype_size,
@@ -203,7 +204,7 @@ def _estimate_acting_weights(config: Config, shape: ModelShape) -> dict[str, flo
     number, world = get_dtype_size(config), config.learner.world_size
     parts: dict[str, float] = {}
     if config.engine.name == "hf" and (world > 1 or config.rollout.max_async_iterations):
-        parts["weights of the model that acts"] = shape.whole * number + 2 * shape.adapters * FLOAT32
+        parts["weights of the model that acts"] = estimate_frozen_weights(config, shape) + 2 * shape.adapters * FLOAT32
     if config.has_separate_author and (world > 1 or not config.has_reference_model):  # else the learner's reference
         parts["weights of the author of the tips"] = shape.whole * number
     return parts

@@ -26,12 +26,19 @@ SAVED_BYTES = {
 LOGIT_BYTES = 2 * FLOAT32  # bytes of one logit, forwards and backwards
 # The same in `Learner._compute_terms`: both distributions, what lies between them, their gradients, and a mask.
 ANCHOR_LOGIT_BYTES = 7 * FLOAT32 + 1
+NF4_BYTES = 0.5 + (1 + 4 / 256) / 64  # bytes of a weight in 4 bits: scales of 64 in 8 bits, and of 256 of these in 32
 GATHERED_LAYERS = 3  # layers whose weights are whole at a time: that in work, the next, and the buffer it arrives in
 
 
 def get_dtype_size(config: Config) -> int:
     """Return the bytes of a number of `model.dtype`."""
     return FLOAT32 if config.model.dtype == "float32" else 2
+
+
+def estimate_frozen_weights(config: Config, shape: ModelShape) -> float:
+    """Estimate the bytes of all weights but adapters, in a process of their own."""
+    number = get_dtype_size(config)
+    return shape.whole * number - shape.linear * (number - NF4_BYTES) * config.model.load_in_4bit
 
 
 def is_on_cpu(config: Config) -> bool:
@@ -46,9 +53,9 @@ def estimate_static_parts(config: Config, shape: ModelShape) -> MemoryParts:
     if world > 1 and config.learner.offload and not is_on_cpu(config):
         return {}
     if config.model.lora.enabled:
-        trained = shape.adapters / world
+        trained, stored = shape.adapters / world, "4 bits" if config.model.load_in_4bit else dtype
         return {
-            f"weights, {dtype}{each}": shape.whole * number / world,
+            f"weights, {stored}{each}": estimate_frozen_weights(config, shape) / world,
             f"adapters, float32{each}": trained * FLOAT32,
             f"gradients, float32{each}": trained * FLOAT32,
             f"moments, float32{each}": trained * 2 * FLOAT32,
@@ -80,6 +87,8 @@ def _list_update_stages(config: Config, shape: ModelShape) -> list[MemoryParts]:
     tokens = max(config.optim.microbatch_tokens, config.rollout.max_context_tokens)  # a long row goes alone
     kept, again = _estimate_activations(config, shape, tokens)
     saved = {f"activations of {tokens:,} tokens": kept}
+    if config.model.load_in_4bit:
+        saved["a matrix of 4 bits, unpacked"] = float(number * shape.hidden * max(shape.intermediate, shape.queries))
     chunk = min(config.optim.logprob_chunk, tokens)
     logits, told = float(chunk * shape.vocabulary), f"logits of {chunk:,} tokens"
     head = {"gradient of the output embedding": shape.head * number} if whole else {}
@@ -115,7 +124,7 @@ def _estimate_activations(config: Config, shape: ModelShape, tokens: int) -> tup
     widths = (shape.hidden, shape.queries, shape.keys, shape.intermediate)
     saved = SAVED_BYTES[number, config.model.lora.enabled]
     layer = float(tokens * sum(size * width for size, width in zip(saved, widths, strict=True)))
-    if config.learner.packed in ("always", "shared") and not config.learner.attention.startswith(("flash", "flex")):
+    if config.learner.packed in ("always", "shared") and not config.update_attention.startswith(("flash", "flex")):
         layer += float(tokens) ** 2 * number  # a mask that says which row is whose
     if not config.model.gradient_checkpointing:
         return shape.layers * layer, 0.0

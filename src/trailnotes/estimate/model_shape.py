@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
+from transformers.pytorch_utils import Conv1D
 
 from trailnotes.config.model_schema import LoraConfig, ModelConfig
 from trailnotes.errors import PolicyError
@@ -41,6 +42,7 @@ class ModelShape:
     block: float  # parameters of the largest layer
     around: float  # parameters outside the layers: embeddings, the last norm, the head
     head: float  # parameters of the output embedding
+    linear: float  # parameters of the matrices that `model.load_in_4bit` quantizes
     layers: int
     hidden: int
     intermediate: int
@@ -77,12 +79,12 @@ def infer_model_shape(config: ModelConfig) -> ModelShape | None:
     key = (architecture.to_json_string(use_diff=False), config.lora)  # a plan asks for the same again and again
     if key not in _COUNT_CACHE:
         _COUNT_CACHE[key] = _count_parameters(architecture, config.lora)
-    whole, blocks, head, adapters = _COUNT_CACHE[key]
+    whole, blocks, head, linear, adapters = _COUNT_CACHE[key]
     scale = stated / whole if stated else 1.0
     return ModelShape(
         source=source, scale=scale, whole=whole * scale, adapters=adapters * scale,
         block=max(blocks, default=0) * scale, around=(whole - sum(blocks)) * scale, head=head * scale,
-        layers=text.num_hidden_layers, hidden=text.hidden_size,
+        linear=linear * scale, layers=text.num_hidden_layers, hidden=text.hidden_size,
         intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size, heads=heads,
         kv_heads=getattr(text, "num_key_value_heads", None) or heads,
         channels=getattr(text, "head_dim", None) or text.hidden_size // heads, vocabulary=text.vocab_size,
@@ -94,6 +96,7 @@ class _ParameterCounts(NamedTuple):
     whole: int
     blocks: list[int]  # of each layer
     head: int
+    linear: int
     adapters: int
 
 
@@ -106,9 +109,11 @@ def _count_parameters(architecture: Any, lora: LoraConfig) -> _ParameterCounts:
         whole, blocks = _sum_numel(model), [_sum_numel(block) for block in find_blocks(model)]
         output = model.get_output_embeddings()
         head = 0 if output is None else output.weight.numel()
+        matrices = (each for each in model.modules() if isinstance(each, (torch.nn.Linear, Conv1D)))
+        linear = sum(each.weight.numel() for each in matrices if each is not output)
         adapted = add_adapters(model, lora, base="") if lora.enabled else None
     adapters = sum(p.numel() for p in adapted.parameters() if p.requires_grad) if adapted is not None else 0
-    return _ParameterCounts(whole, blocks, head, adapters)
+    return _ParameterCounts(whole, blocks, head, linear, adapters)
 
 
 def _sum_numel(module: Any) -> int:

@@ -114,7 +114,7 @@ def _suggest_halving(config: Config, section: str, name: str, now: int, least: i
 
 
 def _suggest_world_size(config: Config) -> list[ConfigChange]:
-    if config.model.device not in ("auto", "cuda"):
+    if config.model.device not in ("auto", "cuda") or config.model.load_in_4bit:
         return []  # one device, or the memory of one host
     most = torch.cuda.device_count() or MAX_ASSUMED_DEVICES
     if config.preset in BASE_PRESETS and config.learner.world_size < 8 <= most:
@@ -126,7 +126,8 @@ def _suggest_world_size(config: Config) -> list[ConfigChange]:
 def _suggest_engine(config: Config) -> list[ConfigChange]:
     """Suggest an engine on devices without ranks, spread over as many as its weights need."""
     engine, world = config.engine, config.learner.world_size
-    if engine.devices or engine.urls or engine.replicas > 1 or config.model.device not in ("auto", "cuda"):
+    is_bound = config.model.load_in_4bit or config.model.device not in ("auto", "cuda")
+    if engine.devices or engine.urls or engine.replicas > 1 or is_bound:
         return []
     found = []
     for spread in (1, 2, 4, 8):

@@ -17,12 +17,11 @@ from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.errors import ConfigError
 from trailnotes.learner import losses
 from trailnotes.learner.logprobs import Batch, TokenScorer
-from trailnotes.learner.losses import UpdateMetrics, compute_advantage_metrics, compute_token_weights, get_term_weights
+from trailnotes.learner.losses import UpdateMetrics, compute_advantage_metrics, compute_token_weights, is_trained
 from trailnotes.learner.samples import (
     PackingMode,
     Ranks,
     dummy_sample,
-    has_advantage,
     iter_minibatches,
     split_microbatches,
 )
@@ -126,7 +125,7 @@ class Learner:
         started = time.perf_counter()
         if self.ranks.world > 1:
             torch.manual_seed(derive_seed(seed, "dropout", self.ranks.rank))  # of other rows, other masks
-        rows = [sample for sample in samples if any(sample.loss_mask) and self._is_trained(sample)]
+        rows = [sample for sample in samples if is_trained(sample, self.loss)]
         metrics = UpdateMetrics()
         self._optimizer.set_lr(self.optim.lr * lr_scale)
         if any(row.hold for row in rows) and self._score_reference is self._score and not self._start:
@@ -176,11 +175,6 @@ class Learner:
 
     def close(self) -> None:
         """Close nothing: there are no other processes."""
-
-    def _is_trained(self, sample: Sample) -> bool:
-        if sample.role != "episode":
-            return bool(get_term_weights(sample))
-        return has_advantage(sample) or not self.loss.drop_zero_advantage
 
     def _step(self, samples: Sequence[Sample], reference: Sequence[Tensor], metrics: UpdateMetrics) -> None:
         """Take a step along the clipped gradient of one mini-batch: that of its episodes, and of its other rows."""
@@ -259,7 +253,7 @@ class Learner:
         """Compute surrogate, KL(reference || model) and negative log-likelihood of each token, 0 off the mask."""
         states = self._score.compute_states(batch.token_ids, batch.mask, batch.layout)
         logprobs, _ = self._score.score_states(states, batch.token_ids, batch.mask)
-        surrogate = self._compute_surrogate(losses.ratio(logprobs, batch.behavior_logprobs), batch)
+        surrogate = losses.compute_surrogate(self.loss, losses.ratio(logprobs, batch.behavior_logprobs), batch)
         where = held[batch.mask.nonzero()[:, 0]]  # (K,)
         divergence = self._score.compute_kl(states[where], self._compute_reference_logits, reference)
         kl = torch.zeros_like(logprobs)
@@ -299,7 +293,7 @@ class Learner:
         kept = sum(1 if by_row else sum(sample.loss_mask) for sample in samples if not sample.off_policy)
         own = 0
         for indices, batch in self._iter_microbatches(off_policy):
-            mask = self._find_kept(self._score(batch.token_ids, batch.mask, batch.layout)[0], batch)
+            mask = losses.find_kept(self.loss, self._score(batch.token_ids, batch.mask, batch.layout)[0], batch)
             own += int(losses.masked_sum(torch.zeros(()), mask, self.loss.aggregation)[1]) if indices else 0
         kept += sum(self.ranks.gather(own))
         return trained / kept if kept else 1.0
@@ -311,9 +305,9 @@ class Learner:
             (4,) the sum of the policy loss, without the weight, and its number of tokens or rows; the same of the KL.
         """
         logprobs, entropies = self._score(batch.token_ids, batch.mask, batch.layout)
-        kept = self._find_kept(logprobs.detach(), batch)
+        kept = losses.find_kept(self.loss, logprobs.detach(), batch)
         ratio = losses.ratio(logprobs, batch.behavior_logprobs)
-        surrogate = self._compute_surrogate(ratio, batch)
+        surrogate = losses.compute_surrogate(self.loss, ratio, batch)
         policy, num_kept = losses.masked_sum(surrogate, kept, self.loss.aggregation)
         kl, num_held = torch.zeros_like(policy), num_kept
         if reference is not None:
@@ -322,28 +316,9 @@ class Learner:
             kl, num_held = losses.masked_sum(tokens_kl, held, self.loss.aggregation)
         (weight * policy + self.loss.kl * kl).backward()  # type: ignore[no-untyped-call]
         ratio = ratio.detach()
-        metrics.add_batch(batch, kept, logprobs.detach(), ratio, entropies, self._find_clipped(ratio, batch))
+        clipped = losses.find_clipped(self.loss, ratio, batch)
+        metrics.add_batch(batch, kept, logprobs.detach(), ratio, entropies, clipped)
         return torch.stack([policy.detach(), num_kept.to(policy.dtype), kl.detach(), num_held.to(policy.dtype)])
-
-    def _compute_surrogate(self, ratio: Tensor, batch: Batch) -> Tensor:  # (B, T)
-        clips = (self.loss.clip_low, self.loss.clip_high, self.loss.dual_clip)
-        clipped = losses.clipped_surrogate(ratio, batch.advantages, *clips)
-        if self.loss.shaping == "none":
-            return clipped
-        return torch.where(batch.off_policy[:, None], losses.shaped_surrogate(ratio, batch.advantages), clipped)
-
-    def _find_clipped(self, ratio: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:  # three (B, T) of bool
-        """Mark where the surrogate is flat: clipped low, high, by the dual bound."""
-        clips = (self.loss.clip_low, self.loss.clip_high, self.loss.dual_clip)
-        low, high, dual = losses.clip_events(ratio, batch.advantages, *clips)
-        free = batch.off_policy[:, None] & (self.loss.shaping != "none")
-        return low & ~free, high & ~free, dual & ~free
-
-    def _find_kept(self, logprobs: Tensor, batch: Batch) -> Tensor:  # (B, T) bool
-        if self.loss.mask_logprob is None:
-            return batch.mask
-        probable = losses.low_prob_mask(logprobs, batch.mask, self.loss.mask_logprob, self.loss.mask_unit)
-        return torch.where(batch.off_policy[:, None], probable, batch.mask)
 
     def _compute_reference_logprobs(self, samples: Sequence[Sample]) -> list[Tensor]:
         """Score episodes by the reference model once for each update, not for each epoch. Empty without `loss.kl`."""

@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trailnotes.config.schema import LossConfig
 from trailnotes.learner.logprobs import Batch
-from trailnotes.learner.samples import Ranks
+from trailnotes.learner.samples import Ranks, has_advantage
 from trailnotes.types import RowRole, Sample
 
 LUFFY_GAMMA = 0.1  # of the shaping f(x) = x / (x + gamma)
@@ -105,6 +106,29 @@ def low_prob_mask(
     return mask & ~doomed[response].view_as(mask)
 
 
+def compute_surrogate(loss: LossConfig, ratio: Tensor, batch: Batch) -> Tensor:
+    """Compute the clipped surrogate of each token, that of `loss.shaping` in off-policy rows."""
+    clipped = clipped_surrogate(ratio, batch.advantages, loss.clip_low, loss.clip_high, loss.dual_clip)
+    if loss.shaping == "none":
+        return clipped
+    return torch.where(batch.off_policy[:, None], shaped_surrogate(ratio, batch.advantages), clipped)
+
+
+def find_clipped(loss: LossConfig, ratio: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:  # bool
+    """Mark where that surrogate is flat: clipped low, high, by the dual bound."""
+    low, high, dual = clip_events(ratio, batch.advantages, loss.clip_low, loss.clip_high, loss.dual_clip)
+    free = batch.off_policy[:, None] & (loss.shaping != "none")
+    return low & ~free, high & ~free, dual & ~free
+
+
+def find_kept(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Tensor:  # bool
+    """Mark the trained tokens that `loss.mask_logprob` leaves."""
+    if loss.mask_logprob is None:
+        return batch.mask
+    probable = low_prob_mask(logprobs, batch.mask, loss.mask_logprob, loss.mask_unit)
+    return torch.where(batch.off_policy[:, None], probable, batch.mask)
+
+
 def masked_sum(
     values: Tensor, mask: Tensor, aggregation: Literal["token", "sequence"] = "token"
 ) -> tuple[Tensor, Tensor]:  # (), ()
@@ -118,6 +142,15 @@ def masked_sum(
         return kept.sum(), mask.sum()
     lengths = mask.sum(-1)
     return (kept.sum(-1) / lengths.clamp(min=1)).sum(), (lengths > 0).sum()
+
+
+def is_trained(sample: Sample, loss: LossConfig) -> bool:
+    """Tell whether a row has anything to learn; with `loss.drop_zero_advantage` an episode needs an advantage."""
+    if sample.role != "episode":
+        return any(sample.loss_mask) and bool(get_term_weights(sample))
+    if loss.drop_negative_off_policy and sample.off_policy and max(sample.advantages) <= 0:
+        return False
+    return any(sample.loss_mask) and (has_advantage(sample) or not loss.drop_zero_advantage)
 
 
 def get_term_weights(sample: Sample) -> dict[str, float]:

@@ -44,7 +44,7 @@ def build_single(config: Config, model: Any, reference: Any, dump_dir: Path | No
     if config.learner.attention and config.engine.name == "hf":
         raise ConfigError(
             f"learner.attention = {config.learner.attention!r} would change the model that acts, too, which needs "
-            "another: leave it out, or set learner.world_size to 2 or more"
+            "another: set model.attn_implementation for both, or learner.world_size to 2 or more"
         )
     return _make_learner(config, model, reference, dump_dir, _choose_packing(config, model))
 
@@ -58,7 +58,7 @@ def build_rank(group: LearnerGroup, config: Config, dump_dir: Path | None) -> Le
         ConfigError: as `build_single`; or a rank does not see the directory of the run, in which all save.
         LearnerError: the ranks have loaded different weights.
     """
-    on_host = config.model.model_copy(update={"device": "cpu"})
+    on_host = config.model.model_copy(update={"device": "cpu", "attn_implementation": ""})
     torch.manual_seed(derive_seed(config.run.seed, "weights"))  # adapters start at random
     model = load_model(on_host)[0]
     _require_plain_head(config, model)
@@ -81,19 +81,21 @@ def _make_learner(
         reference=reference, dump_dir=dump_dir, ranks=ranks,
     )  # fmt: skip
     learner.packing = packing
-    for each in learner.models if config.learner.attention else ():  # last: models are checked on the host, without it
+    attention = config.update_attention if ranks else config.learner.attention
+    for each in learner.models if attention else ():  # last: models are checked on the host, without it
         base: Any = each
         base = base.get_base_model() if hasattr(base, "get_base_model") else base
         try:
-            base.set_attn_implementation(config.learner.attention)
+            base.set_attn_implementation(attention)
         except (ImportError, ValueError) as error:
             line = " ".join(str(error).split())
-            raise ConfigError(f"learner.attention = {config.learner.attention!r} does not work here: {line}") from error
+            setting = "learner.attention" if config.learner.attention else "model.attn_implementation"
+            raise ConfigError(f"{setting} = {attention!r} does not work here: {line}") from error
     return learner
 
 
 def _choose_packing(config: Config, model: Any) -> PackingMode:
-    attention, packed = config.learner.attention, config.learner.packed
+    attention, packed = config.update_attention, config.learner.packed
     skips = attention.startswith(("flash", "flex")) or (not attention and is_padding_free(model))
     if packed == "never" or (packed == "auto" and not skips):
         return "padded"

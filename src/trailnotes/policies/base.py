@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trailnotes.types import Completion, Message, Sampling, TokenIds
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from trailnotes.policies.chat import ChatFormat
 
 
@@ -58,15 +56,15 @@ class TrainedPolicy(OwnedPolicy, Protocol):
     format: ChatFormat
     probes: Sequence[Completion]  # what the learner is to score whenever its weights are handed over
 
-    async def load(self, weights: Mapping[str, Tensor], version: int, said: Sequence[Sequence[float]] = ()) -> float:
+    async def load(self, weights: Any, version: int, said: Sequence[Sequence[float]] = ()) -> float:
         """Take over weights while no completion is under way.
 
         Args:
-            weights: by the names of the model's files: of a whole model all, of adapters theirs alone.
+            weights: tensors by the names of the model's files, of a whole model all, of adapters theirs alone; or the
+                name under which a server keeps them.
             version: of the weights.
             said: the learner's log-probabilities of the sampled tokens of each probe under these weights, in nats at
-                the
-                sampling temperature of training.
+                the sampling temperature of training.
 
         Returns:
             Mean absolute difference between the policy and the learner on the probes, in nats.

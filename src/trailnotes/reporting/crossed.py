@@ -28,7 +28,7 @@ from trailnotes.reporting.intervals import (
 )
 
 Limits = tuple[Floats, Floats]
-MIN_FAMILIES = 10  # fewer carry no interval beyond the panel: docs/comparing.md has the simulation
+MIN_FAMILIES = 10  # fewer carry no interval beyond the panel: docs/intervals.md has the simulation
 CONFIDENCE = 0.95
 ONE_SEED, SEEDS_ALIKE, NO_COMMON_GAME, NO_VARIATION = "one seed", "all seeds alike", "no common game", "nothing varied"
 

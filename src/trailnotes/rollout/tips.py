@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from trailnotes.config.schema import Config
-from trailnotes.memory.tips import tips_of
+from trailnotes.memory.tips import clean_tip, tips_of
 from trailnotes.policies.base import Policy
 from trailnotes.prompts import build_memory_keys, build_opening_messages, build_reflection_messages, drop_oldest_turn
 from trailnotes.rollout.episode import count_prompt_tokens
 from trailnotes.rollout.groups import LiveEpisode, run_with_limit
 from trailnotes.seeds import derive_seed
-from trailnotes.types import Completion, Message, Sampling, Tip, Trajectory, TrajectoryGroup
+from trailnotes.types import Completion, Message, Sampling, Step, Tip, Trajectory, TrajectoryGroup
+
+EXTRACT: Final = "extract"  # as `algorithm.author`
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +93,15 @@ async def write_tips(
 ) -> TipBatch:
     """Have the policy write one tip about each episode, without tips in the prompt, `env.max_envs` at a time.
 
-    Nothing is stored here. Episodes without a step are skipped. An unusable tip gives no entry, but counts in
-    `num_tokens` and reaches `on_tip`, which is called in task order.
+    With `algorithm.author = "extract"` no model writes. Nothing is stored here. Episodes without a step are skipped. An
+    unusable tip gives no entry, but counts in `num_tokens` and reaches `on_tip`, which is called in task order.
     """
     trajectories = select_usable([t for group in groups for t in group.trajectories])
-    requests = build_tip_requests(policy, trajectories, config, seed=seed)
-    completions = await complete_requests(policy, requests, limit=config.env.max_envs)
+    if config.algorithm.author == EXTRACT:
+        completions = extract_tips(policy, trajectories, config)
+    else:
+        requests = build_tip_requests(policy, trajectories, config, seed=seed)
+        completions = await complete_requests(policy, requests, limit=config.env.max_envs)
     written = parse_tips(policy, trajectories, completions, config, step=step)
     if on_tip is not None:
         for each in written:
@@ -146,19 +151,51 @@ def build_tip_requests(
     ]
 
 
+def extract_tips(policy: Policy, trajectories: Sequence[Trajectory], config: Config) -> list[Completion]:
+    """Quote, as the tip about each episode, its actions up to the last that raised the score.
+
+    Whole actions at the end go where the text is longer than `memory.max_tip_tokens`. Without a raised score there is
+    no text. The completions have no tokens: no model wrote them.
+    """
+    return [Completion((), (), (), _quote(_cut_to_gain(policy, t, config).steps, config)) for t in trajectories]
+
+
+def _quote(steps: Sequence[Step], config: Config) -> str:
+    actions = [step.action for step in steps]
+    if not actions or config.rollout.style == "terse":
+        return " ; ".join(actions)
+    quoted = ", ".join(f"'{action}'" for action in actions)
+    return f"What raised the score: {quoted}."
+
+
+def _cut_to_gain(policy: Policy, trajectory: Trajectory, config: Config) -> Trajectory:
+    """Cut an episode to what its extracted tip quotes, with the score that this earned."""
+    last = max((number for number, step in enumerate(trajectory.steps, 1) if step.reward > 0), default=0)
+    while policy.count_tokens(_quote(trajectory.steps[:last], config)) > config.memory.max_tip_tokens:
+        last -= 1
+    after = [*(step.observation for step in trajectory.steps), trajectory.final_observation][last]
+    return replace(trajectory, steps=trajectory.steps[:last], final_observation=after, score=after.score)
+
+
 def parse_tips(
     policy: Policy, trajectories: Sequence[Trajectory], completions: Sequence[Completion], config: Config, *, step: int
 ) -> list[WrittenTip]:
     """Parse the answers to `build_tip_requests` as memory entries."""
     written = []
+    is_extracted = config.algorithm.author == EXTRACT
     for trajectory, completion in zip(trajectories, completions, strict=True):
-        keys = build_memory_keys(trajectory, config.rollout, config.memory, policy.count_tokens)
+        told = _cut_to_gain(policy, trajectory, config) if is_extracted else trajectory
+        keys = build_memory_keys(told, config.rollout, config.memory, policy.count_tokens)
         text = completion.text
         if completion.finish_reason == "length" and config.rollout.style == "full":
             text = text.rstrip("\ufffd")  # the first bytes of a character that the limit has cut in two
         tips = tips_of(
-            trajectory, text, config.memory, keys=keys[-1:] if config.memory.entries == "episode" else keys[:-1],
-            model=policy.name, version=policy.version, run=config.run.name, step=step,
+            told, text, config.memory, keys=keys[-1:] if config.memory.entries == "episode" else keys[:-1],
+            model=EXTRACT if is_extracted else policy.name, version=policy.version,
+            run=config.run.name, step=step,
         )  # fmt: skip
+        if is_extracted and config.memory.entries == "step":  # what was done in each state, where that can be told
+            pairs = zip(tips, told.steps, strict=bool(tips))
+            tips = [replace(tip, text=_quote([step], config)) for tip, step in pairs if clean_tip(step.action)]
         written.append(WrittenTip(trajectory, completion, tuple(tips)))
     return written

@@ -49,6 +49,7 @@ PHASE_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]*")
 FIXED_ADAPTATION_KEYS = (
     *(name for name in EPISODE_KEYS if name != "model"),
     *("model.path", "model.base", "model.dtype", "model.template_options", "algorithm"),
+    *("model.attn_implementation", "model.load_in_4bit"),
     *("reflexion", "rememberer", "retrospex", "eval.meet_split", "eval.meet_tasks", "train.split", "train.num_tasks"),
 )
 """The settings that decide the episodes and tips of a trial: a run that has begun keeps them, since it would report old
@@ -280,8 +281,8 @@ class AdaptationRun:
         return self._phases / f"{phase}.{kind}.jsonl"
 
     def _get_endpoint_metrics(self) -> dict[str, float]:
-        metrics = getattr(self.policy, "metrics", None)
-        return metrics() if metrics else {}
+        asked = [policy.metrics() for policy in {self.policy, self.roles.author} if hasattr(policy, "metrics")]
+        return {name: sum(each[name] for each in asked) for name in (asked[0] if asked else ())}
 
     def _update_progress(self, phase: str, done: int, total: int, unit: str) -> None:
         if self._progress is not None:

@@ -54,10 +54,15 @@ def _collect_extras(config: Config, model: str | None) -> dict[str, str]:
         wanted["openai"] = f"model.path = {path!r}"
     elif path != RANDOM:
         wanted["train"] = f"model.path = {path!r}"
+        if config.is_hosted:
+            wanted["tinker"] = 'learner.name = "tinker"'
     if config.cluster.address:
         wanted["ray"] = f"cluster.address = {config.cluster.address!r}"
     name = config.algorithm.name
-    embeds = resolve_method(name).writes_tips or name == TIPS_ONLY_METHOD or config.algorithm.intrinsic != "none"
+    writes = resolve_method(name).writes_tips or name == TIPS_ONLY_METHOD
+    if writes and config.algorithm.author.startswith(OPENAI_PREFIX):
+        wanted["openai"] = f"algorithm.author = {config.algorithm.author!r}"
+    embeds = writes or config.algorithm.intrinsic != "none"
     if config.memory.embedder != "hashing" and (embeds or config.train.eval_tips_every > 0):
         extra = "openai" if config.memory.embedder.startswith(OPENAI_PREFIX) else "embed"
         wanted[extra] = f"memory.embedder = {config.memory.embedder!r}"

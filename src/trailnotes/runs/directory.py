@@ -45,7 +45,7 @@ from trailnotes.config.toml import (
 )
 from trailnotes.envs.base import format_error
 from trailnotes.envs.tasks import load_identity
-from trailnotes.errors import ConfigError, MissingExtraError, RunError, TrailnotesError
+from trailnotes.errors import ConfigError, MissingExtraError, RunError, TrailnotesError, format_sibling_command
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import (
     append_jsonl,
@@ -218,7 +218,9 @@ def load_trackers() -> Callable[[Sequence[str], Path], TrackerClient]:
     """Load the class of the trackers, which another package offers; `MissingExtraError` where none does."""
     for point in metadata.entry_points(group=TRACKERS_GROUP):
         return point.load()  # type: ignore[no-any-return]
-    raise MissingExtraError("run.trackers needs the package trailnotes-lab: pip install -e ./packages/lab in a clone")
+    raise MissingExtraError(
+        f"run.trackers needs the package trailnotes-lab: {format_sibling_command('trailnotes-lab')}"
+    )
 
 
 class RunLock:

@@ -97,12 +97,22 @@ def load_policy(config: Config, subject: EvaluatedModel, directory: Path | None 
         answers = directory / "answers.jsonl" if directory else None
         return OpenAIPolicy(config, subject.model.removeprefix(OPENAI_PREFIX), answers=answers)
     whole = {"path": subject.model, "lora": LoraConfig()}  # nothing is trained; adapters are found by their files
-    return build_model_policy(config.model_copy(update={"model": config.model.model_copy(update=whole)}))
+    acting = config.model_copy(update={"model": config.model.model_copy(update=whole)})
+    return build_model_policy(acting, directory=directory)
+
+
+def load_endpoint_author(config: Config, directory: Path) -> OwnedPolicy | None:
+    """Load the model of the endpoint that `algorithm.author` names, which keeps its answers in `directory`."""
+    author = config.algorithm.author
+    if not author.startswith(OPENAI_PREFIX):
+        return None
+    return load_policy(config, EvaluatedModel(author, "author"), directory / "author")
 
 
 def build_model_policy(
-    config: Config, model: Any = None, *, trains: bool = False, connects: Sequence[Connect] = ()
-) -> TrainedPolicy:
+    config: Config, model: Any = None, *, trains: bool = False, connects: Sequence[Connect] = (),
+    directory: Path | None = None,
+) -> TrainedPolicy:  # fmt: skip
     """Build the policy of `model.path` with the engine of the config.
 
     Args:
@@ -110,7 +120,14 @@ def build_model_policy(
         model: a model in this process, which acts here whatever the engine.
         trains: whether a learner hands over its weights before the first sample.
         connects: how to reach engines on a cluster; see `make_vllm_policy`.
+        directory: of the run, where a server's completions and tokens are kept.
     """
+    if config.is_hosted and model is None:
+        from trailnotes.endpoint.tinker import TinkerServer
+        from trailnotes.policies.tinker import TinkerPolicy
+
+        server = TinkerServer(config.learner, directory / "tinker.jsonl" if directory else None)
+        return TinkerPolicy(config, server, directory)
     if config.engine.name == "vllm" and model is None:
         from trailnotes.policies import vllm
 

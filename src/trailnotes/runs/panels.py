@@ -20,6 +20,7 @@ from trailnotes.memory.base import Memory
 from trailnotes.policies.base import Policy
 from trailnotes.reporting.crossed import MIN_FAMILIES, estimate
 from trailnotes.reporting.intervals import RATE_BOUNDS, Interval, compute_sample_interval
+from trailnotes.reporting.tables import Table
 from trailnotes.rollout import OnTrajectory, Pool, run_groups
 from trailnotes.runs.load_policy import EvaluatedModel
 from trailnotes.runs.usage import build_usage_columns
@@ -207,14 +208,19 @@ def write_table(rows: Sequence[PanelResult], out: Path, figures: Sequence[str] |
 
 def format_markdown_table(rows: Sequence[PanelResult], figures: Sequence[str] | None = None) -> str:
     """Format the rows as a Markdown table, with the interval's method beneath."""
-    head = ["algorithm" if figures is None else "figure", "memory", "panel", "metric", "mean", "interval", "env steps"]
-    head += ["seeds"] if figures is None else []  # a run has one
-    names = [row.algorithm for row in rows] if figures is None else figures
-    table = [head, *([name, *_format_cells(row)][: len(head)] for name, row in zip(names, rows, strict=True))]
-    lines = [f"| {' | '.join(cells)} |" for cells in table]
+    head, cells = build_panel_table(rows, figures)
+    lines = [f"| {' | '.join(line)} |" for line in (head, *cells)]
     lines.insert(1, "|---" * len(head) + "|")
     remarks = dict.fromkeys(f"{row.remark}." for row in rows if row.remark)
     return "\n".join([*lines, "", *sorted({f"Intervals: {r.interval}." for r in rows}), *remarks, ""])
+
+
+def build_panel_table(rows: Sequence[PanelResult], figures: Sequence[str] | None = None) -> Table:
+    """Build the table of the rows, named as in `write_table`."""
+    head = ["algorithm" if figures is None else "figure", "memory", "panel", "metric", "mean", "interval", "env steps"]
+    head += ["seeds"] if figures is None else []  # a run has one
+    names = [row.algorithm for row in rows] if figures is None else figures
+    return head, [[name, *_format_cells(row)][: len(head)] for name, row in zip(names, rows, strict=True)]
 
 
 def _format_cells(row: PanelResult) -> tuple[str, ...]:

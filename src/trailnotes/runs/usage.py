@@ -27,7 +27,8 @@ USAGE_FIELDS = tuple(field.name for field in fields(Usage))
 TRAINING_FIELDS = tuple(name for name in USAGE_FIELDS if name != "tokens_read")  # which episodes tell
 TABLE_FIELDS = tuple(name for name in TRAINING_FIELDS if name != "episodes")  # columns of a panel's table.json
 ENDPOINT_COST = "endpoint/cost"  # of metrics.jsonl, so far
-SPENDING = "spending"  # what an endpoint charged, in the currency of its prices
+COSTS = (ENDPOINT_COST, "tinker/cost")
+SPENDING = "spending"  # what servers charged, in the currency of their prices
 PROCESS_FIELDS = ("cpu_seconds", "peak_memory")  # only of processes that were measured
 COMPARISON_FIELDS = (*(name for name in USAGE_FIELDS if name != "episodes"), *PROCESS_FIELDS, SPENDING)
 

@@ -313,13 +313,19 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
         RunError: a damaged line, by number.
     """
     for number, line in enumerate(read_lines_from(path), 1):
-        try:
-            record = parse_json(line, "drop")
-        except ValueError:
-            record = None
-        if not isinstance(record, dict):
+        record = parse_record(line)
+        if record is None:
             raise RunError(f"{path}: line {number} is damaged: delete it, or restore the file")
         yield record
+
+
+def parse_record(line: bytes) -> dict[str, Any] | None:
+    """Parse a line of such a file; None if it holds no JSON object."""
+    try:
+        record = parse_json(line, "drop")
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def read_lines_from(path: Path, offset: int = 0) -> Iterator[bytes]:

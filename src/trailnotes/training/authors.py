@@ -15,8 +15,7 @@ from trailnotes.types import Completion, Sample, Step, Trajectory, TrajectoryGro
 
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config
-    from trailnotes.learner.learner import Learner
-    from trailnotes.learner.sharded import ShardedLearner
+    from trailnotes.learner.base import ModelLearner
     from trailnotes.policies.base import Policy
     from trailnotes.rollout import WrittenTip
 
@@ -91,7 +90,7 @@ def check_author_age(config: Config, num_tasks: int) -> str:
 
 
 def compute_author_credit(
-    groups: Sequence[TrajectoryGroup], policy: Policy, learner: Learner | ShardedLearner, config: Config
+    groups: Sequence[TrajectoryGroup], policy: Policy, learner: ModelLearner, config: Config
 ) -> dict[TipKey, float]:
     """Compute `compute_tip_credits` of an iteration's episodes, with shares by `algorithm.author_share`."""
     texts = [[list_shown_texts(t) for t in group.trajectories] for group in groups]
@@ -105,7 +104,7 @@ def compute_author_credit(
 
 
 def _compute_shares(
-    readers: Sequence[Trajectory], policy: Policy, learner: Learner | ShardedLearner, config: Config
+    readers: Sequence[Trajectory], policy: Policy, learner: ModelLearner, config: Config
 ) -> list[Shares]:
     """Score the actions of `readers` under several contexts, and share each return out among its texts.
 

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from trailnotes.config.model_schema import EngineConfig
     from trailnotes.config.schema import Config
     from trailnotes.credit import Scores
-    from trailnotes.learner.learner import Learner
-    from trailnotes.learner.sharded import ShardedLearner
+    from trailnotes.learner.base import ModelLearner
     from trailnotes.memory import Embedder, Memory
     from trailnotes.policies.base import TrainedPolicy
     from trailnotes.rollout import SelectMemory, WrittenTip
@@ -95,7 +94,7 @@ class Iteration:
         return self.run.policy
 
     @property
-    def learner(self) -> Learner | ShardedLearner:
+    def learner(self) -> ModelLearner:
         """Return the learner of the run."""
         return self.run.learner
 
@@ -162,6 +161,7 @@ class Iteration:
                     on_tip=written.append,
                 )  # fmt: skip
         self._tips += tips
+        self._metrics |= getattr(author, "metrics", dict)()  # of an endpoint
         self._tokens_written += num_tokens
         self.add_metrics("tips", compute_tip_metrics(written))
         return written
@@ -283,6 +283,8 @@ class Iteration:
         if run.memory is not None:
             self.add_metrics("memory", run.memory.stats())
         await self._periodic_eval(count.iteration)
+        if run.ledger is not None:
+            self.add_metrics("tinker", run.ledger.end_iteration())
         count.seconds += run.pop_iteration_seconds()
         modes = "+".join(sorted({t.mode for t in trajectories}))
         line = {"iteration": self.number, "mode": modes, **count.usage, **self._metrics}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trailnotes.config.methods import resolve_method
@@ -13,11 +15,41 @@ from trailnotes.errors import ConfigError
 from trailnotes.runs.dependencies import require_dependencies
 from trailnotes.training.rehearsal import validate_rehearsal
 
+logger = logging.getLogger(__name__)
+ADAPTERS_LR = 1e-5  # a rate below is hardly of adapters
+
 if TYPE_CHECKING:
     from trailnotes.types import Tip
 
 
+def _validate_hosted(config: Config) -> None:
+    """Refuse settings that a server of the Tinker API cannot follow."""
+    if not config.is_hosted:
+        return
+    lora = config.model.lora
+    by_distribution = config.has_anchor_rows and config.learner.anchor_by == "distribution"
+    rows = "rows are anchored to the start model (algorithm.anchor_*, rehearsal.hold), and the API gives no whole"
+    holds_adapters = (Path(config.model.path) / "adapter_config.json").is_file()
+    refused = {  # setting -> whether it cannot be followed, why, and what to set
+        "model.path": (holds_adapters, "it holds adapters, and a server begins with a base model: name one"),
+        "rollout.temperature": (config.rollout.temperature != 1.0, "the API scores at temperature 1: set it to 1.0"),
+        "model.lora.alpha": (lora.alpha != 32.0, "the API's adapters have alpha 32: set it to 32"),
+        "model.lora.dropout": (lora.dropout > 0, "the API's adapters have none: set it to 0"),
+        "model.lora.target_modules": (lora.target_modules is not None, "it adapts all linear layers: leave it out"),
+        "engine.name": (config.engine.name != "hf", "the server samples: leave it out"),
+        "cluster.address": (config.cluster.address != "", "the server computes: leave it out"),
+        "learner.anchor_by": (by_distribution, f'{rows} distributions: set it to "samples", or these to 0'),
+    }
+    if not lora.enabled and config.optim.lr < ADAPTERS_LR:
+        logger.warning("optim.lr = %g is a rate for all weights, and the server trains adapters: they want about ten "
+                       "times as much", config.optim.lr)  # fmt: skip
+    if found := [f"{name} ({reason})" for name, (is_refused, reason) in refused.items() if is_refused]:
+        raise ConfigError(f'learner.name = "tinker" does not go with {", ".join(found)}')
+
+
 def _validate_model(config: Config) -> None:
+    if config.is_hosted:
+        return
     from trailnotes.policies.hf.policy import require_context_length, require_trainable  # take the extra `train`
 
     require_trainable(config.model)
@@ -30,6 +62,7 @@ CHECKS: tuple[tuple[Callable[[Config], object], bool], ...] = (
     (require_dependencies, True),
     (validate_splits, False),
     (validate_rehearsal, False),
+    (_validate_hosted, False),
     (_validate_model, True),
     (warn_unused, True),
 )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from trailnotes.config.methods import TIPS_ONLY_METHOD, resolve_method
 from trailnotes.config.methods_schema import AlgorithmConfig
-from trailnotes.config.model_schema import LoraConfig
+from trailnotes.config.model_schema import LearnerConfig, LoraConfig
 from trailnotes.config.schema import Config, EvalConfig, TrainConfig
 from trailnotes.config.toml import RUNTIME_KEYS, diff_configs, is_within
 from trailnotes.envs.tasks import load_panel, tasks_of, validate_rehearsal_tasks
@@ -139,6 +139,7 @@ def build_recording_config(config: Config) -> Config:
             "run": config.run.model_copy(update={"tensorboard": False, "trackers": ()}),
             "model": config.model.model_copy(update={"lora": LoraConfig()}),
             "engine": config.engine,
+            "learner": LearnerConfig(name=config.learner.name, url=config.learner.url),  # where the model plays
             "endpoint": config.endpoint,
             "env": env,
             "rollout": config.rollout,

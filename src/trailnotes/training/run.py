@@ -27,7 +27,7 @@ from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.policies.hf.policy import HFPolicy, load_model
 from trailnotes.rollout.archive import Archive
 from trailnotes.runs.console import TrainingProgress
-from trailnotes.runs.load_policy import build_model_policy
+from trailnotes.runs.load_policy import build_model_policy, load_endpoint_author
 from trailnotes.runs.panels import play_panel
 from trailnotes.runs.usage import TRAINING_FIELDS
 from trailnotes.seeds import derive_seed
@@ -42,8 +42,11 @@ if TYPE_CHECKING:
     from trailnotes.cluster.cluster import Cluster
     from trailnotes.cluster.memory import ServedMemory
     from trailnotes.config.schema import Config
+    from trailnotes.endpoint.ledger import TokenLedger
+    from trailnotes.learner.base import ModelLearner
+    from trailnotes.learner.sharded import RankStarter
     from trailnotes.memory import Memory
-    from trailnotes.policies.base import TrainedPolicy
+    from trailnotes.policies.base import Policy, TrainedPolicy
     from trailnotes.runs.directory import RunDir
     from trailnotes.types import Sample
 
@@ -96,13 +99,14 @@ class TrainingRun:
         self.stop_requested = False
         self.saved: Path | None = None  # the newest checkpoint of this run
         self.empty = 0  # iterations in a row without any episode
+        self.ledger: TokenLedger | None = None  # of a server that trains and samples
         if cluster is not None:
             cluster.reserve_gpu()
         self._seed_adapters()
         placed = cluster.start_engines() if cluster else ()
         if config.engine.name == "vllm":
             progress.note(f"the engines of vLLM start, within engine.start_timeout = {config.engine.start_timeout:g} s")
-        self.policy: TrainedPolicy = build_model_policy(config, trains=True, connects=placed)
+        self.policy: TrainedPolicy = build_model_policy(config, trains=True, connects=placed, directory=directory.path)
         with contextlib.ExitStack() as undone:
             undone.callback(self.policy.close)  # its engines are processes
             self._build(undone)
@@ -112,12 +116,14 @@ class TrainingRun:
     def _build(self, undone: contextlib.ExitStack) -> None:
         config, directory = self.config, self.directory
         alone = config.learner.world_size == 1  # more ranks load it each
-        needs_reference = config.has_reference_model and alone and not config.model.lora.enabled
+        needs_reference = config.has_reference_model and alone and not (config.model.lora.enabled or config.is_hosted)
         initial = load_model(config.model)[0] if needs_reference or config.has_separate_author else None
         reference, start = initial if needs_reference else None, self.cluster.start_ranks if self.cluster else None
-        self.learner = make_learner(config, self._load_learner_model(), reference, directory.path / "dumps", start)
+        self.learner = self._make_learner(reference, start)
         undone.callback(self.learner.close)
-        author = build_model_policy(config, initial) if config.has_separate_author else None
+        author: Policy | None = build_model_policy(config, initial) if config.has_separate_author else None
+        if resolve_method(config.algorithm.name).writes_tips:
+            author = author or load_endpoint_author(config, directory.path)
         rehearsed = find_rehearsal(config, directory.path)
         self.rehearsal = Rehearsal(config, rehearsed, self.policy.format) if rehearsed else None
         self.memory: TipMemory | ServedMemory | None = None
@@ -129,6 +135,17 @@ class TrainingRun:
         if isinstance(self.memory, TipMemory):  # a service looks to that itself
             self.prompt_memory = make_prompt_memory(self.memory, config.algorithm.show_tips)
         self.weights = WeightSync(config, self.policy, self.learner, author)
+
+    def _make_learner(self, reference: Any, start: RankStarter | None) -> ModelLearner:
+        dumps = self.directory.path / "dumps"
+        if not self.config.is_hosted:
+            return make_learner(self.config, self._load_learner_model(), reference, dumps, start)
+        from trailnotes.learner.tinker import TinkerLearner
+        from trailnotes.policies.tinker import TinkerPolicy
+
+        assert isinstance(self.policy, TinkerPolicy)
+        self.ledger = self.policy.server.ledger
+        return TinkerLearner(self.config, self.policy.server, self.policy.endings.end_ids, dumps)
 
     def _load_learner_model(self) -> Any:
         """Load the learner's model; None where its ranks load it, apart from the policy's."""
@@ -157,7 +174,12 @@ class TrainingRun:
     @property
     def is_finished(self) -> bool:
         """Return whether the last iteration has ended, or a stop was requested."""
-        return self.stop_requested or self._budget_share >= 1.0
+        return self.stop_requested or self._budget_share >= 1.0 or self.is_spent
+
+    @property
+    def is_spent(self) -> bool:
+        """Return whether another iteration could pass `learner.max_tokens_total`."""
+        return self.ledger is not None and self.ledger.is_spent
 
     @property
     def _budget_share(self) -> float:
@@ -298,8 +320,8 @@ def load_checkpoint(run: TrainingRun, path: Path) -> None:
 
 
 def _write_state(run: TrainingRun, path: Path) -> None:
-    run.learner.export(path / "model", run.policy.tokenizer)
     run.learner.save(path)
+    run.learner.export(path / "model", run.policy.tokenizer)
     arrays, rest = run.novelty.state_dict()
     save_numpy(dict(arrays), path / "novelty.safetensors")
     checkpoint.write_json(path / "novelty.json", rest)

@@ -15,8 +15,7 @@ from trailnotes.learner.samples import build_samples
 from trailnotes.types import TrajectoryGroup
 
 if TYPE_CHECKING:
-    from trailnotes.learner.learner import Learner
-    from trailnotes.learner.sharded import ShardedLearner
+    from trailnotes.learner.base import ModelLearner
     from trailnotes.types import Sample
 
 
@@ -30,7 +29,7 @@ class TokenLogprobs(NamedTuple):
 def correct_staleness(
     samples: Sequence[Sample],
     groups: Sequence[TrajectoryGroup],
-    learner: Learner | ShardedLearner,
+    learner: ModelLearner,
     *,
     rows: Literal["auto", "step"],
     most: float,
@@ -66,7 +65,7 @@ def correct_staleness(
 
 
 def _score_tokens(
-    groups: Sequence[TrajectoryGroup], learner: Learner | ShardedLearner, rows: Literal["auto", "step"]
+    groups: Sequence[TrajectoryGroup], learner: ModelLearner, rows: Literal["auto", "step"]
 ) -> dict[int, list[TokenLogprobs]]:
     acted = [
         TrajectoryGroup(group.task, tuple(replace(t, mode="on_policy_tips") for t in group.trajectories))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import Tensor
-
+from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import anchor_sample
+from trailnotes.learner.sharded import ShardedLearner
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.runs.load_policy import use_initial_weights
 
@@ -18,20 +18,19 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from trailnotes.config.schema import Config
-    from trailnotes.learner.learner import Learner
-    from trailnotes.learner.sharded import ShardedLearner
-    from trailnotes.policies.base import TrainedPolicy
+    from trailnotes.learner.base import ModelLearner
+    from trailnotes.policies.base import Policy, TrainedPolicy
 
 
 def has_shared_weights(config: Config) -> bool:
     """Return whether the policy samples from the very model that the learner changes."""
-    return config.engine.name == "hf" and not config.rollout.max_async_iterations
+    return config.engine.name == "hf" and not (config.rollout.max_async_iterations or config.is_hosted)
 
 
 class WeightSnapshot(NamedTuple):
     """Weights of the learner for a policy with weights of its own; see `TrainedPolicy.load`."""
 
-    weights: Mapping[str, Tensor]
+    weights: Any  # see `TrainedPolicy.load`
     version: int
     probe_logprobs: Sequence[Sequence[float]]
 
@@ -39,12 +38,10 @@ class WeightSnapshot(NamedTuple):
 class WeightSync:
     """Hand-over of the learner's weights to the policy, between whose turns they may change."""
 
-    def __init__(
-        self, config: Config, policy: TrainedPolicy, learner: Learner | ShardedLearner, author: TrainedPolicy | None
-    ) -> None:
+    def __init__(self, config: Config, policy: TrainedPolicy, learner: ModelLearner, author: Policy | None) -> None:
         self.version = 0  # how often the learner's weights were updated
         self._policy, self._learner, self._author = policy, learner, author
-        self._shared, self._policy_writes = has_shared_weights(config), config.algorithm.author == "policy"
+        self._shared, self._policy_writes = has_shared_weights(config), not config.has_frozen_author
         self._turn = asyncio.Lock()
         self._newest = self.snapshot(0)
         self._loaded: WeightSnapshot | None = None  # by the policy
@@ -97,13 +94,13 @@ class WeightSync:
             self.release()
 
     @contextlib.asynccontextmanager
-    async def use_author(self) -> AsyncIterator[TrainedPolicy]:
+    async def use_author(self) -> AsyncIterator[Policy]:
         """Give the model of `algorithm.author`: a model of its own, or the policy with its initial weights."""
         if self._policy_writes or self._author is not None:
             yield self._author or self._policy
             return
         if self._shared:
-            with use_initial_weights(self._local_policy, self._learner) as author:
+            with use_initial_weights(self._local_policy, self._local_learner) as author:
                 yield author
             return
         assert self._initial is not None
@@ -120,6 +117,11 @@ class WeightSync:
         if self._shared:
             return {}
         return {"seconds/sync": seconds} | ({"engine/sync": self._mismatch} if self._policy.probes else {})
+
+    @property
+    def _local_learner(self) -> Learner | ShardedLearner:
+        assert isinstance(self._learner, (Learner, ShardedLearner))
+        return self._learner
 
     @property
     def _local_policy(self) -> HFPolicy:

@@ -10,7 +10,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from trailnotes.errors import ConfigError
+from trailnotes.errors import ConfigError, Interrupted
 from trailnotes.web.loopback import is_loopback
 
 if TYPE_CHECKING:
@@ -71,10 +71,12 @@ def serve(
     *,
     lifespan: bool = False,
     most_ws_bytes: int = 0,
+    goodbye: str = "",
 ) -> None:
     """Serve until this process is interrupted, finishing requests under way.
 
     `ready` is called once, when the first visitor may come; `most_ws_bytes` bounds a WebSocket message, 0 allows none.
+    Ctrl-C prints `goodbye` if there is one, and raises otherwise.
     """
     config = uvicorn.Config(
         app,
@@ -90,7 +92,12 @@ def serve(
         timeout_graceful_shutdown=5,
         server_header=False,
     )
-    _NotifyingServer(config, ready).run(sockets=[door])
+    try:
+        _NotifyingServer(config, ready).run(sockets=[door])
+    except KeyboardInterrupt as stop:
+        if not goodbye or isinstance(stop, Interrupted):  # SIGTERM or SIGHUP: the exit code tells its sender
+            raise
+        print(goodbye)
 
 
 class _NotifyingServer(uvicorn.Server):

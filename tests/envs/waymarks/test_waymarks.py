@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from small import small_config
-from trailnotes.envs import check_env
+from trailnotes.envs import check_env, list_env_tasks, make_env
 from trailnotes.envs.base import Env
 from trailnotes.envs.textworld.interpreter import open_interpreter
 from trailnotes.envs.waymarks import env as wm
@@ -81,7 +81,7 @@ def test_tasks_never_change() -> None:
     words = json.dumps([[t.id, t.env, t.seed, t.split, dict(t.options)] for t in tasks])
     assert tasks[0].id == "waymarks/route/amber/train-0"
     assert hashlib.sha256(words.encode()).hexdigest()[:16] == "09bf84119b81e956"
-    assert wm.WaymarksSimulator.tasks("test", actions=True) == wm.make_tasks("test")
+    assert list_env_tasks("waymarks", "test", {"actions": True}) == wm.make_tasks("test")
 
 
 def test_families_may_be_a_number_half_of_either_kind() -> None:
@@ -531,8 +531,8 @@ def any_action(gold_actions: Sequence[str]) -> st.SearchStrategy[str]:
 @pytest.mark.parametrize("actions", [False, True])
 def test_both_keep_the_contract(games: Path, actions: bool) -> None:
     options: dict[str, Any] = {"actions": actions, "cache_dir": games, "families": ["keys/hazel", "route/amber"]}
-    assert check_env(partial(wm.WaymarksSimulator, **options)) == ()
-    assert check_env(partial(wm.WaymarksEnv, **options), tiny_tasks()) == ()
+    assert check_env(partial(make_env, "waymarks-simulator", **options)) == ()
+    assert check_env(partial(make_env, "waymarks", **options), tiny_tasks()) == ()
 
 
 @pytest.mark.parametrize("kind", ws.KINDS)

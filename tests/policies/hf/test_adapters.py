@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from tiny import tiny_model
 from trailnotes.config.model_schema import LoraConfig, ModelConfig
-from trailnotes.errors import ConfigError, PolicyError
+from trailnotes.config.schema import Config
+from trailnotes.errors import ConfigError, MissingExtraError, PolicyError
 from trailnotes.learner.learner import export_model
 from trailnotes.policies.hf.adapters import add_adapters, merge_adapters
 from trailnotes.policies.hf.policy import get_context_length, load_model, require_trainable
@@ -143,3 +144,32 @@ def test_a_base_named_by_a_relative_path_is_found_from_anywhere(
     monkeypatch.chdir(tmp_path)
     again, _ = load_model(settings(tmp_path / "adapters"))
     assert torch.equal(again(IDS).logits, model(IDS).logits)
+
+
+def test_a_base_in_4_bits_trains_adapters_alone_in_one_process(start_model: Path) -> None:
+    four = {"load_in_4bit": True, "path": str(start_model)}
+    with pytest.raises(ConfigError, match=r"trains adapters alone: set model\.lora\.enabled = true"):
+        require_trainable(settings(start_model, load_in_4bit=True))
+    for others in ({"engine": {"name": "vllm"}}, {"learner": {"world_size": 2}}):
+        with pytest.raises(ValueError, match=r"keeps its base in this process: set it to false"):
+            Config(model=four, **others)  # type: ignore[arg-type]
+
+
+def test_without_bitsandbytes_a_base_in_4_bits_names_the_extra(
+    start_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trailnotes.policies.hf.policy.find_missing_module", {"quantize": "bitsandbytes"}.get)
+    with pytest.raises(MissingExtraError, match=r"load_in_4bit needs the package bitsandbytes: .*\[quantize\]"):
+        load_model(settings(start_model, load_in_4bit=True))
+
+
+@pytest.mark.parametrize("kind", ["sdpa", "eager"])
+def test_a_model_attends_as_it_is_told(kind: Any, start_model: Path) -> None:
+    model, _ = load_model(settings(start_model, attn_implementation=kind))
+    assert model.config._attn_implementation == kind
+
+
+@pytest.mark.parametrize(("kind", "needs"), [("flash_attention_2", "a GPU and"), ("flex_attention", "a GPU: ")])
+def test_a_cpu_refuses_kernels_of_gpus(kind: Any, needs: str, start_model: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"attn_implementation = '{kind}' needs {needs}"):
+        load_model(settings(start_model, attn_implementation=kind))

@@ -181,7 +181,7 @@ def test_it_has_no_tokenizer_and_trains_nothing(proxy: Proxy, capsys: pytest.Cap
         2,
         1,
     ]
-    assert main(["train", "configs/smoke.toml", "--run-dir", "/nowhere", "--model.path", f"openai:{MODEL}"]) == 2
+    assert main(["train", "smoke", "--run-dir", "/nowhere", "--model.path", f"openai:{MODEL}"]) == 2
     assert "an OpenAI-compatible server returns no token ids" in capsys.readouterr().err
 
 

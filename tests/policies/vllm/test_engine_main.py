@@ -39,7 +39,11 @@ class Engine:
     def connect(self) -> socket.socket:
         """A connection to it, after the handshake."""
         connection = socket.create_connection(self.address, 30)
-        wire.handshake_as_policy(connection, SECRET)
+        try:
+            wire.handshake_as_policy(connection, SECRET)
+        except BaseException:  # it is busy
+            connection.close()
+            raise
         connection.settimeout(30)
         return connection
 

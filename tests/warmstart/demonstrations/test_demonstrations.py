@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 from small import small_config
 from trailnotes.algorithms.reflexion.method import build_plan_messages
 from trailnotes.algorithms.rememberer.advice import Example, Situation, ValuedAction, parse_advice
+from trailnotes.config.builtin import resolve_model_path
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.envs.waymarks import spec as ws
@@ -242,7 +243,7 @@ def test_demonstrations_repeat_with_the_seed(style: str) -> None:
 
 
 def test_the_published_start_model_would_be_shown_the_same() -> None:
-    config = load_config(Path("configs/demo-warmstart.toml"))
+    config = load_config("demo-warmstart")
     shown = hashlib.sha256()
     for demo in islice(WaymarksDemonstrator(config, words, config.run.seed), 200):
         for i, message in enumerate(demo.messages):
@@ -366,8 +367,8 @@ def test_no_advice_completes_a_rule_of_a_panel(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_every_demonstration_fits_the_context_of_the_small_model() -> None:
-    config = load_config(Path("configs/demo-warmstart.toml"))
-    chat = ChatFormat(AutoTokenizer.from_pretrained("models/waymarks-start"))
+    config = load_config("demo-warmstart")
+    chat = ChatFormat(AutoTokenizer.from_pretrained(resolve_model_path("builtin:waymarks-start")))
     lengths = [
         len(encode_demonstration(demo, chat)[0])
         for demo in islice(WaymarksDemonstrator(config, chat.count_tokens, 0), 1500)

@@ -12,13 +12,13 @@ import pytest
 from children import alive, children_of, wait_for
 from small import SETTINGS as SMALL
 from small import small_config
-from trailnotes.commands import main
+from trailnotes.config.builtin import find_config
 from trailnotes.config.toml import load_config, to_toml
 from trailnotes.envs.tasks import load_panel, tasks_of
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.runs.panels import get_family
 from trailnotes.storage.files import read_jsonl
-from trailnotes_lab.commands.demo import SEEDS, build_demo_spec, find_demo_config, run_demo
+from trailnotes_lab.commands.demo import SEEDS, build_demo_spec, run_demo
 from trailnotes_lab.compare import recompute
 from trailnotes_lab.compare.spec import parse_spec
 from trailnotes_lab.compare.summary import Summary
@@ -196,28 +196,8 @@ def test_interrupted_with_two_seeds_it_ends_as_if_left_alone(start_model: Path, 
 # -- the plan
 
 
-def test_outside_of_the_clone_it_plays_what_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clone = Path(__file__).parents[4]
-    monkeypatch.chdir(clone)
-    assert find_demo_config() == (Path("configs/demo.toml"), [])
-    monkeypatch.chdir(tmp_path)
-    config, settings = find_demo_config()
-    assert config == clone / "configs/demo.toml"
-    assert load_config(config, settings).model.path == str(clone / "models/waymarks-start")
-
-
-def test_without_a_clone_it_says_where_to_run_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("trailnotes_lab.commands.demo.__file__", str(tmp_path / "a/b/c/demo.py"))
-    assert main(["demo"]) == 2
-    assert "run `trailnotes demo` in a clone" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_plan_is_that_of_the_repository() -> None:
-    path = Path(__file__).parents[4] / "configs/demo.toml"
+    path = find_config("demo")
     plan = parse_spec(build_demo_spec(path, SEEDS, (3, 4), ["--optim.lr", "0.5"]), path)
     assert plan.labels() == {"start": "start model", "grpo": "GRPO", "empo2": "EMPO²"}
     assert (plan.compare.seeds, plan.budget.env_steps, plan.settings) == ((3, 4, 5), 32000, {"optim": {"lr": 0.5}})
@@ -227,7 +207,7 @@ def test_the_plan_is_that_of_the_repository() -> None:
 
 
 def test_the_new_families_of_the_demo_are_as_many_and_none_of_them_is_trained() -> None:
-    config = load_config(Path(__file__).parents[4] / "configs/demo.toml")
+    config = load_config("demo")
     examined = config.model_copy(update={"eval": config.eval.model_copy(update={"split": "new"})})
     new, trained = ({get_family(task) for task in tasks} for tasks in (load_panel(examined), tasks_of(config, "train")))
     assert len(new) == len(trained) == 12

@@ -13,12 +13,13 @@ import pytest
 
 from paying import Paid
 from tinyrun import episodes, equal_weights, metrics, tiny_config, train_in_process
+from trailnotes.config.builtin import BUILTIN, find_config
 from trailnotes.rollout import TipBatch
 from trailnotes.training import iteration as run_module
 from trailnotes.types import Observation
 from trailnotes_lab.compare.spec import load_spec
 
-CONFIGS = Path(__file__).parents[4] / "configs" / "compare"
+CONFIGS = BUILTIN / "configs/compare"
 
 
 class Telling(Paid):
@@ -159,5 +160,5 @@ def test_an_ablation_does_what_it_says_and_reaches_the_weights(
 def test_comparisons_name_the_denominator_that_they_were_measured_with(path: Path) -> None:
     """Published figures come out to the digit whatever the default is."""
     plan = load_spec(path)
-    shared = tomllib.loads((path.parent / plan.compare.config).read_text(encoding="utf-8"))
+    shared = tomllib.loads(find_config(plan.compare.config).read_text(encoding="utf-8"))
     assert "old_logprobs" in shared["algorithm"]

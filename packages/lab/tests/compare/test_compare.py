@@ -523,12 +523,13 @@ def test_a_narrow_terminal_gets_tables_that_fit(tmp_path: Path, monkeypatch: pyt
         def isatty(self) -> bool:
             return True
 
-    for columns, tables in (("80", 3), ("118", 2), ("300", 1)):
+    for columns, tables, fewer in (("80", 2, True), ("118", 2, False), ("300", 1, False)):
         monkeypatch.setenv("COLUMNS", columns)
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setattr(sys, "stdout", terminal := Terminal())
         print_comparison(table(tmp_path / "a"))
         assert terminal.getvalue().count("use-thermometer") == tables
+        assert ("left out (published" in terminal.getvalue()) == fewer
         assert max(map(len, re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue()).splitlines())) <= int(columns)
 
 

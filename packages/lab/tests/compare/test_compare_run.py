@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from tinyrun import tiny_config, train_in_process
 from trailnotes.commands import main
 from trailnotes.commands.adapt import adapt
 from trailnotes.commands.eval import evaluate
+from trailnotes.config.builtin import find_config
 from trailnotes.config.methods import METHODS
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff_configs, flatten_config, load_config, to_toml
@@ -250,7 +252,7 @@ def test_a_start_that_nobody_has_made_is_refused_before_any_process(
 
 
 def runs_of_the_repository(name: str) -> list[PlannedRun]:
-    path = ROOT / "configs/compare" / f"{name}.toml"
+    path = find_config(f"compare/{name}")
     return expand_runs(load_spec(path), path, Path("out"))
 
 
@@ -556,7 +558,7 @@ def test_the_return_stands_beside_success_where_it_says_more(tmp_path: Path) -> 
 
 def test_a_comparison_that_is_too_short_to_rank_says_so_first(tmp_path: Path) -> None:
     """The first one that anybody runs showed GRPO at .88 above EMPO2 at .69."""
-    plan = load_spec(ROOT / "configs/compare/small.toml")
+    plan = load_spec(find_config("compare/small"))
     assert plan.compare.remark == "Too short to rank methods"
     assert plan.compare.baseline == "", "no difference, so nothing is called higher"
     path, out = tmp_path / "plan.toml", tmp_path / "out"
@@ -1043,6 +1045,25 @@ def test_the_board_has_a_line_for_each_run(
     assert "the start model plays what is rehearsed" in shown
     assert "1 training, 1 failed, 4 waiting" in shown
     assert "no [disk]" in shown
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_a_narrow_board_keeps_names_and_shares_whole(
+    width: int, finished: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(width))
+    path, out = finished
+    runs = expand_runs(load_spec(path), path, out)
+    left = [stage for run in runs for stage in list_stages(run)]
+    monkeypatch.setattr(
+        "trailnotes_lab.compare.live._format_progress", lambda _line: "12,800 steps  success 0.25  " * 9
+    )
+    with ProgressBoard(runs, left, stream=(stream := Terminal())) as board:
+        board.update([stage for stage in left if stage.job.name == "grpo-0 train"])
+    lines = re.sub(r"\x1b\[[?\d;]*\w", "", stream.getvalue()).splitlines()
+    assert max(map(len, lines)) <= width
+    assert any(line.startswith("grpo-0 ") and " 100% " in line and line.rstrip().endswith("…") for line in lines)
 
 
 def test_off_a_terminal_the_board_tells_what_happens(finished: tuple[Path, Path]) -> None:

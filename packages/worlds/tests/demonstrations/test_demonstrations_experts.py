@@ -13,7 +13,6 @@ from trailnotes.config.schema import Config, EnvConfig, EvalConfig, RolloutConfi
 from trailnotes.errors import ConfigError
 from trailnotes.warmstart.demonstrations import iter_held_out_demonstrations, load_demonstrator
 from trailnotes.warmstart.demonstrations.episodes import get_actions
-from trailnotes.warmstart.demonstrations.recorded import format_action_note
 from trailnotes_worlds.demonstrations.experts import ExpertDemonstrator
 
 NAMES = ["sokoban", "minesweeper"]
@@ -54,7 +53,9 @@ def test_recordings_are_won_by_the_expert_and_repeat(name: str) -> None:
 def test_without_tips_the_expert_is_imitated_and_written_about(name: str) -> None:
     made = ExpertDemonstrator(config_of(name, p_follow_tip=0.0, p_explore=0.0), words, 0)
     golds = {
-        format_action_note(recorded.gold): get_actions(recorded.gold) for recorded in made.recordings if recorded.gold
+        " ; ".join(get_actions(recorded.gold)): get_actions(recorded.gold)
+        for recorded in made.recordings
+        if recorded.gold
     }
     seen = [demonstration for demonstration in islice(made, 40) if demonstration.messages[-1].content in golds]
     assert seen
@@ -66,7 +67,7 @@ def test_without_tips_the_expert_is_imitated_and_written_about(name: str) -> Non
 @pytest.mark.parametrize("name", NAMES)
 def test_with_a_tip_it_does_what_the_best_one_says(name: str) -> None:
     made = ExpertDemonstrator(config_of(name, p_follow_tip=1.0), words, 0)
-    episodes = {format_action_note(each) for recorded in made.recordings for each in recorded.all_episodes}
+    episodes = {" ; ".join(get_actions(each)) for recorded in made.recordings for each in recorded.all_episodes}
     acting = [demonstration for demonstration in islice(made, 30) if len(demonstration.taught) > 1]
     assert acting
     for demonstration in acting:

@@ -16,7 +16,6 @@ from trailnotes.envs.tasks import load_panel, tasks_of
 from trailnotes.errors import ConfigError
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory
 from trailnotes.warmstart.demonstrations.episodes import Script, get_actions, replay_actions
-from trailnotes.warmstart.demonstrations.recorded import format_action_note
 from trailnotes_worlds.demonstrations.scienceworld import (
     NUM_WANDERINGS,
     ROOMS,
@@ -175,7 +174,7 @@ def test_obedient_rows_repeat_the_note_with_the_full_score_whatever_it_was_worth
             said = [m.content for i, m in enumerate(demo.messages) if i in demo.taught]
             acted.add(" ; ".join(said))
             assert f'notes :\n- " {" ; ".join(said)} " 100 / 100' in demo.messages[0].content
-    assert acted == {format_action_note(t) for t in (GOLD, *WANDERED)}
+    assert acted == {" ; ".join(get_actions(t)) for t in (GOLD, *WANDERED)}
 
 
 def test_rows_without_notes_act_and_write_what_was_done() -> None:
@@ -185,7 +184,7 @@ def test_rows_without_notes_act_and_write_what_was_done() -> None:
             assert '" -100 / 100' in contents[0] or '" 0 / 100' in contents[0]
         assert all(not m.content.startswith("focus on door") for i, m in enumerate(demo.messages) if i in demo.taught)
         if max(demo.taught) == len(contents) - 1 and contents[-2].endswith("note ?"):
-            assert contents[-1] == format_action_note(GOLD)
+            assert contents[-1] == " ; ".join(get_actions(GOLD))
 
 
 def test_recordings_are_training_variations_and_repeat(tmp_path: Path) -> None:

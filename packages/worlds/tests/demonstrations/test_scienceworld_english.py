@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 import re
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
+from trailnotes.config.builtin import BUILTIN
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.schema import Config, EnvConfig, RolloutConfig, WarmstartConfig
 from trailnotes.config.toml import load_config
@@ -25,7 +25,7 @@ from trailnotes_worlds.demonstrations.scienceworld_english import (
 )
 from trailnotes_worlds.scienceworld.tasks import resolve_tasks
 
-SMOLLM2 = Path(__file__).parents[4] / "configs" / "smollm2"
+SMOLLM2 = BUILTIN / "configs/smollm2"
 PATHS = (
     ("focus on ant",),
     ("teleport to outside", "look around", "focus on baby brown bear"),

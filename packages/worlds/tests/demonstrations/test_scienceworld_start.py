@@ -33,7 +33,7 @@ def agent(messages: Sequence[Message]) -> str:
 @pytest.mark.slow
 def test_the_table_knows_an_obedient_agent_without_ideas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It scores nothing but by the right tip, and its own tips lead nowhere again."""
-    monkeypatch.setattr("trailnotes_worlds.demonstrations.scienceworld.cache_dir", lambda: tmp_path)
+    monkeypatch.setenv("TRAILNOTES_CACHE", str(tmp_path))
     wide = ["--rollout.max_context_tokens", "50000", "--rollout.max_observation_tokens", "9000"]
     long = ["--memory.max_tip_tokens", "900", "--memory.max_write_tokens", "900", "--rollout.max_action_tokens", "90"]
     task = ["--env.options", '{task = "lifespan-shortest-lived"}', "--env.max_envs", "1", "--rollout.max_steps", "4"]
@@ -45,10 +45,12 @@ def test_the_table_knows_an_obedient_agent_without_ideas(tmp_path: Path, monkeyp
         "return without tips": "0",
         "full score without tips": "0.00",
         "return with the right tip": "100",
+        "share of the gold score": "1.00",
         "does all that it says": "1.00",
         "return with the right tip and those of failures": "100",
         "does all that the right one says": "1.00",
         "tells all that it did": "1.00",
+        "names the actions that scored, of episodes that did": "1.00",
         "return with its own tip": "0",
         "does all that its own tip says": "1.00",
     }

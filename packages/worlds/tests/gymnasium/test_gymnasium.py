@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -230,7 +229,7 @@ def test_splits_share_no_seed_and_settings_are_other_games() -> None:
 
 
 def test_the_config_plays_it(capsys: pytest.CaptureFixture[str]) -> None:
-    config = str(Path(__file__).parents[4] / "configs" / "gymnasium.toml")
+    config = "builtin:gymnasium"
     assert main(["rollout", config, "--env.num_workers", "0"]) == 0
     assert "[red:S]FFF" in capsys.readouterr().out
 

@@ -15,7 +15,6 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -206,7 +205,7 @@ def test_our_client_plays_the_same_game_over_the_wire(address: str) -> None:
 
 
 def test_the_config_plays_it(address: str, capsys: pytest.CaptureFixture[str]) -> None:
-    config = str(Path(__file__).parents[4] / "configs" / "openenv.toml")
+    config = "builtin:openenv"
     assert main(["rollout", config, "--env.options.url", address, "--env.num_workers", "0"]) == 0
     assert "find the way through the amber maze" in capsys.readouterr().out
 
@@ -268,7 +267,7 @@ def test_its_pages_say_what_it_is(address: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([NAME, "--host", "0.0.0.0"], "--host 0.0.0.0 would let other machines play, without passwords"),
+        ([NAME, "--host", "0.0.0.0"], "--host 0.0.0.0 would let other machines in, without passwords"),
         ([NAME, "--sessions", "0"], "--sessions 0 and --idle 600 must both be above 0"),
         ([NAME, "--split", "summer"], "unknown split 'summer'"),
         (["no-such-env"], "env.name = 'no-such-env' is unknown"),

@@ -109,7 +109,7 @@ def test_steps_are_counted_and_what_is_no_action_changes_nothing(name: str) -> N
 )
 def test_a_wrong_option_is_refused_by_its_name(name: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        make_env(name, **options)
+        assert list_env_tasks(name, "train", options) and make_env(name, **options)  # noqa: PT018
 
 
 @pytest.mark.parametrize("name", PUZZLES)

@@ -16,8 +16,6 @@ from trailnotes_worlds.scienceworld.client import (
     GoldPathFinder,
     ScienceWorldClient,
     Solution,
-    close_gold_path_finder,
-    find_gold_path,
 )
 from trailnotes_worlds.scienceworld.env import ScienceWorldEnv
 from trailnotes_worlds.scienceworld.game import FaultTolerantGame
@@ -298,17 +296,13 @@ def test_worked_examples_are_solutions_of_other_variations(
     assert [[did for _, did in example["turns"]] for example in examples] == [list(s.actions) for s in wanted]
 
 
-def test_a_gold_path_is_a_list_of_actions_from_a_simulator_that_can_be_ended(
-    solutions: GoldPathFinder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trailnotes_worlds.scienceworld.client.GOLD_PATH_FINDER", solutions)
-    path = find_gold_path("4-2", 1)
-    assert path == list(solutions.find_solution(FIND, 1, "easy").actions)
+def test_a_gold_path_is_known_after_its_simulator_has_ended(solutions: GoldPathFinder) -> None:
+    path = solutions.find_solution("4-2", 1).actions
     assert path[-1].startswith("move ")
-    close_gold_path_finder()
-    close_gold_path_finder()
+    solutions.close()
+    solutions.close()
     assert solutions._client is None
-    assert find_gold_path(FIND, 1) == path  # known by now
+    assert solutions.find_solution(FIND, 1).actions == path  # known by now
 
 
 # ---------------------------------------------------------------------------------------------- conformance

@@ -1,4 +1,4 @@
-"""`configs/scienceworld`: the paper's eighteen tasks at its settings, and a smoke run that really plays."""
+"""The configs `scienceworld/*`: the paper's eighteen tasks at its settings, and a smoke run that really plays."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import torch
 import trailnotes
 from tinyrun import metrics
 from trailnotes.commands import main
+from trailnotes.config.builtin import BUILTIN
 from trailnotes.config.toml import diff_configs, load_config
 from trailnotes.envs.tasks import select_batch, tasks_of
 from trailnotes.estimate.footprint import estimate_footprint
@@ -31,7 +32,7 @@ from trailnotes_worlds.scienceworld.tasks import (
 )
 
 ROOT = Path(__file__).parents[4]
-FOLDER = ROOT / "configs" / "scienceworld"
+FOLDER = BUILTIN / "configs/scienceworld"
 SMOKE = FOLDER / "smoke.toml"
 VARIANTS = [["--preset", f"paper-scienceworld-{name}"] for name in ("lora", "8gpu")]
 # Variations to train on and to test on: 5 and 20, or what a task has.
@@ -48,7 +49,7 @@ FEWER = {
 
 def test_there_is_a_config_for_each_task_of_the_panel() -> None:
     others = {path.stem for path in FOLDER.glob("*.toml")} - set(PAPER_PANEL)
-    assert all(name == "smoke" or name.startswith("small-") for name in others)
+    assert all(name == "smoke" or name.startswith(("small-", "copying-")) for name in others)
     assert all((FOLDER / f"{name}.toml").is_file() for name in PAPER_PANEL)
 
 
@@ -181,7 +182,7 @@ def _threads() -> Iterator[None]:
 def test_a_tiny_model_can_be_trained(tmp_path: Path) -> None:
     settings = (
         "--env.name scienceworld --env.num_workers 1 --env.max_envs 2 --env.options.num_train 2 "
-        f"--model.path {ROOT / 'models' / 'waymarks-start'} --model.device cpu --rollout.style terse "
+        "--model.path builtin:waymarks-start --model.device cpu --rollout.style terse "
         "--rollout.num_tasks 2 --rollout.group_size 4 --rollout.max_steps 3 --rollout.max_action_tokens 8 "
         "--rollout.max_observation_tokens 48 --rollout.max_context_tokens 512 --memory.max_write_tokens 8 "
         "--train.iterations 1"

@@ -51,7 +51,7 @@ def test_each_game_takes_the_settings_that_it_has() -> None:
         ({"game": "coins"}, "or 'coin' or"),
         ({"game": []}, "names no game"),
         ({"game": ["twc", "twc"]}, "twice"),
-        ({"params": {"numLocation": 3}}, "did you mean 'numLocations'"),
+        ({"params": {"numLocation": 3}}, "did you mean numLocations"),
         ({"params": {"numLocations": 12}}, "whole number, 1 to 11"),
         ({"game": "sorting", "params": {"numLocations": 3}}, r"known: none"),
         ({"num_games": 1001}, "1 to 1000"),
@@ -120,7 +120,8 @@ def won(env: TextWorldExpressEnv, task: Task, path: tuple[str, ...]) -> Observat
 
 
 def test_it_keeps_the_contract(client: TextWorldExpressClient) -> None:
-    assert check_env(partial(Shared, client, game="simonsays", num_games=3)) == ()
+    tasks = textworld_express_tasks("train", "simonsays", num_games=3)
+    assert check_env(partial(Shared, client), tasks) == ()
 
 
 @pytest.mark.parametrize("game", GAMES)

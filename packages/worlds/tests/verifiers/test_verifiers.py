@@ -179,7 +179,7 @@ def test_what_cannot_be_played_says_why(found: dict[str, Any]) -> None:
 
 
 def test_the_config_plays_the_example(surroundings: dict[str, str]) -> None:
-    command = [PYTHON, "-m", "trailnotes", "rollout", str(ROOT / "configs" / "verifiers.toml")]
+    command = [PYTHON, "-m", "trailnotes", "rollout", "verifiers"]
     printed = subprocess.check_output([*command, "--env.num_workers", "0"], env=surroundings, text=True)
     assert "What is the capital of " in printed
     assert "terminated" in printed

@@ -297,7 +297,7 @@ def test_a_worker_process_plays_the_same(shop: str, task: Task) -> None:
 
 def test_the_smoke_config_plays_our_own_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAILNOTES_CACHE", str(tmp_path))
-    config = load_config(Path(__file__).parents[4] / "configs/webshop/smoke.toml", ["--env.num_workers", "0"])
+    config = load_config("webshop/smoke", ["--env.num_workers", "0"])
     episodes = rollout(config)
     assert len(episodes) == 2
     assert all(episode.outcome in ("truncated", "terminated") and len(episode.steps) <= 8 for episode in episodes)

@@ -15,7 +15,7 @@ from trailnotes.config.toml import load_config
 
 ROOT = Path(__file__).parents[4]
 SETTINGS = (
-    f"--model.path {ROOT / 'models' / 'waymarks-start'} --model.device cpu --rollout.num_tasks 2 "
+    "--model.path builtin:waymarks-start --model.device cpu --rollout.num_tasks 2 "
     "--rollout.max_steps 3 --rollout.max_action_tokens 8 --rollout.max_observation_tokens 48 "
     "--rollout.max_context_tokens 512 --memory.max_write_tokens 8 --train.iterations 1 --train.eval_every 0"
 )
@@ -31,7 +31,7 @@ def _threads() -> Iterator[None]:
 @pytest.mark.parametrize("method", ["grpo", "gigpo", "empo2"])
 def test_a_tiny_model_can_be_trained(method: str, tmp_path: Path) -> None:
     words = [*SETTINGS.split(), "--algorithm.name", method]
-    trailnotes.train(load_config(ROOT / "configs" / "webshop" / "small.toml", words), tmp_path / "run")
+    trailnotes.train(load_config("webshop/small", words), tmp_path / "run")
     (line,) = metrics(tmp_path / "run")
     assert (line["rollout/errors"], line["episodes"], line["rollout/env_steps"]) == (0.0, 8, 24.0)
     assert ("tips/written" in line) == (method == "empo2")
@@ -39,7 +39,7 @@ def test_a_tiny_model_can_be_trained(method: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["reflexion", "rememberer"])
 def test_methods_that_change_no_weights_play_the_panel(method: str, tmp_path: Path) -> None:
-    config, out = str(ROOT / "configs" / "webshop" / "small.toml"), str(tmp_path / "out")
+    config, out = "webshop/small", str(tmp_path / "out")
     few = "--eval.num_tasks 2 --eval.trials 1 --rememberer.num_tasks 2 --rememberer.epochs 1"
     short = "--rememberer.max_write_tokens 12 --reflexion.max_write_tokens 8"
     model, *settings = SETTINGS.split()[1:]

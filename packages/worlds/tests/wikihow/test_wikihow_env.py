@@ -334,7 +334,7 @@ def test_libraries_that_cannot_be_are_refused_and_leave_nothing(
 
 def test_a_library_takes_nobodys_place(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="is there already"):
         write_library(tmp_path, [howto.FRY])
     with pytest.raises((ConfigError, RunError)):
         write_library(tmp_path / "file" / "l", [howto.FRY])

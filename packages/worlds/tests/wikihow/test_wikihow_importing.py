@@ -186,7 +186,7 @@ def test_the_commands(dumps: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["wikihow", "show", folder, "--search", "xyzzy"]) == 0
     assert capsys.readouterr().out == "no title has any of these words\n"
     assert main(["wikihow", "import", folder, "--pages", str(dumps)]) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "is there already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from trailnotes.config.toml import load_config
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.types import Message
 
-CONFIG = Path(__file__).parents[4] / "configs/wikihow/rememberer.toml"
+CONFIG = "wikihow/rememberer"
 
 
 def adviser() -> ScriptedPolicy:

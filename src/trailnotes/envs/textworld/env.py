@@ -5,7 +5,6 @@ Source: Côté et al. 2018, "TextWorld: A Learning Environment for Text-based Ga
 
 from __future__ import annotations
 
-import difflib
 import re
 import warnings
 from collections.abc import Collection, Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.envs.base import strip_intent
+from trailnotes.envs.options import suggest_nearest
 from trailnotes.envs.textworld.interpreter import (
     GameAnswer,
     GamePosition,
@@ -222,7 +222,7 @@ def _validate_source(
             raise ConfigError(f"the option {min(settings)!r} belongs to a generator, and path was given")
         return str(path), "", num_games, dataset_seed, {}
     if generator not in GENERATORS:
-        raise ConfigError(f"unknown generator {generator!r}{_suggest_nearest(str(generator), GENERATORS)}")
+        raise ConfigError(f"unknown generator {generator!r}{suggest_nearest(str(generator), GENERATORS)}")
     if not 1 <= num_games <= _SEEDS_PER_SPLIT or not 0 <= dataset_seed < 10_000:
         raise ConfigError(f"num_games must be 1 to {_SEEDS_PER_SPLIT} and dataset_seed 0 to 9999")
     return "", str(generator), num_games, dataset_seed, _complete_settings(str(generator), settings)
@@ -232,7 +232,7 @@ def _complete_settings(generator: str, given: Mapping[str, Any]) -> dict[str, An
     known = GENERATORS[generator]
     for key, value in given.items():
         if key not in known:
-            raise ConfigError(f"the generator {generator} has no option {key!r}{_suggest_nearest(key, known)}")
+            raise ConfigError(f"the generator {generator} has no option {key!r}{suggest_nearest(key, known)}")
         if value not in (values := known[key]):
             is_range = isinstance(values, range)
             allowed = f"{min(values)} to {max(values)}" if is_range else ", ".join(map(str, values))
@@ -243,11 +243,6 @@ def _complete_settings(generator: str, given: Mapping[str, Any]) -> dict[str, An
     if generator == "cooking" and settings["recipe_seed"] and not settings["take"]:
         raise ConfigError("recipe_seed needs take to be at least 1")
     return settings
-
-
-def _suggest_nearest(word: str, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; use one of {', '.join(known)}"
 
 
 def _list_file_tasks(split: str, path: Path) -> list[Task]:

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from trailnotes.envs.base import strip_intent
 from trailnotes.envs.tasks import load_recorded_tasks, panel, tasks_of
@@ -212,43 +212,22 @@ def collect_games(configs: Iterable[Config]) -> dict[Path | None, list[Task]]:
 
 
 class _WaymarksBase:
-    def __init__(  # noqa: PLR0913, PLR0917 (named in env.options)
-        self,
-        families: Families = FEW_FAMILIES,
-        dataset_seed: int = 0,
-        actions: bool = False,
-        max_steps: int | None = None,
-        cache_dir: str | Path | None = None,
-        sizes: Mapping[str, int] = NO_SIZES,
-        new_families: Families = 0,
-        new_validation: Families = 0,
+    def __init__(
+        self, *, actions: bool = False, max_steps: int | None = None, cache_dir: str | Path | None = None
     ) -> None:
-        """Choose what is offered and for how long; the other options are read by `tasks` only.
+        """Choose what is offered and for how long.
 
         `max_steps` replaces the game's own budget (route: moves + 2, keys: boxes); `cache_dir` holds compiled games.
         """
         if max_steps is not None and max_steps < 1:
             raise ConfigError(f"max_steps must be at least 1, got {max_steps}")
-        del families, dataset_seed, sizes, new_families, new_validation
         self._offers_actions = actions
         self._max_steps = max_steps
         self._folder = Path(cache_dir) if cache_dir else None
         self._scene: Scene | None = None
         self._steps_left = 0
 
-    @staticmethod
-    def tasks(
-        split: str,
-        families: Families = FEW_FAMILIES,
-        dataset_seed: int = 0,
-        sizes: Mapping[str, int] = NO_SIZES,
-        new_families: Families = 0,
-        new_validation: Families = 0,
-        **options: Any,
-    ) -> list[Task]:
-        """List tasks as `make_tasks` does; the other options of the environment change none."""
-        del options
-        return make_tasks(split, families, dataset_seed, sizes, new_families, new_validation)
+    tasks = staticmethod(make_tasks)
 
     def close(self) -> None:
         """Forget the episode; open games stay for the next one."""

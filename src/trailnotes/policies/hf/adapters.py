@@ -95,12 +95,14 @@ def _match_base_precision(model: Any) -> Any:
     peft lets them compute in float32 and rounds the sum: the same is lost to rounding, and copies of activations cost
     more.
     """
-    from peft.tuners.lora import Linear, LoraLayer
+    from peft.tuners import lora
 
+    kinds = (lora.Linear, getattr(lora, "Linear4bit", lora.Linear))  # peft has the second where bitsandbytes is
     for layer in model.modules():
-        if not isinstance(layer, LoraLayer) or not isinstance(layer, Linear):
+        if not isinstance(layer, kinds):
             continue
-        if layer.get_base_layer().weight.dtype == torch.bfloat16 and not layer.lora_variant:
+        base = layer.get_base_layer()
+        if getattr(base, "compute_dtype", base.weight.dtype) == torch.bfloat16 and not layer.lora_variant:
             layer.cast_input_dtype_enabled = False
             for adapter in (*layer.lora_A.values(), *layer.lora_B.values()):
                 adapter.__class__ = _CastingLinear

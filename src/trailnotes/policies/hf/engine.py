@@ -164,6 +164,15 @@ class Engine:
             request.future.set_exception(wrapped)
 
 
+def require_room(prompt_ids: TokenIds, sampling: Sampling, context_length: int) -> None:
+    """Refuse a prompt whose longest completion exceeds the context. Raises `PolicyError`."""
+    if len(prompt_ids) + sampling.max_tokens > context_length:
+        raise PolicyError(
+            f"a prompt of {len(prompt_ids)} tokens and {sampling.max_tokens} new ones exceed the context of "
+            f"{context_length} tokens"
+        )
+
+
 class StopCondition:
     """Rule for the end of a completion, shared by all engines: an end token, a stop text, or the limit.
 

@@ -11,8 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from trailnotes.config.builtin import resolve_model_path
 from trailnotes.config.model_schema import NO_MODEL_MESSAGE, ModelConfig, require_model_directory
-from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, format_install_command
+from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, find_missing_module, format_install_command
 from trailnotes.types import Completion, Message, Sampling, TokenIds
 
 try:
@@ -31,7 +32,7 @@ try:
         suppress_future_warnings,
     )
     from trailnotes.policies.hf.decoder import MAX_TOKENS, Network, make_decoder
-    from trailnotes.policies.hf.engine import Engine
+    from trailnotes.policies.hf.engine import Engine, require_room
 except ModuleNotFoundError as missing:
     raise MissingExtraError(f"{missing.name} is not installed: {format_install_command('train')}") from missing
 
@@ -85,11 +86,7 @@ class HFPolicy:
             PolicyError: prompt and completion exceed the context, the episode is not open, or the engine failed.
         """
         prompt_ids = self.encode(messages)
-        if len(prompt_ids) + sampling.max_tokens > self.context_length:
-            raise PolicyError(
-                f"a prompt of {len(prompt_ids)} tokens and {sampling.max_tokens} new ones exceed the context of "
-                f"{self.context_length} tokens"
-            )
+        require_room(prompt_ids, sampling, self.context_length)
         return await self.engine.generate(prompt_ids, sampling, episode)
 
     async def score(self, messages: Sequence[Message], replies: Sequence[str | TokenIds]) -> list[float]:
@@ -159,7 +156,7 @@ def _report_damage(what: str) -> Iterator[None]:
     """Raise `PolicyError` for any error of the block: damaged files raise whatever their readers do."""
     try:
         yield
-    except (ConfigError, PolicyError):
+    except (ConfigError, MissingExtraError, PolicyError):
         raise
     except Exception as error:
         raise PolicyError(f"{what} does not load: {' '.join(str(error).split())}") from error
@@ -183,8 +180,10 @@ def load_model(config: ModelConfig) -> tuple[Any, Any]:
         base, base_is_local = _resolve_base(config, adapters) if adapters else (path, is_local)
         tokenizer = load_tokenizer(config)
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            base, dtype=getattr(torch, config.dtype), local_files_only=base_is_local, trust_remote_code=False
+            base, local_files_only=base_is_local, trust_remote_code=False, **_make_load_options(config, device)
         )
+        for layer in model.modules() if config.load_in_4bit else ():
+            layer.support_avx512bf16_for_cpu = False  # it rounds what acts further, in place, and learns no more
         base = str(Path(base).resolve()) if base_is_local else base
         if config.gradient_checkpointing:
             with suppress_future_warnings():
@@ -194,6 +193,33 @@ def load_model(config: ModelConfig) -> tuple[Any, Any]:
     if config.lora.enabled and not adapters:
         model = add_adapters(model, config.lora, base)
     return model.to(device).eval(), tokenizer
+
+
+def _make_load_options(config: ModelConfig, device: torch.device) -> dict[str, Any]:
+    """Make the options of `from_pretrained` for the precision and the attention of a model.
+
+    Raises:
+        ConfigError: the device or the dtype cannot attend so.
+        MissingExtraError: bitsandbytes is missing.
+    """
+    dtype, attention = getattr(torch, config.dtype), config.attn_implementation
+    options: dict[str, Any] = {"dtype": dtype}
+    if attention:
+        needs_gpu, needs_bfloat16 = attention.startswith(("flash", "flex")), attention.startswith("flash")
+        if (needs_gpu and device.type == "cpu") or (needs_bfloat16 and dtype != torch.bfloat16):
+            needed = "a GPU and model.dtype = bfloat16" if needs_bfloat16 else "a GPU"
+            raise ConfigError(f"model.attn_implementation = {attention!r} needs {needed}: set it to 'sdpa', or ''")
+        options["attn_implementation"] = attention
+    if config.load_in_4bit:
+        if package := find_missing_module("quantize"):
+            raise MissingExtraError(
+                f"model.load_in_4bit needs the package {package}: {format_install_command('quantize')}"
+            )
+        options["quantization_config"] = transformers.BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+        )
+        options["device_map"] = {"": device}
+    return options
 
 
 def load_tokenizer(config: ModelConfig) -> Any:
@@ -245,8 +271,16 @@ def is_downloaded(config: ModelConfig) -> bool:
     return Path(path).is_dir() or any(isinstance(try_to_load_from_cache(path, name), str) for name in names)
 
 
+def has_tokenizer(config: ModelConfig) -> bool:
+    """Return whether the tokenizer is on this machine, so that `load_tokenizer` downloads nothing."""
+    path, _ = _resolve_path(config.path, download=False)
+    return Path(path).is_dir() or isinstance(try_to_load_from_cache(path, "tokenizer_config.json"), str)
+
+
 def require_trainable(config: ModelConfig) -> None:
-    """Raise `ConfigError` where all weights are to be trained of a model that is a base and its adapters."""
+    """Raise `ConfigError` where all weights are to be trained of a base in 4 bits, or of one and its adapters."""
+    if config.load_in_4bit and not config.lora.enabled:
+        raise ConfigError("model.load_in_4bit trains adapters alone: set model.lora.enabled = true, or leave it out")
     if not config.lora.enabled and load_adapter_config(*_resolve_path(config.path)):
         raise ConfigError(
             f"model.path = {config.path!r} holds adapters: set model.lora.enabled = true to train them further, or "
@@ -269,7 +303,7 @@ def _resolve_path(path: str, *, download: bool = True) -> tuple[str, bool]:
     """Find the model, and whether it is read from this machine alone; without `download` the hub is not asked."""
     if not path:
         raise ConfigError(NO_MODEL_MESSAGE)
-    local = Path(path).expanduser()
+    local = Path(resolve_model_path(path)).expanduser()
     if local.is_dir():
         if not any((local / name).is_file() for name in ("config.json", "adapter_config.json")):
             raise ConfigError(f"model.path = {path!r} holds no model: there is no config.json in it")

@@ -94,7 +94,7 @@ def make_vllm_policy(
     )  # fmt: skip
     try:
         if (config.engine.urls or connects) and not trains:
-            model, _ = load_model(config.model.model_copy(update={"device": "cpu"}))
+            model, _ = load_model(config.model.model_copy(update={"device": "cpu", "attn_implementation": ""}))
             adapters, network = hasattr(model, "peft_config"), Network(model)
             weights = {name: p for name, p in model.named_parameters() if not adapters or ".lora_" in name}
             said = [network.score_replies(each.prompt_ids, [each.token_ids])[0] for each in policy.probes]

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from trailnotes.errors import PolicyError
 from trailnotes.policies.chat import ChatFormat, encode_replies
-from trailnotes.policies.hf.engine import StopCondition
+from trailnotes.policies.hf.engine import StopCondition, require_room
+from trailnotes.policies.probes import make_probes
 from trailnotes.policies.vllm.replica import (
     Connect,
     ProbeRecord,
@@ -28,12 +29,6 @@ from trailnotes.policies.vllm.replica import (
 from trailnotes.types import Completion, Message, Sampling, TokenIds
 
 T = TypeVar("T")
-PROBE_TOKENS = 16  # of each probe: enough that a wrong layer shows, and a moment's work
-PROBES = (  # what might be said in an episode
-    ("You are in a hall. A door leads north.", "I go north through the door, and look around."),
-    ("You see a key. Your task is to open the chest.", "First I take the key, then I open the chest with it."),
-    ("It is dark here. What do you do next?", "Let me think. I need a lamp, and the lamp is in the kitchen."),
-)
 
 
 class VLLMPolicy:
@@ -81,7 +76,7 @@ class VLLMPolicy:
         self.format = ChatFormat(tokenizer, template_options)
         self.append_only = self.format.append_only
         self.endings = StopCondition(self.format.decode, self.format.end_ids | end_ids, self.format.opening)
-        self.probes: Sequence[Completion] = [self._make_probe(*each) for each in PROBES]
+        self.probes: Sequence[Completion] = make_probes(self.format, context_length)
         self.replicas = [Replica(connect, self.endings, tolerance) for connect in connects]
         self._sleeps = sleeps
         self._reported = (0, 0, 0)
@@ -116,11 +111,7 @@ class VLLMPolicy:
                 are being loaded, or an engine cannot be kept alive.
         """
         prompt_ids = self.encode(messages)
-        if len(prompt_ids) + sampling.max_tokens > self.context_length:
-            raise PolicyError(
-                f"a prompt of {len(prompt_ids)} tokens and {sampling.max_tokens} new ones exceed the context of "
-                f"{self.context_length} tokens"
-            )
+        require_room(prompt_ids, sampling, self.context_length)
         if episode not in self._seats:
             raise PolicyError(f"episode {episode!r} is not open: call open_episode first")
         if episode in self._asking:
@@ -237,12 +228,6 @@ class VLLMPolicy:
     def _make_probe_record(self, said: Sequence[Sequence[float]], temperature: float) -> ProbeRecord | None:
         rows = [(probe.prompt_ids + probe.token_ids, len(probe.prompt_ids)) for probe in self.probes]
         return ProbeRecord(rows, said, temperature) if said else None
-
-    def _make_probe(self, asked: str, said: str) -> Completion:
-        messages = [Message("user", asked)]
-        prompt, room = self.encode(messages), self.context_length
-        ids = self.format.encode_reply(messages, said)[: min(PROBE_TOKENS, max(1, room - len(prompt)))]
-        return Completion(prompt, ids, (0.0,) * len(ids), said)
 
     def _map_replicas(self, ask: Callable[[Replica], T]) -> list[T]:
         """Ask all engines at once; raise the first error once all have answered."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
+from trailnotes.errors import ConfigError
 from trailnotes.prompts import Conversation, build_reflection_messages
 from trailnotes.storage.demonstrations import Demonstration, list_assistant_turns
 from trailnotes.types import Completion, Message, Observation, Outcome, Step, Task, Tip, Trajectory
@@ -51,6 +53,30 @@ def apply_rehearsal_options(config: Config) -> Config:
     """Apply `rehearsal.options` over those of the environment."""
     options = {**config.env.options, **config.rehearsal.options}
     return config.model_copy(update={"env": config.env.model_copy(update={"options": options})})
+
+
+class Demonstrator:
+    """Base of demonstrators that can hold games out. `seed` is of all draws."""
+
+    def __init__(self, config: Config, count_tokens: Callable[[str], int], seed: int) -> None:
+        self.config, self.count_tokens = config, count_tokens
+        self.rng = random.Random(seed)
+
+    @classmethod
+    def build_held_out(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
+        """Build the demonstrator of games in `rehearsal.options` that `config` neither trains nor evaluates on.
+
+        Raises:
+            ConfigError: none is left.
+        """
+        subject = cls(apply_rehearsal_options(config), count_tokens, seed)
+        subject.hold_out(config)
+        return subject
+
+    def hold_out(self, config: Config) -> None:
+        """Leave out the games that `config` trains or evaluates on. Raises `ConfigError` if none is left."""
+        fix = "let the start model play instead: trailnotes rehearsal record"
+        raise ConfigError(f"the scripted episodes of {config.env.name} cannot hold games out: {fix}")
 
 
 def build_demonstrations(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING
@@ -11,14 +10,13 @@ from trailnotes.envs.textworld.interpreter import get_games_dir
 from trailnotes.storage.files import encode_line, read_jsonl, write_bytes_atomic
 from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
 from trailnotes.types import Tip, Trajectory
-from trailnotes.warmstart.demonstrations.episodes import build_demonstrations, get_actions
+from trailnotes.warmstart.demonstrations.episodes import Demonstrator, build_demonstrations, get_actions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
     from typing import Any
 
-    from trailnotes.config.schema import Config
     from trailnotes.storage.demonstrations import Demonstration
 
 NUM_WANDERINGS = 4  # recorded for each game
@@ -37,15 +35,8 @@ class RecordedGame:
         return (*self.wandered, self.gold) if self.gold else self.wandered
 
 
-class RecordedDemonstrator:
-    """Base of demonstrators that draw from recorded episodes.
-
-    Subclasses record the episodes and draw from them. `seed` is of all draws, not of the recording.
-    """
-
-    def __init__(self, config: Config, count_tokens: Callable[[str], int], seed: int) -> None:
-        self.config, self.count_tokens = config, count_tokens
-        self.rng = random.Random(seed)
+class RecordedDemonstrator(Demonstrator):
+    """Base of demonstrators that draw from recorded episodes, which subclasses record; no draw changes a recording."""
 
     def demonstrate_episode(self, recorded: RecordedGame) -> list[Demonstration]:
         """Draw an episode's demonstrations: a row to act, and after tips a tip-free row to write."""
@@ -83,19 +74,14 @@ class RecordedDemonstrator:
         )
 
     def write_note(self, trajectory: Trajectory, score: float) -> str:  # noqa: ARG002 (told in English alone)
-        """Write the note about an episode that ended with `score`."""
-        return format_action_note(trajectory)
+        """Write the note about an episode that ended with `score`: the actions; the score is shown beside it."""
+        return " ; ".join(get_actions(trajectory))
 
     def build_rows(self, trajectory: Trajectory, tips: tuple[Tip, ...]) -> list[Demonstration]:
         """Build the conversations of an episode that showed `tips` in its first turn."""
         note = self.write_note(trajectory, trajectory.score)
         act, *write = build_demonstrations(trajectory, tips, note, self.config, self.count_tokens)
         return [act, *write] if tips and self.rng.random() < 0.2 else [act]  # every row without tips writes, too
-
-
-def format_action_note(trajectory: Trajectory) -> str:
-    """Format the tip of a good writer: the actions in order; its score is shown beside it."""
-    return " ; ".join(get_actions(trajectory))
 
 
 def load_or_record(

@@ -7,7 +7,7 @@ and advice, and to write.
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
 from trailnotes.algorithms.reflexion.method import build_plan_messages
 from trailnotes.algorithms.rememberer.advice import (
@@ -17,12 +17,12 @@ from trailnotes.algorithms.rememberer.advice import (
     build_advice_messages,
     format_advice,
 )
+from trailnotes.envs import make_env
 from trailnotes.envs.waymarks import spec as ws
 from trailnotes.envs.waymarks.env import (
     COMPARE_SIZES,
     FEW_FAMILIES,
     NO_SIZES,
-    WaymarksSimulator,
     get_size,
     list_panel_rules,
     make_task,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from trailnotes.config.schema import Config
+    from trailnotes.envs.waymarks.env import WaymarksSimulator
     from trailnotes.types import Task
 
 NOTHING_FOUND = "nothing found"
@@ -63,7 +64,7 @@ class WaymarksDemonstrator:
     ) -> None:
         self.config, self.count_tokens = config, count_tokens
         self.rng = random.Random(seed)
-        self.env = WaymarksSimulator(**config.env.options)
+        self.env = cast("WaymarksSimulator", make_env("waymarks-simulator", **config.env.options))
         everyone = [f"{kind}/{name}" for kind in ws.KINDS for name in ws.FAMILY_NAMES[kind]]
         drawn = [ws.parse_family(family) for family in families or everyone]
         self.names = {kind: [name for own, name in drawn if own == kind] for kind in dict(drawn)}
@@ -221,7 +222,10 @@ class WaymarksDemonstrator:
             done = self.draw_actions(spec, self.rng.randrange(spec.size))
             present = self.build_situation(spec, done)
             examples = [self.draw_example(spec, done) for _ in range(self.rng.choice((0, 1, 1, 2, 2, 2)))]
-            answer = self.choose_advice(spec, done, [e for e in examples if is_same_situation(e.situation, present)])
+            # Advice carries over to the same family at the same point, whatever the rooms' names.
+            point = present.task, present.history
+            fitting = [each for each in examples if (each.situation.task, each.situation.history) == point]
+            answer = self.choose_advice(spec, done, fitting)
             if not self.is_panel_solution(spec, (*done, answer.action)):
                 break
         messages = build_advice_messages(present, examples, self.config.rollout.style)
@@ -282,11 +286,6 @@ class WaymarksDemonstrator:
         """Return whether these actions are all that wins a panel's game."""
         rule = tuple(action.split()[-1] for action in actions)
         return (spec.kind, spec.family, rule) in self.forbidden and len(rule) == spec.size
-
-
-def is_same_situation(one: Situation, other: Situation) -> bool:
-    """Return whether advice carries over: the same family at the same point, whatever the rooms' names."""
-    return (one.task, one.history) == (other.task, other.history)
 
 
 def list_moves(spec: ws.GameSpec, done: tuple[str, ...]) -> list[str]:

@@ -13,21 +13,23 @@ if TYPE_CHECKING:
 
 
 def _run(args: Namespace) -> None:
+    from trailnotes.config.builtin import find_config
     from trailnotes_lab.compare import comparison
     from trailnotes_lab.compare.page import print_summary
     from trailnotes_lab.compare.spec import load_spec
 
+    plan = find_config(args.plan)
     if args.dry_run:
         from trailnotes_lab.compare.estimate import estimate_comparison
 
-        print(comparison.describe_comparison(args.plan, args.out), flush=True)
-        estimated = estimate_comparison(args.plan, out=args.out, at_once=args.jobs)
+        print(comparison.describe_comparison(plan, args.out), flush=True)
+        estimated = estimate_comparison(plan, out=args.out, at_once=args.jobs)
         print(estimated.text)
         estimated.require_all_runnable()
         return
-    summary = comparison.run_comparison(args.plan, out=args.out, at_once=args.jobs)
+    summary = comparison.run_comparison(plan, out=args.out, at_once=args.jobs)
     print_summary(summary)
-    place = comparison.comparison_directory(load_spec(args.plan), args.out)
+    place = comparison.comparison_directory(load_spec(plan), args.out)
     print(f"written to {place}: table.md, table.json, curves.png")
     summary.require_all_results()
 
@@ -57,10 +59,11 @@ RUN = Command(
     "ordinary run directory in DIR/runs. The same command resumes interrupted runs and skips finished ones. If a run "
     "fails, the others go on, its cell of the table gives the reason, and the command exits with 2. Ctrl-C asks each "
     "run to stop.",
-    example="trailnotes compare run configs/compare/small.toml --jobs 2",
+    example="trailnotes compare run compare/small --jobs 2",
     run=_run,
     arguments=(
-        argument("plan", type=Path, metavar="COMPARISON", help="TOML file of panel, methods, budget and seeds"),
+        argument("plan", type=Path, metavar="COMPARISON",
+                 help="TOML file of panel, methods, budget and seeds, or its name in `config list`"),
         argument("--out", type=Path, metavar="DIR", help="directory of the comparison (default: runs/compare/NAME)"),
         argument("--jobs", type=int, metavar="N", help="number of runs at the same time (default: compare.jobs)"),
         argument("--dry-run", action="store_true",

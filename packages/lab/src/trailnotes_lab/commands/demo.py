@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
-from trailnotes.commands.command import Command, argument
+from trailnotes.commands import demo
+from trailnotes.config.builtin import find_config
 from trailnotes.errors import ConfigError
+from trailnotes.types import StrPath
 
 if TYPE_CHECKING:
-    from argparse import Namespace
     from collections.abc import Sequence
 
     from trailnotes_lab.compare.summary import Summary
 
-CONFIG = Path("configs/demo.toml")
+CONFIG = "demo"
 SEEDS = (3, 4, 5)  # its settings were chosen on seeds 0 and 1
 
 
 def run_demo(
     out: Path,
     *,
-    config_path: Path = CONFIG,
+    config_path: StrPath = CONFIG,
     seeds: Sequence[int] = SEEDS,
     trials: int = 3,
     new_trials: int = 4,
@@ -46,10 +49,11 @@ def run_demo(
     from trailnotes_lab.compare.spec import parse_spec
 
     started = time.monotonic()
-    text = build_demo_spec(config_path, seeds, (trials, new_trials), settings)
-    plan = parse_spec(text, config_path)
+    path = find_config(config_path)
+    text = build_demo_spec(path, seeds, (trials, new_trials), settings)
+    plan = parse_spec(text, path)
     print(f"{2 * len(seeds)} training runs of {plan.budget.env_steps:,} environment steps each, in {out}", flush=True)
-    summary = run_comparison_spec(plan, config_path, out, text=text, at_once=jobs_at_once)
+    summary = run_comparison_spec(plan, path, out, text=text, at_once=jobs_at_once)
     summary.require_all_results()
     print((out / "story.txt").read_text(encoding="utf-8"))
     print_brief(summary)
@@ -71,32 +75,4 @@ def build_demo_spec(path: Path, seeds: Sequence[int], trials: tuple[int, int], s
     return template.substitute({name: format_toml_value(value) for name, value in values.items()})
 
 
-def find_demo_config() -> tuple[Path, list[str]]:
-    """Find the demo's config, and the settings that let it run anywhere: the start model is in the same clone."""
-    from trailnotes.config.toml import load_config
-
-    if CONFIG.is_file():
-        return CONFIG, []
-    clone = Path(__file__).resolve().parents[5]
-    if not (clone / CONFIG).is_file():
-        raise ConfigError(f"{CONFIG} and its start model are in a clone of Trailnotes, not in the installed package: "
-                          "run `trailnotes demo` in a clone")  # fmt: skip
-    return clone / CONFIG, ["--model.path", str(clone / load_config(clone / CONFIG).model.path)]
-
-
-def _run(args: Namespace) -> None:
-    config, settings = find_demo_config()
-    run_demo(args.out, config_path=config, settings=settings)
-
-
-DEMO = Command(
-    name="demo",
-    summary="train EMPO2 and GRPO on Waymarks, end to end, on two cores",
-    about="Train the same small model by both methods on games where tips matter, then print the table, draw the "
-    "curves, and show one episode before and after. After an interruption the same command resumes the demo.",
-    example="trailnotes demo",
-    run=_run,
-    arguments=(
-        argument("--out", type=Path, metavar="DIR", default=Path("runs/demo"), help="its directory (runs/demo)"),
-    ),
-)
+DEMO = replace(demo.DEMO, run=partial(demo.run, run_whole=run_demo))

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from trailnotes.config.builtin import find_config
 from trailnotes.config.methods import find_method
 from trailnotes.config.model_schema import require_model_directory
 from trailnotes.errors import MissingExtraError, RunError
@@ -47,7 +48,7 @@ def run_comparison(path: StrPath, *, out: StrPath | None = None, at_once: int | 
     line gives the reason.
 
     Args:
-        path: the comparison, a TOML file (see `compare/spec.py`).
+        path: the comparison, a TOML file (see `compare/spec.py`), or the name of one of the package.
         out: its directory; ``runs/compare/NAME`` by default.
         at_once: processes side by side; `compare.jobs` by default.
 
@@ -56,8 +57,9 @@ def run_comparison(path: StrPath, *, out: StrPath | None = None, at_once: int | 
         RunError: the directory is in use, holds runs of other settings, or in the end no run has a result.
         KeyboardInterrupt: interrupted; the same command resumes.
     """
-    spec, text = load_spec(Path(path)), Path(path).read_text(encoding="utf-8")
-    return run_comparison_spec(spec, Path(path), comparison_directory(spec, out), at_once=at_once, text=text)
+    path = find_config(path)
+    spec, text = load_spec(path), path.read_text(encoding="utf-8")
+    return run_comparison_spec(spec, path, comparison_directory(spec, out), at_once=at_once, text=text)
 
 
 def run_comparison_spec(spec: ComparisonSpec, path: Path, out: Path, *, text: str, at_once: int | None) -> Summary:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trailnotes.runs.usage import COMPARISON_FIELDS, ENDPOINT_COST, SPENDING
-from trailnotes.storage.files import parse_json, read_jsonl, write_text_atomic
+from trailnotes.runs.usage import COMPARISON_FIELDS, COSTS, SPENDING
+from trailnotes.storage.files import parse_json, parse_record, read_jsonl, write_text_atomic
 from trailnotes_lab.compare.processes import ProcessResult, read_tail
 
 COST_FILE = "cost.json"
@@ -41,14 +41,8 @@ def load_costs(run_dir: Path) -> dict[str, float]:
 def read_last_metrics(run_dir: Path) -> dict[str, Any]:
     """Read the newest line of a run's metrics, {} where there is none; reads the end of the file alone."""
     tail = read_tail(run_dir / "metrics.jsonl", _MAX_LINE_BYTES)
-    for line in reversed(tail.split(b"\n")[:-1]):  # a line without \n is torn
-        try:
-            record = parse_json(line, "drop")
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            return record
-    return {}
+    records = map(parse_record, reversed(tail.split(b"\n")[:-1]))  # a line without \n is torn
+    return next(filter(None, records), {})
 
 
 def _sum_costs(run_dir: Path, processes: list[Mapping[str, Any]]) -> dict[str, float]:
@@ -65,7 +59,8 @@ def _sum_costs(run_dir: Path, processes: list[Mapping[str, Any]]) -> dict[str, f
         starts = _read_json(run_dir, "run.json").get("starts", [])
         if len(own) >= (len(starts) if isinstance(starts, list) else 0):
             total["cpu_seconds"] = round(sum(process["cpu_seconds"] for process in own), 2)
-    return total | ({SPENDING: line[ENDPOINT_COST]} if ENDPOINT_COST in line else {})
+    charged = [line[name] for name in COSTS if name in line]
+    return total | ({SPENDING: sum(charged)} if charged else {})
 
 
 def _read_json(run_dir: Path, file: str = COST_FILE) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trailnotes.config.builtin import find_config
 from trailnotes.config.methods import TIPS_ONLY_METHOD, resolve_method
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import collect_fields, flatten_config, load_config
@@ -68,12 +69,13 @@ class PlannedRun:
 def expand_runs(spec: ComparisonSpec, path: Path, out: Path) -> list[PlannedRun]:
     """Expand all runs, seed by seed, so that an unfinished comparison has every method of its first seeds.
 
-    The shared settings lie beside `path`, the file of the comparison.
+    The shared settings lie beside `path`, the file of the comparison, or are a config of the package.
 
     Raises:
         ConfigError: settings that cannot work; names the method.
     """
-    base = path.parent / spec.compare.config if spec.compare.config else None
+    beside = path.parent / spec.compare.config
+    base = (beside if beside.exists() else find_config(spec.compare.config)) if spec.compare.config else None
     _validate_shared_settings(spec, path)
     runs = [_expand_run(spec, name, seed, base, path, out) for seed in spec.compare.seeds for name in spec.methods]
     panels = {run.method: {name: flatten_config(run.config)[name] for name in _PANEL_KEYS} for run in runs}

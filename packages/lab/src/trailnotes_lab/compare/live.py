@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 STAGE_STATES = {"train": "training", EVAL_STAGE: "unseen games", "adapt": "adapting"}
 _IDLE_STATES = ("failed", "done", "waiting")  # they come last on the screen, which may cut them off
 _BAR_WIDTH = 20  # characters
+_FULL_WIDTH = 100  # columns of a terminal that has room for bars
 
 
 class ProgressBoard:
@@ -102,21 +103,24 @@ class ProgressBoard:
         return name, state, "", read_last_line(self._shown[name].job.directory / LOG_FILE)
 
     def _make_table(self) -> Any:
-        from rich.markup import escape
         from rich.table import Table
+        from rich.text import Text
 
+        assert self._live is not None
+        bar_width = _BAR_WIDTH if self._live.console.width >= _FULL_WIDTH else 0
         order = sorted(dict.fromkeys(self._states.values()), key=_sort_key)
         counts = {state: sum(s == state for s in self._states.values()) for state in order}
         said = ", ".join(f"{count} {state}" for state, count in counts.items())
         table = Table.grid(padding=(0, 2))
-        for _ in range(4):
-            table.add_column(no_wrap=True, overflow="ellipsis")
+        for is_whole in (True, False, True, False):  # a narrow terminal cuts states and figures, and no name or share
+            table.add_column(no_wrap=is_whole)
         for name in sorted(self._states, key=lambda name: _sort_key(self._states[name])):
             shown, state, share, facts = self._make_row(name)
-            filled = round(_BAR_WIDTH * float(share[:-1]) / 100) if share else _BAR_WIDTH * (state == "done")
+            filled = round(bar_width * float(share[:-1]) / 100) if share else bar_width * (state == "done")
             style = {"failed": "red", "done": "green", "waiting": "dim"}.get(state, "bold")
-            bar = "━" * filled + " " * (_BAR_WIDTH - filled) + f" {share}"
-            table.add_row(f"[{style}]{shown}[/]", state, bar, escape(facts))
+            bar = "━" * filled + " " * (bar_width - filled) + f" {share}"
+            told = (Text(text, no_wrap=True, overflow="ellipsis") for text in (state, facts))
+            table.add_row(Text(shown, style), next(told), bar, next(told))
         whole = Table.grid()
         whole.add_row(f"{said}   {format_duration(time.monotonic() - self._entered)}")
         whole.add_row(table)

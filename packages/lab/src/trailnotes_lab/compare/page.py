@@ -22,6 +22,9 @@ COST_HEADINGS = {
     "tokens_trained": "tokens trained", "seconds": "seconds", "cpu_seconds": "CPU seconds",
     "peak_memory": "peak memory (MB)", SPENDING: "spending",
 }  # fmt: skip
+LEAST_COLUMNS = (  # that go first where a terminal is narrow, after the trials between the first and the last
+    "CPU seconds", "peak memory (MB)", "tokens read", "tokens trained", "IQM", "return", "seeds · games", ON_PANEL,
+)  # fmt: skip
 BRIEF_COSTS = ("env_steps", "seconds")  # those that fit a line of 100 columns beside two intervals
 
 
@@ -177,8 +180,14 @@ def render_summary_markdown(summary: Summary) -> str:
 def print_summary(summary: Summary) -> None:
     """Print all tables with their legend."""
     for title, table in _build_tables(summary):
-        print_table(title, table)
+        print_table(title, table, _rank_columns(table))
     print_text(_build_legend(summary))
+
+
+def _rank_columns(table: Table) -> list[str]:
+    """List the columns of a table that go first."""
+    trials = [name for name in table[0] if name.startswith("trial ")]
+    return [*trials[1:-1], *LEAST_COLUMNS]
 
 
 def print_brief(summary: Summary) -> None:
@@ -188,9 +197,9 @@ def print_brief(summary: Summary) -> None:
     for line in summary.lines:
         costs = [_format_cost(line, name) for name in BRIEF_COSTS]
         rows.append([line.label, *_format_estimate(line.final, summary.metric), *costs])
-    print_table(summary.title, (["\n".join(name.rsplit(" ", 1)) for name in head], rows))
+    print_table(summary.title, (["\n".join(name.rsplit(" ", 1)) for name in head], rows), LEAST_COLUMNS)
     if (table := _build_difference_table(summary.baseline, summary.lines, summary.metric))[1]:
-        print_table(f"Differences to {summary.baseline}", table)
+        print_table(f"Differences to {summary.baseline}", table, LEAST_COLUMNS)
     panels = [format_panel_sentence(panel, summary) for panel in summary.panels]
     print_text([*panels, LEGEND["intervals"], *summary.notes])
 

@@ -43,7 +43,7 @@ class CompareSection(Section):
     name: str = key("comparison", "name of the comparison; also of its directory by default", min_length=1)
     title: str = key("", "over the table and the picture; by default made of panel and metric")
     remark: str = key("", "why its table ranks no method, such as 'Too short to rank'; stands before the title")
-    config: str = key("", "settings that all runs share: a TOML file, beside this one")
+    config: str = key("", "settings that all runs share: a TOML file beside this one, or a name of `config list`")
     seeds: tuple[int, ...] = key((0, 1, 2), "one run of each method for each", min_length=1)
     jobs: int = key(2, "runs side by side", ge=1)
     threshold: float = key(0.5, "sample efficiency counts environment steps until the curve reaches this")

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trailnotes.config.toml import flatten_config, load_config
 from trailnotes.errors import RunError
@@ -19,9 +19,6 @@ from trailnotes.reporting.episodes import render_episode
 from trailnotes.storage.files import parse_iteration, parse_json, read_lines_from, write_text_atomic
 from trailnotes.storage.records import trajectory_from_json
 from trailnotes_lab.tracking.base import TRACKERS_DIR, About, Table, TableCell, Tracker, redact_secrets
-
-if TYPE_CHECKING:
-    pass
 
 MAX_TIPS = 1000  # in the table: the newest
 _COLUMNS = ["id", "task", "tip", "score", "max_score", "step", "support", "shown", "earned", "enabled", "retired"]

@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from trailnotes.errors import MemoryStoreError, TrailnotesError
 from trailnotes.memory.exchange import delete_tips, edit_tip, enable_tips
+from trailnotes.web.forms import read_form
 from trailnotes.web.guard import CONTENT_SECURITY_POLICY, LOOPBACK_NAMES, SecurityMiddleware
 from trailnotes_lab.view import tips
 from trailnotes_lab.view.drawing import ASSETS
@@ -87,7 +88,7 @@ class ViewHandlers:
             raise HTTPException(405, "This window only looks: start it with --write to change tips.")
         match request.url.path.split("/"):
             case ["", "run", slug, "tips", number, verb] if number.isascii() and number.isdigit() and verb in CHANGES:
-                fields = await _read_form(request)
+                fields = await read_form(request, "The window", MAX_FORM_BYTES, 16)
                 try:
                     place = self.window.place("run", slug)
                     file, tip_id = place.path / "memory.db", int(number[:12])
@@ -115,23 +116,6 @@ CHANGES: Final[Mapping[str, Callable[[int, Mapping[str, str]], Callable[[TipStor
     "switch": lambda tip_id, fields: partial(enable_tips, ids=[tip_id], enabled=fields.get("to") == "on"),
     "delete": lambda tip_id, _: partial(delete_tips, ids=[tip_id]),
 }
-
-
-async def _read_form(request: Request) -> dict[str, str]:
-    """Read the fields of a form within bounds; of a field that comes twice, the last."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/x-www-form-urlencoded":
-        raise HTTPException(400, "The window reads forms as a browser sends them. Nothing was done.")
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_FORM_BYTES:
-            raise HTTPException(413, f"The window reads {MAX_FORM_BYTES:,} bytes at once. Nothing was done.")
-    try:
-        found = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=16)
-    except ValueError:
-        raise HTTPException(400, "That form has more fields than any of the window's. Nothing was done.") from None
-    return {name: values[-1] for name, values in found.items()}
 
 
 async def _handle_error(_request: Request, error: Exception) -> Response:

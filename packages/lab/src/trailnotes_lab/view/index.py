@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 from trailnotes.errors import RunError
 from trailnotes.memory.schema import replace_surrogates
 from trailnotes.storage.databases import BoundedConnection, enable_wal, find_journal, find_unexpected
-from trailnotes.storage.files import parse_json
+from trailnotes.storage.files import parse_json, parse_record
 
 SCHEMA_VERSION: Final = 1  # of the tables; an index of another one is made anew
 INDEX_SUFFIX: Final = ".index.db"
@@ -161,11 +161,8 @@ class EpisodeIndex:
             inside = all(isinstance(n, int) and n >= 0 for n in span) and sum(span) <= file.tell()
             file.seek(episode.offset if inside else 0)
             line = file.read(episode.length if inside else 0)
-        try:
-            record = parse_json(line, "drop")
-        except ValueError:
-            record = None
-        if not isinstance(record, dict):
+        record = parse_record(line)
+        if record is None:
             raise RunError(f"{self.file}: line {episode.number} is damaged, or has just been replaced")
         return record
 

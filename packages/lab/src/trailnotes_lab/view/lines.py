@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, TypeGuard
 
 from trailnotes.errors import RunError
-from trailnotes.storage.files import parse_json
+from trailnotes.storage.files import parse_record
 
 MAX_FILES: Final = 256  # files
 
@@ -66,14 +66,10 @@ class LinesCache:
                 if not line.endswith(b"\n"):
                     break
                 known.end, known.last = known.end + len(line), line
-                try:
-                    record = parse_json(line, "drop")
-                except ValueError:
-                    record = None
-                if isinstance(record, dict):
-                    known.lines.append(record)
-                else:
+                if (record := parse_record(line)) is None:
                     known.damaged += 1
+                else:
+                    known.lines.append(record)
         return known
 
 

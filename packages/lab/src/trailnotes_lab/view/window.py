@@ -139,7 +139,8 @@ class Window:
 
 ERROR_HEADINGS: Final = {
     400: "That cannot be read", 403: "Not without the token", 404: "Nothing here", 405: "Not that way",
-    409: "That cannot be shown", 413: "That is too much", 421: "Not by that name", 500: "Something went wrong",
+    408: "That took too long", 409: "That cannot be shown", 413: "That is too much", 415: "Not a form",
+    421: "Not by that name", 500: "Something went wrong",
 }  # fmt: skip
 
 

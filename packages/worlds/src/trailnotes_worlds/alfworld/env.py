@@ -5,7 +5,6 @@ Source: Shridhar et al. 2021 (arXiv 2010.03768), package 0.4.2. See ``docs/envs/
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -28,9 +27,6 @@ class AlfworldEnv:
         self,
         *,
         games: str = "generated",
-        task_types: str | Sequence[str] = "all",
-        num_games: int = 20,
-        dataset_seed: int = 0,
         data: str = "",
         max_steps: int = MAX_STEPS,
         actions: bool = True,
@@ -38,16 +34,12 @@ class AlfworldEnv:
         """Set the options; the first reset loads the engine.
 
         Args:
-            games: read by `tasks` only.
-            task_types: read by `tasks` only.
-            num_games: read by `tasks` only.
-            dataset_seed: read by `tasks` only.
+            games: "generated", or "published" ones, whose folder is looked for.
             data: folder of the published games; "" takes that of ALFWORLD_DATA.
             max_steps: actions until the episode is truncated.
             actions: offer the admissible actions.
         """
         import_alfworld_module("info")  # reports missing packages early
-        alfworld_tasks("train", "generated", task_types, num_games or 1, dataset_seed)
         if require_choice("games", games, GAMES) == "published":
             find_data_folder(data)
         self._max_steps, self._offers, self._data = require_int("max_steps", max_steps, 1, 100_000), bool(actions), data

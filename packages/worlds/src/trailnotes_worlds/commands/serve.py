@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, Group, argument
 from trailnotes.commands.envs import require_env_packages
-from trailnotes.errors import ConfigError, Interrupted, MissingExtraError, find_missing_module, format_install_command
+from trailnotes.errors import ConfigError, MissingExtraError, find_missing_module, format_install_command
+from trailnotes.web.loopback import LOOPBACK, PUBLIC_HOST_WARNING
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
-LOOPBACK = "127.0.0.1"
 ALL = "all"  # in place of a split
 PORT = 8000  # where clients of OpenEnv look first
-PUBLIC_HOST_WARNING = (
-    "would let other machines play, without passwords or encryption: add --public if that is meant, or leave --host out"
-)
 
 
 def _serve(args: Namespace) -> None:
@@ -50,13 +47,8 @@ def _serve(args: Namespace) -> None:
         splits = [*dict.fromkeys(task.split for task in tasks)]
         named = f"split{'s' * (len(splits) > 1)} {', '.join(splits)}"
         ready = f"ready: {format_url(door)} ({len(tasks)} tasks of {named})"
-        try:
-            app = make_app(pool, ServedTasks(tasks), settings)
-            serve(app, door, ready=lambda: print(ready, flush=True), most_ws_bytes=MAX_MESSAGE_BYTES)
-        except Interrupted:  # SIGTERM or SIGHUP: the exit code tells its sender
-            raise
-        except KeyboardInterrupt:
-            print("the server has ended")
+        app, goodbye = make_app(pool, ServedTasks(tasks), settings), "the server has ended"
+        serve(app, door, lambda: print(ready, flush=True), most_ws_bytes=MAX_MESSAGE_BYTES, goodbye=goodbye)
 
 
 _SPLIT = "split of the tasks (default train); all: each split has the seeds that env.name = openenv gives it"

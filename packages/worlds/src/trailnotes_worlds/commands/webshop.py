@@ -6,11 +6,12 @@ import json
 from contextlib import closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from trailnotes.commands.command import Command, Group, argument
-from trailnotes.errors import ConfigError, Interrupted
+from trailnotes.errors import ConfigError
 from trailnotes.reporting.terminal import escape_unprintable
+from trailnotes.web.loopback import LOOPBACK, PUBLIC_HOST_WARNING
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -21,13 +22,8 @@ if TYPE_CHECKING:
     from trailnotes_worlds.webshop.catalogue import Catalogue
     from trailnotes_worlds.webshop.env import WebShopEnv
 
-LOOPBACK = "127.0.0.1"
 PORT = 7466
 MAX_TITLE_LENGTH = 300  # characters
-PUBLIC_HOST_WARNING = (
-    "would open the shop to other machines, without passwords or encryption: add --public if that is meant, or leave "
-    "--host out"
-)
 
 
 def _import(args: Namespace) -> None:
@@ -94,10 +90,10 @@ def _describe(catalogue: Catalogue) -> None:
 
 
 def _serve(args: Namespace) -> None:
+    from trailnotes.envs import make_env
     from trailnotes.envs.tasks import tasks_of
     from trailnotes.web import guard
     from trailnotes.web.serving import format_host, format_url, open_listener, serve
-    from trailnotes_worlds.webshop.env import WebShopEnv
     from trailnotes_worlds.webshop.site.app import SiteSettings, make_app
     from trailnotes_worlds.webshop.site.visits import MAX_VISIT_STEPS, ShopService
 
@@ -110,19 +106,15 @@ def _serve(args: Namespace) -> None:
         raise ConfigError(f"--goal {args.goal}: split {args.split!r} has goals 0 to {len(tasks) - 1}")
     options = {**config.env.options, "max_steps": MAX_VISIT_STEPS}
     refusal = "" if args.public else PUBLIC_HOST_WARNING
-    with closing(WebShopEnv(**options)) as env, open_listener(args.host, args.port, refusal=refusal) as door:
+    shop = cast("WebShopEnv", make_env("webshop", **options))
+    with closing(shop) as env, open_listener(args.host, args.port, refusal=refusal) as door:
         address, port = format_url(door), door.getsockname()[1]
         names = None if args.public else guard.LOOPBACK_NAMES | {format_host(door)}
         settings = SiteSettings(cookie=f"trailnotes-shop-{port}", names=names, only=args.goal)
         recording = closing(_open_recorder(args.record, env, config)) if args.record else nullcontext()
         with recording as recorder:
             app = make_app(ShopService(env.shop, tasks), settings, recorder)
-            try:
-                serve(app, door, ready=lambda: print(f"ready: {address}", flush=True))
-            except Interrupted:  # SIGTERM or SIGHUP: the exit code tells its sender
-                raise
-            except KeyboardInterrupt:
-                print("the shop is closed")
+            serve(app, door, lambda: print(f"ready: {address}", flush=True), goodbye="the shop is closed")
 
 
 def _load_shop_config(path: Path | None, settings: Sequence[str], catalogue: str | None) -> Config:

@@ -11,14 +11,13 @@ import random
 import re
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from trailnotes.envs import list_env_tasks, make_env
 from trailnotes.envs.tasks import select_unused
 from trailnotes.errors import ConfigError
 from trailnotes.types import Tip
 from trailnotes.warmstart.demonstrations.episodes import (
-    apply_rehearsal_options,
     build_demonstrations,
     play_script,
     replay_actions,
@@ -110,20 +109,14 @@ class CoinDemonstrator(ExpertDemonstrator):
             make_env("textworld-express", **{**config.env.options, "max_steps": MAX_SEARCH_STEPS, "actions": True}),
         )
 
-    @classmethod
-    def build_held_out(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
-        """Build the demonstrator of games in `rehearsal.options` that `config` neither trains nor evaluates on.
-
-        Raises:
-            ConfigError: none is left.
-        """
-        subject = cls(apply_rehearsal_options(config), count_tokens, seed)
-        if not subject.coins:
-            return super().build_held_out(config, count_tokens, seed)
-        subject.coins = select_unused(subject.coins, config)
-        if not subject.coins:
+    def hold_out(self, config: Config) -> None:
+        """Keep the unused games, as `Demonstrator.hold_out`."""
+        if not self.coins:
+            super().hold_out(config)
+            return
+        self.coins = select_unused(self.coins, config)
+        if not self.coins:
             raise ConfigError("every training game is trained on or evaluated: name others in rehearsal.options")
-        return subject
 
     def __iter__(self) -> Iterator[Demonstration]:
         if not self.coins:

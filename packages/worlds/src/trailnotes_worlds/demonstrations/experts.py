@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import random
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from trailnotes.envs import Env, get_env_identity, list_env_tasks, make_env
 from trailnotes.envs.tasks import panel, select_unused
 from trailnotes.errors import ConfigError
-from trailnotes.warmstart.demonstrations.episodes import apply_rehearsal_options, play_script, replay_actions
+from trailnotes.warmstart.demonstrations.episodes import play_script, replay_actions
 from trailnotes.warmstart.demonstrations.recorded import (
     NUM_WANDERINGS,
     RecordedDemonstrator,
@@ -22,7 +22,7 @@ from trailnotes.warmstart.demonstrations.recorded import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from trailnotes.config.schema import Config
     from trailnotes.storage.demonstrations import Demonstration
@@ -45,19 +45,12 @@ class ExpertDemonstrator(RecordedDemonstrator):
     The cache folder keeps the episodes, of `warmstart.variations` games of each family.
     """
 
-    @classmethod
-    def build_held_out(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
-        """Build the demonstrator of games in `rehearsal.options` that `config` neither trains nor evaluates on.
-
-        Raises:
-            ConfigError: none is left.
-        """
-        subject = cls(apply_rehearsal_options(config), count_tokens, seed)
-        left = {task.id for task in select_unused(cls.choose_tasks(subject.config), config)}
+    def hold_out(self, config: Config) -> None:
+        """Keep the recordings of unused games, as `Demonstrator.hold_out`."""
+        left = {task.id for task in select_unused(type(self).choose_tasks(self.config), config)}
         if not left:
             raise ConfigError("every training game is trained on or evaluated: name others in rehearsal.options")
-        subject.recordings = [each for each in subject.recordings if each.wandered[0].task.id in left]
-        return subject
+        self.recordings = [each for each in self.recordings if each.wandered[0].task.id in left]
 
     @staticmethod
     def choose_tasks(config: Config) -> list[Task]:

@@ -19,7 +19,7 @@ from trailnotes.types import Task, Trajectory
 from trailnotes.warmstart.demonstrations.episodes import play_script, replay_actions
 from trailnotes.warmstart.demonstrations.recorded import NUM_WANDERINGS, RecordedGame, load_or_record
 from trailnotes_worlds.demonstrations.experts import ExpertDemonstrator, spread_by_family
-from trailnotes_worlds.scienceworld.client import close_gold_path_finder, find_gold_path
+from trailnotes_worlds.scienceworld.client import GOLD_PATH_FINDER
 from trailnotes_worlds.scienceworld.tasks import scienceworld_tasks
 
 if TYPE_CHECKING:
@@ -98,11 +98,11 @@ def _record_episodes(config: Config) -> Iterator[Trajectory]:
             logger.info("recorded %s", task.id)
     finally:
         env.close()
-        close_gold_path_finder()
+        GOLD_PATH_FINDER.close()
 
 
 def _play_gold_path(env: Env, task: Task, simplification: str | Sequence[str], max_steps: int) -> Trajectory | None:
-    path = find_gold_path(task.options["task"], task.options["variation"], simplification)
+    path = GOLD_PATH_FINDER.find_solution(task.options["task"], task.options["variation"], simplification).actions
     for actions in shorten_path(path):
         if len(actions) <= max_steps:
             trajectory = play_script(env, task, partial(replay_actions, actions), 0)

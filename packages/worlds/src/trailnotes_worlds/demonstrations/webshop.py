@@ -7,11 +7,10 @@ product of an evaluation goal: an episode with one on its pages is discarded.
 
 from __future__ import annotations
 
-import random
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, cast
 
 from trailnotes.algorithms.rememberer.advice import (
     Example,
@@ -27,7 +26,7 @@ from trailnotes.prompts import build_reflection_messages, get_instruction, trunc
 from trailnotes.storage.demonstrations import Demonstration
 from trailnotes.types import Message, Tip
 from trailnotes.warmstart.demonstrations.episodes import (
-    apply_rehearsal_options,
+    Demonstrator,
     build_demonstrations,
     get_actions,
     play_script,
@@ -121,7 +120,7 @@ def iter_eval_asins(env: WebShopEnv, options: Mapping[str, object]) -> Iterator[
     return (product.asin.lower() for product in shelves if normalize_title(product.title) in titles)
 
 
-class WebShopDemonstrator:
+class WebShopDemonstrator(Demonstrator):
     """Endless fresh demonstrations of the goals of the train split.
 
     Args:
@@ -137,26 +136,18 @@ class WebShopDemonstrator:
     """
 
     def __init__(self, config: Config, count_tokens: Callable[[str], int], seed: int) -> None:
-        self.config, self.count_tokens = config, count_tokens
-        self.rng = random.Random(seed)
+        super().__init__(config, count_tokens, seed)
         options = {**config.env.options, "max_steps": config.rollout.max_steps}
         self.visit = TrackedShop(**{**options, "actions": config.rollout.show_actions})
         self.tasks = list_env_tasks("webshop", "train", options)
         self.forbidden = frozenset(iter_eval_asins(self.visit.env, options))  # asins
 
-    @classmethod
-    def build_held_out(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
-        """Build a demonstrator of the goals in `rehearsal.options` that `config` neither trains nor evaluates on.
-
-        Raises:
-            ConfigError: none is left.
-        """
-        subject = cls(apply_rehearsal_options(config), count_tokens, seed)
-        subject.forbidden |= cls(config, count_tokens, seed).forbidden
-        subject.tasks = select_unused(subject.tasks, config)
-        if not subject.tasks:
+    def hold_out(self, config: Config) -> None:
+        """Keep the unused goals, as `Demonstrator.hold_out`, and show no product of those that are evaluated."""
+        self.forbidden |= type(self)(config, self.count_tokens, 0).forbidden
+        self.tasks = select_unused(self.tasks, config)
+        if not self.tasks:
             raise ConfigError("no goal is left for rehearsal: name another catalogue in rehearsal.options.catalogue")
-        return subject
 
     def __iter__(self) -> Iterator[Demonstration]:
         in_vain = 0

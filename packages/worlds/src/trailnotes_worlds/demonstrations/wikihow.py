@@ -7,19 +7,18 @@ alone, in a library without the articles of evaluation goals.
 
 from __future__ import annotations
 
-import random
 import re
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from trailnotes.envs import list_env_tasks, make_env
 from trailnotes.envs.tasks import select_unused
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task, Tip
 from trailnotes.warmstart.demonstrations.episodes import (
-    apply_rehearsal_options,
+    Demonstrator,
     build_demonstrations,
     get_actions,
     play_script,
@@ -57,7 +56,7 @@ def collect_eval_titles(options: Mapping[str, object]) -> set[str]:
     return extract_titles(env, tasks)
 
 
-class WikiHowDemonstrator:
+class WikiHowDemonstrator(Demonstrator):
     """Endless fresh demonstrations of the goals of the train split.
 
     Args:
@@ -72,8 +71,7 @@ class WikiHowDemonstrator:
     """
 
     def __init__(self, config: Config, count_tokens: Callable[[str], int], seed: int) -> None:
-        self.config, self.count_tokens = config, count_tokens
-        self.rng = random.Random(seed)
+        super().__init__(config, count_tokens, seed)
         options = {**config.env.options, "max_steps": config.rollout.max_steps}
         self.env = cast("WikiHowEnv", make_env("wikihow", **{**options, "actions": True}))
         self.tasks = list_env_tasks("wikihow", "train", options)
@@ -89,20 +87,13 @@ class WikiHowDemonstrator:
         )
         self.tasks = [task for task in self.tasks if not titles & extract_titles(self.env, [task])]
 
-    @classmethod
-    def build_held_out(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
-        """Build the demonstrator of goals in `rehearsal.options` that `config` neither trains nor evaluates on.
-
-        Raises:
-            ConfigError: none is left.
-        """
-        subject = cls(apply_rehearsal_options(config), count_tokens, seed)
-        subject.exclude_titles(collect_eval_titles(config.env.options))
-        subject.tasks = select_unused(subject.tasks, config)
-        if not subject.tasks:
+    def hold_out(self, config: Config) -> None:
+        """Keep the unused goals, as `Demonstrator.hold_out`, and hide the articles of those that are evaluated."""
+        self.exclude_titles(collect_eval_titles(config.env.options))
+        self.tasks = select_unused(self.tasks, config)
+        if not self.tasks:
             fix = "name another library in rehearsal.options.library"
             raise ConfigError(f"every training goal is trained on or evaluated: {fix}")
-        return subject
 
     def __iter__(self) -> Iterator[Demonstration]:
         while True:

@@ -167,6 +167,14 @@ class Simulator:
         """Let Java forget an object of a call. Raises `SimulatorLostError` as `call` does."""
         self._guard_call(lambda: self._gateway.release(reference))
 
+    def list_strings(self, method: str) -> tuple[str, ...]:
+        """Call a method that returns a list of strings, joined by Java: an answer for each takes long."""
+        elements = self.call(method)
+        assert isinstance(elements, Reference)
+        text = str(self.call("join", "\n", elements, of="java.lang.String"))
+        self.release(elements)
+        return tuple(text.split("\n")) if text else ()
+
     def close(self) -> None:
         """End the process, except from a forked child. A second call is harmless."""
         self._end()

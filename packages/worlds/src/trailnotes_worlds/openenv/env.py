@@ -261,7 +261,6 @@ def _compute_seconds_left(until: float) -> float:
 
 
 def _describe_refusal(error: RequestRefusedError) -> str:
-
     errors = error.data.get("errors")
     first = errors[0] if isinstance(errors, list) and errors else None
     said = first.get("msg") if isinstance(first, dict) else None

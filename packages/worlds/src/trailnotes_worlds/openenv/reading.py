@@ -80,7 +80,6 @@ def _get_json_type(described: Mapping[str, Any]) -> str:
 
 
 def _parse_value(text: str, kind: str) -> Any:
-
     try:
         value = parse_json(text, "refuse")
     except ValueError:

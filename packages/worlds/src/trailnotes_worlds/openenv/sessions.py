@@ -151,7 +151,6 @@ class ServerSession:
 
 
 def _parse_message(text: str | None) -> tuple[str, dict[str, Any]]:
-
     try:
         message = parse_json(text or "")
     except ValueError:

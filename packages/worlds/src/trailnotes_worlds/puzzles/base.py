@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
@@ -52,7 +52,14 @@ class PuzzleEnv:
     instruction: str
     formats: tuple[str, ...]  # of actions
 
-    def __init__(self, max_steps: int, reward: str, actions: bool) -> None:
+    def __init__(self, *, max_steps: int = 0, reward: str = "sparse", actions: bool = True) -> None:
+        """Set the options of the environment.
+
+        Args:
+            max_steps: actions until the episode is truncated; 0 is the level's own limit.
+            reward: "sparse" is 1 for a won level; "dense" is the change of `PuzzleGame.progress`.
+            actions: offer the admissible actions.
+        """
         self._max_steps = require_int("max_steps", max_steps, 0, 100_000)
         self._dense = require_choice("reward", reward, REWARDS) == "dense"
         self._offers = bool(actions)
@@ -107,6 +114,13 @@ class PuzzleEnv:
             score=self._score,
             **facts,
         )
+
+
+def parse_task(task: Task, difficulties: Collection[str]) -> tuple[str, str]:
+    """Parse difficulty and split of a task. Raises `ConfigError` for one of another environment."""
+    where = f"task {task.id}: "
+    difficulty = require_choice("difficulty", task.options.get("difficulty"), difficulties, where=where)
+    return difficulty, require_choice("split", task.split, SPLIT_BUCKETS, where=where)
 
 
 def assign_split(identity: str) -> str:

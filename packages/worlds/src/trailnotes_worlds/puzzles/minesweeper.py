@@ -17,13 +17,13 @@ from trailnotes.envs.options import require_choice, require_type
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Task
 from trailnotes_worlds.puzzles.base import (
-    SPLIT_BUCKETS,
     PuzzleEnv,
     PuzzleGame,
     assign_split,
     canonicalize_orientation,
     list_cells,
     make_puzzle_tasks,
+    parse_task,
 )
 from trailnotes_worlds.puzzles.fields import Minefield, get_neighbours, open_cell, solve_by_logic
 
@@ -136,31 +136,6 @@ class MinesweeperEnv(PuzzleEnv):
     instruction = INSTRUCTION
     formats = ("open ROW COLUMN", "flag ROW COLUMN")
 
-    def __init__(
-        self,
-        *,
-        difficulty: str = "easy",
-        logic: bool = True,
-        num_games: int = 100,
-        dataset_seed: int = 0,
-        max_steps: int = 0,
-        reward: str = "sparse",
-        actions: bool = True,
-    ) -> None:
-        """Set the options of the environment.
-
-        Args:
-            difficulty: read by `tasks` only.
-            logic: read by `tasks` only.
-            num_games: read by `tasks` only.
-            dataset_seed: read by `tasks` only.
-            max_steps: actions until the episode is truncated; 0 is the number of cells.
-            reward: "sparse" is 1 for the last cell; "dense" is the change of the share of safe cells that are open.
-            actions: offer every closed cell to open or to flag.
-        """
-        super().__init__(max_steps, reward, actions)
-        minesweeper_tasks("train", difficulty, logic, num_games, dataset_seed)
-
     tasks = staticmethod(minesweeper_tasks)
 
     def make_game(self, task: Task) -> tuple[PuzzleGame, int]:
@@ -175,8 +150,7 @@ class MinesweeperEnv(PuzzleEnv):
 
 
 def _generate_task_level(task: Task) -> MinesweeperLevel:
-    difficulty = require_choice("difficulty", task.options.get("difficulty"), DIFFICULTIES, where=f"task {task.id}: ")
-    split = require_choice("split", task.split, SPLIT_BUCKETS, where=f"task {task.id}: ")
+    difficulty, split = parse_task(task, DIFFICULTIES)
     return generate_level(difficulty, bool(task.options.get("logic", True)), split, task.seed)
 
 

@@ -15,13 +15,13 @@ from trailnotes.envs.options import require_choice
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Task
 from trailnotes_worlds.puzzles.base import (
-    SPLIT_BUCKETS,
     PuzzleEnv,
     PuzzleGame,
     assign_split,
     canonicalize_orientation,
     list_cells,
     make_puzzle_tasks,
+    parse_task,
 )
 from trailnotes_worlds.puzzles.rooms import (
     DIRECTIONS,
@@ -149,45 +149,25 @@ class SokobanEnv(PuzzleEnv):
     def __init__(
         self,
         *,
-        difficulty: str = "easy",
-        num_games: int = 100,
-        dataset_seed: int = 0,
         max_steps: int = 0,
         view: str = "picture",
         reward: str = "sparse",
         actions: bool = True,
     ) -> None:
-        """Set the options of the environment.
-
-        Args:
-            difficulty: read by `tasks` only.
-            num_games: read by `tasks` only.
-            dataset_seed: read by `tasks` only.
-            max_steps: actions until the episode is truncated; 0 is the difficulty's own limit.
-            view: "picture" shows rows of symbols; "words" adds the coordinates of player, boxes and goals.
-            reward: "sparse" is 1 for the last box; "dense" is the change of the share of boxes on goals.
-            actions: offer the admissible moves.
-        """
-        super().__init__(max_steps, reward, actions)
-        sokoban_tasks("train", difficulty, num_games, dataset_seed)
+        """Set the options of `PuzzleEnv`; "words" as `view` adds the coordinates of player, boxes and goals."""
+        super().__init__(max_steps=max_steps, reward=reward, actions=actions)
         self._in_words = require_choice("view", view, VIEWS) == "words"
 
     tasks = staticmethod(sokoban_tasks)
 
     def make_game(self, task: Task) -> tuple[PuzzleGame, int]:
         """Make the level of a task, as `PuzzleEnv.make_game`."""
-        level = _generate_task_level(task)
+        level = generate_level(*parse_task(task, DIFFICULTIES), task.seed)
         return SokobanGame(level.room, level.start, self._in_words), DIFFICULTIES[task.options["difficulty"]].max_steps
 
     def solution(self, task: Task) -> tuple[str, ...]:
         """Return the moves that solve `task` with the fewest pushes."""
-        return _generate_task_level(task).solution
-
-
-def _generate_task_level(task: Task) -> SokobanLevel:
-    difficulty = require_choice("difficulty", task.options.get("difficulty"), DIFFICULTIES, where=f"task {task.id}: ")
-    split = require_choice("split", task.split, SPLIT_BUCKETS, where=f"task {task.id}: ")
-    return generate_level(difficulty, split, task.seed)
+        return generate_level(*parse_task(task, DIFFICULTIES), task.seed).solution
 
 
 class SokobanGame:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from trailnotes.errors import EnvError
-from trailnotes_worlds.java.simulator import START_LIMIT, JavaProgram, Reference, Simulator, find_jars
+from trailnotes_worlds.java.simulator import START_LIMIT, JavaProgram, Simulator, find_jars
 from trailnotes_worlds.scienceworld.tasks import resolve_simplifications, resolve_task, validate_variation
 
 HEAP, GOLD_HEAP = "64m", "512m"  # live objects take 20 to 25 MB; the gold path of test-conductivity needs over 128 MB
@@ -91,30 +91,23 @@ class ScienceWorldClient:
 
     def action_templates(self) -> tuple[str, ...]:
         """List all kinds of action, with OBJ for an object: ``"focus on OBJ"``."""
-        return self._list_strings("getPossibleActions")
+        return self.simulator.list_strings("getPossibleActions")
 
     def objects(self) -> tuple[str, ...]:
         """List the objects in sight and reach of the agent."""
-        return self._list_strings("getPossibleObjects")
+        return self.simulator.list_strings("getPossibleObjects")
 
     def valid_actions(self) -> tuple[str, ...]:
         """List all admissible actions, some hundreds, in the simulator's order (10 to 30 ms)."""
-        return self._list_strings("getValidActionObjectCombinations")
+        return self.simulator.list_strings("getValidActionObjectCombinations")
 
     def gold_path(self) -> tuple[str, ...]:
         """Return actions that solve a task loaded with `gold`; superfluous ones may follow."""
-        return self._list_strings("getGoldActionSequence")
+        return self.simulator.list_strings("getGoldActionSequence")
 
     def close(self) -> None:
         """End the Java process. A second call is harmless."""
         self.simulator.close()
-
-    def _list_strings(self, method: str) -> tuple[str, ...]:
-        # Java joins the list: an answer for each element takes long.
-        elements = cast("Reference", self.simulator.call(method))
-        text = str(self.simulator.call("join", "\n", elements, of="java.lang.String"))
-        self.simulator.release(elements)
-        return tuple(text.split("\n")) if text else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +152,7 @@ class GoldPathFinder:
         return self._found[setup]
 
     def close(self) -> None:
-        """End its simulator but keep the solutions. A second call is harmless."""
+        """End its simulator (some 300 MB) but keep the solutions. A second call is harmless."""
         if self._client:
             self._client.close()
         self._client = None
@@ -179,13 +172,3 @@ def _solve(client: ScienceWorldClient, name: str, variation: int, labels: str) -
 
 
 GOLD_PATH_FINDER = GoldPathFinder()  # of this process: one simulator is enough
-
-
-def find_gold_path(task: str, variation: int, simplification: str | Sequence[str] = "easy") -> list[str]:
-    """Find the actions of a solution. Call `close_gold_path_finder` after the last one."""
-    return list(GOLD_PATH_FINDER.find_solution(task, variation, simplification).actions)
-
-
-def close_gold_path_finder() -> None:
-    """End the simulator of `GOLD_PATH_FINDER` (some 300 MB); the next new solution starts another."""
-    GOLD_PATH_FINDER.close()

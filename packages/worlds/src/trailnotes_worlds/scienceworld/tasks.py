@@ -6,13 +6,12 @@ the protocol is that of EMPO2 (arXiv 2602.23008) and of its release (commit 0b40
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from trailnotes.envs.options import require_choice, require_int
+from trailnotes.envs.options import require_choice, require_int, suggest_nearest
 from trailnotes.errors import ConfigError
 from trailnotes.storage.files import parse_toml
 from trailnotes.types import Task
@@ -49,7 +48,7 @@ def resolve_task(name: str) -> str:
     if wanted in by_id:
         return by_id[wanted]
     known = [*TASK_IDS, *TASK_GROUPS, *TASK_IDS.values()]
-    raise ConfigError(f"unknown ScienceWorld task {name!r}{_suggest_nearest(wanted, known)}")
+    raise ConfigError(f"unknown ScienceWorld task {name!r}{suggest_nearest(wanted, known)}")
 
 
 def resolve_tasks(task: str | Sequence[str]) -> tuple[str, ...]:
@@ -167,7 +166,7 @@ def resolve_simplifications(task: str, simplification: str | Sequence[str] = "ea
         )
     for label in labels:
         if label not in SIMPLIFICATIONS:
-            raise ConfigError(f"unknown simplification {label!r}{_suggest_nearest(label, ['easy', *SIMPLIFICATIONS])}")
+            raise ConfigError(f"unknown simplification {label!r}{suggest_nearest(label, ['easy', *SIMPLIFICATIONS])}")
     if electrical and "noElectricalAction" in labels:
         raise ConfigError(f"{name} needs electricity: leave noElectricalAction out of the simplification")
     return ",".join(label for label in SIMPLIFICATIONS if label in labels)
@@ -176,11 +175,3 @@ def resolve_simplifications(task: str, simplification: str | Sequence[str] = "ea
 def needs_electricity(task: str) -> bool:
     """Return whether a task needs electrical connections, by the simulator's own rule for its preset "easy"."""
     return "power-component" in task or "conductivity" in task
-
-
-def _suggest_nearest(word: str, known: Iterable[str]) -> str:
-    lowered = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), lowered, n=2)
-    if close:
-        return f"; did you mean {' or '.join(lowered[name] for name in close)}?"
-    return f" (known: {', '.join(lowered.values())})"

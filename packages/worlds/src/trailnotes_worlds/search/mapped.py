@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
+import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +91,28 @@ class MappedFolder:
             raise ValueError(f"{self.folder} is closed: open it again")
 
 
+class NamedFolder:
+    """Content of a `MappedFolder`, whose ``meta.json`` has its name."""
+
+    def __init__(self, files: MappedFolder) -> None:
+        self._files = files
+
+    @property
+    def name(self) -> str:
+        """Hash of the content: equal names mean equal content."""
+        return str(self._files.meta["name"])
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the files."""
+        return self._files.folder
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """Content of ``meta.json``."""
+        return self._files.meta
+
+
 def _close(opened: dict[Path, tuple[int, tuple[int, int]]]) -> None:
     for handle, _ in opened.values():
         os.close(handle)
@@ -137,6 +162,35 @@ def write_meta(folder: Path, kind: str, version: int, names: list[str], facts: M
     sizes = {name: (folder / name).stat().st_size for name in names}
     meta = {"kind": kind, "version": version, "files": sizes, **facts}
     write_text_atomic(folder / META, json.dumps(meta, ensure_ascii=False, indent=1) + "\n")
+
+
+def require_free(folder: Path) -> None:
+    """Raise `ConfigError` if a folder is not empty, or is the working directory, which must not be replaced."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is there already: name another folder, or delete it first")
+    if folder.exists() and folder.samefile("."):
+        raise ConfigError(f"{folder} is the working directory: name a new folder in it")
+
+
+@contextmanager
+def write_folder(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder that becomes `folder` when the block ends without an error.
+
+    Raises:
+        ConfigError: as `require_free`.
+        RunError: the disk is full or the place not writable.
+    """
+    require_free(folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as aside:
+            made = Path(aside) / "made"  # with the usual permissions: those of `aside` are for its owner alone
+            made.mkdir()
+            yield made
+            made.replace(folder)
+    except (OSError, sqlite3.OperationalError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise RunError(f"cannot write {folder} ({why}): free space or name another folder") from error
 
 
 def allocate(path: Path, dtype: Any, length: int) -> np.memmap[Any, Any]:

@@ -8,7 +8,7 @@ from typing import Final
 
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.storage.files import parse_json
-from trailnotes_worlds.java.simulator import JavaProgram, Reference, Simulator, find_jars
+from trailnotes_worlds.java.simulator import JavaProgram, Simulator, find_jars
 
 EXTRA: Final = "textworld-express"
 TITLE: Final = "TextWorldExpress"
@@ -85,11 +85,7 @@ class TextWorldExpressClient:
 
     def gold_path(self) -> tuple[str, ...]:
         """Return actions that solve a game begun with `gold`; of some games a different random walk each time."""
-        elements = self.simulator.call("getGoldActionSequence")
-        assert isinstance(elements, Reference)
-        text = str(self.simulator.call("join", "\n", elements, of="java.lang.String"))
-        self.simulator.release(elements)
-        return tuple(text.split("\n")) if text else ()
+        return self.simulator.list_strings("getGoldActionSequence")
 
     def close(self) -> None:
         """End the Java process. A second call is harmless."""

@@ -6,7 +6,7 @@ Source: Jansen and Côté 2022 (arXiv 2208.01174), package 1.1.0. See ``docs/env
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.java.simulator import find_jars, find_java
 from trailnotes_worlds.textworld_express.client import EXTRA, TITLE, GameState, TextWorldExpressClient
-from trailnotes_worlds.textworld_express.games import resolve_games, textworld_express_tasks, validate_params
+from trailnotes_worlds.textworld_express.games import textworld_express_tasks
 
 MAX_STEPS = 50  # of the paper's agents
 VIEWS = ("plain", "full", "short")
@@ -28,12 +28,9 @@ _OBJECT_LISTING: Final = re.compile(
 class TextWorldExpressEnv:
     """TextWorldExpress environment: one simulator in a Java process, from the first reset on."""
 
-    def __init__(  # noqa: PLR0913 (the user's options, by their names)
+    def __init__(
         self,
         *,
-        game: str | Sequence[str] = "coin",
-        params: Mapping[str, int] | None = None,
-        num_games: int = 100,  # noqa: ARG002 (read by `tasks` only)
         max_steps: int = MAX_STEPS,
         view: str = "plain",
         actions: bool = True,
@@ -43,9 +40,6 @@ class TextWorldExpressEnv:
         """Set the options; the first reset starts the simulator.
 
         Args:
-            game: read by `tasks` only.
-            params: read by `tasks` only.
-            num_games: read by `tasks` only.
             max_steps: actions until the episode is truncated.
             view: "plain" shows the answer to the action, as the package does; "full" adds room and inventory; "short"
                 leaves out the things of a room without anything to take.
@@ -55,7 +49,6 @@ class TextWorldExpressEnv:
         """
         find_jars(TITLE, "textworld_express", EXTRA, "textworld-express.jar")  # reports missing packages early
         find_java(java, EXTRA)
-        validate_params(resolve_games(game), params)
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
             raise ConfigError(f"timeout = {timeout!r} must be a number of seconds over 0")
         self._max_steps, self._offers = require_int("max_steps", max_steps, 1, 100_000), bool(actions)

@@ -6,12 +6,11 @@ Source: Jansen and Côté 2022, "TextWorldExpress: Simulating Text Games at One 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from trailnotes.envs.options import require_choice, require_int
+from trailnotes.envs.options import require_choice, require_int, suggest_nearest
 from trailnotes.errors import ConfigError
 from trailnotes.storage.files import parse_toml
 from trailnotes.types import Task
@@ -51,9 +50,7 @@ def validate_params(names: Sequence[str], params: Mapping[str, int] | None) -> d
     known = {key: allowed for name in names for key, allowed in GAMES[name].items()}
     for key, value in (params or {}).items():
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else f" (known: {', '.join(known) or 'none'})"
-            raise ConfigError(f"params.{key}: {' and '.join(names)} have no such setting{hint}")
+            raise ConfigError(f"params.{key}: {' and '.join(names)} have no such setting{suggest_nearest(key, known)}")
         require_int(f"params.{key}", value, known[key][0], known[key][-1])
     return dict(params or {})
 

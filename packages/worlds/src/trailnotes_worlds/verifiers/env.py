@@ -147,7 +147,6 @@ def _serialize_task(task: vf.Task[Any, Any, Any]) -> str:
 
 
 def _assign_places(found: int, numbers: Mapping[str, int]) -> dict[str, range]:
-
     asked = sum(numbers.values())
     if found < len(_SPLIT_ORDER):
         raise ConfigError(f"a task set of {found} tasks cannot be split into {', '.join(_SPLIT_ORDER)}")

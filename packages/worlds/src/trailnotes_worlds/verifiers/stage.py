@@ -120,7 +120,6 @@ class EpisodeRunner:
                 await self._episode
 
     async def _run(self, task: vf.Task[Any, Any, Any]) -> float:
-
         episode = vf.Episode(env=vf.EnvInfo(id=self._env.config.env_id), task=_make_trace_task(task))
         agents: Any = vf.Agents(self._env.config, lambda name, spec: AgentProxy(self, name, spec, episode.traces))
         await self._env.setup(agents)

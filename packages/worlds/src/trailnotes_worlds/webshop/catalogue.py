@@ -17,17 +17,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
 from trailnotes.errors import ConfigError
 from trailnotes.storage.files import parse_json
 from trailnotes_worlds.search.index import SearchIndex
-from trailnotes_worlds.search.mapped import MappedFolder, get_rebuild_hint
+from trailnotes_worlds.search.mapped import MappedFolder, NamedFolder, get_rebuild_hint
 from trailnotes_worlds.webshop.products import Facet, GoalKind, Product, from_record
 
 KIND, VERSION = "webshop catalogue", 1
@@ -40,8 +40,10 @@ _MAX_EAGER_HASH_BYTES = 1 << 24  # bytes: a catalogue of no more is compared wit
 _REQUIRED_META = {"name": str, "products": int, "bytes": int, "sha256": dict}  # that ``meta.json`` must tell
 
 
-class Catalogue:
+class Catalogue(NamedFolder):
     """Products of one shop. Open it with `Catalogue.open`; threads and processes may share it.
+
+    Its `meta` has ``left_out``: reason -> records, and ``counts`` by department and instruction kind.
 
     ::
 
@@ -50,7 +52,7 @@ class Catalogue:
     """
 
     def __init__(self, files: MappedFolder) -> None:
-        self._files = files
+        super().__init__(files)
         self._records = files.open_file(PRODUCTS)
         self._offsets = files.map_array("product_offsets.npy").data
         self._asins = files.map_array("asins.npy")
@@ -69,21 +71,6 @@ class Catalogue:
         if catalogue.meta["bytes"] <= _MAX_EAGER_HASH_BYTES:
             catalogue.verify()
         return catalogue
-
-    @property
-    def name(self) -> str:
-        """Hash of all products: the same name is the same shop."""
-        return str(self._files.meta["name"])
-
-    @property
-    def folder(self) -> Path:
-        """Folder of the catalogue."""
-        return self._files.folder
-
-    @property
-    def meta(self) -> Mapping[str, Any]:
-        """Contents of ``meta.json``: ``left_out``, reason -> records, ``counts`` by department and instruction kind."""
-        return self._files.meta
 
     def __len__(self) -> int:
         return len(self._places)

@@ -64,16 +64,10 @@ def webshop_tasks(
     Raises:
         ConfigError: an unknown name, a value of the wrong type, no catalogue, a split without goals, or one that leaks.
     """
-    choice = _make_selection(protocol, goals, dataset_seed, train_set)
+    choice = GoalSelection(protocol, goals, dataset_seed, train_set)
     require_leak_free_split(split, protocol, require_type(bool, "allow_leak", allow_leak))
     shelves = open_cached_catalogue(require_type(str, "catalogue", catalogue))
     return make_tasks(_load_splits(shelves, choice), split, protocol)
-
-
-def _make_selection(protocol: object, goals: object, dataset_seed: object, train_set: object) -> GoalSelection:
-    names = require_type(str, "protocol", protocol), require_type(str, "goals", goals)
-    seed = require_type(int, "dataset_seed", dataset_seed)
-    return GoalSelection(*names, seed, require_type(str, "train_set", train_set))
 
 
 class WebShopEnv:
@@ -83,11 +77,6 @@ class WebShopEnv:
         self,
         *,
         catalogue: str = "synthetic",
-        protocol: str = "by-product",
-        goals: str = "",
-        dataset_seed: int = 0,
-        train_set: str = "S0",
-        allow_leak: bool = False,
         compat: str = "fixed",
         view: str = "text",
         products_per_page: int = 10,
@@ -103,11 +92,6 @@ class WebShopEnv:
 
         Args:
             catalogue: folder of `trailnotes webshop import`, or "synthetic".
-            protocol: read by `tasks` only.
-            goals: read by `tasks` only.
-            dataset_seed: read by `tasks` only.
-            train_set: read by `tasks` only.
-            allow_leak: read by `tasks` only.
             compat: "original" has every quirk of the release; "fixed" mends them.
             view: "text", "text_rich", "rememberer", which shows the first three products of a page, or "short".
             products_per_page: products on a results page.
@@ -119,7 +103,6 @@ class WebShopEnv:
             reward: "score", 0 to 1, or "success", which is 1 for a score of 1, else 0.
             actions: offer the admissible actions with each observation.
         """
-        del protocol, goals, dataset_seed, train_set, allow_leak
         self._catalogue = require_type(str, "catalogue", catalogue)
         self._rules = ShopRules(
             compat=cast("Compat", require_choice("compat", compat, COMPATS)),
@@ -153,7 +136,7 @@ class WebShopEnv:
         show_attributes: bool = False,
     ) -> dict[str, Any]:
         """Describe, as JSON, the properties that comparable results share: catalogue, protocol, goals, rules."""
-        choice = _make_selection(protocol, goals, dataset_seed, train_set)
+        choice = GoalSelection(protocol, goals, dataset_seed, train_set)
         shelves = open_cached_catalogue(require_type(str, "catalogue", catalogue))
         rules = {"compat": compat, "show_attributes": show_attributes}
         return {"catalogue": shelves.name, **build_identity(_load_splits(shelves, choice), choice), **rules}

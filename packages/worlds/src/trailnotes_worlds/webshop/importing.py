@@ -20,11 +20,12 @@ from typing import Any
 
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.storage.files import encode_line, open_no_follow, parse_json, write_text_atomic
+from trailnotes_worlds.search.mapped import require_free
 from trailnotes_worlds.webshop.catalogue import PRODUCTS, REPORT, Catalogue
 from trailnotes_worlds.webshop.nouns import Tagger, make_noun_tagger
 from trailnotes_worlds.webshop.products import Instruction, ProductError, parse_human, parse_product
 from trailnotes_worlds.webshop.reading import JsonEntry, read_entries
-from trailnotes_worlds.webshop.writing import encode_product, finalize_catalogue, require_free
+from trailnotes_worlds.webshop.writing import encode_product, finalize_catalogue
 
 STATE_FILE = "state.json"
 SAVE_INTERVAL = 5000  # products between two states
@@ -208,7 +209,6 @@ class _Importer:
 
 
 def _load_state(folder: Path, inputs: dict[str, Any]) -> ImportState:
-
     inputs = json.loads(json.dumps(inputs))
     try:
         state = ImportState(**parse_json((folder / STATE_FILE).read_bytes()))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from trailnotes.envs.options import require_type
 from trailnotes.errors import ConfigError
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Task
@@ -45,6 +46,11 @@ class GoalSelection:
     goals: str = ""  # "human", "synthetic", "both"; "" = as the protocol has it
     seed: int = 0  # of the dataset
     train_set: str = "S0"  # of rememberer
+
+    def __post_init__(self) -> None:
+        for name in ("protocol", "goals", "train_set"):
+            require_type(str, name, getattr(self, name))
+        require_type(int, "dataset_seed", self.seed)
 
 
 class NumberedGoal(NamedTuple):
@@ -153,7 +159,6 @@ def _iter_catalogue_goals(shelves: Catalogue, kind: str, seed: int) -> Iterator[
 
 
 def _list_official_goals(shelves: Catalogue, choice: GoalSelection) -> list[NumberedGoal]:
-
     kind = choice.goals or "human"
     if kind == "both":
         fix = 'set env.options.goals to "human" or "synthetic"'

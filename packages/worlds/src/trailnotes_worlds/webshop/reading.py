@@ -35,7 +35,6 @@ class JsonEntry(NamedTuple):
 
 @contextmanager
 def _open_source(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-
     try:
         file = path.open("rb")
     except OSError as error:

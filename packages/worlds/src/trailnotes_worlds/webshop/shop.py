@@ -181,7 +181,6 @@ class Shop:
         return [_make_button(BACK), *(part for part in self._body(state) if part.target)]
 
     def _build_body(self, state: ShopState) -> tuple[PageElement, ...]:
-
         if state.page == "results":
             return tuple(self._iter_results(state))
         product = self.shelves[state.asin]

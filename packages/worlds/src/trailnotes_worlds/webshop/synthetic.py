@@ -97,7 +97,6 @@ def load_kinds() -> tuple[ProductKind, ...]:
 
 
 def _iter_products(rng: random.Random) -> Iterator[Product]:
-
     while True:
         shelf = list(load_kinds())
         rng.shuffle(shelf)
@@ -175,7 +174,6 @@ def _make_bullets(attributes: tuple[str, ...], rng: random.Random) -> tuple[str,
 
 
 def _make_options(kind: ProductKind, rng: random.Random) -> tuple[tuple[str, tuple[str, ...]], ...]:
-
     options = []
     for axis in kind.options:
         values = _WORDS["options"][axis]

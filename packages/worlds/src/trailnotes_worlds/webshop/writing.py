@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -12,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from trailnotes.errors import ConfigError, RunError
+from trailnotes.errors import ConfigError
 from trailnotes.storage.files import parse_json
 from trailnotes_worlds.search.building import IndexBuilder
-from trailnotes_worlds.search.mapped import write_meta
+from trailnotes_worlds.search.mapped import write_folder, write_meta
 from trailnotes_worlds.webshop.catalogue import (
     ARRAYS,
     INDEX_FOLDERS,
@@ -39,28 +38,11 @@ def write_catalogue(folder: Path, products: Iterable[Product], facts: Mapping[st
         ConfigError: `folder` is not empty, or two products have one asin.
         RunError: the disk is full or not writable.
     """
-    require_free(folder)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as aside:
-            made = Path(aside) / "made"  # with the usual permissions: those of `aside` are for its owner alone
-            made.mkdir()
-            with (made / PRODUCTS).open("wb") as file:
-                file.writelines(map(encode_product, products))
-            finalize_catalogue(made, facts or {})
-            made.replace(folder)
-    except OSError as error:
-        why = error.strerror or error
-        raise RunError(f"cannot write {folder} ({why}): free space or name another folder") from error
+    with write_folder(folder) as made:
+        with (made / PRODUCTS).open("wb") as file:
+            file.writelines(map(encode_product, products))
+        finalize_catalogue(made, facts or {})
     return Catalogue.open(folder)
-
-
-def require_free(folder: Path) -> None:
-    """Raise `ConfigError` if a folder is not empty, or is the working directory, which a catalogue must not replace."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is there already: name another folder, or delete it first")
-    if folder.exists() and folder.samefile("."):
-        raise ConfigError(f"{folder} is the working directory: name a new folder in it")
 
 
 def encode_product(product: Product) -> bytes:

@@ -64,20 +64,8 @@ def wikihow_tasks(
     Raises:
         ConfigError: an unknown name, a value of the wrong kind, no library, no task files, or a split without goals.
     """
-    choice = _make_selection(tasks, protocol, dataset_seed, train_set, templates)
+    choice = TaskSelection(protocol, tasks, dataset_seed, train_set, require_text_list("templates", templates))
     return make_tasks(_load_splits(open_cached_library(require_type(str, "library", library)), choice), split, choice)
-
-
-def _make_selection(
-    tasks: object, protocol: object, dataset_seed: object, train_set: object, templates: object
-) -> TaskSelection:
-    return TaskSelection(
-        require_type(str, "protocol", protocol),
-        require_type(str, "tasks", tasks),
-        require_type(int, "dataset_seed", dataset_seed),
-        require_type(str, "train_set", train_set),
-        require_text_list("templates", templates),
-    )
 
 
 class WikiHowEnv:
@@ -88,10 +76,6 @@ class WikiHowEnv:
         *,
         library: str = "synthetic",
         tasks: str = "",
-        protocol: str = "by-article",
-        dataset_seed: int = 0,
-        train_set: str = "S0",
-        templates: Sequence[str] = (),
         view: str = "html",
         results_per_page: int = RESULTS_PER_PAGE,
         max_text: int = 500,
@@ -105,10 +89,6 @@ class WikiHowEnv:
         Args:
             library: folder that `trailnotes wikihow import` has written, or "synthetic".
             tasks: folder of task files in Mobile-Env's format; "" generates goals.
-            protocol: read by `tasks` only.
-            dataset_seed: read by `tasks` only.
-            train_set: read by `tasks` only.
-            templates: read by `tasks` only.
             view: "html", REMEMBERER's lines, or "short".
             results_per_page: articles that a search shows before `Next >`.
             max_text: characters of one text on the screen.
@@ -118,7 +98,6 @@ class WikiHowEnv:
             text_events: texts on the screen are events, as with a text recogniser; published runs had none.
             actions: offer the admissible actions with each observation.
         """
-        del protocol, dataset_seed, train_set, templates
         self._place = require_type(str, "library", library)
         self._files = require_type(str, "tasks", tasks)
         self._view = VIEWS[require_choice("view", view, VIEWS)]
@@ -150,7 +129,7 @@ class WikiHowEnv:
         text_events: bool = False,
     ) -> dict[str, Any]:
         """Identify library, protocol and goals of each split, as JSON: comparable results share them."""
-        choice = _make_selection(tasks, protocol, dataset_seed, train_set, templates)
+        choice = TaskSelection(protocol, tasks, dataset_seed, train_set, require_text_list("templates", templates))
         pages = open_cached_library(require_type(str, "library", library))
         goals = build_identity(_load_splits(pages, choice), choice)
         return {"library": pages.name, **goals, "text_events": text_events}

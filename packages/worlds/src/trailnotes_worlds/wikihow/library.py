@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -25,12 +24,12 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote, unquote
 
-from trailnotes.errors import ConfigError, RunError
+from trailnotes.errors import ConfigError
 from trailnotes.storage.databases import BoundedConnection, find_unexpected
 from trailnotes.storage.files import parse_json
 from trailnotes_worlds.search.building import IndexBuilder
 from trailnotes_worlds.search.index import SearchIndex
-from trailnotes_worlds.search.mapped import MappedFolder, write_meta
+from trailnotes_worlds.search.mapped import MappedFolder, NamedFolder, write_folder, write_meta
 from trailnotes_worlds.wikihow.articles import Article, Category, LibraryPage, from_record, to_record
 
 KIND, VERSION = "wikihow library", 1
@@ -44,8 +43,10 @@ _CACHE_SIZE = 512  # decoded pages that a process keeps
 _REQUIRED_META = {"name": str, "counts": dict}  # fields of ``meta.json``
 
 
-class Library:
+class Library(NamedFolder):
     """Pages of one app. Open it with `Library.open`; processes may share it.
+
+    Its `meta` has ``counts``: kind -> pages, and ``left_out``: reason -> pages.
 
     ::
 
@@ -54,7 +55,8 @@ class Library:
     """
 
     def __init__(self, files: MappedFolder, hidden: frozenset[str] = frozenset()) -> None:
-        self._files, self._hidden = files, hidden
+        super().__init__(files)
+        self._hidden = hidden
         files.open_file(PAGES)  # compares its size
         self._index = SearchIndex.open(files.folder / SEARCH)
         path = quote(str((files.folder / PAGES).resolve()))
@@ -76,21 +78,6 @@ class Library:
             ConfigError: it is no library, has another version, or a file of it was cut or replaced.
         """
         return cls(MappedFolder(Path(path), KIND, VERSION, _REQUIRED_META))
-
-    @property
-    def name(self) -> str:
-        """Hash of all pages: equal names mean equal pages."""
-        return str(self._files.meta["name"])
-
-    @property
-    def folder(self) -> Path:
-        """Folder of the files."""
-        return self._files.folder
-
-    @property
-    def meta(self) -> Mapping[str, Any]:
-        """Content of ``meta.json``, with ``counts``: kind -> pages, and ``left_out``: reason -> pages."""
-        return self._files.meta
 
     def without(self, paths: Iterable[str]) -> Self:
         """Open the same pages once more, as if the articles at `paths` had never been written."""
@@ -174,20 +161,11 @@ def write_library(
         ConfigError: `folder` is not empty, or two pages have one path.
         RunError: the disk is full or the place not writable.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} exists already: name another folder, or delete it first")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as aside:
-            made = Path(aside) / "made"  # `aside` itself is readable by its owner alone
-            made.mkdir()
-            name, counts = _write_pages(made, pages)
-            lines = (json.dumps(line, ensure_ascii=True) + "\n" for line in report)
-            (made / REPORT).write_text("".join(lines), encoding="utf-8")
-            write_meta(made, KIND, VERSION, [PAGES, REPORT], {"name": name, "counts": counts, **(facts or {})})
-            made.replace(folder)
-    except (OSError, sqlite3.OperationalError) as error:
-        raise RunError(f"cannot write {folder} ({error}): free space or name another folder") from error
+    with write_folder(folder) as made:
+        name, counts = _write_pages(made, pages)
+        lines = (json.dumps(line, ensure_ascii=True) + "\n" for line in report)
+        (made / REPORT).write_text("".join(lines), encoding="utf-8")
+        write_meta(made, KIND, VERSION, [PAGES, REPORT], {"name": name, "counts": counts, **(facts or {})})
     return Library.open(folder)
 
 

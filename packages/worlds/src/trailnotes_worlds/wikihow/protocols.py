@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
-from trailnotes.envs.options import require_choice
+from trailnotes.envs.options import require_choice, require_type
 from trailnotes.errors import ConfigError
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Task
@@ -173,6 +173,8 @@ class TaskSelection:
     def __post_init__(self) -> None:
         for kind in self.templates:
             require_choice("templates", kind, KINDS)
+        require_type(str, "tasks", self.tasks)
+        require_type(int, "dataset_seed", self.seed)
         require_choice("protocol", self.protocol, PROTOCOLS)
         require_choice("train_set", self.train_set, TRAIN_SETS)
 

@@ -126,7 +126,7 @@ def to_markdown(comparison: Comparison) -> str:
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """Print the table; on a terminal that is too narrow, first the measured columns, then the published."""
+    """Print the table; on a terminal that is too narrow, first the measured columns, then the published that fit."""
     footnotes = Footnotes(comparison)
     console = open_console(sys.stdout)
     tables = [_build_rich_table(comparison, footnotes, ours=True, theirs=True)]

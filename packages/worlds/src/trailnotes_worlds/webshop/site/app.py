@@ -14,16 +14,16 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
-from urllib.parse import parse_qsl
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from trailnotes.errors import TrailnotesError
+from trailnotes.web.forms import read_form
 from trailnotes.web.guard import SecurityMiddleware
 from trailnotes_worlds.webshop.site.drawing import ICON, STYLE, VERSION, render_template
 from trailnotes_worlds.webshop.site.sessions import SessionStore
@@ -38,7 +38,6 @@ logger = logging.getLogger(__name__)
 
 MAX_FORM_BYTES: Final = 16_384  # bytes
 MAX_QUERY_CHARS: Final = 400  # characters that the search bar takes; an agent says no more in one action
-FORM_TIMEOUT_S: Final = 10.0  # how long a form may take to arrive
 ERROR_HEADINGS: Final = {
     400: "That cannot be read", 403: "Not from here", 404: "No such page", 405: "Not that way",
     408: "That took too long", 413: "That is too much", 415: "Not a form", 421: "Not by that name",
@@ -48,6 +47,8 @@ STALE_FORM_NOTICE: Final = (
     "That button was on a page that is no longer current, so nothing was done. This is where you are."
 )
 EXPIRED_NOTICE: Final = "Your visit has ended, since nothing happened for a while. Begin again whenever you like."
+_ASSETS: Final = {"/shop.css": (STYLE, "text/css; charset=utf-8"), "/icon.svg": (ICON, "image/svg+xml")}
+_CACHE_HEADERS: Final = {"cache-control": "public, max-age=31536000, immutable"}
 UNRECORDED_NOTICE: Final = "This purchase could not be recorded; the terminal of the shop says why."
 
 
@@ -118,7 +119,7 @@ class ShopSite:
 
     async def begin(self, request: Request) -> Response:
         """Begin a new visit in place of the one before."""
-        form = await _parse_form(request)
+        form = await read_form(request, "The shop", MAX_FORM_BYTES, 8)
         goal = self.settings.only
         if goal is None and "goal" in form:
             goal = _parse_number(form["goal"])
@@ -133,7 +134,7 @@ class ShopSite:
 
     async def act(self, request: Request) -> Response:
         """Take one step of the visit."""
-        form = await _parse_form(request)
+        form = await read_form(request, "The shop", MAX_FORM_BYTES, 8)
         visit = self._find_visit(request)
         if visit is None:
             return self._render_welcome(visiting=False, notice=EXPIRED_NOTICE, status=403)
@@ -160,13 +161,10 @@ class ShopSite:
             visit.notice = UNRECORDED_NOTICE
             raise
 
-    async def style(self, _request: Request) -> Response:
-        """Return the style sheet, whose address changes with it."""
-        return _make_cached_response(STYLE, "text/css; charset=utf-8")
-
-    async def icon(self, _request: Request) -> Response:
-        """Return the icon of the browser's tab."""
-        return _make_cached_response(ICON, "image/svg+xml")
+    async def asset(self, request: Request) -> Response:
+        """Return the style sheet, whose address changes with it, or the icon of the browser's tab."""
+        text, media_type = _ASSETS[request.url.path]
+        return Response(text, headers=_CACHE_HEADERS, media_type=media_type)
 
     async def handle_error(self, request: Request, error: Exception) -> Response:
         """Show an error as a page; internal details go to the terminal, not to the visitor."""
@@ -199,7 +197,7 @@ def make_app(floor: ShopService, settings: SiteSettings | None = None, recorder:
     routes: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
         ("/", "GET", site.welcome), ("/shop", "GET", site.shop), ("/score", "GET", site.score),
         ("/begin", "POST", site.begin), ("/act", "POST", site.act),
-        ("/shop.css", "GET", site.style), ("/icon.svg", "GET", site.icon),
+        *((path, "GET", site.asset) for path in _ASSETS),
     ]  # fmt: skip
     app = Starlette(
         routes=[Route(path, endpoint, methods=[method]) for path, method, endpoint in routes],
@@ -224,33 +222,6 @@ def make_error_page(status: int, text: str, headers: dict[str, str] | None = Non
 def _render_page(template: str, status: int = 200, **values: Any) -> Response:
     text = render_template(template, version=VERSION, **values)
     return Response(text, status, {"cache-control": "no-store"}, "text/html; charset=utf-8")
-
-
-def _make_cached_response(text: str, media_type: str) -> Response:
-    return Response(text, headers={"cache-control": "public, max-age=31536000, immutable"}, media_type=media_type)
-
-
-async def _parse_form(request: Request) -> dict[str, str]:
-    """Parse the fields of a form, the last of equal names; raise `HTTPException` if too long, slow or many."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    body = bytearray()
-    try:
-        async with asyncio.timeout(FORM_TIMEOUT_S):
-            async for part in request.stream():
-                body += part
-                if len(body) > MAX_FORM_BYTES:
-                    raise HTTPException(413, f"The shop reads {MAX_FORM_BYTES:,} bytes at once. Nothing was done.")
-    except TimeoutError as error:
-        raise HTTPException(408, "The form did not arrive in time. Nothing was done.") from error
-    except ClientDisconnect as error:  # no reader is left, and the terminal need not hear of it
-        raise HTTPException(400, "The form broke off. Nothing was done.") from error
-    if body and kind != "application/x-www-form-urlencoded":
-        raise HTTPException(415, "The shop reads forms as a browser sends them. Nothing was done.")
-    try:
-        fields = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, errors="replace", max_num_fields=8)
-    except ValueError as error:
-        raise HTTPException(400, "That form has more fields than any of the shop's. Nothing was done.") from error
-    return {name: value.replace("\r\n", "\n") for name, value in fields}  # as browsers send the ends of lines
 
 
 def _parse_number(text: str) -> int | None:

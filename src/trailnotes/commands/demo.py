@@ -1,0 +1,112 @@
+"""`trailnotes demo --small`: in about a minute, what tips win, and how much of it training keeps without them.
+
+`trailnotes-lab` replaces this command by one that also runs the whole demo, a comparison of three seeds.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trailnotes.commands.command import Command, argument
+from trailnotes.errors import MissingExtraError, find_missing_module, format_install_command, format_sibling_command
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable, Mapping, Sequence
+
+    from trailnotes.runs.panels import PanelResult
+
+CONFIG = "demo-small"
+LABELS = {"grpo": "GRPO", "empo2": "EMPO²"}
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def run_small_demo(out: Path, settings: Sequence[str] = ()) -> dict[str, PanelResult]:
+    """Play with tips, train GRPO and EMPO2 without a compiler or a GPU, and print a table, the curves and a tip.
+
+    The same call resumes an interrupted demo. `settings` are further ``--section.key value`` overrides.
+
+    Returns:
+        The result of each row of the table on the same unseen games, as in `out/table.md`.
+
+    Raises:
+        MissingExtraError: the extra `train` is not installed.
+        RunError: `out` holds a demo of other settings.
+    """
+    from trailnotes.commands.adapt import adapt
+    from trailnotes.commands.eval import evaluate
+    from trailnotes.commands.train import train
+    from trailnotes.config.toml import load_config
+    from trailnotes.runs.console import ProgressBar, format_duration
+
+    started = time.monotonic()
+    configs = {name: load_config(CONFIG, ["--algorithm.name", name, *settings]) for name in LABELS}
+    config = configs["empo2"]
+    print(f"1/3  The initial model plays {config.eval.num_tasks} games, and writes a tip after each ...", flush=True)
+    with ProgressBar(1.0, "play") as bar:
+        trials = adapt(config, config.model.path, out=out / "tips", progress=bar)
+    rows = {"initial model, without tips": trials[0], f"initial model, own tips, attempt {len(trials)}": trials[-1]}
+    for step, (name, label) in enumerate(LABELS.items(), 2):
+        print(f"{step}/3  {label} trains on other games for {config.train.max_env_steps:,} steps ...", flush=True)
+        train(configs[name], out / name)
+        rows[f"trained by {label}, without tips"] = evaluate(configs[name], out / name)
+    _report(rows, out)
+    print(f"\n{out / 'table.md'}   ({format_duration(time.monotonic() - started)})")
+    return rows
+
+
+def _report(rows: Mapping[str, PanelResult], out: Path) -> None:
+    from trailnotes.memory.tipfile import read_tips
+    from trailnotes.reporting.tables import format_table, print_table, print_text
+    from trailnotes.storage.files import read_jsonl, write_text_atomic
+
+    first = next(iter(rows.values()))
+    head = ["agent", f"{first.metric} on {first.num_tasks} unseen games"]
+    table = head, [[name, str(row)] for name, row in rows.items()]
+    print()
+    print_table("", table)
+    print_text(
+        ["Brackets: 95 % intervals on these games. One seed and two families show the effect; they rank nothing."]
+    )
+    write_text_atomic(out / "table.md", "\n".join(format_table(*table)) + "\n")
+    print("\nSuccess without tips while training, first iteration to last:")
+    for name, label in LABELS.items():
+        curve = [record["rollout/success/plain"] for record in read_jsonl(out / name / "metrics.jsonl")]
+        print(f"  {label:<6}{''.join(BARS[round(value * (len(BARS) - 1))] for value in curve)}  {curve[-1]:.2f}")
+    best = max(read_tips(out / "tips"), key=lambda tip: (tip.score, tip.support))
+    print(f'\nA tip that the agent wrote about {best.namespace}:\n  "{best.text}"')
+
+
+def run(args: Namespace, run_whole: Callable[[Path], object] | None = None) -> None:
+    """Run the small demo, or `run_whole`, which trailnotes-lab has; say what either lacks before it begins."""
+    wanted = ("train",) if args.small else ("train", "textworld")
+    lacking = [extra for extra in wanted if find_missing_module(extra)]
+    packages = list(map(find_missing_module, lacking))
+    if not args.small and run_whole is None:
+        packages.append("trailnotes-lab")
+    if packages:
+        fixes = [format_install_command(*lacking)] if lacking else []
+        fixes += [format_sibling_command("trailnotes-lab")] if "trailnotes-lab" in packages else []
+        offer = "" if args.small else "; `trailnotes demo --small` takes a minute and the extra train alone"
+        raise MissingExtraError(f"the demo needs {' and '.join(packages)}: {' && '.join(fixes)}{offer}")
+    if run_whole is None or args.small:
+        run_small_demo(args.out or Path("runs/demo-small"))
+    else:
+        run_whole(args.out or Path("runs/demo"))
+
+
+DEMO = Command(
+    name="demo",
+    summary="see in a minute that tips win games, and that training keeps the gain",
+    about="With --small, play simulated Waymarks games with and without tips, then train GRPO and EMPO2 on other games "
+    "of the same two families, and print a table, the curves and a tip: about a minute on one core. Without it, the "
+    "whole demo of the package trailnotes-lab. After an interruption the same command resumes.",
+    example="trailnotes demo --small",
+    run=run,
+    arguments=(
+        argument("--small", action="store_true", help="one seed and two families, without a compiler: about a minute"),
+        argument("--out", type=Path, metavar="DIR", help="its directory (runs/demo, or runs/demo-small)"),
+    ),
+)

@@ -1,0 +1,68 @@
+"""Prints `docs/config.md`: ``python -m trailnotes.config > docs/config.md``."""
+
+from __future__ import annotations
+
+from html import escape
+
+from trailnotes.config.schema import Config
+from trailnotes.config.section import Section
+from trailnotes.config.toml import collect_fields, explain_key, flatten_config, format_toml_value
+
+INTRODUCTION = """\
+# Settings
+
+Set a key in the TOML file of a run, or on the command line as `--section.key VALUE` (TOML; plain words need no quotes).
+The command line overrides the file, the file overrides `preset`, and that the defaults below. Unknown keys are refused.
+`trailnotes config show CONFIG` prints the settings of a file, each with its meaning and where it was set.
+
+This page is generated: `python -m trailnotes.config > docs/config.md`."""
+GUIDES = {
+    "model": "extending.md#a-model-of-your-own",
+    "endpoint": "endpoints.md",
+    "engine": "scaling.md#engines",
+    "learner": "scaling.md#learner",
+    "cluster": "scaling.md#cluster",
+    "env": "envs/README.md",
+    "memory": "memory.md",
+    "algorithm": "algorithms/empo2.md",
+    "loss": "algorithms/empo2.md#the-formula",
+    "rehearsal": "algorithms/empo2.md#anchor-losses-and-rehearsal",
+    "archive": "algorithms/empo2.md#archive",
+    "gigpo": "algorithms/gigpo.md",
+    "opsd": "algorithms/opsd.md",
+    "lamer": "algorithms/lamer.md",
+    "reflexion": "algorithms/reflexion.md",
+    "rememberer": "algorithms/rememberer.md",
+    "retrospex": "algorithms/retrospex.md",
+}
+"""Section -> the page that says when to change its keys."""
+
+
+def render_config_page() -> str:
+    """Render every key with its default, meaning and allowed values as a page, one table for each section."""
+    lines = [INTRODUCTION]
+    defaults, section = flatten_config(Config()), None
+    for name in collect_fields():
+        head = name.rpartition(".")[0]
+        if head != section:
+            section = head
+            lines += [*_open_section(head), "", "| key | default | meaning |", "|---|---|---|"]
+        meaning, values = explain_key(name)
+        text = escape(meaning, quote=False) + (f"; {values}" if values else "")
+        lines.append(f"| `{name}` | `{format_toml_value(defaults[name])}` | {text.replace('|', chr(92) + '|')} |")
+    return "\n".join(lines) + "\n"
+
+
+def _open_section(head: str) -> list[str]:
+    if not head:
+        return []
+    kind: type[Section] = Config
+    for part in head.split("."):
+        kind = type(getattr(kind(), part))
+    about = (kind.__doc__ or "").partition("\n")[0]
+    guide = [f"[When to change them]({GUIDES[head]})."] if head in GUIDES else []
+    return ["", f"## `{head}`", "", about, *guide]
+
+
+if __name__ == "__main__":
+    print(render_config_page(), end="")

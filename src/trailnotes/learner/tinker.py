@@ -1,0 +1,454 @@
+"""Adapters that a server of the Tinker API trains, with the losses of this package.
+
+The server computes log-probabilities and gradients; which loss they are of is decided here. Its own "ppo" takes rows
+whose loss is just that. Every other loss of the log-probabilities is sent by its gradient: one forward pass gives the
+log-probabilities q, `losses` gives dL/dq, and "importance_sampling" with denominators q and advantages -dL/dq has that
+very gradient, since its ratio is 1 there. (The SDK's `forward_backward_custom` does the same by "cross_entropy" with
+weights, which a server that divides by the sum of the weights turns into something else.)
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import re
+import tarfile
+import tempfile
+import time
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import tinker
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from trailnotes.config.schema import Config
+from trailnotes.endpoint.tinker import TinkerServer
+from trailnotes.errors import ConfigError, RunError, ServerError
+from trailnotes.learner import losses
+from trailnotes.learner.logprobs import Batch
+from trailnotes.learner.losses import UpdateMetrics, compute_advantage_metrics, compute_token_weights, is_trained
+from trailnotes.learner.samples import iter_minibatches
+from trailnotes.learner.states import REST, raise_non_finite
+from trailnotes.seeds import derive_seed
+from trailnotes.storage.checkpoint import atomic_directory, read_json, write_json
+from trailnotes.types import Sample
+
+logger = logging.getLogger(__name__)
+ADAM_EPSILON: Final = 1e-8  # torch's, so that a run takes the steps that it takes here
+SERVER_ALPHA: Final = 32.0  # of all adapters of the API
+PPO_CLIP: Final = 0.2  # of its "ppo" without thresholds
+WEIGHTS_TTL: Final = 14 * 24 * 3600  # seconds that a server may keep weights that only sample
+MOST_ADAPTER_BYTES: Final = 16 << 30
+UNKNOWN_METRICS: Final = ("entropy", "grad_norm")  # the API tells neither
+_NAME = re.compile(r"tinker://([\w:.-]+)/(?:weights/|sampler_weights/)?([\w.-]+)")
+_ADAPTER_NAME = re.compile(r"[\w.]+\.lora_[AB]\.weight")
+_ADAPTER_FILE: Final = "adapter_model.safetensors"
+
+
+class _Step(NamedTuple):
+    """A step that is under way at the server."""
+
+    rows: Sequence[Sample]
+    batch: Batch
+    reference: Tensor | None  # (B, T), of the start model
+    logprobs: Tensor | None  # (B, T); None: the answer of the pass tells them
+    passes: Any  # futures
+    step: Any
+
+
+class TinkerLearner:
+    """A `ModelLearner` whose model is adapters on a server.
+
+    Args:
+        config: of the run.
+        server: that has the base model `model.path`.
+        end_ids: tokens that end a turn, where the start model is sampled.
+        dump_dir: for batches whose loss is not finite.
+
+    Raises:
+        ConfigError: a setting that this server cannot follow.
+        ServerError: it makes no adapters.
+    """
+
+    def __init__(
+        self, config: Config, server: TinkerServer, end_ids: Collection[int] = (), dump_dir: Path | None = None
+    ) -> None:
+        self.config, self.server, self.dump_dir = config, server, dump_dir
+        self.optim, self.loss = config.optim, config.loss
+        self.steps = 0
+        if config.optim.grad_clip and not server.dialect.clips_gradients:
+            raise ConfigError(f"{server.url} clips no gradient: set optim.grad_clip = 0")
+        self._end_ids = list(end_ids)
+        self._client = self._make_adapters()
+        self._start = server.call(
+            lambda: server.service.create_sampling_client(base_model=config.model.path), "opening the start model"
+        )
+        self._twins: list[Any] = []  # other adapters with weights of before, to sample from; the newest last
+        self._names = (f"t{number:06d}" for number in itertools.count())
+        self._named = (-1, "")  # steps, and the name of the weights then
+
+    def logprobs(self, samples: Sequence[Sample], *, of_start: bool = False) -> list[tuple[float, ...]]:
+        """Score the trained tokens by the model as it is, or by the base model, in float32 at temperature 1.
+
+        Returns:
+            For each row (L,) natural logarithms; 0.0 where `loss_mask` is 0.
+
+        Raises:
+            ServerError: the server does not answer.
+            BudgetError: a limit of the run.
+        """
+        found = self._score_by_start(samples) if of_start else self._score(samples)
+        return [
+            tuple(value if trained else 0.0 for value, trained in zip(row, sample.loss_mask, strict=True))
+            for row, sample in zip(found, samples, strict=True)
+        ]
+
+    def update(self, samples: Sequence[Sample], seed: int = 0, lr_scale: float = 1.0) -> dict[str, float]:
+        """Update the adapters on one batch of rows, as `Learner.update`.
+
+        All passes and steps are submitted before any is waited for, except that a loss sent by its gradient waits for
+        its forward pass. Without `entropy` and `grad_norm`, which the API does not tell.
+
+        Raises:
+            NonFiniteError: a loss is not finite.
+            ServerError: the server does not answer; part of the steps may have been taken.
+            BudgetError: a limit of the run.
+        """
+        started = time.perf_counter()
+        rows = self._replace_anchors([row for row in samples if is_trained(row, self.loss)], seed)
+        reference = self._score_episodes_by_start(rows)
+        seconds_reference = time.perf_counter() - started
+        rng = np.random.default_rng(seed)
+        metrics, under_way, waited = UpdateMetrics(), [], 0.0
+        for chosen in iter_minibatches(rows, self.optim.minibatch, rng, self.optim.epochs):
+            began = time.perf_counter()
+            held = [reference[i] for i in chosen] if reference else None
+            if step := self._submit_step([rows[i] for i in chosen], held, self.optim.lr * lr_scale):
+                under_way.append(step)
+            waited += time.perf_counter() - began
+        for step in under_way:
+            self._finish_step(step, metrics)
+        found = {name: value for name, value in metrics.result().items() if name not in UNKNOWN_METRICS}
+        found |= compute_advantage_metrics([sample for sample in samples if sample.role == "episode"])
+        found |= {"lr": self.optim.lr * lr_scale, "seconds_reference": seconds_reference, "seconds_forward": waited}
+        return found | {"seconds": time.perf_counter() - started}
+
+    def weights(self) -> str:
+        """Have the server keep the weights for sampling, and return the name that it gives them."""
+        if self._named[0] != self.steps:
+            client = self._client
+            if self.server.dialect.samples_from_training and self.config.rollout.max_async_iterations:
+                client = self._make_twin()
+            kept = client.save_weights_for_sampler(next(self._names), ttl_seconds=WEIGHTS_TTL)
+            self._named = self.steps, self.server.wait(kept, "saving the weights for sampling").path
+        return self._named[1]
+
+    def export(self, path: Path, tokenizer: Any = None) -> None:
+        """Download the adapters, and write them as a directory of peft, whole or not at all.
+
+        A server that does not give them costs the file of weights alone, and a warning: the run goes on.
+        """
+        from peft import LoraConfig
+
+        try:
+            tensors = self._download_adapters()
+        except ServerError as error:
+            logger.warning("%s: %s has no weights, and the server alone can play it", error, path)
+            tensors = {}
+        targets = sorted({name.split(".lora_")[0].rsplit(".", 1)[-1] for name in tensors})
+        settings = LoraConfig(
+            r=self.config.model.lora.rank, lora_alpha=SERVER_ALPHA, target_modules=targets or "all-linear",
+            base_model_name_or_path=self.config.model.path, task_type="CAUSAL_LM", inference_mode=True,
+        )  # fmt: skip
+        with atomic_directory(path) as aside:
+            if tensors:
+                save_file(tensors, aside / _ADAPTER_FILE)
+            settings.save_pretrained(str(aside))
+            if tokenizer is not None:
+                tokenizer.save_pretrained(aside)
+
+    def save(self, path: Path) -> None:
+        """Have the server save weights and optimizer, and write the name of both into the directory `path`."""
+        saved = self.server.wait(self._client.save_state(next(self._names)), "saving the state")
+        kept = {"steps": self.steps, "base": self.config.model.path, "state": saved.path}
+        write_json(path / REST, kept)
+
+    def load(self, path: Path) -> None:
+        """Restore a saved state, by the same server.
+
+        Raises:
+            ValueError: it is of another model, or not of a server.
+            RunError: the server has it no more.
+        """
+        kept = read_json(path / REST)
+        if kept.get("base") != self.config.model.path or not _NAME.fullmatch(str(kept.get("state"))):
+            raise ValueError(f"it was not saved by a server of the Tinker API with {self.config.model.path}")
+        make = self.server.service.create_training_client_from_state_with_optimizer
+        try:
+            client = self.server.call(lambda: make(kept["state"]), f"restoring {kept['state']}")
+        except ServerError as error:
+            if not error.lost:
+                raise
+            raise RunError(
+                f"{self.server.url} no longer has the state of {path} ({kept['state']}): delete {path.name} to resume "
+                "at the checkpoint before it, or begin another run"
+            ) from error
+        self.server.release(self._client.model_id)
+        self._client = client  # servers load a state into new adapters alone
+        self.steps, self._named = int(kept["steps"]), (-1, "")
+
+    def close(self) -> None:
+        """Give the adapters' room at a server of one's own back."""
+        for client in (self._client, *self._twins):
+            self.server.release(client.model_id)
+
+    def _make_adapters(self) -> Any:
+        seed = derive_seed(self.config.run.seed, "weights") % 2**31
+        return self.server.call(
+            lambda: self.server.service.create_lora_training_client(
+                base_model=self.config.model.path, rank=self.config.model.lora.rank, seed=seed, train_unembed=False
+            ),
+            "making adapters",
+        )
+
+    def _make_twin(self) -> Any:
+        """Make other adapters with the present weights; those before the last may still be sampled from."""
+        saved = self.server.wait(self._client.save_state(next(self._names)), "saving the weights")
+        make = self.server.service.create_training_client_from_state
+        self._twins.append(self.server.call(lambda: make(saved.path), "copying the weights"))
+        kept = 1 if self.config.has_frozen_author else 0  # which samples from the first ones
+        if len(self._twins) > 2 + kept:
+            self.server.release(self._twins.pop(kept).model_id)
+        return self._twins[-1]
+
+    # -- passes
+
+    def _submit(self, kind: str, rows: Sequence[Sample], *given: Any) -> Any:
+        """Submit a pass over rows, `given` being the arguments of the SDK's method, and count its tokens."""
+        tokens = sum(len(row.token_ids) - 1 for row in rows)
+        self.server.ledger.spend(**{"prefilled" if kind == "forward" else "trained": tokens})
+        return getattr(self._client, kind)(*given)
+
+    def _score(self, rows: Sequence[Sample]) -> list[list[float]]:
+        if not rows:
+            return []
+        data = [_make_datum(row) for row in rows]
+        found = self.server.wait(self._submit("forward", rows, data, "cross_entropy"), "scoring rows")
+        return [[0.0, *each["logprobs"].data] for each in found.loss_fn_outputs]
+
+    def _score_by_start(self, rows: Sequence[Sample]) -> list[list[float]]:
+        tokens = sum(len(row.token_ids) for row in rows)
+        self.server.ledger.spend(prefilled=tokens, sampled=len(rows))  # the SDK has a token sampled after each row
+        asked = [self._start.compute_logprobs(tinker.ModelInput.from_ints(list(row.token_ids))) for row in rows]
+        found = [self.server.wait(each, "scoring by the start model") or () for each in asked]
+        if any(len(found[i]) < len(row.token_ids) - 1 for i, row in enumerate(rows)):
+            raise ServerError(f"{self.server.url} gives no log-probabilities of prompts: set loss.kl = 0")
+        # A server may leave out the first token, which has no context.
+        return [[0.0, *found[i][1 - len(row.token_ids) :]] for i, row in enumerate(rows)]
+
+    def _score_episodes_by_start(self, rows: Sequence[Sample]) -> list[Tensor]:
+        """Score episodes by the start model once for each update. Empty without `loss.kl`."""
+        if not self.loss.kl:
+            return []
+        episodes = [i for i, row in enumerate(rows) if row.role == "episode"]
+        found = dict(zip(episodes, self._score_by_start([rows[i] for i in episodes]), strict=True))
+        return [torch.tensor(found.get(i, [0.0] * len(row.token_ids))) for i, row in enumerate(rows)]
+
+    # -- steps
+
+    def _submit_step(self, rows: Sequence[Sample], reference: Sequence[Tensor] | None, lr: float) -> _Step | None:
+        """Submit the passes of a mini-batch and its step; None where it has no gradient, and takes none."""
+        batch = Batch.from_samples(rows, torch.device("cpu"))
+        held = nn.utils.rnn.pad_sequence(list(reference), batch_first=True) if reference else None
+        logprobs = None
+        if self._is_plain_ppo(rows):
+            advantages = batch.advantages * self._compute_shares(batch)
+            thresholds = {"clip_low_threshold": 1 - self.loss.clip_low, "clip_high_threshold": 1 + self.loss.clip_high}
+            settings = thresholds if self.server.dialect.clips_ratios else None
+            data = [*self._iter_data(rows, batch.behavior_logprobs, advantages)]
+            passes = self._submit("forward_backward", rows, data, "ppo", settings)
+        else:
+            scored = [torch.tensor(row) for row in self._score(rows)]
+            logprobs = nn.utils.rnn.pad_sequence(scored, batch_first=True).requires_grad_()
+            loss, policy, kl = self._compute_loss(rows, batch, logprobs, held)
+            if not math.isfinite(loss.item()):
+                numbers = {"loss": loss.item(), "policy_loss": policy, "kl": kl}
+                raise_non_finite(self.dump_dir, self.steps + 1, rows, numbers)
+            (gradient,) = torch.autograd.grad(loss, logprobs)
+            if not gradient.any():
+                return None
+            logprobs = logprobs.detach()
+            data = [*self._iter_data(rows, logprobs, -gradient)]
+            passes = self._submit("forward_backward", rows, data, "importance_sampling")
+        if not self.server.dialect.keeps_order:
+            answer = self.server.wait(passes, "computing gradients")
+            if answer.metrics and self.server.dialect.averages_rows and self.config.learner.reduction == "auto":
+                raise ConfigError(f"{self.server.url} is SkyRL with another backend than JAX, which sums losses: "
+                                  'set learner.reduction = "sum"')  # fmt: skip
+        first, second = self.optim.betas
+        step = self._client.optim_step(tinker.AdamParams(
+            learning_rate=lr, beta1=first, beta2=second, eps=ADAM_EPSILON, weight_decay=self.optim.weight_decay,
+            grad_clip_norm=self.optim.grad_clip,
+        ))  # fmt: skip
+        if not self.server.dialect.keeps_order:
+            self.server.wait(step, "taking a step")
+        self.steps += 1
+        return _Step(rows, batch, held, logprobs, passes, step)
+
+    def _finish_step(self, step: _Step, metrics: UpdateMetrics) -> None:
+        """Wait for a step, and add its figures."""
+        answer = self.server.wait(step.passes, "computing gradients")
+        self.server.wait(step.step, "taking a step")
+        logprobs = step.logprobs
+        if logprobs is None:
+            rows = [torch.tensor([0.0, *each["logprobs"].data]) for each in answer.loss_fn_outputs]
+            logprobs = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        logprobs = logprobs * step.batch.mask
+        loss, policy, kl = self._compute_loss(step.rows, step.batch, logprobs, step.reference, metrics)
+        metrics.add_step(loss.item(), policy, kl, 0.0)
+
+    def _is_plain_ppo(self, rows: Sequence[Sample]) -> bool:
+        """Tell whether the server's own "ppo" is the loss of these rows."""
+        loss = self.loss
+        special = loss.dual_clip or loss.kl or any(row.role != "episode" for row in rows)
+        of_off_policy = loss.shaping != "none" or loss.mask_logprob is not None
+        special = special or (of_off_policy and any(row.off_policy for row in rows))
+        return not special and (self.server.dialect.clips_ratios or loss.clip_low == loss.clip_high == PPO_CLIP)
+
+    def _compute_shares(self, batch: Batch) -> Tensor:  # (B, T)
+        """Compute the share of each token in the mean over a mini-batch."""
+        if self.loss.aggregation == "token":
+            return batch.mask / batch.mask.sum()
+        return batch.mask / batch.mask.sum(-1, keepdim=True) / len(batch.mask)
+
+    def _iter_data(self, rows: Sequence[Sample], denominators: Tensor, advantages: Tensor) -> Iterator[tinker.Datum]:
+        """Yield rows with sums as their loss, whatever the server divides by. Both tensors are (B, T)."""
+        for i, row in enumerate(rows):
+            length = len(row.token_ids)
+            scale = (length - 1) * len(rows) if self.server.dialect.averages_rows else 1
+            yield _make_datum(row, denominators[i, 1:length].tolist(), (advantages[i, 1:length] * scale).tolist())
+
+    def _compute_loss(
+        self, rows: Sequence[Sample], batch: Batch, logprobs: Tensor, reference: Tensor | None,
+        metrics: UpdateMetrics | None = None,
+    ) -> tuple[Tensor, float, float]:  # fmt: skip
+        """Compute the loss of a mini-batch as `Learner` does, with its policy part and its KL; add the figures.
+
+        `logprobs` and `reference` are (B, T).
+        """
+        is_episode = torch.tensor([row.role == "episode" for row in rows])[:, None]
+        ratio = losses.ratio(logprobs, batch.behavior_logprobs)
+        surrogate = losses.compute_surrogate(self.loss, ratio, batch)
+        kept = losses.find_kept(self.loss, logprobs.detach(), batch) & is_episode
+        policy, num_kept = losses.masked_sum(surrogate, kept, self.loss.aggregation)
+        policy = policy / num_kept.clamp(min=1)
+        kl = torch.zeros(())
+        if reference is not None:
+            held = kept if self.loss.mask_kl else batch.mask & is_episode
+            kl, num_held = losses.masked_sum(losses.k3_kl(logprobs, reference), held, self.loss.aggregation)
+            kl = kl / num_held.clamp(min=1)
+        others = [i for i, row in enumerate(rows) if row.role != "episode"]
+        weights = torch.zeros(len(rows), 1, len(losses.TERMS))
+        if others:
+            shares = compute_token_weights([rows[i] for i in others], self.loss.aggregation)
+            weights[others, 0] = torch.tensor(shares)
+        terms = torch.stack([surrogate, torch.zeros_like(logprobs), -logprobs], dim=-1)
+        rest = (terms * weights * batch.mask[..., None]).sum()
+        if metrics is not None:
+            self._add_metrics(metrics, rows, batch, logprobs, ratio, kept, terms)
+        return policy + self.loss.kl * kl + rest, float(policy.detach()), float(kl.detach())
+
+    def _add_metrics(
+        self, metrics: UpdateMetrics, rows: Sequence[Sample], batch: Batch, logprobs: Tensor, ratio: Tensor,
+        kept: Tensor, terms: Tensor,
+    ) -> None:  # fmt: skip
+        clipped = losses.find_clipped(self.loss, ratio, batch)
+        episodes = [i for i, row in enumerate(rows) if row.role == "episode"]
+        if episodes:
+            part, blank = Batch.from_samples([rows[i] for i in episodes], logprobs.device), torch.zeros_like(logprobs)
+            width = part.mask.shape[1]
+            held, scored, rated, unknown, low, high, dual = (
+                each[episodes, :width] for each in (kept, logprobs.detach(), ratio.detach(), blank, *clipped)
+            )
+            metrics.add_batch(part, held, scored, rated, unknown, (low, high, dual))
+        rest = [i for i, row in enumerate(rows) if row.role != "episode"]
+        if rest:
+            part = Batch.from_samples([rows[i] for i in rest], logprobs.device)
+            metrics.add_non_episodes([rows[i] for i in rest], part, terms[rest, : part.mask.shape[1]])
+
+    def _replace_anchors(self, rows: Sequence[Sample], seed: int) -> list[Sample]:
+        """Replace rows that are held to the start model by what it says there itself (`learner.anchor_by`).
+
+        The likelihood of its samples has, on average, the gradient of KL(start || model) on the way that they take.
+        Each answer of a row becomes a row.
+        """
+        kept = [replace(row, hold=0.0) for row in rows if not row.hold or is_trained(replace(row, hold=0.0), self.loss)]
+        asked: list[tuple[Sample, int, Any]] = []
+        self.server.ledger.require(sum(end for row in rows if row.hold for _, end in _find_spans(row.loss_mask)))
+        for row in rows:
+            for start, end in _find_spans(row.loss_mask) if row.hold else ():
+                params = tinker.SamplingParams(
+                    max_tokens=end - start, temperature=1.0, stop=self._end_ids,
+                    seed=derive_seed(seed, "anchor", len(asked)) % 2**31,
+                )  # fmt: skip
+                prompt = tinker.ModelInput.from_ints(list(row.token_ids[:start]))
+                asked.append((row, start, self._start.sample(prompt, 1, params)))
+        for row, start, future in asked:
+            said = self.server.wait(future, "sampling from the start model").sequences[0].tokens
+            self.server.ledger.add(prefilled=start, sampled=len(said))
+            if not said:
+                continue
+            size = start + len(said)
+            blank = (0.0,) * size
+            kept.append(replace(
+                row, token_ids=(*row.token_ids[:start], *said), loss_mask=(0,) * start + (1,) * len(said),
+                behavior_logprobs=blank, advantages=blank, hold=0.0, imitate=row.hold,
+            ))  # fmt: skip
+        return kept
+
+    def _download_adapters(self) -> dict[str, Tensor]:
+        """Download the weights of `weights`. Raises `ServerError` where they are no adapters."""
+        found = _NAME.fullmatch(self.weights())
+        if found is None:
+            raise ServerError(f"{self.server.url} names its weights in a form of its own")
+        with tempfile.TemporaryFile() as file:
+            self.server.download_archive(found[1], found[2], file, MOST_ADAPTER_BYTES)
+            file.seek(0)
+            try:
+                with tarfile.open(fileobj=file) as archive:
+                    member = next(each for each in archive if each.isfile() and Path(each.name).name == _ADAPTER_FILE)
+                    opened = archive.extractfile(member)
+                    assert opened is not None, "it is a file"
+                    tensors: dict[str, Tensor] = load_tensors(opened.read(MOST_ADAPTER_BYTES))
+            except (tarfile.TarError, zlib.error, SafetensorError, StopIteration, EOFError, OSError) as error:
+                raise ServerError(f"{self.server.url} gives no adapters of peft ({error or 'other files'})") from error
+        for name, tensor in tensors.items():
+            if not _ADAPTER_NAME.fullmatch(name) or tensor.ndim != 2:
+                raise ServerError(f"{self.server.url} gives other adapters than were asked for: {name[:100]}")
+        return tensors
+
+
+def _make_datum(row: Sample, logprobs: list[float] | None = None, advantages: list[float] | None = None) -> Any:
+    """Make a row of the API, whose targets are the next tokens: all its lists have one number fewer than the row."""
+    ids = list(row.token_ids)
+    inputs: dict[str, Any] = {"target_tokens": ids[1:]}
+    if advantages is None:
+        inputs |= {"weights": [0.0] * len(ids[1:])}
+    else:
+        inputs |= {"logprobs": logprobs, "advantages": advantages}
+    return tinker.Datum(model_input=tinker.ModelInput.from_ints(ids[:-1]), loss_fn_inputs=inputs)
+
+
+def _find_spans(mask: Sequence[int]) -> list[tuple[int, int]]:
+    """Find the unbroken runs of trained tokens: first, and one past the last."""
+    edges = [i for i in range(1, len(mask) + 1) if (i < len(mask) and mask[i]) != bool(mask[i - 1])]
+    return [*zip(edges[::2], edges[1::2], strict=True)]

@@ -1,0 +1,68 @@
+"""Adapters on a base in 4 bits, by bitsandbytes on the CPU."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tinyrun import equal_weights, tiny_config, train_in_process
+from trailnotes.commands.export import export
+from trailnotes.config.model_schema import LoraConfig, ModelConfig
+from trailnotes.errors import ConfigError
+from trailnotes.policies.hf.policy import load_model
+
+pytest.importorskip("bitsandbytes", reason="the extra quantize is not installed")
+IDS = torch.tensor([[5, 6, 7, 8]])
+LORA = {"enabled": True, "rank": 4}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_base_in_4_bits_trains_resumes_and_gives_its_adapters_away(
+    dtype: str, start_model: Path, tmp_path: Path
+) -> None:
+    model = {"path": str(start_model), "load_in_4bit": True, "dtype": dtype, "lora": LORA}
+    once = train_in_process(tiny_config(start_model, model=model), tmp_path / "once")
+    shutil.copytree(tmp_path / "once", tmp_path / "twice")
+    shutil.rmtree(max((tmp_path / "twice" / "checkpoints").glob("step-*")))
+    train_in_process(tiny_config(start_model, model=model), tmp_path / "twice")
+    assert equal_weights(tmp_path / "once", tmp_path / "twice")
+    layer = once.policy.model.base_model.model.model.layers[0].self_attn.q_proj
+    assert layer.get_base_layer().weight.dtype == torch.uint8
+
+    export(tmp_path / "once", tmp_path / "adapters")
+    config = ModelConfig(path=str(tmp_path / "adapters"), device="cpu", dtype=dtype)
+    quantized, whole = (load_model(config.model_copy(update={"load_in_4bit": bits}))[0] for bits in (True, False))
+    with torch.inference_mode():
+        acted, again, unrounded = (each.eval()(IDS).logits for each in (once.policy.model, quantized, whole))
+    assert torch.equal(again, acted)
+    assert 0 < (unrounded - acted).abs().max() < acted.abs().max() / 4, "4 bits round the base, and nothing else"
+
+
+def test_each_linear_layer_but_the_head_is_in_4_bits_and_adapters_compute_as_it_does(start_model: Path) -> None:
+    path, lora = str(start_model), LoraConfig(**LORA)
+    config = ModelConfig(path=path, device="cpu", dtype="bfloat16", load_in_4bit=True, lora=lora)
+    model, _ = load_model(config)
+    sizes = {name: p.dtype for name, p in model.named_parameters()}
+    assert {dtype for name, dtype in sizes.items() if "proj" in name and "base_layer.weight" in name} == {torch.uint8}
+    assert {dtype for name, dtype in sizes.items() if "lora" in name} == {torch.float32}
+    assert {sizes[name] for name in sizes if "embed_tokens" in name or "lm_head" in name} == {torch.bfloat16}
+    seen = []
+    layer = model.base_model.model.model.layers[0].mlp.down_proj
+    layer.lora_B["default"].register_forward_hook(lambda _module, _given, out: seen.append(out.dtype))
+    model(IDS).logits.sum().backward()
+    assert seen == [torch.bfloat16]
+    assert layer.lora_B["default"].weight.grad.dtype == torch.float32
+
+
+def test_a_run_on_4_bits_is_not_merged_into_weights_that_never_acted(start_model: Path, tmp_path: Path) -> None:
+    model = {"path": str(start_model), "load_in_4bit": True, "lora": LORA}
+    config = tiny_config(start_model, model=model, train={"iterations": 1, "max_env_steps": 0})
+    train_in_process(config, tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"leave out --merge"):
+        export(tmp_path / "run", tmp_path / "merged", merge=True)
+    assert not (tmp_path / "merged").exists()
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").glob("step-*")
+    assert export(checkpoint / "model", tmp_path / "merged", merge=True) == 0.0

@@ -1,0 +1,207 @@
+"""The learner at a server against the learner here: the same adapters, data and Adam give the same weights."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import random
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save
+
+from tinker_servers import RANK, Server
+from tiny import episode, group
+from trailnotes.algorithms.gigpo import compute_two_level_advantages
+from trailnotes.commands import main
+from trailnotes.config.methods_schema import GigpoConfig
+from trailnotes.config.schema import Config
+from trailnotes.config.toml import resolve_config
+from trailnotes.credit import collect_visits, group_advantages, leave_one_out_advantages
+from trailnotes.credit.episodes import score_group
+from trailnotes.endpoint.tinker import TinkerServer
+from trailnotes.errors import ConfigError, ServerError
+from trailnotes.learner.learner import Learner
+from trailnotes.learner.samples import build_samples, replace_behavior_logprobs
+from trailnotes.learner.tinker import TinkerLearner
+from trailnotes.policies.hf.policy import load_model
+from trailnotes.policies.tinker import TinkerPolicy
+from trailnotes.training.rehearsal import build_recording_config
+from trailnotes.types import Sample, TrajectoryGroup
+
+TOLERANCE = 1e-4  # of a weight after three updates of lr 1e-3, each of several steps
+renamed = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
+
+
+def make_config(server: Server, *words: str) -> Config:
+    settings = [
+        "--env.name", "waymarks", "--model.path", str(server.model), "--model.lora.rank", str(RANK),
+        "--learner.name", "tinker", "--learner.url", server.url, "--learner.timeout", "120",
+        "--optim.grad_clip", "0", "--optim.lr", "1e-3", "--optim.minibatch", "4",
+    ]  # fmt: skip
+    return resolve_config(None, [*settings, *words]).config
+
+
+class Pair:
+    """A learner at the server, and one here that begins with its adapters."""
+
+    def __init__(self, config: Config, path: Path) -> None:
+        self.there = TinkerLearner(config, TinkerServer(config.learner), dump_dir=path / "dumps")
+        self.there.export(path / "start")
+        adapters = config.model.model_copy(
+            update={"path": str(path / "start"), "lora": config.model.lora.model_copy(update={"enabled": True})}
+        )
+        torch.set_num_threads(1)
+        self.here = Learner(load_model(adapters)[0], config.optim, config.loss, temperature=config.rollout.temperature)
+        self.path = path
+
+    def assert_equal(self) -> None:
+        self.there.export(self.path / "end")
+        found = load_file(self.path / "end" / "adapter_model.safetensors")
+        start = load_file(self.path / "start" / "adapter_model.safetensors")
+        own = self.here.weights()
+        assert found.keys() == own.keys()
+        for name, tensor in own.items():
+            torch.testing.assert_close(found[name], tensor, atol=TOLERANCE, rtol=0.0, msg=name)
+        assert max(float((found[name] - start[name]).abs().max()) for name in found) > 20 * TOLERANCE
+
+
+@pytest.fixture
+def pair(server: Server, tmp_path: Path) -> Iterator[Any]:
+    opened = []
+
+    def make(*words: str) -> Pair:
+        opened.append(Pair(make_config(server, *words), tmp_path / str(len(opened))))
+        return opened[-1]
+
+    yield make
+    for each in opened:
+        each.there.close()
+
+
+def play(seed: int, modes: Sequence[Any]) -> list[TrajectoryGroup]:
+    """Two groups of episodes of random tokens, with rewards and states that come again."""
+    rng = random.Random(seed)
+    groups = []
+    for _ in range(2):
+        members = []
+        for mode in modes:
+            played = episode(rng, rng.randint(2, 3), mode)
+            steps = tuple(
+                replace(step, reward=float(rng.random() < 0.4), observation=replace(step.observation, text=f"room {i}"))
+                for i, step in enumerate(played.steps)
+            )
+            members.append(replace(played, steps=steps))
+        groups.append(group(*members))
+    return groups
+
+
+def build(method: str, groups: Sequence[TrajectoryGroup], pair: Pair) -> list[Sample]:
+    """The rows of a method, with the denominators that the weights here give; those of off-policy rows are tip-free."""
+    algorithm = pair.there.config.algorithm
+    scores = [score_group(each, algorithm) for each in groups]
+    if method == "rloo":
+        advantages: Any = [leave_one_out_advantages(each) for each in scores]
+    elif method == "gigpo":
+        terms = [(each, collect_visits(each, 1.0, 1.0)) for each in scores]
+        advantages = [
+            compute_two_level_advantages(visits, each.returns, GigpoConfig()).sum_by_episode(each)
+            for each, visits in terms
+        ]
+    else:
+        advantages = [group_advantages(each, algorithm.normalize_std) for each in scores]
+    samples = build_samples(groups, advantages)
+    return replace_behavior_logprobs(samples, pair.here.logprobs(samples))
+
+
+METHODS = {  # modes of a group's members, and settings
+    "grpo": (["plain"] * 4, ["--loss.dual_clip", "0", "--loss.clip_high", "0.2"]),
+    "empo2": (
+        ["plain", "on_policy_tips", "off_policy", "off_policy"],
+        ["--loss.kl", "0.05", "--loss.mask_logprob", "-6.0", "--optim.epochs", "2"],
+    ),
+    "rloo": (["plain"] * 4, ["--loss.aggregation", "sequence"]),
+    "gigpo": (["plain"] * 4, ["--optim.weight_decay", "0.1", "--optim.betas", "[0.8, 0.9]"]),
+}
+
+
+@renamed
+@pytest.mark.parametrize("method", METHODS)
+def test_three_updates_give_the_weights_that_they_give_here(method: str, pair: Any) -> None:
+    modes, words = METHODS[method]
+    both = pair(*words)
+    for update in range(3):
+        samples = build(method, play(10 * len(method) + update, modes), both)
+        mine, theirs = (each.update(samples, seed=update) for each in (both.here, both.there))
+        assert theirs["optimiser_steps"] == mine["optimiser_steps"] > 0
+        for name in set(mine) & set(theirs) - {"seconds", "seconds_reference", "tokens_forward"}:
+            assert theirs[name] == pytest.approx(mine[name], abs=1e-4), name
+        for one, other in zip(both.here.logprobs(samples), both.there.logprobs(samples), strict=True):
+            assert one == pytest.approx(other, abs=1e-4)
+    assert both.here.steps == both.there.steps >= 6
+    both.assert_equal()
+
+
+def test_the_command_lists_the_models_of_a_server(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "--learner.url", server.url]) == 0
+    assert capsys.readouterr().out == f"{server.model}\n"
+
+
+def test_a_model_that_holds_fewer_tokens_is_refused(stand_in: Any) -> None:
+    config = make_config(stand_in("documented"), "--rollout.max_context_tokens", "4500")
+    with pytest.raises(ConfigError, match=r"lower rollout\.max_context_tokens, which is 4,500"):
+        TinkerPolicy(config, TinkerServer(config.learner))
+
+
+@pytest.mark.parametrize("sent", [b"junk", gzip.compress(b"junk"), gzip.compress(b"junk" * 99)[:-9], b""])
+def test_an_archive_that_cannot_be_read_costs_the_weights_alone(
+    stand_in: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sent: bytes
+) -> None:
+    config = make_config(stand_in("documented"))
+    learner = TinkerLearner(config, TinkerServer(config.learner))
+    monkeypatch.setattr(TinkerServer, "download_archive", lambda *given: given[-2].write(sent))
+    learner.export(tmp_path / "model")
+    assert "gives no adapters of peft" in caplog.text
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["adapter_config.json"]
+
+
+@pytest.mark.parametrize(
+    "tensors", [{"../x": [4, 4]}, {"a.q_proj.lora_A.weight": [3]}, {"a.q_proj.weight": [4, 8]}], ids=str
+)
+def test_other_adapters_than_were_asked_for_are_not_written(
+    stand_in: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tensors: dict[str, list[int]]
+) -> None:
+    config = make_config(stand_in("documented"))
+    learner = TinkerLearner(config, TinkerServer(config.learner))
+
+    def send(_self: TinkerServer, _run: str, _name: str, file: Any, _most: int) -> None:
+        data = save({name: torch.zeros(shape) for name, shape in tensors.items()})
+        member = tarfile.TarInfo("folder/adapter_model.safetensors")
+        member.size = len(data)
+        with tarfile.open(fileobj=file, mode="w:gz") as archive:
+            archive.addfile(member, io.BytesIO(data))
+
+    monkeypatch.setattr(TinkerServer, "download_archive", send)
+    with pytest.raises(ServerError, match="gives other adapters than were asked for"):
+        learner._download_adapters()
+
+
+def test_thoughts_are_not_ended_by_a_stop_text(stand_in: Any) -> None:
+    config = make_config(stand_in("documented"), "--rollout.max_context_tokens", "256")
+    policy = TinkerPolicy(config, TinkerServer(config.learner))
+    ends = {*policy.endings.end_ids}
+    assert {*policy._find_stop_ids(("\n",))} > ends
+    policy._thinks, policy._stop_ids = True, {}
+    assert {*policy._find_stop_ids(("\n",))} == ends
+
+
+def test_rehearsal_is_recorded_where_the_model_is(stand_in: Any) -> None:
+    server = stand_in("documented")
+    recorded = build_recording_config(make_config(server, "--rehearsal.split", "spare", "--learner.price_train", "3"))
+    assert recorded.is_hosted
+    assert (recorded.learner.url, recorded.learner.price_train) == (server.url, 0)

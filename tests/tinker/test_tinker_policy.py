@@ -1,0 +1,230 @@
+"""The policy at a server: where completions end, which are kept and found again, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from small import small_config
+from tinker_servers import RANK, StandIn, close_service
+from trailnotes.config.schema import Config
+from trailnotes.endpoint.tinker import TinkerServer
+from trailnotes.errors import ConfigError, PolicyError
+from trailnotes.learner.learner import Learner
+from trailnotes.learner.samples import anchor_sample
+from trailnotes.learner.tinker import TinkerLearner
+from trailnotes.policies.hf.engine import StopCondition
+from trailnotes.policies.hf.policy import load_model
+from trailnotes.policies.tinker import TinkerPolicy
+from trailnotes.storage import checkpoint
+from trailnotes.types import Completion, Message, Sample, Sampling
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Adapter .* was active:UserWarning"),
+]
+ASK = [Message("user", "You are in a hall.")]
+Opened = Callable[..., TinkerPolicy]
+
+
+@pytest.fixture(scope="module", params=["documented", "skyrl"])
+def own(
+    request: pytest.FixtureRequest, model_dir: Path, forks: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[StandIn]:
+    server = StandIn(request.param, model_dir, tmp_path_factory.mktemp("server") / "root", forks=forks)
+    server.start()
+    yield server
+    server.close()
+
+
+def make_config(server: StandIn, **sections: dict[str, Any]) -> Config:
+    own: dict[str, dict[str, Any]] = {
+        "model": {"path": str(server.model), "lora": {"rank": RANK}},
+        "optim": {"lr": 1e-2, "grad_clip": 0.0},
+        "learner": {"name": "tinker", "url": server.url, "timeout": 60.0},
+    }
+    return small_config(**{name: own.get(name, {}) | sections.get(name, {}) for name in own | sections})
+
+
+@pytest.fixture
+def opened(own: StandIn) -> Iterator[Opened]:
+    """Open policies, which end with the test."""
+    policies = []
+
+    def open_policy(directory: Path | None = None, **sections: dict[str, Any]) -> TinkerPolicy:
+        config = make_config(own, **sections)
+        ledger = directory / "tinker.jsonl" if directory else None
+        policies.append(TinkerPolicy(config, TinkerServer(config.learner, ledger), directory))
+        return policies[-1]
+
+    yield open_policy
+    for policy in policies:
+        policy.close()
+        close_service(policy.server.service)
+
+
+def ask(policy: Any, *samplings: Sampling, messages: Sequence[Message] = ASK) -> list[Completion]:
+    """Ask in one episode, one after the other."""
+
+    async def play() -> list[Completion]:
+        policy.open_episode("one")
+        try:
+            return [await policy.generate(messages, sampling, "one") for sampling in samplings]
+        finally:
+            policy.close_episode("one")
+
+    return asyncio.run(play())
+
+
+def count_asked(server: StandIn) -> int:
+    return server.counts()["requests"].get("asample", 0)
+
+
+def test_completions_are_cut_where_the_engines_here_end_them(own: StandIn, opened: Opened) -> None:
+    policy = opened()
+    for seed in range(5):
+        (whole,) = ask(policy, Sampling(max_tokens=16, seed=seed))
+        assert (whole.finish_reason, len(whole.token_ids)) == ("length", 16)
+        stop = whole.text[len(whole.text) // 2 :].strip()[:2]
+        stopped, short = ask(
+            policy, Sampling(max_tokens=16, seed=seed, stop=(stop,)), Sampling(max_tokens=5, seed=seed)
+        )
+        texts = [policy.format.decode(whole.token_ids[:size]) for size in range(17)]
+        size = next(size for size in range(17) if stop in texts[size])
+        assert stopped.token_ids == whole.token_ids[:size]
+        assert stopped.logprobs == whole.logprobs[:size]
+        assert stopped.text == whole.text.partition(stop)[0]
+        assert stopped.finish_reason == "stop"
+        assert (short.token_ids, short.finish_reason) == (whole.token_ids[:5], "length")
+        rows = [anchor_sample(whole, "tip", 0.0)]
+        assert whole.logprobs == pytest.approx(score_here(make_config(own), rows), abs=1e-4)
+
+
+def score_here(config: Config, rows: Sequence[Sample]) -> list[float]:
+    lora = config.model.lora.model_copy(update={"enabled": True})
+    model = load_model(config.model.model_copy(update={"lora": lora}))[0]
+    return [value for row in Learner(model, config.optim, config.loss).logprobs(rows) for value in row if value]
+
+
+def test_a_token_that_ends_the_turn_ends_the_completion(own: StandIn, opened: Opened) -> None:
+    policy, sampling = opened(), Sampling(max_tokens=12, seed=7)
+    ids = ask(policy, sampling)[0].token_ids
+    policy.endings = StopCondition(policy.format.decode, {ids[3]}, policy.format.opening)
+    policy._stop_ids.clear()
+    (ended,) = ask(policy, sampling)
+    assert ended.token_ids == ids[: ids.index(ids[3]) + 1]
+    assert ended.finish_reason == "stop"
+
+
+def test_what_cannot_be_asked_is_refused(own: StandIn, opened: Opened) -> None:
+    policy = opened()
+    before = count_asked(own)
+    with pytest.raises(PolicyError, match=r"and 250 new ones exceed the context of 256 tokens"):
+        ask(policy, Sampling(max_tokens=250))
+    with pytest.raises(PolicyError, match="episode 'two' is not open"):
+        asyncio.run(policy.generate(ASK, Sampling(max_tokens=2), "two"))
+    policy.open_episode("three")
+    with pytest.raises(PolicyError, match="is open already"):
+        policy.open_episode("three")
+    assert count_asked(own) == before
+
+
+def test_load_refuses_other_weights_than_the_learner_has(own: StandIn, opened: Opened, tmp_path: Path) -> None:
+    policy = opened()
+    learner = TinkerLearner(make_config(own), policy.server)
+    rows = [anchor_sample(probe, "tip", 0.0) for probe in policy.probes]
+
+    def score() -> list[list[float]]:
+        pairs = zip(learner.logprobs(rows), rows, strict=True)
+        return [[v for v, trained in zip(found, row.loss_mask, strict=True) if trained] for found, row in pairs]
+
+    first = score()
+    assert asyncio.run(policy.load(learner.weights(), 0, first)) < 1e-5
+    learner.update([anchor_sample(probe, "tip", 0.0, advantage=1.0) for probe in policy.probes])
+    trained = score()
+    weights = learner.weights()
+    with pytest.raises(PolicyError, match="samples from other weights than it trains"):
+        asyncio.run(policy.load(weights, 1, first))
+    assert asyncio.run(policy.load(weights, 1, trained)) < 1e-5
+    assert policy.version == 1
+    assert asyncio.run(policy.score(ASK, ["go north", "take key"])) == pytest.approx(
+        [score_reply(policy, learner, text) for text in ("go north", "take key")], abs=1e-5
+    )
+    learner.close()
+
+
+def score_reply(policy: TinkerPolicy, learner: TinkerLearner, text: str) -> float:
+    prompt, reply = policy.format.encode(ASK), policy.format.encode_reply(ASK, text)
+    row = anchor_sample(Completion(prompt, reply, (0.0,) * len(reply), text, "stop"), "tip", 0.0)
+    return sum(learner.logprobs([row])[0]) / len(reply)
+
+
+def test_repeated_requests_of_an_episode_are_kept_apart(own: StandIn, opened: Opened, tmp_path: Path) -> None:
+    same = [Sampling(1.0, max_tokens=6, seed=3)] * 2 + [Sampling(1.0, max_tokens=6, seed=4)]
+    first = ask(opened(tmp_path), *same)
+    keys = [line.split('"')[3] for line in (tmp_path / "completions" / "000000.jsonl").read_text().splitlines()]
+    assert [key[-2:] for key in keys] == [".0", ".1", ".0"]
+    assert len({*keys}) == 3
+    before, second = count_asked(own), opened(tmp_path)
+    assert ask(second, *same) == first
+    assert count_asked(own) == before
+    assert second.report() == {"completions": 3.0, "reused": 3.0}
+    assert ask(second, *same) == first  # by the same seeds, at the server
+    assert count_asked(own) == before + 3
+    assert second.report() == {"completions": 3.0, "reused": 0.0}
+
+
+def test_a_line_that_was_cut_short_is_asked_for_again(own: StandIn, opened: Opened, tmp_path: Path) -> None:
+    samplings = [Sampling(1.0, max_tokens=6, seed=seed) for seed in range(3)]
+    first = ask(opened(tmp_path), *samplings)
+    file = tmp_path / "completions" / "000000.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-5])
+    second = opened(tmp_path)
+    assert ask(second, *samplings) == first
+    assert second.report()["reused"] == 2
+    assert Counter(file.read_bytes()) == Counter(whole)
+
+
+@pytest.mark.parametrize("changed", [{"run": {"seed": 1}}, {"optim": {"lr": 2e-2}}, {"rollout": {"num_tasks": 3}}])
+def test_other_settings_find_nothing(
+    own: StandIn, opened: Opened, tmp_path: Path, changed: dict[str, dict[str, Any]]
+) -> None:
+    ask(opened(tmp_path), Sampling(max_tokens=4))
+    second = opened(tmp_path, **changed)
+    ask(second, Sampling(max_tokens=4))
+    assert second.report() == {"completions": 1.0, "reused": 0.0}
+
+
+def test_completions_before_the_oldest_checkpoint_are_forgotten(own: StandIn, opened: Opened, tmp_path: Path) -> None:
+    policy = opened(tmp_path)
+    learner = TinkerLearner(make_config(own), policy.server)
+
+    def list_files() -> list[str]:
+        return sorted(path.stem for path in (tmp_path / "completions").glob("*.jsonl"))
+
+    for version in range(3):
+        asyncio.run(policy.load(learner.weights(), version))
+        ask(policy, Sampling(max_tokens=2))
+    assert list_files() == ["000000", "000001", "000002"]
+    checkpoint.save(tmp_path / "checkpoints", 2, lambda path: None, meta={"iteration": 2})
+    asyncio.run(policy.load(learner.weights(), 2))
+    assert list_files() == ["000002"]
+    asyncio.run(policy.load(learner.weights(), 0))  # an author's
+    ask(policy, Sampling(max_tokens=2, seed=1))
+    asyncio.run(policy.load(learner.weights(), 2))
+    assert len((tmp_path / "completions" / "000002.jsonl").read_text().splitlines()) == 2
+    learner.close()
+
+
+def test_adapters_of_nobody_are_refused(own: StandIn, opened: Opened, tmp_path: Path) -> None:
+    learner = TinkerLearner(make_config(own), opened().server)
+    learner.export(tmp_path / "model", opened().tokenizer)
+    with pytest.raises(ConfigError, match=r'set learner\.name = "torch", which loads them here'):
+        opened(model={"path": str(tmp_path / "model")})
+    learner.close()
