@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -96,3 +99,16 @@ def methods_as_before() -> Iterator[None]:
     yield
     METHODS.clear()
     METHODS.update(before)
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever connects fails the test, but for threads that ran before it: a client of another test may keep alive."""
+    connect, others = socket.socket.connect, {*threading.enumerate()} - {threading.current_thread()}
+
+    def refuse(self: socket.socket, address: Any) -> None:
+        if threading.current_thread() not in others:
+            pytest.fail("it went to the network")
+        connect(self, address)
+
+    monkeypatch.setattr("socket.socket.connect", refuse)

@@ -94,10 +94,10 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_is_loaded(
     assert files(elsewhere) == before
 
 
+@pytest.mark.usefixtures("no_network")
 def test_a_model_that_is_not_here_is_estimated_and_not_downloaded(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("it went to the network"))
     Path("config.toml").write_text(to_toml(tiny_config(Path("Qwen/Qwen2.5-0.5B-Instruct"), model={"device": "auto"})))
     assert main(["train", "config.toml", "--run-dir", "run", "--dry-run"]) == 0
     said = capsys.readouterr().out
@@ -107,10 +107,8 @@ def test_a_model_that_is_not_here_is_estimated_and_not_downloaded(
     assert [file.name for file in files(elsewhere)] == ["config.toml"]
 
 
-def test_a_start_that_nobody_has_made_is_no_download(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("it went to the network"))
+@pytest.mark.usefixtures("no_network")
+def test_a_start_that_nobody_has_made_is_no_download(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("config.toml").write_text(to_toml(tiny_config(Path("runs/start"))))
     for words in (["train", "config.toml", "--run-dir", "run"], ["eval", "runs/start", "--config", "config.toml"]):
         for dry in (["--dry-run"], []) if words[0] == "train" else ([],):
@@ -121,10 +119,8 @@ def test_a_start_that_nobody_has_made_is_no_download(
     assert [file.name for file in files(elsewhere)] == ["config.toml"]
 
 
-def test_a_model_that_is_not_here_is_checked_all_the_same(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("it went to the network"))
+@pytest.mark.usefixtures("no_network")
+def test_a_model_that_is_not_here_is_checked_all_the_same(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("config.toml").write_text(to_toml(tiny_config(Path("Qwen/Qwen2.5-0.5B-Instruct"), model={"device": "auto"})))
     words = ["train", "config.toml", "--run-dir", "run", "--dry-run"]
     assert main([*words, "--train.split", "test", "--eval.split", "test"]) == 2

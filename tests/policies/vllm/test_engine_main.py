@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -150,3 +152,30 @@ def test_weights_do_not_meet_what_another_engine_keeps_in_the_same_directory(tmp
         cores[0].load(upload, {"version": 1})
     assert len(set(seen)) == 2
     assert [*tmp_path.iterdir()] == [upload]
+
+
+def test_whoever_comes_while_the_core_gets_ready_hears_it_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "wire", wire)
+    main = importlib.import_module("trailnotes.policies.vllm.worker.main")
+    monkeypatch.setattr(main.PolicyConnection, "start", lambda _: None)  # nobody is listened to
+    monkeypatch.setattr(wire, "handshake_as_engine", lambda *_, **__: True)
+    ours, control = socket.socketpair()
+    near, far = socket.socketpair()
+    with ours, control, near, far:
+        server = main.EngineServer(control)
+        server.inbox.put((server.links[0], ["start", {}], None))
+        starting = threading.Thread(target=server.start, args=[lambda _: Mock(about={})])
+
+        class Links(list[Any]):
+            def append(self, link: Any) -> None:
+                super().append(link)
+                starting.start()
+                starting.join(0.2)  # in vain where the policy is let in and told in one piece
+
+        server.links = Links(server.links)
+        server._handshake(far, main.deque([far]), {"token": SECRET, "spool": str(tmp_path), "most_bytes": MOST})
+        starting.join()
+        far.shutdown(socket.SHUT_WR)
+        with near.makefile("rb") as reader:
+            heard = iter(lambda: wire.read_frame(reader.read), None)
+            assert [found[0][0] for found in heard if found] == ["ready"]

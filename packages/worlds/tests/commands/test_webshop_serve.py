@@ -195,9 +195,9 @@ def test_a_file_of_something_else_is_not_recorded_to(
     assert "is no demonstration: choose another file to record to" in line
 
 
+@pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize("path", ["", "random", "runs/still-to-be-made", "still/to/be/made"])
-def test_a_play_can_be_recorded_before_there_is_a_model(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("it went to the network"))
+def test_a_play_can_be_recorded_before_there_is_a_model(path: str) -> None:
     count = build_token_counter(load_config(None, ["--model.path", path]))
     assert count("find me a mug") == 4
 

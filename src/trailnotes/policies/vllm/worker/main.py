@@ -108,6 +108,7 @@ class EngineServer:
         self.core: Any = None
         self._requests: dict[int, tuple[PolicyConnection, int]] = {}
         self._next = 0
+        self._guard = threading.Lock()  # a policy that comes while the core gets ready is told so once
         self._about: dict[str, Any] | None = None
 
     def start(self, make_core: Callable[[dict[str, Any]], Any]) -> bool:
@@ -123,8 +124,9 @@ class EngineServer:
             traceback.print_exc()
             control.send("refused", " ".join(str(error).split()) or type(error).__name__)
             return False
-        self._about = {**self.core.about, "pid": os.getpid()}
-        for link in list(self.links):
+        with self._guard:
+            self._about, waiting = {**self.core.about, "pid": os.getpid()}, list(self.links)
+        for link in waiting:
             link.send("ready", self._about)
         return True
 
@@ -246,10 +248,12 @@ class EngineServer:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_LIMIT, 0))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         link = PolicyConnection(connection, self.inbox, connection.close, settings["spool"], settings["most_bytes"])
-        self.links.append(link)  # before it can be lost, or it would be there for good
+        with self._guard:
+            self.links.append(link)  # before it can be lost, or it would be there for good
+            about = self._about
         link.start()
-        if self._about is not None:
-            link.send("ready", self._about)
+        if about is not None:
+            link.send("ready", about)
 
 
 def main(descriptor: int, beat: float, core: str) -> None:
