@@ -105,7 +105,7 @@ def scienceworld_tasks(
     num_train: int = 5,
     num_validation: int = 20,
     num_test: int = 20,
-    step_limits: str = "paper",
+    step_limits: str | Mapping[str, int] = "paper",
 ) -> list[Task]:
     """List the episodes of one split, task by task, in the order of the variations.
 
@@ -117,7 +117,8 @@ def scienceworld_tasks(
         num_train: training variations of each task.
         num_validation: validation variations of each task.
         num_test: test variations of each task.
-        step_limits: "paper" keeps the environment's ``max_steps``; "release" sets that of the release.
+        step_limits: "paper" keeps the environment's ``max_steps``; "release" sets that of the release; a table sets that
+            of each task that it names.
 
     Returns:
         Tasks ``scienceworld/<task>/<variation>`` with the options ``task``, ``variation`` and, with the release's step
@@ -128,19 +129,25 @@ def scienceworld_tasks(
     """
     require_choice("split", split, SPLITS)
     require_choice("protocol", protocol, PROTOCOLS)
-    require_choice("step_limits", step_limits, STEP_LIMITS)
+    limits = _resolve_step_limits(step_limits)
     nums = {"num_train": num_train, "num_validation": num_validation, "num_test": num_test}
     for key, num in nums.items():
         require_int(key, num)
     tasks = []
     for name in resolve_tasks(task):
         splits = get_paper_split(name, **nums) if protocol == "paper" else get_simulator_split(name)
-        limit = {"max_steps": RELEASE_STEP_LIMITS[name]} if step_limits == "release" else {}
+        limit = {"max_steps": limits[name]} if name in limits else {}
         for variation in splits[split]:
             options = {"task": name, "variation": variation, **limit}
             family = f"scienceworld/{name}"
             tasks.append(Task(f"{family}/{variation}", "scienceworld", 0, split, options, family))
     return tasks
+
+
+def _resolve_step_limits(step_limits: str | Mapping[str, int]) -> Mapping[str, int]:
+    if isinstance(step_limits, Mapping):
+        return {resolve_task(name): require_int(f"step_limits.{name}", num, 1) for name, num in step_limits.items()}
+    return RELEASE_STEP_LIMITS if require_choice("step_limits", step_limits, STEP_LIMITS) == "release" else {}
 
 
 def resolve_simplifications(task: str, simplification: str | Sequence[str] = "easy") -> str:
