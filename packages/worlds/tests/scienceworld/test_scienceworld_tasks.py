@@ -164,7 +164,8 @@ def test_step_limits_of_single_tasks() -> None:
     tasks = sw.scienceworld_tasks("train", ["boil", "melt"], num_train=1, step_limits={"1-2": 7})
     assert [task.options.get("max_steps") for task in tasks] == [None, 7]
     assert "did you mean melt" in refusal(sw.scienceworld_tasks, "train", step_limits={"mel": 7})
-    assert "step_limits.melt = 0 must be a whole number" in refusal(sw.scienceworld_tasks, "train", step_limits={"melt": 0})
+    refused = refusal(sw.scienceworld_tasks, "train", step_limits={"melt": 0})
+    assert "step_limits.melt = 0 must be a whole number" in refused
 
 
 # -- names

@@ -117,8 +117,8 @@ def scienceworld_tasks(
         num_train: training variations of each task.
         num_validation: validation variations of each task.
         num_test: test variations of each task.
-        step_limits: "paper" keeps the environment's ``max_steps``; "release" sets that of the release; a table sets that
-            of each task that it names.
+        step_limits: "paper" keeps the environment's ``max_steps``; "release" sets that of the release; a table sets
+            that of each task that it names.
 
     Returns:
         Tasks ``scienceworld/<task>/<variation>`` with the options ``task``, ``variation`` and, with the release's step
