@@ -18,7 +18,7 @@ Role = Literal["system", "user", "assistant"]
 Mode = Literal["plain", "on_policy_tips", "off_policy"]
 Outcome = Literal["terminated", "truncated", "error"]
 FinishReason = Literal["stop", "length"]
-RowRole = Literal["episode", "tip", "reading", "rehearsal"]  # what a training row is of
+RowRole = Literal["episode", "tip", "reading", "rehearsal", "lesson"]  # what a training row is of
 TokenIds = tuple[int, ...]
 StrPath = str | os.PathLike[str]  # what a user may hand in as a path
 

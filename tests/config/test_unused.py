@@ -36,7 +36,7 @@ CONFIGS = BUILTIN / "configs"
         (["--rehearsal.rows", "3", "--rehearsal.path", "x.jsonl"], ""),
         (["--endpoint.concurrency", "2", "--memory.embedder", "openai:m"], ""),
         (["--algorithm.author_age", "2"], "algorithm.author_age (needs algorithm.author_credit)"),
-        (["--gigpo.omega", "0.5"], "gigpo.omega (needs algorithm.name = gigpo or module:NAME)"),
+        (["--gigpo.omega", "0.5"], "gigpo.omega (needs algorithm.name = gigpo or ucob or module:NAME)"),
         (["--gigpo.omega", "0.5", "--algorithm.name", "mine:METHOD"], ""),
         (
             ["--archive.capacity", "2", "--archive.max_depth", "1", "--engine.replicas", "2"],

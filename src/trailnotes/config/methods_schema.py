@@ -187,6 +187,17 @@ class OpsdConfig(Section):
         return self
 
 
+class UcobConfig(Section):
+    """UCOB: lessons between members with tips and without that met the same state; advantages as of [gigpo]."""
+
+    coefficient: float = key(0.1, "weight of the lessons; 0 is GiGPO on mixed groups", "UCOB release d38292c", ge=0)
+    margin: float = key(0.05, "least gap of returns, as a share of the highest score", "UCOB release d38292c", ge=0)
+    tau: float = key(0.2, "a lesson weighs its gap over this...", "UCOB release d38292c", gt=0)
+    weight_max: float = key(2.0, "...and at most this", "UCOB release d38292c", gt=0)
+    max_pairs: int = key(2, "lessons at one state, the largest gaps first", "UCOB release d38292c", ge=1)
+    beta: float = key(5.0, "steepness of the gate of a token; 0 weighs all alike", "UCOB release d38292c", ge=0)
+
+
 class LamerConfig(Section):
     """LaMer: episodes of a task in a row, with the tips that each member writes in between for itself."""
 

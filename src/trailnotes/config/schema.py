@@ -23,6 +23,7 @@ from trailnotes.config.methods_schema import (
     RehearsalConfig,
     RemembererConfig,
     RetrospexConfig,
+    UcobConfig,
 )
 from trailnotes.config.model_schema import (
     NO_MODEL_MESSAGE,
@@ -258,6 +259,7 @@ class Config(Section):
     algorithm: AlgorithmConfig = key(AlgorithmConfig, "the method")
     gigpo: GigpoConfig = key(GigpoConfig, "GiGPO and HGPO")
     opsd: OpsdConfig = key(OpsdConfig, "self-distillation from a teacher with tips")
+    ucob: UcobConfig = key(UcobConfig, "lessons between members with tips and without")
     rehearsal: RehearsalConfig = key(RehearsalConfig, "what is rehearsed")
     lamer: LamerConfig = key(LamerConfig, "LaMer")
     archive: ArchiveConfig = key(ArchiveConfig, "states to return to")

@@ -1,0 +1,178 @@
+"""UCOB: where members with tips and without meet the same state, the one that earned more teaches the other context.
+
+Source: "UCOB: Learning to Utilize and Evolve Agentic Skills via Credit-Aware On-Policy Bidirectional Self-Distillation"
+(arXiv 2606.29502) and its release (TU2021/UCOB, d38292c). The update is that of GiGPO on mixed groups, plus lessons.
+See docs/algorithms/ucob.md for the formula, every metric, and where this departs from the release.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trailnotes.algorithms.empo2 import draw_modes
+from trailnotes.algorithms.gigpo import compute_two_level_advantages, term_metrics
+from trailnotes.algorithms.opsd import rebuild_with_tips
+from trailnotes.credit import collect_visits
+from trailnotes.learner.samples import anchor_sample
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from trailnotes.config.methods_schema import UcobConfig
+    from trailnotes.credit import Visits
+    from trailnotes.training.iteration import Iteration
+    from trailnotes.types import Completion, Sample, TokenIds, TrajectoryGroup
+
+    Array = NDArray[np.float64]
+
+
+async def ucob(iteration: Iteration) -> None:
+    """Run one iteration of UCOB."""
+    config, options, memory = iteration.config, iteration.config.ucob, iteration.prompt_memory
+    assert memory is not None
+    tasks = iteration.tasks()
+    # Members with tips train with them: here lessons carry over what they know, not the removal of tips.
+    algorithm = config.algorithm.model_copy(update={"q_off_policy": 0.0})
+    modes = draw_modes(algorithm, len(tasks), config.rollout.group_size, iteration.rng("modes"))
+    groups = await iteration.rollout(tasks, modes)
+    with_tips = await rebuild_with_tips(iteration.policy, memory, groups, config)  # before this iteration adds tips
+    written = await iteration.write_tips(groups)
+
+    async with iteration.learning():
+        groups = iteration.add_novelty(groups)
+        terms, advantages, lessons = [], [], list[Lesson]()
+        for group, told, scores in zip(groups, with_tips, iteration.scores(groups), strict=True):
+            visits = collect_visits(scores, config.gigpo.gamma, config.gigpo.similarity)
+            terms.append(compute_two_level_advantages(visits, scores.returns, config.gigpo))
+            advantages.append(terms[-1].sum_by_episode(scores))
+            lessons += find_lessons(visits, collect_turns(group, told), group.trajectories[0].max_score, options)
+        iteration.add_metrics("gigpo", term_metrics(terms))
+
+        rows = [lesson.build_row() for lesson in lessons]
+        taught, gates = weigh_rows(lessons, rows, iteration.learner.logprobs(rows), options)
+        iteration.add_metrics("ucob", lesson_metrics(lessons, gates))
+        samples = [*iteration.samples(groups, advantages), *taught, *iteration.anchor_samples(written, groups)]
+        await iteration.end(groups, await iteration.update(samples))
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One decision under both contexts."""
+
+    answer: Completion  # under the context that was acted on
+    read: bool  # whether that context held tips
+    other: TokenIds  # the same history in the other context; () where no tip would have been shown
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A better answer from the same state, to be likely in the other context as well."""
+
+    answer: Completion  # of the teacher, under its own context
+    read: bool  # whether the teacher acted with tips
+    prompt: TokenIds  # of the pupil, in the context that the teacher did not have
+    gap: float  # what the teacher earned more from there on, as a share of the game's highest score
+    weight: float  # min(gap / tau, weight_max)
+
+    def build_row(self) -> Sample:
+        """Build the row: the pupil's prompt, the teacher's answer."""
+        return anchor_sample(replace(self.answer, prompt_ids=self.prompt), "lesson", hold=0.0, advantage=1.0)
+
+
+def collect_turns(group: TrajectoryGroup, with_tips: TrajectoryGroup) -> list[Turn]:
+    """Collect all decisions of a group in the order of `Visits`; `with_tips` is the group with tips in its prompts."""
+    turns = []
+    for trajectory, told in zip(group.trajectories, with_tips.trajectories, strict=True):
+        for i, step in enumerate(trajectory.steps):
+            plain, acted = step.plain_prompt_ids, step.completion.prompt_ids
+            rebuilt = told.steps[i].completion.prompt_ids if i < len(told.steps) else plain
+            other = plain if acted != plain else rebuilt
+            turns.append(Turn(step.completion, acted != plain, other if other != acted else ()))
+    return turns
+
+
+def find_lessons(visits: Visits, turns: Sequence[Turn], max_score: float, options: UcobConfig) -> list[Lesson]:
+    """Find who teaches whom: at each state the visit with the highest return, and those that earned less.
+
+    Args:
+        visits: the M steps of a group, with their discounted returns.
+        turns: (M,) the same steps as decisions.
+        max_score: highest score of the game, the unit of `ucob.margin` and `ucob.tau`.
+        options: `ucob.margin`, `tau`, `weight_max`, `max_pairs`.
+
+    Returns:
+        At most `ucob.max_pairs` lessons of each state, the largest gaps first. The teacher is the earliest of equals. A
+        pupil counts whatever its own context was: what is taught is the context that the teacher did not have.
+    """
+    by_state: dict[object, list[int]] = defaultdict(list)
+    for index, state in enumerate(visits.states):
+        by_state[state].append(index)
+    lessons = []
+    for members in by_state.values():
+        best = max(members, key=lambda i: visits.step_scores[i])
+        gaps = [(float(visits.step_scores[best] - visits.step_scores[i]) / max_score, i) for i in members if i != best]
+        found = [
+            (gap, prompt)
+            for gap, i in sorted(gaps, key=lambda pair: -pair[0])
+            if gap > options.margin and (prompt := get_prompt(turns[i], read=not turns[best].read))
+        ]
+        for gap, prompt in found[: options.max_pairs]:
+            weight = min(gap / options.tau, options.weight_max)
+            lessons.append(Lesson(turns[best].answer, turns[best].read, prompt, gap, weight))
+    return lessons
+
+
+def get_prompt(turn: Turn, *, read: bool) -> TokenIds:
+    """Return the turn's prompt in the context with tips or without; () if there is none."""
+    return turn.answer.prompt_ids if turn.read == read else turn.other
+
+
+def weigh_rows(
+    lessons: Sequence[Lesson], rows: Sequence[Sample], scored: Sequence[Sequence[float]], options: UcobConfig
+) -> tuple[list[Sample], list[Array]]:
+    """Weigh each token of a lesson by coefficient * weight * gate.
+
+    The gate is sigmoid(beta (log pi_teacher - log pi_pupil)), each under its own context.
+
+    Args:
+        lessons: (L,) lessons.
+        rows: their rows.
+        scored: for each row log pi(token | pupil's context) now.
+        options: `ucob.coefficient` and `beta`.
+
+    Returns:
+        The rows with these advantages, and the gates of their n tokens. At the first step the gradient of the clipped
+        surrogate is that of the release's sampled loss, gate * (log pi_teacher - log pi_pupil).
+    """
+    taught, gates = [], []
+    for lesson, row, logprobs in zip(lessons, rows, scored, strict=True):
+        positions = np.flatnonzero(row.loss_mask)
+        gap = np.array(lesson.answer.logprobs) - np.array(logprobs)[positions]
+        gates.append((1 + np.tanh(options.beta * gap / 2)) / 2)  # the sigmoid, which never overflows
+        advantages = np.zeros(len(row.token_ids))
+        advantages[positions] = options.coefficient * lesson.weight * gates[-1]
+        taught.append(replace(row, advantages=tuple(advantages.tolist()), behavior_logprobs=tuple(logprobs)))
+    return taught, gates
+
+
+def lesson_metrics(lessons: Sequence[Lesson], gates: Sequence[Array]) -> dict[str, float]:
+    """Measure the lessons of an iteration; means are 0 of none.
+
+    =============  ==========================================================================
+    lessons        pairs of a teacher and a pupil
+    from_tips      share of them whose teacher acted with tips
+    gap            mean of what the teacher earned more, as a share of the highest score
+    gate           mean gate of the taught tokens
+    =============  ==========================================================================
+    """
+    if not lessons:
+        return {"lessons": 0.0, "from_tips": 0.0, "gap": 0.0, "gate": 0.0}
+    read, gaps = [lesson.read for lesson in lessons], [lesson.gap for lesson in lessons]
+    means = float(np.mean(read)), float(np.mean(gaps)), float(np.mean(np.concatenate(gates)))
+    return {"lessons": float(len(lessons)), **dict(zip(("from_tips", "gap", "gate"), means, strict=True))}
