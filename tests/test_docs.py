@@ -300,6 +300,7 @@ def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
         ("empo2", f"--algorithm.intrinsic states --archive.share 1 {KEPT} --rehearsal.path {rehearsed}"),
         ("gigpo", "--algorithm.dynamic_sampling 1"),
         ("opsd", ""),
+        ("opid", ""),
         ("ucob", ""),
         ("lamer", ""),
         ("grpo", f"--rollout.max_async_iterations 1 --engine.name vllm --engine.python {sys.executable}"),

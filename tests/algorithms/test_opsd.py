@@ -70,8 +70,9 @@ def test_an_episode_reads_again_as_the_one_that_was_played_with_tips(start_model
         await remember(iteration, tasks)
         played = await iteration.rollout(tasks, [["on_policy_tips"] * 4] * len(tasks))
         plain = [TrajectoryGroup(g.task, tuple(map(without_tips, g.trajectories))) for g in played]
-        assert iteration.prompt_memory is not None
-        again = await rebuild_with_tips(iteration.policy, iteration.prompt_memory, plain, iteration.config)
+        memory = iteration.prompt_memory
+        assert memory is not None
+        again = await rebuild_with_tips(iteration.policy, plain, iteration.config, lambda _: memory)
         assert [[t.steps for t in g.trajectories] for g in again] == [[t.steps for t in g.trajectories] for g in played]
         assert sum(bool(step.tips) for g in again for t in g.trajectories for step in t.steps) > 10
         rows = build_samples(again, [[0.0] * 4] * len(again))
@@ -88,14 +89,15 @@ def test_a_copy_ends_where_tips_leave_no_room_for_the_next_turn(start_model: Pat
         tasks = iteration.tasks()[:1]
         await remember(iteration, tasks)
         played = await iteration.rollout(tasks)
-        assert iteration.prompt_memory is not None
-        (whole,) = await rebuild_with_tips(iteration.policy, iteration.prompt_memory, played, iteration.config)
+        memory = iteration.prompt_memory
+        assert memory is not None
+        (whole,) = await rebuild_with_tips(iteration.policy, played, iteration.config, lambda _: memory)
         first, second = whole.trajectories[0].steps
         room = len(first.completion.prompt_ids) + iteration.config.rollout.max_action_tokens
         rollout = iteration.config.rollout.model_copy(update={"max_context_tokens": room})
-        memory = iteration.config.memory.model_copy(update={"leave_room": False})
-        tight = iteration.config.model_copy(update={"rollout": rollout, "memory": memory})
-        (cut,) = await rebuild_with_tips(iteration.policy, iteration.prompt_memory, played, tight)
+        shown = iteration.config.memory.model_copy(update={"leave_room": False})
+        tight = iteration.config.model_copy(update={"rollout": rollout, "memory": shown})
+        (cut,) = await rebuild_with_tips(iteration.policy, played, tight, lambda _: memory)
         assert len(second.plain_prompt_ids) < room, "the student had room"
         assert cut.trajectories[0].steps == (first,)
 

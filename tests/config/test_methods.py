@@ -31,7 +31,7 @@ def test_every_method_is_at_home_and_has_its_page(method: Method) -> None:
 
 
 def test_names_are_those_that_train_and_those_that_do_not() -> None:
-    assert list_methods(trains=True) == ["grpo", "rloo", "gigpo", "empo2", "opsd", "ucob", "lamer"]
+    assert list_methods(trains=True) == ["grpo", "rloo", "gigpo", "empo2", "opsd", "opid", "ucob", "lamer"]
     assert sorted(list_methods(trains=False) + list_methods(trains=True)) == sorted(METHODS)
 
 

@@ -121,7 +121,7 @@ def test_environment_options_of_file_and_command_line_are_merged(tmp_path: Path)
         (["--rollout.group_size", "2.5"], ["rollout.group_size = 2.5", "valid integer"]),
         (["--rollout.group_size", "x"], ['rollout.group_size = "x"', "valid integer"]),
         (["--run.seed", "true"], ["run.seed = true", "valid integer"]),
-        (["--algorithm.name", "ppo"], ["algorithm.name", "opsd, ucob, lamer, or module:NAME"]),
+        (["--algorithm.name", "ppo"], ["algorithm.name", "opsd, opid, ucob, lamer, or module:NAME"]),
         (["--memory.order", '["age"]'], ['memory.order = ["age"]', "'recency'"]),
         (["--preset", "paper"], ["preset", "'paper-webshop'"]),
         (["--rollout", "3"], ["rollout is a section", "rollout.KEY"]),

@@ -22,7 +22,7 @@ from trailnotes.rollout.groups import gather_or_cancel
 from trailnotes.types import TrajectoryGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -43,23 +43,48 @@ async def opsd(iteration: Iteration) -> None:
     config, options, memory = iteration.config, iteration.config.opsd, iteration.prompt_memory
     assert memory is not None
     groups = await iteration.rollout(iteration.tasks())
-    teachers = await rebuild_with_tips(iteration.policy, memory, groups, config)  # before this iteration adds tips
+    # Before this iteration adds tips.
+    teachers = await rebuild_with_tips(iteration.policy, groups, config, lambda _: memory)
     written = await iteration.write_tips(groups)
 
     async with iteration.learning():
         groups = iteration.add_novelty(groups)
         advantages = [group_advantages(scores, config.algorithm.normalize_std) for scores in iteration.scores(groups)]
-        samples = build_samples(groups, advantages, rows=config.optim.rows)
-        weighed = iteration.samples(groups, [[1.0] * len(group.trajectories) for group in groups])  # importance weights
-
-        rows = build_samples(teachers, [[0.0] * len(group.trajectories) for group in teachers], rows=config.optim.rows)
-        scored = iteration.learner.logprobs(rows, of_start=options.has_frozen_teacher)
-        lessons = build_distillation_rows(samples, weighed, collect_teacher_logprobs(teachers, rows, scored))
-        teacher_tokens = float(sum(len(row.token_ids) for row in rows))  # the cost of scoring
-        iteration.add_metrics("opsd", distillation_metrics(lessons, options) | {"teacher_tokens": teacher_tokens})
+        frozen = options.has_frozen_teacher
+        lessons, num_tokens = build_lessons(iteration, groups, advantages, teachers, of_start=frozen)
+        iteration.add_metrics("opsd", distillation_metrics(lessons, options) | {"teacher_tokens": num_tokens})
         taught = [lesson.build_sample(options) for lesson in lessons]
         metrics = await iteration.update([*taught, *iteration.anchor_samples(written, groups)])
         await iteration.end(groups, metrics)
+
+
+def build_lessons(
+    iteration: Iteration,
+    groups: Sequence[TrajectoryGroup],
+    advantages: Sequence[Sequence[Array]],
+    teachers: Sequence[TrajectoryGroup],
+    *,
+    of_start: bool = False,
+) -> tuple[list[DistillationRow], float]:
+    """Score the episodes as `teachers`, the same ones with tips in their prompts, would have sampled them.
+
+    Args:
+        iteration: whose learner scores.
+        groups: the B groups, sampled without tips.
+        advantages: for each group (N,), of its episodes.
+        teachers: the result of `rebuild_with_tips`.
+        of_start: whether the initial weights score.
+
+    Returns:
+        The rows with the teacher's view of their tokens, and the tokens that it read: the cost of scoring.
+    """
+    rows = iteration.config.optim.rows
+    samples = build_samples(groups, advantages, rows=rows)
+    weighed = iteration.samples(groups, [[1.0] * len(group.trajectories) for group in groups])  # importance weights
+    asked = build_samples(teachers, [[0.0] * len(group.trajectories) for group in teachers], rows=rows)
+    scored = iteration.learner.logprobs(asked, of_start=of_start)
+    lessons = build_distillation_rows(samples, weighed, collect_teacher_logprobs(teachers, asked, scored))
+    return lessons, float(sum(len(row.token_ids) for row in asked))
 
 
 class ReplayPolicy:
@@ -79,14 +104,14 @@ class ReplayPolicy:
 
 
 async def rebuild_with_tips(
-    policy: Policy, memory: Memory, groups: Sequence[TrajectoryGroup], config: Config
+    policy: Policy, groups: Sequence[TrajectoryGroup], config: Config, memory_of: Callable[[Trajectory], Memory]
 ) -> list[TrajectoryGroup]:
     """Rebuild episodes as if they had been shown tips: same actions, same observations, other prompts.
 
-    Tips are those that `rollout.episode.TipsActor` would have shown, found by the conversation so far. A prompt that no
-    longer fits the context with tips ends the copy there.
+    Tips are those of `memory_of(episode)` that `rollout.episode.TipsActor` would have shown, found by the conversation
+    so far. A prompt that no longer fits the context with tips ends the copy there.
     """
-    episodes = [_rebuild_episode(policy, memory, t, config) for group in groups for t in group.trajectories]
+    episodes = [_rebuild_episode(policy, memory_of(t), t, config) for group in groups for t in group.trajectories]
     copies = iter(await gather_or_cancel(episodes))
     return [TrajectoryGroup(group.task, tuple(islice(copies, len(group.trajectories)))) for group in groups]
 

@@ -41,7 +41,8 @@ async def ucob(iteration: Iteration) -> None:
     algorithm = config.algorithm.model_copy(update={"q_off_policy": 0.0})
     modes = draw_modes(algorithm, len(tasks), config.rollout.group_size, iteration.rng("modes"))
     groups = await iteration.rollout(tasks, modes)
-    with_tips = await rebuild_with_tips(iteration.policy, memory, groups, config)  # before this iteration adds tips
+    # Before this iteration adds tips.
+    with_tips = await rebuild_with_tips(iteration.policy, groups, config, lambda _: memory)
     written = await iteration.write_tips(groups)
 
     async with iteration.learning():

@@ -30,6 +30,7 @@ GUIDES = {
     "archive": "algorithms/empo2.md#archive",
     "gigpo": "algorithms/gigpo.md",
     "opsd": "algorithms/opsd.md",
+    "opid": "algorithms/opid.md",
     "ucob": "algorithms/ucob.md",
     "lamer": "algorithms/lamer.md",
     "reflexion": "algorithms/reflexion.md",

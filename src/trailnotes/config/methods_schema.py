@@ -152,12 +152,12 @@ class GigpoConfig(Section):
 class OpsdConfig(Section):
     """OPSD: the policy with its tips in the prompt scores what it sampled without them."""
 
-    form: Literal["sdpo", "sdar", "opcd"] = key(
+    form: Literal["sdpo", "sdar", "opcd", "additive"] = key(
         "sdpo", "the log ratio as advantage (SDPO, 2601.20802); as a sigmoid beside the group's (SDAR, 2605.15155); "
-        "from the start model (OPCD, 2602.12275)")  # fmt: skip
+        "from the start model (OPCD, 2602.12275); beside the group's as it is (OPID, 2606.26790)")  # fmt: skip
     coefficient: float | None = key(
         None, "c, weight of the teacher; none = as published: 1 for sdpo and opcd, where the group has 1 - c; 0.01 for "
-        "sdar; 0 is GRPO", ge=0)  # fmt: skip
+        "sdar; 0.001 for additive; 0 is GRPO", ge=0)  # fmt: skip
     teacher: Literal["form", "policy", "start"] = key(
         "form", "weights of the teacher: the policy's (sdpo, sdar) or the start model's (opcd), or either for all forms"
     )
@@ -170,8 +170,13 @@ class OpsdConfig(Section):
     @property
     def weight(self) -> float:
         """Return `coefficient`, or the form's published one."""
-        published = 0.01 if self.form == "sdar" else 1.0
+        published = {"sdar": 0.01, "additive": 0.001}.get(self.form, 1.0)
         return published if self.coefficient is None else self.coefficient
+
+    @property
+    def is_additive(self) -> bool:
+        """Tell whether the group's advantage stays whole beside the teacher's signal."""
+        return self.form in ("sdar", "additive")
 
     @property
     def has_frozen_teacher(self) -> bool:
@@ -181,10 +186,18 @@ class OpsdConfig(Section):
     @model_validator(mode="after")
     def validate_weight(self) -> Self:
         """Refuse a weight that would reverse the group's advantage."""
-        if self.form != "sdar" and self.weight > 1:
+        if not self.is_additive and self.weight > 1:
             raise ValueError(f"opsd.coefficient = {self.weight:g} leaves {self.form} less than nothing of the group's "
                              "advantage: set it to 1 or less")  # fmt: skip
         return self
+
+
+class OpidConfig(Section):
+    """OPID: the policy scores an episode with the tip that was written about it afterwards in its prompt."""
+
+    coefficient: float = key(0.001, "c, weight of the log ratio beside the group's advantage; 0 is GRPO",
+                             "OPID release 37a15a5, its ALFWorld script", ge=0)  # fmt: skip
+    clip: float = key(0.0, "largest log ratio that counts, either way; 0 = no limit", ge=0)
 
 
 class UcobConfig(Section):

@@ -18,6 +18,7 @@ from trailnotes.config.methods_schema import (
     ArchiveConfig,
     GigpoConfig,
     LamerConfig,
+    OpidConfig,
     OpsdConfig,
     ReflexionConfig,
     RehearsalConfig,
@@ -259,6 +260,7 @@ class Config(Section):
     algorithm: AlgorithmConfig = key(AlgorithmConfig, "the method")
     gigpo: GigpoConfig = key(GigpoConfig, "GiGPO and HGPO")
     opsd: OpsdConfig = key(OpsdConfig, "self-distillation from a teacher with tips")
+    opid: OpidConfig = key(OpidConfig, "hindsight tips as teachers of their own episodes")
     ucob: UcobConfig = key(UcobConfig, "lessons between members with tips and without")
     rehearsal: RehearsalConfig = key(RehearsalConfig, "what is rehearsed")
     lamer: LamerConfig = key(LamerConfig, "LaMer")

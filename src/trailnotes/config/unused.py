@@ -19,7 +19,7 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff_configs, flatten_config, is_within
 
 logger = logging.getLogger(__name__)
-_METHOD_SECTIONS = ("opsd", "ucob", "lamer", "reflexion", "rememberer", "retrospex")
+_METHOD_SECTIONS = ("opsd", "opid", "ucob", "lamer", "reflexion", "rememberer", "retrospex")
 _VLLM_KEYS = "replicas urls python devices device_memory max_concurrent start_timeout timeout".split()  # noqa: SIM905
 _TINKER_KEYS = "url reduction anchor_by price_prefill price_sample price_train max_tokens_total".split()  # noqa: SIM905
 REQUIREMENTS = {

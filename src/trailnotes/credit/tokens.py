@@ -41,9 +41,10 @@ def compute_gate(ratios: Array, advantages: Array, gate: str) -> Mask:
 def compute_teacher_signal(ratios: Array, options: OpsdConfig) -> Array:
     """Compute the teacher's addition to the advantage of each token (n,), from its log ratios (n,).
 
-    With c = `options.weight`, and d the log ratio within +- `options.clip`: sdpo (arXiv 2601.20802, eq. 2) and opcd
-    (arXiv 2602.12275, eq. 1) add c d, sdar (arXiv 2605.15155) adds c (sigmoid(beta d) - 1/2). The 1/2 is a baseline: it
-    changes no expectation, and a teacher who agrees with the student adds nothing.
+    With c = `options.weight`, and d the log ratio within +- `options.clip`: sdpo (arXiv 2601.20802, eq. 2), opcd (arXiv
+    2602.12275, eq. 1) and additive (OPID, arXiv 2606.26790) add c d, sdar (arXiv 2605.15155) adds
+    c (sigmoid(beta d) - 1/2). The 1/2 is a baseline: it changes no expectation, and a teacher who agrees with the
+    student adds nothing.
     """
     d = np.clip(ratios, -options.clip, options.clip) if options.clip else ratios
     if options.form == "sdar":
@@ -54,9 +55,10 @@ def compute_teacher_signal(ratios: Array, options: OpsdConfig) -> Array:
 def add_teacher_signal(advantages: Array, ratios: Array, known: Mask, options: OpsdConfig) -> Array:
     """Add the teacher's signal to the group's advantage of each token (n,).
 
-    sdpo and opcd: (1 - c) A + signal, so that c = 1 is the paper's and less is the hybrid with GRPO; sdar: A + signal.
+    sdpo and opcd: (1 - c) A + signal, so that c = 1 is the paper's and less is the hybrid with GRPO; sdar and additive:
+    A + signal.
     A alone where there is no teacher (`known`), or `compute_gate` keeps it back.
     """
-    share = 1.0 if options.form == "sdar" else 1.0 - options.weight
+    share = 1.0 if options.is_additive else 1.0 - options.weight
     speaks = known & compute_gate(ratios, advantages, options.gate)
     return np.where(speaks, share * advantages + compute_teacher_signal(ratios, options), advantages)

@@ -1,0 +1,64 @@
+"""OPID: the policy, shown the tip that was written about an episode afterwards, scores that episode token by token.
+
+Nothing is retrieved, and no prompt that acts has a tip. Source: "On-Policy Skill Distillation for Agentic Reinforcement
+Learning" (arXiv 2606.26790) and its release (jinyangwu/OPID, 37a15a5). See docs/algorithms/opid.md for the formula, and
+where this departs from it.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from trailnotes.algorithms.opsd import build_lessons, distillation_metrics, rebuild_with_tips
+from trailnotes.config.methods_schema import OpsdConfig
+from trailnotes.credit import group_advantages
+from trailnotes.memory import open_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trailnotes.memory import TipMemory
+    from trailnotes.rollout import WrittenTip
+    from trailnotes.training.iteration import Iteration
+    from trailnotes.types import Trajectory, TrajectoryGroup
+
+
+async def opid(iteration: Iteration) -> None:
+    """Run one iteration of OPID."""
+    config = iteration.config
+    options = OpsdConfig(form="additive", coefficient=config.opid.coefficient, clip=config.opid.clip, gate="none")
+    groups = await iteration.rollout(iteration.tasks())
+    written = await iteration.write_tips(groups)
+    teachers = await rebuild_with_own_tips(iteration, groups, written)
+
+    async with iteration.learning():
+        groups = iteration.add_novelty(groups)
+        advantages = [group_advantages(scores, config.algorithm.normalize_std) for scores in iteration.scores(groups)]
+        lessons, num_tokens = build_lessons(iteration, groups, advantages, teachers)
+        iteration.add_metrics("opsd", distillation_metrics(lessons, options) | {"teacher_tokens": num_tokens})
+        taught = [lesson.build_sample(options) for lesson in lessons]
+        metrics = await iteration.update([*taught, *iteration.anchor_samples(written, groups)])
+        await iteration.end(groups, metrics)
+
+
+async def rebuild_with_own_tips(
+    iteration: Iteration, groups: Sequence[TrajectoryGroup], written: Sequence[WrittenTip]
+) -> list[TrajectoryGroup]:
+    """Rebuild each episode as if it had been shown the tip that was written about it.
+
+    The tip of a whole episode stands in the first prompt; with `memory.entries = "step"` each turn shows that of its
+    own state.
+    """
+    settings = iteration.config.memory
+    if settings.entries == "episode":  # it is about the end, and is to be found from the beginning
+        settings = settings.model_copy(update={"threshold": -1.0})
+    own = {id(each.trajectory): each.tips for each in written}
+    with ExitStack() as opened:
+
+        def memory_of(trajectory: Trajectory) -> TipMemory:
+            memory = opened.enter_context(open_memory(None, settings, embedder=iteration.embedder()))
+            memory.add(own.get(id(trajectory), ()))
+            return memory
+
+        return await rebuild_with_tips(iteration.policy, groups, iteration.config, memory_of)

@@ -1,0 +1,97 @@
+"""OPID: each episode's teacher reads the tip about that very episode, and what it says is added to the group's word."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tinyrun import distance, episodes, equal_weights, metrics, tiny_config, tip_rows, train_in_process
+from trailnotes.algorithms.opid import rebuild_with_own_tips
+from trailnotes.config.methods_schema import OpsdConfig
+from trailnotes.config.schema import Config
+from trailnotes.credit.tokens import add_teacher_signal
+from trailnotes.memory.tips import clean_tip
+from trailnotes.runs.directory import RunDir
+from trailnotes.training.iteration import Iteration
+from trailnotes.training.opening import open_run_with_pool
+
+OPID = {"name": "opid"}
+
+
+def in_a_run(config: Config, directory: Path, body: Callable[[Iteration], Awaitable[None]]) -> None:
+    async def opened() -> None:
+        with RunDir.open(directory, config) as at, open_run_with_pool(config, at) as run:
+            await body(Iteration(run, 0))
+
+    asyncio.run(opened())
+
+
+def trained(start: Path, directory: Path, **sections: dict[str, Any]) -> Path:
+    train_in_process(tiny_config(start, **sections), directory)
+    return directory
+
+
+def test_the_signal_by_hand() -> None:
+    """A = 1.5, c = .1, log ratios .5, -2 and one without a teacher: 1.55, 1.3 and 1.5."""
+    options = OpsdConfig(form="additive", coefficient=0.1, clip=0.0, gate="none")
+    ratios, known = np.array([0.5, -2.0, 0.0]), np.array([True, True, False])
+    assert add_teacher_signal(np.full(3, 1.5), ratios, known, options) == pytest.approx([1.55, 1.3, 1.5])
+    assert OpsdConfig(form="additive").weight == 0.001, "as the release's script"
+
+
+@pytest.mark.parametrize("entries", ["episode", "step"])
+def test_a_teacher_reads_the_tip_about_its_own_episode_from_the_first_turn(
+    start_model: Path, tmp_path: Path, entries: str
+) -> None:
+    async def body(iteration: Iteration) -> None:
+        groups = await iteration.rollout(iteration.tasks())
+        written = await iteration.write_tips(groups)
+        texts = {id(each.trajectory): [clean_tip(tip.text) for tip in each.tips] for each in written}
+        rebuilt = await rebuild_with_own_tips(iteration, groups, written)
+        checked = 0
+        for before, after in zip(groups, rebuilt, strict=True):
+            for played, told in zip(before.trajectories, after.trajectories, strict=True):
+                if not texts[id(played)]:
+                    assert not told.steps, "without a usable tip there is no teacher"
+                    continue
+                first = told.steps[0]
+                assert [tip.text for tip in first.tips] == texts[id(played)][:1]
+                assert first.completion.prompt_ids != first.plain_prompt_ids
+                assert [step.completion.token_ids for step in told.steps] == [
+                    step.completion.token_ids for step in played.steps[: len(told.steps)]
+                ]
+                checked += 1
+        assert checked > 5
+
+    in_a_run(tiny_config(start_model, algorithm=OPID, memory={"entries": entries}), tmp_path, body)
+
+
+def test_without_weight_it_is_grpo(start_model: Path, tmp_path: Path) -> None:
+    opid = trained(start_model, tmp_path / "opid", algorithm=OPID, opid={"coefficient": 0.0})
+    grpo = trained(start_model, tmp_path / "grpo", algorithm={"name": "grpo"})
+    assert equal_weights(opid, grpo)
+    assert distance(opid, start_model) > 1e-3, "nothing was learned: the test shows nothing"
+    assert metrics(opid)[0]["opsd/taught"] > 0.5, "the first iteration has teachers already"
+    assert [e["steps"] for e in episodes(opid)] == [e["steps"] for e in episodes(grpo)]
+
+
+def test_tips_that_are_never_shown_shift_nothing(start_model: Path, tmp_path: Path) -> None:
+    opid = trained(start_model, tmp_path / "opid", algorithm=OPID, opid={"coefficient": 1.0}, memory={"top_k": 0})
+    grpo = trained(start_model, tmp_path / "grpo", algorithm={"name": "grpo"})
+    assert equal_weights(opid, grpo)
+    assert {line["opsd/taught"] for line in metrics(opid)} == {0.0}
+
+
+def test_hindsight_changes_what_is_learned_and_nothing_is_kept(start_model: Path, tmp_path: Path) -> None:
+    algorithm, train = OPID, {"iterations": 2}
+    opid = trained(start_model, tmp_path / "opid", algorithm=algorithm, opid={"coefficient": 0.5}, train=train)
+    grpo = trained(start_model, tmp_path / "grpo", algorithm={"name": "grpo"}, train=train)
+    assert not equal_weights(opid, grpo)
+    assert {e["mode"] for e in episodes(opid)} == {"plain"}
+    assert metrics(opid)[-1]["tips/written"] > 0
+    assert not tip_rows(opid) if (opid / "memory.db").exists() else True
