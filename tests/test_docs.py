@@ -264,6 +264,9 @@ KEPT = (  # a row of each role, and each of its terms
 )
 
 
+ENGINE = "--loss.mismatch truncate --loss.observations 0.1"
+
+
 def explained() -> set[str]:
     return set(re.findall(r"^\| `([\w/]+)` \|", words(ROOT / "docs/metrics.md"), re.MULTILINE))
 
@@ -303,7 +306,7 @@ def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
         ("opid", ""),
         ("ucob", ""),
         ("lamer", ""),
-        ("grpo", f"--rollout.max_async_iterations 1 --engine.name vllm --engine.python {sys.executable}"),
+        ("grpo", f"--rollout.max_async_iterations 1 --engine.name vllm --engine.python {sys.executable} {ENGINE}"),
         ("rloo", f"--learner.name tinker --learner.url {tinker_server.url} --model.path {tinker_server.model}"),
     ):
         config = load_config(None, f"{settings} --algorithm.name {name} {more}".split())

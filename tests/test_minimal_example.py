@@ -86,7 +86,7 @@ def groups(episodes: list[minimal.Episode]) -> list[TrajectoryGroup]:
 
 @pytest.fixture(scope="module")
 def samples(groups: list[TrajectoryGroup]) -> list[Sample]:
-    advantages = [group_advantages(score_group(group, CONFIG.algorithm)) for group in groups]
+    advantages = [group_advantages(score_group(group, CONFIG.algorithm), CONFIG.algorithm) for group in groups]
     return [sample for sample in build_samples(groups, advantages) if has_advantage(sample)]
 
 
@@ -120,7 +120,9 @@ def test_prompts_hold_the_ids_of_the_package(episodes: list[minimal.Episode], gr
 
 
 def test_advantages_are_those_of_the_package(episodes: list[minimal.Episode], groups: list[TrajectoryGroup]) -> None:
-    theirs = [rows[0] for group in groups for rows in group_advantages(score_group(group, CONFIG.algorithm))]
+    theirs = [
+        rows[0] for group in groups for rows in group_advantages(score_group(group, CONFIG.algorithm), CONFIG.algorithm)
+    ]
     assert minimal.group_advantages([float(e.scene.won) for e in episodes]) == pytest.approx(theirs, abs=1e-12)
     assert minimal.group_advantages([1.0] * 8 + [0.0] * 8) == [0.0] * 16
 

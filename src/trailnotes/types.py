@@ -18,7 +18,7 @@ Role = Literal["system", "user", "assistant"]
 Mode = Literal["plain", "on_policy_tips", "off_policy"]
 Outcome = Literal["terminated", "truncated", "error"]
 FinishReason = Literal["stop", "length"]
-RowRole = Literal["episode", "tip", "reading", "rehearsal", "lesson"]  # what a training row is of
+RowRole = Literal["episode", "tip", "reading", "rehearsal", "lesson", "observation"]  # what a training row is of
 TokenIds = tuple[int, ...]
 StrPath = str | os.PathLike[str]  # what a user may hand in as a path
 
@@ -318,6 +318,7 @@ class Sample:
     behavior_logprobs: tuple[float, ...]  # 0.0 where loss_mask is 0
     advantages: tuple[float, ...]  # 0.0 where loss_mask is 0
     off_policy: bool = False  # trained without the tips that it acted on; the low-probability mask applies here only
+    shows_tips: bool = False  # whether the context that it is trained in holds tips
     trajectory: int = 0  # index of the trajectory in its batch: mini-batches count trajectories, not rows
     role: RowRole = "episode"  # the loss of each role is a mean over its own rows, so that none thins out another
     hold: float = 0.0  # weight of the KL to the start model, of a row that is no episode's (theirs is `loss.kl`)

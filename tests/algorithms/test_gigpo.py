@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tinyrun import distance, episodes, equal_weights, metrics, tiny_config, train_in_process
 from trailnotes.algorithms.gigpo import TwoLevelAdvantages, compute_two_level_advantages, term_metrics
-from trailnotes.config.methods_schema import GigpoConfig
+from trailnotes.config.methods_schema import AlgorithmConfig, GigpoConfig
 from trailnotes.credit import (
     Scores,
     Visits,
@@ -201,14 +201,14 @@ choices = st.fixed_dictionaries(
 
 @given(groups, norms)
 def test_without_step_weight_it_is_grpo_bit_for_bit(scores: Scores, norm: str) -> None:
-    grpo = np.concatenate(group_advantages(scores, normalize_std=norm == "mean_std")).tolist()
+    grpo = np.concatenate(group_advantages(scores, AlgorithmConfig(normalize_std=norm == "mean_std"))).tolist()
     assert advantages(scores, norm=norm, omega=0.0) == grpo
 
 
 @given(groups, norms)
 def test_without_a_repeated_state_it_is_grpo_bit_for_bit(scores: Scores, norm: str) -> None:
     alone = replace(scores, states=tuple(tuple((i, t) for t in range(len(row))) for i, row in enumerate(scores.states)))
-    grpo = np.concatenate(group_advantages(alone, normalize_std=norm == "mean_std")).tolist()
+    grpo = np.concatenate(group_advantages(alone, AlgorithmConfig(normalize_std=norm == "mean_std"))).tolist()
     assert advantages(alone, norm=norm) == grpo
 
 

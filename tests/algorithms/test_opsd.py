@@ -230,7 +230,7 @@ def test_the_weight_of_what_was_played_ahead_is_on_the_teachers_signal_too(
     """A token that the weights of now would never sample teaches nothing, whoever speaks of it."""
 
     def impossible(samples: Sequence[Sample], *_: Any, **__: Any) -> tuple[list[Sample], dict[str, float]]:
-        return [replace(sample, advantages=(0.0,) * len(sample.advantages)) for sample in samples], {}
+        return [replace(sample, advantages=(0.0,) * len(sample.advantages)) for sample in samples], {"difference": 0.0}
 
     update, sizes = Iteration.update, []
 
@@ -238,7 +238,7 @@ def test_the_weight_of_what_was_played_ahead_is_on_the_teachers_signal_too(
         sizes.append(max(abs(a) for sample in samples for a in sample.advantages))
         return await update(self, samples)
 
-    monkeypatch.setattr("trailnotes.training.iteration.correct_staleness", impossible)
+    monkeypatch.setattr("trailnotes.training.iteration.correct_samples", impossible)
     monkeypatch.setattr(Iteration, "update", watched)
     ahead = {"max_async_iterations": 1, "num_tasks": 5}
     run = trained(start_model, tmp_path, algorithm=OPSD, opsd={"gate": "none"}, rollout=ahead, train={"iterations": 4})

@@ -162,25 +162,42 @@ def test_novelty_is_part_of_what_was_earned() -> None:
 
 def test_a_penalty_before_normalisation_is_divided_with_the_rest() -> None:
     # returns 4 0: mean 2, std 2.8284
-    first, second = group_advantages(scored("before"))
+    first, second = group_advantages(scored("before"), AlgorithmConfig())
     np.testing.assert_allclose(first, [2 / 8**0.5, 1.5 / 8**0.5], rtol=1e-6)
     np.testing.assert_allclose(second, [-2 / 8**0.5] * 2, rtol=1e-6)
 
 
 def test_a_penalty_after_normalisation_is_taken_off_as_it_is() -> None:
-    np.testing.assert_allclose(group_advantages(scored("after"))[0], [2 / 8**0.5, 2 / 8**0.5 - 0.5], rtol=1e-5)
+    np.testing.assert_allclose(
+        group_advantages(scored("after"), AlgorithmConfig())[0], [2 / 8**0.5, 2 / 8**0.5 - 0.5], rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("stage", ["before", "after"])
 def test_where_nothing_is_divided_the_stage_does_not_matter(stage: str) -> None:
-    assert [row.tolist() for row in group_advantages(scored(stage), False)] == [[2.0, 1.5], [-2.0, -2.0]]
+    assert [row.tolist() for row in group_advantages(scored(stage), AlgorithmConfig(normalize_std=False))] == [
+        [2.0, 1.5],
+        [-2.0, -2.0],
+    ]
     assert [row.tolist() for row in leave_one_out_advantages(scored(stage))] == [[4.0, 3.5], [-4.0, -4.0]]
+
+
+def test_a_mean_divides_in_the_place_of_the_deviation() -> None:
+    """Returns 4 and 0: mean 2, so 1 and -1. One success of four is worth 3, where a deviation makes it 1.5."""
+    by_mean = AlgorithmConfig(normalize_mean=True)
+    assert [row.tolist() for row in group_advantages(scored("before", penalty=0.0), by_mean)] == [[1.0] * 2, [-1.0] * 2]
+    nothing = tuple(np.zeros(1) for _ in range(4))
+    four = Scores(np.array([1.0, 0.0, 0.0, 0.0]), nothing, ((0,),) * 4, nothing, nothing)
+    assert [row.tolist() for row in group_advantages(four, by_mean)] == [[3.0], [-1.0], [-1.0], [-1.0]]
+    assert not any(row.any() for row in group_advantages(replace(four, returns=np.zeros(4)), by_mean))
+    with pytest.raises(ValueError, match="one is negative"):
+        group_advantages(replace(four, returns=np.array([1.0, 0.0, 0.0, -1.0])), by_mean)
 
 
 def test_without_a_penalty_all_steps_have_the_advantage_of_their_episode() -> None:
     scores = scored("before", penalty=0.0)
     expected = group_relative(scores.returns).tolist()
-    assert [row.tolist() for row in group_advantages(scores)] == [[a, a] for a in expected]
+    assert [row.tolist() for row in group_advantages(scores, AlgorithmConfig())] == [[a, a] for a in expected]
 
 
 def test_numbers_of_other_lengths_are_refused() -> None:

@@ -114,7 +114,7 @@ def build(method: str, groups: Sequence[TrajectoryGroup], pair: Pair) -> list[Sa
             for each, visits in terms
         ]
     else:
-        advantages = [group_advantages(each, algorithm.normalize_std) for each in scores]
+        advantages = [group_advantages(each, algorithm) for each in scores]
     samples = build_samples(groups, advantages)
     return replace_behavior_logprobs(samples, pair.here.logprobs(samples))
 

@@ -21,7 +21,7 @@ from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import build_samples
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.training.iteration import Iteration
-from trailnotes.training.staleness import correct_staleness
+from trailnotes.training.staleness import Correction, correct_samples
 from trailnotes.types import Completion, Observation, Sample, Step, Task, Trajectory, TrajectoryGroup
 
 TASK = Task("task", "numbers")
@@ -57,7 +57,7 @@ def test_weights_compare_now_with_then_under_the_prompt_that_was_acted_on() -> N
     (row,) = build_samples([group], [[2.0]])
     assert row.token_ids == (1, 3, 7, 8), "trained without the tip"
     learner = Now(math.log(0.6), math.log(0.75))  # 1.2 and 3 times as probable as then
-    (weighed,), found = correct_staleness([row], [group], learner, rows="auto", most=2.0)  # type: ignore[arg-type]
+    (weighed,), found = correct_samples([row], [group], learner, rows="auto", correction=Correction(2.0))  # type: ignore[arg-type]
     assert [sample.token_ids for sample in learner.asked] == [(1, 2, 3, 7, 8)], "asked with the tip"
     assert weighed.token_ids == row.token_ids
     assert weighed.advantages == pytest.approx((0, 0, 2.0 * 1.2, 2.0 * 2.0)), "the second is truncated at 2"
@@ -66,14 +66,32 @@ def test_weights_compare_now_with_then_under_the_prompt_that_was_acted_on() -> N
         "weight": pytest.approx((1.2 + 2.0) / 2),
         "truncated": 0.5,
         "kl": pytest.approx((0.2 - math.log(1.2) + 2.0 - math.log(3.0)) / 2),
+        "difference": pytest.approx((math.log(1.2) + math.log(3.0)) / 2),
     }
+
+
+@pytest.mark.parametrize(
+    ("correction", "weights"),
+    [
+        (Correction(2.0, above="mask"), (1.2, 0.0)),  # the second token's ratio is 3
+        (Correction(4.0, "sequence"), (3.6, 3.6)),  # 1.2 * 3 for both
+        (Correction(2.0, "sequence"), (2.0, 2.0)),
+        (Correction(2.0, "sequence", "mask"), (0.0, 0.0)),
+    ],
+)
+def test_an_engines_mismatch_is_bounded_by_token_or_episode(correction: Correction, weights: Sequence[float]) -> None:
+    group, learner = with_a_tip(), Now(math.log(0.6), math.log(0.75))
+    (weighed,), _ = correct_samples(
+        build_samples([group], [[1.0]]), [group], learner, rows="auto", correction=correction
+    )  # type: ignore[arg-type]
+    assert weighed.advantages[-2:] == pytest.approx(weights)
 
 
 def test_weights_of_now_that_say_what_was_said_then_change_nothing() -> None:
     group = with_a_tip()
     rows = build_samples([group], [[2.0]])
     same = Now(*group.trajectories[0].steps[0].completion.logprobs)
-    assert correct_staleness(rows, [group], same, rows="auto", most=2.0)[0] == rows  # type: ignore[arg-type]
+    assert correct_samples(rows, [group], same, rows="auto", correction=Correction(2.0))[0] == rows  # type: ignore[arg-type]
 
 
 def test_rows_of_steps_take_their_own_tokens() -> None:
@@ -81,7 +99,9 @@ def test_rows_of_steps_take_their_own_tokens() -> None:
     steps = tuple(Step(Observation("here"), (), replace(completion, token_ids=(t,)), (1, 2), "go", 0.0) for t in (3, 4))
     group = TrajectoryGroup(TASK, (Trajectory(TASK, steps, Observation("end"), "terminated", True, 1.0),))
     rows = build_samples([group], [[1.0]], rows="step")
-    weighed, _ = correct_staleness(rows, [group], Now(math.log(0.25), math.log(0.75)), rows="step", most=2.0)  # type: ignore[arg-type]
+    weighed, _ = correct_samples(
+        rows, [group], Now(math.log(0.25), math.log(0.75)), rows="step", correction=Correction(2.0)
+    )  # type: ignore[arg-type]
     assert [row.advantages[-1] for row in weighed] == pytest.approx([0.5, 1.5])
 
 

@@ -52,7 +52,7 @@ async def empo2(iteration: Iteration) -> None:
 
     async with iteration.learning():
         groups = iteration.add_novelty(groups)
-        advantages = [group_advantages(scores, algorithm.normalize_std) for scores in iteration.scores(groups)]
+        advantages = [group_advantages(scores, algorithm) for scores in iteration.scores(groups)]
 
         # A trajectory's mode says whether its row keeps the tips; the denominator stays that of the prompt acted on...
         samples = iteration.samples(groups, advantages)

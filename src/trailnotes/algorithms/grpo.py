@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 async def grpo(iteration: Iteration) -> None:
     """Run one iteration of GRPO."""
-    normalize_std = iteration.config.algorithm.normalize_std
+    algorithm = iteration.config.algorithm
     groups = await iteration.rollout(iteration.tasks())
     async with iteration.learning():
         groups = iteration.add_novelty(groups)
-        advantages = [group_advantages(scores, normalize_std) for scores in iteration.scores(groups)]
+        advantages = [group_advantages(scores, algorithm) for scores in iteration.scores(groups)]
         metrics = await iteration.update(iteration.samples(groups, advantages))
         await iteration.end(groups, metrics)

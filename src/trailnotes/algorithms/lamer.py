@@ -52,7 +52,7 @@ async def lamer(iteration: Iteration) -> None:
         iteration.add_metrics("lamer", success_by_episode(trials))
         scores = iter(iteration.scores(list(chain(*trials))))
         worth = [discount_across_episodes([next(scores) for _ in trial], config.lamer.gamma) for trial in trials]
-        advantages = [group_advantages(episode, normalize_std) for trial in worth for episode in trial]
+        advantages = [group_advantages(episode, config.algorithm) for trial in worth for episode in trial]
         samples = iteration.samples(list(chain(*trials)), advantages)
         for trial, episodes in zip(trials, worth, strict=True):
             credit = [group_relative(episode.returns, normalize_std).tolist() for episode in episodes[1:]]

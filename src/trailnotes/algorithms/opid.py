@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 async def opid(iteration: Iteration) -> None:
     """Run one iteration of OPID."""
-    config = iteration.config
+    config, algorithm = iteration.config, iteration.config.algorithm
     options = OpsdConfig(form="additive", coefficient=config.opid.coefficient, clip=config.opid.clip, gate="none")
     groups = await iteration.rollout(iteration.tasks())
     written = await iteration.write_tips(groups)
@@ -34,7 +34,7 @@ async def opid(iteration: Iteration) -> None:
 
     async with iteration.learning():
         groups = iteration.add_novelty(groups)
-        advantages = [group_advantages(scores, config.algorithm.normalize_std) for scores in iteration.scores(groups)]
+        advantages = [group_advantages(scores, algorithm) for scores in iteration.scores(groups)]
         lessons, num_tokens = build_lessons(iteration, groups, advantages, teachers)
         iteration.add_metrics("opsd", distillation_metrics(lessons, options) | {"teacher_tokens": num_tokens})
         taught = [lesson.build_sample(options) for lesson in lessons]

@@ -41,6 +41,7 @@ TEACHER_MODE: Final[Mode] = "on_policy_tips"  # the mode whose prompts the teach
 async def opsd(iteration: Iteration) -> None:
     """Run one iteration of OPSD."""
     config, options, memory = iteration.config, iteration.config.opsd, iteration.prompt_memory
+    algorithm = config.algorithm
     assert memory is not None
     groups = await iteration.rollout(iteration.tasks())
     # Before this iteration adds tips.
@@ -49,7 +50,7 @@ async def opsd(iteration: Iteration) -> None:
 
     async with iteration.learning():
         groups = iteration.add_novelty(groups)
-        advantages = [group_advantages(scores, config.algorithm.normalize_std) for scores in iteration.scores(groups)]
+        advantages = [group_advantages(scores, algorithm) for scores in iteration.scores(groups)]
         frozen = options.has_frozen_teacher
         lessons, num_tokens = build_lessons(iteration, groups, advantages, teachers, of_start=frozen)
         iteration.add_metrics("opsd", distillation_metrics(lessons, options) | {"teacher_tokens": num_tokens})

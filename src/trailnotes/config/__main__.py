@@ -25,7 +25,7 @@ GUIDES = {
     "env": "envs/README.md",
     "memory": "memory.md",
     "algorithm": "algorithms/empo2.md",
-    "loss": "algorithms/empo2.md#the-formula",
+    "loss": "algorithms/losses.md",
     "rehearsal": "algorithms/empo2.md#anchor-losses-and-rehearsal",
     "archive": "algorithms/empo2.md#archive",
     "gigpo": "algorithms/gigpo.md",

@@ -22,6 +22,9 @@ class AlgorithmConfig(Section):
 
     name: str = key("empo2", "the method")
     normalize_std: bool = key(True, "divide group-relative advantages by the group's standard deviation")
+    normalize_mean: bool = key(
+        False, "divide them by the group's mean return instead, which must not be negative: rare successes count more",
+        "MaxRL, arXiv 2602.02710")  # fmt: skip
     p_memory: float = key(0.25, "p, share of rollouts that act with tips", PAPER, ge=0, le=1)
     q_off_policy: float = key(2 / 3, "q, share of these that train without their tips", PAPER, ge=0, le=1)
     mode_unit: Literal["iteration", "trajectory"] = key("trajectory", "unit of the mode: batch (paper), or each member")

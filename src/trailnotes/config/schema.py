@@ -125,7 +125,25 @@ class LossConfig(Section):
     mask_logprob: float | None = key(-5.0, "off-policy tokens with a log-probability below this are masked; none = off")
     mask_unit: Literal["token", "response"] = key("token", "mask the token (ours), or its whole response (release)")
     mask_kl: bool = key(True, "leave masked tokens out of the KL, which would pull them back to the start model")
-    aggregation: Literal["token", "sequence"] = key("token", "average losses over tokens, or over rows of row means")
+    aggregation: Literal["token", "sequence", "constant"] = key(
+        "token", "average losses over tokens, over rows of row means, or over rows of sums over constant_length (Dr. "
+        "GRPO, 2503.20783)")  # fmt: skip
+    constant_length: int = key(512, "constant: tokens that each row counts as, whatever it has", ge=1)
+    objective: Literal["ppo", "gspo", "gmpo", "cispo", "dppo"] = key(
+        "ppo", "PPO's clip of token ratios; of the row's mean ratio (GSPO, 2507.18071); a geometric mean of clipped "
+        "ones (GMPO, 2507.20673); a bounded weight without clip (CISPO, 2506.13585); a bound on how far a probability "
+        "moves (DPPO, 2602.04879). See docs/algorithms/losses.md for the bounds to take")  # fmt: skip
+    max_negative_kl: float | None = key(
+        None, "tokens with a negative advantage teach nothing in rows whose mean log(pi_old / pi) is above this "
+        "(DeepSeek-V3.2); none = off", gt=0)  # fmt: skip
+    observations: float = key(
+        0.0, "weight of the likelihood of what the environment answered, in contexts without tips (ECHO, as in "
+        "prime-rl); 0 = off", ge=0)  # fmt: skip
+    mismatch: Literal["none", "truncate", "mask"] = key(
+        "none", "where another program samples: weigh tokens by the learner's probability over the engine's, under the "
+        "prompt that was acted on; up to mismatch_cap, or not at all above it (TRL, verl)")  # fmt: skip
+    mismatch_unit: Literal["token", "sequence"] = key("sequence", "that ratio: of the token, or of the whole episode")
+    mismatch_cap: float = key(3.0, "largest ratio that counts", "TRL 1.16", ge=1)
     shaping: Literal["none", "luffy"] = key("none", "off-policy rows: the clipped surrogate, or LUFFY's x / (x + 0.1)")
     drop_negative_off_policy: bool = key(
         False, "leave off-policy rows with a negative advantage out of the update: a reader who failed after its tip "
@@ -364,6 +382,11 @@ class Config(Section):
     def is_hosted(self) -> bool:
         """Tell whether a server of the Tinker API trains and samples."""
         return self.learner.name == "tinker"
+
+    @property
+    def has_other_sampler(self) -> bool:
+        """Tell whether another program than the learner's samples, so that their log-probabilities may differ."""
+        return self.engine.name == "vllm" or self.is_hosted
 
     @property
     def update_attention(self) -> str:

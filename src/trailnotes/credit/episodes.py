@@ -121,10 +121,24 @@ def leave_one_out(returns: ArrayLike) -> Array:
     return centred * (centred.size / max(1, centred.size - 1))
 
 
-def group_advantages(scores: Scores, normalize_std: bool = True) -> list[Array]:
-    """Compute `group_relative` of each step's score, its episode's return less its penalty: N times (T_i,)."""
+def group_advantages(scores: Scores, algorithm: AlgorithmConfig) -> list[Array]:
+    """Compute `group_relative` of each step's score, its episode's return less its penalty: N times (T_i,).
+
+    `algorithm.normalize_std` divides by the group's deviation. `algorithm.normalize_mean` divides by its mean return
+    instead (MaxRL, arXiv 2602.02710), and leaves exact zeros where that is 0.
+
+    Raises:
+        ValueError: a return is negative, with `normalize_mean`.
+    """
+    scale, by_std = 1.0, algorithm.normalize_std
+    if algorithm.normalize_mean:
+        if (scores.returns < 0).any():
+            raise ValueError(
+                "algorithm.normalize_mean divides by the mean return, and one is negative: set it to false"
+            )
+        scale, by_std = float(scores.returns.mean()) or math.inf, False
     rows = zip(scores.returns, scores.penalties_before, scores.penalties_after, strict=True)
-    return [group_relative(R - before, normalize_std, group=scores.returns) - after for R, before, after in rows]
+    return [group_relative(R - before, by_std, group=scores.returns) / scale - after for R, before, after in rows]
 
 
 def leave_one_out_advantages(scores: Scores) -> list[Array]:

@@ -101,6 +101,12 @@ def run_checks(lines: Sequence[JsonRecord], episodes: Sequence[JsonRecord], conf
             "the tip-free model finds the tips' actions too unlikely: lower loss.mask_logprob, or train more slowly "
             "(optim.lr, optim.epochs)",
         ),
+        _check_threshold(
+            lines, "tokens that loss.mismatch and loss.max_negative_kl leave in", _get_corrected_share, 0.9,
+            (lambda m: m["update/tokens_trained"], "tokens"),
+            "engine and learner, or the weights before and after the update, are too far apart: lower optim.lr or "
+            "optim.epochs, sample in float32, or raise loss.mismatch_cap and loss.max_negative_kl",
+        ),
         _check_reliance(lines, config),
         _check_improvement(lines),
     ]  # fmt: skip
@@ -171,6 +177,12 @@ def _check_group_variance(lines: Sequence[JsonRecord], config: Config) -> Check:
         return whole
     reading = link([line for line in lines if _tips_shown(line)], ", with tips")
     return reading if reading.holds is False else whole
+
+
+def _get_corrected_share(line: JsonRecord) -> float | None:
+    """Return the share of tokens that both corrections leave as they are; None where neither had any."""
+    lost = line.get("engine/truncated"), line.get("update/dropped_fraction") or None
+    return None if lost == (None, None) else 1 - sum(each or 0.0 for each in lost)
 
 
 def _advise_on_variance(config: Config) -> str:

@@ -253,7 +253,9 @@ class Learner:
         """Compute surrogate, KL(reference || model) and negative log-likelihood of each token, 0 off the mask."""
         states = self._score.compute_states(batch.token_ids, batch.mask, batch.layout)
         logprobs, _ = self._score.score_states(states, batch.token_ids, batch.mask)
-        surrogate = losses.compute_surrogate(self.loss, losses.ratio(logprobs, batch.behavior_logprobs), batch)
+        surrogate = losses.compute_surrogate(
+            self.loss, logprobs, losses.compute_ratio(self.loss, logprobs, batch), batch
+        )
         where = held[batch.mask.nonzero()[:, 0]]  # (K,)
         divergence = self._score.compute_kl(states[where], self._compute_reference_logits, reference)
         kl = torch.zeros_like(logprobs)
@@ -288,7 +290,7 @@ class Learner:
         off_policy = [sample for sample in samples if sample.off_policy]
         if self.loss.mask_logprob is None or not off_policy:
             return 1.0
-        by_row = self.loss.aggregation == "sequence"
+        by_row = self.loss.aggregation != "token"
         trained = sum(1 if by_row else sum(sample.loss_mask) for sample in samples)
         kept = sum(1 if by_row else sum(sample.loss_mask) for sample in samples if not sample.off_policy)
         own = 0
@@ -306,18 +308,20 @@ class Learner:
         """
         logprobs, entropies = self._score(batch.token_ids, batch.mask, batch.layout)
         kept = losses.find_kept(self.loss, logprobs.detach(), batch)
-        ratio = losses.ratio(logprobs, batch.behavior_logprobs)
-        surrogate = losses.compute_surrogate(self.loss, ratio, batch)
-        policy, num_kept = losses.masked_sum(surrogate, kept, self.loss.aggregation)
+        ratio = losses.compute_ratio(self.loss, logprobs, batch)
+        surrogate = losses.compute_surrogate(self.loss, logprobs, ratio, batch)
+        mean = self.loss.aggregation, self.loss.constant_length
+        policy, num_kept = losses.masked_sum(surrogate, kept, *mean)
         kl, num_held = torch.zeros_like(policy), num_kept
         if reference is not None:
             tokens_kl = losses.k3_kl(logprobs, reference)
             held = kept if self.loss.mask_kl else batch.mask
-            kl, num_held = losses.masked_sum(tokens_kl, held, self.loss.aggregation)
+            kl, num_held = losses.masked_sum(tokens_kl, held, *mean)
         (weight * policy + self.loss.kl * kl).backward()  # type: ignore[no-untyped-call]
-        ratio = ratio.detach()
-        clipped = losses.find_clipped(self.loss, ratio, batch)
-        metrics.add_batch(batch, kept, logprobs.detach(), ratio, entropies, clipped)
+        logprobs, ratio = logprobs.detach(), ratio.detach()
+        clipped = losses.find_clipped(self.loss, logprobs, ratio, batch)
+        dropped = losses.find_dropped(self.loss, logprobs, batch)
+        metrics.add_batch(batch, kept, logprobs, ratio, entropies, clipped, dropped)
         return torch.stack([policy.detach(), num_kept.to(policy.dtype), kl.detach(), num_held.to(policy.dtype)])
 
     def _compute_reference_logprobs(self, samples: Sequence[Sample]) -> list[Tensor]:

@@ -106,17 +106,105 @@ def low_prob_mask(
     return mask & ~doomed[response].view_as(mask)
 
 
-def compute_surrogate(loss: LossConfig, ratio: Tensor, batch: Batch) -> Tensor:
-    """Compute the clipped surrogate of each token, that of `loss.shaping` in off-policy rows."""
-    clipped = clipped_surrogate(ratio, batch.advantages, loss.clip_low, loss.clip_high, loss.dual_clip)
-    if loss.shaping == "none":
-        return clipped
-    return torch.where(batch.off_policy[:, None], shaped_surrogate(ratio, batch.advantages), clipped)
+def compute_ratio(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Tensor:
+    """Compute the importance ratio that `loss.objective` weighs each token with.
+
+    "gspo" (arXiv 2507.18071, eq. 7 in its form for tokens): the geometric mean of the ratios of the row's tokens, with
+    the gradient of the token's own. "gmpo" (arXiv 2507.20673, eq. 4): the mean is taken after each log-ratio was
+    clipped where the advantage asks for it, and has its own gradient. The others: that of the token.
+    """
+    if loss.objective not in ("gspo", "gmpo"):
+        return ratio(logprobs, batch.behavior_logprobs)
+    log_ratio = torch.where(batch.mask, logprobs - batch.behavior_logprobs, 0.0)
+    if loss.objective == "gmpo":
+        bounded = log_ratio.clamp(-loss.clip_low, loss.clip_high)
+        sign = batch.advantages.sign()
+        mean = mean_over_rows(sign * torch.minimum(sign * log_ratio, sign * bounded), batch.mask)
+        return mean.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().expand_as(logprobs)
+    mean = mean_over_rows(log_ratio, batch.mask).detach()
+    return torch.exp(mean.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO) + logprobs - logprobs.detach())
 
 
-def find_clipped(loss: LossConfig, ratio: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:  # bool
-    """Mark where that surrogate is flat: clipped low, high, by the dual bound."""
-    low, high, dual = clip_events(ratio, batch.advantages, loss.clip_low, loss.clip_high, loss.dual_clip)
+def mean_over_rows(values: Tensor, mask: Tensor) -> Tensor:
+    """Compute the mean (B, 1) of each row's tokens in the mask; 0 of none."""
+    return (values * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+
+
+def compute_surrogate(loss: LossConfig, logprobs: Tensor, ratio: Tensor, batch: Batch) -> Tensor:
+    """Compute the loss of each token by `loss.objective`, and by `loss.shaping` in off-policy rows.
+
+    Args:
+        loss: the settings.
+        logprobs: of the tokens, with gradient.
+        ratio: that of `compute_ratio`.
+        batch: advantages and behavior log-probabilities.
+
+    Source:
+        "cispo" (arXiv 2506.13585, eq. 4): -sg(clip(rho)) A log pi. "dppo" (arXiv 2602.04879, binary total variation):
+        -sg(min(rho, dual_clip)) A log pi, without the tokens of `find_outside`. "gmpo": -rho A, clipped already.
+        Otherwise `clipped_surrogate`.
+    """
+    advantages = batch.advantages
+    if loss.objective == "cispo":
+        found = -ratio.detach().clamp(1.0 - loss.clip_low, 1.0 + loss.clip_high) * advantages * logprobs
+    elif loss.objective == "dppo":
+        weight = ratio.detach().clamp(max=loss.dual_clip or math.inf)
+        low, high = find_outside(loss, logprobs, batch)
+        found = torch.where(low | high, 0.0, -weight * advantages * logprobs)
+    elif loss.objective == "gmpo":
+        found = -ratio * advantages
+    else:
+        found = clipped_surrogate(ratio, advantages, loss.clip_low, loss.clip_high, loss.dual_clip)
+    if loss.shaping != "none":
+        found = torch.where(batch.off_policy[:, None], shaped_surrogate(ratio, advantages), found)
+    return torch.where(find_dropped(loss, logprobs, batch), 0.0, found)
+
+
+@torch.no_grad()
+def find_outside(loss: LossConfig, logprobs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:  # bool
+    """Mark tokens whose probability fell below, or rose above, what `loss.clip_low` and `clip_high` allow it to move.
+
+    "dppo": by a difference of probabilities, "gmpo": of their logarithms; each where the advantage drives it further.
+    """
+    if loss.objective == "dppo":
+        moved = logprobs.exp() - batch.behavior_logprobs.exp()
+    else:
+        moved = logprobs - batch.behavior_logprobs
+    positive = batch.advantages > 0
+    return ~positive & (moved < -loss.clip_low), positive & (moved > loss.clip_high)
+
+
+@torch.no_grad()
+def find_dropped(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Tensor:  # bool
+    """Mark the tokens with a negative advantage in rows that have become improbable, by `loss.max_negative_kl`.
+
+    They are those of rows whose mean log(pi_old / pi) is above it: the off-policy mask of DeepSeek-V3.2 (arXiv
+    2512.02556, section 3.1), for each token's own advantage.
+    """
+    if loss.max_negative_kl is None:
+        return torch.zeros_like(batch.mask)
+    distance = mean_over_rows(batch.behavior_logprobs - logprobs, batch.mask)
+    return batch.mask & (batch.advantages < 0) & (distance > loss.max_negative_kl)
+
+
+def find_clipped(
+    loss: LossConfig, logprobs: Tensor, ratio: Tensor, batch: Batch
+) -> tuple[Tensor, Tensor, Tensor]:  # bool
+    """Mark where `loss.objective` bounds a token: low, high, by the dual bound.
+
+    There the surrogate is flat, but for "cispo", whose weight is bounded.
+    """
+    advantages = batch.advantages
+    if loss.objective == "cispo":
+        low, high = ratio < 1.0 - loss.clip_low, ratio > 1.0 + loss.clip_high
+        dual = torch.zeros_like(low)
+    elif loss.objective in ("dppo", "gmpo"):
+        low, high = find_outside(loss, logprobs, batch)
+        dual = torch.zeros_like(low)
+        if loss.objective == "dppo" and loss.dual_clip:
+            dual = (ratio > loss.dual_clip) & ~low & ~high
+    else:
+        low, high, dual = clip_events(ratio, advantages, loss.clip_low, loss.clip_high, loss.dual_clip)
     free = batch.off_policy[:, None] & (loss.shaping != "none")
     return low & ~free, high & ~free, dual & ~free
 
@@ -129,18 +217,23 @@ def find_kept(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Tensor:  # bo
     return torch.where(batch.off_policy[:, None], probable, batch.mask)
 
 
+Aggregation = Literal["token", "sequence", "constant"]
+
+
 def masked_sum(
-    values: Tensor, mask: Tensor, aggregation: Literal["token", "sequence"] = "token"
+    values: Tensor, mask: Tensor, aggregation: Aggregation = "token", length: int = 1
 ) -> tuple[Tensor, Tensor]:  # (), ()
     """Compute numerator and denominator of a mean over the mask; both add up over the parts of a batch.
 
     "token": sum over tokens, number of tokens. "sequence": sum over rows of row means, number of rows that have any
-    token in the mask.
+    token in the mask. "constant": the same with the row's sum over `length` for its mean (Dr. GRPO, arXiv 2503.20783).
     """
     kept = values * mask
     if aggregation == "token":
         return kept.sum(), mask.sum()
     lengths = mask.sum(-1)
+    if aggregation == "constant":
+        return kept.sum() / length, (lengths > 0).sum()
     return (kept.sum(-1) / lengths.clamp(min=1)).sum(), (lengths > 0).sum()
 
 
@@ -159,13 +252,13 @@ def get_term_weights(sample: Sample) -> dict[str, float]:
     return {name: weight for name, weight in weights.items() if weight}
 
 
-def compute_token_weights(samples: Sequence[Sample], aggregation: Literal["token", "sequence"]) -> list[list[float]]:
+def compute_token_weights(samples: Sequence[Sample], aggregation: Aggregation) -> list[list[float]]:
     """Compute the factor of each of `TERMS` of a trained token, so that the sum over all rows is the loss.
 
     Args:
         samples: the rows of one mini-batch that are no episodes; all have a trained token.
-        aggregation: of the surrogate. "token": the mean runs over the tokens of the role that have an advantage.
-            "sequence": over the rows' own means.
+        aggregation: of the surrogate. "sequence": the mean runs over the rows' own means; otherwise over the tokens of
+            the role that have an advantage.
 
     Returns:
         For each row (3,) in the order of `TERMS`; 0 for a term that it does not have.
@@ -205,6 +298,7 @@ class UpdateMetrics:
         ratio: Tensor,
         entropies: Tensor,
         clipped: tuple[Tensor, Tensor, Tensor],  # low, high, dual
+        dropped: Tensor,
     ) -> None:
         """Add one micro-batch of one pass."""
         off = batch.mask & batch.off_policy[:, None]
@@ -220,6 +314,7 @@ class UpdateMetrics:
             "kept_off": (kept & off).sum(),
             "kl_on": (kl * (batch.mask & ~off)).sum(),
             "kl_off": (kl * off).sum(),
+            "dropped": dropped.sum(),
         } | {name: (event & kept).sum() for name, event in events}
         if not self._steps:  # the weights are those that sampled, if none were updated since then
             sampled = batch.mask & ~off
@@ -289,6 +384,7 @@ class UpdateMetrics:
             "clip_fraction_high": _divide(sums["high"], sums["kept"]),
             "dual_clip_fraction": _divide(sums["dual"], sums["kept"]),
             "masked_fraction": _divide(sums["off"] - sums["kept_off"], sums["off"]),
+            "dropped_fraction": _divide(sums["dropped"], sums["trained"]),
             "entropy": _divide(sums["entropy"], sums["trained"]),
             "tokens_trained": sums["trained"] + sum(others.values()),
             "tokens_off_policy": sums["off"],

@@ -78,12 +78,39 @@ def build_samples(
         off_policy = trajectory.mode == "off_policy" and any(
             step.plain_prompt_ids != step.completion.prompt_ids for step in trajectory.steps
         )
+        shows_tips = trajectory.mode == "on_policy_tips" and any(step.tips for step in trajectory.steps)
         samples += [
-            _make_sample(row, off_policy=off_policy, trajectory=index)
+            _make_sample(row, off_policy=off_policy, shows_tips=shows_tips, trajectory=index)
             for row in _build_rows(trajectory, _broadcast_to_steps(advantage, trajectory), merge=rows == "auto")
             if any(row.loss_mask)
         ]
     return samples
+
+
+def build_observation_samples(samples: Sequence[Sample], weight: float) -> list[Sample]:
+    """Build rows that learn what the environment answered: its tokens between the sampled ones, by their likelihood.
+
+    Those before the first decision are the task's words, and those of a context with tips could be tips: neither is
+    learned. What the chat template puts between turns is among them.
+
+    Args:
+        samples: of `build_samples`.
+        weight: of the mean negative log-likelihood.
+
+    Source:
+        ECHO, as in prime-rl; any row of an episode teaches, whatever its advantage.
+    """
+    rows = []
+    for sample in samples:
+        sampled = [place for place, trained in enumerate(sample.loss_mask) if trained]
+        if sample.role != "episode" or sample.shows_tips or not sampled:
+            continue
+        first, length = sampled[0], sampled[-1] + 1
+        mask = tuple(int(place > first and not sample.loss_mask[place]) for place in range(length))
+        if any(mask):
+            nothing = (0.0,) * length
+            rows.append(Sample(sample.token_ids[:length], mask, nothing, nothing, role="observation", imitate=weight))
+    return rows
 
 
 def build_anchor_samples(

@@ -319,7 +319,8 @@ class TinkerLearner:
     def _is_plain_ppo(self, rows: Sequence[Sample]) -> bool:
         """Tell whether the server's own "ppo" is the loss of these rows."""
         loss = self.loss
-        special = loss.dual_clip or loss.kl or any(row.role != "episode" for row in rows)
+        special = loss.dual_clip or loss.kl or loss.objective != "ppo" or loss.max_negative_kl is not None
+        special = special or loss.aggregation == "constant" or any(row.role != "episode" for row in rows)
         of_off_policy = loss.shaping != "none" or loss.mask_logprob is not None
         special = special or (of_off_policy and any(row.off_policy for row in rows))
         return not special and (self.server.dialect.clips_ratios or loss.clip_low == loss.clip_high == PPO_CLIP)
@@ -346,15 +347,16 @@ class TinkerLearner:
         `logprobs` and `reference` are (B, T).
         """
         is_episode = torch.tensor([row.role == "episode" for row in rows])[:, None]
-        ratio = losses.ratio(logprobs, batch.behavior_logprobs)
-        surrogate = losses.compute_surrogate(self.loss, ratio, batch)
+        ratio = losses.compute_ratio(self.loss, logprobs, batch)
+        surrogate = losses.compute_surrogate(self.loss, logprobs, ratio, batch)
+        mean = self.loss.aggregation, self.loss.constant_length
         kept = losses.find_kept(self.loss, logprobs.detach(), batch) & is_episode
-        policy, num_kept = losses.masked_sum(surrogate, kept, self.loss.aggregation)
+        policy, num_kept = losses.masked_sum(surrogate, kept, *mean)
         policy = policy / num_kept.clamp(min=1)
         kl = torch.zeros(())
         if reference is not None:
             held = kept if self.loss.mask_kl else batch.mask & is_episode
-            kl, num_held = losses.masked_sum(losses.k3_kl(logprobs, reference), held, self.loss.aggregation)
+            kl, num_held = losses.masked_sum(losses.k3_kl(logprobs, reference), held, *mean)
             kl = kl / num_held.clamp(min=1)
         others = [i for i, row in enumerate(rows) if row.role != "episode"]
         weights = torch.zeros(len(rows), 1, len(losses.TERMS))
@@ -371,15 +373,16 @@ class TinkerLearner:
         self, metrics: UpdateMetrics, rows: Sequence[Sample], batch: Batch, logprobs: Tensor, ratio: Tensor,
         kept: Tensor, terms: Tensor,
     ) -> None:  # fmt: skip
-        clipped = losses.find_clipped(self.loss, ratio, batch)
+        clipped = losses.find_clipped(self.loss, logprobs, ratio, batch)
         episodes = [i for i, row in enumerate(rows) if row.role == "episode"]
         if episodes:
             part, blank = Batch.from_samples([rows[i] for i in episodes], logprobs.device), torch.zeros_like(logprobs)
             width = part.mask.shape[1]
-            held, scored, rated, unknown, low, high, dual = (
-                each[episodes, :width] for each in (kept, logprobs.detach(), ratio.detach(), blank, *clipped)
+            dropped = losses.find_dropped(self.loss, logprobs, batch)
+            held, scored, rated, unknown, lost, low, high, dual = (
+                each[episodes, :width] for each in (kept, logprobs.detach(), ratio.detach(), blank, dropped, *clipped)
             )
-            metrics.add_batch(part, held, scored, rated, unknown, (low, high, dual))
+            metrics.add_batch(part, held, scored, rated, unknown, (low, high, dual), lost)
         rest = [i for i, row in enumerate(rows) if row.role != "episode"]
         if rest:
             part = Batch.from_samples([rows[i] for i in rest], logprobs.device)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trailnotes.credit.episodes import compute_valid_share, score_group
 from trailnotes.envs.tasks import select_batch
 from trailnotes.errors import RunError
-from trailnotes.learner.samples import build_anchor_samples, build_samples
+from trailnotes.learner.samples import build_anchor_samples, build_observation_samples, build_samples
 from trailnotes.memory.base import TipEffectMemory, VersionedMemory
 from trailnotes.memory.tip_stats import estimate_reliance, estimate_tip_effects
 from trailnotes.rollout import compute_rollout_metrics, compute_tip_metrics, write_tips
@@ -26,7 +26,7 @@ from trailnotes.training.authors import compute_author_credit, compute_author_me
 from trailnotes.training.collection import EpisodeCollector
 from trailnotes.training.periodic_eval import evaluate_adaptation
 from trailnotes.training.run import save_checkpoint
-from trailnotes.training.staleness import correct_staleness
+from trailnotes.training.staleness import Correction, correct_samples
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -197,11 +197,20 @@ class Iteration:
         samples = build_samples(groups, advantages, rows=rows)
         if self.config.rollout.max_async_iterations:
             self.add_metrics("stale", {"versions": float(stale)})
+        loss = self.config.loss
         if stale:
-            most = self.config.rollout.max_staleness_weight
-            with self._time_section("staleness"):
-                samples, metrics = correct_staleness(samples, groups, self.learner, rows=rows, most=most)
-            self.add_metrics("stale", metrics)
+            section, correction = "stale", Correction(self.config.rollout.max_staleness_weight)
+        elif loss.mismatch != "none" and self.config.has_other_sampler:
+            section, correction = "engine", Correction(loss.mismatch_cap, loss.mismatch_unit, loss.mismatch)
+        else:
+            return samples
+        with self._time_section("staleness"):
+            samples, metrics = correct_samples(samples, groups, self.learner, rows=rows, correction=correction)
+        if stale:
+            del metrics["difference"]  # of other weights
+        else:  # the update sees no difference any more
+            _validate_engine_match(metrics["difference"], self.config.engine)
+        self.add_metrics(section, metrics)
         return samples
 
     def anchor_samples(self, written: Sequence[WrittenTip], groups: Sequence[TrajectoryGroup]) -> list[Sample]:
@@ -253,12 +262,15 @@ class Iteration:
         if not self._learning:
             raise RunError("a method updates inside `async with iteration.learning():` alone: put the call there")
         with self._time_section("update"):
+            if self.config.loss.observations:
+                samples = [*samples, *build_observation_samples(samples, self.config.loss.observations)]
             if self.run.rehearsal is not None:
                 samples = [*samples, *self.run.rehearsal.sample_rows(self.rng("rehearsal"))]
             metrics = await self.run.learn(samples, self.seed("update"))
         names = "difference", "ratio"
         fresh = {name: metrics.pop(name) for name in names if name in metrics}
-        if self.run.weights.version == self._version + 1:  # else they are the learner's own, see `staleness`
+        # Corrected rows hold the learner's own log-probabilities, see `staleness`.
+        if self.run.weights.version == self._version + 1 and "engine/difference" not in self._metrics:
             self.add_metrics("engine", fresh)
             _validate_engine_match(fresh.get("difference", 0.0), self.config.engine)
         return metrics

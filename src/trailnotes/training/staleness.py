@@ -1,7 +1,7 @@
-"""Correction of samples that older weights played (`rollout.max_async_iterations`).
+"""Correction of samples of older weights (`rollout.max_async_iterations`), or of another engine (`loss.mismatch`).
 
-It compares two weights under one prompt, the one that was acted on, by a truncated ratio of the token's probabilities.
-EMPO2's own ratio also compares two prompts, with tips and without; truncating that would remove the distillation.
+It compares two policies under one prompt, the one that was acted on, by a bounded ratio of the tokens' probabilities.
+EMPO2's own ratio also compares two prompts, with tips and without; bounding that would remove the distillation.
 """
 
 from __future__ import annotations
@@ -26,41 +26,61 @@ class TokenLogprobs(NamedTuple):
     now: float
 
 
-def correct_staleness(
+class Correction(NamedTuple):
+    """How the ratio pi_now / pi_then weighs a token."""
+
+    most: float  # largest ratio that counts
+    unit: Literal["token", "sequence"] = "token"  # ratio of the token, or the product over its whole episode
+    above: Literal["truncate", "mask"] = "truncate"  # above `most` it counts as that, or the token teaches nothing
+
+    def compute_weights(self, tokens: Sequence[TokenLogprobs]) -> list[float]:
+        """Compute the weight of each token of an episode."""
+        logs = [token.now - token.then for token in tokens]
+        if self.unit == "sequence":
+            logs = [sum(logs)] * len(logs)
+        beyond = self.most if self.above == "truncate" else 0.0
+        return [math.exp(log) if log <= math.log(self.most) else beyond for log in logs]
+
+
+def correct_samples(
     samples: Sequence[Sample],
     groups: Sequence[TrajectoryGroup],
     learner: ModelLearner,
     *,
     rows: Literal["auto", "step"],
-    most: float,
+    correction: Correction,
 ) -> tuple[list[Sample], dict[str, float]]:
-    """Weigh tokens of older weights as if the present weights had sampled them.
+    """Weigh tokens of older weights, or of another engine, as if the learner's present weights had sampled them.
 
-    A token's advantage is multiplied by w = min(most, pi_now / pi_then), and its behaviour log-probability becomes that
-    of now: the importance weight and the proximal policy of decoupled PPO (arXiv 2110.00641), truncated as in V-trace.
+    A token's advantage is multiplied by its weight, and its behaviour log-probability becomes that of now: the
+    importance weight and the proximal policy of decoupled PPO (arXiv 2110.00641), bounded as in V-trace or, for whole
+    episodes, as TRL and verl do for the mismatch of engine and learner.
 
     Args:
         samples: of `build_samples(groups, ..., rows)`.
         groups: the episodes.
         learner: scores them as they acted.
         rows: as in `build_samples`.
-        most: bound of the weight.
+        correction: bound and unit of the weight.
 
     Returns:
-        The rows in their order, and the mean weight, the share of truncated tokens, and the mean KL(then || now), by
-        k3.
+        The rows in their order, and the mean weight, the share of tokens whose ratio is above the bound, the mean
+        KL(then || now), by k3, and the mean absolute difference of the log-probabilities in nats.
     """
     tokens = _score_tokens(groups, learner, rows)
-    weights = {index: [min(most, math.exp(t.now - t.then)) for t in found] for index, found in tokens.items()}
+    weights = {index: correction.compute_weights(found) for index, found in tokens.items()}
     left: Mapping[int, Iterator[tuple[TokenLogprobs, float]]] = {
         index: iter(list(zip(found, weights[index], strict=True))) for index, found in tokens.items()
     }
-    everything = [token for found in tokens.values() for token in found]
-    size = max(1, len(everything))
+    logs = [t.now - t.then for found in tokens.values() for t in found]
+    unbounded = correction._replace(most=math.inf)
+    ratios = [ratio for found in tokens.values() for ratio in unbounded.compute_weights(found)]
+    size = max(1, len(logs))
     return [_weigh_sample(sample, left[sample.trajectory]) for sample in samples], {
         "weight": sum(map(sum, weights.values())) / size,
-        "truncated": sum(math.exp(t.now - t.then) > most for t in everything) / size,
-        "kl": sum(math.expm1(t.now - t.then) - (t.now - t.then) for t in everything) / size,
+        "truncated": sum(ratio > correction.most for ratio in ratios) / size,
+        "kl": sum(math.expm1(log) - log for log in logs) / size,
+        "difference": sum(map(abs, logs)) / size,
     }
 
 
