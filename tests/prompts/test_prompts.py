@@ -254,10 +254,15 @@ def test_the_system_prompt_can_be_replaced_or_left_out(style: str, given_prompt:
 
 
 def test_the_action_format_is_explained() -> None:
-    for action_format, hint in (("line", "one line"), ("tags", "<action> and </action>")):
-        live = conversation("full", action_format=action_format)
+    for action_format, hint in (("line", "one line"), ("tags", "<action> and </action>"), ("react", "Thought: ")):
+        live = conversation("full", action_format=action_format, stop=())
         live.start("x")
         assert hint in live.plain[0].content
+
+
+def test_a_thought_must_not_end_an_answer() -> None:
+    with pytest.raises(ValueError, match=r"set rollout\.stop = \[\]"):
+        RolloutConfig(action_format="react")
 
 
 def test_actions_are_left_out_when_there_are_none_or_the_game_is_over() -> None:
@@ -586,8 +591,23 @@ def test_the_longest_action_is_still_read() -> None:
     assert parse_action("x" * MAX_ACTION_CHARS, "line").ok
 
 
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ("Thought: the door is east.\nAction: go east", "go east"),
+        ("I need light first.\n**Action 2:** `light lamp`.", "light lamp"),
+        ("Action: north\nThought: no.\nAction: south\nObservation: a wall", "south"),
+        ("Thought: an action: that is not one", ""),
+        ("Thought: nothing else", ""),
+        ("Action:", ""),
+    ],
+)
+def test_a_thought_stands_before_the_action(text: str, action: str) -> None:
+    assert parse_action(text, "react") == ParsedAction(action, ok=bool(action))
+
+
 @relaxed
-@given(st.text(st.characters(), max_size=100), st.sampled_from(["line", "tags"]))
+@given(st.text(st.characters(), max_size=100), st.sampled_from(["line", "tags", "react"]))
 def test_parsing_never_raises_and_gives_one_clean_line(text: str, action_format: str) -> None:
     parsed = parse_action(text, action_format)
     assert parsed.ok == bool(parsed.action)

@@ -158,7 +158,10 @@ def test_a_model_that_holds_fewer_tokens_is_refused(stand_in: Any) -> None:
         TinkerPolicy(config, TinkerServer(config.learner))
 
 
-@pytest.mark.parametrize("sent", [b"junk", gzip.compress(b"junk", mtime=0), gzip.compress(b"junk" * 99, mtime=0)[:-9], b""])
+PACKED = [gzip.compress(b"junk" * times, mtime=0) for times in (1, 99)]
+
+
+@pytest.mark.parametrize("sent", [b"junk", PACKED[0], PACKED[1][:-9], b""])
 def test_an_archive_that_cannot_be_read_costs_the_weights_alone(
     stand_in: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sent: bytes
 ) -> None:

@@ -34,6 +34,7 @@ GUIDES = {
     "ucob": "algorithms/ucob.md",
     "lamer": "algorithms/lamer.md",
     "reflexion": "algorithms/reflexion.md",
+    "notebook": "algorithms/memories.md",
     "rememberer": "algorithms/rememberer.md",
     "retrospex": "algorithms/retrospex.md",
 }

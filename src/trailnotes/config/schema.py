@@ -18,6 +18,7 @@ from trailnotes.config.methods_schema import (
     ArchiveConfig,
     GigpoConfig,
     LamerConfig,
+    NotebookConfig,
     OpidConfig,
     OpsdConfig,
     ReflexionConfig,
@@ -96,7 +97,9 @@ class RolloutConfig(Section):
     max_context_tokens: int = key(4500, "tokens of a whole episode, prompt and actions together", PAPER, ge=8)
     max_observation_tokens: int = key(1024, "longer observations are cut, and marked where", ge=4)
     stop: tuple[str, ...] = key(("\n",), "text that ends an action (besides the model's end token)")
-    action_format: Literal["line", "tags"] = key("line", "the first non-blank line, or what <action> tags hold")
+    action_format: Literal["line", "tags", "react"] = key(
+        "line", "the first non-blank line; what <action> tags hold; or what follows Action: after a thought (ReAct, "
+        "2210.03629), which takes rollout.stop = [] and more rollout.max_action_tokens")  # fmt: skip
     show_actions: bool = key(False, "list the admissible actions in each turn, where the environment offers them")
     briefing: tuple[Literal["action_formats", "inventory", "focus"], ...] | None = key(
         None, "facts of the environment's briefing that open the first prompt; none = all in full style, [] in terse"
@@ -113,6 +116,13 @@ class RolloutConfig(Section):
     max_staleness_weight: float = key(
         2.0, "with max_async_iterations: upper bound of a token's weight, the ratio of its probability under the "
         "weights now to that under those that sampled it", ge=1)  # fmt: skip
+
+    @model_validator(mode="after")
+    def validate_stop(self) -> Self:
+        """Refuse to end an answer after its thought."""
+        if self.action_format == "react" and any("\n" in text for text in self.stop):
+            raise ValueError("rollout.stop ends an answer after its thought, before its action: set rollout.stop = []")
+        return self
 
 
 class LossConfig(Section):
@@ -284,6 +294,7 @@ class Config(Section):
     lamer: LamerConfig = key(LamerConfig, "LaMer")
     archive: ArchiveConfig = key(ArchiveConfig, "states to return to")
     reflexion: ReflexionConfig = key(ReflexionConfig, "Reflexion")
+    notebook: NotebookConfig = key(NotebookConfig, "CLIN, ReasoningBank, ACE, Training-Free GRPO")
     rememberer: RemembererConfig = key(RemembererConfig, "REMEMBERER")
     retrospex: RetrospexConfig = key(RetrospexConfig, "Retrospex")
     loss: LossConfig = key(LossConfig, "the loss")

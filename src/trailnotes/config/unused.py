@@ -50,6 +50,7 @@ REQUIREMENTS = {
     **{f"rehearsal.{name}": "rehearsal.split or rehearsal.path" for name in ("rows", "hold", "imitate")},
     **{name: f"algorithm.name = {name}|*:*" for name in _METHOD_SECTIONS},
     "gigpo": "algorithm.name = gigpo|ucob|*:*",
+    "notebook": "algorithm.name = clin|reasoningbank|ace|training-free-grpo|*:*",
     "gigpo.history": "gigpo.hierarchical",
     "gigpo.alpha": "gigpo.hierarchical",
     "gigpo.base_group": "gigpo.hierarchical",

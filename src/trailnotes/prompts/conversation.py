@@ -19,6 +19,7 @@ CUT_MARK: Final = " [...]"  # marks where text was cut; tips cannot hold it, the
 _JOINER: Final = "\u200d"
 _COMBINING: Final = frozenset({_JOINER, *map(chr, range(0x1F3FB, 0x1F400))})  # joiner and skin tones
 _PREFIX: Final = re.compile(r"^(?:(?:>|action\s*:)\s*)+", re.IGNORECASE)
+_ACTION_LINE: Final = re.compile(r"^[ \t*#>-]*action[ \t]*\d{0,3}[ \t*]*:(.*)$", re.IGNORECASE | re.MULTILINE)
 _TAGS: Final = re.compile(r"<action>((?:(?!</?action>).)*)", re.IGNORECASE | re.DOTALL)
 # How a model of language dresses an action up: as a list, a heading, a label, in bold, in quotes, as a sentence.
 _BOLD: Final = re.compile(r"(?<!\w)(\*{1,3}|`{1,3})(?=[^\s*`])([^*`]*[^\s*`])\1(?!\w)")
@@ -50,20 +51,24 @@ class ParsedAction:
     ok: bool
 
 
-def parse_action(
-    text: str, action_format: Literal["line", "tags"], style: Literal["full", "terse"] = "full"
-) -> ParsedAction:
+ActionFormat = Literal["line", "tags", "react"]
+
+
+def parse_action(text: str, action_format: ActionFormat, style: Literal["full", "terse"] = "full") -> ParsedAction:
     """Parse the action out of a policy's text; never raises.
 
     Thinking is skipped. "line" takes the first non-blank line, "tags" the content of the last filled action tags (the
-    closing one may be missing). A leading "Action:" or ">" and control characters go, blanks are joined. In the style
-    "full" bold type, outer quotes, bullets, numbers, labels and a final full stop go as well, and "line" skips lines
-    that are then empty or end with a colon. An empty action, or one longer than `MAX_ACTION_CHARS`, becomes `NO_OP`.
+    closing one may be missing), "react" what follows the last "Action:" on its line. A leading "Action:" or ">" and
+    control characters go, blanks are joined. In the style "full" bold type, outer quotes, bullets, numbers, labels and
+    a final full stop go as well, and "line" skips lines that are then empty or end with a colon. An empty action, or
+    one longer than `MAX_ACTION_CHARS`, becomes `NO_OP`.
     """
     answer = strip_thinking(text)
     if action_format == "tags":
         found = [inner for inner in _TAGS.findall(answer) if inner.strip()]
         lines = found[-1:]
+    elif action_format == "react":
+        lines = [match[1] for match in _ACTION_LINE.finditer(answer)][-1:]
     else:
         lines = [line for line in answer.splitlines() if line.strip()]
     if style == "terse":
@@ -139,6 +144,7 @@ _ROLE: Final = (
 _FORMAT: Final = {
     "line": "Write the action alone, on one line, without explanation.",
     "tags": "Put the action between <action> and </action>; think before it if that helps.",
+    "react": 'Write two lines: "Thought: " and what you make of the situation, then "Action: " and the action alone.',
 }
 _SEPARATOR: Final = {"full": "; ", "terse": " , "}
 _ACTIONS: Final = {"full": "Admissible actions: ", "terse": "actions : "}

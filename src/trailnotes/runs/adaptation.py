@@ -50,7 +50,8 @@ FIXED_ADAPTATION_KEYS = (
     *(name for name in EPISODE_KEYS if name != "model"),
     *("model.path", "model.base", "model.dtype", "model.template_options", "algorithm"),
     *("model.attn_implementation", "model.load_in_4bit"),
-    *("reflexion", "rememberer", "retrospex", "eval.meet_split", "eval.meet_tasks", "train.split", "train.num_tasks"),
+    *("reflexion", "notebook", "rememberer", "retrospex", "eval.meet_split", "eval.meet_tasks"),
+    *("train.split", "train.num_tasks"),
 )
 """The settings that decide the episodes and tips of a trial: a run that has begun keeps them, since it would report old
 episodes under new ones. The device and the engine may change where that is allowed."""

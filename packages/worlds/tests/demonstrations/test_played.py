@@ -43,7 +43,7 @@ def config(**rollout: Any) -> Config:
     return Config().model_copy(update={"rollout": Config().rollout.model_copy(update=rollout)})
 
 
-@pytest.mark.parametrize("action_format", ["line", "tags"])
+@pytest.mark.parametrize("action_format", ["line", "tags", "react"])
 def test_each_turn_is_what_the_environment_says(env: WebShopEnv, action_format: Any) -> None:
     task, settings = tasks()[0], config(action_format=action_format)
     demonstration = build_played_demonstration(env, task, BOUGHT, settings, words)

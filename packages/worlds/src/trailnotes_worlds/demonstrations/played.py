@@ -106,7 +106,7 @@ def build_played_demonstration(
         if observation.done:
             raise RunError(f"{task.id} ends after {number} of {len(actions)} steps: raise the environment's max_steps")
         said = " ".join(action.split())
-        text = f"<action>{said}</action>" if rollout.action_format == "tags" else said
+        text = {"line": said, "tags": f"<action>{said}</action>", "react": f"Action: {said}"}[rollout.action_format]
         conversation.observe(observation)
         conversation.act(text)
         observation = env.step(parse_action(text, rollout.action_format, rollout.style).action)

@@ -1,0 +1,109 @@
+"""ACE: a playbook of numbered entries that grows by additions and counts which entries helped or harmed.
+
+Source: "Agentic Context Engineering: Evolving Contexts for Self-Improving Language Models" (arXiv 2510.04618) and its
+release (ace-agent/ace, ba78d34). See docs/algorithms/memories.md.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from trailnotes.algorithms.notebook import Question, adapt_by_notebook, describe_outcome, read_lines
+from trailnotes.rollout import select_usable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trailnotes.algorithms.notebook import Ask
+    from trailnotes.runs.adaptation import AdaptationRun
+    from trailnotes.types import Task, TrajectoryGroup
+
+_TAG: Final = re.compile(r"^(helpful|harmful)\b\W*(.*)$", re.IGNORECASE)
+_LESSON: Final = re.compile(r"^lesson\W+(.+)$", re.IGNORECASE)
+_ADD: Final = re.compile(r"^add\W+(.+)$", re.IGNORECASE)
+_REFLECT: Final = (
+    "{outcome}\n{playbook}Say what to learn from this attempt for any task of this kind. First the numbers of the "
+    "entries that helped and of those that misled, then one lesson, in these lines:\nhelpful: 1, 2\nharmful: 3\n"
+    "lesson: what went wrong or right, and what to do"
+)
+_CURATE: Final = (
+    "You keep a playbook for an agent that acts in a text environment.\n{playbook}Lessons of its newest attempts:\n"
+    "{lessons}\n\nAdd what the playbook lacks, and nothing that it says already. Entries are never rewritten. One new "
+    "entry a line, at most {most}, or no line:\nadd: one strategy, fact or warning, in a sentence that stands alone"
+)
+
+
+async def ace(run: AdaptationRun) -> None:
+    """Adapt to all tasks by one playbook."""
+    await adapt_by_notebook(run, Playbook(run.config.notebook.capacity))
+
+
+@dataclass(slots=True)
+class Entry:
+    """A line of the playbook."""
+
+    number: int  # from 1, for good
+    text: str
+    helpful: int = 0
+    harmful: int = 0
+
+    def __str__(self) -> str:
+        """Word it with its counts, as in the release."""
+        return f"({self.number}) helpful {self.helpful}, harmful {self.harmful}: {self.text}"
+
+
+class Playbook:
+    """One playbook for all tasks; above its capacity the entries go that harmed most, the oldest of equals first."""
+
+    header = "Your playbook (quoted; with how often each entry helped and harmed):"
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.entries: list[Entry] = []
+        self._added = 0
+
+    def __len__(self) -> int:
+        """Count the entries."""
+        return len(self.entries)
+
+    def find(self, task: Task, instruction: str) -> Sequence[str]:  # noqa: ARG002 (there is one for all)
+        """Return all entries."""
+        return [str(entry) for entry in self.entries]
+
+    async def update(self, groups: Sequence[TrajectoryGroup], ask: Ask) -> int:
+        """Reflect on each episode, count what helped, then let the curator add to the playbook."""
+        episodes = select_usable([t for group in groups for t in group.trajectories])
+        playbook = "\n".join(["The playbook:", *map(str, self.entries), ""]) if self.entries else ""
+        questions = [
+            Question(f"{t.task.id}/{t.member}", _REFLECT.format(outcome=describe_outcome(t), playbook=playbook), t)
+            for t in episodes
+        ]
+        lessons = [self._read_reflection(answer) for answer in await ask("reflections", questions)]
+        unusable, lessons = sum(not lesson for lesson in lessons), [lesson for lesson in lessons if lesson]
+        if not lessons:
+            return unusable
+        playbook = "\n".join(["The playbook:", *map(str, self.entries), ""]) if self.entries else "It is empty.\n"
+        text = _CURATE.format(playbook=playbook, lessons="\n".join(lessons), most=len(lessons))
+        (answer,) = await ask("curation", [Question("curator", text)])
+        known = {entry.text for entry in self.entries}
+        added = [found[1] for line in read_lines(answer) if (found := _ADD.match(line)) and found[1] not in known]
+        for words in list(dict.fromkeys(added))[: len(lessons)]:
+            self._added += 1
+            self.entries.append(Entry(self._added, words))
+        while len(self.entries) > self.capacity:
+            self.entries.remove(min(self.entries, key=lambda entry: entry.helpful - entry.harmful))
+        return unusable
+
+    def _read_reflection(self, answer: str) -> str:
+        lesson, by_number = "", {entry.number: entry for entry in self.entries}
+        for line in read_lines(answer):
+            if tag := _TAG.match(line):
+                for number in {int(digits) for digits in re.findall(r"\d{1,6}", tag[2])} & by_number.keys():
+                    entry = by_number[number]
+                    entry.helpful += tag[1].lower() == "helpful"
+                    entry.harmful += tag[1].lower() == "harmful"
+            elif found := _LESSON.match(line):
+                lesson = found[1]
+        return lesson

@@ -1,0 +1,136 @@
+"""What the methods share that adapt by a notebook: entries that are written after a trial and shown in the next.
+
+Each of them has a file of its own (clin, reasoningbank, ace, training_free_grpo) that says what is written and how it
+is read. A notebook is not saved: an interrupted run makes it again from the journals of its episodes and answers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from trailnotes.errors import ConfigError
+from trailnotes.prompts import Conversation, build_opening_messages, quoted, replay_conversation, truncate
+from trailnotes.rollout import CompletionRequest, EpisodeContext, TipsActor
+from trailnotes.seeds import derive_seed
+from trailnotes.types import Message, Observation, Sampling, Task, Tip, Trajectory
+
+if TYPE_CHECKING:
+    from trailnotes.config.schema import Config
+    from trailnotes.prompts import CountTokens
+    from trailnotes.runs.adaptation import AdaptationRun
+    from trailnotes.types import TrajectoryGroup
+
+_BULLET: Final = re.compile(r"^(?:[-*\u2022]+|\d{1,3}[.):])\s+")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request to the author: about one episode, whose conversation stands before it, or apart from any."""
+
+    name: str  # of this question alone in a trial, for its seed
+    text: str
+    episode: Trajectory | None = None
+
+
+Ask = Callable[[str, Sequence[Question]], Awaitable[list[str]]]
+"""Has the author answer the questions of a stage of the trial, by its name; answers in their order."""
+
+
+class Notebook(Protocol):
+    """What one method remembers."""
+
+    header: str  # of the entries, in the first prompt of an episode
+
+    def __len__(self) -> int:
+        """Count the entries."""
+
+    def find(self, task: Task, instruction: str) -> Sequence[str]:
+        """Return the entries that an attempt at `task` begins with."""
+
+    async def update(self, groups: Sequence[TrajectoryGroup], ask: Ask) -> int:
+        """Learn from the episodes of a trial; return the number of answers that nothing could be read from."""
+
+
+async def adapt_by_notebook(run: AdaptationRun, notebook: Notebook) -> None:
+    """Play trial 0 without a notebook, then `eval.trials` trials with what was written after those before."""
+    config = run.config
+    if config.eval.show_tips != "own":
+        raise ConfigError(f'{config.algorithm.name} has no controls: set eval.show_tips = "own"')
+    for trial in range(config.eval.trials + 1):
+        phase, asked = f"trial-{trial}", 0
+        act = (lambda context: NotebookActor(context, notebook)) if trial else None
+        groups = await run.play(phase, run.tasks, make_actor=act, num_samples=config.eval.num_samples)
+
+        async def ask(stage: str, questions: Sequence[Question], phase: str = phase) -> list[str]:
+            nonlocal asked
+            asked += len(questions)
+            requests = [build_request(run, f"{phase}-{stage}", question) for question in questions]
+            return [completion.text for completion in await run.write(f"{phase}-{stage}", requests)]
+
+        unusable = await notebook.update(groups, ask)  # after the last one as well: more trials may follow
+        run.log(phase, groups, notebook={"entries": len(notebook), "asked": asked, "unusable": unusable})
+        run.report(f"trial {trial}", groups, memory=trial > 0, trial=trial)
+    run.examine(groups, memory=config.eval.trials > 0)
+
+
+class NotebookActor(TipsActor):
+    """An actor that sees the entries in the first turn, and none in later ones."""
+
+    def __init__(self, context: EpisodeContext, notebook: Notebook) -> None:
+        config, count_tokens = context.config, context.policy.count_tokens
+
+        def introduce(entries: Sequence[Tip]) -> list[str]:
+            lines = format_entries([entry.text for entry in entries], config, count_tokens)
+            return ["notes :", *lines] if config.rollout.style == "terse" else [notebook.header, *lines, ""]
+
+        shown = config.memory.model_copy(update={"repeat_shown": True})
+        super().__init__(context, None, Conversation(config.rollout, shown, count_tokens, introduce))
+        self.notebook = notebook
+
+    def select_affordable(self, limit: int, observation: Observation, found: Sequence[Tip]) -> Sequence[Tip]:  # noqa: ARG002
+        """Return all of them: the method has chosen already."""
+        return found
+
+    async def find(self, observation: Observation) -> list[Tip]:
+        """Return the entries for this turn."""
+        if self.context.mode == "plain" or self.num_turns:
+            return []
+        task = self.context.task
+        entries = self.notebook.find(task, observation.instruction or "")
+        return [Tip(task.id, entry, "", 0.0) for entry in entries[: self.context.config.notebook.shown]]
+
+
+def format_entries(entries: Sequence[str], config: Config, count_tokens: CountTokens) -> list[str]:
+    """Format each entry as quoted data on a line of its own, cut to `notebook.max_entry_tokens`."""
+    cut = [truncate(quoted(entry), config.notebook.max_entry_tokens, count_tokens) for entry in entries]
+    return [f'- " {entry} "' if config.rollout.style == "terse" else f'- "{entry}"' for entry in cut]
+
+
+def build_request(run: AdaptationRun, stage: str, question: Question) -> CompletionRequest:
+    """Build the request for an answer; the oldest turns of an episode that is too long are dropped."""
+    config, options, messages = run.config, run.config.notebook, list[Message]()
+    text, opening = question.text, 0
+    if question.episode is not None:
+        count_tokens = run.policy.count_tokens
+        (*_, conversation) = replay_conversation(question.episode, config.rollout, config.memory, count_tokens)
+        messages, opening = conversation.plain, len(build_opening_messages(config.rollout))
+        text = f"{conversation.format_turn(question.episode.final_observation)}\n\n{text}"
+    sampling = Sampling(
+        options.temperature, max_tokens=options.max_write_tokens,
+        seed=derive_seed(run.seed(stage), question.name),
+    )  # fmt: skip
+    return CompletionRequest([*messages, Message("user", text)], sampling, opening=opening)
+
+
+def read_lines(answer: str) -> list[str]:
+    """Read an answer as lines, without blank ones, bullets and numbers."""
+    lines = (_BULLET.sub("", " ".join(line.split())) for line in answer.splitlines())
+    return [line for line in lines if any(map(str.isalnum, line))]
+
+
+def describe_outcome(episode: Trajectory) -> str:
+    """Say how an episode ended."""
+    return f"The episode has ended with a score of {episode.score:g} of {episode.max_score:g}. Do not act any more."

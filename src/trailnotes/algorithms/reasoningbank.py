@@ -1,0 +1,110 @@
+"""ReasoningBank: items of title, description and content from each episode, found again by the task's words.
+
+Source: "ReasoningBank: Scaling Agent Self-Evolving with Reasoning Memory" (arXiv 2509.25140) and its release
+(google-research/reasoning-bank, ed80611). See docs/algorithms/memories.md.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from trailnotes.algorithms.notebook import Question, adapt_by_notebook, describe_outcome, read_lines
+from trailnotes.memory import embedder_of
+from trailnotes.prompts import get_instruction
+from trailnotes.rollout import select_usable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from trailnotes.algorithms.notebook import Ask
+    from trailnotes.memory import Embedder
+    from trailnotes.runs.adaptation import AdaptationRun
+    from trailnotes.types import Task, TrajectoryGroup
+
+MAX_ITEMS: Final = 3  # of an episode (release)
+_PART: Final = re.compile(r"^[#*\s]*(title|description|content)\W+(.*)$", re.IGNORECASE)
+_REQUEST: Final = (
+    "{outcome}\n{why} Write down at most {most} insights that help with similar tasks, without the names and words of "
+    "this one. Each has three lines:\nTitle: what it is about\nDescription: when to use it\nContent: what to do, in "
+    "one to three sentences"
+)
+_WHY: Final = {
+    True: "The attempt succeeded. Think about why.",
+    False: "The attempt failed. Think about why, and what would have prevented it.",
+}
+
+
+async def reasoningbank(run: AdaptationRun) -> None:
+    """Adapt to all tasks by one bank of insights."""
+    await adapt_by_notebook(run, Bank(embedder_of(run.config), run.config.notebook.retrieved))
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What one episode taught."""
+
+    vector: NDArray[np.float32]  # (dim,) of its task's words
+    items: tuple[str, ...]
+
+
+class Bank:
+    """The insights of all episodes; an attempt is shown those of the most similar ones, the newest of equals first."""
+
+    header = "Insights from earlier attempts at similar tasks (quoted; they may be wrong):"
+
+    def __init__(self, embedder: Embedder, num_retrieved: int) -> None:
+        self.embedder, self.num_retrieved = embedder, num_retrieved
+        self.records: list[Record] = []
+
+    def __len__(self) -> int:
+        """Count the insights."""
+        return sum(len(record.items) for record in self.records)
+
+    def find(self, task: Task, instruction: str) -> Sequence[str]:
+        """Return the insights of the `notebook.retrieved` most similar episodes."""
+        if not self.records:
+            return ()
+        wanted = self.embedder.embed([instruction or task.id])[0]
+        similarity = np.array([record.vector @ wanted for record in self.records])
+        order = np.lexsort((-np.arange(len(self.records)), -similarity))[: self.num_retrieved]
+        return [item for index in order for item in self.records[index].items]
+
+    async def update(self, groups: Sequence[TrajectoryGroup], ask: Ask) -> int:
+        """Add what each episode taught, successful or not."""
+        episodes = select_usable([t for group in groups for t in group.trajectories])
+        questions = [
+            Question(
+                f"{t.task.id}/{t.member}",
+                _REQUEST.format(outcome=describe_outcome(t), why=_WHY[t.success], most=MAX_ITEMS), t,
+            )
+            for t in episodes
+        ]  # fmt: skip
+        answers = [parse_items(answer) for answer in await ask("insights", questions)]
+        words = [get_instruction(t) or t.task.id for t in episodes]
+        vectors: Iterable[NDArray[np.float32]] = self.embedder.embed(words) if words else ()
+        self.records += [Record(v, items) for v, items in zip(vectors, answers, strict=True) if items]
+        return sum(not items for items in answers)
+
+
+def parse_items(answer: str) -> tuple[str, ...]:
+    """Parse an answer as "title: content (description)" of each item; one without content is none."""
+    items, parts = list[str](), dict[str, str]()
+    for line in [*read_lines(answer), "Title: end"]:
+        found = _PART.match(line)
+        name = found[1].lower() if found else ""
+        if name == "title" and "content" in parts:
+            when = f" ({parts['description']})" if parts.get("description") else ""
+            items.append(f"{parts.get('title', 'Insight')}: {parts['content']}{when}")
+        if name == "title":
+            parts = {}
+        if found:
+            parts[name] = found[2].strip(" *")
+        elif "content" in parts:  # goes on in the next line
+            parts["content"] += f" {line}"
+    return tuple(items[:MAX_ITEMS])
