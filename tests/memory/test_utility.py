@@ -7,14 +7,17 @@ from statistics import fmean
 import pytest
 
 from trailnotes.memory.tip_stats import compute_exposures
-from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory
+from trailnotes.types import Completion, Mode, Observation, Step, Task, Tip, Trajectory
 
 TASK = Task("t", "rooms")
 
 
 def episode(member: int, success: bool, tips: tuple[Tip, ...] = ()) -> Trajectory:
     step = Step(Observation("here"), tips, Completion((), (), (), "go"), (), "go", 0.0)
-    return Trajectory(TASK, (step,), Observation("end"), "terminated", success, float(success), member=member)
+    mode: Mode = "on_policy_tips" if tips else "plain"
+    return Trajectory(
+        TASK, (step,), Observation("end"), "terminated", success, float(success), mode=mode, member=member
+    )
 
 
 @pytest.mark.parametrize(("readers", "others"), [([True, False], [False] * 6), ([True] * 4, [True, False] * 2)])
