@@ -84,6 +84,14 @@ def test_each_link_is_weak_alone(link: str, values: dict[str, float]) -> None:
     assert links[link].advice in " ".join(str(links[link]).split())
 
 
+@pytest.mark.parametrize(("lost", "holds"), [(0.05, True), (0.2, False)])
+def test_corrections_are_asked_about_where_they_are_on(lost: float, holds: bool) -> None:
+    config = small_config(loss={"max_negative_kl": 0.1})
+    lines = [line(i, update__dropped_fraction=lost, update__tokens_trained=500.0) for i in range(5)]
+    (found,) = [each for each in run_checks(lines, EPISODES, config) if "loss.max_negative_kl" in each.question]
+    assert (found.last, found.holds) == (pytest.approx(1 - lost), holds)
+
+
 def test_a_run_that_drew_no_iteration_with_tips_was_another_method() -> None:
     with_tips = ("rollout/return/off_policy", "rollout/tips")
     plain = [{k: v for k, v in line(i).items() if not k.startswith(with_tips)} for i in range(5)]

@@ -101,12 +101,7 @@ def run_checks(lines: Sequence[JsonRecord], episodes: Sequence[JsonRecord], conf
             "the tip-free model finds the tips' actions too unlikely: lower loss.mask_logprob, or train more slowly "
             "(optim.lr, optim.epochs)",
         ),
-        _check_threshold(
-            lines, "tokens that loss.mismatch and loss.max_negative_kl leave in", _get_corrected_share, 0.9,
-            (lambda m: m["update/tokens_trained"], "tokens"),
-            "engine and learner, or the weights before and after the update, are too far apart: lower optim.lr or "
-            "optim.epochs, sample in float32, or raise loss.mismatch_cap and loss.max_negative_kl",
-        ),
+        *([_check_corrections(lines)] if config.loss.mismatch != "none" or config.loss.max_negative_kl else []),
         _check_reliance(lines, config),
         _check_improvement(lines),
     ]  # fmt: skip
@@ -179,10 +174,14 @@ def _check_group_variance(lines: Sequence[JsonRecord], config: Config) -> Check:
     return reading if reading.holds is False else whole
 
 
-def _get_corrected_share(line: JsonRecord) -> float | None:
-    """Return the share of tokens that both corrections leave as they are; None where neither had any."""
-    lost = line.get("engine/truncated"), line.get("update/dropped_fraction") or None
-    return None if lost == (None, None) else 1 - sum(each or 0.0 for each in lost)
+def _check_corrections(lines: Sequence[JsonRecord]) -> Check:
+    return _check_threshold(
+        lines, "tokens that loss.mismatch and loss.max_negative_kl leave in",
+        lambda m: 1 - m.get("engine/truncated", 0.0) - m.get("update/dropped_fraction", 0.0), 0.9,
+        (lambda m: m["update/tokens_trained"], "tokens"),
+        "engine and learner, or the weights before and after the update, are too far apart: lower optim.lr or "
+        "optim.epochs, sample in float32, or raise loss.mismatch_cap and loss.max_negative_kl",
+    )  # fmt: skip
 
 
 def _advise_on_variance(config: Config) -> str:

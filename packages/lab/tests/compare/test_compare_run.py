@@ -268,7 +268,7 @@ def test_the_comparisons_of_the_repository_can_be_read(name: str) -> None:
 
 def test_every_method_is_compared_with_three_seeds() -> None:
     """Beside the published ones, or, for what EMPO2 is related to, by what it does for tips."""
-    runs = [run for name in ("textworld", "notes") for run in runs_of_the_repository(name)]
+    runs = [run for name in ("textworld", "notes", "field") for run in runs_of_the_repository(name)]
     seeds = {method: {run.seed for run in runs if run.config.algorithm.name == method} for method in METHODS}
     assert {method: len(own) for method, own in seeds.items()} == dict.fromkeys(METHODS, 3)
 
