@@ -36,7 +36,7 @@ from trailnotes.storage.files import read_jsonl
 from trailnotes.storage.records import trajectory_from_json
 from trailnotes.types import MODES, Message, Sampling
 
-METHODS = ("naive", "reflexion", "empo2-tips", "ace")
+METHODS = ("naive", "reflexion", "empo2-tips")
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
