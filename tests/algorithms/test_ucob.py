@@ -22,8 +22,8 @@ def answer(prompt: int, *logprobs: float) -> Completion:
     return Completion((prompt,), tuple(range(10, 10 + len(logprobs))), logprobs, "go")
 
 
-def turn(number: int, *, read: bool, other: int = 0) -> Turn:
-    return Turn(answer(number, -1.0), read, (other,) if other else ())
+def turn(number: int, *, has_tips: bool, other: int = 0) -> Turn:
+    return Turn(answer(number, -1.0), has_tips, (other,) if other else ())
 
 
 def visits(*scores: float) -> Visits:
@@ -38,24 +38,26 @@ def visits(*scores: float) -> Visits:
 
 def test_the_better_branch_teaches_the_other_context() -> None:
     """Returns of 100: gaps .60, .10 and .04 at a margin of .05; weights .6 / .2, held at 2, and .1 / .2."""
-    turns = [turn(1, read=True, other=11), turn(2, read=False, other=12), turn(3, read=True, other=13),
-             turn(4, read=False, other=14)]  # fmt: skip
+    turns = [turn(1, has_tips=True, other=11), turn(2, has_tips=False, other=12), turn(3, has_tips=True, other=13),
+             turn(4, has_tips=False, other=14)]  # fmt: skip
     lessons = find_lessons(visits(90.0, 30.0, 80.0, 86.0), turns, 100.0, UcobConfig())
     assert [(each.prompt, round(each.gap, 2), round(each.weight, 2)) for each in lessons] == [
         ((2,), 0.6, 2.0),  # played without tips: its own prompt
         ((13,), 0.1, 0.5),  # played with tips: its prompt without them
     ]
-    assert all(each.read and each.answer == turns[0].answer for each in lessons)
+    assert all(each.from_tips and each.answer == turns[0].answer for each in lessons)
 
 
 def test_an_answer_without_tips_teaches_the_context_with_tips() -> None:
-    turns = [turn(1, read=True, other=11), turn(2, read=False, other=12), turn(3, read=False)]
+    turns = [turn(1, has_tips=True, other=11), turn(2, has_tips=False, other=12), turn(3, has_tips=False)]
     lessons = find_lessons(visits(0.0, 1.0, 0.0), turns, 1.0, UcobConfig())
-    assert [(each.prompt, each.read, each.weight) for each in lessons] == [((1,), False, 2.0)]  # the third had no tips
+    assert [(each.prompt, each.from_tips, each.weight) for each in lessons] == [
+        ((1,), False, 2.0)
+    ]  # the third had no tips
 
 
 def test_only_the_largest_gaps_of_a_state_are_taught() -> None:
-    turns = [turn(i, read=i == 1, other=10 + i) for i in range(1, 6)]
+    turns = [turn(i, has_tips=i == 1, other=10 + i) for i in range(1, 6)]
     lessons = find_lessons(visits(1.0, 0.4, 0.2, 0.3, 0.1), turns, 1.0, UcobConfig(max_pairs=3))
     assert [each.prompt for each in lessons] == [(5,), (3,), (4,)]
     assert find_lessons(visits(1.0, 1.0, 0.96), turns[:3], 1.0, UcobConfig()) == [], "within the margin"
@@ -64,7 +66,10 @@ def test_only_the_largest_gaps_of_a_state_are_taught() -> None:
 def test_states_that_one_episode_alone_met_teach_nothing() -> None:
     alone = visits(1.0, 0.0)
     alone = Visits(alone.trajectory, alone.step, ("here", "there"), alone.episode_scores, alone.step_scores)
-    assert find_lessons(alone, [turn(1, read=True, other=2), turn(2, read=False, other=3)], 1.0, UcobConfig()) == []
+    assert (
+        find_lessons(alone, [turn(1, has_tips=True, other=2), turn(2, has_tips=False, other=3)], 1.0, UcobConfig())
+        == []
+    )
 
 
 def test_turns_know_both_contexts() -> None:
@@ -72,7 +77,7 @@ def test_turns_know_both_contexts() -> None:
     plain = trajectory([step([1], [6]), step([1, 6, 2], [7])])
     told = trajectory([step([1, 8], [6], plain=[1])], "on_policy_tips")  # its second turn did not fit
     turns = collect_turns(group(with_tips, plain), group(with_tips, told))
-    assert [(each.read, each.other) for each in turns] == [(True, (1,)), (False, (1, 8)), (False, ())]
+    assert [(each.has_tips, each.other_prompt) for each in turns] == [(True, (1,)), (False, (1, 8)), (False, ())]
 
 
 # --- what it weighs

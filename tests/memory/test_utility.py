@@ -1,4 +1,4 @@
-"""D2Skill's utility of a skill (arXiv 2603.28716) is what a tip's readers gained on average."""
+"""D2Skill's utility of a skill (arXiv 2603.28716), beside what a tip's readers gain."""
 
 from __future__ import annotations
 
@@ -28,3 +28,10 @@ def test_the_mean_gain_of_readers_is_the_gap_of_the_two_halves(readers: list[boo
     group += [episode(len(readers) + i, won) for i, won in enumerate(others)]
     gains = [exposure.gained for exposure in compute_exposures(group)]
     assert fmean(gain for gain in gains if gain is not None) == fmean(readers) - fmean(others) == 0.5
+
+
+def test_tips_that_different_members_read_are_told_apart() -> None:
+    """One reader of 7 won, one of 8 lost, two others lost: D2Skill gives both 1/2 - 0; here 1 - 0 and 0 - 1/3."""
+    seven, eight = (Tip("t", "go left", "", 1.0, id=number) for number in (7, 8))
+    group = [episode(0, True, (seven,)), episode(1, False, (eight,)), episode(2, False), episode(3, False)]
+    assert {each.tip: each.gained for each in compute_exposures(group)} == {7: 1.0, 8: -1 / 3}

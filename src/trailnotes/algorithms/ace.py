@@ -75,7 +75,7 @@ class Playbook:
     async def update(self, groups: Sequence[TrajectoryGroup], ask: Ask) -> int:
         """Reflect on each episode, count what helped, then let the curator add to the playbook."""
         episodes = select_usable([t for group in groups for t in group.trajectories])
-        playbook = "\n".join(["The playbook:", *map(str, self.entries), ""]) if self.entries else ""
+        playbook = self._describe(empty="")
         questions = [
             Question(f"{t.task.id}/{t.member}", _REFLECT.format(outcome=describe_outcome(t), playbook=playbook), t)
             for t in episodes
@@ -84,8 +84,9 @@ class Playbook:
         unusable, lessons = sum(not lesson for lesson in lessons), [lesson for lesson in lessons if lesson]
         if not lessons:
             return unusable
-        playbook = "\n".join(["The playbook:", *map(str, self.entries), ""]) if self.entries else "It is empty.\n"
-        text = _CURATE.format(playbook=playbook, lessons="\n".join(lessons), most=len(lessons))
+        text = _CURATE.format(
+            playbook=self._describe(empty="It is empty.\n"), lessons="\n".join(lessons), most=len(lessons)
+        )
         (answer,) = await ask("curation", [Question("curator", text)])
         known = {entry.text for entry in self.entries}
         added = [found[1] for line in read_lines(answer) if (found := _ADD.match(line)) and found[1] not in known]
@@ -95,6 +96,9 @@ class Playbook:
         while len(self.entries) > self.capacity:
             self.entries.remove(min(self.entries, key=lambda entry: entry.helpful - entry.harmful))
         return unusable
+
+    def _describe(self, *, empty: str) -> str:
+        return "\n".join(["The playbook:", *map(str, self.entries), ""]) if self.entries else empty
 
     def _read_reflection(self, answer: str) -> str:
         lesson, by_number = "", {entry.number: entry for entry in self.entries}

@@ -105,19 +105,19 @@ class ReplayPolicy:
 
 
 async def rebuild_with_tips(
-    policy: Policy, groups: Sequence[TrajectoryGroup], config: Config, memory_of: Callable[[Trajectory], Memory]
+    policy: Policy, groups: Sequence[TrajectoryGroup], config: Config, memory_of: Callable[[Trajectory], Memory | None]
 ) -> list[TrajectoryGroup]:
     """Rebuild episodes as if they had been shown tips: same actions, same observations, other prompts.
 
-    Tips are those of `memory_of(episode)` that `rollout.episode.TipsActor` would have shown, found by the conversation
-    so far. A prompt that no longer fits the context with tips ends the copy there.
+    Tips are those of `memory_of(episode)` (None has none) that `rollout.episode.TipsActor` would have shown, found by
+    the conversation so far. A prompt that no longer fits the context with tips ends the copy there.
     """
     episodes = [_rebuild_episode(policy, memory_of(t), t, config) for group in groups for t in group.trajectories]
     copies = iter(await gather_or_cancel(episodes))
     return [TrajectoryGroup(group.task, tuple(islice(copies, len(group.trajectories)))) for group in groups]
 
 
-async def _rebuild_episode(policy: Policy, memory: Memory, trajectory: Trajectory, config: Config) -> Trajectory:
+async def _rebuild_episode(policy: Policy, memory: Memory | None, trajectory: Trajectory, config: Config) -> Trajectory:
     rereader = ReplayPolicy(policy, trajectory)
     actor = TipsActor(EpisodeContext(rereader, trajectory.task, TEACHER_MODE, trajectory.member, 0, "", config), memory)
     steps: list[Step] = []

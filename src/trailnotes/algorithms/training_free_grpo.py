@@ -77,13 +77,13 @@ class Experiences:
         for answer in await ask("comparisons", questions):
             before = len(added), dict(texts)
             found = [match.groups() for line in read_lines(answer) if (match := _OPERATION.match(line))]
-            for kind, digits, words in found[:MAX_OPERATIONS]:
-                number = int(digits or 0)
-                if kind.lower() == "add" and words:
+            for operation, digits, words in found[:MAX_OPERATIONS]:
+                kind, number = operation.lower(), int(digits or 0)
+                if kind == "add" and words:
                     added.append(words)
-                elif kind.lower() == "modify" and words and number in texts:
+                elif kind == "modify" and words and number in texts:
                     texts[number] = words
-                elif kind.lower() == "delete":
+                elif kind == "delete":
                     texts.pop(number, None)
             unusable += before == (len(added), texts)
         self.texts = list(dict.fromkeys([*texts.values(), *added]))[-self.capacity :]

@@ -17,6 +17,7 @@ from trailnotes.algorithms.empo2 import draw_modes
 from trailnotes.algorithms.gigpo import compute_two_level_advantages, term_metrics
 from trailnotes.algorithms.opsd import rebuild_with_tips
 from trailnotes.credit import collect_visits
+from trailnotes.credit.tokens import log_ratio
 from trailnotes.learner.samples import anchor_sample
 
 if TYPE_CHECKING:
@@ -41,18 +42,20 @@ async def ucob(iteration: Iteration) -> None:
     algorithm = config.algorithm.model_copy(update={"q_off_policy": 0.0})
     modes = draw_modes(algorithm, len(tasks), config.rollout.group_size, iteration.rng("modes"))
     groups = await iteration.rollout(tasks, modes)
-    # Before this iteration adds tips.
-    with_tips = await rebuild_with_tips(iteration.policy, groups, config, lambda _: memory)
+    # Before this iteration adds tips; what members with tips were shown needs no second search.
+    with_tips = await rebuild_with_tips(
+        iteration.policy, groups, config, lambda t: memory if t.mode == "plain" else None
+    )
     written = await iteration.write_tips(groups)
 
     async with iteration.learning():
         groups = iteration.add_novelty(groups)
         terms, advantages, lessons = [], [], list[Lesson]()
-        for group, told, scores in zip(groups, with_tips, iteration.scores(groups), strict=True):
+        for group, rebuilt, scores in zip(groups, with_tips, iteration.scores(groups), strict=True):
             visits = collect_visits(scores, config.gigpo.gamma, config.gigpo.similarity)
             terms.append(compute_two_level_advantages(visits, scores.returns, config.gigpo))
             advantages.append(terms[-1].sum_by_episode(scores))
-            lessons += find_lessons(visits, collect_turns(group, told), group.trajectories[0].max_score, options)
+            lessons += find_lessons(visits, collect_turns(group, rebuilt), group.trajectories[0].max_score, options)
         iteration.add_metrics("gigpo", term_metrics(terms))
 
         rows = [lesson.build_row() for lesson in lessons]
@@ -67,8 +70,12 @@ class Turn:
     """One decision under both contexts."""
 
     answer: Completion  # under the context that was acted on
-    read: bool  # whether that context held tips
-    other: TokenIds  # the same history in the other context; () where no tip would have been shown
+    has_tips: bool  # whether that context held tips
+    other_prompt: TokenIds  # the same history in the other context; () where no tip would have been shown
+
+    def get_prompt(self, *, has_tips: bool) -> TokenIds:
+        """Return the prompt in the context with tips or without; () if there is none."""
+        return self.answer.prompt_ids if self.has_tips == has_tips else self.other_prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +83,7 @@ class Lesson:
     """A better answer from the same state, to be likely in the other context as well."""
 
     answer: Completion  # of the teacher, under its own context
-    read: bool  # whether the teacher acted with tips
+    from_tips: bool  # whether the teacher acted with tips
     prompt: TokenIds  # of the pupil, in the context that the teacher did not have
     gap: float  # what the teacher earned more from there on, as a share of the game's highest score
     weight: float  # min(gap / tau, weight_max)
@@ -89,11 +96,11 @@ class Lesson:
 def collect_turns(group: TrajectoryGroup, with_tips: TrajectoryGroup) -> list[Turn]:
     """Collect all decisions of a group in the order of `Visits`; `with_tips` is the group with tips in its prompts."""
     turns = []
-    for trajectory, told in zip(group.trajectories, with_tips.trajectories, strict=True):
+    for trajectory, rebuilt in zip(group.trajectories, with_tips.trajectories, strict=True):
         for i, step in enumerate(trajectory.steps):
             plain, acted = step.plain_prompt_ids, step.completion.prompt_ids
-            rebuilt = told.steps[i].completion.prompt_ids if i < len(told.steps) else plain
-            other = plain if acted != plain else rebuilt
+            told = rebuilt.steps[i].completion.prompt_ids if i < len(rebuilt.steps) else plain
+            other = plain if acted != plain else told
             turns.append(Turn(step.completion, acted != plain, other if other != acted else ()))
     return turns
 
@@ -121,17 +128,12 @@ def find_lessons(visits: Visits, turns: Sequence[Turn], max_score: float, option
         found = [
             (gap, prompt)
             for gap, i in sorted(gaps, key=lambda pair: -pair[0])
-            if gap > options.margin and (prompt := get_prompt(turns[i], read=not turns[best].read))
+            if gap > options.margin and (prompt := turns[i].get_prompt(has_tips=not turns[best].has_tips))
         ]
         for gap, prompt in found[: options.max_pairs]:
             weight = min(gap / options.tau, options.weight_max)
-            lessons.append(Lesson(turns[best].answer, turns[best].read, prompt, gap, weight))
+            lessons.append(Lesson(turns[best].answer, turns[best].has_tips, prompt, gap, weight))
     return lessons
-
-
-def get_prompt(turn: Turn, *, read: bool) -> TokenIds:
-    """Return the turn's prompt in the context with tips or without; () if there is none."""
-    return turn.answer.prompt_ids if turn.read == read else turn.other
 
 
 def weigh_rows(
@@ -154,8 +156,8 @@ def weigh_rows(
     taught, gates = [], []
     for lesson, row, logprobs in zip(lessons, rows, scored, strict=True):
         positions = np.flatnonzero(row.loss_mask)
-        gap = np.array(lesson.answer.logprobs) - np.array(logprobs)[positions]
-        gates.append((1 + np.tanh(options.beta * gap / 2)) / 2)  # the sigmoid, which never overflows
+        ratios = log_ratio(lesson.answer.logprobs, np.array(logprobs)[positions])
+        gates.append((1 + np.tanh(options.beta * ratios / 2)) / 2)  # the sigmoid, which never overflows
         advantages = np.zeros(len(row.token_ids))
         advantages[positions] = options.coefficient * lesson.weight * gates[-1]
         taught.append(replace(row, advantages=tuple(advantages.tolist()), behavior_logprobs=tuple(logprobs)))
@@ -174,6 +176,6 @@ def lesson_metrics(lessons: Sequence[Lesson], gates: Sequence[Array]) -> dict[st
     """
     if not lessons:
         return {"lessons": 0.0, "from_tips": 0.0, "gap": 0.0, "gate": 0.0}
-    read, gaps = [lesson.read for lesson in lessons], [lesson.gap for lesson in lessons]
-    means = float(np.mean(read)), float(np.mean(gaps)), float(np.mean(np.concatenate(gates)))
+    from_tips, gaps = [lesson.from_tips for lesson in lessons], [lesson.gap for lesson in lessons]
+    means = float(np.mean(from_tips)), float(np.mean(gaps)), float(np.mean(np.concatenate(gates)))
     return {"lessons": float(len(lessons)), **dict(zip(("from_tips", "gap", "gate"), means, strict=True))}

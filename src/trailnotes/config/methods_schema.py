@@ -232,7 +232,7 @@ class ReflexionConfig(Section):
 
 
 class NotebookConfig(Section):
-    """Memories without training that are shown whole: clin, reasoningbank, ace and training-free-grpo."""
+    """Written entries that an episode begins with: clin, reasoningbank, ace and training-free-grpo."""
 
     shown: int = key(20, "entries in the first prompt at most; clin: statements of a task", ge=1)
     retrieved: int = key(1, "reasoningbank: episodes whose insights are shown", "ReasoningBank, arXiv 2509.25140", ge=1)

@@ -39,6 +39,8 @@ from trailnotes.config.model_schema import (
 from trailnotes.config.section import PAPER, Section, key
 from trailnotes.errors import ConfigError
 
+ActionFormat = Literal["line", "tags", "react"]
+Aggregation = Literal["token", "sequence", "constant"]
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 
@@ -97,7 +99,7 @@ class RolloutConfig(Section):
     max_context_tokens: int = key(4500, "tokens of a whole episode, prompt and actions together", PAPER, ge=8)
     max_observation_tokens: int = key(1024, "longer observations are cut, and marked where", ge=4)
     stop: tuple[str, ...] = key(("\n",), "text that ends an action (besides the model's end token)")
-    action_format: Literal["line", "tags", "react"] = key(
+    action_format: ActionFormat = key(
         "line", "the first non-blank line; what <action> tags hold; or what follows Action: after a thought (ReAct, "
         "2210.03629), which takes rollout.stop = [] and more rollout.max_action_tokens")  # fmt: skip
     show_actions: bool = key(False, "list the admissible actions in each turn, where the environment offers them")
@@ -135,7 +137,7 @@ class LossConfig(Section):
     mask_logprob: float | None = key(-5.0, "off-policy tokens with a log-probability below this are masked; none = off")
     mask_unit: Literal["token", "response"] = key("token", "mask the token (ours), or its whole response (release)")
     mask_kl: bool = key(True, "leave masked tokens out of the KL, which would pull them back to the start model")
-    aggregation: Literal["token", "sequence", "constant"] = key(
+    aggregation: Aggregation = key(
         "token", "average losses over tokens, over rows of row means, or over rows of sums over constant_length (Dr. "
         "GRPO, 2503.20783)")  # fmt: skip
     constant_length: int = key(512, "constant: tokens that each row counts as, whatever it has", ge=1)
@@ -159,6 +161,12 @@ class LossConfig(Section):
         False, "leave off-policy rows with a negative advantage out of the update: a reader who failed after its tip "
         "says nothing against the tip")  # fmt: skip
     drop_zero_advantage: bool = key(True, "leave rows without advantage out of the update, and of the KL")
+
+    @property
+    def is_plain_ppo(self) -> bool:
+        """Tell whether the loss of an on-policy row is PPO's clip alone, which servers compute themselves."""
+        other = self.objective != "ppo" or self.aggregation == "constant" or self.max_negative_kl is not None
+        return not (other or self.dual_clip or self.kl)
 
 
 class OptimConfig(Section):

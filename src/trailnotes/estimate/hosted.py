@@ -156,10 +156,7 @@ def _is_plain(config: Config) -> bool:
     """Tell whether the server's own loss can do, so that no forward pass comes before it."""
     loss = config.loss
     off_policy = resolve_method(config.algorithm.name).shows_tips and loss.mask_logprob is not None
-    other = loss.objective != "ppo" or loss.aggregation == "constant" or loss.max_negative_kl is not None
-    return not (
-        other or loss.dual_clip or loss.kl or off_policy or config.has_anchor_rows or config.algorithm.author_credit
-    )
+    return loss.is_plain_ppo and not (off_policy or config.has_anchor_rows or config.algorithm.author_credit)
 
 
 def _load_chat_format(config: Config) -> ChatFormat | None:

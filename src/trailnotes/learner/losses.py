@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trailnotes.config.schema import LossConfig
+from trailnotes.config.schema import Aggregation, LossConfig
 from trailnotes.learner.logprobs import Batch
 from trailnotes.learner.samples import Ranks, has_advantage
 from trailnotes.types import RowRole, Sample
@@ -157,7 +157,9 @@ def compute_surrogate(loss: LossConfig, logprobs: Tensor, ratio: Tensor, batch: 
         found = clipped_surrogate(ratio, advantages, loss.clip_low, loss.clip_high, loss.dual_clip)
     if loss.shaping != "none":
         found = torch.where(batch.off_policy[:, None], shaped_surrogate(ratio, advantages), found)
-    return torch.where(find_dropped(loss, logprobs, batch), 0.0, found)
+    if loss.max_negative_kl is not None:
+        found = torch.where(find_dropped(loss, logprobs, batch), 0.0, found)
+    return found
 
 
 @torch.no_grad()
@@ -215,9 +217,6 @@ def find_kept(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Tensor:  # bo
         return batch.mask
     probable = low_prob_mask(logprobs, batch.mask, loss.mask_logprob, loss.mask_unit)
     return torch.where(batch.off_policy[:, None], probable, batch.mask)
-
-
-Aggregation = Literal["token", "sequence", "constant"]
 
 
 def masked_sum(

@@ -319,8 +319,7 @@ class TinkerLearner:
     def _is_plain_ppo(self, rows: Sequence[Sample]) -> bool:
         """Tell whether the server's own "ppo" is the loss of these rows."""
         loss = self.loss
-        special = loss.dual_clip or loss.kl or loss.objective != "ppo" or loss.max_negative_kl is not None
-        special = special or loss.aggregation == "constant" or any(row.role != "episode" for row in rows)
+        special = not loss.is_plain_ppo or any(row.role != "episode" for row in rows)
         of_off_policy = loss.shaping != "none" or loss.mask_logprob is not None
         special = special or (of_off_policy and any(row.off_policy for row in rows))
         return not special and (self.server.dialect.clips_ratios or loss.clip_low == loss.clip_high == PPO_CLIP)

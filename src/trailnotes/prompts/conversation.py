@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.schema import RolloutConfig
+from trailnotes.config.schema import ActionFormat, RolloutConfig
 from trailnotes.types import NO_OP, Message, Observation, Tip, TokenIds, Trajectory, strip_thinking
 
 CountTokens = Callable[[str], int]
@@ -49,9 +49,6 @@ class ParsedAction:
 
     action: str
     ok: bool
-
-
-ActionFormat = Literal["line", "tags", "react"]
 
 
 def parse_action(text: str, action_format: ActionFormat, style: Literal["full", "terse"] = "full") -> ParsedAction:

@@ -33,13 +33,16 @@ class Correction(NamedTuple):
     unit: Literal["token", "sequence"] = "token"  # ratio of the token, or the product over its whole episode
     above: Literal["truncate", "mask"] = "truncate"  # above `most` it counts as that, or the token teaches nothing
 
-    def compute_weights(self, tokens: Sequence[TokenLogprobs]) -> list[float]:
-        """Compute the weight of each token of an episode."""
+    def compute_log_ratios(self, tokens: Sequence[TokenLogprobs]) -> list[float]:
+        """Compute log(pi_now / pi_then) for each token of an episode, by `unit`."""
         logs = [token.now - token.then for token in tokens]
-        if self.unit == "sequence":
-            logs = [sum(logs)] * len(logs)
-        beyond = self.most if self.above == "truncate" else 0.0
-        return [math.exp(log) if log <= math.log(self.most) else beyond for log in logs]
+        return logs if self.unit == "token" else [sum(logs)] * len(logs)
+
+    def bound(self, log: float) -> float:
+        """Compute the weight of a token from its log-ratio."""
+        if log <= math.log(self.most):
+            return math.exp(log)
+        return self.most if self.above == "truncate" else 0.0
 
 
 def correct_samples(
@@ -68,17 +71,16 @@ def correct_samples(
         KL(then || now), by k3, and the mean absolute difference of the log-probabilities in nats.
     """
     tokens = _score_tokens(groups, learner, rows)
-    weights = {index: correction.compute_weights(found) for index, found in tokens.items()}
+    ratios = {index: correction.compute_log_ratios(found) for index, found in tokens.items()}
+    weights = {index: [correction.bound(log) for log in logs] for index, logs in ratios.items()}
     left: Mapping[int, Iterator[tuple[TokenLogprobs, float]]] = {
         index: iter(list(zip(found, weights[index], strict=True))) for index, found in tokens.items()
     }
     logs = [t.now - t.then for found in tokens.values() for t in found]
-    unbounded = correction._replace(most=math.inf)
-    ratios = [ratio for found in tokens.values() for ratio in unbounded.compute_weights(found)]
     size = max(1, len(logs))
     return [_weigh_sample(sample, left[sample.trajectory]) for sample in samples], {
         "weight": sum(map(sum, weights.values())) / size,
-        "truncated": sum(ratio > correction.most for ratio in ratios) / size,
+        "truncated": sum(math.exp(log) > correction.most for found in ratios.values() for log in found) / size,
         "kl": sum(math.expm1(log) - log for log in logs) / size,
         "difference": sum(map(abs, logs)) / size,
     }
