@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tinyrun import distance, equal_weights, metrics, tiny_config, train_in_proc
 from trailnotes.algorithms.ucob import Lesson, Turn, collect_turns, find_lessons, lesson_metrics, weigh_rows
 from trailnotes.config.methods_schema import UcobConfig
 from trailnotes.credit.steps import Visits
-from trailnotes.types import Completion
+from trailnotes.types import NO_OP, Completion
 
 UCOB = {"name": "ucob", "p_memory": 0.5}
 
@@ -72,12 +73,21 @@ def test_states_that_one_episode_alone_met_teach_nothing() -> None:
     )
 
 
+def test_an_invalid_action_neither_teaches_nor_is_taught() -> None:
+    """Returns 1, .5 and 0: without the first and the last step nobody earned less than the second."""
+    turns = [turn(1, has_tips=True, other=11), turn(2, has_tips=False, other=12), turn(3, has_tips=True, other=13)]
+    assert len(find_lessons(visits(1.0, 0.5, 0.0), turns, 1.0, UcobConfig())) == 2
+    turns = [replace(turns[0], valid=False), turns[1], replace(turns[2], valid=False)]
+    assert find_lessons(visits(1.0, 0.5, 0.0), turns, 1.0, UcobConfig()) == []
+
+
 def test_turns_know_both_contexts() -> None:
     with_tips = trajectory([step([1, 9], [5], plain=[1])], "on_policy_tips")
-    plain = trajectory([step([1], [6]), step([1, 6, 2], [7])])
+    plain = trajectory([step([1], [6]), replace(step([1, 6, 2], [7]), action=NO_OP)])
     told = trajectory([step([1, 8], [6], plain=[1])], "on_policy_tips")  # its second turn did not fit
-    turns = collect_turns(group(with_tips, plain), group(with_tips, told))
+    turns = collect_turns(group(with_tips, plain), group(with_tips, told), "format")
     assert [(each.has_tips, each.other_prompt) for each in turns] == [(True, (1,)), (False, (1, 8)), (False, ())]
+    assert [each.valid for each in turns] == [True, True, False]
 
 
 # --- what it weighs
@@ -121,12 +131,14 @@ def test_on_an_empty_memory_it_is_gigpo(start_model: Path, tmp_path: Path) -> No
 
 def test_without_step_term_and_lessons_it_is_empo2_that_keeps_its_tips(start_model: Path, tmp_path: Path) -> None:
     """The advantages of GiGPO without step term, not divided by the deviation, are GRPO's."""
-    same = {"p_memory": 0.5, "q_off_policy": 0.0, "normalize_std": False}
+    same = {"p_memory": 0.5, "q_off_policy": 0.0, "normalize_std": False, "author_credit": 1.0}
     ucob = trained(start_model, tmp_path / "ucob", algorithm=UCOB | same, gigpo={"omega": 0.0},
                    ucob={"coefficient": 0.0})  # fmt: skip
     empo2 = trained(start_model, tmp_path / "empo2", algorithm={"name": "empo2"} | same)
     assert equal_weights(ucob, empo2)
-    assert metrics(ucob)[-1]["ucob/lessons"] > 0, "there was something to teach all the same"
+    last = metrics(ucob)[-1]
+    assert last["ucob/lessons"] > 0, "there was something to teach all the same"
+    assert last["authors/credited"] > 0, "authors are credited as in EMPO2"
 
 
 def test_lessons_change_what_is_learned(start_model: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from trailnotes.algorithms.empo2 import draw_modes
 from trailnotes.algorithms.gigpo import compute_two_level_advantages, term_metrics
 from trailnotes.algorithms.opsd import rebuild_with_tips
 from trailnotes.credit import collect_visits
+from trailnotes.credit.episodes import is_invalid
 from trailnotes.credit.tokens import log_ratio
 from trailnotes.learner.samples import anchor_sample
 
@@ -55,13 +56,15 @@ async def ucob(iteration: Iteration) -> None:
             visits = collect_visits(scores, config.gigpo.gamma, config.gigpo.similarity)
             terms.append(compute_two_level_advantages(visits, scores.returns, config.gigpo))
             advantages.append(terms[-1].sum_by_episode(scores))
-            lessons += find_lessons(visits, collect_turns(group, rebuilt), group.trajectories[0].max_score, options)
+            turns = collect_turns(group, rebuilt, config.algorithm.invalid)
+            lessons += find_lessons(visits, turns, group.trajectories[0].max_score, options)
         iteration.add_metrics("gigpo", term_metrics(terms))
 
         rows = [lesson.build_row() for lesson in lessons]
         taught, gates = weigh_rows(lessons, rows, iteration.learner.logprobs(rows), options)
         iteration.add_metrics("ucob", lesson_metrics(lessons, gates))
-        samples = [*iteration.samples(groups, advantages), *taught, *iteration.anchor_samples(written, groups)]
+        samples = [*iteration.samples(groups, advantages), *taught]
+        samples += [*iteration.anchor_samples(written, groups), *iteration.author_samples(written, groups)]
         await iteration.end(groups, await iteration.update(samples))
 
 
@@ -72,6 +75,7 @@ class Turn:
     answer: Completion  # under the context that was acted on
     has_tips: bool  # whether that context held tips
     other_prompt: TokenIds  # the same history in the other context; () where no tip would have been shown
+    valid: bool = True  # by `algorithm.invalid`
 
     def get_prompt(self, *, has_tips: bool) -> TokenIds:
         """Return the prompt in the context with tips or without; () if there is none."""
@@ -93,20 +97,24 @@ class Lesson:
         return anchor_sample(replace(self.answer, prompt_ids=self.prompt), "lesson", hold=0.0, advantage=1.0)
 
 
-def collect_turns(group: TrajectoryGroup, with_tips: TrajectoryGroup) -> list[Turn]:
-    """Collect all decisions of a group in the order of `Visits`; `with_tips` is the group with tips in its prompts."""
+def collect_turns(group: TrajectoryGroup, with_tips: TrajectoryGroup, rule: str) -> list[Turn]:
+    """Collect all decisions of a group in the order of `Visits`.
+
+    `with_tips` is the group with tips in its prompts, `rule` that of `is_invalid`.
+    """
     turns = []
     for trajectory, rebuilt in zip(group.trajectories, with_tips.trajectories, strict=True):
         for i, step in enumerate(trajectory.steps):
             plain, acted = step.plain_prompt_ids, step.completion.prompt_ids
             told = rebuilt.steps[i].completion.prompt_ids if i < len(rebuilt.steps) else plain
             other = plain if acted != plain else told
-            turns.append(Turn(step.completion, acted != plain, other if other != acted else ()))
+            other = other if other != acted else ()
+            turns.append(Turn(step.completion, acted != plain, other, not is_invalid(step, rule)))
     return turns
 
 
 def find_lessons(visits: Visits, turns: Sequence[Turn], max_score: float, options: UcobConfig) -> list[Lesson]:
-    """Find who teaches whom: at each state the visit with the highest return, and those that earned less.
+    """Find who teaches whom: at each state the valid step with the highest return, and those that earned less.
 
     Args:
         visits: the M steps of a group, with their discounted returns.
@@ -120,7 +128,8 @@ def find_lessons(visits: Visits, turns: Sequence[Turn], max_score: float, option
     """
     by_state: dict[object, list[int]] = defaultdict(list)
     for index, state in enumerate(visits.states):
-        by_state[state].append(index)
+        if turns[index].valid:
+            by_state[state].append(index)
     lessons = []
     for members in by_state.values():
         best = max(members, key=lambda i: visits.step_scores[i])
