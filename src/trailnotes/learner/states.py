@@ -79,7 +79,8 @@ class MasterAdamW:
     def grad_norm(self) -> Tensor:  # ()
         """Compute the 2-norm of all gradients together, of all ranks."""
         norm = nn.utils.get_total_norm([p.grad for p in self.masters.values() if p.grad is not None])
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+        # Of offloaded gradients it is on the CPU, where the ranks of nccl cannot meet.
+        return norm.to(norm.device_mesh.device_type).full_tensor() if isinstance(norm, DTensor) else norm
 
     def scale_grads(self, factor: float) -> None:
         """Multiply the gradients so far by a factor."""
