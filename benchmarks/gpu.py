@@ -2,8 +2,8 @@
 
 The model is a Qwen2.5 of random weights, built on the spot: the largest of 0.5 to 7 billion parameters whose update of
 all weights fits the card by the estimate of `train --dry-run`. Where there is no GPU, it is a toy, and the same lines
-run on the CPU: its figures say nothing. Each update is done twice from the same random rows, whose lengths vary by a
-half, and the second counts. Peaks are those of torch's allocator, and there are none on a CPU; estimates have no share
+run on the CPU: its figures say nothing. All is done twice, and the second time counts; an update is from random rows,
+whose lengths vary by a half. Peaks are those of torch's allocator, and there are none on a CPU; estimates have no share
 for fragments. What does not fit, does not work, or would begin after --seconds is told so.
 
     python benchmarks/gpu.py --markdown gpu.md --json gpu.json
@@ -179,12 +179,12 @@ def update_case(name: str, folder: Path, rows: list[Sample], tokens: int) -> dic
 
 
 def play_case(dtype: str, folder: Path, load: Workload) -> dict[str, Any]:
-    """Episodes by the embedded engine, all side by side."""
+    """Episodes by the embedded engine, all side by side; twice, of which the second counts."""
     config = config_of(folder, 1 << 13, {"model": {"dtype": dtype}})
     policy = HFPolicy(build(config, learns=False), make_tokenizer(load.vocab_size), deterministic=False)
     policy.engine.endings.end_ids = frozenset()
     texts = observations(load)
-    play(policy, texts[:1], load)
+    play(policy, texts, load)
     seconds, (speed, _) = timed(lambda: play(policy, texts, load))
     return {"seconds": seconds, "tokens_per_second": speed, "peak_mb": peak_mb()}
 

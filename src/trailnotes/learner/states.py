@@ -79,8 +79,11 @@ class MasterAdamW:
     def grad_norm(self) -> Tensor:  # ()
         """Compute the 2-norm of all gradients together, of all ranks."""
         norm = nn.utils.get_total_norm([p.grad for p in self.masters.values() if p.grad is not None])
-        # Of offloaded gradients it is on the CPU, where the ranks of nccl cannot meet.
-        return norm.to(norm.device_mesh.device_type).full_tensor() if isinstance(norm, DTensor) else norm
+        if isinstance(norm, DTensor):
+            # Of offloaded gradients it is on the CPU, where the ranks of nccl cannot meet.
+            on_device: DTensor = norm.to(norm.device_mesh.device_type)  # type: ignore[assignment]
+            return on_device.full_tensor()
+        return norm
 
     def scale_grads(self, factor: float) -> None:
         """Multiply the gradients so far by a factor."""
