@@ -52,9 +52,8 @@ def test_the_better_branch_teaches_the_other_context() -> None:
 def test_an_answer_without_tips_teaches_the_context_with_tips() -> None:
     turns = [turn(1, has_tips=True, other=11), turn(2, has_tips=False, other=12), turn(3, has_tips=False)]
     lessons = find_lessons(visits(0.0, 1.0, 0.0), turns, 1.0, UcobConfig())
-    assert [(each.prompt, each.from_tips, each.weight) for each in lessons] == [
-        ((1,), False, 2.0)
-    ]  # the third had no tips
+    (lesson,) = lessons  # the third had no tips
+    assert (lesson.prompt, lesson.from_tips, lesson.weight) == ((1,), False, 2.0)
 
 
 def test_only_the_largest_gaps_of_a_state_are_taught() -> None:
@@ -67,10 +66,8 @@ def test_only_the_largest_gaps_of_a_state_are_taught() -> None:
 def test_states_that_one_episode_alone_met_teach_nothing() -> None:
     alone = visits(1.0, 0.0)
     alone = Visits(alone.trajectory, alone.step, ("here", "there"), alone.episode_scores, alone.step_scores)
-    assert (
-        find_lessons(alone, [turn(1, has_tips=True, other=2), turn(2, has_tips=False, other=3)], 1.0, UcobConfig())
-        == []
-    )
+    turns = [turn(1, has_tips=True, other=2), turn(2, has_tips=False, other=3)]
+    assert find_lessons(alone, turns, 1.0, UcobConfig()) == []
 
 
 def test_an_invalid_action_neither_teaches_nor_is_taught() -> None:

@@ -40,9 +40,13 @@ class Correction(NamedTuple):
 
     def bound(self, log: float) -> float:
         """Compute the weight of a token from its log-ratio."""
-        if log <= math.log(self.most):
+        if not self.is_above(log):
             return math.exp(log)
         return self.most if self.above == "truncate" else 0.0
+
+    def is_above(self, log: float) -> bool:
+        """Tell whether a token's ratio is above `most`; of a whole episode it may be too large for a float."""
+        return log > math.log(self.most)
 
 
 def correct_samples(
@@ -80,7 +84,7 @@ def correct_samples(
     size = max(1, len(logs))
     return [_weigh_sample(sample, left[sample.trajectory]) for sample in samples], {
         "weight": sum(map(sum, weights.values())) / size,
-        "truncated": sum(math.exp(log) > correction.most for found in ratios.values() for log in found) / size,
+        "truncated": sum(correction.is_above(log) for found in ratios.values() for log in found) / size,
         "kl": sum(math.expm1(log) - log for log in logs) / size,
         "difference": sum(map(abs, logs)) / size,
     }
