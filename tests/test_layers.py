@@ -30,11 +30,12 @@ PACKAGES = {
         training diagnose
         cluster estimate
         runs
+        gateway
         rollout learner credit reporting
         prompts envs policies memory
         endpoint web
         config
-        storage
+        client storage
         types errors seeds
     """,
     "trailnotes_worlds": """

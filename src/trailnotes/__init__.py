@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trailnotes.client import session
     from trailnotes.commands.adapt import adapt
     from trailnotes.commands.eval import evaluate
     from trailnotes.commands.train import train
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Config", "adapt", "check_env", "evaluate", "load_config", "make_env", "open_memory", "train"]
+__all__ = ["Config", "adapt", "check_env", "evaluate", "load_config", "make_env", "open_memory", "session", "train"]
 
 _HOMES = {
     "Config": "trailnotes.config.schema",
@@ -29,6 +30,7 @@ _HOMES = {
     "load_config": "trailnotes.config.toml",
     "make_env": "trailnotes.envs",
     "open_memory": "trailnotes.memory",
+    "session": "trailnotes.client",
     "train": "trailnotes.commands.train",
 }
 

@@ -44,6 +44,10 @@ class EnvError(TrailnotesError):
     """An environment failed. The episode is recorded with `outcome = "error"` and never trained on."""
 
 
+class SessionOver(TrailnotesError):  # noqa: N818 (it is no fault)
+    """The session of an agent has ended, by its report or by the run."""
+
+
 class PolicyError(TrailnotesError):
     """The policy could not be loaded, or could not answer."""
 

@@ -69,6 +69,9 @@ class Observation:
     max_score: float = 1.0
     info: Mapping[str, Any] = field(default_factory=dict)  # JSON-able extras, logged, never shown to the policy
     briefing: Mapping[str, Any] | None = None  # facts worded in the first prompt, see `BRIEFING`; set at reset only
+    # Of a foreign agent, instead of a turn that we word: {"kept": number of messages that stay, "messages": [[role,
+    # content], ...] that follow}; the last one is the user's, and `text` repeats its content.
+    request: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.reward) and math.isfinite(self.score)):

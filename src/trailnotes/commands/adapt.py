@@ -116,10 +116,10 @@ def resolve_adapt_config(config: Config, subject: EvaluatedModel, method: str | 
 async def _adapt(
     config: Config, directory: RunDir, subject: EvaluatedModel, progress: ProgressBar | None
 ) -> list[ResultRow]:
-    from trailnotes.envs.workers.pool import EnvPool
+    from trailnotes.gateway.pool import open_pool
     from trailnotes.runs.adaptation import AdaptationRun
 
-    with EnvPool(config.env) as pool, contextlib.ExitStack() as opened:
+    with open_pool(config.env) as pool, contextlib.ExitStack() as opened:
         run = AdaptationRun(config, directory, _load_roles(config, directory, subject, opened), pool, subject, progress)
         try:
             await resolve_method(config.algorithm.name).load()(run)

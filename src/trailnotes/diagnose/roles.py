@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from trailnotes.config.methods import TIPS_ONLY_METHOD, find_method, resolve_method
 from trailnotes.config.toml import RUNTIME_KEYS, diff_configs, is_within
 from trailnotes.envs.tasks import describe_training_overlap, load_panel
-from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError, MissingExtraError, RunError, TrailnotesError
+from trailnotes.gateway.pool import open_pool
 from trailnotes.reporting.roles import ROLES_BY_ROW, RoleAnalysis, analyse_roles, plot_roles, render_markdown
 from trailnotes.runs.adaptation import AdaptationRun, Roles, build_adaptation_config
 from trailnotes.runs.dependencies import require_dependencies
@@ -120,7 +120,7 @@ async def _play_rows(
     configs: Mapping[str, Config], models: Mapping[str, EvaluatedModel], out: Path, make_bar: MakeBar
 ) -> None:
     method = resolve_method(TIPS_ONLY_METHOD).load()
-    with ExitStack() as opened, EnvPool(configs["none"].env) as pool:
+    with ExitStack() as opened, open_pool(configs["none"].env) as pool:
         policies = {name: _load_role_policy(name, configs["none"], subject, opened) for name, subject in models.items()}
         for index, (row, config) in enumerate(configs.items()):
             with (

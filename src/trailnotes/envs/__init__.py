@@ -33,6 +33,7 @@ __all__ = [
 ]  # fmt: skip
 
 ENVS: dict[str, str] = {
+    "gateway": "trailnotes.gateway.tasks:GatewayEnv",
     "textworld": "trailnotes.envs.textworld.env:TextWorldEnv",
     "waymarks": "trailnotes.envs.waymarks.env:WaymarksEnv",
     "waymarks-simulator": "trailnotes.envs.waymarks.env:WaymarksSimulator",
@@ -44,6 +45,8 @@ def extra_for(name: str) -> str:
     """Return the extra that the environment needs; "" where it needs none."""
     if name == "waymarks":
         return "textworld"
+    if name == "gateway":
+        return "web"
     return name if name in list_extras() else ""
 
 

@@ -15,9 +15,9 @@ from trailnotes.config.methods import resolve_method
 from trailnotes.config.schema import Config
 from trailnotes.endpoint.ledger import TokenCount
 from trailnotes.envs.tasks import load_training_tasks, load_validation_tasks, select_batch
-from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError
 from trailnotes.estimate.forecast import estimate_iterations
+from trailnotes.gateway.pool import open_pool
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.prompts import parse_listed_actions
 from trailnotes.rollout import run_groups
@@ -113,7 +113,7 @@ async def _play(config: Config, policy: _StandIn) -> list[Trajectory]:
     tasks = select_batch(load_training_tasks(config), config.rollout.num_tasks, config.run.seed, 0)[:MOST_EPISODES]
     room = policy.context_length  # the answers of a script are bytes, and need more of it
     longest = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_context_tokens": room})})
-    with EnvPool(config.env) as pool:
+    with open_pool(config.env) as pool:
         groups = await run_groups(policy, pool, tasks, [["plain"]] * len(tasks), None, longest, seed=config.run.seed)
     return [trajectory for group in groups for trajectory in group.trajectories]
 

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.schema import ActionFormat, RolloutConfig
+from trailnotes.prompts.branches import Branches, Turn, parse_request
 from trailnotes.types import NO_OP, Message, Observation, Tip, TokenIds, Trajectory, strip_thinking
 
 CountTokens = Callable[[str], int]
@@ -209,6 +210,8 @@ class Conversation:
     `plain` is rendered without the tip segments, and no length cap looks at the mode: so it equals, byte for byte, an
     episode without tips and with the same history. Instruction, briefing parts, observations and lists of actions are
     each cut to `rollout.max_observation_tokens`, tips to `memory.max_tip_tokens`; the policy's text is never cut.
+
+    A foreign agent (`Observation.request`) words its own turns, which are never cut; it may also fork the conversation.
     """
 
     def __init__(
@@ -226,6 +229,8 @@ class Conversation:
         self.opening = 0  # messages before the first turn: system prompt and example
         self._rollout, self._memory, self._count_tokens = rollout, memory, count_tokens
         self._introduce = introduce or self.format_tips
+        self._branches = Branches()
+        self._turns: list[Turn] = []  # of a foreign agent
 
     def start(self, instruction: str) -> None:
         """Open the conversation; its first turn will begin with `instruction` ('' for none)."""
@@ -240,13 +245,25 @@ class Conversation:
 
         Tips without a letter or digit are left out, and those that the context holds (unless `memory.repeat_shown`).
         """
+        if observation.request is not None:
+            self._follow(observation.request)
         fresh = self._select_unseen(tips)
         turns = self.format_turn(observation, fresh), self.format_turn(observation)
         self.acting.append(Message("user", turns[0]))
         self.plain.append(Message("user", turns[1]))
         self.observation = self.cap_text(observation.text)
         self.shown += fresh
+        self._turns.append(Turn(self.plain[-1], self.acting[-1], fresh))
         return fresh
+
+    def _follow(self, request: Mapping[str, Any]) -> None:
+        """Go to the state before the newest turn of a foreign agent's request."""
+        self._branches.record(self._turns)
+        self._turns = self._branches.trace(parse_request(request, self.plain)[:-1])
+        self.plain = [turn.plain for turn in self._turns]
+        self.acting = [turn.acting for turn in self._turns]
+        self.shown = tuple(tip for turn in self._turns for tip in turn.tips)
+        self.opening = int(bool(self.plain) and self.plain[0].role == "system")
 
     def fit_tips(self, tips: Sequence[Tip], room: int) -> tuple[Tip, ...]:
         """Return the first showable tips whose lines take at most `room` tokens."""
@@ -263,6 +280,7 @@ class Conversation:
         """Remove the tips of the newest turn, before any policy has read them."""
         assert self.acting[-1].role == "user", "tips that the policy has answered to stay"
         self.acting[-1] = self.plain[-1]
+        self._turns[-1] = Turn(self.plain[-1], self.plain[-1])
         self.shown = self.shown[: len(self.shown) - len(tips)]
 
     def act(self, text: str, token_ids: TokenIds | None = None) -> None:
@@ -270,9 +288,12 @@ class Conversation:
         message = Message("assistant", text, token_ids or None)
         self.acting.append(message)
         self.plain.append(message)
+        self._turns.append(Turn(message, message))
 
     def format_turn(self, observation: Observation, tips: Sequence[Tip] = ()) -> str:
         """Format the user turn that would come next."""
+        if observation.request is not None:
+            return "\n".join([*(self._introduce(tips) if tips else ()), observation.text])
         terse = self._rollout.style == "terse"
         first = len(self.plain) == self.opening
         parts = []

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import EnvError
@@ -43,6 +43,15 @@ class AsyncEnv(Protocol):
 
     async def step(self, action: str) -> Observation:
         """Take one action there."""
+        ...
+
+
+@runtime_checkable
+class ForeignAgent(AsyncEnv, Protocol):
+    """An agent that asks, as an environment: its requests are observations, and it gets the whole completion."""
+
+    async def answer(self, completion: Completion) -> Observation:
+        """Answer the agent's request, and wait for its next one or for its report."""
         ...
 
 
@@ -133,7 +142,8 @@ async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is m
                 context_full = True
                 break
             attempted = decision.action
-            after = await env.step(attempted)
+            answered = env.answer(decision.completion) if isinstance(env, ForeignAgent) else env.step(attempted)
+            after = await answered
             steps.append(
                 Step(
                     observation, decision.tips, decision.completion, decision.plain_prompt_ids, attempted, after.reward,

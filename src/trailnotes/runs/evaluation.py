@@ -18,8 +18,8 @@ from trailnotes.config.section import RENAMED_KEYS
 from trailnotes.config.toml import RUNTIME_KEYS, flatten_config, is_within
 from trailnotes.config.unused import warn_unused
 from trailnotes.envs.tasks import describe_tip_overlap, load_panel, tasks_of
-from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError, RunError
+from trailnotes.gateway.pool import open_pool
 from trailnotes.memory import TipMemory, embedder_of, open_memory
 from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.runs.console import ProgressBar
@@ -74,7 +74,7 @@ def evaluate_model(
     tasks = load_panel(config)
 
     async def play(memory: TipMemory | None) -> list[Trajectory]:
-        with EnvPool(config.env) as pool:
+        with open_pool(config.env) as pool:
             return await play_panel(
                 policy, pool, tasks, config, memory=memory, seed=config.run.seed,
                 done=tuple(journal.episodes), progress=journal.append_episode,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from trailnotes.envs.workers.pool import EnvPool
+from trailnotes.gateway.pool import open_pool
 from trailnotes.memory import TipMemory
 from trailnotes.memory.owner import discard_empty_start, reconcile
 from trailnotes.runs.console import TrainingProgress
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from trailnotes.cluster.cluster import Cluster
     from trailnotes.config.schema import Config
+    from trailnotes.rollout.episode import Pool
     from trailnotes.runs.directory import RunDir
     from trailnotes.types import Tip
 
@@ -34,7 +35,7 @@ def open_run_with_pool(
     A run that has begun keeps its own tips in place of `tips`. `cluster` is that of `connect_cluster`.
     """
     with (
-        EnvPool(config.env, make_host=cluster.make_env_host if cluster else None) as pool,
+        open_pool(config.env, make_host=cluster.make_env_host if cluster else None) as pool,
         TrainingProgress(config, directory) as progress,
         contextlib.closing(open_run(config, directory, pool, progress, tips, cluster)) as run,
     ):
@@ -44,7 +45,7 @@ def open_run_with_pool(
 def open_run(
     config: Config,
     directory: RunDir,
-    pool: EnvPool,
+    pool: Pool,
     progress: TrainingProgress,
     tips: Sequence[Tip] = (),
     cluster: Cluster | None = None,

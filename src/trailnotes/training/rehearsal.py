@@ -179,7 +179,7 @@ def record_rehearsal(config: Config, out: Path, progress: ProgressBar | None = N
 
 
 def _play_recording(config: Config, out: Path, path: Path, progress: ProgressBar | None) -> None:
-    from trailnotes.envs.workers.pool import EnvPool
+    from trailnotes.gateway.pool import open_pool
     from trailnotes.runs.adaptation import AdaptationRun
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.load_policy import open_evaluated_model, open_policy
@@ -192,7 +192,7 @@ def _play_recording(config: Config, out: Path, path: Path, progress: ProgressBar
     ):
 
         async def play() -> None:
-            with EnvPool(config.env) as pool:
+            with open_pool(config.env) as pool:
                 run = AdaptationRun(config, directory, policy, pool, subject, progress)
                 await resolve_method(TIPS_ONLY_METHOD).load()(run)
 

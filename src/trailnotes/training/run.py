@@ -18,7 +18,6 @@ from safetensors.numpy import save_file as save_numpy
 from trailnotes.config.methods import resolve_method
 from trailnotes.credit.novelty import Novelty
 from trailnotes.envs.tasks import load_training_tasks, load_validation_tasks
-from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import RunError
 from trailnotes.learner.sharded import make_learner
 from trailnotes.learner.states import REST, STATE
@@ -26,6 +25,7 @@ from trailnotes.memory import TipMemory, embedder_of, open_memory
 from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.policies.hf.policy import HFPolicy, load_model
 from trailnotes.rollout.archive import Archive
+from trailnotes.rollout.episode import Pool
 from trailnotes.runs.console import TrainingProgress
 from trailnotes.runs.load_policy import build_model_policy, load_endpoint_author
 from trailnotes.runs.panels import play_panel
@@ -82,7 +82,7 @@ class TrainingRun:
         self,
         config: Config,
         directory: RunDir,
-        pool: EnvPool,
+        pool: Pool,
         progress: TrainingProgress,
         cluster: Cluster | None = None,
     ) -> None:

@@ -78,7 +78,18 @@ def serve(
     `ready` is called once, when the first visitor may come; `most_ws_bytes` bounds a WebSocket message, 0 allows none.
     Ctrl-C prints `goodbye` if there is one, and raises otherwise.
     """
-    config = uvicorn.Config(
+    config = build_server_config(app, lifespan=lifespan, most_ws_bytes=most_ws_bytes)
+    try:
+        _NotifyingServer(config, ready).run(sockets=[door])
+    except KeyboardInterrupt as stop:
+        if not goodbye or isinstance(stop, Interrupted):  # SIGTERM or SIGHUP: the exit code tells its sender
+            raise
+        print(goodbye)
+
+
+def build_server_config(app: ASGIApp, *, lifespan: bool = False, most_ws_bytes: int = 0) -> uvicorn.Config:
+    """Build the settings of a server, of which the arguments are those of `serve`."""
+    return uvicorn.Config(
         app,
         access_log=False,
         log_level="error",  # below it, a line for each request that is none
@@ -92,12 +103,6 @@ def serve(
         timeout_graceful_shutdown=5,
         server_header=False,
     )
-    try:
-        _NotifyingServer(config, ready).run(sockets=[door])
-    except KeyboardInterrupt as stop:
-        if not goodbye or isinstance(stop, Interrupted):  # SIGTERM or SIGHUP: the exit code tells its sender
-            raise
-        print(goodbye)
 
 
 class _NotifyingServer(uvicorn.Server):

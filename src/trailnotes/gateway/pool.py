@@ -1,0 +1,96 @@
+"""A pool whose environments are agents: it starts one for each episode, at a session of its own server."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+from trailnotes.envs.workers.pool import EnvPool
+from trailnotes.gateway.requests import RequestRefused
+from trailnotes.gateway.session import Agent, Score, Session
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from trailnotes.config.schema import EnvConfig
+    from trailnotes.envs.workers.hosts import Host
+    from trailnotes.gateway.server import GatewayServer
+
+
+class GatewayPool:
+    """A lender of sessions, for the settings of ``env.name = "gateway"``; the server starts with the first lease.
+
+    Use it as a context manager, or call `close`.
+    """
+
+    def __init__(self, env: EnvConfig) -> None:
+        self._env = env
+        self._sessions: dict[str, Session] = {}
+        self._server: GatewayServer | None = None
+        self._scorer: Score | None = None
+        self._agent: Callable[..., Any] | None = None
+
+    @asynccontextmanager
+    async def lease(self) -> AsyncIterator[Session]:
+        """Lend a session, whose agent starts when it is reset, and ends with the lease.
+
+        Raises:
+            ConfigError: the agent or the scorer cannot be found.
+        """
+        self._open()
+        session = Session(secrets.token_urlsafe(24), self._env.timeout, self._start, self._scorer)
+        self._sessions[session.key] = session
+        try:
+            yield session
+        finally:
+            session.close()
+            del self._sessions[session.key]
+
+    def find(self, key: str, task: str = "") -> Session:  # noqa: ARG002 (a serving gateway uses it)
+        """Find the session of a running agent; see `Sessions.find`."""
+        if session := self._sessions.get(key):
+            return session
+        raise RequestRefused("there is no such session, or its episode is over", 404, "session_ended")
+
+    def close(self) -> None:
+        """Stop the server. A second call is harmless."""
+        if self._server:
+            self._server.stop()
+        self._server = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        if self._server:
+            return
+        from trailnotes.gateway.launch import import_function, load_scorer
+        from trailnotes.gateway.server import GatewayServer
+        from trailnotes.web.loopback import LOOPBACK
+        from trailnotes.web.serving import open_listener
+
+        options = self._env.options
+        self._scorer = load_scorer(options["scorer"]) if options.get("scorer") else None
+        self._agent = import_function("agent", options["agent"]) if options.get("agent") else None
+        self._server = GatewayServer(self, open_listener(LOOPBACK, 0))
+
+    def _start(self, session: Session) -> Agent:
+        from trailnotes.gateway.launch import AgentProcess, AgentThread
+
+        assert self._server is not None, "a lease has opened it"
+        url = f"{self._server.url}/sessions/{session.key}"
+        if self._agent:
+            return AgentThread(self._agent, session, url)
+        return AgentProcess(self._env.options["command"], session, url)
+
+
+def open_pool(env: EnvConfig, make_host: Callable[[int], Host] | None = None) -> EnvPool | GatewayPool:
+    """Open the pool of the configured environment; `make_host` as for `EnvPool`."""
+    return GatewayPool(env) if env.name == "gateway" else EnvPool(env, make_host=make_host)

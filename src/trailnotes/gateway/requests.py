@@ -1,0 +1,295 @@
+"""What agents ask and are answered: OpenAI's chat completions and responses, as conversations of a text model.
+
+A conversation is one system text, then turns of the user and the model in alternation. Whatever stands between two
+turns of the model (user messages, results of tools, later system messages) is one user turn. Tools are described in the
+system text, and calls are read from what the model writes, in the notation of Hermes and Qwen.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from trailnotes.types import Completion, Role, strip_thinking
+
+Json = dict[str, Any]
+Spoken = tuple[Role, str]
+TOOL_CALL: Final = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+_TOOLS: Final = (
+    "You can call functions. A call is one line, "
+    '<tool_call>{{"name": NAME, "arguments": {{...}}}}</tool_call>, and its result comes in the next turn. '
+    "The functions, one a line:\n{}"
+)
+_BEGINNING: Final = "(The conversation begins.)"  # in place of a user's turn before the model's first
+
+
+class RequestRefused(Exception):  # noqa: N818 (it is an answer)
+    """A request that cannot be answered, as OpenAI's API words it."""
+
+    def __init__(self, message: str, status: int = 400, code: str = "invalid_request") -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+    def to_json(self) -> Json:
+        """Return the body of the answer."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": str(self), "type": kind, "param": None, "code": self.code}}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """One request to the model."""
+
+    messages: tuple[Json, ...]  # as chat completions have them
+    tools: tuple[Json, ...] = ()
+    stop: tuple[str, ...] = ()  # cuts the answer, not what is sampled
+    stream: bool = False
+
+
+def parse_chat_call(body: Mapping[str, Any], models: Sequence[str]) -> ModelCall:
+    """Parse the body of a chat completion.
+
+    Raises:
+        RequestRefused: it asks for another model, or for what a text model cannot do.
+    """
+    _refuse_unsupported(body, models)
+    stop = body.get("stop") or ()
+    tools = body.get("tools") or () if body.get("tool_choice") != "none" else ()
+    call = ModelCall(
+        tuple(_require(list, body, "messages")), tuple(tools),
+        (stop,) if isinstance(stop, str) else tuple(stop), bool(body.get("stream")),
+    )  # fmt: skip
+    if not all(isinstance(each, dict) for each in (*call.messages, *call.tools)):
+        raise RequestRefused("messages and tools must be lists of objects")
+    if not all(isinstance(each, str) and each for each in call.stop):
+        raise RequestRefused("stop must be texts")
+    return call
+
+
+def parse_responses_call(body: Mapping[str, Any], models: Sequence[str]) -> ModelCall:
+    """Parse the body of a response, where it is a conversation of texts and calls of functions.
+
+    Raises:
+        RequestRefused: as `parse_chat_call`, or it is streamed or continues a stored response.
+    """
+    _refuse_unsupported(body, models)
+    for name in ("stream", "previous_response_id", "conversation", "background"):
+        if body.get(name):
+            raise RequestRefused(f"{name} is not supported here: send the whole input, or use chat completions")
+    messages = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
+    messages += _read_items(body.get("input") or [])
+    tools = [{"function": tool} for tool in body.get("tools") or () if tool.get("type") == "function"]
+    if len(tools) < len(body.get("tools") or ()):
+        raise RequestRefused("tools must be functions: no other runs here")
+    return ModelCall(tuple(messages), tuple(tools))
+
+
+def _read_items(given: str | list[Any]) -> list[Json]:
+    """Read the items of a response's input as messages of chat completions."""
+    messages: list[Json] = []
+    for item in [{"role": "user", "content": given}] if isinstance(given, str) else given:
+        kind = item.get("type", "message") if isinstance(item, dict) else None
+        if kind == "message":
+            messages.append({"role": item.get("role"), "content": item.get("content")})
+        elif kind == "function_call":
+            call = {"id": item.get("call_id"), "function": {k: item.get(k) for k in ("name", "arguments")}}
+            if messages and messages[-1].get("tool_calls"):
+                messages[-1]["tool_calls"].append(call)
+            else:
+                messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        elif kind == "function_call_output":
+            messages.append({"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")})
+        elif kind != "reasoning":
+            raise RequestRefused(f"an item of type {kind!r} is not supported: messages and function calls are")
+    return messages
+
+
+def _refuse_unsupported(body: Mapping[str, Any], models: Sequence[str]) -> None:
+    if body.get("model") not in {*models, None}:
+        known = " or ".join(map(repr, models))
+        raise RequestRefused(f"there is no model {body.get('model')!r} here: ask for {known}", 404, "model_not_found")
+    if body.get("n") not in {None, 1}:
+        raise RequestRefused("n must be 1: each answer is an action of one episode")
+    if body.get("logprobs"):
+        raise RequestRefused("logprobs are kept for training and not sent")
+    kind = (body.get("response_format") or (body.get("text") or {}).get("format") or {}).get("type", "text")
+    if kind != "text":
+        raise RequestRefused(f"response_format {kind!r} cannot be enforced here: ask for it in words")
+
+
+def _require(kind: type, body: Mapping[str, Any], name: str) -> Any:
+    if not isinstance(value := body.get(name), kind) or not value:
+        raise RequestRefused(f"{name} must be a {kind.__name__} that is not empty")
+    return value
+
+
+# -- conversations
+
+
+def render_conversation(call: ModelCall, sampled: Mapping[str, str]) -> list[Spoken]:
+    """Render a request as a conversation that ends with the user.
+
+    Args:
+        call: the request.
+        sampled: what the model has said, by `identify` of the message that the agent was sent.
+
+    Raises:
+        RequestRefused: a message is no text, or the last one is the assistant's.
+    """
+    head, turns = "", list[Spoken]()
+    for message in call.messages:
+        role = message.get("role")
+        text = _read_text(message.get("content"))
+        if role == "assistant":
+            _append(turns, "assistant", sampled.get(identify(message)) or _render_assistant(message, text))
+        elif role in {"system", "developer"} and not turns:
+            head = f"{head}\n\n{text}" if head else text
+        elif role in {"system", "developer", "user"}:
+            _append(turns, "user", text if role == "user" else f"System: {text}")
+        elif role in {"tool", "function"}:
+            _append(turns, "user", f"<tool_response>\n{text}\n</tool_response>")
+        else:
+            raise RequestRefused(f"a message has the role {role!r}: use system, user, assistant or tool")
+    if not turns or turns[-1][0] != "user":
+        raise RequestRefused("the last message must be the user's or a tool's")
+    if turns[0][0] != "user":
+        turns.insert(0, ("user", _BEGINNING))
+    if call.tools:
+        lines = (json.dumps(tool.get("function"), ensure_ascii=False, sort_keys=True) for tool in call.tools)
+        head = f"{head}\n\n{_TOOLS.format(chr(10).join(lines))}".strip()
+    return [("system", head), *turns] if head else turns
+
+
+def identify(message: Mapping[str, Any]) -> str:
+    """Return what an assistant's message is known by when it comes back: the ids of its calls, else its text."""
+    if calls := message.get("tool_calls"):
+        return "\n".join(str(call.get("id")) for call in calls if isinstance(call, dict))
+    return _read_text(message.get("content")).strip()
+
+
+def _append(turns: list[Spoken], role: Role, text: str) -> None:
+    if turns and turns[-1][0] == role:
+        text = f"{turns.pop()[1]}\n{text}"
+    turns.append((role, text))
+
+
+def _render_assistant(message: Mapping[str, Any], text: str) -> str:
+    calls = [call.get("function") or {} for call in message.get("tool_calls") or () if isinstance(call, dict)]
+    lines = []
+    for function in calls:
+        arguments = _load_json(str(function.get("arguments") or "{}"), {})
+        call = json.dumps({"name": function.get("name"), "arguments": arguments}, ensure_ascii=False)
+        lines.append(f"<tool_call>{call}</tool_call>")
+    return "\n".join([text, *lines] if text else lines)
+
+
+def _read_text(content: object) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content if isinstance(content, list) else [content]:
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        if not isinstance(part, dict) or kind not in {"text", "input_text", "output_text", "refusal"}:
+            raise RequestRefused(f"content of type {kind!r} cannot be read: the model reads text alone")
+        texts.append(str(part.get("text", part.get("refusal", ""))))
+    return "\n".join(texts)
+
+
+def _load_json(text: str, default: Any) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return default
+
+
+# -- answers
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReply:
+    """What the agent is sent of a completion."""
+
+    id: str
+    model: str
+    created: int
+    content: str
+    calls: tuple[Json, ...]  # of functions, as chat completions have them
+    finish_reason: str
+    usage: tuple[int, int]  # tokens read, tips included, and sampled
+
+    @property
+    def message(self) -> Json:
+        """Return the assistant's message."""
+        said: Json = {"role": "assistant", "content": self.content or (None if self.calls else "")}
+        return {**said, "tool_calls": list(self.calls)} if self.calls else said
+
+
+def make_reply(call: ModelCall, completion: Completion, model: str) -> ModelReply:
+    """Make the answer to `call`: without thinking, cut at its stop strings, with its calls of functions apart."""
+    text = strip_thinking(completion.text)
+    text = text[: min((place for stop in call.stop if (place := text.find(stop)) >= 0), default=len(text))]
+    calls = []
+    for match in TOOL_CALL.finditer(text) if call.tools else ():
+        said = _load_json(match[1], None)
+        if isinstance(said, dict) and isinstance(said.get("name"), str):
+            function = {"name": said["name"], "arguments": json.dumps(said.get("arguments", {}), ensure_ascii=False)}
+            calls.append({"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function})
+    if calls:
+        text = text[: text.index("<tool_call>")].strip()
+    return ModelReply(
+        f"chatcmpl-{uuid.uuid4().hex}", model, int(time.time()), text, tuple(calls),
+        "tool_calls" if calls else completion.finish_reason, (completion.num_prompt_tokens, completion.num_tokens),
+    )  # fmt: skip
+
+
+def build_chat_answer(reply: ModelReply) -> Json:
+    """Build the body of a chat completion."""
+    choice = {"index": 0, "message": reply.message, "finish_reason": reply.finish_reason, "logprobs": None}
+    head = {"id": reply.id, "object": "chat.completion", "created": reply.created, "model": reply.model}
+    read, said = reply.usage
+    usage = {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said}
+    return {**head, "choices": [choice], "usage": usage}
+
+
+def iter_chat_events(reply: ModelReply) -> Iterator[str]:
+    """Yield the server-sent events of a streamed chat completion, which is sampled before the first of them."""
+    whole = build_chat_answer(reply)
+    calls = [{"index": index, **call} for index, call in enumerate(reply.calls)]
+    delta = {**reply.message, **({"tool_calls": calls} if calls else {})}
+    head = {**{name: whole[name] for name in ("id", "created", "model")}, "object": "chat.completion.chunk"}
+    for said, reason, usage in ((delta, None, None), ({}, reply.finish_reason, whole["usage"])):
+        choice = {"index": 0, "delta": said, "finish_reason": reason, "logprobs": None}
+        yield f"data: {json.dumps({**head, 'choices': [choice], 'usage': usage})}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+def build_responses_answer(reply: ModelReply) -> Json:
+    """Build the body of a response."""
+    output: list[Json] = []
+    if reply.content or not reply.calls:
+        part = {"type": "output_text", "text": reply.content, "annotations": []}
+        output.append({"type": "message", "id": f"msg_{reply.id}", "role": "assistant", "status": "completed",
+                       "content": [part]})  # fmt: skip
+    output += [
+        {"type": "function_call", "id": f"fc_{call['id']}", "call_id": call["id"], "status": "completed",
+         **cast("Json", call["function"])}
+        for call in reply.calls
+    ]  # fmt: skip
+    read, said = reply.usage
+    usage = {
+        "input_tokens": read, "output_tokens": said, "total_tokens": read + said,
+        "input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0},
+    }  # fmt: skip
+    return {
+        "id": f"resp_{reply.id}", "object": "response", "created_at": reply.created, "model": reply.model,
+        "status": "incomplete" if reply.finish_reason == "length" else "completed", "output": output,
+        "error": None, "incomplete_details": None, "instructions": None, "metadata": {}, "temperature": None,
+        "top_p": None, "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "usage": usage,
+    }  # fmt: skip

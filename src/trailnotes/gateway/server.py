@@ -1,0 +1,187 @@
+"""The web server of a gateway: the model's address for agents, one session by path or header."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from trailnotes.gateway.requests import (
+    ModelCall,
+    ModelReply,
+    RequestRefused,
+    build_chat_answer,
+    build_responses_answer,
+    iter_chat_events,
+    parse_chat_call,
+    parse_responses_call,
+)
+from trailnotes.gateway.session import MODEL, Session, parse_report
+from trailnotes.storage.records import task_to_json
+from trailnotes.web.guard import LOOPBACK_NAMES, BearerMiddleware, SecurityMiddleware
+from trailnotes.web.serving import build_server_config, format_host, format_url
+
+if TYPE_CHECKING:
+    import socket
+
+T = TypeVar("T")
+Handler = Callable[[Request], Awaitable[Response]]
+MODELS: Final = (MODEL,)
+MAX_BODY_BYTES: Final = 4 * 1024 * 1024  # of a request: several times what the longest context holds
+BODY_TIMEOUT_S: Final = 20.0
+HEADER: Final = "x-trailnotes-session"
+TASK_HEADER: Final = "x-trailnotes-task"
+
+
+class Sessions(Protocol):
+    """The sessions of a gateway."""
+
+    def find(self, key: str, task: str = "") -> Session:
+        """Find a session; a gateway that is open to all begins one of `task` if there is none.
+
+        Raises:
+            RequestRefused: there is no such session, or no room for one more.
+        """
+        ...
+
+
+class GatewayServer:
+    """Serves `sessions` in a thread of its own until it is stopped.
+
+    `token` is asked of every request, "" asks none; `public` answers to any host name.
+    """
+
+    def __init__(self, sessions: Sessions, door: socket.socket, *, token: str = "", public: bool = False) -> None:
+        self.url, self._door = format_url(door), door
+        names = None if public else LOOPBACK_NAMES | {format_host(door)}
+        layers = [Middleware(SecurityMiddleware, names=names, refuse=_refuse)]
+        layers += [Middleware(BearerMiddleware, token=token, refuse=_refuse)] if token else []
+        self._server = uvicorn.Server(build_server_config(Starlette(routes=_Site(sessions).routes, middleware=layers)))
+        self._thread = threading.Thread(target=self._server.run, args=([door],), name="gateway", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop answering; a second call is harmless."""
+        self._server.should_exit = True
+        self._thread.join()
+        self._door.close()
+
+
+def _refuse(status: int, text: str) -> Response:
+    return JSONResponse(RequestRefused(text, status).to_json(), status)
+
+
+class _Site:
+    """The pages of a gateway."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+
+    @property
+    def routes(self) -> list[Route]:
+        table: list[tuple[str, str, Handler]] = [
+            ("POST", "/sessions", self.open),
+            ("GET", "/sessions/{session}", self.show),
+            ("POST", "/sessions/{session}/report", self.report),
+        ]
+        for prefix in ("", "/sessions/{session}"):
+            table += [
+                ("POST", f"{prefix}/v1/chat/completions", self.chat),
+                ("POST", f"{prefix}/v1/responses", self.respond),
+                ("GET", f"{prefix}/v1/models", self.list_models),
+            ]
+        return [Route(path, _answering(handler), methods=[method]) for method, path, handler in table]
+
+    async def chat(self, request: Request) -> Response:
+        call = parse_chat_call(await _read_json(request), MODELS)
+        reply = await self._ask(request, call)
+        if call.stream:
+            return StreamingResponse(iter_chat_events(reply), media_type="text/event-stream")
+        return JSONResponse(build_chat_answer(reply))
+
+    async def respond(self, request: Request) -> Response:
+        call = parse_responses_call(await _read_json(request), MODELS)
+        return JSONResponse(build_responses_answer(await self._ask(request, call)))
+
+    async def _ask(self, request: Request, call: ModelCall) -> ModelReply:
+        again = request.headers.get("x-stainless-retry-count", "0") != "0"
+        session = self._find(request)
+        return await _in_loop_of(session, session.ask(call, again=again))
+
+    async def open(self, request: Request) -> Response:
+        task = (await _read_json(request)).get("task")
+        if not isinstance(task, str) or not task:
+            raise RequestRefused('a session needs a task: send {"task": "ID"}')
+        session = self._sessions.find("", task)
+        return JSONResponse({"session": session.key, "path": f"/sessions/{session.key}"})
+
+    async def show(self, request: Request) -> Response:
+        return JSONResponse(task_to_json(self._find(request).task))
+
+    async def report(self, request: Request) -> Response:
+        said, session = parse_report(await _read_json(request)), self._find(request)
+
+        async def take() -> None:
+            session.report(said)
+
+        await _in_loop_of(session, take())
+        return JSONResponse({"done": said.done})
+
+    async def list_models(self, _request: Request) -> Response:
+        listed = [{"id": name, "object": "model", "created": 0, "owned_by": "trailnotes"} for name in MODELS]
+        return JSONResponse({"object": "list", "data": listed})
+
+    def _find(self, request: Request) -> Session:
+        key = request.path_params.get("session") or request.headers.get(HEADER, "")
+        if not key:
+            raise RequestRefused(f"which session? Name it in the header {HEADER}, or use /sessions/NAME/v1", 404)
+        return self._sessions.find(key, request.headers.get(TASK_HEADER, ""))
+
+
+def _answering(handler: Handler) -> Handler:
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except RequestRefused as refusal:
+            return JSONResponse(refusal.to_json(), refusal.status)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
+
+    return answer
+
+
+async def _read_json(request: Request) -> dict[str, Any]:
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    raise RequestRefused(f"a request has at most {MAX_BODY_BYTES:,} bytes", 413, "too_large")
+    except TimeoutError:
+        raise RequestRefused("the request did not arrive in time", 408) from None
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        raise RequestRefused("the body is no JSON") from None
+    if not isinstance(value, dict):
+        raise RequestRefused("the body must be a JSON object")
+    return value
+
+
+async def _in_loop_of(session: Session, work: Coroutine[Any, Any, T]) -> T:
+    """Await `work` in the event loop of the run, which is another thread's."""
+    try:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, session.loop))
+    except (RuntimeError, asyncio.CancelledError):  # the loop is closed, or its tasks are cancelled
+        work.close()
+        raise RequestRefused("the run has ended", 503, "run_ended") from None

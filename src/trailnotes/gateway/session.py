@@ -1,0 +1,223 @@
+"""One session of a foreign agent: seen from the run an environment, whose observations are the agent's requests."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+from trailnotes.errors import EnvError
+from trailnotes.gateway.requests import ModelCall, ModelReply, RequestRefused, Spoken, identify, make_reply
+from trailnotes.gateway.requests import render_conversation as render
+from trailnotes.types import Completion, Observation, Task
+
+MODEL: Final = "trailnotes"  # the name that agents ask for
+MAX_WAITING: Final = 64  # requests of one session that wait at a time
+MAX_REPORT_CHARS: Final = 32_768  # of the text of a report
+_OVER: Final = "the episode is over: rollout.max_steps is reached, or the conversation fills the context"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What an agent, or a scorer, says of how it went."""
+
+    score: float | None = None  # so far; None: as before
+    success: bool | None = None  # None: whether the highest score is reached
+    max_score: float = 1.0
+    reward: float | None = None  # for what was done since the last report; None: the gain in score
+    text: str = ""  # what there was to see at the end
+    done: bool = True
+    truncated: bool = False  # cut off from outside, e.g. by a step limit of the agent's own
+
+    def __post_init__(self) -> None:
+        numbers = [each for each in (self.score, self.reward, self.max_score) if each is not None]
+        if not all(math.isfinite(number) for number in numbers):
+            raise RequestRefused("score, reward and max_score must be finite numbers")
+
+
+def parse_report(body: Mapping[str, Any]) -> Report:
+    """Parse a report. Raises `RequestRefused` for a field that is none or of another type."""
+    kinds: dict[str, tuple[type, ...]] = {
+        **dict.fromkeys(("score", "max_score", "reward"), (int, float)),
+        **dict.fromkeys(("success", "done", "truncated"), (bool,)), "text": (str,),
+    }  # fmt: skip
+    given = {name: value for name, value in body.items() if value is not None}
+    for name, value in given.items():
+        if name not in kinds:
+            raise RequestRefused(f"a report has {', '.join(kinds)}, not {name[:40]!r}")
+        if not isinstance(value, kinds[name]) or (isinstance(value, bool) and bool not in kinds[name]):
+            raise RequestRefused(f"{name} of a report must be {kinds[name][-1].__name__}, got {str(value)[:40]!r}")
+    if "text" in given:
+        given["text"] = given["text"][:MAX_REPORT_CHARS]
+    return Report(**given)
+
+
+class Agent(Protocol):
+    """A running agent, which its session ends."""
+
+    def stop(self) -> None:
+        """End it, soon if it has reported, else now."""
+        ...
+
+
+StartAgent = Callable[["Session"], Agent | None]
+Score = Callable[[Task, list[dict[str, str]]], Any]
+
+
+class Session:
+    """An episode of one agent. All methods run in the event loop of the run, but for `task` and `key`.
+
+    The run calls `reset` and `answer`; the server calls `ask` and `report` for the agent, and the launcher `end` when
+    the agent has ended. Requests that come at once are answered one after the other.
+
+    Args:
+        key: names the session in addresses.
+        timeout: seconds to the first request, and from each answer to the next request or report.
+        start: starts the agent on `reset`; None: it comes by itself.
+        scorer: scores the episode when it has ended, whatever the agent reports; it runs in a thread.
+    """
+
+    def __init__(self, key: str, timeout: float, start: StartAgent | None = None, scorer: Score | None = None) -> None:
+        self.key, self.task = key, Task(key, "gateway")
+        self.loop = asyncio.get_running_loop()
+        self.num_answered = 0
+        self._timeout, self._start, self._scorer = timeout, start, scorer
+        self._agent: Agent | None = None
+        self._waiting: asyncio.Queue[tuple[tuple[Spoken, ...], asyncio.Future[Completion]] | None] = asyncio.Queue()
+        self._now: asyncio.Future[Completion] | None = None  # the request that the run answers
+        self._asked: dict[tuple[Spoken, ...], asyncio.Future[Completion]] = {}
+        self._said: list[Spoken] = []  # the newest conversation, with its answer
+        self._sampled: dict[str, str] = {}  # what the model said, by `identify`
+        self._reward, self._report, self._failure, self._over = 0.0, Report(done=False), "", False
+
+    # the agent's side
+
+    async def ask(self, call: ModelCall, *, again: bool = False) -> ModelReply:
+        """Have the run answer a request; `again`: the client repeats one whose answer it may have missed.
+
+        Raises:
+            RequestRefused: the conversation is none, or the episode is over.
+        """
+        said = tuple(render(call, self._sampled))
+        self._require_live()
+        future = self._asked.get(said) if again else None
+        if future is None:
+            if self._waiting.qsize() >= MAX_WAITING:
+                raise RequestRefused(f"{MAX_WAITING} requests of this session wait already", 429, "too_many_requests")
+            future = self._asked[said] = self.loop.create_future()
+            self._waiting.put_nowait((said, future))
+        completion = await asyncio.shield(future)
+        reply = make_reply(call, completion, MODEL)
+        self._sampled[identify(reply.message)] = completion.text
+        return reply
+
+    def report(self, report: Report) -> None:
+        """Take a report; the first that is `done` ends the episode.
+
+        Raises:
+            RequestRefused: the episode is over.
+        """
+        self._require_live()
+        before = self._report.score or 0.0
+        score = before if report.score is None else report.score
+        self._reward += score - before if report.reward is None else report.reward
+        reached = report.success if report.success is not None else score >= report.max_score > 0
+        self._report = replace(report, score=score, success=reached)
+        if report.done:
+            self._finish()
+
+    def end(self, failure: str = "") -> None:
+        """Say that the agent has ended, and what it failed of; after a report that counts for nothing."""
+        if not self._over:
+            self._failure = failure
+            self._finish()
+
+    def _finish(self) -> None:
+        self._over = True
+        self._waiting.put_nowait(None)
+
+    def _require_live(self) -> None:
+        if self._over:
+            raise RequestRefused("this session has reported its end", 409, "session_ended")
+
+    # the run's side
+
+    async def reset(self, task: Task) -> Observation:
+        """Start the agent on `task`, and wait for its first request. Raises `EnvError` where none comes."""
+        self.task = task
+        self._agent = self._start(self) if self._start else None
+        return await self._observe()
+
+    async def answer(self, completion: Completion) -> Observation:
+        """Answer the request, and wait for the next one or for the end. Raises `EnvError` where the agent fails."""
+        assert self._now is not None, "a request is answered once"
+        self._said.append(("assistant", completion.text))
+        self.num_answered += 1
+        self._now.set_result(completion)
+        self._now = None
+        return await self._observe()
+
+    async def step(self, action: str) -> Observation:
+        """Answer with a text that no model sampled."""
+        return await self.answer(Completion((), (), (), action))
+
+    def close(self) -> None:
+        """Refuse what is still asked, and end the agent."""
+        self._over = True
+        waiting = [self._now] if self._now else []
+        while not self._waiting.empty():
+            waiting += [item[1]] if (item := self._waiting.get_nowait()) else []
+        for future in waiting:
+            if not future.done():
+                future.set_exception(RequestRefused(_OVER, 400, "episode_over"))
+                future.exception()  # the agent may be gone, and nobody else fetches it
+        if self._agent is not None:
+            self._agent.stop()
+
+    async def _observe(self) -> Observation:
+        try:
+            asked = await asyncio.wait_for(self._waiting.get(), self._timeout)
+        except TimeoutError:
+            if not self.num_answered:
+                raise EnvError(f"the agent asked for nothing within env.timeout = {self._timeout:g} s") from None
+            return self._make_observation(text="", truncated=True)
+        if asked is None:
+            return await self._observe_end()
+        said, self._now = asked
+        kept = 0
+        while kept < min(len(said) - 1, len(self._said)) and said[kept] == self._said[kept]:
+            kept += 1
+        self._said = list(said)
+        request = {"kept": kept, "messages": [list(message) for message in said[kept:]]}
+        return self._make_observation(text=said[-1][1], request=request)
+
+    async def _observe_end(self) -> Observation:
+        if self._failure:
+            raise EnvError(self._failure)
+        if not self.num_answered:
+            raise EnvError("the agent ended without one request to the model: is it given the address of its session?")
+        if self._scorer is not None:
+            messages = [{"role": role, "content": text} for role, text in self._said]
+            said = await asyncio.to_thread(self._scorer, self.task, messages)
+            scored = parse_report(said if isinstance(said, Mapping) else {"score": float(said)})
+            self._reward += (scored.score or 0.0) - (self._report.score or 0.0)
+            reached = scored.success if scored.success is not None else (scored.score or 0.0) >= scored.max_score
+            text, truncated = scored.text or self._report.text, self._report.truncated
+            self._report = replace(scored, success=reached, text=text, truncated=truncated)
+        elif self._report.score is None or not self._report.done:
+            raise EnvError(
+                "the agent ended without a report: call trailnotes.session().report(score=...), or set "
+                "env.options.scorer"
+            )
+        cut = self._report.truncated
+        return self._make_observation(text=self._report.text, terminated=not cut, truncated=cut)
+
+    def _make_observation(self, **facts: Any) -> Observation:
+        reward, self._reward = self._reward, 0.0
+        report, done = self._report, "request" not in facts
+        return Observation(
+            reward=reward, score=report.score or 0.0, max_score=report.max_score,
+            success=bool(report.success) and done, **facts,
+        )  # fmt: skip

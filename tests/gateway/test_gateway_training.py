@@ -1,0 +1,50 @@
+"""An agent behind the gateway is trained as an environment of ours with the same turns is, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents import OPTIONS, write_tasks
+from tinyrun import equal_weights, metrics, tip_rows, tiny_config, train_in_process
+from trailnotes.learner.learner import Learner
+from trailnotes.types import Sample
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> list[list[Sample]]:
+    """All training rows, one list for each update."""
+    seen: list[list[Sample]] = []
+    update = Learner.update
+
+    def watched(self: Learner, samples: Sequence[Sample], **facts: Any) -> dict[str, float]:
+        seen.append(list(samples))
+        return update(self, samples, **facts)
+
+    monkeypatch.setattr(Learner, "update", watched)
+    return seen
+
+
+@pytest.mark.parametrize("algorithm", [{"name": "grpo"}, {"mode_unit": "group"}, {"anchor_tips": 0.5}])
+def test_an_agent_of_the_openai_client_gives_the_rows_of_our_own_environment(
+    start_model: Path, tmp_path: Path, rows: list[list[Sample]], algorithm: dict[str, Any]
+) -> None:
+    own = {"name": "agents:Folded", "options": dict(OPTIONS)}
+    agent = {
+        "name": "gateway",
+        "options": {"tasks": str(write_tasks(tmp_path / "tasks.jsonl")), "agent": "agents:play"},
+    }
+    for place, env in (("own", own), ("agent", agent)):
+        config = tiny_config(start_model, env=env, algorithm=algorithm, run={"name": "same"})
+        train_in_process(config, tmp_path / place)
+    half = len(rows) // 2
+    assert half == 3
+    assert rows[:half] == rows[half:]
+    assert any(sample.off_policy for update in rows for sample in update) == (algorithm.get("name") != "grpo")
+    assert equal_weights(tmp_path / "own", tmp_path / "agent")
+    assert metrics(tmp_path / "own") == metrics(tmp_path / "agent")
+    if algorithm.get("name") != "grpo":
+        assert tip_rows(tmp_path / "own") == tip_rows(tmp_path / "agent") != []
