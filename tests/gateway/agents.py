@@ -42,7 +42,9 @@ def play(session: AgentSession) -> None:
     """Play one game as any program with the client of OpenAI would."""
     env = make_env("agents:Folded", **OPTIONS)
     said = session.task
-    task = Task(said["id"], "agents:Folded", said["seed"], said.get("split", "train"), said["options"]["game"], said["family"])
+    task = Task(
+        said["id"], "agents:Folded", said["seed"], said.get("split", "train"), said["options"]["game"], said["family"]
+    )
     observation = env.reset(task)
     messages: list[Any] = []
     with openai.OpenAI(base_url=session.base_url, api_key=session.api_key) as client:

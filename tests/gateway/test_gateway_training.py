@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from agents import OPTIONS, write_tasks
-from tinyrun import equal_weights, metrics, tip_rows, tiny_config, train_in_process
+
+from tinyrun import equal_weights, metrics, tiny_config, tip_rows, train_in_process
 from trailnotes.learner.learner import Learner
 from trailnotes.types import Sample
 
@@ -28,7 +28,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[list[Sample]]:
     return seen
 
 
-@pytest.mark.parametrize("algorithm", [{"name": "grpo"}, {"mode_unit": "group"}, {"anchor_tips": 0.5}])
+@pytest.mark.parametrize("algorithm", [{"name": "grpo"}, {"mode_unit": "iteration"}, {"anchor_tips": 0.5}])
 def test_an_agent_of_the_openai_client_gives_the_rows_of_our_own_environment(
     start_model: Path, tmp_path: Path, rows: list[list[Sample]], algorithm: dict[str, Any]
 ) -> None:

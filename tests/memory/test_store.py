@@ -182,7 +182,7 @@ def test_damage_is_named_with_the_way_out(memory: TipMemory, path: Path) -> None
         "cut in a page": whole[:-1000],
         "a few bytes": whole[:50],
         "text": b"these are my notes\n" * 1000,
-        "a page of noise": whole[: 20 * 4096] + bytes(range(256)) * 16 + whole[21 * 4096 :],
+        "a page of noise": whole[: 23 * 4096] + bytes(range(256)) * 16 + whole[24 * 4096 :],
     }
     for name, content in damaged.items():
         path.write_bytes(content)
@@ -201,7 +201,7 @@ def test_damage_in_a_large_file_is_named_when_it_is_read(memory: TipMemory, path
         assert other.stats()["tips"] == 300
     memory.close()
     whole = path.read_bytes()
-    path.write_bytes(whole[: 20 * 4096] + bytes(range(256)) * 16 + whole[21 * 4096 :])
+    path.write_bytes(whole[: 23 * 4096] + bytes(range(256)) * 16 + whole[24 * 4096 :])
     with (
         open_memory(path, ANY) as damaged,
         pytest.raises(MemoryStoreError, match=r"memory\.db.*restore the memory\.db of the last checkpoint"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.memory import TipMemory, open_memory
-from trailnotes.memory.retrieval import BM25Index, fuse_reciprocal_ranks
+from trailnotes.memory.retrieval import BM25Index, Doubles, Ints, fuse_reciprocal_ranks
 from trailnotes.types import Tip
 
 KEYS = {"a": "red door red", "b": "red gate", "c": "blue gate by the sea", "d": "nothing"}
@@ -31,16 +32,32 @@ def found(memory: TipMemory, query: str, top_k: int = 9) -> list[str]:
     return tips
 
 
+def scores_of(texts: Sequence[str], query: str) -> Doubles:
+    index = BM25Index()
+    index.replace((), dict(enumerate(texts)))
+    return index.score(query, np.arange(len(texts)))
+
+
 def test_bm25_by_hand() -> None:
     # N = 3, lengths 3, 2, 1, mean 2. red: n = 2, idf = ln(1 + 1.5/2.5); door: n = 1, idf = ln(1 + 2.5/1.5)
-    index = BM25Index(["Red door, red!", "red gate", "gate"])
+    texts = ["Red door, red!", "red gate", "gate"]
     red, door = math.log(1.6), math.log(8 / 3)
     first = red * 2 / (2 + 1.2 * (0.25 + 0.75 * 1.5)) + door * 1 / (1 + 1.2 * (0.25 + 0.75 * 1.5))
     second = red * 1 / (1 + 1.2 * (0.25 + 0.75))
-    assert index.score("a red, red door").tolist() == pytest.approx([first, second, 0.0])
-    assert index.score("sea").tolist() == [0.0] * 3
-    assert BM25Index([]).score("red").tolist() == []
-    assert BM25Index(["", "?"]).score("red").tolist() == [0.0] * 2
+    assert scores_of(texts, "a red, red door").tolist() == pytest.approx([first, second, 0.0])
+    assert scores_of(texts, "sea").tolist() == [0.0] * 3
+    assert scores_of([], "red").tolist() == []
+    assert scores_of(["", "?"], "red").tolist() == [0.0] * 2
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.text("ab c", max_size=8)), max_size=12), st.data())
+def test_an_index_that_was_changed_scores_as_one_made_anew(writes: list[tuple[int, str]], data: st.DataObject) -> None:
+    index, texts = BM25Index(), dict[int, str]()
+    for number, text in writes:
+        gone = data.draw(st.sets(st.sampled_from([*texts, 9]), max_size=2))
+        texts = {name: text for name, text in texts.items() if name not in gone} | {number: text}
+        index.replace(gone, {number: text})
+    assert index.score("a b c", np.array([*texts], int)).tolist() == scores_of([*texts.values()], "a b c").tolist()
 
 
 def test_reciprocal_ranks_by_hand() -> None:
@@ -54,8 +71,8 @@ def test_reciprocal_ranks_by_hand() -> None:
     st.lists(st.lists(st.sampled_from("abcdef"), max_size=6), min_size=1, max_size=8), st.sets(st.sampled_from("abg"))
 )
 def test_only_a_shared_word_counts_and_one_more_never_hurts(texts: list[list[str]], query: set[str]) -> None:
-    index = BM25Index([" ".join(text) for text in texts])
-    scores, more = index.score(" ".join(query)), index.score(" ".join(query | {"c"}))
+    lines = [" ".join(text) for text in texts]
+    scores, more = scores_of(lines, " ".join(query)), scores_of(lines, " ".join(query | {"c"}))
     assert [score > 0 for score in scores] == [bool(query & set(text)) for text in texts]
     assert (more >= scores).all()
 
@@ -88,10 +105,11 @@ def test_words_follow_what_is_written() -> None:
 def test_the_event_loop_goes_on_while_words_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on = threading.Event()
 
-    class Waiting(BM25Index):
-        def scores(self, query: str) -> np.ndarray:
-            assert goes_on.wait(10), "the loop was held up"
-            return super().scores(query)
+    score = BM25Index.score
+
+    def wait(self: BM25Index, query: str, numbers: Ints) -> Doubles:
+        assert goes_on.wait(10), "the loop was held up"
+        return score(self, query, numbers)
 
     async def search(memory: TipMemory) -> list[Tip]:
         searching = asyncio.ensure_future(memory.search_async("task", "red", 9))
@@ -99,7 +117,7 @@ def test_the_event_loop_goes_on_while_words_are_counted(monkeypatch: pytest.Monk
         goes_on.set()
         return await searching
 
-    monkeypatch.setattr("trailnotes.memory.store.BM25Index", Waiting)
+    monkeypatch.setattr(BM25Index, "score", wait)
     with memory_of(KEYS, retrieval="hybrid", order=("similarity",)) as memory:
         assert {tip.text for tip in asyncio.run(search(memory))} == {*KEYS}
 

@@ -140,3 +140,11 @@ CREATE INDEX tips_by_use ON tips (namespace, shown, age) WHERE enabled
 CREATE INDEX tips_by_worth ON tips (namespace, gained / (4.0 + compared), age) WHERE enabled
 
 CREATE INDEX tips_by_retirement ON tips (retired_at) WHERE retired_at > 0
+
+-- version 8
+-- Attempts outside our loop: the tips that they were shown (ids in JSON), and what they earned once they have reported.
+CREATE TABLE attempts (
+    number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, namespace TEXT NOT NULL, tips TEXT NOT NULL, earned REAL
+)
+
+CREATE INDEX attempts_by_task ON attempts (namespace, number) WHERE earned IS NOT NULL

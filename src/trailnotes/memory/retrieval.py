@@ -12,7 +12,7 @@ import threading
 import unicodedata
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -321,31 +321,52 @@ class ExactIndex:
 
 
 class BM25Index:
-    """BM25 over some thousand texts, rebuilt whenever they change.
+    """BM25 over texts by number, which come and go one by one; callable from any thread.
 
     score(t) = sum over the query's distinct words w of idf(w) * f / (f + K1 * (1 - B + B * |t| / mean |t|)), f the
     count of w in t, idf(w) = ln(1 + (N - n + 1/2) / (n + 1/2)), n of the N texts hold w (Robertson and Zaragoza 2009,
     doi 10.1561/1500000019, in Lucene's form).
     """
 
-    def __init__(self, texts: Sequence[str]) -> None:
-        counted = [Counter(split_words(text)) for text in texts]
-        lengths = np.array([count.total() for count in counted], float)
-        self._damping = K1 * (1 - B + B * lengths / (lengths.mean() or 1.0)) if texts else lengths
-        found: dict[str, list[tuple[int, int]]] = {}
-        for row, count in enumerate(counted):
-            for word, number in count.items():
-                found.setdefault(word, []).append((row, number))
-        self._holders = {word: np.array(places) for word, places in found.items()}
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._words: dict[int, Counter[str]] = {}
+        self._holders: dict[str, dict[int, int]] = {}  # word -> number of a text -> count
+        self._lengths: dict[int, int] = {}
 
-    def score(self, query: str) -> Doubles:
-        """Score all texts: float64 (N,); 0 where no word is shared."""
-        total = np.zeros(len(self._damping))
-        for word in sorted(set(split_words(query)) & self._holders.keys()):
-            rows, counts = self._holders[word].T
-            idf = np.log1p((len(total) - len(rows) + 0.5) / (len(rows) + 0.5))
-            total[rows] += idf * counts / (counts + self._damping[rows])
-        return total
+    def replace(self, gone: Iterable[int], texts: Mapping[int, str]) -> None:
+        """Remove the texts `gone`, and add or replace `texts`."""
+        with self._lock:
+            for number in [*gone, *texts]:
+                for word in self._words.get(number, ()):
+                    del self._holders[word][number]
+                    if not self._holders[word]:
+                        del self._holders[word]
+                self._words.pop(number, None)
+                self._lengths.pop(number, None)
+            for number, text in texts.items():
+                self._words[number] = words = Counter(split_words(text))
+                self._lengths[number] = words.total()
+                for word, count in words.items():
+                    self._holders.setdefault(word, {})[number] = count
+
+    def score(self, query: str, numbers: Ints) -> Doubles:
+        """Score the texts of `numbers` (n,), of which others are ignored: float64 (n,); 0 where no word is shared."""
+        scores, order = np.zeros(len(numbers)), np.argsort(numbers)
+        with self._lock:
+            num_texts, mean = len(self._words), sum(self._lengths.values()) / max(1, len(self._words))
+            for word in sorted(set(split_words(query)) & self._holders.keys()) if len(numbers) else ():
+                holders = self._holders[word]
+                ids = np.fromiter(holders, np.int64, len(holders))
+                places = np.minimum(np.searchsorted(numbers, ids, sorter=order), len(numbers) - 1)
+                rows = order[places]
+                known = numbers[rows] == ids
+                counts = np.fromiter(holders.values(), float, len(holders))
+                lengths = np.fromiter(map(self._lengths.__getitem__, holders), float, len(holders))
+                damping = K1 * (1 - B + B * lengths / (mean or 1.0))
+                idf = np.log1p((num_texts - len(holders) + 0.5) / (len(holders) + 0.5))
+                scores[rows[known]] += (idf * counts / (counts + damping))[known]
+        return scores
 
 
 def fuse_reciprocal_ranks(num_rows: int, *lists: tuple[Ints, npt.NDArray[Any]]) -> Doubles:

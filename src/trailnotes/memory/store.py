@@ -20,7 +20,7 @@ from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
 from trailnotes.memory.index import IndexedFile, build_id_condition, decode_vectors
 from trailnotes.memory.retrieval import BM25Index, ExactIndex, Floats
-from trailnotes.memory.schema import Closeable, EmbedderIdentity, translate_errors
+from trailnotes.memory.schema import Closeable, EmbedderIdentity, replace_surrogates, translate_errors
 from trailnotes.memory.scope import ALL_TIPS, CLEAR_RETIREMENT, RetiredTips, TaskTable, TipFilter, make_tip_filter
 from trailnotes.memory.tip_stats import ReaderStats, TipExposure
 from trailnotes.types import StrPath, Tip
@@ -47,7 +47,17 @@ class TipPage:
     columns: dict[str, Floats]  # "score", "support", "recency" and those of `READER_COLUMNS`: float64 (n,)
     index: ExactIndex
     fetched: dict[int, Tip] = field(default_factory=dict)  # by id: rows that were shown before
-    words: list[BM25Index] = field(default_factory=list)  # of the keys: one after the first search by words
+    place: str | TipFilter = ALL_TIPS  # that it is the page of; of the nearest tips only, it has no words
+
+
+@dataclass(slots=True)
+class WordIndex:
+    """The index of the keys of a place's tips, as they were on the page that it was last asked for."""
+
+    era: str  # of the file: another one has other rows under the same numbers
+    page: TipPage | None = None
+    written: dict[int, float] = field(default_factory=dict)  # tip -> number of its write
+    index: BM25Index = field(default_factory=BM25Index)
 
 
 class OwnerChange(NamedTuple):
@@ -68,6 +78,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
     def __init__(self, path: StrPath | None, identity: EmbedderIdentity | None = None) -> None:
         super().__init__(path, identity)
         self._pages: OrderedDict[tuple[str | TipFilter, tuple[str, ...]], TipPage] = OrderedDict()
+        self._words: OrderedDict[str | TipFilter, WordIndex] = OrderedDict()
         self._data_version = -1
 
     # reading
@@ -143,7 +154,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
             if slot not in self._pages:
                 place = make_tip_filter(namespace)
                 rows = self._query(_build_page_query(f"{place.condition} AND enabled", order), place.values)
-                self._pages[slot] = self._build_page(rows)
+                self._pages[slot] = self._build_page(rows, namespace)
             self._pages.move_to_end(slot)
             while len(self._pages) > CACHED_PAGES:
                 self._pages.popitem(last=False)
@@ -170,14 +181,25 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
             page.fetched.update((row[0], parse_tip_row(row)) for row in rows)
         return [page.fetched[tip_id] for tip_id in ids if tip_id in page.fetched]
 
-    def get_word_index(self, page: TipPage) -> BM25Index:
-        """Return the BM25 index of a page's keys, made once for as long as the page is cached."""
+    def score_words(self, page: TipPage, query: str) -> Floats:
+        """Score the keys of a page by BM25: float64 (n,). Of its index only what was written since is made anew."""
         with self._lock:
-            if not page.words:
+            era = str(schema.read_meta(self._connection, "era"))
+            words = self._words.setdefault(page.place, WordIndex(era))
+            if words.era != era:
+                words = self._words[page.place] = WordIndex(era)
+            self._words.move_to_end(page.place)
+            while len(self._words) > CACHED_PAGES:
+                self._words.popitem(last=False)
+            if page is not words.page:
+                written = dict(zip(page.ids, page.columns["recency"].tolist(), strict=True))
+                changed = [tip for tip, age in written.items() if words.written.get(tip) != age]
                 sql = "SELECT id, key FROM tips WHERE id IN (SELECT value FROM json_each(?))"
-                keys = dict(self._query(sql, (json.dumps(page.ids),)))
-                page.words.append(BM25Index([keys.get(tip_id, "") for tip_id in page.ids]))
-            return page.words[0]
+                words.index.replace(
+                    words.written.keys() - written.keys(), dict(self._query(sql, (json.dumps(changed),)))
+                )
+                words.page, words.written = page, written
+        return words.index.score(query, np.array(page.ids, np.int64))
 
     def stats(self) -> dict[str, float]:
         """Return counts: tips, enabled, imported, namespaces, support (writes with repeats), retired, bytes in use.
@@ -241,6 +263,25 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         if found:
             self._advance_sequence()
         self._touched.update(found)
+
+    def insert_attempt(self, name: str, namespace: str, tips: Sequence[int], kept: int) -> None:
+        """Insert an attempt that was shown `tips`, and delete those before the `kept` newest."""
+        values = (name, replace_surrogates(namespace), json.dumps(list(tips)))
+        number = self._write("INSERT INTO attempts (id, namespace, tips) VALUES (?, ?, ?)", values).lastrowid or 0
+        self._write("DELETE FROM attempts WHERE number <= ?", (number - kept,))
+
+    def finish_attempt(self, name: str, earned: float) -> tuple[str, list[int]] | None:
+        """Record what an attempt earned, 0 to 1; return its task and tips, None if none of that name is open."""
+        sql = "UPDATE attempts SET earned = ? WHERE id = ? AND earned IS NULL RETURNING namespace, tips"
+        return next(((task, json.loads(tips)) for task, tips in self._query(sql, (earned, name))), None)
+
+    def load_attempts(self, namespace: str, limit: int, *, without: str) -> list[tuple[set[int], float]]:
+        """Return the tips and earnings of the newest finished attempts at a task, but for one."""
+        sql = (
+            "SELECT tips, earned FROM attempts WHERE namespace = ? AND earned IS NOT NULL AND id <> ? "
+            "ORDER BY number DESC LIMIT ?"
+        )
+        return [(set(json.loads(tips)), earned) for tips, earned in self._query(sql, (namespace, without, limit))]
 
     def record_effects(self, leads: Iterable[tuple[int, float]], window: int) -> None:
         """Record by how many nats tips made the actions of a successful reader likelier, for each tip that it read.
@@ -322,11 +363,11 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         self._touched.clear()
         super()._on_transaction_end()
 
-    def _build_page(self, rows: Sequence[Sequence[Any]]) -> TipPage:
+    def _build_page(self, rows: Sequence[Sequence[Any]], place: str | TipFilter = ALL_TIPS) -> TipPage:
         names = (*ORDERS, *READER_COLUMNS)
         ids, vectors, *numbers = zip(*rows, strict=True) if rows else ((), (), *((),) * len(names))
         columns = {name: np.array(column, float) for name, column in zip(names, numbers, strict=True)}
-        return TipPage(tuple(ids), columns, ExactIndex(decode_vectors(vectors, self.identity.dim)))
+        return TipPage(tuple(ids), columns, ExactIndex(decode_vectors(vectors, self.identity.dim)), place=place)
 
 
 class StoreBackedMemory(Closeable):

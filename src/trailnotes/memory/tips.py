@@ -23,6 +23,7 @@ from trailnotes.memory.index import decode_vectors, is_faiss_installed
 from trailnotes.memory.retrieval import Embedder, Floats, Ints
 from trailnotes.memory.schema import EmbedderIdentity, replace_surrogates, require_identity
 from trailnotes.memory.scope import DISTILLED, MergeCandidate, TipFilter
+from trailnotes.memory.sessions import Author, TipSession, open_session
 from trailnotes.memory.store import StoreBackedMemory, TipPage, TipStore, build_addition
 from trailnotes.memory.tip_stats import Numbers, TipEffect, compute_exposures, compute_ucb_scores, mean_gain
 from trailnotes.types import StrPath, Task, Tip, Trajectory, strip_thinking
@@ -178,6 +179,21 @@ class TipMemory(StoreBackedMemory):
                 if not once or self.store.mark_first_time(f"read/{once}"):
                     self.store.record_exposures(readings)
 
+    def session(
+        self, task: str, query: str, *, top_k: int | None = None, show_tips: bool = True, author: Author | None = None
+    ) -> TipSession:
+        """Open one attempt at `task` outside our loop; its report tells what the tips were worth.
+
+        Args:
+            task: the id under which attempts share their tips.
+            query: the state that tips are found for, as in `search`.
+            top_k: tips at most; None: `config.top_k`.
+            show_tips: False for an attempt without tips, which the others are compared with.
+            author: writes a tip from the transcript of the report.
+        """
+        limit = self.config.top_k if top_k is None else top_k
+        return open_session(self, task, query, top_k=limit, show_tips=show_tips, author=author)
+
     def record_effects(self, readings: Sequence[TipEffect], *, once: str = "") -> None:
         """Record tip effects; with `config.distilled` a tip that no longer changes anything is retired."""
         config = self.config
@@ -267,7 +283,7 @@ class TipMemory(StoreBackedMemory):
         dense = None if vector is None else page.index.find_within(vector, self.config.threshold)
         if dense is not None and self.config.retrieval == "dense":
             return dense
-        scores = self.store.get_word_index(page).score(_truncate_for_embedding(query))
+        scores = self.store.score_words(page, _truncate_for_embedding(query))
         rows = np.flatnonzero(scores)
         if dense is not None:
             scores = retrieval.fuse_reciprocal_ranks(len(page.ids), dense, (rows, scores[rows]))

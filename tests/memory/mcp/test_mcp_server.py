@@ -60,7 +60,7 @@ def test_an_agent_searches_adds_and_reads_back(place: Path) -> None:
     async def talk() -> None:
         async with mcp.Client(started(place, "--write"), client_info=CLIENT) as client:
             tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-            assert list(tools) == ["list_tasks", "search_tips", "read_tip", "add_tip"]
+            assert list(tools) == ["list_tasks", "search_tips", "read_tip", "add_tip", "memory_open", "memory_report"]
             assert "similar" in tools["search_tips"].description
             assert tools["search_tips"].annotations.read_only_hint
             assert not tools["add_tip"].annotations.read_only_hint

@@ -209,3 +209,19 @@ def test_refused_calls_are_counted_too(memory: TipMemory) -> None:
             toolbox.call("guess", {}, "")
     with pytest.raises(ToolCallRefused, match="2 calls a minute"):
         toolbox.call("list_tasks", {}, "")
+
+
+def test_a_session_is_reported_once_and_teaches_what_its_tips_are_worth(memory: TipMemory) -> None:
+    readers, plain = AccessRules(write=True, plain_share=0.0), AccessRules(write=True, plain_share=1.0)
+    alone = call(memory, "memory_open", plain, task="maze/1", query="a hall with 1 doors")
+    assert alone["tips"] == []
+    opened = call(memory, "memory_open", readers, task="maze/1", query="a hall with 1 doors", limit=1)
+    (tip,) = opened["tips"]
+    assert call(memory, "memory_report", readers, session=alone["session"], score=1, max_score=4)
+    assert call(memory, "memory_report", readers, session=opened["session"], score=3, max_score=4)
+    assert call(memory, "read_tip", id=tip["id"])["worth"] == 0.25, "(3/4 - 1/4) / (1 + 1 reader)"
+    for session in (opened["session"], "unknown"):
+        with pytest.raises(ToolCallRefused, match="waits for its report.*memory_open begins one"):
+            call(memory, "memory_report", readers, session=session, score=1)
+    with pytest.raises(ToolCallRefused, match="only read"):
+        call(memory, "memory_open", AccessRules(), task="maze/1", query="q")
