@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,3 +60,12 @@ def play(session: AgentSession) -> None:
         observation.score, success=observation.success, reward=observation.reward, text=observation.text,
         truncated=observation.truncated,
     )  # fmt: skip
+
+
+AGENTS: dict[str, Callable[[AgentSession], Any]] = {}
+"""By the id of their task: what `dispatch` plays."""
+
+
+def dispatch(session: AgentSession) -> Any:
+    """Play as the agent that a test has named after the task."""
+    return AGENTS[session.task["id"]](session)

@@ -28,7 +28,9 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[list[Sample]]:
     return seen
 
 
-@pytest.mark.parametrize("algorithm", [{"name": "grpo"}, {"mode_unit": "iteration"}, {"anchor_tips": 0.5}])
+@pytest.mark.parametrize(
+    "algorithm", [{"name": "grpo"}, {"mode_unit": "iteration", "p_memory": 0.75}, {"anchor_tips": 0.5}]
+)
 def test_an_agent_of_the_openai_client_gives_the_rows_of_our_own_environment(
     start_model: Path, tmp_path: Path, rows: list[list[Sample]], algorithm: dict[str, Any]
 ) -> None:

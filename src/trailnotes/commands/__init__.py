@@ -25,6 +25,7 @@ from trailnotes.commands.diagnose import DIAGNOSE
 from trailnotes.commands.doctor import DOCTOR
 from trailnotes.commands.eval import EVAL
 from trailnotes.commands.export import EXPORT
+from trailnotes.commands.gateway import GATEWAY
 from trailnotes.commands.init import INIT
 from trailnotes.commands.models import MODELS
 from trailnotes.commands.rollout import ROLLOUT
@@ -43,6 +44,7 @@ CORE: CommandTable = (
     EVAL,
     ADAPT,
     ROLLOUT,
+    GATEWAY,
     WARMSTART,
     EXPORT,
     CRITIC,

@@ -47,11 +47,19 @@ def import_function(key: str, target: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
+def find_program(command: Sequence[str]) -> list[str]:
+    """Return a command with the path of its program. Raises `ConfigError` if there is none."""
+    program = shutil.which(command[0])
+    if program is None:
+        raise ConfigError(f"env.options.command: there is no program {command[0]!r}")
+    return [program, *command[1:]]
+
+
 class AgentProcess:
     """An agent in a process group of its own, told its session in environment variables.
 
     Args:
-        command: the program and its arguments.
+        command: the path of the program and its arguments.
         session: which hears of the agent's end.
         url: of the session.
     """
@@ -63,11 +71,8 @@ class AgentProcess:
             "OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": MODEL, "OPENAI_MODEL": MODEL,
             "TRAILNOTES_SESSION": url, "TRAILNOTES_TASK": json.dumps(task_to_json(session.task)),
         }  # fmt: skip
-        program = shutil.which(command[0])
-        if program is None:
-            raise ConfigError(f"env.options.command: there is no program {command[0]!r}")
         self._process: Popen[bytes] = start_child(
-            [program, *command[1:]], env={**os.environ, **told}, stdout=self._output, stderr=self._output
+            command, env={**os.environ, **told}, stdout=self._output, stderr=self._output
         )
         self._waiter = threading.Thread(target=self._wait, daemon=True)
         self._waiter.start()

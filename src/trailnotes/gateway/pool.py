@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.gateway.requests import RequestRefused
 from trailnotes.gateway.session import Agent, Score, Session
+from trailnotes.gateway.tasks import GatewayEnv
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -31,6 +32,7 @@ class GatewayPool:
         self._server: GatewayServer | None = None
         self._scorer: Score | None = None
         self._agent: Callable[..., Any] | None = None
+        self._command: list[str] = []
 
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[Session]:
@@ -48,7 +50,7 @@ class GatewayPool:
             session.close()
             del self._sessions[session.key]
 
-    def find(self, key: str, task: str = "") -> Session:  # noqa: ARG002 (a serving gateway uses it)
+    async def find(self, key: str, task: str = "") -> Session:  # noqa: ARG002 (a serving gateway uses it)
         """Find the session of a running agent; see `Sessions.find`."""
         if session := self._sessions.get(key):
             return session
@@ -71,14 +73,16 @@ class GatewayPool:
     def _open(self) -> None:
         if self._server:
             return
-        from trailnotes.gateway.launch import import_function, load_scorer
+        from trailnotes.gateway.launch import find_program, import_function, load_scorer
         from trailnotes.gateway.server import GatewayServer
         from trailnotes.web.loopback import LOOPBACK
         from trailnotes.web.serving import open_listener
 
         options = self._env.options
+        GatewayEnv(**options)  # checks them
         self._scorer = load_scorer(options["scorer"]) if options.get("scorer") else None
         self._agent = import_function("agent", options["agent"]) if options.get("agent") else None
+        self._command = [] if self._agent else find_program(options["command"])
         self._server = GatewayServer(self, open_listener(LOOPBACK, 0))
 
     def _start(self, session: Session) -> Agent:
@@ -88,7 +92,7 @@ class GatewayPool:
         url = f"{self._server.url}/sessions/{session.key}"
         if self._agent:
             return AgentThread(self._agent, session, url)
-        return AgentProcess(self._env.options["command"], session, url)
+        return AgentProcess(self._command, session, url)
 
 
 def open_pool(env: EnvConfig, make_host: Callable[[int], Host] | None = None) -> EnvPool | GatewayPool:

@@ -45,7 +45,7 @@ TASK_HEADER: Final = "x-trailnotes-task"
 class Sessions(Protocol):
     """The sessions of a gateway."""
 
-    def find(self, key: str, task: str = "") -> Session:
+    async def find(self, key: str, task: str = "") -> Session:
         """Find a session; a gateway that is open to all begins one of `task` if there is none.
 
         Raises:
@@ -114,21 +114,21 @@ class _Site:
 
     async def _ask(self, request: Request, call: ModelCall) -> ModelReply:
         again = request.headers.get("x-stainless-retry-count", "0") != "0"
-        session = self._find(request)
+        session = await self._find(request)
         return await _in_loop_of(session, session.ask(call, again=again))
 
     async def open(self, request: Request) -> Response:
         task = (await _read_json(request)).get("task")
         if not isinstance(task, str) or not task:
             raise RequestRefused('a session needs a task: send {"task": "ID"}')
-        session = self._sessions.find("", task)
+        session = await self._sessions.find("", task)
         return JSONResponse({"session": session.key, "path": f"/sessions/{session.key}"})
 
     async def show(self, request: Request) -> Response:
-        return JSONResponse(task_to_json(self._find(request).task))
+        return JSONResponse(task_to_json((await self._find(request)).task))
 
     async def report(self, request: Request) -> Response:
-        said, session = parse_report(await _read_json(request)), self._find(request)
+        said, session = parse_report(await _read_json(request)), await self._find(request)
 
         async def take() -> None:
             session.report(said)
@@ -140,11 +140,11 @@ class _Site:
         listed = [{"id": name, "object": "model", "created": 0, "owned_by": "trailnotes"} for name in MODELS]
         return JSONResponse({"object": "list", "data": listed})
 
-    def _find(self, request: Request) -> Session:
+    async def _find(self, request: Request) -> Session:
         key = request.path_params.get("session") or request.headers.get(HEADER, "")
         if not key:
             raise RequestRefused(f"which session? Name it in the header {HEADER}, or use /sessions/NAME/v1", 404)
-        return self._sessions.find(key, request.headers.get(TASK_HEADER, ""))
+        return await self._sessions.find(key, request.headers.get(TASK_HEADER, ""))
 
 
 def _answering(handler: Handler) -> Handler:

@@ -19,7 +19,7 @@ import numpy as np
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
 from trailnotes.memory.index import IndexedFile, build_id_condition, decode_vectors
-from trailnotes.memory.retrieval import BM25Index, ExactIndex, Floats
+from trailnotes.memory.retrieval import BM25Index, Doubles, ExactIndex, Floats
 from trailnotes.memory.schema import Closeable, EmbedderIdentity, replace_surrogates, translate_errors
 from trailnotes.memory.scope import ALL_TIPS, CLEAR_RETIREMENT, RetiredTips, TaskTable, TipFilter, make_tip_filter
 from trailnotes.memory.tip_stats import ReaderStats, TipExposure
@@ -181,7 +181,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
             page.fetched.update((row[0], parse_tip_row(row)) for row in rows)
         return [page.fetched[tip_id] for tip_id in ids if tip_id in page.fetched]
 
-    def score_words(self, page: TipPage, query: str) -> Floats:
+    def score_words(self, page: TipPage, query: str) -> Doubles:
         """Score the keys of a page by BM25: float64 (n,). Of its index only what was written since is made anew."""
         with self._lock:
             era = str(schema.read_meta(self._connection, "era"))

@@ -221,7 +221,7 @@ def test_a_session_is_reported_once_and_teaches_what_its_tips_are_worth(memory: 
     assert call(memory, "memory_report", readers, session=opened["session"], score=3, max_score=4)
     assert call(memory, "read_tip", id=tip["id"])["worth"] == 0.25, "(3/4 - 1/4) / (1 + 1 reader)"
     for session in (opened["session"], "unknown"):
-        with pytest.raises(ToolCallRefused, match="waits for its report.*memory_open begins one"):
+        with pytest.raises(ToolCallRefused, match=r"waits for its report.*memory_open begins one"):
             call(memory, "memory_report", readers, session=session, score=1)
     with pytest.raises(ToolCallRefused, match="only read"):
         call(memory, "memory_open", AccessRules(), task="maze/1", query="q")

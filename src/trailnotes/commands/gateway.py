@@ -1,0 +1,88 @@
+"""`trailnotes gateway`: the model's address for agents of any make."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trailnotes.commands.arguments import CONFIG, load_command_config
+from trailnotes.commands.command import Command, argument
+from trailnotes.errors import ConfigError, MissingExtraError, find_missing_module, format_install_command
+from trailnotes.web.loopback import LOOPBACK, PUBLIC_HOST_WARNING
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+PORT = 8100
+TOKEN_VARIABLE = "TRAILNOTES_GATEWAY_TOKEN"  # noqa: S105 (its name)
+
+
+def _run(args: Namespace) -> None:
+    if package := find_missing_module("web"):
+        raise MissingExtraError(f"the gateway needs the package {package}: {format_install_command('web')}")
+    if not 0 <= args.plain_share <= 1:
+        raise ConfigError(f"--plain-share {args.plain_share:g} must be between 0 and 1")
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if args.public and not token:
+        raise ConfigError(
+            f"--public lets other machines in: give them a token, {TOKEN_VARIABLE}=... in the environment"
+        )
+    from trailnotes.config.methods import resolve_method
+    from trailnotes.memory import embedder_of, open_memory
+    from trailnotes.runs.load_policy import open_evaluated_model, open_policy
+    from trailnotes.runs.loop import run_to_end
+    from trailnotes.runs.serving import EPISODES_FILE, OpenGateway, serve_agents
+    from trailnotes.web.serving import open_listener
+
+    config = load_command_config(args.model, args.config, args.settings)
+    live = {"deterministic": False}  # a deterministic engine waits for all that are open
+    config = config.model_copy(update={"run": config.run.model_copy(update=live)})
+    args.out.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as opened:
+        door = opened.enter_context(
+            open_listener(args.host, args.port, refusal="" if args.public else PUBLIC_HOST_WARNING)
+        )
+        subject = opened.enter_context(open_evaluated_model(args.model or config.model.path))
+        memory = None
+        if resolve_method(config.algorithm.name).memory:
+            memory = open_memory(args.out / "memory.db", config.memory, embedder=embedder_of(config))
+            opened.callback(memory.close)
+        policy = opened.enter_context(open_policy(config, subject, args.out))
+
+        def make() -> OpenGateway:
+            return OpenGateway(policy, memory, config, args.out / EPISODES_FILE, args.plain_share)
+
+        def ready(url: str) -> None:
+            print(f"ready: {url}\nepisodes{' and tips' if memory else ''} are kept in {args.out}", flush=True)
+
+        try:
+            run_to_end(serve_agents(make, door, ready, token=token, public=args.public))
+        except KeyboardInterrupt:
+            print("the gateway has ended")
+
+
+GATEWAY = Command(
+    name="gateway",
+    summary="serve the model to agents of any make",
+    about="Serve /v1/chat/completions and /v1/responses in front of the model. An agent begins a session by its task "
+    "(trailnotes.session in Python, or the headers x-trailnotes-session and x-trailnotes-task), is shown tips without "
+    "knowing it, and reports its score. The memory learns from the reports. To train the agent instead, see "
+    "`trailnotes train` with --env.name gateway, and docs/guides/train-your-agent.md.",
+    example="trailnotes gateway demo --out runs/gateway",
+    run=_run,
+    arguments=(
+        CONFIG,
+        argument("--model", metavar="MODEL_OR_RUN", help="the model that answers; model.path by default"),
+        argument("--out", type=Path, metavar="DIR", default=Path("runs/gateway"),
+            help="directory of the memory and the episodes (default runs/gateway)"),
+        argument("--plain-share", type=float, metavar="SHARE", default=0.1,
+            help="sessions that are shown no tips, with which readers are compared (default 0.1)"),
+        argument("--host", metavar="HOST", default=LOOPBACK, help=f"address to listen at (default {LOOPBACK})"),
+        argument("--port", metavar="PORT", type=int, default=PORT, help=f"default {PORT}; 0 takes a free one"),
+        argument("--public", action="store_true",
+            help=f"let other machines in that know the token in {TOKEN_VARIABLE}"),
+    ),
+    settings=True,
+)  # fmt: skip

@@ -1,0 +1,141 @@
+"""A gateway that is open to agents: they begin sessions as they come, read tips, and report how it went."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from trailnotes.config.methods import resolve_method
+from trailnotes.errors import PolicyError
+from trailnotes.gateway.requests import RequestRefused
+from trailnotes.gateway.server import GatewayServer
+from trailnotes.gateway.session import Session
+from trailnotes.memory.sessions import record_attempt, report_attempt
+from trailnotes.rollout import run_episode, write_tips
+from trailnotes.rollout.groups import LiveEpisode
+from trailnotes.seeds import derive_seed
+from trailnotes.storage.files import append_jsonl
+from trailnotes.storage.records import trajectory_to_json
+from trailnotes.types import Mode, Task, TrajectoryGroup
+
+if TYPE_CHECKING:
+    import socket
+
+    from trailnotes.config.schema import Config
+    from trailnotes.memory import TipMemory
+    from trailnotes.policies.base import Policy
+    from trailnotes.types import Trajectory
+
+logger = logging.getLogger(__name__)
+MAX_SESSIONS: Final = 1000  # alive at a time, unless `env.max_envs` says otherwise
+MAX_NAME_CHARS: Final = 512  # of a session or task
+EPISODES_FILE: Final = "episodes.jsonl"
+
+
+class OpenGateway:
+    """The sessions of agents that come by themselves. Each is an episode of the configured policy.
+
+    Args:
+        policy: answers.
+        memory: of the tips that are shown, and written where the method writes any; None: none.
+        config: of the run; `env.timeout` ends a session that asks and reports nothing for so long.
+        path: file that episodes are appended to as they end.
+        plain_share: of sessions that are shown no tips, with which readers are compared.
+    """
+
+    def __init__(
+        self, policy: Policy, memory: TipMemory | None, config: Config, path: Path, plain_share: float
+    ) -> None:
+        self._policy, self._memory, self._config = policy, memory, config
+        self._path, self._plain_share = path, plain_share
+        self._loop = asyncio.get_running_loop()
+        self._sessions: dict[str, Session] = {}
+        self._playing: set[asyncio.Task[None]] = set()
+        self._count = 0
+
+    async def find(self, key: str, task: str = "") -> Session:
+        """Find a session, or begin one of `task`; a session named in a header is by default a task of its own.
+
+        Raises:
+            RequestRefused: it has ended, its name is too long, or too many are alive.
+        """
+        if session := self._sessions.get(key):
+            return session
+        if key and not task:
+            raise RequestRefused("there is no such session, or it is over: begin one by its task", 404, "session_ended")
+        begun = asyncio.run_coroutine_threadsafe(self._begin(key or secrets.token_urlsafe(24), task), self._loop)
+        return await asyncio.wrap_future(begun)
+
+    async def close(self) -> None:
+        """End all sessions."""
+        for playing in self._playing:
+            playing.cancel()
+        await asyncio.gather(*self._playing, return_exceptions=True)
+
+    async def _begin(self, key: str, task: str) -> Session:
+        if max(len(key), len(task)) > MAX_NAME_CHARS:
+            raise RequestRefused(f"a session and its task have names of {MAX_NAME_CHARS} characters at most")
+        if key in self._sessions:  # another request of it was first
+            return self._sessions[key]
+        if len(self._sessions) >= (limit := self._config.env.max_envs or MAX_SESSIONS):
+            raise RequestRefused(f"{limit} sessions are alive: end some, or raise env.max_envs", 429, "too_many")
+        session = self._sessions[key] = Session(key, self._config.env.timeout)
+        session.task = Task(task, "gateway")
+        self._count += 1
+        playing = asyncio.create_task(self._play(session, self._count))
+        self._playing.add(playing)
+        playing.add_done_callback(self._playing.discard)
+        return session
+
+    async def _play(self, session: Session, number: int) -> None:
+        config = self._config
+        seed = derive_seed(config.run.seed, "session", number)
+        is_plain = self._memory is None or random.Random(seed).random() < self._plain_share
+        mode: Mode = "plain" if is_plain else "on_policy_tips"
+        live = LiveEpisode(self._policy, session.key)
+        try:
+            episode = await run_episode(
+                self._policy, session, session.task, mode, self._memory, config,
+                member=0, seed=seed, episode=session.key,
+            )  # fmt: skip
+        except PolicyError as error:
+            logger.error("session %s of %s: %s", number, session.task.id, error)  # noqa: TRY400 (the text says it)
+            return
+        finally:
+            live.switch_to("")
+            session.close()
+            del self._sessions[session.key]
+        append_jsonl(self._path, [trajectory_to_json(episode)])
+        if self._memory is not None and episode.outcome == "terminated":
+            await self._learn(episode, seed)
+
+    async def _learn(self, episode: Trajectory, seed: int) -> None:
+        """Tell the memory what its tips earned, and have the policy write one where the method does."""
+        assert self._memory is not None, "asked before"
+        shown = {tip.id: tip for step in episode.steps for tip in step.tips}
+        attempt = record_attempt(self._memory, episode.task.id, [*shown.values()])
+        report_attempt(self._memory, attempt, episode.score, max_score=episode.max_score, success=episode.success)
+        if resolve_method(self._config.algorithm.name).writes_tips:
+            with suppress(PolicyError):  # the episode is kept all the same
+                group = TrajectoryGroup(episode.task, (episode,))
+                self._memory.add((await write_tips(self._policy, [group], self._config, seed=seed, step=0)).tips)
+
+
+async def serve_agents(
+    gateway: Callable[[], OpenGateway], door: socket.socket, ready: Callable[[str], None], *, token: str, public: bool
+) -> None:
+    """Serve until cancelled; `ready` gets the address. `token` and `public` as for `GatewayServer`."""
+    opened = gateway()
+    server = GatewayServer(opened, door, token=token, public=public)
+    try:
+        ready(server.url)
+        await asyncio.Event().wait()
+    finally:
+        await opened.close()
+        server.stop()

@@ -1,0 +1,338 @@
+"""What agents may ask of the gateway, and how they may fail."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import openai
+import pytest
+from agents import AGENTS
+
+from small import small_config
+from trailnotes.client import AgentSession
+from trailnotes.config.schema import Config
+from trailnotes.errors import ConfigError, SessionOver
+from trailnotes.gateway.pool import GatewayPool
+from trailnotes.memory import open_memory
+from trailnotes.policies.scripted import ScriptedPolicy
+from trailnotes.rollout import run_groups
+from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
+from trailnotes.types import Message, Task, Tip, Trajectory
+
+Agent = Callable[[AgentSession], Any]
+Script = Callable[[Sequence[Message]], str]
+
+
+def parrot(messages: Sequence[Message]) -> str:
+    return f"heard {messages[-1].content.splitlines()[-1]}"
+
+
+def agent_config(tmp_path: Path, **env: Any) -> Config:
+    (tmp_path / "tasks.jsonl").write_text('{"id": "one"}\n{"id": "two"}\n')
+    options = {"tasks": str(tmp_path / "tasks.jsonl"), "agent": "agents:dispatch"}
+    env = {"name": "gateway", "timeout": 20.0, "max_replacements": 0} | env
+    rollout = {"max_steps": 6, "max_action_tokens": 256, "max_context_tokens": 4096, "stop": ()}
+    return small_config(env={**env, "options": options | env.get("options", {})}, rollout=rollout)
+
+
+def play(
+    config: Config,
+    *agents: Agent,
+    script: Script = parrot,
+    tips: Sequence[Tip] = (),
+    errors: list[Trajectory] | None = None,
+) -> list[Trajectory]:
+    """Play one episode of each agent, with tips if there are any; those that failed go to `errors`."""
+    names = ("one", "two")[: len(agents)]
+    AGENTS.update(zip(names, agents, strict=True))
+
+    async def run() -> list[Trajectory]:
+        mode = "on_policy_tips" if tips else "plain"
+        with GatewayPool(config.env) as pool, open_memory(None, config.memory) as memory:
+            memory.add(tips)
+            groups = await run_groups(
+                ScriptedPolicy(script), pool, [Task(name, "gateway") for name in names], [[mode]] * len(names), memory,
+                config, seed=0, on_error=None if errors is None else errors.append,
+            )  # fmt: skip
+        return [trajectory for group in groups for trajectory in group.trajectories]
+
+    return asyncio.run(run())
+
+
+def ask(session: AgentSession, *texts: str, **more: Any) -> Any:
+    """Ask with a conversation of user and assistant in turn."""
+    messages: Any = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+    with openai.OpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as client:
+        answer = client.chat.completions.create(**{"model": "trailnotes", "messages": messages} | more)
+        return list(answer) if more.get("stream") else answer
+
+
+def text_of(answer: Any) -> str:
+    return str(answer.choices[0].message.content)
+
+
+def test_turns_that_follow_are_one_row_and_forks_another(tmp_path: Path) -> None:
+    def agent(session: AgentSession) -> float:
+        first = text_of(ask(session, "a"))
+        ask(session, "a", first, "b")
+        ask(session, "a", first, "c")
+        return 0.5
+
+    (episode,) = play(agent_config(tmp_path), agent)
+    assert [step.observation.request for step in episode.steps] == [
+        {"kept": 0, "messages": [["user", "a"]]},
+        {"kept": 2, "messages": [["user", "b"]]},
+        {"kept": 2, "messages": [["user", "c"]]},
+    ]
+    starts = [step.completion.prompt_ids for step in episode.steps]
+    assert starts[1][: len(starts[0])] == starts[0]
+    assert len(starts[2]) == len(starts[1])
+    assert (episode.outcome, episode.score, episode.success, episode.episode_return) == ("terminated", 0.5, False, 0.5)
+    assert trajectory_from_json(json.loads(json.dumps(trajectory_to_json(episode)))).steps[2].observation.request
+
+
+def test_tips_open_the_newest_turn_and_the_agent_never_knows(tmp_path: Path) -> None:
+    prompts: list[list[str]] = []
+
+    def script(messages: Sequence[Message]) -> str:
+        prompts.append([message.content for message in messages])
+        return "go"
+
+    def agent(session: AgentSession) -> float:
+        ask(session, "a")
+        ask(session, "a", "go", "b")
+        return 1.0
+
+    (episode,) = play(agent_config(tmp_path), agent, script=script, tips=[Tip("one", "look left", "a", 0.0)])
+    assert prompts == [['notes :\n- " look left " 0 / 1\na'], ['notes :\n- " look left " 0 / 1\na', "go", "b"]]
+    policy = ScriptedPolicy(script)
+    plain = [[Message("user", "a")], [Message("user", "a"), Message("assistant", "go"), Message("user", "b")]]
+    assert [policy.encode(messages) for messages in plain] == [step.plain_prompt_ids for step in episode.steps]
+    assert [len(step.tips) for step in episode.steps] == [1, 0]
+
+
+def test_tools_are_described_called_and_answered(tmp_path: Path) -> None:
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    seen: list[Sequence[Message]] = []
+
+    def script(messages: Sequence[Message]) -> str:
+        seen.append(messages)
+        return 'I add. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>' if len(seen) == 1 else "2"
+
+    def agent(session: AgentSession) -> float:
+        said = ask(session, "1 + 1?", tools=[tool]).choices[0]
+        assert said.finish_reason == "tool_calls"
+        (call,) = said.message.tool_calls
+        assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 1})
+        messages = [
+            {"role": "user", "content": "1 + 1?"},
+            said.message.model_dump(exclude_none=True),
+            {"role": "tool", "tool_call_id": call.id, "content": "two"},
+        ]
+        assert text_of(ask(session, messages=messages, tools=[tool])) == "2"
+        return 1.0
+
+    (episode,) = play(agent_config(tmp_path), agent, script=script)
+    assert [message.role for message in seen[1]] == ["system", "user", "assistant", "user"]
+    assert '"name": "add"' in seen[0][0].content
+    assert seen[1][2].content.startswith("I add. <tool_call>"), "what was sampled, not what the agent was sent"
+    assert seen[1][3].content == "<tool_response>\ntwo\n</tool_response>"
+    assert episode.success
+
+
+def test_streams_responses_and_several_system_prompts(tmp_path: Path) -> None:
+    def agent(session: AgentSession) -> float:
+        parts = [chunk.choices[0].delta.content for chunk in ask(session, "a", stream=True)]
+        assert [part for part in parts if part] == ["heard a"]
+        with openai.OpenAI(base_url=session.base_url, api_key="k", max_retries=0) as client:
+            assert client.responses.create(model="trailnotes", input="b", instructions="be").output_text == "heard b"
+            assert [model.id for model in client.models.list()] == ["trailnotes"]
+        messages = [
+            {"role": "system", "content": "one"}, {"role": "developer", "content": "two"},
+            {"role": "user", "content": [{"type": "text", "text": "x"}]}, {"role": "system", "content": "late"},
+        ]  # fmt: skip
+        assert text_of(ask(session, messages=messages)) == "heard System: late"
+        return 0.0
+
+    (episode,) = play(agent_config(tmp_path), agent)
+    requests = [step.observation.request for step in episode.steps]
+    assert requests[1] == {"kept": 0, "messages": [["system", "be"], ["user", "b"]]}
+    assert requests[2] == {"kept": 0, "messages": [["system", "one\n\ntwo"], ["user", "x\nSystem: late"]]}
+
+
+def test_calls_at_once_are_steps_one_after_the_other(tmp_path: Path) -> None:
+    def agent(session: AgentSession) -> float:
+        with ThreadPoolExecutor(4) as pool:
+            assert sorted(pool.map(lambda text: text_of(ask(session, text)), "abcd")) == [f"heard {x}" for x in "abcd"]
+        return 0.0
+
+    (episode,) = play(agent_config(tmp_path), agent)
+    assert sorted(step.observation.text for step in episode.steps) == [*"abcd"]
+
+
+def test_two_sessions_do_not_meet(tmp_path: Path) -> None:
+    both = threading.Barrier(2, timeout=20)
+
+    def agent(session: AgentSession) -> float:
+        for _ in range(3):
+            both.wait()
+            assert text_of(ask(session, session.task["id"])) == f"heard {session.task['id']}"
+        return 0.0
+
+    for episode in play(agent_config(tmp_path), agent, agent):
+        assert [step.observation.text for step in episode.steps] == [episode.task.id] * 3
+
+
+def test_a_lost_answer_is_sampled_once(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def script(messages: Sequence[Message]) -> str:
+        calls.append(messages[-1].content)
+        return f"answer {len(calls)}"
+
+    def agent(session: AgentSession) -> float:
+        address = urlsplit(session.base_url)
+        connection = http.client.HTTPConnection(address.hostname or "", address.port)
+        body = json.dumps({"messages": [{"role": "user", "content": "a"}]})
+        connection.request("POST", f"{address.path}/chat/completions", body)
+        connection.close()  # hangs up before the answer
+        again = {"x-stainless-retry-count": "1"}
+        assert text_of(ask(session, "a", extra_headers=again)) == "answer 1"
+        assert text_of(ask(session, "a")) == "answer 2", "asked anew, it is another step"
+        return 0.0
+
+    (episode,) = play(agent_config(tmp_path), agent, script=script)
+    assert len(episode.steps) == len(calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"model": "gpt-9"}, "no model 'gpt-9' here: ask for 'trailnotes'"),
+        ({"n": 2}, "n must be 1"),
+        ({"messages": []}, "messages must be"),
+        ({"messages": [{"role": "narrator", "content": "x"}]}, "the role 'narrator'"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "the last message must be"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "'image_url' cannot be read"),
+        ({"response_format": {"type": "json_object"}}, "cannot be enforced"),
+        ({"messages": [{"role": "user", "content": "x" * 10_000_000}]}, "at most 4,194,304 bytes"),
+    ],
+)
+def test_what_a_text_model_cannot_do_is_refused_and_the_episode_goes_on(
+    tmp_path: Path, more: dict[str, Any], said: str
+) -> None:
+    def agent(session: AgentSession) -> float:
+        with pytest.raises(openai.APIStatusError, match=said):
+            ask(session, "a", **more)
+        ask(session, "a")
+        return 1.0
+
+    (episode,) = play(agent_config(tmp_path), agent)
+    assert (len(episode.steps), episode.success) == (1, True)
+
+
+def _silent(session: AgentSession) -> None:
+    ask(session, "a")
+    threading.Event().wait(3)
+    with pytest.raises(SessionOver):
+        session.report(1.0)
+
+
+def test_an_agent_that_never_ends_is_cut_off(tmp_path: Path) -> None:
+    (episode,) = play(agent_config(tmp_path, timeout=0.5), _silent)
+    assert (episode.outcome, episode.score, len(episode.steps)) == ("truncated", 0.0, 1)
+
+
+def test_an_episode_ends_with_its_steps_and_a_report_after_the_last_counts(tmp_path: Path) -> None:
+    def endless(session: AgentSession) -> None:
+        session.report(0.25, done=False)
+        for _ in range(6):
+            ask(session, "a")
+        with pytest.raises(openai.APIStatusError, match="the episode is over"):
+            ask(session, "a")
+
+    def exact(session: AgentSession) -> float:
+        for _ in range(6):
+            ask(session, "a")
+        return 1.0
+
+    first, second = play(agent_config(tmp_path), endless, exact)
+    assert (first.outcome, first.score, len(first.steps)) == ("truncated", 0.25, 6)
+    assert (second.outcome, second.score, len(second.steps)) == ("terminated", 1.0, 6)
+
+
+def _raises(session: AgentSession) -> None:
+    ask(session, "a")
+    raise RuntimeError("out of\nluck")
+
+
+def _asks_nothing(session: AgentSession) -> float:
+    return 1.0
+
+
+def _reports_nothing(session: AgentSession) -> None:
+    ask(session, "a")
+    session.report(0.5, done=False)
+
+
+@pytest.mark.parametrize(
+    ("agent", "said"),
+    [
+        (_raises, "the agent raised RuntimeError: out of luck"),
+        (_asks_nothing, "without one request to the model"),
+        (_reports_nothing, "ended without a report"),
+    ],
+)
+def test_a_failing_agent_is_an_episode_that_nothing_is_learned_from(tmp_path: Path, agent: Agent, said: str) -> None:
+    errors: list[Trajectory] = []
+    assert play(agent_config(tmp_path), agent, errors=errors) == []
+    assert said in errors[0].error
+
+
+def test_reports_are_taken_once_and_checked(tmp_path: Path) -> None:
+    def agent(session: AgentSession) -> None:
+        ask(session, "a")
+        for wrong in ({"score": float("nan")}, {"score": "1"}, {"grade": 1}):
+            with pytest.raises(ConfigError, match=r"report|finite"):
+                session.report(**wrong)  # type: ignore[arg-type]
+        session.report(2.0, reward=0.5, done=False)
+        session.report(3.0, max_score=3.0, text="the end")
+        with pytest.raises(SessionOver, match="reported its end"):
+            session.report(1.0)
+
+    (episode,) = play(agent_config(tmp_path), agent)
+    assert (episode.score, episode.max_score, episode.success, episode.episode_return) == (3.0, 3.0, True, 1.5)
+    assert episode.final_observation.text == "the end"
+
+
+def by_length(task: Task, messages: list[dict[str, str]]) -> dict[str, Any]:
+    """Score one for each turn of the user."""
+    return {"score": sum(message["role"] == "user" for message in messages), "max_score": 2, "text": task.id}
+
+
+def test_a_scorer_returns_the_score_in_place_of_a_report(tmp_path: Path) -> None:
+    def agent(session: AgentSession) -> None:
+        ask(session, "a")
+        ask(session, "a", "heard a", "b")
+
+    config = agent_config(tmp_path, options={"scorer": "test_gateway_agents:by_length"})
+    (episode,) = play(config, agent)
+    assert (episode.score, episode.success, episode.final_observation.text) == (2.0, True, "one")
+
+
+def test_a_coroutine_is_an_agent(tmp_path: Path) -> None:
+    async def agent(session: AgentSession) -> dict[str, Any]:
+        async with openai.AsyncOpenAI(base_url=session.base_url, api_key="k") as client:
+            await client.chat.completions.create(model="trailnotes", messages=[{"role": "user", "content": "a"}])
+        return {"score": 0.5, "success": True}
+
+    (episode,) = play(agent_config(tmp_path), agent)
+    assert (episode.score, episode.success) == (0.5, True)

@@ -1,0 +1,183 @@
+"""Agents that are commands, and a gateway that agents come to by themselves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from test_gateway_agents import agent_config, play
+
+from trailnotes.client import AgentSession, session
+from trailnotes.commands import main
+from trailnotes.errors import ConfigError
+from trailnotes.storage.files import read_jsonl
+from trailnotes.types import Trajectory
+
+AGENT = """
+import os, sys, time, openai, trailnotes
+session = trailnotes.session()
+answer = openai.OpenAI().chat.completions.create(
+    model=os.environ["OPENAI_MODEL"], messages=[{"role": "user", "content": session.task["id"]}])
+"""
+
+
+def command(tmp_path: Path, lines: str, **env: Any) -> Any:
+    (tmp_path / "agent.py").write_text(AGENT + lines)
+    options = {"agent": "", "command": [sys.executable, str(tmp_path / "agent.py")]}
+    return agent_config(tmp_path, options=options, **env)
+
+
+def test_a_command_is_told_its_session_and_reports(tmp_path: Path) -> None:
+    lines = "session.report(0.5, text=answer.choices[0].message.content)"
+    (episode,) = play(command(tmp_path, lines), lambda _: None)
+    assert (episode.score, episode.final_observation.text) == (0.5, "heard one")
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("sys.exit('no\\x1b[2J luck')", "the agent exited with status 1: no?[2J luck"),
+        ("", "ended without a report"),
+        ("os.kill(os.getpid(), 9)", "the agent died of SIGKILL"),
+    ],
+)
+def test_how_a_command_failed_is_said(tmp_path: Path, lines: str, said: str) -> None:
+    errors: list[Trajectory] = []
+    play(command(tmp_path, lines), lambda _: None, errors=errors)
+    assert said in errors[0].error
+
+
+def test_a_command_that_never_ends_is_killed_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trailnotes.gateway.launch.GRACE_S", 0.1)
+    lines = f"""
+import subprocess
+child = subprocess.Popen(["sleep", "600"])
+open({str(tmp_path / "child")!r}, "w").write(str(child.pid))
+time.sleep(600)
+"""
+    (episode,) = play(command(tmp_path, lines, timeout=4.0), lambda _: None)
+    assert episode.outcome == "truncated"
+    child = int((tmp_path / "child").read_text())
+    wait_until(lambda: not Path(f"/proc/{child}").exists() or "zombie" in Path(f"/proc/{child}/status").read_text())
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if is_so():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it never came true")
+
+
+def test_a_missing_program_or_function_is_named_before_anything_starts(tmp_path: Path) -> None:
+    for options, said in (
+        ({"agent": "", "command": ["no-such-agent"]}, "no program 'no-such-agent'"),
+        ({"agent": "no_such_module:play"}, "must name module:function"),
+        ({"agent": "agents:OPTIONS"}, "is no function"),
+        ({"agent": ""}, "needs a command, or an agent"),
+        ({"command": ["true"]}, "and not both"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            play(agent_config(tmp_path, options=options), lambda _: None)
+
+
+def test_tasks_of_a_file_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tasks.jsonl").write_text('{"id": "one"}\n{"id": 2}\n')
+    env = ["--env.name", "gateway", "--env.options.tasks", str(tmp_path / "tasks.jsonl")]
+    assert main(["rollout", *env, "--env.options.agent", "agents:play", "--model.path", "random"])
+    assert "tasks.jsonl, line 2" in capsys.readouterr().err
+
+
+@pytest.fixture
+def gateway(start_model: Path, tmp_path: Path) -> Any:
+    """A running `trailnotes gateway`: its address and its directory."""
+    settings = [
+        *("demo", "--model.path", str(start_model), "--model.device", "cpu"),
+        *("--algorithm.name", "empo2-tips", "--rollout.style", "terse", "--memory.top_k", "1"),
+        *("--memory.order", '["worth"]', "--rollout.max_action_tokens", "4", "--rollout.max_context_tokens", "256"),
+    ]
+    out = tmp_path / "gateway"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trailnotes", "gateway", "--port", "0", "--out", str(out), *settings],
+        stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    ready = process.stdout.readline()
+    assert ready.startswith("ready: http://127.0.0.1:"), ready
+    yield ready.split()[1], out
+    process.terminate()
+    process.wait(20)
+    process.stdout.close()
+
+
+def ask(opened: AgentSession, text: str, **more: Any) -> str:
+    with openai.OpenAI(base_url=opened.base_url, api_key=opened.api_key) as client:
+        messages: Any = [{"role": "user", "content": text}]
+        return str(client.chat.completions.create(model="trailnotes", messages=messages, **more).choices[0])
+
+
+def test_agents_come_to_a_gateway_which_remembers_what_they_report(gateway: tuple[str, Path]) -> None:
+    url, out = gateway
+    opened = [session("tea", gateway=url) for _ in range(4)]
+    for number, each in enumerate(opened):
+        ask(each, "you are in a kitchen")
+        each.report(number / 4, text="the end")
+    headers = {"x-trailnotes-session": "mine", "x-trailnotes-task": "coffee"}
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="k", default_headers=headers) as client:
+        messages: Any = [{"role": "user", "content": "a"}]
+        client.chat.completions.create(model="trailnotes", messages=messages)
+    AgentSession(f"{url}/sessions/mine", {}).report(1.0)
+    wait_until(lambda: (out / "episodes.jsonl").exists() and len([*read_jsonl(out / "episodes.jsonl")]) == 5)
+    episodes = [*read_jsonl(out / "episodes.jsonl")]
+    assert sorted((episode["task"]["id"], episode["score"]) for episode in episodes) == [
+        ("coffee", 1.0), *(("tea", number / 4) for number in range(4)),
+    ]  # fmt: skip
+    later = session("tea", gateway=url)
+    ask(later, "you are in a kitchen")
+    with pytest.raises(ConfigError, match="a session needs a task"):
+        session(gateway=url)
+    with pytest.raises(openai.APIStatusError, match="which session"):
+        ask(AgentSession(url, {}), "a")
+
+
+def test_a_public_gateway_needs_a_token(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRAILNOTES_GATEWAY_TOKEN", raising=False)
+    assert main(["gateway", "demo", "--public", "--host", "0.0.0.0", "--out", str(tmp_path)])
+    assert "give them a token" in capsys.readouterr().err
+    assert main(["gateway", "demo", "--host", "0.0.0.0", "--out", str(tmp_path)])
+    assert "would let other machines in" in capsys.readouterr().err
+
+
+def test_a_token_is_asked_for(tmp_path: Path) -> None:
+    from trailnotes.gateway.pool import GatewayPool
+    from trailnotes.gateway.server import GatewayServer
+    from trailnotes.web.serving import open_listener
+
+    config = agent_config(tmp_path)
+    server = GatewayServer(GatewayPool(config.env), open_listener("127.0.0.1", 0), token="secret")
+    try:
+        with pytest.raises(ConfigError, match="Say the token"):
+            session("tea", gateway=server.url)
+        with pytest.raises(Exception, match="no such session"):
+            session("tea", gateway=server.url, token="secret")
+    finally:
+        server.stop()
+
+
+def test_no_session_outside_a_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRAILNOTES_SESSION", raising=False)
+    with pytest.raises(ConfigError, match="no gateway has started this process"):
+        session()
+    with pytest.raises(ConfigError, match="begins with http"):
+        session("tea", gateway="file:///etc")
+    with pytest.raises(ConfigError, match="cannot be reached"):
+        session("tea", gateway="http://127.0.0.1:9")
