@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from test_gateway_agents import agent_config, play
 
 from trailnotes.client import AgentSession, session
 from trailnotes.commands import main
-from trailnotes.errors import ConfigError
+from trailnotes.errors import ConfigError, SessionOver
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Trajectory
 
@@ -162,15 +163,19 @@ def test_a_token_is_asked_for(tmp_path: Path) -> None:
     from trailnotes.gateway.server import GatewayServer
     from trailnotes.web.serving import open_listener
 
-    config = agent_config(tmp_path)
-    server = GatewayServer(GatewayPool(config.env), open_listener("127.0.0.1", 0), token="secret")
-    try:
-        with pytest.raises(ConfigError, match="Say the token"):
-            session("tea", gateway=server.url)
-        with pytest.raises(Exception, match="no such session"):
-            session("tea", gateway=server.url, token="secret")
-    finally:
-        server.stop()
+    async def run() -> None:
+        pool = GatewayPool(agent_config(tmp_path).env)
+        server = GatewayServer(pool, open_listener("127.0.0.1", 0), token="secret")
+        await server.start()
+        try:
+            with pytest.raises(ConfigError, match="Say the token"):
+                await asyncio.to_thread(session, "tea", gateway=server.url)
+            with pytest.raises(SessionOver, match="no such session"):
+                await asyncio.to_thread(session, "tea", gateway=server.url, token="secret")
+        finally:
+            server.stop()
+
+    asyncio.run(run())
 
 
 def test_no_session_outside_a_gateway(monkeypatch: pytest.MonkeyPatch) -> None:

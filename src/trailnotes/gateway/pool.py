@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -41,7 +42,7 @@ class GatewayPool:
         Raises:
             ConfigError: the agent or the scorer cannot be found.
         """
-        self._open()
+        await self._open()
         session = Session(secrets.token_urlsafe(24), self._env.timeout, self._start, self._scorer)
         self._sessions[session.key] = session
         try:
@@ -50,7 +51,7 @@ class GatewayPool:
             session.close()
             del self._sessions[session.key]
 
-    async def find(self, key: str, task: str = "") -> Session:  # noqa: ARG002 (a serving gateway uses it)
+    def find(self, key: str, task: str = "") -> Session:  # noqa: ARG002 (a serving gateway uses it)
         """Find the session of a running agent; see `Sessions.find`."""
         if session := self._sessions.get(key):
             return session
@@ -70,9 +71,10 @@ class GatewayPool:
     ) -> None:
         self.close()
 
-    def _open(self) -> None:
-        if self._server:
+    async def _open(self) -> None:
+        if self._server and self._server.loop is asyncio.get_running_loop():
             return
+        self.close()
         from trailnotes.gateway.launch import find_program, import_function, load_scorer
         from trailnotes.gateway.server import GatewayServer
         from trailnotes.web.loopback import LOOPBACK
@@ -84,6 +86,7 @@ class GatewayPool:
         self._agent = import_function("agent", options["agent"]) if options.get("agent") else None
         self._command = [] if self._agent else find_program(options["command"])
         self._server = GatewayServer(self, open_listener(LOOPBACK, 0))
+        await self._server.start()
 
     def _start(self, session: Session) -> Agent:
         from trailnotes.gateway.launch import AgentProcess, AgentThread

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import uvicorn
 from starlette.applications import Starlette
@@ -33,7 +32,6 @@ from trailnotes.web.serving import build_server_config, format_host, format_url
 if TYPE_CHECKING:
     import socket
 
-T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 MODELS: Final = (MODEL,)
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024  # of a request: several times what the longest context holds
@@ -45,7 +43,7 @@ TASK_HEADER: Final = "x-trailnotes-task"
 class Sessions(Protocol):
     """The sessions of a gateway."""
 
-    async def find(self, key: str, task: str = "") -> Session:
+    def find(self, key: str, task: str = "") -> Session:
         """Find a session; a gateway that is open to all begins one of `task` if there is none.
 
         Raises:
@@ -55,24 +53,33 @@ class Sessions(Protocol):
 
 
 class GatewayServer:
-    """Serves `sessions` in a thread of its own until it is stopped.
+    """Serves `sessions` in the running event loop, which is theirs, until it is stopped.
 
     `token` is asked of every request, "" asks none; `public` answers to any host name.
     """
 
     def __init__(self, sessions: Sessions, door: socket.socket, *, token: str = "", public: bool = False) -> None:
         self.url, self._door = format_url(door), door
+        self.loop = asyncio.get_running_loop()
         names = None if public else LOOPBACK_NAMES | {format_host(door)}
         layers = [Middleware(SecurityMiddleware, names=names, refuse=_refuse)]
         layers += [Middleware(BearerMiddleware, token=token, refuse=_refuse)] if token else []
-        self._server = uvicorn.Server(build_server_config(Starlette(routes=_Site(sessions).routes, middleware=layers)))
-        self._thread = threading.Thread(target=self._server.run, args=([door],), name="gateway", daemon=True)
-        self._thread.start()
+        config = build_server_config(Starlette(routes=_Site(sessions).routes, middleware=layers))
+        config.load()
+        self._server = uvicorn.Server(config)
+        self._server.lifespan = config.lifespan_class(config)
+
+    async def start(self) -> None:
+        """Begin to answer. uvicorn's own main loop would take over the signals of the process."""
+        await self._server.startup(sockets=[self._door])
 
     def stop(self) -> None:
         """Stop answering; a second call is harmless."""
-        self._server.should_exit = True
-        self._thread.join()
+        if not self.loop.is_closed():
+            for server in getattr(self._server, "servers", ()):
+                server.close()
+            for connection in list(self._server.server_state.connections):
+                connection.shutdown()
         self._door.close()
 
 
@@ -114,37 +121,32 @@ class _Site:
 
     async def _ask(self, request: Request, call: ModelCall) -> ModelReply:
         again = request.headers.get("x-stainless-retry-count", "0") != "0"
-        session = await self._find(request)
-        return await _in_loop_of(session, session.ask(call, again=again))
+        return await self._find(request).ask(call, again=again)
 
     async def open(self, request: Request) -> Response:
         task = (await _read_json(request)).get("task")
         if not isinstance(task, str) or not task:
             raise RequestRefused('a session needs a task: send {"task": "ID"}')
-        session = await self._sessions.find("", task)
+        session = self._sessions.find("", task)
         return JSONResponse({"session": session.key, "path": f"/sessions/{session.key}"})
 
     async def show(self, request: Request) -> Response:
-        return JSONResponse(task_to_json((await self._find(request)).task))
+        return JSONResponse(task_to_json(self._find(request).task))
 
     async def report(self, request: Request) -> Response:
-        said, session = parse_report(await _read_json(request)), await self._find(request)
-
-        async def take() -> None:
-            session.report(said)
-
-        await _in_loop_of(session, take())
+        said = parse_report(await _read_json(request))
+        self._find(request).report(said)
         return JSONResponse({"done": said.done})
 
     async def list_models(self, _request: Request) -> Response:
         listed = [{"id": name, "object": "model", "created": 0, "owned_by": "trailnotes"} for name in MODELS]
         return JSONResponse({"object": "list", "data": listed})
 
-    async def _find(self, request: Request) -> Session:
+    def _find(self, request: Request) -> Session:
         key = request.path_params.get("session") or request.headers.get(HEADER, "")
         if not key:
             raise RequestRefused(f"which session? Name it in the header {HEADER}, or use /sessions/NAME/v1", 404)
-        return await self._sessions.find(key, request.headers.get(TASK_HEADER, ""))
+        return self._sessions.find(key, request.headers.get(TASK_HEADER, ""))
 
 
 def _answering(handler: Handler) -> Handler:
@@ -176,12 +178,3 @@ async def _read_json(request: Request) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestRefused("the body must be a JSON object")
     return value
-
-
-async def _in_loop_of(session: Session, work: Coroutine[Any, Any, T]) -> T:
-    """Await `work` in the event loop of the run, which is another thread's."""
-    try:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, session.loop))
-    except (RuntimeError, asyncio.CancelledError):  # the loop is closed, or its tasks are cancelled
-        work.close()
-        raise RequestRefused("the run has ended", 503, "run_ended") from None

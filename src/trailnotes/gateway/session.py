@@ -67,7 +67,7 @@ Score = Callable[[Task, list[dict[str, str]]], Any]
 
 
 class Session:
-    """An episode of one agent. All methods run in the event loop of the run, but for `task` and `key`.
+    """An episode of one agent.
 
     The run calls `reset` and `answer`; the server calls `ask` and `report` for the agent, and the launcher `end` when
     the agent has ended. Requests that come at once are answered one after the other.

@@ -130,6 +130,7 @@ async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is m
     """
     context = EpisodeContext(policy, task, mode, member, seed, episode or f"{task.id}/{member}", config)
     actor: Actor = make_actor(context) if make_actor else TipsActor(context, memory)
+    agent = env if isinstance(env, ForeignAgent) else None
     steps: list[Step] = []
     observation, context_full, error = Observation(""), False, ""
     attempted = None
@@ -142,8 +143,7 @@ async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is m
                 context_full = True
                 break
             attempted = decision.action
-            answered = env.answer(decision.completion) if isinstance(env, ForeignAgent) else env.step(attempted)
-            after = await answered
+            after = await (agent.answer(decision.completion) if agent else env.step(attempted))
             steps.append(
                 Step(
                     observation, decision.tips, decision.completion, decision.plain_prompt_ids, attempted, after.reward,

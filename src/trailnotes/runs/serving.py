@@ -54,37 +54,25 @@ class OpenGateway:
     ) -> None:
         self._policy, self._memory, self._config = policy, memory, config
         self._path, self._plain_share = path, plain_share
-        self._loop = asyncio.get_running_loop()
         self._sessions: dict[str, Session] = {}
         self._playing: set[asyncio.Task[None]] = set()
         self._count = 0
 
-    async def find(self, key: str, task: str = "") -> Session:
-        """Find a session, or begin one of `task`; a session named in a header is by default a task of its own.
+    def find(self, key: str, task: str = "") -> Session:
+        """Find a session, or begin one of `task`.
 
         Raises:
             RequestRefused: it has ended, its name is too long, or too many are alive.
         """
         if session := self._sessions.get(key):
             return session
-        if key and not task:
+        if not task:
             raise RequestRefused("there is no such session, or it is over: begin one by its task", 404, "session_ended")
-        begun = asyncio.run_coroutine_threadsafe(self._begin(key or secrets.token_urlsafe(24), task), self._loop)
-        return await asyncio.wrap_future(begun)
-
-    async def close(self) -> None:
-        """End all sessions."""
-        for playing in self._playing:
-            playing.cancel()
-        await asyncio.gather(*self._playing, return_exceptions=True)
-
-    async def _begin(self, key: str, task: str) -> Session:
         if max(len(key), len(task)) > MAX_NAME_CHARS:
             raise RequestRefused(f"a session and its task have names of {MAX_NAME_CHARS} characters at most")
-        if key in self._sessions:  # another request of it was first
-            return self._sessions[key]
         if len(self._sessions) >= (limit := self._config.env.max_envs or MAX_SESSIONS):
             raise RequestRefused(f"{limit} sessions are alive: end some, or raise env.max_envs", 429, "too_many")
+        key = key or secrets.token_urlsafe(24)
         session = self._sessions[key] = Session(key, self._config.env.timeout)
         session.task = Task(task, "gateway")
         self._count += 1
@@ -92,6 +80,12 @@ class OpenGateway:
         self._playing.add(playing)
         playing.add_done_callback(self._playing.discard)
         return session
+
+    async def close(self) -> None:
+        """End all sessions."""
+        for playing in self._playing:
+            playing.cancel()
+        await asyncio.gather(*self._playing, return_exceptions=True)
 
     async def _play(self, session: Session, number: int) -> None:
         config = self._config
@@ -118,13 +112,18 @@ class OpenGateway:
     async def _learn(self, episode: Trajectory, seed: int) -> None:
         """Tell the memory what its tips earned, and have the policy write one where the method does."""
         assert self._memory is not None, "asked before"
-        shown = {tip.id: tip for step in episode.steps for tip in step.tips}
-        attempt = record_attempt(self._memory, episode.task.id, [*shown.values()])
-        report_attempt(self._memory, attempt, episode.score, max_score=episode.max_score, success=episode.success)
+        await asyncio.to_thread(_report, self._memory, episode)  # waits for the disk
         if resolve_method(self._config.algorithm.name).writes_tips:
             with suppress(PolicyError):  # the episode is kept all the same
                 group = TrajectoryGroup(episode.task, (episode,))
-                self._memory.add((await write_tips(self._policy, [group], self._config, seed=seed, step=0)).tips)
+                batch = await write_tips(self._policy, [group], self._config, seed=seed, step=0)
+                await asyncio.to_thread(self._memory.add, batch.tips)
+
+
+def _report(memory: TipMemory, episode: Trajectory) -> None:
+    shown = {tip.id: tip for step in episode.steps for tip in step.tips}
+    attempt = record_attempt(memory, episode.task.id, [*shown.values()])
+    report_attempt(memory, attempt, episode.score, max_score=episode.max_score, success=episode.success)
 
 
 async def serve_agents(
@@ -134,6 +133,7 @@ async def serve_agents(
     opened = gateway()
     server = GatewayServer(opened, door, token=token, public=public)
     try:
+        await server.start()
         ready(server.url)
         await asyncio.Event().wait()
     finally:
