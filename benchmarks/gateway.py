@@ -1,8 +1,8 @@
 """What the gateway adds to each answer while many agents ask at once, and whether anything is lost.
 
 Agents in a process of their own play episodes of some turns, with a conversation that grows, and report a score; the
-policy answers after a fixed time, as an engine would. What the gateway adds to a request is the agent's wait less the
-time in the policy. All answers and reports must be in the file of episodes at the end.
+policy answers after a fixed time, as an engine would. The same agents ask the policy alone behind the same web server:
+the difference is what the gateway adds. All answers and reports must be in the file of episodes at the end.
 """
 
 from __future__ import annotations
@@ -14,24 +14,31 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
 import numpy as np
+import uvicorn
 from shared import finish, make_parser, print_table
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
+from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.schema import Config
-from trailnotes.memory import open_memory
+from trailnotes.memory import TipMemory, open_memory
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.runs.loop import run_to_end
 from trailnotes.runs.serving import EPISODES_FILE, OpenGateway, serve_agents
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Completion, Message, Sampling
-from trailnotes.web.serving import open_listener
+from trailnotes.web.serving import build_server_config, format_url, open_listener
 
+Ready = Callable[[str], None]
 TEXT = "You are in a hall with two doors. " * 8
 
 
@@ -103,44 +110,81 @@ async def run_agents(url: str, num: int, seconds: float, turns: int) -> None:
     print(json.dumps({"added": added, "reports": reports}))
 
 
+async def serve_gateway(policy: TimedPolicy, memory: TipMemory, path: Path, turns: int, ready: Ready) -> None:
+    """Serve agents as `trailnotes gateway` does."""
+    rollout = {"max_context_tokens": 500_000, "max_steps": turns + 1, "stop": ()}
+    config = Config(rollout=rollout, algorithm={"name": "empo2-tips"})
+    make = partial(OpenGateway, policy, memory, config, path, 0.25)
+    await serve_agents(make, open_listener("127.0.0.1", 0), ready, token="", public=False)
+
+
+async def serve_directly(policy: TimedPolicy, ready: Ready) -> None:
+    """Serve the policy alone, with the same web server: no session, tip, memory or record."""
+
+    async def chat(request: Request) -> JSONResponse:
+        messages = [Message(said["role"], said["content"]) for said in (await request.json())["messages"]]
+        completion = await policy.generate(messages, Sampling(), "")
+        return JSONResponse({"choices": [{"message": {"role": "assistant", "content": completion.text}}]})
+
+    async def begin(request: Request) -> JSONResponse:
+        await request.body()
+        return JSONResponse({"path": ""})
+
+    door = open_listener("127.0.0.1", 0)
+    routes = [("/v1/chat/completions", chat), ("/sessions", begin), ("/report", begin)]
+    app = Starlette(routes=[Route(path, handler, methods=["POST"]) for path, handler in routes])
+    server = uvicorn.Server(build_server_config(app))
+    ready(format_url(door))
+    await server.serve(sockets=[door])
+
+
+async def play_against(serve: Callable[[Ready], Coroutine[Any, Any, None]], load: Sequence[str]) -> dict[str, Any]:
+    """Have another process play against a server; return what its agents saw."""
+    ready: asyncio.Queue[str] = asyncio.Queue()
+    serving = asyncio.create_task(serve(ready.put_nowait))
+    command = [sys.executable, __file__, "--url", await ready.get(), *load]
+    playing = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    said, _ = await playing.communicate()
+    await asyncio.sleep(2)  # the last reports are being written
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+    seen: dict[str, Any] = json.loads(said)
+    return seen
+
+
 def measure(agents: int, seconds: float, turns: int, sampling: float) -> dict[str, Any]:
-    """Serve agents that another process plays; what they saw, and what is kept."""
-    with tempfile.TemporaryDirectory() as folder:
-        path, said = Path(folder) / EPISODES_FILE, list[bytes]()
-        rollout = {"max_context_tokens": 500_000, "max_steps": turns + 1, "stop": ()}
-        config = Config(rollout=rollout, algorithm={"name": "empo2-tips"})
-        load = [f"--agents={agents}", f"--seconds={seconds}", f"--turns={turns}"]
-
-        async def serve() -> None:
-            ready: asyncio.Queue[str] = asyncio.Queue()
-            with open_memory(Path(folder) / "memory.db", config.memory) as memory:
-                make = partial(OpenGateway, TimedPolicy(sampling), memory, config, path, 0.25)
-                door = open_listener("127.0.0.1", 0)
-                serving = asyncio.create_task(serve_agents(make, door, ready.put_nowait, token="", public=False))
-                command = [sys.executable, __file__, "--url", await ready.get(), *load]
-                playing = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-                said.append((await playing.communicate())[0])
-                await asyncio.sleep(2)  # the last reports are being written
-                serving.cancel()
-                await asyncio.gather(serving, return_exceptions=True)
-
-        run_to_end(serve())
-        seen, episodes = json.loads(said[0]), list(read_jsonl(path))
-    added = 1000 * np.array(seen["added"])
+    """Serve agents that another process plays: the policy alone, and the gateway before it."""
+    load = [f"--agents={agents}", f"--seconds={seconds}", f"--turns={turns}"]
+    policy = TimedPolicy(sampling)
+    alone = run_to_end(play_against(partial(serve_directly, policy), load))
+    with tempfile.TemporaryDirectory() as folder, open_memory(Path(folder) / "memory.db", MemoryConfig()) as memory:
+        path = Path(folder) / EPISODES_FILE
+        seen = run_to_end(play_against(partial(serve_gateway, policy, memory, path, turns), load))
+        episodes = list(read_jsonl(path))
+    waits = {"policy alone": alone, "gateway": seen}
     return {
         "agents": agents, "seconds": seconds, "sampling": sampling,
-        "answers": len(added), "answers_kept": sum(len(episode["steps"]) for episode in episodes),
+        "answers": len(seen["added"]), "answers_kept": sum(len(episode["steps"]) for episode in episodes),
         "reports": seen["reports"], "reports_kept": sum(e["outcome"] == "terminated" for e in episodes),
-        **{f"p{q}": float(np.quantile(added, q / 100)) for q in (50, 95, 99)},
+        "milliseconds": {
+            name: {f"p{q}": 1000 * float(np.quantile(side["added"], q / 100)) for q in (50, 95, 99)}
+            for name, side in waits.items()
+        },
     }  # fmt: skip
 
 
 def report(result: dict[str, Any]) -> None:
     """Print the table."""
     title = f"{result['agents']} agents for {result['seconds']:g} s, {result['sampling']:g} s of sampling an answer"
-    columns = ("answers", "of them kept", "reports", "of them kept", "added, median ms", "p95 ms", "p99 ms")
-    counts = [f"{result[name]:,}" for name in ("answers", "answers_kept", "reports", "reports_kept")]
-    print_table(title, columns, [[*counts, *(f"{result[f'p{q}']:.2f}" for q in (50, 95, 99))]])
+    figures: dict[str, dict[str, float]] = result["milliseconds"]
+    alone, gateway = figures.values()
+    figures["the gateway adds"] = {name: gateway[name] - alone[name] for name in gateway}
+    rows = [[name, *(f"{value:.2f}" for value in row.values())] for name, row in figures.items()]
+    print_table(title, ("wait beside sampling, ms", "median", "95 %", "99 %"), rows)
+    print(
+        f"{result['answers_kept']:,} of {result['answers']:,} answers and {result['reports_kept']:,} of "
+        f"{result['reports']:,} reports are kept"
+    )
 
 
 def main() -> None:

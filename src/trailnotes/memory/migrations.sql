@@ -148,3 +148,9 @@ CREATE TABLE attempts (
 )
 
 CREATE INDEX attempts_by_task ON attempts (namespace, number) WHERE earned IS NOT NULL
+
+-- Values that a program keeps under keys of its own (memory/langgraph.py), and the tip that finds each; times in seconds.
+CREATE TABLE items (
+    namespace TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL, tip INTEGER, created REAL NOT NULL,
+    updated REAL NOT NULL, PRIMARY KEY (namespace, key)
+)

@@ -283,6 +283,27 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         )
         return [(set(json.loads(tips)), earned) for tips, earned in self._query(sql, (namespace, without, limit))]
 
+    def load_items(self) -> list[tuple[str, str, str, float, float]]:
+        """Return namespace, key, value, and the times of creation and change of all items, the oldest first."""
+        return self._query("SELECT namespace, key, value, created, updated FROM items ORDER BY rowid")
+
+    def load_item_tips(self) -> dict[tuple[str, str], int]:
+        """Return the tip that finds each item, by namespace and key."""
+        rows = self._query("SELECT namespace, key, tip FROM items WHERE tip IS NOT NULL")
+        return {(namespace, key): tip for namespace, key, tip in rows}
+
+    def put_item(self, namespace: str, key: str, value: str, tip: int | None, now: float) -> None:
+        """Insert an item, or replace its value and tip."""
+        sql = (
+            "INSERT INTO items VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value, "
+            "tip = excluded.tip, updated = excluded.updated"
+        )
+        self._write(sql, (namespace, key, value, tip, now, now))
+
+    def delete_item(self, namespace: str, key: str) -> None:
+        """Delete an item, if there is one."""
+        self._write("DELETE FROM items WHERE namespace = ? AND key = ?", (namespace, key))
+
     def record_effects(self, leads: Iterable[tuple[int, float]], window: int) -> None:
         """Record by how many nats tips made the actions of a successful reader likelier, for each tip that it read.
 

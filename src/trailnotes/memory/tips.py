@@ -96,11 +96,17 @@ class TipMemory(StoreBackedMemory):
 
         return await asyncio.to_thread(self._select_similar, page, query, vector, top_k)
 
-    def search_nearest(self, namespace: str, query: str, top_k: int) -> list[tuple[Tip, float]]:
-        """Return the candidates with their cosine similarity, the most similar first, whatever `config.order` is."""
+    def search_nearest(
+        self, namespace: str, query: str, top_k: int, threshold: float | None = None
+    ) -> list[tuple[Tip, float]]:
+        """Return the candidates with their cosine similarity, the most similar first, whatever `config.order` is.
+
+        `threshold` is by default that of the config.
+        """
         vector = self._embed([query])[0]
         page = self._load_page(self._resolve_target(namespace), vector, top_k)
-        rows, similarities = page.index.find_within(vector, self.config.threshold)
+        least = self.config.threshold if threshold is None else threshold
+        rows, similarities = page.index.find_within(vector, least)
         chosen = _sort_rows(page, rows, {"similarity": similarities}, ("similarity",))[:top_k].tolist()
         by_row = dict(zip(rows.tolist(), similarities.tolist(), strict=True))
         return [(tip, by_row[row]) for row in chosen for tip in self.store.fetch(page, [row])]

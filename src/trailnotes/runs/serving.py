@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import secrets
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 MAX_SESSIONS: Final = 1000  # alive at a time, unless `env.max_envs` says otherwise
 MAX_NAME_CHARS: Final = 512  # of a session or task
+SWITCH_INTERVAL_S: Final = 0.0005  # a thread that writes to disk holds up answers no longer than that
 EPISODES_FILE: Final = "episodes.jsonl"
 
 
@@ -57,6 +59,7 @@ class OpenGateway:
         self._sessions: dict[str, Session] = {}
         self._playing: set[asyncio.Task[None]] = set()
         self._count = 0
+        self._writing = asyncio.Lock()
 
     def find(self, key: str, task: str = "") -> Session:
         """Find a session, or begin one of `task`.
@@ -105,7 +108,8 @@ class OpenGateway:
             live.switch_to("")
             session.close()
             del self._sessions[session.key]
-        append_jsonl(self._path, [trajectory_to_json(episode)])
+        async with self._writing:
+            await asyncio.to_thread(append_jsonl, self._path, [trajectory_to_json(episode)])
         if self._memory is not None and episode.outcome == "terminated":
             await self._learn(episode, seed)
 
@@ -132,6 +136,8 @@ async def serve_agents(
     """Serve until cancelled; `ready` gets the address. `token` and `public` as for `GatewayServer`."""
     opened = gateway()
     server = GatewayServer(opened, door, token=token, public=public)
+    patience = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         await server.start()
         ready(server.url)
@@ -139,3 +145,4 @@ async def serve_agents(
     finally:
         await opened.close()
         server.stop()
+        sys.setswitchinterval(patience)

@@ -1,0 +1,129 @@
+"""A LangGraph store in a memory file: values under keys, found again by what they say.
+
+A value's text (its "text" or "content", or the fields that `index` names) is also a tip of the namespace, so that
+`TipMemory.session` can show it, and its readers' results count. Semantics are those of `InMemoryStore`, which selects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from langgraph.store.base import (
+    BaseStore,
+    GetOp,
+    Item,
+    ListNamespacesOp,
+    Op,
+    PutOp,
+    Result,
+    SearchItem,
+    SearchOp,
+    get_text_at_path,
+    tokenize_path,
+)
+from langgraph.store.memory import InMemoryStore
+
+from trailnotes.memory.tips import TipMemory, clean_tip
+from trailnotes.types import Tip
+
+AUTHOR = "langgraph"  # of the tips that find values
+Place = tuple[tuple[str, ...], str]  # namespace and key
+
+
+class TipStore(BaseStore):
+    """A `BaseStore` over `memory`: pass it to ``graph.compile(store=TipStore(memory))``.
+
+    A time to live is refused: tips are retired by what they were worth to their readers (`memory.retire`).
+    """
+
+    __slots__ = ("memory",)
+    supports_ttl = False
+
+    def __init__(self, memory: TipMemory) -> None:
+        self.memory = memory
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        """Execute operations; as in `InMemoryStore`, all reads see the state before the batch.
+
+        Raises:
+            NotImplementedError: a value is to have a time to live.
+        """
+        given = list(ops)
+        if any(isinstance(op, PutOp) and op.ttl is not None for op in given):
+            raise NotImplementedError("a memory has no time to live: tips are retired by their worth (memory.retire)")
+        results: list[Result] = [None if isinstance(op, PutOp) else self._read(op) for op in given]
+        last = {(op.namespace, op.key): op for op in given if isinstance(op, PutOp)}
+        tips = {place: tip for place, op in last.items() if (tip := _build_tip(op))}
+        self.memory.add([*tips.values()])  # a process that dies here leaves tips without values, and loses nothing
+        with self.memory.store.transaction():
+            for place, op in last.items():
+                self._put(op, tips.get(place))
+        return results
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        """Execute operations in a thread, since they may wait for the disk."""
+        return await asyncio.to_thread(self.batch, list(ops))
+
+    def _read(self, op: Op) -> Result:
+        if isinstance(op, GetOp):
+            return self._load().get((op.namespace, op.key))
+        items = self._load()
+        scratch = InMemoryStore()
+        scratch.batch([PutOp(namespace, key, item.value) for (namespace, key), item in items.items()])
+        if isinstance(op, ListNamespacesOp):
+            return scratch.batch([op])[0]
+        assert isinstance(op, SearchOp), "there is no other"
+        (found,) = scratch.batch([op._replace(query=None, limit=len(items), offset=0)])
+        places: list[Place] = [(item.namespace, item.key) for item in found]  # type: ignore[union-attr]
+        scores = self._score(op.query, {place[0] for place in places}) if op.query else {}
+        tips = self.memory.store.load_item_tips()
+        by_place = {place: scores.get(tips.get((json.dumps(place[0]), place[1]), -1)) for place in places}
+        places.sort(key=lambda place: -2.0 if by_place[place] is None else by_place[place] or 0.0, reverse=True)
+        return [
+            SearchItem(*place, items[place].value, items[place].created_at, items[place].updated_at, by_place[place])
+            for place in places[op.offset : op.offset + op.limit]
+        ]
+
+    def _score(self, query: str, namespaces: set[tuple[str, ...]]) -> dict[int, float]:
+        found = (self.memory.search_nearest(".".join(name), query, 1_000_000, -1.0) for name in namespaces)
+        return {tip.id: similarity for tips in found for tip, similarity in tips if tip.id is not None}
+
+    def _load(self) -> dict[Place, Item]:
+        return {
+            (tuple(json.loads(namespace)), key): Item(
+                value=json.loads(value), key=key, namespace=tuple(json.loads(namespace)),
+                created_at=datetime.fromtimestamp(created, UTC), updated_at=datetime.fromtimestamp(updated, UTC),
+            )
+            for namespace, key, value, created, updated in self.memory.store.load_items()
+        }  # fmt: skip
+
+    def _put(self, op: PutOp, tip: Tip | None) -> None:
+        store, namespace = self.memory.store, json.dumps(op.namespace)
+        before = store.load_item_tips().get((namespace, op.key))
+        if op.value is None:
+            store.delete_item(namespace, op.key)
+        else:
+            tip_id = store.find_duplicate(tip, same_key=False) if tip else None
+            store.put_item(namespace, op.key, json.dumps(op.value), tip_id, time.time())
+        if before is not None and before not in store.load_item_tips().values():
+            old = store.get_tip(before)
+            store.delete([before] if old and old.model == AUTHOR else [])  # it may be another's, in the same words
+
+
+def _build_tip(op: PutOp) -> Tip | None:
+    text = "" if op.value is None else clean_tip(_read_text(op.value, op.index))
+    return Tip(".".join(op.namespace), text, text, 0.0, model=AUTHOR, imported=True) if text else None
+
+
+def _read_text(value: Mapping[str, Any], index: bool | list[str] | None) -> str:
+    if index is False:
+        return ""
+    if isinstance(index, list):
+        return " ".join(text for path in index for text in get_text_at_path(dict(value), tokenize_path(path)))
+    said = next((value[name] for name in ("text", "content") if isinstance(value.get(name), str)), None)
+    return said if said is not None else json.dumps(value, ensure_ascii=False)

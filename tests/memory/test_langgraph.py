@@ -1,0 +1,115 @@
+"""The LangGraph store answers as LangGraph's own does, and outlives the process."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langgraph.store.base import GetOp, ListNamespacesOp, MatchCondition, PutOp, SearchOp
+from langgraph.store.memory import InMemoryStore
+
+from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.memory import open_memory
+from trailnotes.memory.langgraph import TipStore
+from trailnotes.types import Tip
+
+NAMES = st.sampled_from([("a",), ("a", "b"), ("a", "c"), ("b", "c")])
+KEYS = st.sampled_from(["x", "y", "z"])
+VALUES = st.fixed_dictionaries({"n": st.integers(0, 3)}, optional={"text": st.sampled_from(["one door", "two", "?"])})
+FILTERS = st.sampled_from([None, {"n": 1}, {"n": {"$gte": 2}}, {"text": "two"}])
+CONDITIONS = st.sampled_from(
+    [(), (MatchCondition("prefix", ("a", "*")),), (MatchCondition("suffix", ("c",)), MatchCondition("prefix", ("a",)))]
+)
+NONE = st.none()
+OPS = st.one_of(
+    st.builds(PutOp, NAMES, KEYS, st.one_of(VALUES, st.none()), NONE, NONE),
+    st.builds(PutOp, NAMES, KEYS, VALUES, NONE, NONE),
+    st.builds(GetOp, NAMES, KEYS, st.just(True)),
+    st.builds(SearchOp, st.sampled_from([(), ("a",), ("a", "b")]), FILTERS, st.integers(1, 3), st.integers(0, 1), NONE),
+    st.builds(ListNamespacesOp, CONDITIONS, st.sampled_from([None, 1]), st.integers(1, 3), st.integers(0, 1)),
+)
+
+
+def plain(result: Any) -> Any:
+    """A result without its times; found items and names without their order, which a store may choose."""
+    if isinstance(result, list):
+        return sorted(map(repr, map(plain, result)))
+    return (result.namespace, result.key, result.value) if hasattr(result, "key") else result
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(OPS, max_size=4), max_size=6))
+def test_it_answers_as_the_store_in_memory(batches: list[list[Any]]) -> None:
+    theirs = InMemoryStore()
+    with open_memory(None) as memory:
+        ours = TipStore(memory)
+        for ops in batches:
+            for op, own, other in zip(ops, ours.batch(ops), theirs.batch(ops), strict=True):
+                if isinstance(op, GetOp):
+                    assert plain(own) == plain(other)
+                elif isinstance(op, PutOp | SearchOp):  # pages of an order that a store may choose
+                    assert len(own or ()) == len(other or ())
+        for op in (SearchOp((), None, 99), SearchOp(("a",), {"n": {"$gte": 2}}, 99)):
+            assert plain(ours.batch([op])[0]) == plain(theirs.batch([op])[0])
+        for condition in ((), (MatchCondition("prefix", ("a", "*")),), (MatchCondition("suffix", ("c",)),)):
+            (names,) = theirs.batch([ListNamespacesOp(condition, None, 99)])
+            held = [name for name in names if theirs.search(name)]  # theirs lists emptied ones, too
+            assert sorted(ours.batch([ListNamespacesOp(condition, None, 99)])[0]) == sorted(held)
+
+
+def test_values_outlive_the_process_and_are_found_by_what_they_say(tmp_path: Path) -> None:
+    with open_memory(tmp_path / "memory.db") as memory:
+        store = TipStore(memory)
+        store.put(("users", "7"), "likes", {"text": "the user likes green tea", "when": [1, {"a": None}]})
+        store.put(("users", "7"), "hates", {"content": "loud music"})
+        store.put(("users", "7"), "secret", {"text": "green tea, too"}, index=False)
+        (created,) = [item.created_at for item in [store.get(("users", "7"), "likes")] if item]
+    with open_memory(tmp_path / "memory.db") as memory:
+        store = TipStore(memory)
+        store.put(("users", "7"), "likes", {"text": "the user likes green tea a lot", "when": []})
+        item = store.get(("users", "7"), "likes")
+        assert item is not None
+        assert item.value["when"] == []
+        assert item.created_at == created < item.updated_at
+        found = asyncio.run(store.asearch(("users",), query="which tea is liked", limit=3))
+        assert next(each.key for each in found) == "likes"
+        assert found[-1].key == "secret"
+        assert found[-1].score is None
+        assert found[0].score > found[1].score  # type: ignore[operator]
+
+
+def test_sessions_show_values_and_their_worth_is_learned() -> None:
+    with open_memory(None, MemoryConfig(threshold=-1.0, top_k=1)) as memory:
+        TipStore(memory).put(("door",), "key", {"text": "the red key opens it"})
+        memory.session("door", "a door", show_tips=False).report(0.0)
+        session = memory.session("door", "a door")
+        assert "red key" in session.text
+        session.report(1.0)
+        (stats,) = memory.store.load_reader_stats().values()
+        assert stats.worth == 0.5
+
+
+def test_what_another_wrote_in_the_same_words_stays() -> None:
+    with open_memory(None) as memory:
+        memory.add([Tip("door", "knock", "a door", 0.0, model="me", imported=True)])
+        store = TipStore(memory)
+        for key in "ab":
+            store.put(("door",), key, {"text": "knock"})
+        store.put(("door",), "c", {"text": "wait"})
+        for key in "abc":
+            store.delete(("door",), key)
+        assert [tip.text for tip in memory.store.load_tips()] == ["knock"]
+
+
+def test_a_time_to_live_is_refused_with_the_reason() -> None:
+    with open_memory(None) as memory:
+        store = TipStore(memory)
+        with pytest.raises(NotImplementedError, match="TTL is not supported"):
+            store.put(("a",), "x", {"text": "b"}, ttl=1)
+        with pytest.raises(NotImplementedError, match="retired by their worth"):
+            store.batch([PutOp(("a",), "x", {"text": "b"}, ttl=1)])
+        assert store.search(()) == []
