@@ -70,7 +70,7 @@ class Observation:
     info: Mapping[str, Any] = field(default_factory=dict)  # JSON-able extras, logged, never shown to the policy
     briefing: Mapping[str, Any] | None = None  # facts worded in the first prompt, see `BRIEFING`; set at reset only
     # Of a foreign agent, instead of a turn that we word: {"kept": number of messages that stay, "messages": [[role,
-    # content], ...] that follow}; the last one is the user's, and `text` repeats its content.
+    # content], ...] that follow}; the last one is the user's turn, of which `text` is the newest message.
     request: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:

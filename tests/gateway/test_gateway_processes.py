@@ -81,7 +81,7 @@ def test_a_missing_program_or_function_is_named_before_anything_starts(tmp_path:
     for options, said in (
         ({"agent": "", "command": ["no-such-agent"]}, "no program 'no-such-agent'"),
         ({"agent": "no_such_module:play"}, "must name module:function"),
-        ({"agent": "agents:OPTIONS"}, "is no function"),
+        ({"agent": "strangers:OPTIONS"}, "is no function"),
         ({"agent": ""}, "needs a command, or an agent"),
         ({"command": ["true"]}, "and not both"),
     ):
@@ -92,7 +92,7 @@ def test_a_missing_program_or_function_is_named_before_anything_starts(tmp_path:
 def test_tasks_of_a_file_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "tasks.jsonl").write_text('{"id": "one"}\n{"id": 2}\n')
     env = ["--env.name", "gateway", "--env.options.tasks", str(tmp_path / "tasks.jsonl")]
-    assert main(["rollout", *env, "--env.options.agent", "agents:play", "--model.path", "random"])
+    assert main(["rollout", *env, "--env.options.agent", "strangers:play", "--model.path", "random"])
     assert "tasks.jsonl, line 2" in capsys.readouterr().err
 
 

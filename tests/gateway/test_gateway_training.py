@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import OPTIONS, write_tasks
+from strangers import OPTIONS, write_tasks
 
 from tinyrun import equal_weights, metrics, tiny_config, tip_rows, train_in_process
 from trailnotes.learner.learner import Learner
@@ -34,10 +34,10 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[list[Sample]]:
 def test_an_agent_of_the_openai_client_gives_the_rows_of_our_own_environment(
     start_model: Path, tmp_path: Path, rows: list[list[Sample]], algorithm: dict[str, Any]
 ) -> None:
-    own = {"name": "agents:Folded", "options": dict(OPTIONS)}
+    own = {"name": "paying:Paid", "options": dict(OPTIONS)}
     agent = {
         "name": "gateway",
-        "options": {"tasks": str(write_tasks(tmp_path / "tasks.jsonl")), "agent": "agents:play"},
+        "options": {"tasks": str(write_tasks(tmp_path / "tasks.jsonl")), "agent": "strangers:play"},
     }
     for place, env in (("own", own), ("agent", agent)):
         config = tiny_config(start_model, env=env, algorithm=algorithm, run={"name": "same"})

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from trailnotes.types import Completion, Role, strip_thinking
 
@@ -131,8 +131,15 @@ def _require(kind: type, body: Mapping[str, Any], name: str) -> Any:
 # -- conversations
 
 
-def render_conversation(call: ModelCall, sampled: Mapping[str, str]) -> list[Spoken]:
-    """Render a request as a conversation that ends with the user.
+class Conversed(NamedTuple):
+    """A request as a conversation that ends with the user."""
+
+    turns: tuple[Spoken, ...]
+    newest: str  # message of the last turn: tips stand before it
+
+
+def render_conversation(call: ModelCall, sampled: Mapping[str, str]) -> Conversed:
+    """Render a request as a conversation.
 
     Args:
         call: the request.
@@ -141,7 +148,7 @@ def render_conversation(call: ModelCall, sampled: Mapping[str, str]) -> list[Spo
     Raises:
         RequestRefused: a message is no text, or the last one is the assistant's.
     """
-    head, turns = "", list[Spoken]()
+    head, newest, turns = "", "", list[Spoken]()
     for message in call.messages:
         role = message.get("role")
         text = _read_text(message.get("content"))
@@ -150,9 +157,11 @@ def render_conversation(call: ModelCall, sampled: Mapping[str, str]) -> list[Spo
         elif role in {"system", "developer"} and not turns:
             head = f"{head}\n\n{text}" if head else text
         elif role in {"system", "developer", "user"}:
-            _append(turns, "user", text if role == "user" else f"System: {text}")
+            newest = text if role == "user" else f"System: {text}"
+            _append(turns, "user", newest)
         elif role in {"tool", "function"}:
-            _append(turns, "user", f"<tool_response>\n{text}\n</tool_response>")
+            newest = f"<tool_response>\n{text}\n</tool_response>"
+            _append(turns, "user", newest)
         else:
             raise RequestRefused(f"a message has the role {role!r}: use system, user, assistant or tool")
     if not turns or turns[-1][0] != "user":
@@ -162,7 +171,7 @@ def render_conversation(call: ModelCall, sampled: Mapping[str, str]) -> list[Spo
     if call.tools:
         lines = (json.dumps(tool.get("function"), ensure_ascii=False, sort_keys=True) for tool in call.tools)
         head = f"{head}\n\n{_TOOLS.format(chr(10).join(lines))}".strip()
-    return [("system", head), *turns] if head else turns
+    return Conversed((("system", head), *turns) if head else tuple(turns), newest)
 
 
 def identify(message: Mapping[str, Any]) -> str:

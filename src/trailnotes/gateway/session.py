@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from trailnotes.errors import EnvError
-from trailnotes.gateway.requests import ModelCall, ModelReply, RequestRefused, Spoken, identify, make_reply
+from trailnotes.gateway.requests import Conversed, ModelCall, ModelReply, RequestRefused, Spoken, identify, make_reply
 from trailnotes.gateway.requests import render_conversation as render
 from trailnotes.types import Completion, Observation, Task
 
@@ -85,9 +85,9 @@ class Session:
         self.num_answered = 0
         self._timeout, self._start, self._scorer = timeout, start, scorer
         self._agent: Agent | None = None
-        self._waiting: asyncio.Queue[tuple[tuple[Spoken, ...], asyncio.Future[Completion]] | None] = asyncio.Queue()
+        self._waiting: asyncio.Queue[tuple[Conversed, asyncio.Future[Completion]] | None] = asyncio.Queue()
         self._now: asyncio.Future[Completion] | None = None  # the request that the run answers
-        self._asked: dict[tuple[Spoken, ...], asyncio.Future[Completion]] = {}
+        self._asked: dict[Conversed, asyncio.Future[Completion]] = {}
         self._said: list[Spoken] = []  # the newest conversation, with its answer
         self._sampled: dict[str, str] = {}  # what the model said, by `identify`
         self._reward, self._report, self._failure, self._over = 0.0, Report(done=False), "", False
@@ -100,7 +100,7 @@ class Session:
         Raises:
             RequestRefused: the conversation is none, or the episode is over.
         """
-        said = tuple(render(call, self._sampled))
+        said = render(call, self._sampled)
         self._require_live()
         future = self._asked.get(said) if again else None
         if future is None:
@@ -185,13 +185,13 @@ class Session:
             return self._make_observation(text="", truncated=True)
         if asked is None:
             return await self._observe_end()
-        said, self._now = asked
+        (said, newest), self._now = asked
         kept = 0
         while kept < min(len(said) - 1, len(self._said)) and said[kept] == self._said[kept]:
             kept += 1
         self._said = list(said)
         request = {"kept": kept, "messages": [list(message) for message in said[kept:]]}
-        return self._make_observation(text=said[-1][1], request=request)
+        return self._make_observation(text=newest, request=request)
 
     async def _observe_end(self) -> Observation:
         if self._failure:

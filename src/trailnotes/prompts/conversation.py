@@ -247,6 +247,8 @@ class Conversation:
         """
         if observation.request is not None:
             self._follow(observation.request)
+            if len(self.plain) == self.opening:
+                self.instruction = self.cap_text(_find_head(observation))
         fresh = self._select_unseen(tips)
         turns = self.format_turn(observation, fresh), self.format_turn(observation)
         self.acting.append(Message("user", turns[0]))
@@ -293,7 +295,8 @@ class Conversation:
     def format_turn(self, observation: Observation, tips: Sequence[Tip] = ()) -> str:
         """Format the user turn that would come next."""
         if observation.request is not None:
-            return "\n".join([*(self._introduce(tips) if tips else ()), observation.text])
+            head = _find_head(observation)
+            return "\n".join([*([head] if head else ()), *(self._introduce(tips) if tips else ()), observation.text])
         terse = self._rollout.style == "terse"
         first = len(self.plain) == self.opening
         parts = []
@@ -352,6 +355,13 @@ class Conversation:
     def cap_text(self, text: str) -> str:
         """Cut a text of the environment to its cap."""
         return truncate(text, self._rollout.max_observation_tokens, self._count_tokens)
+
+
+def _find_head(observation: Observation) -> str:
+    """Return what precedes the newest message within a foreign agent's turn."""
+    assert observation.request is not None, "asked before"
+    whole: str = observation.request["messages"][-1][1]
+    return whole.removesuffix(observation.text).removesuffix("\n")
 
 
 def parse_listed_actions(turn: str, style: Literal["full", "terse"]) -> list[str]:

@@ -4,34 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import openai
 
-from paying import Paid
 from small import SETTINGS
 from trailnotes.client import AgentSession
 from trailnotes.envs import list_env_tasks, make_env
 from trailnotes.prompts import parse_action
-from trailnotes.types import Observation, Task
+from trailnotes.types import Task
 
 OPTIONS: Mapping[str, Any] = {"families": ["keys/granite"], "max_steps": 2}
 
 
-class Folded(Paid):
-    """`Paid` whose first observation holds the instruction, so that turns are the observations as they are."""
-
-    def reset(self, task: Task) -> Observation:
-        observation = super().reset(task)
-        return replace(observation, instruction=None, text=f"{observation.instruction}\n{observation.text}")
-
-
 def write_tasks(path: Path) -> Path:
-    """The tasks of `Folded`, all splits, as the gateway reads them."""
+    """The tasks of `Paid`, all splits, as the gateway reads them."""
     tasks = [
-        task for split in ("train", "validation", "test") for task in list_env_tasks("agents:Folded", split, OPTIONS)
+        task for split in ("train", "validation", "test") for task in list_env_tasks("paying:Paid", split, OPTIONS)
     ]
     lines = [{"id": t.id, "seed": t.seed, "split": t.split, "family": t.family, "game": dict(t.options)} for t in tasks]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
@@ -40,13 +30,13 @@ def write_tasks(path: Path) -> Path:
 
 def play(session: AgentSession) -> None:
     """Play one game as any program with the client of OpenAI would."""
-    env = make_env("agents:Folded", **OPTIONS)
+    env = make_env("paying:Paid", **OPTIONS)
     said = session.task
     task = Task(
-        said["id"], "agents:Folded", said["seed"], said.get("split", "train"), said["options"]["game"], said["family"]
+        said["id"], "paying:Paid", said["seed"], said.get("split", "train"), said["options"]["game"], said["family"]
     )
     observation = env.reset(task)
-    messages: list[Any] = []
+    messages: list[Any] = [{"role": "user", "content": observation.instruction}]
     with openai.OpenAI(base_url=session.base_url, api_key=session.api_key) as client:
         while not observation.done:
             messages.append({"role": "user", "content": observation.text})
