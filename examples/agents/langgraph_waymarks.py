@@ -18,13 +18,14 @@ from langgraph.graph.message import add_messages
 from trailnotes import make_env
 from trailnotes.client import AgentSession
 from trailnotes.envs import list_env_tasks
+from trailnotes.storage.records import task_to_json
 from trailnotes.types import Task
 
 OPTIONS = {"families": 12, "new_families": 12, "new_validation": 4}
 
 
 class State(TypedDict):
-    """The conversation, and what the game has said last."""
+    """What passes along the edges."""
 
     messages: Annotated[list[Any], add_messages]
     observation: Any
@@ -56,6 +57,5 @@ def play(session: AgentSession) -> dict[str, Any]:
 
 if __name__ == "__main__":
     tasks = [task for split in ("train", "validation", "test") for task in list_env_tasks("waymarks", split, OPTIONS)]
-    games = [{"id": t.id, "env": t.env, "seed": t.seed, "split": t.split, "options": dict(t.options)} for t in tasks]
-    lines = [json.dumps({"id": game["id"], "split": game["split"], "game": game}) for game in games]
+    lines = [json.dumps({"id": task.id, "split": task.split, "game": task_to_json(task)}) for task in tasks]
     Path(sys.argv[1]).write_text("\n".join(lines) + "\n", encoding="utf-8")
