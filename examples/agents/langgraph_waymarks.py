@@ -1,7 +1,6 @@
-"""A LangGraph agent that plays Waymarks, trained by pointing it at another address (examples/agents/waymarks.toml).
+"""A LangGraph agent that plays Waymarks: `trailnotes train waymarks.toml` in this folder trains it.
 
-python examples/agents/langgraph_waymarks.py tasks.jsonl     # writes the list of tasks
-trailnotes train examples/agents/waymarks.toml --run-dir runs/agent
+First `python langgraph_waymarks.py tasks.jsonl` writes the list of tasks.
 """
 
 from __future__ import annotations
