@@ -18,6 +18,7 @@ from test_gateway_agents import agent_config, play
 from trailnotes.client import AgentSession, session
 from trailnotes.commands import main
 from trailnotes.errors import ConfigError, SessionOver
+from trailnotes.memory import open_memory
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Trajectory
 
@@ -140,6 +141,10 @@ def test_agents_come_to_a_gateway_which_remembers_what_they_report(gateway: tupl
     assert sorted((episode["task"]["id"], episode["score"]) for episode in episodes) == [
         ("coffee", 1.0), *(("tea", number / 4) for number in range(4)),
     ]  # fmt: skip
+    with open_memory(out / "memory.db") as memory:
+        wait_until(lambda: len(memory.store.load_attempts("tea", 9, without="")) == 4)
+        earned = [value for _, value in memory.store.load_attempts("tea", 9, without="")]
+        assert sorted(earned) == [0.0, 0.25, 0.5, 0.75]
     later = session("tea", gateway=url)
     ask(later, "you are in a kitchen")
     with pytest.raises(ConfigError, match="a session needs a task"):

@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trailnotes.config.methods import resolve_method
 from trailnotes.errors import PolicyError
 from trailnotes.gateway.requests import RequestRefused
 from trailnotes.gateway.server import GatewayServer
@@ -45,7 +44,7 @@ class OpenGateway:
 
     Args:
         policy: answers.
-        memory: of the tips that are shown, and written where the method writes any; None: none.
+        memory: of the tips that are shown, and written about each session that has reported; None: none.
         config: of the run; `env.timeout` ends a session that asks and reports nothing for so long.
         path: file that episodes are appended to as they end.
         plain_share: of sessions that are shown no tips, with which readers are compared.
@@ -114,14 +113,13 @@ class OpenGateway:
             await self._learn(episode, seed)
 
     async def _learn(self, episode: Trajectory, seed: int) -> None:
-        """Tell the memory what its tips earned, and have the policy write one where the method does."""
+        """Tell the memory what its tips earned, and have the policy write one."""
         assert self._memory is not None, "asked before"
         await asyncio.to_thread(_report, self._memory, episode)  # waits for the disk
-        if resolve_method(self._config.algorithm.name).writes_tips:
-            with suppress(PolicyError):  # the episode is kept all the same
-                group = TrajectoryGroup(episode.task, (episode,))
-                batch = await write_tips(self._policy, [group], self._config, seed=seed, step=0)
-                await asyncio.to_thread(self._memory.add, batch.tips)
+        with suppress(PolicyError):  # the episode is kept all the same
+            group = TrajectoryGroup(episode.task, (episode,))
+            batch = await write_tips(self._policy, [group], self._config, seed=seed, step=0)
+            await asyncio.to_thread(self._memory.add, batch.tips)
 
 
 def _report(memory: TipMemory, episode: Trajectory) -> None:
