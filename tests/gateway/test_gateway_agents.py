@@ -328,6 +328,27 @@ def test_a_scorer_returns_the_score_in_place_of_a_report(tmp_path: Path) -> None
     assert (episode.score, episode.success, episode.final_observation.text) == (2.0, True, "one")
 
 
+@pytest.mark.parametrize("name", ["by_magic", "by_nothing"])
+def test_a_failing_scorer_costs_the_episode(tmp_path: Path, name: str) -> None:
+    errors: list[Trajectory] = []
+    config = agent_config(tmp_path, options={"scorer": f"test_gateway_agents:{name}"})
+    assert play(config, lambda session: ask(session, "a") and None, errors=errors) == []
+    assert "env.options.scorer raised" in errors[0].error
+
+
+def by_magic(task: Task, messages: list[dict[str, str]]) -> float:
+    raise LookupError(task.id)
+
+
+def by_nothing(task: Task, messages: list[dict[str, str]]) -> None:
+    """Return no score."""
+
+
+def test_an_agent_returns_to_no_state() -> None:
+    with pytest.raises(ValueError, match="cannot return to a state"):
+        Config(env={"name": "gateway"}, archive={"share": 0.5})  # type: ignore[arg-type]
+
+
 def test_a_coroutine_is_an_agent(tmp_path: Path) -> None:
     async def agent(session: AgentSession) -> dict[str, Any]:
         async with openai.AsyncOpenAI(base_url=session.base_url, api_key="k") as client:

@@ -377,6 +377,8 @@ class Config(Section):
             raise ConfigError(f"{algorithm.name} lets no member read tips: set algorithm.author_credit = 0")
         if self.archive.share and not method.trains:
             raise ConfigError(f"{algorithm.name} trains nothing from kept states: set archive.share = 0")
+        if self.archive.share and self.env.name == "gateway":
+            raise ConfigError("an agent of the gateway cannot return to a state: set archive.share = 0")
         if self.archive.share:
             num_readers = round(algorithm.p_memory * rollout.group_size) if mixed else 0
             self._validate_archive(rollout.group_size - num_readers)

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from trailnotes.client import AgentSession
 from trailnotes.envs.base import format_error, sanitize_text
 from trailnotes.errors import ConfigError, SessionOver
-from trailnotes.gateway.requests import RequestRefused
-from trailnotes.gateway.session import MODEL, Session, parse_report
+from trailnotes.gateway.session import MODEL, Session
 from trailnotes.storage.child import describe_exit, kill_group, start_child
 from trailnotes.storage.records import task_to_json
 
@@ -130,18 +129,3 @@ class AgentThread:
 def _tell_end(session: Session, failure: str) -> None:
     if not session.loop.is_closed():
         session.loop.call_soon_threadsafe(session.end, failure)
-
-
-def load_scorer(target: str) -> Callable[..., Any]:
-    """Load `env.options.scorer`, whose errors are those of the episode."""
-    score = import_function("scorer", target)
-
-    def scoring(*given: Any) -> Any:
-        said = score(*given)
-        try:
-            parse_report(said if isinstance(said, Mapping) else {"score": float(said)})
-        except (RequestRefused, TypeError, ValueError) as error:
-            raise ConfigError(f"env.options.scorer = {target!r} must return a score or a report ({error})") from error
-        return said
-
-    return scoring

@@ -75,14 +75,14 @@ class GatewayPool:
         if self._server and self._server.loop is asyncio.get_running_loop():
             return
         self.close()
-        from trailnotes.gateway.launch import find_program, import_function, load_scorer
+        from trailnotes.gateway.launch import find_program, import_function
         from trailnotes.gateway.server import GatewayServer
         from trailnotes.web.loopback import LOOPBACK
         from trailnotes.web.serving import open_listener
 
         options = self._env.options
         GatewayEnv(**options)  # checks them
-        self._scorer = load_scorer(options["scorer"]) if options.get("scorer") else None
+        self._scorer = import_function("scorer", options["scorer"]) if options.get("scorer") else None
         self._agent = import_function("agent", options["agent"]) if options.get("agent") else None
         self._command = [] if self._agent else find_program(options["command"])
         self._server = GatewayServer(self, open_listener(LOOPBACK, 0))

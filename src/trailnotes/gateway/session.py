@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
+from trailnotes.envs.base import wrap_env_errors
 from trailnotes.errors import EnvError
 from trailnotes.gateway.requests import Conversed, ModelCall, ModelReply, RequestRefused, Spoken, identify, make_reply
 from trailnotes.gateway.requests import render_conversation as render
@@ -200,8 +201,9 @@ class Session:
             raise EnvError("the agent ended without one request to the model: is it given the address of its session?")
         if self._scorer is not None:
             messages = [{"role": role, "content": text} for role, text in self._said]
-            said = await asyncio.to_thread(self._scorer, self.task, messages)
-            scored = parse_report(said if isinstance(said, Mapping) else {"score": float(said)})
+            with wrap_env_errors("env.options.scorer"):
+                said = await asyncio.to_thread(self._scorer, self.task, messages)
+                scored = parse_report(said if isinstance(said, Mapping) else {"score": float(said)})
             self._reward += (scored.score or 0.0) - (self._report.score or 0.0)
             reached = scored.success if scored.success is not None else (scored.score or 0.0) >= scored.max_score
             text, truncated = scored.text or self._report.text, self._report.truncated
