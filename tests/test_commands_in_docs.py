@@ -50,6 +50,7 @@ NOT_RUN = {
     "engine serve": "serves until it is interrupted: tests/policies/vllm/test_wire.py",
     "models": "asks a server: tests/tinker/test_tinker_learner.py",
     "webshop serve": "serves until it is interrupted: packages/worlds/tests/commands/test_webshop_serve.py",
+    "gateway": "serves until it is interrupted: tests/gateway/test_gateway_processes.py",
     "envs serve": "serves until it is interrupted: packages/worlds/tests/openenv/test_openenv_server.py",
     "webshop import": "reads the original's files, which are not ours",
     "wikihow import": "reads recorded pages, which are not ours",

@@ -35,7 +35,8 @@ PACKAGES = {
         prompts envs policies memory
         endpoint web
         config
-        client storage
+        client
+        storage
         types errors seeds
     """,
     "trailnotes_worlds": """

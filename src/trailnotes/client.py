@@ -1,4 +1,4 @@
-"""An agent's side of a session: where its model is, which task it has, and how it went. Standard library alone."""
+"""An agent's side of a session: where its model is, which task it has, and how it went."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trailnotes.errors import ConfigError, SessionOver
+from trailnotes.storage.files import parse_json
 
 TIMEOUT_S = 30.0
 
@@ -68,7 +69,7 @@ def session(task: str = "", *, gateway: str = "", token: str = "") -> AgentSessi
         return AgentSession(gateway.rstrip("/") + opened["path"], {"id": task}, token)
     if not (url := os.environ.get("TRAILNOTES_SESSION", "")):
         raise ConfigError("no gateway has started this process: name one, session(TASK, gateway='http://...')")
-    return AgentSession(url, json.loads(os.environ["TRAILNOTES_TASK"]))
+    return AgentSession(url, parse_json(os.environ["TRAILNOTES_TASK"]))
 
 
 def _send(method: str, url: str, body: Mapping[str, Any] | None, token: str) -> Any:
@@ -79,11 +80,11 @@ def _send(method: str, url: str, body: Mapping[str, Any] | None, token: str) -> 
     request = urllib.request.Request(url, data, headers, method=method)  # noqa: S310 (checked above)
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
-            return json.load(answer)
+            return parse_json(answer.read())
     except urllib.error.HTTPError as error:
         with error:
             said = error.read().decode(errors="replace")
-        text = json.loads(said)["error"]["message"] if said.startswith('{"error"') else said[:200]
+        text = parse_json(said)["error"]["message"] if said.startswith('{"error"') else said[:200]
         if error.code in {404, 409, 503}:
             raise SessionOver(text) from None
         raise ConfigError(f"the gateway refused it: {text}") from None

@@ -136,11 +136,12 @@ def test_tasks_that_a_signal_met_are_not_told_one_by_one(caplog: pytest.LogCaptu
 def test_nothing_else_starts_a_loop() -> None:
     """The root of it: `asyncio.run` refuses where a loop runs, so the package has one place that starts loops.
 
-    The loop of verifiers' episodes runs in a thread of its own.
+    The loops of verifiers' episodes, and of agents that are coroutines, run in threads of their own.
     """
     root = Path(__file__).parents[2]
     starts = re.compile(r"asyncio\.(run|Runner)\(|new_event_loop\(|run_until_complete")
     assert {file.name for file in root.glob("**/src/**/*.py") if starts.search(file.read_text())} == {
+        "launch.py",
         "loop.py",
         "stage.py",
     }

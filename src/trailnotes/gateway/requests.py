@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast
 
+from trailnotes.storage.files import parse_json
 from trailnotes.types import Completion, Role, strip_thinking
 
 Json = dict[str, Any]
@@ -213,7 +214,7 @@ def _read_text(content: object) -> str:
 
 def _load_json(text: str, default: Any) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return default
 

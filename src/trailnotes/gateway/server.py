@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -25,6 +24,7 @@ from trailnotes.gateway.requests import (
     parse_responses_call,
 )
 from trailnotes.gateway.session import MODEL, Session, parse_report
+from trailnotes.storage.files import parse_json
 from trailnotes.storage.records import task_to_json
 from trailnotes.web.guard import LOOPBACK_NAMES, BearerMiddleware, SecurityMiddleware
 from trailnotes.web.serving import build_server_config, format_host, format_url
@@ -172,8 +172,8 @@ async def _read_json(request: Request) -> dict[str, Any]:
     except TimeoutError:
         raise RequestRefused("the request did not arrive in time", 408) from None
     try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
+        value = parse_json(bytes(body))
+    except ValueError:
         raise RequestRefused("the body is no JSON") from None
     if not isinstance(value, dict):
         raise RequestRefused("the body must be a JSON object")

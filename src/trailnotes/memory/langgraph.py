@@ -29,6 +29,7 @@ from langgraph.store.base import (
 from langgraph.store.memory import InMemoryStore
 
 from trailnotes.memory.tips import TipMemory, clean_tip
+from trailnotes.storage.files import parse_json
 from trailnotes.types import Tip
 
 AUTHOR = "langgraph"  # of the tips that find values
@@ -95,8 +96,8 @@ class TipStore(BaseStore):
 
     def _load(self) -> dict[Place, Item]:
         return {
-            (tuple(json.loads(namespace)), key): Item(
-                value=json.loads(value), key=key, namespace=tuple(json.loads(namespace)),
+            (tuple(parse_json(namespace)), key): Item(
+                value=parse_json(value), key=key, namespace=tuple(parse_json(namespace)),
                 created_at=datetime.fromtimestamp(created, UTC), updated_at=datetime.fromtimestamp(updated, UTC),
             )
             for namespace, key, value, created, updated in self.memory.store.load_items()

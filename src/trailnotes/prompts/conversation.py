@@ -229,7 +229,7 @@ class Conversation:
         self.opening = 0  # messages before the first turn: system prompt and example
         self._rollout, self._memory, self._count_tokens = rollout, memory, count_tokens
         self._introduce = introduce or self.format_tips
-        self._branches = Branches()
+        self._branches: Branches | None = None
         self._turns: list[Turn] = []  # of a foreign agent
 
     def start(self, instruction: str) -> None:
@@ -260,6 +260,7 @@ class Conversation:
 
     def _follow(self, request: Mapping[str, Any]) -> None:
         """Go to the state before the newest turn of a foreign agent's request."""
+        self._branches = self._branches or Branches()
         self._branches.record(self._turns)
         self._turns = self._branches.trace(parse_request(request, self.plain)[:-1])
         self.plain = [turn.plain for turn in self._turns]
