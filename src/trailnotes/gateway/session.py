@@ -179,7 +179,8 @@ class Session:
 
     async def _observe(self) -> Observation:
         try:
-            asked = await asyncio.wait_for(self._waiting.get(), self._timeout)
+            async with asyncio.timeout(self._timeout):
+                asked = await self._waiting.get()
         except TimeoutError:
             if not self.num_answered:
                 raise EnvError(f"the agent asked for nothing within env.timeout = {self._timeout:g} s") from None
