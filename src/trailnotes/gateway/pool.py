@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Self
+from contextlib import AbstractContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.gateway.requests import RequestRefused
@@ -14,14 +14,12 @@ from trailnotes.gateway.session import Agent, Score, Session
 from trailnotes.gateway.tasks import GatewayEnv
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from trailnotes.config.schema import EnvConfig
     from trailnotes.envs.workers.hosts import Host
     from trailnotes.gateway.server import GatewayServer
 
 
-class GatewayPool:
+class GatewayPool(AbstractContextManager["GatewayPool"]):
     """A lender of sessions, for the settings of ``env.name = "gateway"``; the server starts with the first lease.
 
     Use it as a context manager, or call `close`.
@@ -63,12 +61,7 @@ class GatewayPool:
             self._server.stop()
         self._server = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def _open(self) -> None:

@@ -19,7 +19,7 @@ from trailnotes.storage.files import parse_json
 from trailnotes.types import Completion, Role, strip_thinking
 
 Json = dict[str, Any]
-Spoken = tuple[Role, str]
+ChatTurn = tuple[Role, str]
 TOOL_CALL: Final = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 _TOOLS: Final = (
     "You can call functions. A call is one line, "
@@ -132,14 +132,14 @@ def _require(kind: type, body: Mapping[str, Any], name: str) -> Any:
 # -- conversations
 
 
-class Conversed(NamedTuple):
+class ChatPrompt(NamedTuple):
     """A request as a conversation that ends with the user."""
 
-    turns: tuple[Spoken, ...]
+    turns: tuple[ChatTurn, ...]
     newest: str  # message of the last turn: tips stand before it
 
 
-def render_conversation(call: ModelCall, sampled: Mapping[str, str]) -> Conversed:
+def render_conversation(call: ModelCall, sampled: Mapping[str, str]) -> ChatPrompt:
     """Render a request as a conversation.
 
     Args:
@@ -149,7 +149,7 @@ def render_conversation(call: ModelCall, sampled: Mapping[str, str]) -> Converse
     Raises:
         RequestRefused: a message is no text, or the last one is the assistant's.
     """
-    head, newest, turns = "", "", list[Spoken]()
+    head, newest, turns = "", "", list[ChatTurn]()
     for message in call.messages:
         role = message.get("role")
         text = _read_text(message.get("content"))
@@ -172,7 +172,7 @@ def render_conversation(call: ModelCall, sampled: Mapping[str, str]) -> Converse
     if call.tools:
         lines = (json.dumps(tool.get("function"), ensure_ascii=False, sort_keys=True) for tool in call.tools)
         head = f"{head}\n\n{_TOOLS.format(chr(10).join(lines))}".strip()
-    return Conversed((("system", head), *turns) if head else tuple(turns), newest)
+    return ChatPrompt((("system", head), *turns) if head else tuple(turns), newest)
 
 
 def identify(message: Mapping[str, Any]) -> str:
@@ -182,7 +182,7 @@ def identify(message: Mapping[str, Any]) -> str:
     return _read_text(message.get("content")).strip()
 
 
-def _append(turns: list[Spoken], role: Role, text: str) -> None:
+def _append(turns: list[ChatTurn], role: Role, text: str) -> None:
     if turns and turns[-1][0] == role:
         text = f"{turns.pop()[1]}\n{text}"
     turns.append((role, text))

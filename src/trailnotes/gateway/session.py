@@ -8,13 +8,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
+from trailnotes.client import AgentSession
 from trailnotes.envs.base import wrap_env_errors
 from trailnotes.errors import EnvError
-from trailnotes.gateway.requests import Conversed, ModelCall, ModelReply, RequestRefused, Spoken, identify, make_reply
+from trailnotes.gateway.requests import (
+    ChatPrompt,
+    ChatTurn,
+    ModelCall,
+    ModelReply,
+    RequestRefused,
+    identify,
+    make_reply,
+)
 from trailnotes.gateway.requests import render_conversation as render
 from trailnotes.types import Completion, Observation, Task
 
-MODEL: Final = "trailnotes"  # the name that agents ask for
+MODEL: Final = AgentSession.model  # the name that agents ask for
 MAX_WAITING: Final = 64  # requests of one session that wait at a time
 MAX_REPORT_CHARS: Final = 32_768  # of the text of a report
 _OVER: Final = "the episode is over: rollout.max_steps is reached, or the conversation fills the context"
@@ -86,10 +95,10 @@ class Session:
         self.num_answered = 0
         self._timeout, self._start, self._scorer = timeout, start, scorer
         self._agent: Agent | None = None
-        self._waiting: asyncio.Queue[tuple[Conversed, asyncio.Future[Completion]] | None] = asyncio.Queue()
+        self._waiting: asyncio.Queue[tuple[ChatPrompt, asyncio.Future[Completion]] | None] = asyncio.Queue()
         self._now: asyncio.Future[Completion] | None = None  # the request that the run answers
-        self._asked: dict[Conversed, asyncio.Future[Completion]] = {}
-        self._said: list[Spoken] = []  # the newest conversation, with its answer
+        self._asked: dict[ChatPrompt, asyncio.Future[Completion]] = {}
+        self._said: list[ChatTurn] = []  # the newest conversation, with its answer
         self._sampled: dict[str, str] = {}  # what the model said, by `identify`
         self._reward, self._report, self._failure, self._over = 0.0, Report(done=False), "", False
 

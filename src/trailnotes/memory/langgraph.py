@@ -28,6 +28,7 @@ from langgraph.store.base import (
 )
 from langgraph.store.memory import InMemoryStore
 
+from trailnotes.memory.store import ItemRow
 from trailnotes.memory.tips import TipMemory, clean_tip
 from trailnotes.storage.files import parse_json
 from trailnotes.types import Tip
@@ -71,9 +72,12 @@ class TipStore(BaseStore):
         return await asyncio.to_thread(self.batch, list(ops))
 
     def _read(self, op: Op) -> Result:
+        store = self.memory.store
         if isinstance(op, GetOp):
-            return self._load().get((op.namespace, op.key))
-        items = self._load()
+            rows = store.load_items(json.dumps(op.namespace), op.key)
+            return _build_item(rows[0]) if rows else None
+        rows = store.load_items()
+        items = {(item.namespace, item.key): item for item in map(_build_item, rows)}
         scratch = InMemoryStore()
         scratch.batch([PutOp(namespace, key, item.value) for (namespace, key), item in items.items()])
         if isinstance(op, ListNamespacesOp):
@@ -82,8 +86,8 @@ class TipStore(BaseStore):
         (found,) = scratch.batch([op._replace(query=None, limit=len(items), offset=0)])
         places: list[Place] = [(item.namespace, item.key) for item in found]  # type: ignore[union-attr]
         scores = self._score(op.query, {place[0] for place in places}) if op.query else {}
-        tips = self.memory.store.load_item_tips()
-        by_place = {place: scores.get(tips.get((json.dumps(place[0]), place[1]), -1)) for place in places}
+        tips = dict(zip(items, (row.tip for row in rows), strict=True))
+        by_place = {place: scores.get(tips[place] or -1) for place in places}
         places.sort(key=lambda place: -2.0 if by_place[place] is None else by_place[place] or 0.0, reverse=True)
         return [
             SearchItem(*place, items[place].value, items[place].created_at, items[place].updated_at, by_place[place])
@@ -94,26 +98,24 @@ class TipStore(BaseStore):
         found = (self.memory.search_nearest(".".join(name), query, 1_000_000, -1.0) for name in namespaces)
         return {tip.id: similarity for tips in found for tip, similarity in tips if tip.id is not None}
 
-    def _load(self) -> dict[Place, Item]:
-        return {
-            (tuple(parse_json(namespace)), key): Item(
-                value=parse_json(value), key=key, namespace=tuple(parse_json(namespace)),
-                created_at=datetime.fromtimestamp(created, UTC), updated_at=datetime.fromtimestamp(updated, UTC),
-            )
-            for namespace, key, value, created, updated in self.memory.store.load_items()
-        }  # fmt: skip
-
     def _put(self, op: PutOp, tip: Tip | None) -> None:
         store, namespace = self.memory.store, json.dumps(op.namespace)
-        before = store.load_item_tips().get((namespace, op.key))
+        before = next((row.tip for row in store.load_items(namespace, op.key)), None)
         if op.value is None:
             store.delete_item(namespace, op.key)
         else:
             tip_id = store.find_duplicate(tip, same_key=False) if tip else None
             store.put_item(namespace, op.key, json.dumps(op.value), tip_id, time.time())
-        if before is not None and before not in store.load_item_tips().values():
+        if before is not None and not store.is_item_tip(before):
             old = store.get_tip(before)
             store.delete([before] if old and old.model == AUTHOR else [])  # it may be another's, in the same words
+
+
+def _build_item(row: ItemRow) -> Item:
+    return Item(
+        value=parse_json(row.value), key=row.key, namespace=tuple(parse_json(row.namespace)),
+        created_at=datetime.fromtimestamp(row.created, UTC), updated_at=datetime.fromtimestamp(row.updated, UTC),
+    )  # fmt: skip
 
 
 def _build_tip(op: PutOp) -> Tip | None:

@@ -11,12 +11,11 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from statistics import fmean
 from typing import TYPE_CHECKING, Final, Protocol
 
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.base import Memory
-from trailnotes.memory.tip_stats import TipExposure
+from trailnotes.memory.tip_stats import compare_reader, compute_credit
 from trailnotes.types import Tip
 
 if TYPE_CHECKING:
@@ -82,14 +81,6 @@ class TipSession:
                 self.memory.add([self.written])
 
 
-def open_session(
-    memory: StoredMemory, task: str, query: str, *, top_k: int, show_tips: bool = True, author: Author | None = None
-) -> TipSession:
-    """Search tips for one attempt, and remember which it is shown; see `TipMemory.session`."""
-    tips = tuple(memory.search(task, query, top_k)) if show_tips else ()
-    return TipSession(memory, task, query, record_attempt(memory, task, tips), tips, author)
-
-
 def record_attempt(memory: StoredMemory, task: str, tips: Sequence[Tip]) -> str:
     """Record that an attempt is shown `tips`; return its id."""
     name = secrets.token_urlsafe(12)
@@ -104,17 +95,11 @@ def report_attempt(
     """Record what an attempt earned, and what each of its tips gained; see `TipSession.report`."""
     if not (isfinite(score) and isfinite(max_score) and max_score > 0):
         raise ValueError(f"a score must be finite and its highest above 0, got {score} of {max_score}")
-    reached = score >= max_score if success is None else success
-    earned = 1.0 if reached else min(1.0, max(0.0, score / max_score))
+    earned = compute_credit(score, max_score, success=bool(success))
     store = memory.store
     with store.transaction():
         found = store.finish_attempt(attempt, earned)
         if found is None:
             raise MemoryStoreError(f"there is no session {attempt[:40]!r} that waits for its report")
         task, shown = found
-        others = store.load_attempts(task, COMPARED, without=attempt)
-        exposures = []
-        for tip in sorted(set(shown)):
-            without = [value for tips, value in others if tip not in tips]
-            exposures.append(TipExposure(tip, earned, earned - fmean(without) if without else None))
-        store.record_exposures(exposures)
+        store.record_exposures(compare_reader(shown, earned, store.load_attempts(task, COMPARED, without=attempt)))

@@ -60,6 +60,17 @@ class WordIndex:
     index: BM25Index = field(default_factory=BM25Index)
 
 
+class ItemRow(NamedTuple):
+    """One value under a key, as it is stored."""
+
+    namespace: str  # in JSON
+    key: str
+    value: str  # in JSON
+    tip: int | None  # that finds it
+    created: float  # seconds since 1970
+    updated: float
+
+
 class OwnerChange(NamedTuple):
     """One manual change of the owner to a tip."""
 
@@ -283,14 +294,15 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         )
         return [(set(json.loads(tips)), earned) for tips, earned in self._query(sql, (namespace, without, limit))]
 
-    def load_items(self) -> list[tuple[str, str, str, float, float]]:
-        """Return namespace, key, value, and the times of creation and change of all items, the oldest first."""
-        return self._query("SELECT namespace, key, value, created, updated FROM items ORDER BY rowid")
+    def load_items(self, namespace: str | None = None, key: str = "") -> list[ItemRow]:
+        """Return all items, the oldest first, or the one of that namespace and key."""
+        where, values = ("WHERE namespace = ? AND key = ?", (namespace, key)) if namespace is not None else ("", ())
+        sql = f"SELECT namespace, key, value, tip, created, updated FROM items {where} ORDER BY rowid"  # noqa: S608
+        return [ItemRow(*row) for row in self._query(sql, values)]
 
-    def load_item_tips(self) -> dict[tuple[str, str], int]:
-        """Return the tip that finds each item, by namespace and key."""
-        rows = self._query("SELECT namespace, key, tip FROM items WHERE tip IS NOT NULL")
-        return {(namespace, key): tip for namespace, key, tip in rows}
+    def is_item_tip(self, tip: int) -> bool:
+        """Return whether a tip finds any item."""
+        return bool(self._query("SELECT 1 FROM items WHERE tip = ? LIMIT 1", (tip,)))
 
     def put_item(self, namespace: str, key: str, value: str, tip: int | None, now: float) -> None:
         """Insert an item, or replace its value and tip."""

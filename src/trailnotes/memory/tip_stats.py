@@ -65,16 +65,28 @@ def compute_exposures(episodes: Iterable[Trajectory]) -> Iterator[TipExposure]:
         groups.setdefault(episode.task.id, []).append((ids, normalize_score(episode)))
     for group in groups.values():
         for ids, earned in group:
-            for tip in sorted(ids):
-                others = [value for shown, value in group if tip not in shown]
-                yield TipExposure(tip, earned, earned - fmean(others) if others else None)
+            yield from compare_reader(ids, earned, group)
+
+
+def compare_reader(
+    shown: Iterable[int], earned: float, attempts: Sequence[tuple[set[int], float]]
+) -> Iterator[TipExposure]:
+    """Yield the exposures of one attempt, each compared with those `attempts` (tips, earnings) that lack its tip."""
+    for tip in sorted(set(shown)):
+        others = [value for ids, value in attempts if tip not in ids]
+        yield TipExposure(tip, earned, earned - fmean(others) if others else None)
 
 
 def normalize_score(episode: Trajectory) -> float:
-    """Return an episode's credit for its tips: 1 on success, else its share of the highest score."""
-    if episode.success:
+    """Return an episode's credit for its tips; see `compute_credit`."""
+    return compute_credit(episode.score, episode.max_score, success=episode.success)
+
+
+def compute_credit(score: float, max_score: float, *, success: bool) -> float:
+    """Compute what an attempt earned for its tips: 1 on success, else its share of the highest score, 0 to 1."""
+    if success:
         return 1.0
-    return min(1.0, max(0.0, episode.score / episode.max_score)) if episode.max_score > 0 else 0.0
+    return min(1.0, max(0.0, score / max_score)) if max_score > 0 else 0.0
 
 
 def estimate_tip_effects(

@@ -23,7 +23,7 @@ from trailnotes.memory.index import decode_vectors, is_faiss_installed
 from trailnotes.memory.retrieval import Embedder, Floats, Ints
 from trailnotes.memory.schema import EmbedderIdentity, replace_surrogates, require_identity
 from trailnotes.memory.scope import DISTILLED, MergeCandidate, TipFilter
-from trailnotes.memory.sessions import Author, TipSession, open_session
+from trailnotes.memory.sessions import Author, TipSession, record_attempt
 from trailnotes.memory.store import StoreBackedMemory, TipPage, TipStore, build_addition
 from trailnotes.memory.tip_stats import Numbers, TipEffect, compute_exposures, compute_ucb_scores, mean_gain
 from trailnotes.types import StrPath, Task, Tip, Trajectory, strip_thinking
@@ -198,7 +198,8 @@ class TipMemory(StoreBackedMemory):
             author: writes a tip from the transcript of the report.
         """
         limit = self.config.top_k if top_k is None else top_k
-        return open_session(self, task, query, top_k=limit, show_tips=show_tips, author=author)
+        tips = tuple(self.search(task, query, limit)) if show_tips else ()
+        return TipSession(self, task, query, record_attempt(self, task, tips), tips, author)
 
     def record_effects(self, readings: Sequence[TipEffect], *, once: str = "") -> None:
         """Record tip effects; with `config.distilled` a tip that no longer changes anything is retired."""
