@@ -357,3 +357,24 @@ def test_a_coroutine_is_an_agent(tmp_path: Path) -> None:
 
     (episode,) = play(agent_config(tmp_path), agent)
     assert (episode.score, episode.success) == (0.5, True)
+
+
+def test_connections_end_with_the_loop_though_the_pool_stays_open(tmp_path: Path) -> None:
+    config = agent_config(tmp_path)
+    left: list[http.client.HTTPConnection] = []
+
+    def leaves_one_open(session: AgentSession) -> float:
+        left.append(http.client.HTTPConnection(urlsplit(session.base_url).netloc, timeout=20))
+        left[0].request("GET", urlsplit(session.base_url).path + "/models")
+        assert left[0].getresponse().read()
+        return 1.0
+
+    AGENTS["one"] = leaves_one_open
+
+    async def run(pool: GatewayPool) -> None:
+        await run_groups(ScriptedPolicy(parrot), pool, [Task("one", "gateway")], [["plain"]], None, config, seed=0)
+
+    with GatewayPool(config.env) as pool:
+        asyncio.run(run(pool))
+        assert left[0].sock.recv(1) == b""  # an end, where a forgotten socket would keep it waiting
+    left[0].close()

@@ -68,18 +68,30 @@ class GatewayServer:
         config.load()
         self._server = uvicorn.Server(config)
         self._server.lifespan = config.lifespan_class(config)
+        self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begin to answer. uvicorn's own main loop would take over the signals of the process."""
         await self._server.startup(sockets=[self._door])
+        self._serving = self.loop.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:  # at the latest when the loop ends and cancels its tasks: afterwards no connection can be closed
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        for server in self._server.servers:
+            server.close()
+        for connection in list(self._server.server_state.connections):
+            connection.shutdown()
+            connection.transport.abort()  # one whose answer is not out yet
 
     def stop(self) -> None:
         """Stop answering; a second call is harmless."""
-        if not self.loop.is_closed():
-            for server in getattr(self._server, "servers", ()):
-                server.close()
-            for connection in list(self._server.server_state.connections):
-                connection.shutdown()
+        if self._serving and not self.loop.is_closed():
+            self._hang_up()
         self._door.close()
 
 
