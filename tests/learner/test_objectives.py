@@ -16,6 +16,7 @@ from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.learner import losses
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.logprobs import Batch
+from trailnotes.training.staleness import Correction, TokenLogprobs
 from trailnotes.types import Sample
 
 VERL = json.loads((Path(__file__).parents[1] / "data/verl_losses.json").read_text())
@@ -60,6 +61,19 @@ def test_the_mean_of_a_constant_length_is_verls() -> None:
     now, mask = torch.tensor(VERL["now"], dtype=torch.float64), torch.tensor(VERL["mask"]).bool()
     total, count = losses.masked_sum(now, mask, "constant", 20)
     assert (total / count).item() == pytest.approx(VERL["constant"])
+
+
+@pytest.mark.parametrize("unit", ["token", "sequence"])
+@pytest.mark.parametrize("above", ["truncate", "mask"])
+def test_weights_of_an_engines_mismatch_are_verls(unit: Any, above: Any) -> None:
+    """Its masks are those of its rejection, with a bound on one side."""
+    correction = Correction(VERL["cap"], unit, above)
+    expected = VERL["weights"][unit][above]
+    assert any(weight == (0.0 if above == "mask" else VERL["cap"]) for weight in expected[1][:5]), "some are above it"
+    for then, now, mask, weights in zip(VERL["old"], VERL["now"], VERL["mask"], expected, strict=True):
+        tokens = [TokenLogprobs(*pair) for pair in zip(then, now, strict=True)][: sum(mask)]
+        found = [correction.bound(log) for log in correction.compute_log_ratios(tokens)]
+        assert found == pytest.approx(weights[: sum(mask)], abs=1e-6)
 
 
 # --- by hand

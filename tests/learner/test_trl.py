@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tiny import VOCABULARY, group, step, tiny_model, trajectory, with_logprobs
-from trailnotes import credit
 from trailnotes.config.schema import LossConfig, OptimConfig
+from trailnotes.credit import episodes
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import build_samples
 from trailnotes.types import Sample
@@ -74,24 +74,26 @@ def some_rows() -> list[Sample]:
 def test_advantages_are_trls(normalize_std: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make_trainer(tmp_path, scale_rewards="group" if normalize_std else "none")
     trainer.train()
-    monkeypatch.setattr(credit, "EPSILON", 1e-4)  # TRL's
+    monkeypatch.setattr(episodes, "EPSILON", 1e-4)  # TRL's
     (rewards,) = trainer._logs["rewards"].values()
-    expected = [credit.group_relative(list(rewards)[i : i + 4], normalize_std) for i in (0, 4)]
+    expected = [episodes.group_relative(list(rewards)[i : i + 4], normalize_std) for i in (0, 4)]
     assert np.ptp(expected) > 0
     np.testing.assert_allclose(list(trainer._logs["advantages"]), np.concatenate(expected), atol=1e-5)
 
 
 @pytest.mark.parametrize(("theirs", "aggregation"), [("bnpo", "token"), ("grpo", "sequence")])
-@pytest.mark.parametrize("kl", [0.0, 0.1])
-def test_loss_and_gradient_are_trls(theirs: str, aggregation: Any, kl: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kl", "max_negative_kl"), [(0.0, None), (0.1, None), (0.0, 0.2)])
+def test_loss_and_gradient_are_trls(
+    theirs: str, aggregation: Any, kl: float, max_negative_kl: float | None, tmp_path: Path
+) -> None:
     samples = some_rows()
     reference = tiny_model(1)
     settings = OptimConfig(lr=1e-9, minibatch=0, grad_clip=0)
-    loss = LossConfig(kl=kl, aggregation=aggregation)
+    loss = LossConfig(kl=kl, aggregation=aggregation, max_negative_kl=max_negative_kl)
     learner = Learner(tiny_model(), settings, loss, reference=reference)
     metrics = learner.update(samples)
 
-    trainer = make_trainer(tmp_path, loss_type=theirs)
+    trainer = make_trainer(tmp_path, loss_type=theirs, off_policy_mask_threshold=max_negative_kl)
     trainer.beta = kl  # set late, or TRL would look for the reference in a hub
     trainer.current_gradient_accumulation_steps = 1
     ids = torch.tensor([s.token_ids for s in samples])
@@ -109,6 +111,7 @@ def test_loss_and_gradient_are_trls(theirs: str, aggregation: Any, kl: float, tm
     trainer.model.zero_grad()
     expected = trainer._compute_loss(trainer.model, inputs)
     expected.backward()
+    assert (metrics["dropped_fraction"] > 0) == (max_negative_kl is not None)
     assert metrics["clip_fraction_low"] > 0
     assert metrics["clip_fraction_high"] > 0
     assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-5)
