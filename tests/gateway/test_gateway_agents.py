@@ -99,6 +99,18 @@ def test_turns_that_follow_are_one_row_and_forks_another(tmp_path: Path) -> None
     assert trajectory_from_json(json.loads(json.dumps(trajectory_to_json(episode)))).steps[2].observation.request
 
 
+def test_answers_that_differ_in_their_thinking_alone_stay_where_they_were_said(tmp_path: Path) -> None:
+    thoughts = iter("xyz")
+
+    def agent(session: AgentSession) -> float:
+        assert text_of(ask(session, "a")) == text_of(ask(session, "a", "go", "b")) == "go"
+        ask(session, "a", "go", "b", "go", "c")
+        return 0.0
+
+    (episode,) = play(agent_config(tmp_path), agent, script=lambda _: f"<think>{next(thoughts)}</think>go")
+    assert [step.observation.request for step in episode.steps][2] == {"kept": 4, "messages": [["user", "c"]]}
+
+
 def test_tips_open_the_newest_turn_and_the_agent_never_knows(tmp_path: Path) -> None:
     prompts: list[list[str]] = []
 

@@ -139,22 +139,29 @@ class ChatPrompt(NamedTuple):
     newest: str  # message of the last turn: tips stand before it
 
 
-def render_conversation(call: ModelCall, sampled: Mapping[str, str]) -> ChatPrompt:
+def render_conversation(
+    call: ModelCall, sampled: Mapping[str, Sequence[str]], held: Sequence[ChatTurn] = ()
+) -> ChatPrompt:
     """Render a request as a conversation.
 
     Args:
         call: the request.
-        sampled: what the model has said, by `identify` of the message that the agent was sent.
+        sampled: what the model has said, by `identify` of the message that the agent was sent; messages that look alike
+            to the agent may differ in their thinking.
+        held: the newest conversation, which tells these apart.
 
     Raises:
         RequestRefused: a message is no text, or the last one is the assistant's.
     """
     head, newest, turns = "", "", list[ChatTurn]()
+    held = [turn for turn in held if turn[0] != "system"]
     for message in call.messages:
         role = message.get("role")
         text = _read_text(message.get("content"))
         if role == "assistant":
-            _append(turns, "assistant", sampled.get(identify(message)) or _render_assistant(message, text))
+            said = sampled.get(identify(message)) or [_render_assistant(message, text)]
+            before = held[len(turns)][1] if len(turns) < len(held) else ""
+            _append(turns, "assistant", before if before in said else said[-1])
         elif role in {"system", "developer"} and not turns:
             head = f"{head}\n\n{text}" if head else text
         elif role in {"system", "developer", "user"}:

@@ -99,7 +99,7 @@ class Session:
         self._now: asyncio.Future[Completion] | None = None  # the request that the run answers
         self._asked: dict[ChatPrompt, asyncio.Future[Completion]] = {}
         self._said: list[ChatTurn] = []  # the newest conversation, with its answer
-        self._sampled: dict[str, str] = {}  # what the model said, by `identify`
+        self._sampled: dict[str, list[str]] = {}  # what the model said, by `identify`
         self._reward, self._report, self._failure, self._over = 0.0, Report(done=False), "", False
 
     # the agent's side
@@ -110,7 +110,7 @@ class Session:
         Raises:
             RequestRefused: the conversation is none, or the episode is over.
         """
-        said = render(call, self._sampled)
+        said = render(call, self._sampled, self._said)
         self._require_live()
         future = self._asked.get(said) if again else None
         if future is None:
@@ -120,7 +120,7 @@ class Session:
             self._waiting.put_nowait((said, future))
         completion = await asyncio.shield(future)
         reply = make_reply(call, completion, MODEL)
-        self._sampled[identify(reply.message)] = completion.text
+        self._sampled.setdefault(identify(reply.message), []).append(completion.text)
         return reply
 
     def report(self, report: Report) -> None:
