@@ -9,7 +9,7 @@ import signal
 import sqlite3
 import sys
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from trailnotes.envs.waymarks.env import WaymarksSimulator
 from trailnotes.errors import EnvError
 from trailnotes.runs.directory import RunDir
 from trailnotes.storage.files import read_jsonl
-from trailnotes.training.iteration import run_method
+from trailnotes.training.iteration import Iteration, run_method
 from trailnotes.training.opening import open_run_with_pool
 from trailnotes.training.run import TrainingRun
 from trailnotes.types import Observation, Task
@@ -59,6 +59,22 @@ def train_in_process(config: Config, directory: Path, method: str = "") -> Train
         return run
 
     return asyncio.run(body())
+
+
+def trained(start: Path, directory: Path, **sections: dict[str, Any]) -> Path:
+    """Train a tiny run; returns its directory."""
+    train_in_process(tiny_config(start, **sections), directory)
+    return directory
+
+
+def in_a_run(config: Config, directory: Path, body: Callable[[Iteration], Awaitable[None]]) -> None:
+    """Open a run, and do something in its first iteration."""
+
+    async def opened() -> None:
+        with RunDir.open(directory, config) as at, open_run_with_pool(config, at) as run:
+            await body(Iteration(run, 0))
+
+    asyncio.run(opened())
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:

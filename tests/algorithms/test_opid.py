@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from tinyrun import distance, episodes, equal_weights, metrics, tiny_config, tip_rows, train_in_process
+from tinyrun import (
+    distance,
+    episodes,
+    equal_weights,
+    in_a_run,
+    metrics,
+    tiny_config,
+    tip_rows,
+    trained,
+)
 from trailnotes.algorithms.opid import rebuild_with_own_tips
 from trailnotes.config.methods_schema import OpsdConfig
-from trailnotes.config.schema import Config
 from trailnotes.credit.tokens import add_teacher_signal
 from trailnotes.memory.tips import clean_tip
-from trailnotes.runs.directory import RunDir
 from trailnotes.training.iteration import Iteration
-from trailnotes.training.opening import open_run_with_pool
 
 OPID = {"name": "opid"}
-
-
-def in_a_run(config: Config, directory: Path, body: Callable[[Iteration], Awaitable[None]]) -> None:
-    async def opened() -> None:
-        with RunDir.open(directory, config) as at, open_run_with_pool(config, at) as run:
-            await body(Iteration(run, 0))
-
-    asyncio.run(opened())
-
-
-def trained(start: Path, directory: Path, **sections: dict[str, Any]) -> Path:
-    train_in_process(tiny_config(start, **sections), directory)
-    return directory
 
 
 def test_the_signal_by_hand() -> None:

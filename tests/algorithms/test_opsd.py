@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -14,7 +13,17 @@ import numpy as np
 import pytest
 
 from tiny import episode, group
-from tinyrun import distance, episodes, equal_weights, metrics, tiny_config, tip_rows, train_in_process
+from tinyrun import (
+    distance,
+    episodes,
+    equal_weights,
+    in_a_run,
+    metrics,
+    tiny_config,
+    tip_rows,
+    train_in_process,
+    trained,
+)
 from trailnotes.algorithms.opsd import (
     build_distillation_rows,
     collect_teacher_logprobs,
@@ -23,26 +32,15 @@ from trailnotes.algorithms.opsd import (
 )
 from trailnotes.commands.eval import evaluate
 from trailnotes.config.methods_schema import OpsdConfig
-from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
 from trailnotes.learner.samples import build_samples
 from trailnotes.memory.controls import EMPTY_TEXT
-from trailnotes.runs.directory import RunDir
 from trailnotes.storage.files import read_jsonl
 from trailnotes.training.iteration import Iteration
-from trailnotes.training.opening import open_run_with_pool
 from trailnotes.types import Sample, Task, Trajectory, TrajectoryGroup
 
 FORMS = ("sdpo", "sdar", "opcd")
 OPSD = {"name": "opsd"}
-
-
-def in_a_run(config: Config, directory: Path, body: Callable[[Iteration], Awaitable[None]]) -> None:
-    async def opened() -> None:
-        with RunDir.open(directory, config) as at, open_run_with_pool(config, at) as run:
-            await body(Iteration(run, 0))
-
-    asyncio.run(opened())
 
 
 async def remember(iteration: Iteration, tasks: Sequence[Task]) -> None:
@@ -174,11 +172,6 @@ def test_metrics_by_hand() -> None:
 
 
 # --- reductions, on whole runs
-
-
-def trained(start: Path, directory: Path, **sections: dict[str, Any]) -> Path:
-    train_in_process(tiny_config(start, **sections), directory)
-    return directory
 
 
 @pytest.mark.parametrize("form", FORMS)

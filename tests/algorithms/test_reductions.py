@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
-from tinyrun import distance, episodes, equal_weights, metrics, tiny_config, tip_rows, train_in_process, weights
-
-
-def trained(start: Path, directory: Path, **sections: dict[str, Any]) -> Path:
-    train_in_process(tiny_config(start, **sections), directory)
-    return directory
+from tinyrun import (
+    distance,
+    episodes,
+    equal_weights,
+    metrics,
+    tip_rows,
+    trained,
+    weights,
+)
 
 
 @pytest.mark.parametrize("unit", ["iteration", "trajectory"])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from tiny import group, step, trajectory
-from tinyrun import distance, equal_weights, metrics, tiny_config, train_in_process
+from tinyrun import distance, equal_weights, metrics, trained
 from trailnotes.algorithms.ucob import Lesson, Turn, collect_turns, find_lessons, lesson_metrics, weigh_rows
 from trailnotes.config.methods_schema import UcobConfig
 from trailnotes.credit.steps import Visits
@@ -111,11 +110,6 @@ def test_a_gate_of_beta_0_weighs_all_tokens_alike() -> None:
 
 
 # --- reductions, on whole runs
-
-
-def trained(start: Path, directory: Path, **sections: dict[str, Any]) -> Path:
-    train_in_process(tiny_config(start, **sections), directory)
-    return directory
 
 
 def test_on_an_empty_memory_it_is_gigpo(start_model: Path, tmp_path: Path) -> None:
