@@ -14,6 +14,7 @@ from trailnotes.errors import ConfigError, SessionOver
 from trailnotes.storage.files import parse_json
 
 TIMEOUT_S = 30.0
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy does not reach this machine
 
 
 class AgentSession:
@@ -79,13 +80,13 @@ def _send(method: str, url: str, body: Mapping[str, Any] | None, token: str) -> 
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, headers, method=method)  # noqa: S310 (checked above)
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
+        with _DIRECT.open(request, timeout=TIMEOUT_S) as answer:
             return parse_json(answer.read())
     except urllib.error.HTTPError as error:
         with error:
             said = error.read().decode(errors="replace")
         text = parse_json(said)["error"]["message"] if said.startswith('{"error"') else said[:200]
-        if error.code in {404, 409, 503}:
+        if error.code in {404, 409}:
             raise SessionOver(text) from None
         raise ConfigError(f"the gateway refused it: {text}") from None
     except (OSError, http.client.HTTPException) as error:

@@ -21,11 +21,12 @@ from trailnotes.client import AgentSession
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, SessionOver
 from trailnotes.gateway.pool import GatewayPool
+from trailnotes.gateway.requests import ModelCall, make_reply, parse_responses_call
 from trailnotes.memory import open_memory
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout import run_groups
 from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
-from trailnotes.types import Message, Task, Tip, Trajectory
+from trailnotes.types import Completion, Message, Task, Tip, Trajectory
 
 Agent = Callable[[AgentSession], Any]
 Script = Callable[[Sequence[Message]], str]
@@ -390,3 +391,106 @@ def test_connections_end_with_the_loop_though_the_pool_stays_open(tmp_path: Path
         asyncio.run(run(pool))
         assert left[0].sock.recv(1) == b""  # an end, where a forgotten socket would keep it waiting
     left[0].close()
+
+
+def test_a_scorer_is_heard_instead_of_the_agent_also_after_silence(tmp_path: Path) -> None:
+    def boasts(session: AgentSession) -> None:
+        ask(session, "a")
+        session.report(1.0, reward=5.0, success=True, done=False)
+        threading.Event().wait(2.5)
+
+    config = agent_config(tmp_path, timeout=1.0, options={"scorer": "test_gateway_agents:by_length"})
+    (episode,) = play(config, boasts)
+    assert (episode.outcome, episode.score, episode.episode_return, episode.success) == ("truncated", 1.0, 1.0, False)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"tools": 5},
+        {"tools": [{"type": "function", "function": {1: 2}}], "messages": [{"role": ["user"], "content": "a"}]},
+        {"response_format": "json"},
+        {"model": ["x"]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": "x"}]}, {"role": "user", "content": "a"}]},
+    ],
+)
+def test_what_is_no_request_is_refused(tmp_path: Path, body: dict[str, Any]) -> None:
+    def agent(session: AgentSession) -> float:
+        address = urlsplit(session.base_url)
+        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=20)
+        messages = {"messages": [{"role": "user", "content": "a"}]}
+        connection.request("POST", f"{address.path}/chat/completions", json.dumps(messages | body))
+        answer = connection.getresponse()
+        assert (answer.status, "error" in json.loads(answer.read())) in {(400, True), (404, True)}
+        connection.close()
+        ask(session, "b")
+        return 0.0
+
+    assert len(play(agent_config(tmp_path), agent)) == 1
+
+
+def test_rewards_without_a_finite_sum_are_refused(tmp_path: Path) -> None:
+    def agent(session: AgentSession) -> None:
+        ask(session, "a")
+        session.report(reward=1e308, done=False)
+        with pytest.raises(ConfigError, match="finite sum"):
+            session.report(reward=1e308, done=False)
+        session.report(0.5, max_score=2.0, done=False)
+        session.report()
+
+    (episode,) = play(agent_config(tmp_path), agent)
+    assert (episode.score, episode.max_score, episode.success) == (0.5, 2.0, False), "the highest score stays"
+
+
+def test_reports_on_the_way_give_more_time(tmp_path: Path) -> None:
+    def agent(session: AgentSession) -> None:
+        ask(session, "a")
+        for _ in range(4):
+            threading.Event().wait(0.6)
+            session.report(0.1, done=False)
+        session.report(1.0)
+
+    (episode,) = play(agent_config(tmp_path, timeout=1.5), agent)
+    assert (episode.outcome, episode.score) == ("terminated", 1.0)
+
+
+def test_an_agent_that_exits_fails(tmp_path: Path) -> None:
+    errors: list[Trajectory] = []
+
+    def agent(session: AgentSession) -> None:
+        ask(session, "a")
+        raise SystemExit(1)
+
+    assert play(agent_config(tmp_path), agent, errors=errors) == []
+    assert "SystemExit" in errors[0].error
+
+
+def test_conversations_in_turn_keep_their_own_thinking(tmp_path: Path) -> None:
+    seen: list[list[str]] = []
+    thoughts = iter("xyz")
+
+    def script(messages: Sequence[Message]) -> str:
+        seen.append([message.content for message in messages])
+        return f"<think>{next(thoughts)}</think>ok"
+
+    def agent(session: AgentSession) -> float:
+        ask(session, "a")
+        ask(session, "b")
+        ask(session, "a", "ok", "go")
+        return 0.0
+
+    play(agent_config(tmp_path), agent, script=script)
+    assert seen[2] == ["a", "<think>x</think>ok", "go"]
+
+
+def test_text_and_call_of_one_response_are_one_turn() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"}
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I add."}]}
+    parsed = parse_responses_call({"input": [{"role": "user", "content": "1 + 1?"}, said, call]}, ("trailnotes",))
+    assert [message["role"] for message in parsed.messages] == ["user", "assistant"]
+
+
+def test_an_answer_cut_at_a_stop_string_has_stopped() -> None:
+    call = ModelCall(({"role": "user", "content": "a"},), stop=("\n",))
+    reply = make_reply(call, Completion((), (), (), "yes\nand", finish_reason="length"), "trailnotes")
+    assert (reply.content, reply.finish_reason) == ("yes", "stop")

@@ -21,6 +21,7 @@ from trailnotes.errors import ConfigError, SessionOver
 from trailnotes.gateway.session import MODEL, Session
 from trailnotes.storage.child import describe_exit, kill_group, start_child
 from trailnotes.storage.records import task_to_json
+from trailnotes.web.loopback import LOOPBACK
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -66,9 +67,11 @@ class AgentProcess:
     def __init__(self, command: Sequence[str], session: Session, url: str) -> None:
         self._session = session
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the agent)
+        direct = ",".join(filter(None, (os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), LOOPBACK)))
         told = {
             "OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": MODEL, "OPENAI_MODEL": MODEL,
             "TRAILNOTES_SESSION": url, "TRAILNOTES_TASK": json.dumps(task_to_json(session.task)),
+            "NO_PROXY": direct, "no_proxy": direct,
         }  # fmt: skip
         self._process: Popen[bytes] = start_child(
             command, env={**os.environ, **told}, stdout=self._output, stderr=self._output
@@ -121,7 +124,7 @@ class AgentThread:
                 self._client.report(**(said if isinstance(said, Mapping) else {"score": float(said)}))
         except SessionOver:  # raised by `report` alone
             pass
-        except Exception as error:  # noqa: BLE001 (foreign code)
+        except BaseException as error:  # noqa: BLE001 (foreign code, `sys.exit` included)
             failure = f"the agent raised {format_error(error)}"
         _tell_end(self._session, failure)
 

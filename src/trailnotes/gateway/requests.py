@@ -7,18 +7,21 @@ system text, and calls are read from what the model writes, in the notation of H
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, cast
 
 from trailnotes.storage.files import parse_json
 from trailnotes.types import Completion, Role, strip_thinking
 
 Json = dict[str, Any]
+P = ParamSpec("P")
+T = TypeVar("T")
 ChatTurn = tuple[Role, str]
 TOOL_CALL: Final = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 _TOOLS: Final = (
@@ -52,6 +55,20 @@ class ModelCall:
     stream: bool = False
 
 
+def _refuse_malformed(parse: Callable[P, T]) -> Callable[P, T]:
+    """Refuse what is not of the types that OpenAI's API has."""
+
+    @functools.wraps(parse)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return parse(*args, **kwargs)
+        except (TypeError, AttributeError, KeyError, ValueError) as error:
+            raise RequestRefused(f"this is no request of OpenAI's API ({error})") from error
+
+    return checked
+
+
+@_refuse_malformed
 def parse_chat_call(body: Mapping[str, Any], models: Sequence[str]) -> ModelCall:
     """Parse the body of a chat completion.
 
@@ -72,6 +89,7 @@ def parse_chat_call(body: Mapping[str, Any], models: Sequence[str]) -> ModelCall
     return call
 
 
+@_refuse_malformed
 def parse_responses_call(body: Mapping[str, Any], models: Sequence[str]) -> ModelCall:
     """Parse the body of a response, where it is a conversation of texts and calls of functions.
 
@@ -84,8 +102,9 @@ def parse_responses_call(body: Mapping[str, Any], models: Sequence[str]) -> Mode
             raise RequestRefused(f"{name} is not supported here: send the whole input, or use chat completions")
     messages = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
     messages += _read_items(body.get("input") or [])
-    tools = [{"function": tool} for tool in body.get("tools") or () if tool.get("type") == "function"]
-    if len(tools) < len(body.get("tools") or ()):
+    given = body.get("tools") or () if body.get("tool_choice") != "none" else ()
+    tools = [{"function": tool} for tool in given if tool.get("type") == "function"]
+    if len(tools) < len(given):
         raise RequestRefused("tools must be functions: no other runs here")
     return ModelCall(tuple(messages), tuple(tools))
 
@@ -99,8 +118,8 @@ def _read_items(given: str | list[Any]) -> list[Json]:
             messages.append({"role": item.get("role"), "content": item.get("content")})
         elif kind == "function_call":
             call = {"id": item.get("call_id"), "function": {k: item.get(k) for k in ("name", "arguments")}}
-            if messages and messages[-1].get("tool_calls"):
-                messages[-1]["tool_calls"].append(call)
+            if messages and messages[-1]["role"] == "assistant":  # text and calls of one answer
+                messages[-1].setdefault("tool_calls", []).append(call)
             else:
                 messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
         elif kind == "function_call_output":
@@ -139,29 +158,28 @@ class ChatPrompt(NamedTuple):
     newest: str  # message of the last turn: tips stand before it
 
 
-def render_conversation(
-    call: ModelCall, sampled: Mapping[str, Sequence[str]], held: Sequence[ChatTurn] = ()
-) -> ChatPrompt:
+@_refuse_malformed
+def render_conversation(call: ModelCall, sampled: Mapping[tuple[tuple[ChatTurn, ...] | None, str], str]) -> ChatPrompt:
     """Render a request as a conversation.
 
     Args:
         call: the request.
-        sampled: what the model has said, by `identify` of the message that the agent was sent; messages that look alike
-            to the agent may differ in their thinking.
-        held: the newest conversation, which tells these apart.
+        sampled: what the model has said, by the turns before it and `identify` of the message that the agent was sent,
+            and by None and the latter: answers that look alike to the agent may differ in their thinking.
 
     Raises:
         RequestRefused: a message is no text, or the last one is the assistant's.
     """
     head, newest, turns = "", "", list[ChatTurn]()
-    held = [turn for turn in held if turn[0] != "system"]
     for message in call.messages:
         role = message.get("role")
         text = _read_text(message.get("content"))
         if role == "assistant":
-            said = sampled.get(identify(message)) or [_render_assistant(message, text)]
-            before = held[len(turns)][1] if len(turns) < len(held) else ""
-            _append(turns, "assistant", before if before in said else said[-1])
+            if not turns:
+                turns.append(("user", _BEGINNING))
+            name = identify(message)
+            said = sampled.get((tuple(turns), name)) or sampled.get((None, name))
+            _append(turns, "assistant", said or _render_assistant(message, text))
         elif role in {"system", "developer"} and not turns:
             head = f"{head}\n\n{text}" if head else text
         elif role in {"system", "developer", "user"}:
@@ -174,8 +192,6 @@ def render_conversation(
             raise RequestRefused(f"a message has the role {role!r}: use system, user, assistant or tool")
     if not turns or turns[-1][0] != "user":
         raise RequestRefused("the last message must be the user's or a tool's")
-    if turns[0][0] != "user":
-        turns.insert(0, ("user", _BEGINNING))
     if call.tools:
         lines = (json.dumps(tool.get("function"), ensure_ascii=False, sort_keys=True) for tool in call.tools)
         head = f"{head}\n\n{_TOOLS.format(chr(10).join(lines))}".strip()
@@ -251,18 +267,19 @@ class ModelReply:
 def make_reply(call: ModelCall, completion: Completion, model: str) -> ModelReply:
     """Make the answer to `call`: without thinking, cut at its stop strings, with its calls of functions apart."""
     text = strip_thinking(completion.text)
-    text = text[: min((place for stop in call.stop if (place := text.find(stop)) >= 0), default=len(text))]
+    whole, text = text, text[: min((place for stop in call.stop if (place := text.find(stop)) >= 0), default=len(text))]
     calls = []
     for match in TOOL_CALL.finditer(text) if call.tools else ():
         said = _load_json(match[1], None)
         if isinstance(said, dict) and isinstance(said.get("name"), str):
             function = {"name": said["name"], "arguments": json.dumps(said.get("arguments", {}), ensure_ascii=False)}
             calls.append({"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function})
+    reason = "tool_calls" if calls else "stop" if text != whole else completion.finish_reason
     if calls:
         text = text[: text.index("<tool_call>")].strip()
     return ModelReply(
         f"chatcmpl-{uuid.uuid4().hex}", model, int(time.time()), text, tuple(calls),
-        "tool_calls" if calls else completion.finish_reason, (completion.num_prompt_tokens, completion.num_tokens),
+        reason, (completion.num_prompt_tokens, completion.num_tokens),
     )  # fmt: skip
 
 

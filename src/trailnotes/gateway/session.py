@@ -35,7 +35,7 @@ class Report:
 
     score: float | None = None  # so far; None: as before
     success: bool | None = None  # None: whether the highest score is reached
-    max_score: float = 1.0
+    max_score: float | None = None  # None: as before, and 1 at first
     reward: float | None = None  # for what was done since the last report; None: the gain in score
     text: str = ""  # what there was to see at the end
     done: bool = True
@@ -43,8 +43,8 @@ class Report:
 
     def __post_init__(self) -> None:
         numbers = [each for each in (self.score, self.reward, self.max_score) if each is not None]
-        if not all(math.isfinite(number) for number in numbers):
-            raise RequestRefused("score, reward and max_score must be finite numbers")
+        if not all(math.isfinite(number) for number in numbers) or (self.max_score or 1.0) <= 0:
+            raise RequestRefused("score, reward and max_score must be finite numbers, and max_score above 0")
 
 
 def parse_report(body: Mapping[str, Any]) -> Report:
@@ -99,8 +99,9 @@ class Session:
         self._now: asyncio.Future[Completion] | None = None  # the request that the run answers
         self._asked: dict[ChatPrompt, asyncio.Future[Completion]] = {}
         self._said: list[ChatTurn] = []  # the newest conversation, with its answer
-        self._sampled: dict[str, list[str]] = {}  # what the model said, by `identify`
-        self._reward, self._report, self._failure, self._over = 0.0, Report(done=False), "", False
+        self._sampled: dict[tuple[tuple[ChatTurn, ...] | None, str], str] = {}  # see `render_conversation`
+        self._reward, self._report, self._failure, self._over = 0.0, Report(max_score=1.0, done=False), "", False
+        self._clock: asyncio.Timeout | None = None  # while the agent is waited for
 
     # the agent's side
 
@@ -110,7 +111,7 @@ class Session:
         Raises:
             RequestRefused: the conversation is none, or the episode is over.
         """
-        said = render(call, self._sampled, self._said)
+        said = render(call, self._sampled)
         self._require_live()
         future = self._asked.get(said) if again else None
         if future is None:
@@ -120,7 +121,9 @@ class Session:
             self._waiting.put_nowait((said, future))
         completion = await asyncio.shield(future)
         reply = make_reply(call, completion, MODEL)
-        self._sampled.setdefault(identify(reply.message), []).append(completion.text)
+        before = tuple(turn for turn in said.turns if turn[0] != "system")
+        for place in (before, None):
+            self._sampled[place, identify(reply.message)] = completion.text
         return reply
 
     def report(self, report: Report) -> None:
@@ -130,11 +133,17 @@ class Session:
             RequestRefused: the episode is over.
         """
         self._require_live()
-        before = self._report.score or 0.0
+        if self._scorer is not None:  # which alone says how it went
+            report = replace(report, score=None, success=None, reward=None, max_score=None)
+        before, most = self._report.score or 0.0, report.max_score or self._report.max_score or 1.0
         score = before if report.score is None else report.score
-        self._reward += score - before if report.reward is None else report.reward
-        reached = report.success if report.success is not None else score >= report.max_score > 0
-        self._report = replace(report, score=score, success=reached)
+        reward = self._reward + (score - before if report.reward is None else report.reward)
+        if not math.isfinite(reward):
+            raise RequestRefused("the rewards of an episode must have a finite sum")
+        reached = report.success if report.success is not None else score >= most
+        self._reward, self._report = reward, replace(report, score=score, success=reached, max_score=most)
+        if self._clock is not None:
+            self._clock.reschedule(self.loop.time() + self._timeout)
         if report.done:
             self._finish()
 
@@ -157,7 +166,10 @@ class Session:
     async def reset(self, task: Task) -> Observation:
         """Start the agent on `task`, and wait for its first request. Raises `EnvError` where none comes."""
         self.task = task
-        self._agent = self._start(self) if self._start else None
+        try:
+            self._agent = self._start(self) if self._start else None
+        except OSError as error:
+            raise EnvError(f"the agent cannot be started ({error})") from error
         return await self._observe()
 
     async def answer(self, completion: Completion) -> Observation:
@@ -188,12 +200,15 @@ class Session:
 
     async def _observe(self) -> Observation:
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self._timeout) as self._clock:
                 asked = await self._waiting.get()
         except TimeoutError:
             if not self.num_answered:
                 raise EnvError(f"the agent asked for nothing within env.timeout = {self._timeout:g} s") from None
+            await self._score()
             return self._make_observation(text="", truncated=True)
+        finally:
+            self._clock = None
         if asked is None:
             return await self._observe_end()
         (said, newest), self._now = asked
@@ -209,27 +224,33 @@ class Session:
             raise EnvError(self._failure)
         if not self.num_answered:
             raise EnvError("the agent ended without one request to the model: is it given the address of its session?")
-        if self._scorer is not None:
-            messages = [{"role": role, "content": text} for role, text in self._said]
-            with wrap_env_errors("env.options.scorer"):
-                said = await asyncio.to_thread(self._scorer, self.task, messages)
-                scored = parse_report(said if isinstance(said, Mapping) else {"score": float(said)})
-            self._reward += (scored.score or 0.0) - (self._report.score or 0.0)
-            reached = scored.success if scored.success is not None else (scored.score or 0.0) >= scored.max_score
-            text, truncated = scored.text or self._report.text, self._report.truncated
-            self._report = replace(scored, success=reached, text=text, truncated=truncated)
-        elif self._report.score is None or not self._report.done:
+        if self._scorer is None and (self._report.score is None or not self._report.done):
             raise EnvError(
                 "the agent ended without a report: call trailnotes.session().report(score=...), or set "
                 "env.options.scorer"
             )
+        await self._score()
         cut = self._report.truncated
         return self._make_observation(text=self._report.text, terminated=not cut, truncated=cut)
+
+    async def _score(self) -> None:
+        """Have the scorer say how it went, if there is one."""
+        if self._scorer is None:
+            return
+        messages = [{"role": role, "content": text} for role, text in self._said]
+        with wrap_env_errors("env.options.scorer"):
+            said = await asyncio.to_thread(self._scorer, self.task, messages)
+            found = parse_report(said if isinstance(said, Mapping) else {"score": float(said)})
+        score, most = found.score or 0.0, found.max_score or 1.0
+        self._reward = score if found.reward is None else found.reward
+        reached = found.success if found.success is not None else score >= most
+        text = found.text or self._report.text
+        self._report = replace(self._report, score=score, max_score=most, success=reached, text=text)
 
     def _make_observation(self, **facts: Any) -> Observation:
         reward, self._reward = self._reward, 0.0
         report, done = self._report, "request" not in facts
         return Observation(
-            reward=reward, score=report.score or 0.0, max_score=report.max_score,
+            reward=reward, score=report.score or 0.0, max_score=report.max_score or 1.0,
             success=bool(report.success) and done, **facts,
         )  # fmt: skip

@@ -8,7 +8,6 @@ import random
 import secrets
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +17,6 @@ from trailnotes.gateway.server import GatewayServer
 from trailnotes.gateway.session import Session
 from trailnotes.memory.sessions import record_attempt, report_attempt
 from trailnotes.rollout import run_episode, write_tips
-from trailnotes.rollout.groups import LiveEpisode
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import append_jsonl
 from trailnotes.storage.records import trajectory_to_json
@@ -35,6 +33,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 MAX_SESSIONS: Final = 1000  # alive at a time, unless `env.max_envs` says otherwise
 MAX_NAME_CHARS: Final = 512  # of a session or task
+MAX_ENDED: Final = 10_000
+CLOSE_TIMEOUT_S: Final = 20.0  # for what has been reported to be kept
 SWITCH_INTERVAL_S: Final = 0.0005  # a thread that writes to disk holds up answers no longer than that
 EPISODES_FILE: Final = "episodes.jsonl"
 
@@ -58,7 +58,8 @@ class OpenGateway:
         self._sessions: dict[str, Session] = {}
         self._playing: set[asyncio.Task[None]] = set()
         self._count = 0
-        self._writing = asyncio.Lock()
+        self._writing, self._learning = asyncio.Lock(), asyncio.Lock()
+        self._ended: dict[str, None] = {}  # names that begin no other session, the newest `MAX_ENDED`
 
     def find(self, key: str, task: str = "") -> Session:
         """Find a session, or begin one of `task`.
@@ -67,9 +68,13 @@ class OpenGateway:
             RequestRefused: it has ended, its name is too long, or too many are alive.
         """
         if session := self._sessions.get(key):
+            if task not in {"", session.task.id}:
+                raise RequestRefused(f"this session plays {session.task.id!r}: name another for {task!r}", 409)
             return session
-        if not task:
+        if not task or key in self._ended:
             raise RequestRefused("there is no such session, or it is over: begin one by its task", 404, "session_ended")
+        if "/" in key:
+            raise RequestRefused("the name of a session has no /")
         if max(len(key), len(task)) > MAX_NAME_CHARS:
             raise RequestRefused(f"a session and its task have names of {MAX_NAME_CHARS} characters at most")
         if len(self._sessions) >= (limit := self._config.env.max_envs or MAX_SESSIONS):
@@ -84,7 +89,11 @@ class OpenGateway:
         return session
 
     async def close(self) -> None:
-        """End all sessions."""
+        """End all sessions; those that have reported are kept, and the others as failed."""
+        for session in self._sessions.values():
+            session.end("the gateway was stopped")
+        if self._playing:
+            await asyncio.wait(self._playing, timeout=CLOSE_TIMEOUT_S)
         for playing in self._playing:
             playing.cancel()
         await asyncio.gather(*self._playing, return_exceptions=True)
@@ -94,21 +103,25 @@ class OpenGateway:
         seed = derive_seed(config.run.seed, "session", number)
         is_plain = self._memory is None or random.Random(seed).random() < self._plain_share
         mode: Mode = "plain" if is_plain else "on_policy_tips"
-        live = LiveEpisode(self._policy, session.key)
+        name = f"session/{session.key}"  # of the episode with the policy, where authors have theirs
+        self._policy.open_episode(name)
         try:
             episode = await run_episode(
                 self._policy, session, session.task, mode, self._memory, config,
-                member=0, seed=seed, episode=session.key,
+                member=0, seed=seed, episode=name,
             )  # fmt: skip
-        except PolicyError as error:
+            async with self._writing:
+                await asyncio.to_thread(append_jsonl, self._path, [trajectory_to_json(episode)])
+        except Exception as error:  # noqa: BLE001 (the other sessions go on)
             logger.error("session %s of %s: %s", number, session.task.id, error)  # noqa: TRY400 (the text says it)
             return
         finally:
-            live.switch_to("")
+            self._policy.close_episode(name)
             session.close()
             del self._sessions[session.key]
-        async with self._writing:
-            await asyncio.to_thread(append_jsonl, self._path, [trajectory_to_json(episode)])
+            self._ended[session.key] = None
+            if len(self._ended) > MAX_ENDED:
+                del self._ended[next(iter(self._ended))]
         if self._memory is not None and episode.outcome == "terminated":
             await self._learn(episode, seed)
 
@@ -116,10 +129,14 @@ class OpenGateway:
         """Tell the memory what its tips earned, and have the policy write one."""
         assert self._memory is not None, "asked before"
         await asyncio.to_thread(_report, self._memory, episode)  # waits for the disk
-        with suppress(PolicyError):  # the episode is kept all the same
-            group = TrajectoryGroup(episode.task, (episode,))
-            batch = await write_tips(self._policy, [group], self._config, seed=seed, step=0)
-            await asyncio.to_thread(self._memory.add, batch.tips)
+        group = TrajectoryGroup(episode.task, (episode,))
+        try:
+            async with self._learning:  # an author writes about one session at a time
+                batch = await write_tips(self._policy, [group], self._config, seed=seed, step=0)
+        except PolicyError as error:
+            logger.error("no tip about %s: %s", episode.task.id, error)  # noqa: TRY400 (the text says it)
+            return
+        await asyncio.to_thread(self._memory.add, batch.tips)
 
 
 def _report(memory: TipMemory, episode: Trajectory) -> None:
@@ -141,6 +158,6 @@ async def serve_agents(
         ready(server.url)
         await asyncio.Event().wait()
     finally:
+        server.stop()  # first, so that no session begins meanwhile
         await opened.close()
-        server.stop()
         sys.setswitchinterval(patience)
