@@ -199,6 +199,25 @@ def test_the_playbook_loses_what_harmed_most() -> None:
     assert [(e.number, e.text, e.helpful, e.harmful) for e in notebook.entries] == [(1, "a", 1, 0), (3, "c", 0, 0)]
 
 
+def test_a_full_playbook_makes_room_for_what_is_new_and_shows_what_helped_most_first() -> None:
+    notebook = Playbook(2)
+    notebook.entries, notebook._added = [Entry(1, "a", helpful=1), Entry(2, "b", helpful=2)], 2
+    groups = [TrajectoryGroup(Task("gate/1", "gates"), (trajectory(0.0),))]
+    update(notebook, groups, ["**helpful:** 2\n### Lesson: c helps", "**add:** c"])
+    assert [entry.text for entry in notebook.entries] == ["b", "c"]
+    assert [line[:3] for line in notebook.find(Task("gate/1", "gates"), "")] == ["(2)", "(3)"]
+
+
+@pytest.mark.parametrize("answer", ["delete 2", "delete: 2", "**delete** experience 2", "delete #2"])
+def test_operations_are_read_as_models_write_them(answer: str) -> None:
+    notebook = Experiences(3)
+    notebook.texts = ["a", "b", "c"]
+    groups = [TrajectoryGroup(Task("gate/1", "gates"), (trajectory(0.0), trajectory(1.0, 1)))]
+    update(notebook, groups, [answer + "\nadd: 3 keys open it"])
+    assert notebook.texts == ["a", "c", "3 keys open it"]
+    assert notebook.find(Task("gate/1", "gates"), "")[0] == "3 keys open it", "the newest first"
+
+
 def test_operations_are_about_the_list_before_the_trial() -> None:
     notebook = Experiences(3)
     notebook.texts = ["a", "b", "c"]

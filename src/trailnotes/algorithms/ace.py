@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from trailnotes.runs.adaptation import AdaptationRun
     from trailnotes.types import Task, TrajectoryGroup
 
-_TAG: Final = re.compile(r"^(helpful|harmful)\b\W*(.*)$", re.IGNORECASE)
-_LESSON: Final = re.compile(r"^lesson\W+(.+)$", re.IGNORECASE)
-_ADD: Final = re.compile(r"^add\W+(.+)$", re.IGNORECASE)
+_TAG: Final = re.compile(r"^[#*\s]*(helpful|harmful)\b\W*(.*)$", re.IGNORECASE)
+_LESSON: Final = re.compile(r"^[#*\s]*lesson\W+(.+)$", re.IGNORECASE)
+_ADD: Final = re.compile(r"^[#*\s]*add\W+(.+)$", re.IGNORECASE)
 _REFLECT: Final = (
     "{outcome}\n{playbook}Say what to learn from this attempt for any task of this kind. First the numbers of the "
     "entries that helped and of those that misled, then one lesson, in these lines:\nhelpful: 1, 2\nharmful: 3\n"
@@ -69,8 +69,9 @@ class Playbook:
         return len(self.entries)
 
     def find(self, task: Task, instruction: str) -> Sequence[str]:  # noqa: ARG002 (there is one for all)
-        """Return all entries."""
-        return [str(entry) for entry in self.entries]
+        """Return all entries, those that helped most first, and newer ones before older."""
+        best = sorted(self.entries, key=lambda entry: (entry.harmful - entry.helpful, -entry.number))
+        return [str(entry) for entry in best]
 
     async def update(self, groups: Sequence[TrajectoryGroup], ask: Ask) -> int:
         """Reflect on each episode, count what helped, then let the curator add to the playbook."""
@@ -90,11 +91,12 @@ class Playbook:
         (answer,) = await ask("curation", [Question("curator", text)])
         known = {entry.text for entry in self.entries}
         added = [found[1] for line in read_lines(answer) if (found := _ADD.match(line)) and found[1] not in known]
-        for words in list(dict.fromkeys(added))[: len(lessons)]:
+        added = list(dict.fromkeys(added))[: min(len(lessons), self.capacity)]
+        while len(self.entries) + len(added) > self.capacity:  # what is new has not had its turn
+            self.entries.remove(min(self.entries, key=lambda entry: entry.helpful - entry.harmful))
+        for words in added:
             self._added += 1
             self.entries.append(Entry(self._added, words))
-        while len(self.entries) > self.capacity:
-            self.entries.remove(min(self.entries, key=lambda entry: entry.helpful - entry.harmful))
         return unusable
 
     def _describe(self, *, empty: str) -> str:

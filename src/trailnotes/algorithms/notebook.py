@@ -15,7 +15,7 @@ from trailnotes.errors import ConfigError
 from trailnotes.prompts import Conversation, build_opening_messages, quoted, replay_conversation, truncate
 from trailnotes.rollout import CompletionRequest, EpisodeContext, TipsActor
 from trailnotes.seeds import derive_seed
-from trailnotes.types import Message, Observation, Sampling, Task, Tip, Trajectory
+from trailnotes.types import Message, Observation, Sampling, Task, Tip, Trajectory, strip_thinking
 
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config
@@ -68,7 +68,7 @@ async def adapt_by_notebook(run: AdaptationRun, notebook: Notebook) -> None:
             nonlocal asked
             asked += len(questions)
             requests = [build_request(run, f"{phase}-{stage}", question) for question in questions]
-            return [completion.text for completion in await run.write(f"{phase}-{stage}", requests)]
+            return [strip_thinking(completion.text) for completion in await run.write(f"{phase}-{stage}", requests)]
 
         unusable = await notebook.update(groups, ask)  # after the last one as well: more trials may follow
         run.log(phase, groups, notebook={"entries": len(notebook), "asked": asked, "unusable": unusable})

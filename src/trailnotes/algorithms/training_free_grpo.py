@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from trailnotes.types import Task, Trajectory, TrajectoryGroup
 
 MAX_OPERATIONS: Final = 2  # of a group (release: num_experiences_per_query)
-_OPERATION: Final = re.compile(r"^(add|modify|delete)\b\s*(\d{1,6})?\W*(.*)$", re.IGNORECASE)
+_OPERATION: Final = re.compile(
+    r"^[#*\s]*(?:(add)\W+|(modify|delete)\W*(?:experience\W*)?(\d{1,6})?\W*)(.*)$", re.IGNORECASE
+)
 _REQUEST: Final = (
     "An agent made several attempts at one task of a text environment.\nTask: {task}\n{attempts}\n{known}Compare the "
     "attempts that scored more with the others, and say what made the difference, for any task of this kind. Change "
@@ -52,8 +54,8 @@ class Experiences:
         return len(self.texts)
 
     def find(self, task: Task, instruction: str) -> Sequence[str]:  # noqa: ARG002 (there is one list for all)
-        """Return all experiences."""
-        return self.texts
+        """Return all experiences, the newest first."""
+        return self.texts[::-1]
 
     async def update(self, groups: Sequence[TrajectoryGroup], ask: Ask) -> int:
         """Compare each group of unequal scores, and carry out what the answers say, in the order of the groups.
@@ -77,8 +79,8 @@ class Experiences:
         for answer in await ask("comparisons", questions):
             before = len(added), dict(texts)
             found = [match.groups() for line in read_lines(answer) if (match := _OPERATION.match(line))]
-            for operation, digits, words in found[:MAX_OPERATIONS]:
-                kind, number = operation.lower(), int(digits or 0)
+            for add, other, digits, words in found[:MAX_OPERATIONS]:
+                kind, number = (add or other).lower(), int(digits or 0)
                 if kind == "add" and words:
                     added.append(words)
                 elif kind == "modify" and words and number in texts:

@@ -130,7 +130,7 @@ class RolloutConfig(Section):
 class LossConfig(Section):
     """The clipped surrogate and what is added to it."""
 
-    clip_low: float = key(0.2, "ratio is clipped below 1 - this", PAPER, gt=0, lt=1)
+    clip_low: float = key(0.2, "ratio is clipped below 1 - this", PAPER, gt=0, le=1)
     clip_high: float = key(0.3, "ratio is clipped above 1 + this", PAPER, gt=0)
     dual_clip: float = key(10.0, "c, bound of the loss for negative advantages; 0 = off", PAPER, ge=0)
     kl: float = key(0.0, "coefficient of the k3 KL to the start model, under the row's own context", PAPER, ge=0)
