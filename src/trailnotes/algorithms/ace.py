@@ -49,6 +49,11 @@ class Entry:
     helpful: int = 0
     harmful: int = 0
 
+    @property
+    def balance(self) -> int:
+        """How much more often it helped than harmed."""
+        return self.helpful - self.harmful
+
     def __str__(self) -> str:
         """Word it with its counts, as in the release."""
         return f"({self.number}) helpful {self.helpful}, harmful {self.harmful}: {self.text}"
@@ -70,7 +75,7 @@ class Playbook:
 
     def find(self, task: Task, instruction: str) -> Sequence[str]:  # noqa: ARG002 (there is one for all)
         """Return all entries, those that helped most first, and newer ones before older."""
-        best = sorted(self.entries, key=lambda entry: (entry.harmful - entry.helpful, -entry.number))
+        best = sorted(self.entries, key=lambda entry: (entry.balance, entry.number), reverse=True)
         return [str(entry) for entry in best]
 
     async def update(self, groups: Sequence[TrajectoryGroup], ask: Ask) -> int:
@@ -93,7 +98,7 @@ class Playbook:
         added = [found[1] for line in read_lines(answer) if (found := _ADD.match(line)) and found[1] not in known]
         added = list(dict.fromkeys(added))[: min(len(lessons), self.capacity)]
         while len(self.entries) + len(added) > self.capacity:  # what is new has not had its turn
-            self.entries.remove(min(self.entries, key=lambda entry: entry.helpful - entry.harmful))
+            self.entries.remove(min(self.entries, key=lambda entry: entry.balance))
         for words in added:
             self._added += 1
             self.entries.append(Entry(self._added, words))
