@@ -183,11 +183,20 @@ def test_clin_keeps_what_it_knew_where_nothing_can_be_read() -> None:
 
 
 def test_an_insight_needs_content_and_there_are_three_at_most() -> None:
-    assert parse_items("Title: no content\nTitle: two\nContent: do it\nat once\nContent without a title") == (
-        "two: without a title",
+    assert parse_items("Title: no content\nTitle: two\nContent: do it\nat once\nContent comes last") == (
+        "two: do it at once Content comes last",
     )
+    assert parse_items("Content: untitled") == ("Insight: untitled",)
     many = "\n".join(f"Title: t{n}\nDescription: d\nContent: c{n}" for n in range(5))
     assert parse_items(many) == ("t0: c0 (d)", "t1: c1 (d)", "t2: c2 (d)")
+
+
+def test_insights_are_read_as_the_release_asks_for_them() -> None:
+    answer = (
+        "# Memory Item 1\n## Title\nBoxes\n## Description\nin vaults\n## Content\nread\nfirst\n\n# Memory Item 2\n"
+        "**Title**: Doors\n- **Content:** knock"
+    )
+    assert parse_items(answer) == ("Boxes: read first (in vaults)", "Doors: knock")
 
 
 def test_the_playbook_loses_what_harmed_most() -> None:
@@ -195,7 +204,7 @@ def test_the_playbook_loses_what_harmed_most() -> None:
     notebook.entries = [Entry(1, "a", helpful=1), Entry(2, "b", harmful=2)]
     notebook._added = 2
     groups = [TrajectoryGroup(Task("gate/1", "gates"), (trajectory(0.0),))]
-    update(notebook, groups, ["harmful: 2, 99\nlesson: c helps", "add: c\nadd: a"])
+    update(notebook, groups, ["harmful: entry 2 and 99, since 1 of them failed\nlesson: c helps", "add: c\nadd: a"])
     assert [(e.number, e.text, e.helpful, e.harmful) for e in notebook.entries] == [(1, "a", 1, 0), (3, "c", 0, 0)]
 
 
@@ -227,7 +236,15 @@ def test_operations_are_about_the_list_before_the_trial() -> None:
 
 
 def test_lines_lose_bullets_numbers_and_emptiness() -> None:
-    assert read_lines(" - a\n\n2. b\n* \u2022 \n12) c d") == ["a", "b", "c d"]
+    assert read_lines(" - a\n\n2. b\n* \u2022 \n12) c d\n- ## **e** f") == ["a", "b", "c d", "e f"]
+
+
+def test_of_entries_that_do_not_fit_the_first_are_shown(tmp_path: Path) -> None:
+    lines = "\n".join(f"{word} is necessary to " + "win " * 20 for word in ("this", "that", "more"))
+    policy = Author(lambda *_: lines)
+    room = {"rollout": {"style": "full", "max_context_tokens": 560}}  # for one of three
+    adapt_by(policy, "clin", tmp_path, **ONE_GATE | room, eval={"trials": 1})
+    assert [line[:6] for line in actor_prompts(policy)[-1].splitlines() if line.startswith("- ")] == ['- "thi']
 
 
 def test_groups_and_controls_are_demanded_where_they_are_needed(tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
+from dying import Dying
 from nodes import TwoNodes, refused
 from small import small_config
 from tinyrun import SAME, differences, episodes, metrics, tiny_config
 from trailnotes.cluster import connection
 from trailnotes.cluster.cluster import Cluster
 from trailnotes.cluster.connection import connect_cluster
-from trailnotes.cluster.memory import MemoryService, ServedMemory, VersionedAnswer
+from trailnotes.cluster.memory import MemoryService, ServedMemory
 from trailnotes.commands.train import train
 from trailnotes.config.schema import Config
 from trailnotes.errors import MemoryStoreError
@@ -160,18 +161,6 @@ def serve(cluster: Cluster, path: Path, service: type[MemoryService] = MemorySer
     return ServedMemory(
         cluster.config, path, cluster.pin_to_node(cluster.home), cluster.get_node_name(cluster.home), service
     )
-
-
-class Dying(MemoryService):
-    """Dies once, after it has stored, and before it answers."""
-
-    def call(self, method: str, *arguments: Any, **named: Any) -> VersionedAnswer:
-        answer = super().call(method, *arguments, **named)
-        grave = Path(self._memory.store.path or "").with_name("grave")
-        if method == "add" and not grave.exists():
-            grave.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return answer
 
 
 def test_a_write_that_ray_repeats_is_stored_once(cluster: Cluster, tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from trailnotes.runs.adaptation import AdaptationRun
     from trailnotes.types import Task, TrajectoryGroup
 
-_TAG: Final = re.compile(r"^[#*\s]*(helpful|harmful)\b\W*(.*)$", re.IGNORECASE)
-_LESSON: Final = re.compile(r"^[#*\s]*lesson\W+(.+)$", re.IGNORECASE)
-_ADD: Final = re.compile(r"^[#*\s]*add\W+(.+)$", re.IGNORECASE)
+_TAG: Final = re.compile(r"^(helpful|harmful)\b((?:[\W\d]|and\b|entry\b|entries\b)*)", re.IGNORECASE)
+_LESSON: Final = re.compile(r"^lesson\W+(.+)$", re.IGNORECASE)
+_ADD: Final = re.compile(r"^add\W+(.+)$", re.IGNORECASE)
 _REFLECT: Final = (
     "{outcome}\n{playbook}Say what to learn from this attempt for any task of this kind. First the numbers of the "
     "entries that helped and of those that misled, then one lesson, in these lines:\nhelpful: 1, 2\nharmful: 3\n"

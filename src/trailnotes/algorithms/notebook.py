@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from trailnotes.errors import ConfigError
 from trailnotes.prompts import Conversation, build_opening_messages, quoted, replay_conversation, truncate
-from trailnotes.rollout import CompletionRequest, EpisodeContext, TipsActor
+from trailnotes.rollout import CompletionRequest, EpisodeContext, TipsActor, count_prompt_tokens
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Message, Observation, Sampling, Task, Tip, Trajectory, strip_thinking
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trailnotes.runs.adaptation import AdaptationRun
     from trailnotes.types import TrajectoryGroup
 
-_BULLET: Final = re.compile(r"^(?:[-*\u2022]+|\d{1,3}[.):])\s+")
+_BULLET: Final = re.compile(r"^(?:(?:[-*#\u2022]+|\d{1,3}[.):])\s+)+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +90,17 @@ class NotebookActor(TipsActor):
         super().__init__(context, None, Conversation(config.rollout, shown, count_tokens, introduce))
         self.notebook = notebook
 
-    def select_affordable(self, limit: int, observation: Observation, found: Sequence[Tip]) -> Sequence[Tip]:  # noqa: ARG002
-        """Return all of them: the method has chosen already."""
-        return found
+    def select_affordable(self, limit: int, observation: Observation, found: Sequence[Tip]) -> Sequence[Tip]:
+        """Return the first that fit the prompt; no room is left for later turns."""
+        conversation, fitting = self.conversation, list(found)
+
+        def is_too_long() -> bool:
+            turn = Message("user", conversation.format_turn(observation, fitting))
+            return count_prompt_tokens(self.context.policy, [*conversation.acting, turn]) > limit
+
+        while fitting and is_too_long():
+            fitting.pop()
+        return fitting
 
     async def find(self, observation: Observation) -> list[Tip]:
         """Return the entries for this turn."""
@@ -126,8 +134,8 @@ def build_request(run: AdaptationRun, stage: str, question: Question) -> Complet
 
 
 def read_lines(answer: str) -> list[str]:
-    """Read an answer as lines, without blank ones, bullets and numbers."""
-    lines = (_BULLET.sub("", " ".join(line.split())) for line in answer.splitlines())
+    """Read an answer as lines, without blank ones and the marks of lists, headings and bold words."""
+    lines = (_BULLET.sub("", " ".join(line.replace("**", "").split())) for line in answer.splitlines())
     return [line for line in lines if any(map(str.isalnum, line))]
 
 

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from trailnotes.types import Task, TrajectoryGroup
 
 MAX_ITEMS: Final = 3  # of an episode (release)
-_PART: Final = re.compile(r"^[#*\s]*(title|description|content)\W+(.*)$", re.IGNORECASE)
+_PART: Final = re.compile(r"^(title|description|content)\s*(?:[:\u2013-]\W*(.*))?$", re.IGNORECASE)
+_HEADING: Final = re.compile(r"^(?:memory\s+)?(?:item|insight)\W*\d*\W*$", re.IGNORECASE)  # of an item (release)
 _REQUEST: Final = (
     "{outcome}\n{why} Write down at most {most} insights that help with similar tasks, without the names and words of "
     "this one. Each has three lines:\nTitle: what it is about\nDescription: when to use it\nContent: what to do, in "
@@ -93,18 +94,22 @@ class Bank:
 
 
 def parse_items(answer: str) -> tuple[str, ...]:
-    """Parse an answer as "title: content (description)" of each item; one without content is none."""
-    items, parts = list[str](), dict[str, str]()
-    for line in [*read_lines(answer), "Title: end"]:
-        found = _PART.match(line)
-        name = found[1].lower() if found else ""
-        if name == "title" and "content" in parts:
-            when = f" ({parts['description']})" if parts.get("description") else ""
-            items.append(f"{parts.get('title', 'Insight')}: {parts['content']}{when}")
-        if name == "title":
-            parts = {}
-        if found:
-            parts[name] = found[2].strip(" *")
-        elif "content" in parts:  # goes on in the next line
-            parts["content"] += f" {line}"
-    return tuple(items[:MAX_ITEMS])
+    """Parse an answer as "title: content (description)" of each item; one without content is none.
+
+    A part begins with its label, on a line of its own or before the words, and goes on over the lines that follow.
+    """
+    items, part = [dict[str, str]()], ""
+    for line in read_lines(answer):
+        if found := _PART.match(line):
+            part = found[1].lower()
+            if part == "title":
+                items.append({})
+            items[-1][part] = found[2] or ""
+        elif part and not _HEADING.match(line):
+            items[-1][part] = f"{items[-1][part]} {line}".strip()
+    whole = [item for item in items if item.get("content")]
+    return tuple(
+        f"{item.get('title') or 'Insight'}: {item['content']}"
+        + (f" ({item['description']})" if item.get("description") else "")
+        for item in whole[:MAX_ITEMS]
+    )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MAX_OPERATIONS: Final = 2  # of a group (release: num_experiences_per_query)
 _OPERATION: Final = re.compile(
-    r"^[#*\s]*(?:(add)\W+|(modify|delete)\W*(?:experience\W*)?(\d{1,6})?\W*)(.*)$", re.IGNORECASE
+    r"^(?:(add)\W+|(modify|delete)\W*(?:experience\W*)?(\d{1,6})?\W*)(.*)$", re.IGNORECASE
 )
 _REQUEST: Final = (
     "An agent made several attempts at one task of a text environment.\nTask: {task}\n{attempts}\n{known}Compare the "
