@@ -85,3 +85,23 @@ def test_hindsight_changes_what_is_learned_and_nothing_is_kept(start_model: Path
     assert {e["mode"] for e in episodes(opid)} == {"plain"}
     assert metrics(opid)[-1]["tips/written"] > 0
     assert not tip_rows(opid) if (opid / "memory.db").exists() else True
+
+
+def test_by_step_each_turn_shows_the_tip_of_its_own_state(start_model: Path, tmp_path: Path) -> None:
+    """The author quotes each step's action, so a turn that is shown another state's tip is shown another action."""
+
+    async def body(iteration: Iteration) -> None:
+        groups = await iteration.rollout(iteration.tasks())
+        rebuilt = await rebuild_with_own_tips(iteration, groups, await iteration.write_tips(groups))
+        shown = [
+            (s.action.replace('"', "'"), [t.action for t in s.tips])
+            for g in rebuilt
+            for e in g.trajectories
+            for s in e.steps
+        ]
+        assert sum(bool(tips) for _, tips in shown) > 5
+        assert all(tips in ([], [action]) for action, tips in shown)
+
+    algorithm = OPID | {"author": "extract"}
+    memory = {"entries": "step", "query": "conversation", "repeat_shown": True}
+    in_a_run(tiny_config(start_model, algorithm=algorithm, memory=memory), tmp_path, body)

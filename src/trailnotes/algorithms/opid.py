@@ -53,6 +53,9 @@ async def rebuild_with_own_tips(
     settings = iteration.config.memory
     if settings.entries == "episode":  # it is about the end, and is to be found from the beginning
         settings = settings.model_copy(update={"threshold": -1.0})
+    else:  # that of a state has its very key
+        settings = settings.model_copy(update={"threshold": 0.999, "top_k": min(1, settings.top_k)})
+    config = iteration.config.model_copy(update={"memory": settings})
     own = {id(each.trajectory): each.tips for each in written}
     with ExitStack() as opened:
 
@@ -61,4 +64,4 @@ async def rebuild_with_own_tips(
             memory.add(own.get(id(trajectory), ()))
             return memory
 
-        return await rebuild_with_tips(iteration.policy, groups, iteration.config, memory_of)
+        return await rebuild_with_tips(iteration.policy, groups, config, memory_of)

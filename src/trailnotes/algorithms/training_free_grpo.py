@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from trailnotes.types import Task, Trajectory, TrajectoryGroup
 
 MAX_OPERATIONS: Final = 2  # of a group (release: num_experiences_per_query)
-_OPERATION: Final = re.compile(
-    r"^(?:(add)\W+|(modify|delete)\W*(?:experience\W*)?(\d{1,6})?\W*)(.*)$", re.IGNORECASE
-)
+_OPERATION: Final = re.compile(r"^(?:(add)\W+|(modify|delete)\W*(?:experience\W*)?(\d{1,6})?\W*)(.*)$", re.IGNORECASE)
 _REQUEST: Final = (
     "An agent made several attempts at one task of a text environment.\nTask: {task}\n{attempts}\n{known}Compare the "
     "attempts that scored more with the others, and say what made the difference, for any task of this kind. Change "
