@@ -71,8 +71,23 @@ except openai.APIStatusError:
 """
     (episode,) = play(command(tmp_path, lines, timeout=60.0), lambda _: None)
     assert (episode.outcome, len(episode.steps)) == ("truncated", 6)
-    child = int((tmp_path / "child").read_text())
-    wait_until(lambda: not Path(f"/proc/{child}").exists() or "zombie" in Path(f"/proc/{child}/status").read_text())
+    wait_until(lambda: is_gone(tmp_path / "child"))
+
+
+def test_a_command_that_ends_leaves_no_child_behind(tmp_path: Path) -> None:
+    lines = f"""
+import subprocess
+open({str(tmp_path / "child")!r}, "w").write(str(subprocess.Popen(["sleep", "600"]).pid))
+session.report(1.0)
+"""
+    (episode,) = play(command(tmp_path, lines, timeout=60.0), lambda _: None)
+    assert episode.score == 1.0
+    wait_until(lambda: is_gone(tmp_path / "child"))
+
+
+def is_gone(noted: Path) -> bool:
+    status = Path(f"/proc/{noted.read_text()}/status")
+    return not status.exists() or "zombie" in status.read_text()
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:

@@ -19,7 +19,7 @@ from trailnotes.client import AgentSession
 from trailnotes.envs.base import format_error, sanitize_text
 from trailnotes.errors import ConfigError, SessionOver
 from trailnotes.gateway.session import MODEL, Session
-from trailnotes.storage.child import describe_exit, kill_group, start_child
+from trailnotes.storage.child import describe_exit, kill_group, start_child, wait_for_group
 from trailnotes.storage.records import task_to_json
 from trailnotes.web.loopback import LOOPBACK
 
@@ -90,7 +90,7 @@ class AgentProcess:
         self._output.close()
 
     def _wait(self) -> None:
-        code = self._process.wait()
+        code = wait_for_group(self._process)
         failure = "" if code == 0 else f"the agent {describe_exit(code)}: {self._read_output() or 'it printed nothing'}"
         _tell_end(self._session, failure)
 

@@ -63,6 +63,15 @@ def kill_group(process: subprocess.Popen[Any], limit: float = STOP_TIMEOUT) -> N
             process.wait(limit)
 
 
+def wait_for_group(process: subprocess.Popen[Any]) -> int:
+    """Wait until a child has ended by itself, kill the children that it leaves behind, and return its code."""
+    if hasattr(os, "waitid"):  # macOS has it from Python 3.13 on
+        with suppress(ChildProcessError):
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not reaped: the number stays that of its group
+        kill_group(process)
+    return process.wait()
+
+
 def describe_exit(code: int | None) -> str:
     """Say how a process with this return code ended; None: it is unknown."""
     if code is None or code >= 0:
