@@ -51,11 +51,18 @@ class RunStage:
             RunError: the files of the stage are damaged.
         """
         if self.name == "train":
-            return is_trained(self.run.directory, self.run.config)
+            return _is_record(self.run) or is_trained(self.run.directory, self.run.config)
         directory = (self.panel or self.run).directory
         tables = [directory / EVAL_STAGE / "table.json"]  # written last
         tables += [] if self.name == EVAL_STAGE else [directory / "table.json"]
         return all(table.is_file() for table in tables)
+
+
+def _is_record(run: PlannedRun) -> bool:
+    """Say whether a directory has the results of a run of these settings without its checkpoints: a published record."""
+    weights = (run.directory / "checkpoints").glob("step-*/*")
+    is_whole = (run.directory / EVAL_STAGE / "table.json").is_file() and not any(weights)
+    return is_whole and not _list_changed_settings(run)
 
 
 def panel_result_name(run: str, panel: str) -> str:
