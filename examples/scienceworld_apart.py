@@ -2,9 +2,9 @@
 
     python examples/scienceworld_apart.py --out runs/apart --seeds 2 --jobs 2
 
-One model for all twelve reaches a return of 30 in training with any method. The paper trains a model for each task; this
-is between the two, and asks two questions, which were written down before the first run. Without tips, in the last four
-iterations of the training: is EMPO² above GRPO on the games that are trained on? And then on unseen variations?
+One model for all twelve reaches a return of 30 in training with any method. The paper trains a model for each task;
+this is between the two, and asks two questions, which were written down before the first run. Without tips, in the last
+four iterations of the training: is EMPO² above GRPO on the games that are trained on? And on unseen variations?
 Hypothesis: on the former, as on three validation tasks; not on the latter. The interval is over the twelve tasks.
 """
 

@@ -457,8 +457,10 @@ def test_compare_table_takes_the_runs_of_a_panel_without_published_rows(
     assert main(["compare", "table", "--panel", "scienceworld-18", *runs]) == 2
 
 
-def test_a_record_gives_the_table_of_its_comparison_again(finished: tuple[Path, Path], tmp_path: Path) -> None:
-    _, out = finished
+def test_a_record_gives_the_table_of_its_comparison_again_and_more_runs_may_join_it(
+    finished: tuple[Path, Path], tmp_path: Path
+) -> None:
+    path, out = finished
     pack = run_path(str(ROOT / "docs/results/records.py"))["main"]
     for name in ("one", "again"):
         pack(out, tmp_path / name)
@@ -468,6 +470,10 @@ def test_a_record_gives_the_table_of_its_comparison_again(finished: tuple[Path, 
     assert not list((tmp_path / "out").rglob("*.safetensors"))
     assert main(["compare", "table", str(tmp_path / "out"), "--out", str(tmp_path / "table")]) == 0
     assert (tmp_path / "table/table.json").read_bytes() == (out / "table.json").read_bytes()
+    more_seeds = path.with_name("more-seeds.toml")
+    more_seeds.write_text(path.read_text().replace("seeds = [0, 1]", "seeds = [0, 1, 7]"))
+    more = expand_runs(load_spec(more_seeds), more_seeds, tmp_path / "out")
+    assert {stage.run.name for stage in list_unfinished_stages(more)} == {"naive-7", "grpo-7", "half-of-them-7"}
 
 
 def test_a_record_of_somebody_else_imports_nothing(

@@ -59,7 +59,7 @@ class RunStage:
 
 
 def _is_record(run: PlannedRun) -> bool:
-    """Say whether a directory has the results of a run of these settings without its checkpoints: a published record."""
+    """Say whether a directory has the results of these settings without checkpoints, as published records do."""
     weights = (run.directory / "checkpoints").glob("step-*/*")
     is_whole = (run.directory / EVAL_STAGE / "table.json").is_file() and not any(weights)
     return is_whole and not _list_changed_settings(run)
