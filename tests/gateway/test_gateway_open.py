@@ -37,14 +37,14 @@ def test_what_was_reported_before_the_end_is_kept_and_each_has_a_tip(tmp_path: P
             sessions = [gateway.find("", f"task {number}") for number in range(20)]
             await asyncio.gather(*(session.ask(CALL) for session in sessions))
             for session in sessions[:-1]:
-                session.report(Report(score=1.0))
+                session.report(Report(score=1.0, truncated=session is sessions[0]))
             await gateway.close()
             written = [tip for number in range(20) for tip in memory.search(f"task {number}", "a", 5)]
             return len(written), policy.open_episodes
 
     assert asyncio.run(run()) == (19, set())
     outcomes = [line["outcome"] for line in read_jsonl(tmp_path / "episodes.jsonl")]
-    assert sorted(outcomes) == ["error", *["terminated"] * 19]
+    assert sorted(outcomes) == ["error", *["terminated"] * 18, "truncated"]
 
 
 def test_a_name_is_of_one_session(tmp_path: Path) -> None:

@@ -103,6 +103,11 @@ class Session:
         self._reward, self._report, self._failure, self._over = 0.0, Report(max_score=1.0, done=False), "", False
         self._clock: asyncio.Timeout | None = None  # while the agent is waited for
 
+    @property
+    def has_reported(self) -> bool:
+        """Whether the agent has said how it ended."""
+        return self._report.done
+
     # the agent's side
 
     async def ask(self, call: ModelCall, *, again: bool = False) -> ModelReply:

@@ -122,7 +122,7 @@ class OpenGateway:
             self._ended[session.key] = None
             if len(self._ended) > MAX_ENDED:
                 del self._ended[next(iter(self._ended))]
-        if self._memory is not None and episode.outcome == "terminated":
+        if self._memory is not None and session.has_reported and episode.outcome != "error":
             await self._learn(episode, seed)
 
     async def _learn(self, episode: Trajectory, seed: int) -> None:
