@@ -1,6 +1,6 @@
 """Seconds of one GRPO step (rollout and update), against TRL's `GRPOTrainer` on the same work.
 
-Both sides have the same random model, prompts, group size, completion length, rewards, optimiser and one optimiser
+Both sides have the same random model, prompts, group size, completion length, rewards, optimizer and one optimizer
 step on the whole batch, on the same number of threads. Before the clock starts, both losses are computed on one
 batch with the same advantages and denominators (settings alike: token mean, clip .2/.3, two-sided clip 10), and so
 are their gradients. Our update computes the prompt of a group once (`learner.packed = "shared"`), or with `--padded` in
@@ -136,7 +136,7 @@ class Turns(TrainerCallback):
         self.seconds: list[tuple[float, float, float]] = []  # TRL's step, our rollout, our update
 
     def on_step_begin(self, *_arguments: Any, **_options: Any) -> None:
-        """Start the clock; prompts, completions, rewards, loss and optimiser all come after this."""
+        """Start the clock; prompts, completions, rewards, loss and optimizer all come after this."""
         self.start = time.perf_counter()
 
     def on_step_end(self, *_arguments: Any, **_options: Any) -> None:

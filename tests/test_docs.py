@@ -326,4 +326,4 @@ def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
     for pattern, named_so in any_of.items():
         written = {re.sub(pattern, named_so, name) for name in written}
     assert written == explained()
-    assert any(line["update/optimiser_steps"] for line in lines)  # the tables speak of updates that happened
+    assert any(line["update/optimizer_steps"] for line in lines)  # the tables speak of updates that happened

@@ -41,7 +41,7 @@ def test_the_config_fits_its_model_and_its_games(monkeypatch: pytest.MonkeyPatch
 def test_killed_or_left_alone_the_run_ends_the_same(tmp_path: Path, seed: int) -> None:
     iterations = 8
     assert start(tmp_path / "alone", iterations).wait() == 0
-    assert any(line["update/optimiser_steps"] for line in metrics(tmp_path / "alone")), "nothing was learned"
+    assert any(line["update/optimizer_steps"] for line in metrics(tmp_path / "alone")), "nothing was learned"
     rng = random.Random(seed)
     kills = 0
     while kills < 4:

@@ -95,7 +95,7 @@ def test_equal_returns_give_a_zero_update(drop: bool) -> None:
     before = weights(subject)
     metrics = subject.update([replace(s, advantages=(0.0,) * len(s.advantages)) for s in rows()])
     assert all(torch.equal(before[name], now) for name, now in weights(subject).items())
-    assert metrics["optimiser_steps"] == 0
+    assert metrics["optimizer_steps"] == 0
     assert metrics["zero_advantage_rows"] == metrics["rows"] == 6
     assert metrics["tokens_trained"] == (0 if drop else 2 * sum(sum(s.loss_mask) for s in rows()))
 
@@ -158,7 +158,7 @@ def with_step_logprobs(samples: list[Sample]) -> list[Sample]:
 def test_minibatches_step_once_each_and_in_the_seeds_order() -> None:
     samples = with_logprobs(rows(6), 1)
     one, same, other = (learner(minibatch=2, epochs=2) for _ in range(3))
-    assert one.update(samples, seed=1)["optimiser_steps"] == 6
+    assert one.update(samples, seed=1)["optimizer_steps"] == 6
     same.update(samples, seed=1)
     other.update(samples, seed=2)
     assert_equal_weights(one, same)
@@ -270,7 +270,7 @@ def test_an_unmasked_kl_is_a_mean_over_all_trained_tokens_however_many_are_maske
     subject = learner(mask_logprob=threshold, **settings)
     metrics = subject.update(samples)
     assert metrics["kl_to_reference"] == pytest.approx(expected, rel=1e-5)
-    assert metrics["optimiser_steps"] == 1
+    assert metrics["optimizer_steps"] == 1
     if threshold == 0.0:
         assert metrics["masked_fraction"] == 1
         assert metrics["policy_loss"] == 0

@@ -171,5 +171,5 @@ def test_a_learner_takes_each_and_micro_batches_do_not_show(settings: dict[str, 
         whole, cut, atol=1e-4, rtol=0
     )  # AdamW magnifies what rounding leaves of a gradient near 0
     assert not torch.equal(whole, ppo)
-    assert figures["optimiser_steps"] == 4
+    assert figures["optimizer_steps"] == 4
     assert (figures["dropped_fraction"] > 0) == ("max_negative_kl" in settings)

@@ -111,7 +111,7 @@ def test_each_term_of_a_role_is_a_mean_over_its_own_rows(aggregation: str, budge
     for mine, theirs in zip(gradients(subject), expected, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-4)
     assert metrics["loss"] == pytest.approx(value, rel=1e-4)
-    assert metrics["optimiser_steps"] == 1
+    assert metrics["optimizer_steps"] == 1
 
 
 def test_weights_of_tokens_by_hand() -> None:

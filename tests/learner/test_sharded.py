@@ -148,7 +148,7 @@ def test_what_stops_every_rank_alike_is_raised_once_and_what_kills_one_ends_all(
     other.save(tmp_path)
     with pytest.raises(ValueError, match="another model's"):
         two.load(tmp_path)
-    assert two.update(ROWS)["optimiser_steps"] == 1  # all goes on
+    assert two.update(ROWS)["optimizer_steps"] == 1  # all goes on
 
     assert two._monitor is not None
     two._monitor.ranks[1].process.kill()

@@ -138,7 +138,7 @@ def test_three_updates_give_the_weights_that_they_give_here(method: str, pair: A
     for update in range(3):
         samples = build(method, play(10 * len(method) + update, modes), both)
         mine, theirs = (each.update(samples, seed=update) for each in (both.here, both.there))
-        assert theirs["optimiser_steps"] == mine["optimiser_steps"] > 0
+        assert theirs["optimizer_steps"] == mine["optimizer_steps"] > 0
         for name in set(mine) & set(theirs) - {"seconds", "seconds_reference", "tokens_forward"}:
             assert theirs[name] == pytest.approx(mine[name], abs=1e-4), name
         for one, other in zip(both.here.logprobs(samples), both.there.logprobs(samples), strict=True):

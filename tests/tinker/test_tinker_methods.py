@@ -34,7 +34,7 @@ def test_a_method_trains_and_exports(method: str, server: Server, tmp_path: Path
     config = trailnotes.load_config(None, [*words.split(), "--algorithm.name", method])
     model = trailnotes.train(config, tmp_path / "run")
     (line,) = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
-    assert line["update/optimiser_steps"] > 0
+    assert line["update/optimizer_steps"] > 0
     assert line["tinker/tokens_trained"] > 0 < line["tinker/tokens_sampled"]
     settings = PeftConfig.from_pretrained(str(model))
     assert (settings.r, settings.lora_alpha) == (4, 32)

@@ -178,7 +178,7 @@ class LearnerConfig(Section):
         0, "tinker: stop cleanly before all tokens of a run, read, sampled and trained, pass this; 0 = no limit", ge=0
     )
     world_size: int = key(1, "processes that share the update by FSDP2, a device each", ge=1)
-    offload: bool = key(False, "keep the optimiser's state in the host's memory, where there is more than one process")
+    offload: bool = key(False, "keep the optimizer's state in the host's memory, where there is more than one process")
     packed: Literal["auto", "always", "never", "shared"] = key(
         "auto", "join rows into one without padding: auto does where the attention skips what is not its row's; "
         "shared: compute once what rows begin with, where that is half of them")  # fmt: skip

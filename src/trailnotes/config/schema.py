@@ -170,7 +170,7 @@ class LossConfig(Section):
 
 
 class OptimConfig(Section):
-    """The optimiser and how a batch is cut."""
+    """The optimizer and how a batch is cut."""
 
     lr: float = key(1e-6, "learning rate of AdamW", PAPER, gt=0)
     lr_decay: float = key(0.0, "last share of the run over which the learning rate falls linearly to 0", ge=0, le=1)
@@ -178,7 +178,7 @@ class OptimConfig(Section):
     betas: tuple[float, float] = key((0.9, 0.999), "AdamW's moment decays")
     grad_clip: float = key(1.0, "largest gradient norm; 0 = off", ge=0)
     epochs: int = key(1, "passes over each batch", ge=1)
-    minibatch: int = key(16, "trajectories in a mini-batch (one optimiser step); 0 = the whole batch", PAPER, ge=0)
+    minibatch: int = key(16, "trajectories in a mini-batch (one optimizer step); 0 = the whole batch", PAPER, ge=0)
     microbatch_tokens: int = key(8192, "padded tokens in one forward pass; does not change the update", ge=1)
     rows: Literal["auto", "step"] = key("auto", "one row an episode where prompts extend each other, or one a step")
     logprob_chunk: int = key(1024, "positions whose logits exist at the same time", ge=1)
@@ -192,7 +192,7 @@ class TrainConfig(Section):
     max_tokens: int = key(0, "stop at this many generated tokens, actions and tips; 0 = never", ge=0)
     save_every: int = key(10, "iterations between checkpoints", ge=1)
     keep_last: int = key(2, "checkpoints kept besides the best", ge=1)
-    keep_optimizer: bool = key(True, "keep the optimiser's state at the end, without which training cannot go on")
+    keep_optimizer: bool = key(True, "keep the optimizer's state at the end, without which training cannot go on")
     eval_every: int = key(0, "iterations between validations without memory; 0 = never", ge=0)
     split: str = key("train", "split of the training tasks")
     num_tasks: int = key(0, "how many of them, evenly spaced; 0 = all. Tips are read when a task comes again", ge=0)
@@ -232,8 +232,8 @@ class WarmstartConfig(Section):
     hidden_size: int = key(96, "width of the small model", ge=8)
     num_layers: int = key(3, "layers of the small model", ge=1)
     num_heads: int = key(4, "attention heads of the small model", ge=1)
-    steps: int = key(4000, "optimiser steps", ge=1)
-    save_every: int = key(500, "optimiser steps between checkpoints; 0 = only when it is asked to stop", ge=0)
+    steps: int = key(4000, "optimizer steps", ge=1)
+    save_every: int = key(500, "optimizer steps between checkpoints; 0 = only when it is asked to stop", ge=0)
     batch_size: int = key(64, "episodes in a step; optim.microbatch_tokens of them at a time", ge=1)
     lr: float = key(1e-3, "peak learning rate, with warm-up and cosine decay", gt=0)
     num_tips: int = key(4, "tips shown at most in demonstrations", ge=0)
@@ -306,7 +306,7 @@ class Config(Section):
     rememberer: RemembererConfig = key(RemembererConfig, "REMEMBERER")
     retrospex: RetrospexConfig = key(RetrospexConfig, "Retrospex")
     loss: LossConfig = key(LossConfig, "the loss")
-    optim: OptimConfig = key(OptimConfig, "the optimiser")
+    optim: OptimConfig = key(OptimConfig, "the optimizer")
     train: TrainConfig = key(TrainConfig, "length and rhythm of training")
     eval: EvalConfig = key(EvalConfig, "the panel")
     warmstart: WarmstartConfig = key(WarmstartConfig, "the start model")

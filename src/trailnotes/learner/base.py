@@ -14,7 +14,7 @@ class ModelLearner(Protocol):
 
     @property
     def steps(self) -> int:
-        """Return the number of optimiser steps so far."""
+        """Return the number of optimizer steps so far."""
 
     def logprobs(self, samples: Sequence[Sample], *, of_start: bool = False) -> list[tuple[float, ...]]:
         """Score the trained tokens by the model as it is, or as it was at the start."""

@@ -64,7 +64,7 @@ class Learner:
     ) -> None:  # fmt: skip
         self.model, self.optim, self.loss, self.dump_dir = model, optim, loss, dump_dir
         self.ranks: Ranks = ranks if ranks is not None else Ranks()
-        self.steps = 0  # optimiser steps so far
+        self.steps = 0  # optimizer steps so far
         if loss.kl and reference is None and not hasattr(model, "disable_adapter"):
             raise ConfigError(
                 "loss.kl needs a model to stay close to: give the learner a reference, or set loss.kl = 0"

@@ -388,7 +388,7 @@ class UpdateMetrics:
             "tokens_trained": sums["trained"] + sum(others.values()),
             "tokens_off_policy": sums["off"],
             "tokens_forward": sums["computed"],
-            "optimiser_steps": float(len(self._steps["loss"])),
+            "optimizer_steps": float(len(self._steps["loss"])),
             **others,
             **mismatch,
             **by_role,

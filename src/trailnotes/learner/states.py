@@ -163,7 +163,7 @@ def raise_non_finite(
     Raises:
         NonFiniteError: always.
     """
-    text = f"loss or gradient is not finite at optimiser step {step}: the weights were left as they were"
+    text = f"loss or gradient is not finite at optimizer step {step}: the weights were left as they were"
     if directory is None:
         raise NonFiniteError(f"{text} (no dump: the learner was given no dump_dir)")
     path = directory / f"nonfinite-{step:06d}"

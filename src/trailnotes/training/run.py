@@ -273,7 +273,7 @@ def delete_optimizer_state(root: Path) -> None:
             if not found.problems:
                 checkpoint.strip(found.path, STATE)
     except OSError as error:
-        raise RunError(f"cannot delete the optimiser's state in {root} ({error.strerror}): fix the permissions, or set "
+        raise RunError(f"cannot delete the optimizer's state in {root} ({error.strerror}): fix the permissions, or set "
                        "train.keep_optimizer = true") from error  # fmt: skip
 
 
@@ -291,7 +291,7 @@ def find_final_model(config: Config, run_dir: Path) -> Path | None:
     assert saved is not None, "there is one"
     if config.train.compute_progress(checkpoint.load_meta(saved)) < 1.0:
         raise RunError(
-            f"{run_dir} has ended, and its optimiser's state was not kept (train.keep_optimizer = false), so it cannot "
+            f"{run_dir} has ended, and its optimizer's state was not kept (train.keep_optimizer = false), so it cannot "
             f"be trained further: begin another run with its model, --model.path {saved / 'model'}"
         )
     return saved / "model"
