@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
@@ -22,7 +20,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean, stdev
 
+from scienceworld_small import trailnotes
+
 from trailnotes.config.toml import load_config
+from trailnotes.reporting.intervals import t_quantile
+from trailnotes.storage.files import read_jsonl
 
 CONFIG = "scienceworld/copying-twelve"
 GROUPS = (
@@ -34,31 +36,24 @@ GROUPS = (
 METHODS = ("grpo", "empo2")
 ITERATIONS = 16  # whose steps are the budget, were all episodes as long as they may be
 LAST = 4  # iterations that are looked at
-T_11 = 2.201  # 97.5 % quantile of Student's t with 11 degrees of freedom
 
 
 def run(folder: Path, tasks: tuple[str, ...], method: str, seed: int) -> None:
     """Train one group of tasks, then play the unseen variations without memory."""
     limits = load_config(CONFIG).env.options["step_limits"]
-    budget = round(ITERATIONS * 2 * 8 * sum(limits[task] for task in tasks))  # two variations of each, eight members
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    budget = ITERATIONS * 2 * 8 * sum(limits[task] for task in tasks)  # two variations of each, eight members
     options = ["--env.options", f"{{task = {json.dumps(tasks)}}}", "--rollout.num_tasks", "6"]
     options += ["--algorithm.name", method, "--run.seed", str(seed), "--train.max_env_steps", str(budget)]
-    with folder.with_suffix(".log").open("a") as sink:
-
-        def trailnotes(*words: str) -> None:
-            command = [sys.executable, "-m", "trailnotes", *words]
-            subprocess.run(command, check=True, stdout=sink, stderr=sink, env=os.environ | {"NO_COLOR": "1"})  # noqa: S603
-
-        trailnotes("train", CONFIG, "--run-dir", str(folder), *options)
-        if not (folder / "eval" / "table.json").is_file():
-            trailnotes("eval", str(folder), "--out", str(folder / "eval"))
+    log = folder.with_suffix(".log")
+    trailnotes(log, "train", CONFIG, "--run-dir", str(folder), *options)
+    if not (folder / "eval" / "table.json").is_file():
+        trailnotes(log, "eval", str(folder), "--out", str(folder / "eval"))
     print(f"{folder.name}: done", flush=True)
 
 
 def average_by_task(path: Path, last: int = 0) -> dict[str, float]:
     """Average the returns without tips by task; of the last iterations only, if `last`."""
-    episodes = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    episodes = list(read_jsonl(path))
     begin = max(e.get("iteration", 0) for e in episodes) + 1 - last if last else 0
     returns = defaultdict(list)
     for episode in episodes:
@@ -77,7 +72,7 @@ def print_table(title: str, found: dict[tuple[str, str], list[float]]) -> None:
     gaps = [fmean(found[task, "empo2"]) - fmean(found[task, "grpo"]) for task in tasks]
     means = [fmean(fmean(found[task, method]) for task in tasks) for method in METHODS]
     print(f"| mean | {' | '.join(f'{mean:.1f}' for mean in means)} |")
-    width = T_11 * stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) == 12 else math.nan
+    width = float(t_quantile(len(gaps) - 1, 0.95)) * stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) == 12 else math.nan
     print(f"EMPO² less GRPO: {fmean(gaps):.1f} [{fmean(gaps) - width:.1f}, {fmean(gaps) + width:.1f}] over {len(gaps)}")
 
 
