@@ -61,6 +61,14 @@ def test_the_actions_up_to_the_last_raise_are_quoted() -> None:
     assert tip.text == "What raised the score: 'go to hall', 'look', 'take 'lamp''."
 
 
+def test_brackets_are_left_out_where_a_prompt_would_show_others() -> None:
+    bought = (("search[ red [wool] shoes ]", 0.0), ("look", 0.0), ("click[buy now]", 0.5))
+    (tip,) = extracted(*bought)
+    assert tip.text == "search red [wool] shoes ; look ; click buy now"
+    (tip,) = extracted(*bought, style="full")
+    assert tip.text == "What raised the score: 'search[ red [wool] shoes ]', 'look', 'click[buy now]'."
+
+
 def test_a_long_quotation_loses_whole_actions_at_its_end() -> None:
     whole = "go to hall ; look ; take 'lamp'"
     assert [tip.text for tip in extracted(*REWARDED, max_tip_tokens=len(whole))] == [whole]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from trailnotes.seeds import derive_seed
 from trailnotes.types import Completion, Message, Sampling, Step, Tip, Trajectory, TrajectoryGroup
 
 EXTRACT: Final = "extract"  # as `algorithm.author`
+_BRACKETS: Final = re.compile(r"\[\s*(.*?)\s*\]$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ def extract_tips(policy: Policy, trajectories: Sequence[Trajectory], config: Con
 def _quote(steps: Sequence[Step], config: Config) -> str:
     actions = [step.action for step in steps]
     if not actions or config.rollout.style == "terse":
-        return " ; ".join(actions)
+        return " ; ".join(_BRACKETS.sub(r" \1", action) for action in actions)  # a prompt would show others
     quoted = ", ".join(f"'{action}'" for action in actions)
     return f"What raised the score: {quoted}."
 
