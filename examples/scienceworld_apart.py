@@ -5,7 +5,7 @@
 
 One model for all twelve reaches a return of 30 in training with any method. The paper trains a model for each task;
 this is between the two, and asks two questions, which were written down before the first run. Without tips, in the last
-four iterations of the training: is EMPO² above GRPO on the games that are trained on? And on unseen variations?
+quarter of the iterations: is EMPO² above GRPO on the games that are trained on? And on unseen variations?
 Hypothesis: on the former, as on three validation tasks; not on the latter. The interval is over the twelve tasks.
 
 The second command trains on the paper's five variations of each task: two of them mostly have one answer, and that is
@@ -25,6 +25,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 from scienceworld_small import trailnotes
 
@@ -40,7 +41,6 @@ GROUPS = (
     ("test-conductivity", "chemistry-mix", "identify-life-stages-2"),
 )
 METHODS = ("grpo", "empo2")
-LAST = 4  # iterations that are looked at
 
 
 def run(folder: Path, tasks: tuple[str, ...], method: str, seed: int, arguments: argparse.Namespace) -> None:
@@ -61,21 +61,30 @@ def run(folder: Path, tasks: tuple[str, ...], method: str, seed: int, arguments:
     print(f"{folder.name}: done", flush=True)
 
 
-def average_by_task(path: Path, last: int = 0) -> dict[str, float]:
-    """Average the returns without tips by task; of the last iterations only, if `last`."""
+def average_by_task(path: Path, last: int = 0, *, fail_at_0: bool = False) -> dict[str, float]:
+    """Average the returns without tips by task.
+
+    Args:
+        path: file of episodes.
+        last: number of last iterations to average over; 0 = all.
+        fail_at_0: count an episode that ended before the full score as 0.
+    """
     episodes = list(read_jsonl(path))
     begin = max(e.get("iteration", 0) for e in episodes) + 1 - last if last else 0
     returns = defaultdict(list)
     for episode in episodes:
         if episode["mode"] == "plain" and episode["outcome"] != "error" and episode.get("iteration", 0) >= begin:
-            returns[episode["task"]["options"]["task"]].append(episode["return"])
+            failed = fail_at_0 and episode["outcome"] == "terminated" and episode["return"] < 100
+            returns[episode["task"]["options"]["task"]].append(0.0 if failed else episode["return"])
     return {task: fmean(values) for task, values in returns.items()}
 
 
 def print_table(title: str, found: dict[tuple[str, str], list[float]]) -> None:
-    """Print the means of the seeds by task and method, and the mean difference with its interval over tasks."""
-    print(f"\n| {title} | {' | '.join(METHODS)} |\n|---|---:|---:|")
+    """Print the means of the seeds by task and method, and their mean difference with its interval over tasks."""
     tasks = [task for group in GROUPS for task in group if all((task, method) in found for method in METHODS)]
+    if not tasks:
+        return
+    print(f"\n| {title} | {' | '.join(METHODS)} |\n|---|---:|---:|")
     for task in tasks:
         cells = (found[task, method] for method in METHODS)
         print(f"| {task} | {' | '.join(' '.join(f'{value:.0f}' for value in cell) for cell in cells)} |")
@@ -86,20 +95,23 @@ def print_table(title: str, found: dict[tuple[str, str], list[float]]) -> None:
     print(f"EMPO² less GRPO: {fmean(gaps):.1f} [{fmean(gaps) - width:.1f}, {fmean(gaps) + width:.1f}] over {len(gaps)}")
 
 
-def report(out: Path, seeds: Iterable[int]) -> None:
-    """Print both tables, of the runs that have ended."""
-    trained, unseen = defaultdict[tuple[str, str], list[float]](list), defaultdict[tuple[str, str], list[float]](list)
-    for seed in seeds:
-        for number in range(len(GROUPS)):
-            for method in METHODS:
-                folder = out / f"{method}-{number}-{seed}"
-                if (folder / "eval" / "table.json").is_file():
-                    for task, mean in average_by_task(folder / "trajectories.jsonl", LAST).items():
-                        trained[task, method].append(mean)
-                    for task, mean in average_by_task(folder / "eval" / "episodes.jsonl").items():
-                        unseen[task, method].append(mean)
-    print_table(f"games trained on, last {LAST} iterations", trained)
-    print_table("unseen variations, temperature 0.4", unseen)
+def report(out: Path, seeds: Iterable[int], iterations: int) -> None:
+    """Print a table of each measure, of the runs that have ended."""
+    last = iterations // 4
+    measures: dict[str, tuple[str, dict[str, Any]]] = {
+        f"games trained on, last {last} iterations": ("trajectories.jsonl", {"last": last}),
+        "unseen variations, temperature 0.4": ("eval/episodes.jsonl", {}),
+        "unseen variations by DRRN's protocol, floor0": ("drrn/episodes.jsonl", {"fail_at_0": True}),
+        "unseen variations by DRRN's protocol, last_positive": ("drrn/episodes.jsonl", {}),
+    }
+    names = [(method, f"{method}-{number}-{seed}") for seed in seeds for number in range(4) for method in METHODS]
+    for title, (file, options) in measures.items():
+        found = defaultdict[tuple[str, str], list[float]](list)
+        for method, name in names:
+            if (out / name / file).is_file() and (out / name / "eval" / "table.json").is_file():
+                for task, mean in average_by_task(out / name / file, **options).items():
+                    found[task, method].append(mean)
+        print_table(title, found)
 
 
 def main() -> None:
@@ -119,7 +131,7 @@ def main() -> None:
             for number, tasks in enumerate(GROUPS)
             for method in METHODS
         ]
-    report(arguments.out, range(arguments.seeds))
+    report(arguments.out, range(arguments.seeds), arguments.iterations)
     sys.exit("\n".join(str(error) for job in jobs if (error := job.exception())))
 
 
