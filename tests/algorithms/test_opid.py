@@ -87,7 +87,8 @@ def test_hindsight_changes_what_is_learned_and_nothing_is_kept(start_model: Path
     assert not tip_rows(opid) if (opid / "memory.db").exists() else True
 
 
-def test_by_step_each_turn_shows_the_tip_of_its_own_state(start_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("retrieval", ["dense", "sparse", "hybrid"])
+def test_by_step_each_turn_shows_the_tip_of_its_own_state(start_model: Path, tmp_path: Path, retrieval: str) -> None:
     """The author quotes each step's action, so a turn that is shown another state's tip is shown another action."""
 
     async def body(iteration: Iteration) -> None:
@@ -103,5 +104,5 @@ def test_by_step_each_turn_shows_the_tip_of_its_own_state(start_model: Path, tmp
         assert all(tips in ([], [action]) for action, tips in shown)
 
     algorithm = OPID | {"author": "extract"}
-    memory = {"entries": "step", "query": "conversation", "repeat_shown": True}
+    memory = {"entries": "step", "query": "conversation", "repeat_shown": True, "retrieval": retrieval}
     in_a_run(tiny_config(start_model, algorithm=algorithm, memory=memory), tmp_path, body)

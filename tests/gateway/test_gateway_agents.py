@@ -100,6 +100,19 @@ def test_turns_that_follow_are_one_row_and_forks_another(tmp_path: Path) -> None
     assert trajectory_from_json(json.loads(json.dumps(trajectory_to_json(episode)))).steps[2].observation.request
 
 
+@pytest.mark.parametrize("leave_room", [True, False])
+def test_a_new_conversation_is_shown_the_tips_anew(tmp_path: Path, leave_room: bool) -> None:
+    def agent(session: AgentSession) -> float:
+        ask(session, "hello")
+        ask(session, "where is the key")
+        return 1.0
+
+    config = agent_config(tmp_path)
+    config = config.model_copy(update={"memory": config.memory.model_copy(update={"leave_room": leave_room})})
+    (episode,) = play(config, agent, tips=[Tip("one", "look left", "hello", 0.0)])
+    assert [[tip.text for tip in step.tips] for step in episode.steps] == [["look left"], ["look left"]]
+
+
 def test_answers_that_differ_in_their_thinking_alone_stay_where_they_were_said(tmp_path: Path) -> None:
     thoughts = iter("xyz")
 
@@ -339,6 +352,18 @@ def test_a_scorer_returns_the_score_in_place_of_a_report(tmp_path: Path) -> None
     config = agent_config(tmp_path, options={"scorer": "test_gateway_agents:by_length"})
     (episode,) = play(config, agent)
     assert (episode.score, episode.success, episode.final_observation.text) == (2.0, True, "one")
+
+
+def test_a_scorer_is_asked_where_the_run_ends_the_episode(tmp_path: Path) -> None:
+    def agent(session: AgentSession) -> None:
+        said = ["a"]
+        for _ in range(9):
+            said += [text_of(ask(session, *said)), "b"]
+
+    config = agent_config(tmp_path, options={"scorer": "test_gateway_agents:by_length"})
+    (episode,) = play(config, agent)
+    assert (len(episode.steps), episode.outcome, episode.score, episode.success) == (6, "truncated", 7.0, True)
+    assert [step.reward for step in episode.steps] == [0.0] * 5 + [7.0]
 
 
 @pytest.mark.parametrize("name", ["by_magic", "by_nothing"])

@@ -20,6 +20,7 @@ from tiny import VOCABULARY, episode, group, tiny_model, with_logprobs
 from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.errors import ConfigError, NonFiniteError
 from trailnotes.learner.learner import Learner
+from trailnotes.learner.losses import is_trained
 from trailnotes.learner.samples import build_samples
 from trailnotes.types import Mode, Sample
 
@@ -109,6 +110,11 @@ def test_readers_who_did_worse_are_left_out_when_asked_for() -> None:
     expected.update([row for row in given if row not in worse])
     after = weights(expected)
     assert all(torch.equal(after[name], now) for name, now in weights(subject).items())
+
+
+def test_readers_who_did_as_well_are_kept_for_their_kl() -> None:
+    row = replace(rows()[0], off_policy=True, advantages=(0.0,) * len(rows()[0].token_ids))
+    assert is_trained(row, LossConfig(drop_negative_off_policy=True, drop_zero_advantage=False))
 
 
 def test_nothing_to_learn_from_is_fine() -> None:

@@ -319,6 +319,7 @@ def test_a_restored_archive_goes_on_as_it_would_have() -> None:
     [
         ({"algorithm": {"name": "reflexion"}}, "reflexion trains nothing from kept states"),
         ({"algorithm": {"dynamic_sampling": 1}}, "algorithm.dynamic_sampling"),
+        ({"rollout": {"max_async_iterations": 1}}, "rollout.max_async_iterations = 0"),
         ({"rollout": {"group_size": 4}}, "of 3 plain members rounds to 1"),
         ({"rollout": {"group_size": 2}, "algorithm": {"name": "grpo"}}, "of 2 plain members rounds to 1"),
     ],

@@ -31,8 +31,8 @@ def written(number: int, text: str = TEXT) -> WrittenTip:
     """A tip whose tokens say who wrote it."""
     step = Step(Observation("here"), (), Completion((1,), (2,), (-0.5,), "go"), (1,), "go", 0.0)
     about = Trajectory(TASK, (step,), Observation("end"), "terminated", False, 0.0)
-    completion = Completion((1, 2, number), (number, 9), (-0.25, -number / 3), f'" {text} "')  # as the memory cleans it
-    return WrittenTip(about, completion, (Tip("task", completion.text, key="", score=0.0),))
+    completion = Completion((1, 2, number), (number, 9), (-0.25, -number / 3), f'" {text} ')  # which the memory cleans
+    return WrittenTip(about, completion, (Tip("task", text, key="", score=0.0),))
 
 
 def authors(**algorithm: Any) -> AuthorRegistry:

@@ -47,15 +47,17 @@ def test_what_failed_episodes_cost_is_counted(start_model: Path, tmp_path: Path)
 
 
 def test_the_learning_rate_falls_over_the_last_part_of_the_run() -> None:
-    def scale(iteration: int, env_steps: int = 0, *, max_env_steps: int = 0, decay: float = 0.5) -> float:
-        settings = {"train": {"iterations": 10, "max_env_steps": max_env_steps}, "optim": {"lr_decay": decay}}
+    def scale(iteration: int, env_steps: int = 0, *, tokens: int = 0, decay: float = 0.5, **limits: int) -> float:
+        settings = {"train": {"iterations": 10, **limits}, "optim": {"lr_decay": decay}}
         run = TrainingRun.__new__(TrainingRun)
-        run.config, run.count = Config.model_validate(settings), Counters(iteration=iteration, env_steps=env_steps)
+        run.config = Config.model_validate(settings)
+        run.count = Counters(iteration=iteration, env_steps=env_steps, tokens_generated=tokens)
         return run.lr_scale
 
     assert [scale(i) for i in (0, 5, 6, 9)] == pytest.approx([1.0, 1.0, 0.8, 0.2])
     assert scale(1, 750, max_env_steps=1000) == pytest.approx(0.5)  # the nearer limit counts
     assert scale(9, decay=0.0) == 1.0
+    assert scale(1, tokens=110, max_tokens=100) == 0.0, "tips of the last iteration passed the limit"
 
 
 @pytest.mark.parametrize(

@@ -384,6 +384,8 @@ class Config(Section):
             self._validate_archive(rollout.group_size - num_readers)
 
     def _validate_archive(self, num_plain: int) -> None:
+        if self.rollout.max_async_iterations:
+            raise ConfigError("archive.share needs each iteration's end: set rollout.max_async_iterations = 0")
         if self.algorithm.dynamic_sampling:
             raise ConfigError("archive.share splits groups that algorithm.dynamic_sampling would replace: set one to 0")
         returning = round(self.archive.share * num_plain)

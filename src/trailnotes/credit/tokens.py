@@ -14,9 +14,7 @@ Mask = NDArray[np.bool_]
 def log_ratio(teacher: ArrayLike, student: ArrayLike) -> Array:
     """Compute the teacher's preference for each token (n,): d = log pi(y | tips) - log pi(y).
 
-    Its negative is the one-sample estimate of KL(student
-
-    teacher). NaN in `teacher` is a token without one: d is 0.
+    Its negative is the one-sample estimate of KL(student || teacher). NaN in `teacher` is a token without one: d is 0.
 
     Raises:
         ValueError: the two differ in length.

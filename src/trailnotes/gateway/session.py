@@ -186,6 +186,13 @@ class Session:
         self._now = None
         return await self._observe()
 
+    async def cut(self, asked: Observation) -> Observation:
+        """End the episode at the request `asked`: a scorer looks at what was said until then."""
+        if self._scorer is None:
+            return asked
+        await self._score()
+        return replace(self._make_observation(text=asked.text, truncated=True), request=asked.request)
+
     async def step(self, action: str) -> Observation:
         """Answer with a text that no model sampled."""
         return await self.answer(Completion((), (), (), action))

@@ -240,7 +240,7 @@ def is_trained(sample: Sample, loss: LossConfig) -> bool:
     """Tell whether a row has anything to learn; with `loss.drop_zero_advantage` an episode needs an advantage."""
     if sample.role != "episode":
         return any(sample.loss_mask) and bool(get_term_weights(sample))
-    if loss.drop_negative_off_policy and sample.off_policy and max(sample.advantages) <= 0:
+    if loss.drop_negative_off_policy and sample.off_policy and min(sample.advantages) < 0 >= max(sample.advantages):
         return False
     return any(sample.loss_mask) and (has_advantage(sample) or not loss.drop_zero_advantage)
 

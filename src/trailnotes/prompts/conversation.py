@@ -245,10 +245,9 @@ class Conversation:
 
         Tips without a letter or digit are left out, and those that the context holds (unless `memory.repeat_shown`).
         """
-        if observation.request is not None:
-            self._follow(observation.request)
-            if len(self.plain) == self.opening:
-                self.instruction = self.cap_text(_find_head(observation))
+        self.follow(observation)
+        if observation.request is not None and len(self.plain) == self.opening:
+            self.instruction = self.cap_text(_find_head(observation))
         fresh = self._select_unseen(tips)
         turns = self.format_turn(observation, fresh), self.format_turn(observation)
         self.acting.append(Message("user", turns[0]))
@@ -258,11 +257,13 @@ class Conversation:
         self._turns.append(Turn(self.plain[-1], self.acting[-1], fresh))
         return fresh
 
-    def _follow(self, request: Mapping[str, Any]) -> None:
-        """Go to the state before the newest turn of a foreign agent's request."""
+    def follow(self, observation: Observation) -> None:
+        """Go to the state before the newest turn of a foreign agent's request; twice is as once."""
+        if observation.request is None:
+            return
         self._branches = self._branches or Branches()
         self._branches.record(self._turns)
-        self._turns = self._branches.trace(parse_request(request, self.plain)[:-1])
+        self._turns = self._branches.trace(parse_request(observation.request, self.plain)[:-1])
         self.plain = [turn.plain for turn in self._turns]
         self.acting = [turn.acting for turn in self._turns]
         self.shown = tuple(tip for turn in self._turns for tip in turn.tips)
@@ -411,9 +412,11 @@ def replay_conversation(
     conversation = Conversation(rollout, memory, count_tokens)
     conversation.start(get_instruction(trajectory))
     for step in trajectory.steps:
+        conversation.follow(step.observation)
         yield conversation
         conversation.observe(step.observation, step.tips)
         conversation.act(step.completion.text, step.completion.token_ids)
+    conversation.follow(trajectory.final_observation)
     yield conversation
 
 

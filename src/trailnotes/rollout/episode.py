@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from trailnotes.config.schema import Config
@@ -52,6 +52,10 @@ class ForeignAgent(AsyncEnv, Protocol):
 
     async def answer(self, completion: Completion) -> Observation:
         """Answer the agent's request, and wait for its next one or for its report."""
+        ...
+
+    async def cut(self, asked: Observation) -> Observation:
+        """End the episode at a request that is not answered; returns it with what the episode earned."""
         ...
 
 
@@ -151,6 +155,9 @@ async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is m
                 )
             )  # fmt: skip
             observation, attempted = after, None
+        if agent and not observation.done:
+            observation = await agent.cut(observation)
+            steps[-1:] = [replace(step, reward=step.reward + observation.reward) for step in steps[-1:]]
     except EnvError as failure:
         error = " ".join(str(failure).split()) or type(failure).__name__
         if attempted is not None:  # no step of the record holds this action
@@ -210,6 +217,7 @@ class TipsActor:
         context, conversation = self.context, self.conversation
         policy, config = context.policy, context.config
         limit = compute_prompt_limit(policy, config)
+        conversation.follow(observation)
         found = self.select_affordable(limit, observation, await self.find(observation))
         tips = observe_within_limit(limit, policy, conversation, observation, found)
         if tips is None:

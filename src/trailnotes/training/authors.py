@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from trailnotes.credit.authors import Shares, TipKey, compute_tip_credits, list_shown_texts, split_by_use, split_equally
 from trailnotes.learner.samples import anchor_sample, build_samples
-from trailnotes.memory.tips import clean_tip
 from trailnotes.prompts import Conversation
 from trailnotes.prompts.conversation import get_instruction
 from trailnotes.types import Completion, Sample, Step, Trajectory, TrajectoryGroup
@@ -36,7 +35,7 @@ class AuthorRegistry:
         self._written = {name: kept for name, kept in self._written.items() if name[0] >= oldest}
         for each in written:
             if each.tips and each.completion.prompt_ids and each.completion.token_ids:
-                name = iteration, each.trajectory.task.id, clean_tip(each.completion.text)
+                name = iteration, each.trajectory.task.id, each.tips[0].text  # an author's tips share their text
                 self._written.setdefault(name, each.completion)
 
     def build_rows(self, credit: Mapping[TipKey, float], iteration: int) -> list[Sample]:

@@ -189,7 +189,8 @@ class TrainingRun:
     def lr_scale(self) -> float:
         """Return 1, then linearly down to 0 over the last `optim.lr_decay` of the run, by the nearer limit."""
         decay = self.config.optim.lr_decay
-        return min(1.0, (1.0 - self._budget_share) / decay) if decay else 1.0
+        left = max(0.0, 1.0 - self._budget_share)  # the tips of the last iteration may have passed the limit
+        return min(1.0, left / decay) if decay else 1.0
 
     async def learn(self, samples: Sequence[Sample], seed: int) -> dict[str, float]:
         """Update the learner once, in a thread where `rollout.max_async_iterations` plays meanwhile."""
