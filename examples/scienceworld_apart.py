@@ -6,7 +6,7 @@
 One model for all twelve reaches a return of 30 in training with any method. The paper trains a model for each task;
 this is between the two, and asks two questions, which were written down before the first run. Without tips, in the last
 quarter of the iterations: is EMPO² above GRPO on the games that are trained on? And on unseen variations?
-Hypothesis: on the former, as on three validation tasks; not on the latter. The interval is over the twelve tasks.
+Hypothesis: on the former, as on three validation tasks; not on the latter. The interval is over tasks.
 
 The second command trains on the paper's five variations of each task: two of them mostly have one answer, and that is
 what was learned. Its question, written down before its first run: with five, is EMPO² above GRPO on unseen variations?
@@ -104,7 +104,9 @@ def report(out: Path, seeds: Iterable[int], iterations: int) -> None:
         "unseen variations by DRRN's protocol, floor0": ("drrn/episodes.jsonl", {"fail_at_0": True}),
         "unseen variations by DRRN's protocol, last_positive": ("drrn/episodes.jsonl", {}),
     }
-    names = [(method, f"{method}-{number}-{seed}") for seed in seeds for number in range(4) for method in METHODS]
+    names = [
+        (method, f"{method}-{number}-{seed}") for seed in seeds for number in range(len(GROUPS)) for method in METHODS
+    ]
     for title, (file, options) in measures.items():
         found = defaultdict[tuple[str, str], list[float]](list)
         for method, name in names:

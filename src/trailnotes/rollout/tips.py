@@ -165,7 +165,7 @@ def extract_tips(policy: Policy, trajectories: Sequence[Trajectory], config: Con
 def _quote(steps: Sequence[Step], config: Config) -> str:
     actions = [step.action for step in steps]
     if not actions or config.rollout.style == "terse":
-        return " ; ".join(_BRACKETS.sub(r" \1", action) for action in actions)  # a prompt would show others
+        return " ; ".join(_BRACKETS.sub(r" \1", action) for action in actions)  # prompts show no square ones
     quoted = ", ".join(f"'{action}'" for action in actions)
     return f"What raised the score: {quoted}."
 
