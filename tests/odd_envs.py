@@ -91,6 +91,9 @@ class Puppet:
     def do_nonsense(self, rest: str) -> Any:
         return rest
 
+    def do_count(self, rest: str) -> Observation:
+        return Observation("here", actions=3)  # type: ignore[arg-type]
+
     def do_object(self, rest: str) -> Observation:
         return Observation("here", info={"object": object()})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,23 @@ def test_a_task_of_the_same_family_serves_where_there_is_no_other_family(memory:
         with memory.store.transaction():
             memory.store.delete([tip.id for tip in memory.store.load_tips(task) if tip.id])
     assert {tip.namespace for tip in make_prompt_memory(memory, "other").search(TASKS[0], "here", 10)} == {TASKS[1]}
+
+
+@pytest.mark.parametrize("scope", ["task", "family"])
+def test_tips_that_are_switched_off_or_retired_stand_for_no_other(scope: str) -> None:
+    """Else the control would show nothing, and count as tips of another task."""
+    memory = open_memory(None, MemoryConfig(scope=scope))
+    tasks = [Task(f"maze/amber/train-{i}", "house", i, "train", family="maze") for i in range(9)]
+    memory.register_tasks(tasks)
+    memory.add([Tip(task.id, f"tip of {task.id}", "here", 1.0) for task in tasks])
+    for tip in memory.store.load_tips()[2:]:
+        with memory.store.transaction():
+            if tip.id and tip.id % 2:
+                memory.store.retire([tip.id], "oldest", "capacity")
+            else:
+                memory.store.update(replace(tip, enabled=False))
+    found = make_prompt_memory(memory, "other").search(tasks[0].id, "here", 1)
+    assert [tip.namespace for tip in found] == [tasks[1].id]
 
 
 def test_a_family_that_a_task_names_is_believed_before_its_id(memory: TipMemory) -> None:

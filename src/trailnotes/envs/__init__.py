@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -89,7 +90,7 @@ def get_env_identity(name: str, options: Mapping[str, Any] | None = None) -> dic
     """Return what two runs must share to be comparable, by ``identity(**options)`` of the class; {} without it.
 
     Raises:
-        ConfigError, MissingExtraError, EnvError: as `list_env_tasks`.
+        ConfigError, MissingExtraError, EnvError: as `list_env_tasks`; an `EnvError` also where it is no JSON.
     """
     cls = load_env_class(name)
     options = options or {}
@@ -98,7 +99,8 @@ def get_env_identity(name: str, options: Mapping[str, Any] | None = None) -> dic
     if not callable(identity):
         return {}
     with wrap_env_errors(f"identity of {name}"), _translate_import_error(name):
-        return dict(identity(**_select_accepted(identity, options)))
+        described = dict(identity(**_select_accepted(identity, options)))
+        return dict(json.loads(json.dumps(described, allow_nan=False)))  # as runs store it: tuples are lists there
 
 
 def load_env_class(name: str) -> Callable[..., Any]:

@@ -86,7 +86,7 @@ def pick_other_namespace(store: TipStore, namespace: str) -> str | None:
 
     The family of an unknown task is its id before the last "/".
     """
-    others = [name for name, count in store.count_by_namespace().items() if count and name != namespace]
+    others = [name for name in store.sizes() if name != namespace]  # of enabled tips
     own = _get_family(store, namespace)
     foreign = [name for name in others if _get_family(store, name) != own] or others
     return min(foreign, key=lambda name: derive_seed("other tips", namespace, name), default=None)
@@ -103,7 +103,8 @@ def pick_other_filter(store: TipStore, namespace: str, shared_split: str) -> str
     if families := [family for family in store.list_families(place) if family != (own.env, own.family)]:
         drawn = min(families, key=lambda family: derive_seed("other tips", own.env, own.family, *family))
         return store.build_search_filter(TaskInfo(*drawn, own.split), "family", shared_split)
-    others = [name for name in store.count_by_namespace(place) if name != namespace]
+    allowed = store.count_by_namespace(place)
+    others = [name for name in store.sizes() if name != namespace and name in allowed]
     return min(others, key=lambda name: derive_seed("other tips", namespace, name), default=None)
 
 

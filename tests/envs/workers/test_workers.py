@@ -298,6 +298,23 @@ def test_an_observation_that_is_no_json_is_an_error() -> None:
         play(pool, "object")
 
 
+@both_kinds
+def test_actions_that_are_no_texts_are_an_error(num_workers: int) -> None:
+    with puppets(num_workers) as pool, pytest.raises(EnvError, match="must be a tuple of texts or None, not 3"):
+        play(pool, "count")
+
+
+def test_an_answer_that_cannot_be_unpacked_ends_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(values: list[Any]) -> Observation:
+        raise TypeError("on purpose")
+
+    with puppets(1) as pool:
+        play(pool, "pid")
+        monkeypatch.setattr("trailnotes.envs.workers.hosts.unpack_observation", fail)
+        with pytest.raises(EnvError, match="sent no observation: on purpose"):
+            play(pool, "pid")
+
+
 def test_a_cancelled_call_leaves_no_answer_behind() -> None:
     async def impatient(pool: EnvPool) -> list[Observation]:
         with pytest.raises(TimeoutError):

@@ -516,6 +516,28 @@ def test_attempts_by_hand(tmp_path: Path) -> None:
     assert means == [figures["trial 0"], figures["final trial only"], figures["solved by trial 2"]]
 
 
+def test_a_game_that_failed_in_the_last_trial_was_still_attempted_in_it(tmp_path: Path) -> None:
+    run = tmp_path / "r"
+    adapt_by(Guesser(), "reflexion", run, eval={"trials": 2}, reflexion={"replay_last": True})
+    before = read_result(run)
+    assert before.attempts is not None
+    lost = list(before.attempts.first)[1]
+
+    for path in (run / "trajectories.jsonl", run / "eval/episodes.jsonl"):
+        records = list(read_jsonl(path))
+        for record in records:
+            if record["task"]["id"] == lost and record.get("iteration") == records[-1].get("iteration"):
+                record["outcome"] = "error"
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    after = read_result(run)
+    assert after.attempts is not None
+    assert after.attempts.last == {game: value for game, value in before.attempts.last.items() if game != lost}
+    assert after.final == after.attempts.last, "not judged by the best of its attempts"
+    line = summarise([after], SummaryOptions()).lines[0]
+    assert line.one is not None, "the lost game has its family from other trials"
+    assert line.one.mean == 0.25
+
+
 def test_phases_that_are_no_trials_are_no_attempts(tmp_path: Path) -> None:
     """Retrospex plays the panel without its critic, too, and REMEMBERER other games: neither is told of the other."""
     run = tmp_path / "r"

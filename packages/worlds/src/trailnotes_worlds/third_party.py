@@ -64,6 +64,11 @@ def make_seeded_tasks(env: str, game: str, split: str, numbers: Mapping[str, int
     return [Task(f"{family}/{seed}", env, seed, split, {"game": game}, family) for seed in range(first, first + number)]
 
 
+def describe_success(**options: float | None) -> dict[str, float]:
+    """Return the options of success that are set: runs that judge it by other limits are not comparable."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
 @dataclass(frozen=True)
 class SuccessRule:
     """Success of an episode by its rewards alone: an episode may also end because it is lost."""

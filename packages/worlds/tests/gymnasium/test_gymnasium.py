@@ -226,6 +226,8 @@ def test_splits_share_no_seed_and_settings_are_other_games() -> None:
     with pytest.raises(ConfigError, match="num_train = 0: give a number of seeds from 1"):
         list_env_tasks("gymnasium", "train", {**LAKE, "num_train": 0})
     assert get_env_identity("gymnasium", LAKE)["game"] == "FrozenLake-v1?is_slippery=false"
+    assert "success_return" not in get_env_identity("gymnasium", LAKE)
+    assert get_env_identity("gymnasium", {**LAKE, "success_return": 0.5})["success_return"] == 0.5
 
 
 def test_the_config_plays_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -157,6 +157,7 @@ def test_splits_share_no_seed_and_no_secret_is_in_a_name(monkeypatch: pytest.Mon
     named = list_env_tasks("openenv", "train", {**options, "game": "echo"})
     assert named[0].id == "openenv/echo?level=2/0"
     assert get_env_identity("openenv", options)["game"] == "host.example:8000/echo?level=2"
+    assert get_env_identity("openenv", options | {"max_return": 3.0})["max_return"] == 3.0
 
 
 def test_a_server_that_serves_another_split_is_refused() -> None:
@@ -362,6 +363,30 @@ def test_a_server_that_is_killed_costs_the_episode_and_the_next_reset_finds_it_a
         dying.set()  # a connection that is gone when the next episode begins is no failure
         assert env.reset(TASK).text == "seed 7"
         env.close()
+
+
+def test_a_session_that_was_idle_too_long_is_opened_again() -> None:
+    late = json.dumps({"type": "error", "data": {"code": "SESSION_ERROR", "message": "idle for too long"}})
+    idle = threading.Event()
+
+    def script(connection: ServerConnection, message: Message) -> None:
+        if idle.is_set():
+            idle.clear()
+            connection.send(late)
+        else:
+            counting(connection, message)
+
+    with serving(script) as url:
+        env = client(url)
+        env.reset(TASK)
+        idle.set()
+        assert env.reset(TASK).text == "seed 7"
+        env.close()
+    with (
+        serving(lambda connection, _: connection.send(late)) as url,
+        pytest.raises(EnvError, match="idle for too long"),
+    ):
+        client(url).reset(TASK)  # a new session is not idle
 
 
 def test_a_server_that_comes_late_is_waited_for_and_one_that_never_comes_is_named() -> None:

@@ -169,7 +169,10 @@ class RemoteHost(Host):
         if answer is None or answer.done():
             return
         if status == "ok":
-            answer.set_result(None if values[0] is None else unpack_observation(values[0]))
+            try:
+                answer.set_result(None if values[0] is None else unpack_observation(values[0]))
+            except (TypeError, ValueError) as error:  # the call is no longer pending: nothing else would end it
+                answer.set_exception(EnvError(f"{self._label} sent no observation: {error}"))
         else:
             answer.set_exception(unpack_error(*values))
 
@@ -237,4 +240,7 @@ class Slots:
 def _validate_observation(observation: object) -> Observation:
     if not isinstance(observation, Observation):
         raise EnvError(f"an environment must answer with an Observation, not {type(observation).__name__}")
+    actions = observation.actions
+    if actions is not None and not (isinstance(actions, tuple | list) and all(isinstance(a, str) for a in actions)):
+        raise EnvError(f"Observation.actions must be a tuple of texts or None, not {actions!r:.80}")
     return observation

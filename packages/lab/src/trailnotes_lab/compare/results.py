@@ -6,11 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from trailnotes.errors import RunError
 from trailnotes.runs.directory import report_damaged_run
 from trailnotes.runs.panels import get_family
 from trailnotes.storage.files import read_jsonl
+from trailnotes.types import Task
 from trailnotes_lab.compare.cost import load_costs
 from trailnotes_lab.compare.evaluations import Evaluation, find_evaluations, load_evaluation, validate_same_protocol
 from trailnotes_lab.compare.published.protocol import make_column_label
@@ -67,6 +69,9 @@ def _build_result(evaluation: Evaluation) -> RunResult:
     run_dir = evaluation.path.parent if (evaluation.path.parent / "config.toml").is_file() else None
     trains = run_dir is not None and any((run_dir / "checkpoints").glob("step-*"))
     attempts = read_attempts(run_dir, evaluation) if run_dir and not trains else None
+    tasks = [episode.task for episode in evaluation.episodes]
+    if run_dir and attempts:  # a game whose environment failed in the evaluation was played in other trials
+        tasks += [Task(**record["task"]) for records in _read_trials(run_dir) for record in records]
     returns: tuple[GameValues, ...] = ()
     if evaluation.metric != "return" and any(episode.value != episode.success for episode in evaluation.episodes):
         by_trial = read_trial_values(run_dir, "return") if run_dir and attempts else None
@@ -80,7 +85,7 @@ def _build_result(evaluation: Evaluation) -> RunResult:
         attempts=attempts,
         costs=load_costs(run_dir) if run_dir else {},
         curve=_read_learning_curve(run_dir, evaluation.metric) if run_dir and trains else (),
-        families={episode.task.id: get_family(episode.task) for episode in evaluation.episodes},
+        families={task.id: get_family(task) for task in tasks},
         returns=returns,
     )
 
@@ -111,7 +116,8 @@ def read_attempts(run_dir: Path, evaluation: Evaluation) -> Attempts | None:
     if len(means) < 2:
         return None
     played = {game: [trial[game] for trial in means if game in trial] for game in means[0]}
-    last = means[-1] if means[-1].keys() >= played.keys() else {}
+    attempted = {record["task"]["id"] for record in _read_trials(run_dir)[-1]}  # also where the environment failed
+    last = means[-1] if attempted >= played.keys() else {}
     first = {game: values[0] for game, values in played.items()}
     best = {game: max(values) for game, values in played.items()}
     return Attempts(max(map(len, played.values())), first, last, best)
@@ -119,14 +125,24 @@ def read_attempts(run_dir: Path, evaluation: Evaluation) -> Attempts | None:
 
 def read_trial_values(run_dir: Path, metric: str) -> list[GameValues]:
     """Read the value of each game in each trial, the first trial first; games that failed there are absent."""
+    means: list[GameValues] = []
+    for records in _read_trials(run_dir):
+        games: dict[str, list[float]] = {}
+        for record in records:
+            if record["outcome"] != "error":
+                games.setdefault(record["task"]["id"], []).append(float(record[metric]))
+        means.append({game: math.fsum(values) / len(values) for game, values in games.items()})
+    return means
+
+
+def _read_trials(run_dir: Path) -> list[list[dict[str, Any]]]:
     lines = read_jsonl(run_dir / "metrics.jsonl")
     named = {line["iteration"] for line in lines if str(line.get("phase", "")).startswith(TRIAL_PREFIX)}
-    trials: dict[int, dict[str, list[float]]] = {}
+    trials: dict[int, list[dict[str, Any]]] = {}
     for record in read_jsonl(run_dir / "trajectories.jsonl"):
-        if record["iteration"] in named and record["outcome"] != "error":
-            games = trials.setdefault(record["iteration"], {})
-            games.setdefault(record["task"]["id"], []).append(float(record[metric]))
-    return [{game: math.fsum(v) / len(v) for game, v in games.items()} for _, games in sorted(trials.items())]
+        if record["iteration"] in named:
+            trials.setdefault(record["iteration"], []).append(record)
+    return [records for _, records in sorted(trials.items())]
 
 
 def validate_same_panel(results: Sequence[RunResult]) -> None:

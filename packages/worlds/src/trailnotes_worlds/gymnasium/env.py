@@ -20,7 +20,13 @@ from trailnotes_worlds.gymnasium.words import (
     render_plain,
     resolve_action_names,
 )
-from trailnotes_worlds.third_party import FIRST_SEED, SuccessRule, format_game_name, make_seeded_tasks
+from trailnotes_worlds.third_party import (
+    FIRST_SEED,
+    SuccessRule,
+    describe_success,
+    format_game_name,
+    make_seeded_tasks,
+)
 
 if TYPE_CHECKING:
     import gymnasium
@@ -100,12 +106,22 @@ class GymnasiumEnv:
         return make_seeded_tasks("gymnasium", format_game_name(id, "kwargs", kwargs), split, numbers)
 
     @staticmethod
-    def identity(*, id: str = "", kwargs: Mapping[str, Any] = NO_KWARGS, max_steps: int = 0) -> dict[str, Any]:  # noqa: A002 - Gymnasium's word
-        """Describe the game with its settings, its limit, the first seed of each split, and Gymnasium's version."""
+    def identity(
+        *,
+        id: str = "",  # noqa: A002 - Gymnasium's word
+        kwargs: Mapping[str, Any] = NO_KWARGS,
+        max_steps: int = 0,
+        success_return: float | None = None,
+        success_reward: float | None = None,
+        max_return: float | None = None,
+    ) -> dict[str, Any]:
+        """Describe the game and its settings, what counts as success, the first seeds, and Gymnasium's version."""
         import gymnasium
 
         game = format_game_name(id, "kwargs", kwargs)
-        return {"game": game, "max_steps": max_steps, "seeds": dict(FIRST_SEED), "gymnasium": gymnasium.__version__}
+        rule = describe_success(success_return=success_return, success_reward=success_reward, max_return=max_return)
+        version = gymnasium.__version__
+        return {"game": game, "max_steps": max_steps, "seeds": dict(FIRST_SEED), "gymnasium": version, **rule}
 
     def reset(self, task: Task) -> Observation:
         """Start the game of the task's seed."""

@@ -31,6 +31,7 @@ _MAX_MESSAGE_CHARS: Final = 300  # characters of a server's own words in an erro
 _CLOSE_TIMEOUT_S: Final = 1.0  # to say goodbye
 
 CAPACITY_REACHED: Final = "CAPACITY_REACHED"
+SESSION_ERROR: Final = "SESSION_ERROR"
 VALIDATION_ERROR: Final = "VALIDATION_ERROR"
 
 

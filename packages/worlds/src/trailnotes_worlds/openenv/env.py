@@ -14,6 +14,7 @@ from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task, replace_surrogates
 from trailnotes_worlds.openenv.connection import (
     CAPACITY_REACHED,
+    SESSION_ERROR,
     VALIDATION_ERROR,
     ClientSession,
     ConnectionLostError,
@@ -23,7 +24,13 @@ from trailnotes_worlds.openenv.connection import (
     fetch_page,
 )
 from trailnotes_worlds.openenv.reading import ActionForm, ServerObservation, parse_observation
-from trailnotes_worlds.third_party import FIRST_SEED, SuccessRule, format_game_name, make_seeded_tasks
+from trailnotes_worlds.third_party import (
+    FIRST_SEED,
+    SuccessRule,
+    describe_success,
+    format_game_name,
+    make_seeded_tasks,
+)
 
 EMPTY_MAPPING: Mapping[str, Any] = MappingProxyType({})
 MAX_MESSAGE_BYTES: Final = 16 << 20  # of one answer
@@ -120,9 +127,18 @@ class OpenEnvClient:
         return make_seeded_tasks("openenv", _get_game_name(game, url, reset), split, numbers)
 
     @staticmethod
-    def identity(*, url: str = "", game: str = "", reset: Mapping[str, Any] = EMPTY_MAPPING) -> dict[str, Any]:
-        """Describe the game and the first seed of each split; only the server knows its use of a seed."""
-        return {"game": _get_game_name(game, url, reset), "seeds": dict(FIRST_SEED)}
+    def identity(
+        *,
+        url: str = "",
+        game: str = "",
+        reset: Mapping[str, Any] = EMPTY_MAPPING,
+        success_return: float | None = None,
+        success_reward: float | None = None,
+        max_return: float | None = None,
+    ) -> dict[str, Any]:
+        """Describe the game, what counts as success, and the first seeds; only the server knows its use of a seed."""
+        rule = describe_success(success_return=success_return, success_reward=success_reward, max_return=max_return)
+        return {"game": _get_game_name(game, url, reset), "seeds": dict(FIRST_SEED), **rule}
 
     def reset(self, task: Task) -> Observation:
         """Start the server's game of the task's seed, over a new connection if there is none."""
@@ -168,9 +184,10 @@ class OpenEnvClient:
         self._session = None
 
     def _begin_episode(self, data: Mapping[str, Any], until: float) -> ServerObservation:
-        """Send a reset, and again over another connection if that of earlier episodes is lost."""
+        """Send a reset, and again over another connection if that of earlier episodes is lost or was idle too long."""
         again_until, pause = min(until, time.monotonic() + self._patience), _FIRST_PAUSE_S
         while True:
+            is_used = self._session is not None
             try:
                 if self._session is None:
                     left = _compute_seconds_left(until)
@@ -179,7 +196,8 @@ class OpenEnvClient:
             except (ConnectionLostError, RequestRefusedError) as error:
                 self.close()
                 is_full = isinstance(error, RequestRefusedError) and error.code == CAPACITY_REACHED
-                may_pass = isinstance(error, ConnectionLostError) or is_full
+                is_idle = is_used and isinstance(error, RequestRefusedError) and error.code == SESSION_ERROR
+                may_pass = isinstance(error, ConnectionLostError) or is_full or is_idle
                 if not may_pass or time.monotonic() + pause > again_until:
                     fix = "set env.max_envs to the number of sessions that it allows"
                     raise (EnvError(f"{error}; {fix}") if is_full else error) from None

@@ -88,11 +88,19 @@ class VerifiersEnv:
         return [Task(f"verifiers/{game}/{index}", "verifiers", 0, split, options) for index, options in kept]
 
     @staticmethod
-    def identity(*, taskset: str = "", config: Mapping[str, Any] = NO_CONFIG) -> dict[str, Any]:
-        """Describe the task set with its settings, and the version of verifiers."""
+    def identity(
+        *,
+        taskset: str = "",
+        config: Mapping[str, Any] = NO_CONFIG,
+        success_return: float = 1.0,
+        max_return: float | None = 1.0,
+    ) -> dict[str, Any]:
+        """Describe the task set with its settings, what counts as success, and the version of verifiers."""
         from importlib.metadata import version
 
-        return {"game": format_game_name(taskset, "config", config), "verifiers": version("verifiers")}
+        rule = {"success_return": success_return, "max_return": max_return}
+        changed = {name: value for name, value in rule.items() if value != 1.0}
+        return {"game": format_game_name(taskset, "config", config), "verifiers": version("verifiers"), **changed}
 
     def reset(self, task: Task) -> Observation:
         """Begin a task with its first question."""
@@ -182,7 +190,11 @@ class _Taskset:
     def load_first(self, number: int) -> list[vf.Task[Any, Any, Any]]:
         """Load the first `number` tasks, or all if there are fewer."""
         with self._wrap_load_errors():
-            self._found += itertools.islice(self._more, max(0, number - len(self._found)))
+            try:
+                self._found += itertools.islice(self._more, max(0, number - len(self._found)))
+            except Exception:  # a generator that raised would look complete at the next call
+                self._found, self._more = [], iter(self.env.taskset)
+                raise
         return self._found[:number]
 
     @contextmanager

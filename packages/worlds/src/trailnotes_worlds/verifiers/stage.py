@@ -106,12 +106,7 @@ class EpisodeRunner:
         assert self._episode
         either: set[asyncio.Future[Any]] = {self._asked, self._episode}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if self._asked.done():
-            return self._asked.result()
-        try:
-            return EpisodeEnd(await self._episode)
-        except (Exception, SystemExit) as error:
-            raise EnvError(f"{type(self._env).__name__} raised {format_error(error)}") from error
+        return self._asked.result() if self._asked.done() else EpisodeEnd(await self._episode)
 
     async def _end(self) -> None:
         if self._episode and not self._episode.done():
@@ -122,9 +117,12 @@ class EpisodeRunner:
     async def _run(self, task: vf.Task[Any, Any, Any]) -> float:
         episode = vf.Episode(env=vf.EnvInfo(id=self._env.config.env_id), task=_make_trace_task(task))
         agents: Any = vf.Agents(self._env.config, lambda name, spec: AgentProxy(self, name, spec, episode.traces))
-        await self._env.setup(agents)
-        await self._env.run(task, agents)
-        await self._env.finalize(task, episode)
+        try:
+            await self._env.setup(agents)
+            await self._env.run(task, agents)
+            await self._env.finalize(task, episode)
+        except (Exception, SystemExit) as error:  # SystemExit out of a task would end the loop, and hang who waits
+            raise EnvError(f"{type(self._env).__name__} raised {format_error(error)}") from error
         return float(sum(trace.reward for trace in episode.traces))
 
 
