@@ -222,7 +222,7 @@ def test_the_examples_of_extending_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shown_only = ("class Lock", "from trailnotes.envs import check_env")
+    shown_only = ("from trailnotes.errors import EnvError", "from trailnotes.envs import check_env")
     own = [block for block in blocks(ROOT / "docs/extending.md", "python") if not block.startswith(shown_only)]
     assert len(own) == 5
     names: dict[str, Any] = {}

@@ -12,13 +12,14 @@ from trailnotes.config.toml import to_toml
 from trailnotes.diagnose.checks import Check, diagnose, run_checks
 from trailnotes.errors import RunError
 
-NAMES = ("written", "shown", "gain", "advantage", "engine", "mask", "reliance", "rise")
+NAMES = ("read", "written", "shown", "gain", "advantage", "engine", "mask", "reliance", "rise")
 
 
 def line(iteration: int, **values: float) -> dict[str, Any]:
     """An iteration in which everything is well, but for `values`."""
     well = {
         "env_steps": 100 * (iteration + 1),
+        "rollout/unparsable": 0.1,
         "tips/written": 10.0,
         "tips/unusable": 1.0,
         "rollout/return/plain": 0.1 * iteration,
@@ -264,9 +265,16 @@ def test_a_run_without_memory_has_no_data_where_notes_would_be(tmp_path: Path) -
     report = diagnose(a_run(tmp_path / "run", lines, [episode(0, "plain", 0.0)], "grpo"))
     rows = report.splitlines()
     assert rows[0].endswith("grpo, 5 iterations, 500 environment steps")
-    assert ["no data" in row for row in rows[1:9]] == [True, True, True, False, False, True, True, False]
+    assert ["no data" in row for row in rows[1:10]] == [False, True, True, True, False, False, True, True, False]
     assert "WEAK" not in report
     assert "no weak link found" in rows
+
+
+def test_a_model_whose_actions_cannot_be_read_is_told_that_first(tmp_path: Path) -> None:
+    report = diagnose(
+        a_run(tmp_path, [line(i, rollout__unparsable=0.9, tips__unusable=9.0) for i in range(5)], EPISODES)
+    )
+    assert "first weak link: actions that could be read" in report.splitlines()
 
 
 def test_the_first_weak_link_is_named_and_all_fits_the_terminal(tmp_path: Path, capsys: Any) -> None:

@@ -120,8 +120,8 @@ VIOLATIONS: dict[str, type[Good]] = {
     "reset must not end the episode": bad(reset=starting(truncated=True)),
     "reset of task 'train-0' raised KeyError": bad(reset=raising("reset", KeyError)),
     "reset must return an Observation, not str": bad(reset=lambda self, task: "hello"),
-    "step before reset must raise EnvError": bad(step=after_end),
-    "step before reset must raise EnvError, not AttributeError": bad(
+    "step before reset must raise trailnotes.errors.EnvError": bad(step=after_end),
+    "step before reset must raise trailnotes.errors.EnvError, not AttributeError": bad(
         step=lambda self, action: Good.step(self, action) if hasattr(self, "x") else self.x
     ),
     "step with 'go' has an instruction": bad(reset=starting(actions=("go",)), step=answering(instruction="again")),
@@ -189,7 +189,7 @@ def test_a_step_after_the_end_must_be_refused() -> None:
         def step(self, action: str) -> Observation:
             return after_end(self, action) if self.started else Good.step(self, action)
 
-    with pytest.raises(EnvError, match="step after the end must raise EnvError"):
+    with pytest.raises(EnvError, match=r"step after the end must raise trailnotes\.errors\.EnvError"):
         check_env(Lenient)
 
 

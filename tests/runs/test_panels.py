@@ -37,8 +37,8 @@ def steps_of(value: float) -> tuple[Step, ...]:
 def test_with_few_families_a_model_is_examined_on_these_games_alone() -> None:
     episodes = [episode(f"w/route/amber/test-{i}", i < 5) for i in range(10)]
     mean, interval, name = estimate_interval(episodes, small_config())
-    assert name.startswith("on this panel, of this one model: the same games played once more, Wilson's, 95%")
-    assert name.endswith(f"a claim beyond it takes {MIN_FAMILIES} families, here are 1")
+    assert name.startswith("on this panel, of this one model: the same games played again, Wilson's, 95%")
+    assert name.endswith(f"for other games it takes {MIN_FAMILIES} families (here: 1)")
     assert interval is not None
     assert (mean, interval.low, interval.high) == pytest.approx((0.5, 0.2366, 0.7634), abs=1e-4)
 

@@ -71,7 +71,7 @@ def _report(rows: Mapping[str, PanelResult], out: Path) -> None:
         ["Brackets: 95 % intervals on these games. One seed and two families show the effect; they rank nothing."]
     )
     write_text_atomic(out / "table.md", "\n".join(format_table(*table)) + "\n")
-    print("\nSuccess without tips while training, first iteration to last:")
+    print("\nSuccess without tips on training games, at the temperature of training, first iteration to last:")
     for name, label in LABELS.items():
         curve = [record["rollout/success/plain"] for record in read_jsonl(out / name / "metrics.jsonl")]
         print(f"  {label:<6}{''.join(BARS[round(value * (len(BARS) - 1))] for value in curve)}  {curve[-1]:.2f}")

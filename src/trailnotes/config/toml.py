@@ -185,7 +185,8 @@ def _read_config_file(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not UTF-8 text: give the path of a TOML config") from None
     except ValueError as error:
-        raise ConfigError(f"{path}: is not valid TOML: {error}") from None
+        fix = f"; for an environment in this file, give --env.name {path.stem}:CLASS" if path.suffix == ".py" else ""
+        raise ConfigError(f"{path}: is not valid TOML: {error}{fix}") from None
 
 
 def _parse_value(name: str, text: str) -> Any:

@@ -1,6 +1,6 @@
 """Checks of a run, from the tip that is written to the model that needs none.
 
-Eight links, each with its measure and, where it is weak, the usual remedy (docs/algorithms/empo2.md, "why it may not
+Nine links, each with its measure and, where it is weak, the usual remedy (docs/algorithms/empo2.md, "why it may not
 learn"). They read the run's own files and play nothing.
 """
 
@@ -85,6 +85,12 @@ def diagnose(run_dir: StrPath) -> str:
 def run_checks(lines: Sequence[JsonRecord], episodes: Sequence[JsonRecord], config: Config) -> list[Check]:
     """Run all checks on a run's metrics, episodes and settings."""
     return [
+        _check_threshold(
+            lines, "actions that could be read", lambda m: 1 - m["rollout/unparsable"] if "rollout/unparsable" in m
+            else None, 0.5, (lambda line: line.get("rollout/env_steps", 0), "turns"),
+            "the model's answers are no actions, so nothing else counts: show it how (rollout.example_turns), let it "
+            "finish (rollout.stop, rollout.max_action_tokens), or change rollout.action_format",
+        ),
         _check_threshold(
             lines, "usable tips, of those written", _get_usable_share, 0.8, (_count_written_tips, "tips"),
             "the model does not write tips that can be kept: warm-start it on writing, or raise "

@@ -126,7 +126,7 @@ def _list_tasks(lister: Callable[..., Any], split: str, options: dict[str, Any])
 
 def _check_order(env_factory: Callable[[], Env], task: Task) -> None:
     env = _make_env(env_factory)
-    _require_env_error(env, "step before reset must raise EnvError")
+    _require_env_error(env, "step before reset must raise trailnotes.errors.EnvError")
     _call_env("close before reset", env.close)
     fresh = _make_env(env_factory)
     _reset_env(fresh, task)
@@ -143,7 +143,7 @@ def _check_episode(env: Env, task: Task) -> bool:
         observation = _step_env(env, action)
         _require(observation.max_score == first.max_score, "max_score must stay the same within an episode")
         if observation.done:
-            _require_env_error(env, "step after the end must raise EnvError")
+            _require_env_error(env, "step after the end must raise trailnotes.errors.EnvError")
             _reset_env(env, task)
             return True
     return False

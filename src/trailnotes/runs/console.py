@@ -92,7 +92,9 @@ class TrainingProgress:
 
     def __init__(self, config: Config, directory: _HasPath, *, stream: IO[str] | None = None) -> None:
         self._train, self._metric = config.train, config.eval.metric
-        self._bar = ProgressBar(1.0, f"{config.algorithm.name} {directory.path.name}", stream=stream)
+        self._bar = ProgressBar(
+            1.0, " ".join(dict.fromkeys((config.algorithm.name, directory.path.name))), stream=stream
+        )
         self._previous: tuple[float, Mapping[str, Any]] | None = None
         self._tip_curves: dict[str, str] = {}  # the newest point of each curve with tips
 
@@ -108,7 +110,11 @@ class TrainingProgress:
         """Show the metrics of one iteration."""
         iterations, steps = self._train.iterations, self._train.max_env_steps
         done = line["iteration"] + 1
-        share = max(done / iterations, line.get("env_steps", 0) / steps if steps else 0.0)
+        taken = line.get("env_steps", 0)
+        share = max(done / iterations, taken / steps if steps else 0.0)
+        count = f"iteration {done}/{iterations}"
+        if share > done / iterations:  # the steps end the run first
+            count = f"iteration {done}, {taken:,}/{steps:,} steps"
         modes = [mode for mode in MODES if f"rollout/return/{mode}" in line]
         names = {"return": "rollout/return", "success": "rollout/success"}
         plain = f"rollout/{self._metric}/plain"
@@ -120,7 +126,7 @@ class TrainingProgress:
         }
         facts |= self._tip_curves
         facts |= self._compute_rates(line) | ({"mode": "+".join(modes)} if modes else {})
-        self._bar.update(min(share, 1.0), facts, f"iteration {done}/{iterations}")
+        self._bar.update(min(share, 1.0), facts, count)
 
     def note(self, text: str) -> None:
         """Print one line above the bar."""

@@ -170,10 +170,11 @@ def build_random_policy(config: Config) -> ScriptedPolicy:
     def script(messages: Sequence[Message]) -> str:
         actions = parse_listed_actions(messages[-1].content, config.rollout.style)
         if not actions:
-            raise PolicyError('model.path = "random" draws from the admissible actions, and this turn lists none: set '
-                              "rollout.show_actions = true, and have the environment offer them (scienceworld: "
-                              'env.options.actions = "valid"; textworld: env.options.actions = true; one of your own: '
-                              "Observation.actions)")  # fmt: skip
+            fix = "set rollout.show_actions = true"
+            if config.rollout.show_actions:
+                fix = ('have the environment offer them (scienceworld: env.options.actions = "valid"; textworld: '
+                       "env.options.actions = true; one of your own: Observation.actions)")  # fmt: skip
+            raise PolicyError(f'model.path = "random" draws from the actions that a turn lists, here none: {fix}')
         said = "\n".join(message.content for message in messages)
         return random.Random(derive_seed(config.run.seed, said)).choice(actions)
 

@@ -97,8 +97,8 @@ def estimate_interval(episodes: Sequence[Trajectory], config: Config) -> tuple[f
     weights = [1 / (num_families * sizes[families[game]] * len(own)) for game, own in games.items() for _ in own]
     values = [value for own in games.values() for value in own]
     once_more = compute_sample_interval(np.array(values), np.array(weights), bounds, confidence)
-    said = f"on this panel, of this one model: the same games played once more, {kind}, {confidence:.0%}"
-    return found.mean, once_more, f"{said}; a claim beyond it takes {MIN_FAMILIES} families, here are {num_families}"
+    said = f"on this panel, of this one model: the same games played again, {kind}, {confidence:.0%}"
+    return found.mean, once_more, f"{said}; for other games it takes {MIN_FAMILIES} families (here: {num_families})"
 
 
 def build_panel_result(

@@ -6,6 +6,8 @@ import hashlib
 import itertools
 import json
 import random
+import tempfile
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -591,6 +593,21 @@ def test_compile_all_compiles_once_and_reports(games: Path) -> None:
     assert reported == [(1, 3), (2, 3), (3, 3)]
     assert paths == [wm.compile_game(wm.parse_spec(task), games) for task in [*tasks, tasks[0]]]
     assert all(path.is_file() and path.with_suffix(".json").is_file() for path in paths)
+
+
+def compile_slowly(spec: ws.GameSpec, folder: Path) -> Path:
+    time.sleep(0.02)
+    return Path(tempfile.mkstemp(dir=folder)[1])
+
+
+def test_an_interrupt_does_not_wait_for_all_games(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(wm, "compile_game", compile_slowly)
+    with pytest.raises(KeyboardInterrupt):
+        wm.compile_all(tiny_tasks() * 300, 2, interrupt, tmp_path)
+    assert len(list(tmp_path.iterdir())) < 600
 
 
 def test_games_to_compile_are_named_once_for_all_settings_that_play_them(tmp_path: Path) -> None:

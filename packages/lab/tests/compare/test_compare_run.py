@@ -648,7 +648,7 @@ def test_a_run_that_fails_leaves_the_others_and_is_named(
     assert lines["naive"]["num_games"] == 3
     assert lines["broken"]["one"] is None
     assert "ended with status 2" in lines["broken"]["missing"]["0"]
-    assert "lists none: set rollout.show_actions = true" in lines["broken"]["missing"]["0"]
+    assert "lists, here none: set rollout.show_actions = true" in lines["broken"]["missing"]["0"]
     assert "| broken | - | - | - | - | 0 · 0, 1 missing |" in (out / "table.md").read_text()
     err = capsys.readouterr().err
     assert "naive-0  done" in err

@@ -47,6 +47,8 @@ class Game(vf.Env[GameConfig]):
             for _ in range(3):
                 if segment.last_reply == "crash":
                     raise ValueError("on purpose")
+                if segment.last_reply == "exit":
+                    raise SystemExit(3)
                 if segment.last_reply == str(task.data.secret):
                     won = 1.0
                     break
@@ -73,6 +75,21 @@ class Builds(vf.Taskset[Build, vf.TasksetConfig]):
         return [Build(vf.TaskData(prompt=f"build {n}")) for n in range(3)]
 
 __all__ = ["Builds"]
+"""
+FLAKY = """
+import verifiers.v1 as vf
+
+class Questions(vf.Taskset[vf.Task[vf.TaskData], vf.TasksetConfig]):
+    failed = False
+
+    def load(self):
+        for n in range(10):
+            if n == 4 and not Questions.failed:
+                Questions.failed = True
+                raise OSError("the network")
+            yield vf.Task[vf.TaskData](vf.TaskData(prompt=f"question {n}"))
+
+__all__ = ["Questions"]
 """
 PLAY = """
 import functools, json
@@ -106,12 +123,17 @@ found["won"] = [shown(env.reset(task)), shown(env.step("3")), shown(env.step("0"
 found["instruction"] = env.reset(task).instruction
 found["crash"] = said(env.step, "crash")
 env.reset(task)
+found["exit"] = said(env.step, "exit")
+env.reset(task)
 found["again"] = shown(env.reset(task))
 env.close()
 found["machine"] = said(VerifiersEnv(taskset="machine").reset, VerifiersEnv.tasks("train", taskset="machine")[0])
 found["nothing"] = said(VerifiersEnv.tasks, "train", taskset="no_such_taskset")
 found["few"] = said(VerifiersEnv.tasks, "train", taskset="capitals", config={"countries": 2})
 found["config"] = said(VerifiersEnv.tasks, "train", taskset="capitals", config={"depth": 2})
+found["flaky"] = said(VerifiersEnv.tasks, "test", taskset="flaky")
+found["after"] = [len(VerifiersEnv.tasks(split, taskset="flaky", num_train=6, num_validation=2, num_test=2))
+                  for split in ("test", "validation", "train")]
 print(json.dumps(found))
 """
 
@@ -119,7 +141,7 @@ print(json.dumps(found))
 @pytest.fixture(scope="module")
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("tasksets")
-    for name, source in {"guess": GUESS, "machine": MACHINE}.items():
+    for name, source in {"guess": GUESS, "machine": MACHINE, "flaky": FLAKY}.items():
         (folder / f"{name}.py").write_text(source)
     places = (ROOT / "src", ROOT / "examples", folder)
     return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, places))}
@@ -155,6 +177,7 @@ def test_a_game_in_turns_is_played_turn_by_turn(found: dict[str, Any]) -> None:
         ["The episode is over.", 1.0, True, True, 1.0],
     ]
     assert found["crash"] == "EnvError: Game raised ValueError: on purpose"
+    assert found["exit"] == "EnvError: Game raised SystemExit: 3"
     assert found["again"][0] == "Guess a number below 7."
 
 
@@ -166,6 +189,11 @@ def test_no_task_is_on_two_sides(found: dict[str, Any]) -> None:
     }
     # of an infinite task set with seven different games all are the test's
     assert [len(found["splits guess"][split]) for split in ("test", "validation", "train")] == [7, 0, 0]
+
+
+def test_a_task_set_that_failed_once_is_loaded_whole_at_the_next_call(found: dict[str, Any]) -> None:
+    assert "cannot be loaded: OSError: the network" in found["flaky"]
+    assert found["after"] == [2, 2, 6]
 
 
 def test_what_cannot_be_played_says_why(found: dict[str, Any]) -> None:

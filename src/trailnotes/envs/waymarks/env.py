@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import re
+import signal
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
@@ -187,12 +188,16 @@ def compile_all(
 ) -> list[Path]:
     """Compile the games of `tasks` on `num_workers` processes, with `progress(done, total)` after each."""
     specs = [parse_spec(task) for task in tasks]
-    with ProcessPoolExecutor(max_workers=num_workers) as pool:
+    # A worker that inherits this process's handlers would take SIGTERM for an error of one game, and go on.
+    pool = ProcessPoolExecutor(num_workers, initializer=signal.signal, initargs=(signal.SIGTERM, signal.SIG_DFL))
+    try:
         futures = [pool.submit(compile_game, spec, folder) for spec in specs]
         for done, _ in enumerate(as_completed(futures), start=1):
             if progress:
                 progress(done, len(specs))
         return [future.result() for future in futures]
+    finally:
+        pool.shutdown(cancel_futures=True)  # after an interrupt: not all games first
 
 
 def collect_games(configs: Iterable[Config]) -> dict[Path | None, list[Task]]:
