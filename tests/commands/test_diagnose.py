@@ -272,7 +272,7 @@ def test_a_run_without_memory_has_no_data_where_notes_would_be(tmp_path: Path) -
 
 def test_a_model_whose_actions_cannot_be_read_is_told_that_first(tmp_path: Path) -> None:
     report = diagnose(
-        a_run(tmp_path, [line(i, rollout__unparsable=0.9, tips__unusable=9.0) for i in range(5)], EPISODES)
+        a_run(tmp_path / "run", [line(i, rollout__unparsable=0.9, tips__unusable=9.0) for i in range(5)], EPISODES)
     )
     assert "first weak link: actions that could be read" in report.splitlines()
 
