@@ -10,9 +10,9 @@ Hypothesis: on the former, as on three validation tasks; not on the latter. The 
 
 The second command trains on the paper's five variations of each task: two of them mostly have one answer, and that is
 what was learned. Its question, written down before its first run: with five, is EMPO² above GRPO on unseen variations?
-(Hypothesis: yes.) When seed 0 was known (1.4 [-9.7, 12.4]) and seed 1 in part (10 [-4, 25] of six tasks), seeds 2 and 3
-were added, to ask the same of all four, whatever they say. `--drrn` plays these once more as DRRN's authors examined theirs: episodes of 100 steps, and the
-scores of failed ones as 0 and as they were before the failure.
+(Hypothesis: yes.) When seed 0 was known (1.4 [-9.7, 12.4]) and seed 1 in part (10 [-4, 25], six tasks), seeds 2 and 3
+were added, to ask the same of all four, whatever they say. `--drrn` plays the runs once more as DRRN's authors examined
+theirs: episodes of 100 steps, and the scores of failed ones as 0 and as they were before the failure.
 """
 
 from __future__ import annotations
