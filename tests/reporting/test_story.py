@@ -111,6 +111,13 @@ def test_without_a_tip_before_and_after_are_still_told_and_without_a_win_nothing
     assert told(before=before[1:], after=after, records=[]).startswith("No unseen game"), "one of them was not played"
 
 
+def test_episodes_of_a_record_have_no_steps_and_are_left_out() -> None:
+    lost, won = (episode(f"{FAMILY}/test-1", ["west"], "the end.", won=won) for won in (False, True))
+    bare = {name: value for name, value in lost.items() if name != "steps"}
+    assert "No unseen game was won" in told(before=[bare], after=[won], records=[])
+    assert "BEFORE" in told(before=[lost], after=[won], records=[])
+
+
 def test_the_tip_that_mattered_is_the_one_that_was_followed() -> None:
     assert (find_followed_tip(USES) or {})["text"] == RULE
     assert find_followed_tip(READS) is None

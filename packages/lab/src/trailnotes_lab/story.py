@@ -34,11 +34,12 @@ def render_before_and_after(runs: Iterable[RunEpisodes]) -> str:
     """Render an unseen game that the start model lost and the trained agent wins without tips.
 
     Between them stands the training of the same family: an episode that found out, its tip, and one that won with it.
+    Episodes of an unpacked record, which has no steps, are left out.
     """
     untold = ""
     for before, after, training in runs:
-        lost = {name for name, record in before.items() if not record["success"]}
-        won = [name for name, record in after.items() if record["success"] and name in lost]
+        lost = {name for name, record in before.items() if not record["success"] and "steps" in record}
+        won = [name for name, record in after.items() if record["success"] and name in lost and "steps" in record]
         for game in {_parse_family(name): name for name in reversed(won)}.values():  # the first of each family
             lesson = find_decisive_tip(training, _parse_family(game))
             if lesson is not None:
