@@ -26,6 +26,7 @@ from trailnotes.errors import (
     format_sibling_command,
     list_extras,
 )
+from trailnotes.storage.files import parse_json
 from trailnotes.types import Task
 
 __all__ = [
@@ -100,7 +101,7 @@ def get_env_identity(name: str, options: Mapping[str, Any] | None = None) -> dic
         return {}
     with wrap_env_errors(f"identity of {name}"), _translate_import_error(name):
         described = dict(identity(**_select_accepted(identity, options)))
-        return dict(json.loads(json.dumps(described, allow_nan=False)))  # as runs store it: tuples are lists there
+        return dict(parse_json(json.dumps(described, allow_nan=False)))  # as runs store it: tuples are lists there
 
 
 def load_env_class(name: str) -> Callable[..., Any]:
