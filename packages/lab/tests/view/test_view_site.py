@@ -256,7 +256,7 @@ def test_the_chain_is_that_of_diagnose(root: Path, person: Person) -> None:
         file.write(json.dumps({"iteration": 3, "env_steps": 16, "tips/written": 8, "tips/unusable": 2}) + "\n")
     assert "0.75" in person.look("/run/first/chain").text, "what is kept is renewed"
     assert "return without tips" in page.text
-    assert len(re.findall(r'class="ring"', page.html)) == 8
+    assert len(re.findall(r'class="ring"', page.html)) == 9
 
 
 def test_a_comparison_is_read_as_it_was_written(root: Path, person: Person) -> None:
