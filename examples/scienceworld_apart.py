@@ -1,7 +1,7 @@
 """The twelve tasks of compare/scienceworld trained three at a time, siblings apart, GRPO and EMPO². Resumable.
 
     python examples/scienceworld_apart.py --out runs/apart --seeds 2 --jobs 2
-    python examples/scienceworld_apart.py --out runs/five --seeds 1 --groups 3 --variations 5 --iterations 32 --drrn
+    python examples/scienceworld_apart.py --out runs/five --seeds 4 --groups 3 --variations 5 --iterations 32 --drrn
 
 One model for all twelve reaches a return of 30 in training with any method. The paper trains a model for each task;
 this is between the two, and asks two questions, which were written down before the first run. Without tips, in the last

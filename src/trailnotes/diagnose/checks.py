@@ -86,8 +86,8 @@ def run_checks(lines: Sequence[JsonRecord], episodes: Sequence[JsonRecord], conf
     """Run all checks on a run's metrics, episodes and settings."""
     return [
         _check_threshold(
-            lines, "actions that could be read", lambda m: 1 - m["rollout/unparsable"] if "rollout/unparsable" in m
-            else None, 0.5, (lambda line: line.get("rollout/env_steps", 0), "turns"),
+            lines, "actions that could be read", _get_readable_share, 0.5,
+            (lambda line: line.get("rollout/env_steps", 0), "turns"),
             "the model's answers are no actions, so nothing else counts: show it how (rollout.example_turns), let it "
             "finish (rollout.stop, rollout.max_action_tokens), or change rollout.action_format",
         ),
@@ -327,6 +327,10 @@ def _tips_shown(line: JsonRecord) -> float | None:
 def _gradient_rows(line: JsonRecord) -> float | None:
     rows = line.get("update/rows")
     return 1 - line["update/zero_advantage_rows"] / rows if rows else None
+
+
+def _get_readable_share(line: JsonRecord) -> float | None:
+    return 1 - line["rollout/unparsable"] if "rollout/unparsable" in line else None
 
 
 def _get_usable_share(line: JsonRecord) -> float | None:

@@ -100,8 +100,9 @@ def get_env_identity(name: str, options: Mapping[str, Any] | None = None) -> dic
     if not callable(identity):
         return {}
     with wrap_env_errors(f"identity of {name}"), _translate_import_error(name):
-        described = dict(identity(**_select_accepted(identity, options)))
-        return dict(parse_json(json.dumps(described, allow_nan=False)))  # as runs store it: tuples are lists there
+        stored = json.dumps(dict(identity(**_select_accepted(identity, options))), allow_nan=False)
+        described: dict[str, Any] = parse_json(stored)  # as a run reads it back: tuples have become lists
+        return described
 
 
 def load_env_class(name: str) -> Callable[..., Any]:

@@ -92,9 +92,8 @@ class TrainingProgress:
 
     def __init__(self, config: Config, directory: _HasPath, *, stream: IO[str] | None = None) -> None:
         self._train, self._metric = config.train, config.eval.metric
-        self._bar = ProgressBar(
-            1.0, " ".join(dict.fromkeys((config.algorithm.name, directory.path.name))), stream=stream
-        )
+        title = " ".join(dict.fromkeys((config.algorithm.name, directory.path.name)))  # not "grpo grpo"
+        self._bar = ProgressBar(1.0, title, stream=stream)
         self._previous: tuple[float, Mapping[str, Any]] | None = None
         self._tip_curves: dict[str, str] = {}  # the newest point of each curve with tips
 
@@ -111,10 +110,9 @@ class TrainingProgress:
         iterations, steps = self._train.iterations, self._train.max_env_steps
         done = line["iteration"] + 1
         taken = line.get("env_steps", 0)
-        share = max(done / iterations, taken / steps if steps else 0.0)
-        count = f"iteration {done}/{iterations}"
-        if share > done / iterations:  # the steps end the run first
-            count = f"iteration {done}, {taken:,}/{steps:,} steps"
+        share, count = done / iterations, f"iteration {done}/{iterations}"
+        if steps and taken / steps > share:  # the steps end the run first
+            share, count = taken / steps, f"iteration {done}, {taken:,}/{steps:,} steps"
         modes = [mode for mode in MODES if f"rollout/return/{mode}" in line]
         names = {"return": "rollout/return", "success": "rollout/success"}
         plain = f"rollout/{self._metric}/plain"

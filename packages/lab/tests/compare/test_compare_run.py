@@ -43,14 +43,13 @@ from trailnotes_lab.compare import compare_evaluations, recompute, run_compariso
 from trailnotes_lab.compare.comparison import _summarise_runs, compare_with_published, describe_comparison
 from trailnotes_lab.compare.cost import load_costs, read_last_metrics, record_process
 from trailnotes_lab.compare.estimate import estimate_comparison, estimate_peak_disk, format_disk_line, shrink_run
-from trailnotes_lab.compare.evaluations import load_evaluation
 from trailnotes_lab.compare.expand import PlannedRun, expand_runs
 from trailnotes_lab.compare.live import ProgressBoard
 from trailnotes_lab.compare.page import draw_summary, print_brief, render_summary_json, render_summary_markdown
 from trailnotes_lab.compare.picture import MethodMarks, PlotText, assign_colours, draw_methods, spread_labels
 from trailnotes_lab.compare.processes import ProcessResult
 from trailnotes_lab.compare.published.figures import render_comparability
-from trailnotes_lab.compare.results import RunResult, read_attempts, read_result
+from trailnotes_lab.compare.results import RunResult, build_attempts, read_result, read_trial_records
 from trailnotes_lab.compare.running import RunStage, list_stages, list_unfinished_stages, validate_unchanged_settings
 from trailnotes_lab.compare.spec import load_spec, slugify
 from trailnotes_lab.compare.statistics import (
@@ -505,7 +504,7 @@ def test_evaluations_of_another_panel_are_refused(finished: tuple[Path, Path], t
 def test_attempts_by_hand(tmp_path: Path) -> None:
     """Gate i opens in trial i, and the last one never; solved gates are played again in trial 2, the last."""
     adapt_by(Guesser(), "reflexion", tmp_path / "r", eval={"trials": 2}, reflexion={"replay_last": True})
-    attempts = read_attempts(tmp_path / "r", load_evaluation(tmp_path / "r/eval"))
+    attempts = build_attempts(read_trial_records(tmp_path / "r"), "success")
     assert attempts is not None
     assert attempts.number == 3
     assert list(attempts.first.values()) == [1.0, 0.0, 0.0, 0.0]
@@ -542,10 +541,10 @@ def test_phases_that_are_no_trials_are_no_attempts(tmp_path: Path) -> None:
     """Retrospex plays the panel without its critic, too, and REMEMBERER other games: neither is told of the other."""
     run = tmp_path / "r"
     adapt_by(Guesser(), "reflexion", run, eval={"trials": 1})
-    assert read_attempts(run, load_evaluation(run / "eval")) is not None
+    assert build_attempts(read_trial_records(run), "success") is not None
     lines = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(lines.replace('"trial-0"', '"plain"').replace('"trial-1"', '"rescored"'))
-    assert read_attempts(run, load_evaluation(run / "eval")) is None
+    assert build_attempts(read_trial_records(run), "success") is None
 
 
 def test_several_attempts_never_stand_in_the_column_of_one(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from trailnotes.reporting.crossed import Values, find_common_games
 from trailnotes.reporting.intervals import Estimate
 from trailnotes.runs.panels import get_family
 from trailnotes_lab.compare.evaluations import EVAL_DIR, Evaluation, load_evaluation
-from trailnotes_lab.compare.results import GameValues, RunResult, read_trial_values
+from trailnotes_lab.compare.results import GameValues, RunResult, average_trials, read_trial_records
 from trailnotes_lab.compare.statistics import Difference, estimate_paired_difference, estimate_pooled_mean
 
 
@@ -91,7 +91,7 @@ def read_trials(directory: Path, panel: str, label: str, seed: int) -> PanelTria
         RunError: the adaptation is incomplete.
     """
     evaluation = load_evaluation(directory / EVAL_DIR, label)
-    games = read_trial_values(directory, evaluation.metric)
+    games = average_trials(read_trial_records(directory), evaluation.metric)
     if len(games) != evaluation.settings.eval.trials + 1:
         raise RunError(f"{directory} is damaged ({len(games)} trials of {evaluation.settings.eval.trials + 1}): remove "
                        "it to have it played again")  # fmt: skip

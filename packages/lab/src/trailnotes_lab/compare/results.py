@@ -18,6 +18,7 @@ from trailnotes_lab.compare.evaluations import Evaluation, find_evaluations, loa
 from trailnotes_lab.compare.published.protocol import make_column_label
 
 GameValues = Mapping[str, float]  # game -> value
+Record = dict[str, Any]  # an episode as JSON
 TRIAL_PREFIX = "trial-"  # begins the name of a phase that is an attempt at the panel
 
 
@@ -68,14 +69,14 @@ def read_result(directory: Path, label: str = "") -> RunResult:
 def _build_result(evaluation: Evaluation) -> RunResult:
     run_dir = evaluation.path.parent if (evaluation.path.parent / "config.toml").is_file() else None
     trains = run_dir is not None and any((run_dir / "checkpoints").glob("step-*"))
-    attempts = read_attempts(run_dir, evaluation) if run_dir and not trains else None
+    trials = read_trial_records(run_dir) if run_dir and not trains else []
+    attempts = build_attempts(trials, evaluation.metric)
     tasks = [episode.task for episode in evaluation.episodes]
-    if run_dir and attempts:  # a game whose environment failed in the evaluation was played in other trials
-        tasks += [Task(**record["task"]) for records in _read_trials(run_dir) for record in records]
+    if attempts:  # a game whose environment failed in the evaluation was played in other trials
+        tasks += [Task(**record["task"]) for records in trials for record in records]
     returns: tuple[GameValues, ...] = ()
     if evaluation.metric != "return" and any(episode.value != episode.success for episode in evaluation.episodes):
-        by_trial = read_trial_values(run_dir, "return") if run_dir and attempts else None
-        returns = (_average_by_game(evaluation, "return"),) if by_trial is None else tuple(by_trial)
+        returns = tuple(average_trials(trials, "return")) if attempts else (_average_by_game(evaluation, "return"),)
     return RunResult(
         label=make_column_label(evaluation),
         seed=evaluation.seed,
@@ -106,27 +107,26 @@ def _read_learning_curve(run_dir: Path, metric: str) -> tuple[tuple[float, float
     return tuple((float(line["env_steps"]), float(line[name])) for line in lines if name in line)
 
 
-def read_attempts(run_dir: Path, evaluation: Evaluation) -> Attempts | None:
-    """Read the result of each trial on the games of the panel; None if the run played each once.
+def build_attempts(trials: Sequence[Sequence[Record]], metric: str) -> Attempts | None:
+    """Build the result of each trial on the games of the panel; None if the run played each once.
 
-    A trial is a phase `trial-N` in metrics.jsonl, and knows of the trials before it. Other phases are no further
-    attempts: those that fill a table on other games, or play the panel once more without the additions of the method.
+    `trials` are those of `read_trial_records`.
     """
-    means = read_trial_values(run_dir, evaluation.metric)
+    means = average_trials(trials, metric)
     if len(means) < 2:
         return None
     played = {game: [trial[game] for trial in means if game in trial] for game in means[0]}
-    attempted = {record["task"]["id"] for record in _read_trials(run_dir)[-1]}  # also where the environment failed
+    attempted = {record["task"]["id"] for record in trials[-1]}  # also where the environment failed
     last = means[-1] if attempted >= played.keys() else {}
     first = {game: values[0] for game, values in played.items()}
     best = {game: max(values) for game, values in played.items()}
     return Attempts(max(map(len, played.values())), first, last, best)
 
 
-def read_trial_values(run_dir: Path, metric: str) -> list[GameValues]:
-    """Read the value of each game in each trial, the first trial first; games that failed there are absent."""
+def average_trials(trials: Sequence[Sequence[Record]], metric: str) -> list[GameValues]:
+    """Average the value of each game in each trial; games whose environment failed there are absent."""
     means: list[GameValues] = []
-    for records in _read_trials(run_dir):
+    for records in trials:
         games: dict[str, list[float]] = {}
         for record in records:
             if record["outcome"] != "error":
@@ -135,12 +135,18 @@ def read_trial_values(run_dir: Path, metric: str) -> list[GameValues]:
     return means
 
 
-def _read_trials(run_dir: Path) -> list[list[dict[str, Any]]]:
+def read_trial_records(run_dir: Path) -> list[list[Record]]:
+    """Read the episodes of each trial without their steps, the first trial first.
+
+    A trial is a phase `trial-N` in metrics.jsonl, and knows of the trials before it. Other phases are no further
+    attempts: those that fill a table on other games, or play the panel once more without the additions of the method.
+    """
     lines = read_jsonl(run_dir / "metrics.jsonl")
     named = {line["iteration"] for line in lines if str(line.get("phase", "")).startswith(TRIAL_PREFIX)}
-    trials: dict[int, list[dict[str, Any]]] = {}
+    trials: dict[int, list[Record]] = {}
     for record in read_jsonl(run_dir / "trajectories.jsonl"):
         if record["iteration"] in named:
+            record.pop("steps", None)
             trials.setdefault(record["iteration"], []).append(record)
     return [records for _, records in sorted(trials.items())]
 

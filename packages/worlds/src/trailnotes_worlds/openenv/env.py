@@ -195,9 +195,9 @@ class OpenEnvClient:
                 return self._parse_observation(self._session.send_request("reset", data, _compute_seconds_left(until)))
             except (ConnectionLostError, RequestRefusedError) as error:
                 self.close()
-                is_full = isinstance(error, RequestRefusedError) and error.code == CAPACITY_REACHED
-                is_idle = is_used and isinstance(error, RequestRefusedError) and error.code == SESSION_ERROR
-                may_pass = isinstance(error, ConnectionLostError) or is_full or is_idle
+                code = error.code if isinstance(error, RequestRefusedError) else ""
+                is_full, was_idle = code == CAPACITY_REACHED, is_used and code == SESSION_ERROR
+                may_pass = isinstance(error, ConnectionLostError) or is_full or was_idle
                 if not may_pass or time.monotonic() + pause > again_until:
                     fix = "set env.max_envs to the number of sessions that it allows"
                     raise (EnvError(f"{error}; {fix}") if is_full else error) from None

@@ -121,7 +121,7 @@ class EpisodeRunner:
             await self._env.setup(agents)
             await self._env.run(task, agents)
             await self._env.finalize(task, episode)
-        except (Exception, SystemExit) as error:  # SystemExit out of a task would end the loop, and hang who waits
+        except (Exception, SystemExit) as error:  # SystemExit out of a task would end the loop and hang the caller
             raise EnvError(f"{type(self._env).__name__} raised {format_error(error)}") from error
         return float(sum(trace.reward for trace in episode.traces))
 
