@@ -93,7 +93,7 @@ __all__ = ["Questions"]
 """
 PLAY = """
 import functools, json
-from trailnotes.envs import check_env, env_tasks, make_env
+from trailnotes.envs import check_env, list_env_tasks, make_env
 from trailnotes_worlds.verifiers.env import VerifiersEnv
 from trailnotes.errors import TrailnotesError
 
