@@ -171,6 +171,9 @@ def test_agents_come_to_a_gateway_which_remembers_what_they_report(gateway: tupl
         session(gateway=url)
     with pytest.raises(openai.APIStatusError, match="which session"):
         ask(AgentSession(url, {}), "a")
+    client = openai.OpenAI(base_url=url, api_key="k", max_retries=0)
+    with client, pytest.raises(openai.NotFoundError, match="no POST /chat/completions here"):
+        client.chat.completions.create(model="trailnotes", messages=messages)
 
 
 def test_a_public_gateway_needs_a_token(

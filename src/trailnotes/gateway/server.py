@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -64,7 +65,8 @@ class GatewayServer:
         names = None if public else LOOPBACK_NAMES | {format_host(door)}
         layers = [Middleware(SecurityMiddleware, names=names, refuse=_refuse)]
         layers += [Middleware(BearerMiddleware, token=token, refuse=_refuse)] if token else []
-        config = build_server_config(Starlette(routes=_Site(sessions).routes, middleware=layers))
+        site = Starlette(routes=_Site(sessions).routes, middleware=layers, exception_handlers={HTTPException: _miss})
+        config = build_server_config(site)
         config.load()
         self._server = uvicorn.Server(config)
         self._server.lifespan = config.lifespan_class(config)
@@ -97,6 +99,13 @@ class GatewayServer:
 
 def _refuse(status: int, text: str) -> Response:
     return JSONResponse(RequestRefused(text, status).to_json(), status)
+
+
+async def _miss(request: Request, error: Exception) -> Response:
+    """Answer a request that no route serves."""
+    assert isinstance(error, HTTPException)
+    called = f"{request.method} {request.url.path}"
+    return _refuse(error.status_code, f"there is no {called} here: the base URL of a client ends in /v1")
 
 
 class _Site:
