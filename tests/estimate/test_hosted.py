@@ -49,6 +49,8 @@ def test_what_the_loss_and_the_memory_take_besides() -> None:
     clipped = _count(make_config(*words, "--algorithm.name", "grpo", "--loss.kl", "0"), played, longest=False)
     held = _count(make_config(*words, "--algorithm.name", "grpo"), played, longest=False)
     tips = _count(make_config(*words, "--algorithm.q_off_policy", "1"), played, longest=False)
+    observed = _count(make_config(*words, "--loss.observations", "0.1"), played, longest=False)
+    assert observed.trained == (4 + 3) * 23  # the three without tips learn what they were answered, too
     assert clipped.prefilled - plain.prefilled == 4 * 23  # the dual bound is sent by its gradient: one forward pass
     assert held.prefilled - clipped.prefilled == 4 * 23  # the start model scores each row
     # a quarter of the members acts with tips and is scored without them; all write, from a context of an episode

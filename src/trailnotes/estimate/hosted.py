@@ -139,7 +139,8 @@ def _count(config: Config, played: Sequence[Trajectory], *, longest: bool) -> To
     read += growth * sum(map(len, prompts)) / len(played)
     length = sum(row[-1] + own[-1] for row, own in zip(prompts, sampled, strict=True)) / len(played) + 2 * growth
     rows = length if config.optim.rows == "auto" else read + said
-    passes = rows * config.optim.epochs
+    observed = (1 - readers) * bool(config.loss.observations)  # rows of their own, without tips
+    passes = rows * (1 + observed) * config.optim.epochs
     forward = 0.0 if _is_plain(config) else passes
     forward += rows * bool(config.loss.kl) + rows * readers * algorithm.q_off_policy * (
         algorithm.old_logprobs == "tip_free"
