@@ -48,7 +48,6 @@ def test_off_a_terminal_lines_are_few_and_the_last_is_there(fake_time: Clock) ->
             fake_time.now += 1
             bar.update(done, {"loss": 0.5})
     assert stream.getvalue().splitlines() == [
-        "warmstart  starting",
         "warmstart  1/100  loss 0.5",
         "warmstart  11/100  loss 0.5  1:29 left",
         "warmstart  21/100  loss 0.5  1:19 left",
@@ -121,7 +120,7 @@ def lines_of(config: Config, lines: list[dict[str, object]], fake_time: Clock) -
             fake_time.now += 20
             progress.update(line)
         progress.note("done")
-    return stream.getvalue().splitlines()[1:]  # without that of the start
+    return stream.getvalue().splitlines()
 
 
 def test_training_shows_return_success_rates_and_modes(fake_time: Clock) -> None:

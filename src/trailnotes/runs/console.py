@@ -24,8 +24,7 @@ TIP_CURVES = {"tips": "validation_tips", "new": "validation_new"}  # as shown ->
 class ProgressBar:
     """Progress bar of a task with an end, as a context manager.
 
-    Off a terminal it prints a line at the start (models take a while to load), at the first update, then at most one
-    every `interval` seconds, and one at the end.
+    Off a terminal it prints a line at the first update, then at most one every `interval` seconds, and one at the end.
     """
 
     def __init__(self, total: float, title: str, *, stream: IO[str] | None = None, interval: float = 10.0) -> None:
@@ -42,8 +41,6 @@ class ProgressBar:
             self._rich = _build_rich_bar(self.stream)
             self._rich.start()
             self._rich.add_task(self.title, total=self.total, facts="", left="")
-        else:
-            self.note(f"{self.title}  starting")
         return self
 
     def __exit__(self, *_: object) -> None:
