@@ -32,7 +32,9 @@ def test_the_report_of_this_installation(tmp_path: Path) -> None:
     driver.chmod(0o755)
     env = os.environ | {"HOME": str(ROOT.parent), "USER": ROOT.name, "CUDA_VISIBLE_DEVICES": ""}
     env |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "JAVA_HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "trailnotes", "doctor", "--json"]
+    # However long a busy machine takes to load torch.
+    waits = "import sys; from trailnotes.commands import doctor, main; doctor.TIME_LIMIT = 1e6; sys.exit(main())"
+    command = [sys.executable, "-c", waits, "doctor", "--json"]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
     report = json.loads(done.stdout)
     assert report["versions"]["trailnotes"] == trailnotes.__version__
@@ -43,7 +45,7 @@ def test_the_report_of_this_installation(tmp_path: Path) -> None:
     assert report["facts"]["directory"].endswith("GiB free; locks and SQLite work")
     assert report["facts"]["GPU"] == f"driver: {CARD}"
     problems = [fails for fails, _ in report["problems"]]
-    assert [fails for fails in problems if "does not see the GPU" in fails or "timed out" in fails]  # a busy machine
+    assert [fails for fails in problems if "does not see the GPU" in fails]
     assert "scienceworld, textworld-express: no Java runs" in problems
     assert report["core_works"]
     assert ROOT.parent == Path("/") or f"{ROOT.parent}/" not in done.stdout

@@ -49,8 +49,14 @@ def test_what_the_loss_and_the_memory_take_besides() -> None:
     clipped = _count(make_config(*words, "--algorithm.name", "grpo", "--loss.kl", "0"), played, longest=False)
     held = _count(make_config(*words, "--algorithm.name", "grpo"), played, longest=False)
     tips = _count(make_config(*words, "--algorithm.q_off_policy", "1"), played, longest=False)
-    observed = _count(make_config(*words, "--loss.observations", "0.1"), played, longest=False)
-    assert observed.trained == (4 + 3) * 23  # the three without tips learn what they were answered, too
+    watched = ("--loss.observations", "0.1")
+    shown = _count(make_config(*words, *watched, "--algorithm.q_off_policy", "0"), played, longest=False)
+    assert shown.trained == (4 + 3) * 23  # the three without tips learn what they were answered, too
+    hidden = _count(make_config(*words, *watched, "--algorithm.q_off_policy", "1"), played, longest=False)
+    assert hidden.trained == (4 + 4) * 23  # so does the reader where its tips are taken out
+    bare = ("--algorithm.name", "grpo", "--loss.kl", "0", "--loss.dual_clip", "0")
+    observed = _count(make_config(*words, *watched, *bare), played, longest=False)
+    assert observed.prefilled - plain.prefilled == (4 + 4) * 23  # no row of a batch with them is PPO's alone
     assert clipped.prefilled - plain.prefilled == 4 * 23  # the dual bound is sent by its gradient: one forward pass
     assert held.prefilled - clipped.prefilled == 4 * 23  # the start model scores each row
     # a quarter of the members acts with tips and is scored without them; all write, from a context of an episode

@@ -86,8 +86,7 @@ def run_checks(lines: Sequence[JsonRecord], episodes: Sequence[JsonRecord], conf
     """Run all checks on a run's metrics, episodes and settings."""
     return [
         _check_threshold(
-            lines, "actions that could be read", _get_readable_share, 0.5,
-            (lambda line: line.get("rollout/env_steps", 0), "turns"),
+            lines, "actions that could be read", _get_readable_share, 0.5, (_count_turns, "turns"),
             "the model's answers are no actions, so nothing else counts: show it how (rollout.example_turns), let it "
             "finish (rollout.stop, rollout.max_action_tokens), or change rollout.action_format",
         ),
@@ -133,10 +132,10 @@ def _check_threshold(
 
 def _check_tips_shown(lines: Sequence[JsonRecord], config: Config) -> Check:
     """Check that turns with memory get tips; an EMPO2 run that drew no such iteration is weak, too."""
-    counted = (lambda line: line.get("rollout/env_steps", 0), "turns")
     link = _check_threshold(
-        lines, "tips shown in a turn with memory", _tips_shown, 0.01, counted, _advise_on_retrieval(config)
-    )
+        lines, "tips shown in a turn with memory", _tips_shown, 0.01, (_count_turns, "turns"),
+        _advise_on_retrieval(config),
+    )  # fmt: skip
     algorithm = config.algorithm
     draws = algorithm.name == "empo2" and algorithm.mode_unit == "iteration" and algorithm.p_memory
     if link.last is not None or not draws or len(lines) < MIN_ITERATIONS:
@@ -327,6 +326,10 @@ def _tips_shown(line: JsonRecord) -> float | None:
 def _gradient_rows(line: JsonRecord) -> float | None:
     rows = line.get("update/rows")
     return 1 - line["update/zero_advantage_rows"] / rows if rows else None
+
+
+def _count_turns(line: JsonRecord) -> float:
+    return float(line.get("rollout/env_steps", 0))
 
 
 def _get_readable_share(line: JsonRecord) -> float | None:

@@ -139,7 +139,8 @@ def _count(config: Config, played: Sequence[Trajectory], *, longest: bool) -> To
     read += growth * sum(map(len, prompts)) / len(played)
     length = sum(row[-1] + own[-1] for row, own in zip(prompts, sampled, strict=True)) / len(played) + 2 * growth
     rows = length if config.optim.rows == "auto" else read + said
-    observed = (1 - readers) * bool(config.loss.observations)  # rows of their own, without tips
+    shown = readers * (1 - algorithm.q_off_policy)  # members that are trained with the tips that they read
+    observed = (1 - shown) * bool(config.loss.observations)  # rows of their own, without tips
     passes = rows * (1 + observed) * config.optim.epochs
     forward = 0.0 if _is_plain(config) else passes
     forward += rows * bool(config.loss.kl) + rows * readers * algorithm.q_off_policy * (
@@ -157,7 +158,8 @@ def _is_plain(config: Config) -> bool:
     """Tell whether the server's own loss can do, so that no forward pass comes before it."""
     loss = config.loss
     off_policy = resolve_method(config.algorithm.name).shows_tips and loss.mask_logprob is not None
-    return loss.is_plain_ppo and not (off_policy or config.has_anchor_rows or config.algorithm.author_credit)
+    others = loss.observations or config.has_anchor_rows or config.algorithm.author_credit  # rows of other losses
+    return loss.is_plain_ppo and not (off_policy or others)
 
 
 def _load_chat_format(config: Config) -> ChatFormat | None:

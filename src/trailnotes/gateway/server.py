@@ -65,7 +65,9 @@ class GatewayServer:
         names = None if public else LOOPBACK_NAMES | {format_host(door)}
         layers = [Middleware(SecurityMiddleware, names=names, refuse=_refuse)]
         layers += [Middleware(BearerMiddleware, token=token, refuse=_refuse)] if token else []
-        site = Starlette(routes=_Site(sessions).routes, middleware=layers, exception_handlers={HTTPException: _miss})
+        site = Starlette(
+            routes=_Site(sessions).routes, middleware=layers, exception_handlers={HTTPException: _refuse_route}
+        )
         config = build_server_config(site)
         config.load()
         self._server = uvicorn.Server(config)
@@ -101,8 +103,8 @@ def _refuse(status: int, text: str) -> Response:
     return JSONResponse(RequestRefused(text, status).to_json(), status)
 
 
-async def _miss(request: Request, error: Exception) -> Response:
-    """Answer a request that no route serves."""
+async def _refuse_route(request: Request, error: Exception) -> Response:
+    """Refuse a request that no route serves."""
     assert isinstance(error, HTTPException)
     called = f"{request.method} {request.url.path}"
     return _refuse(error.status_code, f"there is no {called} here: the base URL of a client ends in /v1")

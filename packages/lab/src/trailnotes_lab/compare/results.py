@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from trailnotes.errors import RunError
 from trailnotes.runs.directory import report_damaged_run
@@ -16,9 +15,9 @@ from trailnotes.types import Task
 from trailnotes_lab.compare.cost import load_costs
 from trailnotes_lab.compare.evaluations import Evaluation, find_evaluations, load_evaluation, validate_same_protocol
 from trailnotes_lab.compare.published.protocol import make_column_label
+from trailnotes_lab.story import Record
 
 GameValues = Mapping[str, float]  # game -> value
-Record = dict[str, Any]  # an episode as JSON
 TRIAL_PREFIX = "trial-"  # begins the name of a phase that is an attempt at the panel
 
 
