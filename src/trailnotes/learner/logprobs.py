@@ -5,8 +5,8 @@ backward pass each chunk is computed again, so that the logits of one chunk are 
 
 Rows are padded, joined or shared. Joined, rows follow one another, and positions that start anew tell them apart:
 attention for rows of varying length (flash, flex) skips what lies between them. Shared, rows that begin alike become
-a tree: their common prefix is computed once, and each token sees its own path to the root. Members of a group begin
-with the same prompt.
+a tree: their common prefix is computed once, and attention takes each row out of it (`SharedRows`). Members of a group
+begin with the same prompt, and all rows with the same system message.
 """
 
 from __future__ import annotations
@@ -23,90 +23,54 @@ from torch.utils.checkpoint import checkpoint
 
 from trailnotes.errors import ConfigError
 from trailnotes.learner.samples import PackingMode, call_directly
+from trailnotes.policies.hf.attention import SharedRows, use_own_attention
 from trailnotes.policies.hf.decoder import get_attention_windows, in_float32, split_model, switch_mode
+from trailnotes.policies.prefixes import PrefixTree, order_rows
 from trailnotes.types import Sample
 
 
 @dataclass(frozen=True, slots=True)
-class PackedLayout:
-    """B rows of up to T tokens as G sequences of N; the last token of a row predicts nothing, and is not computed."""
+class JoinedRows:
+    """B rows of up to T tokens as one sequence of N; the last token of a row predicts nothing, and is not computed."""
 
-    token_ids: Tensor  # (G, N) int64
-    position_ids: Tensor  # (G, N) int64
-    node: Tensor  # (B, T) int64, where each token stands in the G * N
-    attention: Tensor | None = None  # (G, 1, N, N) bool, who sees whom; None: positions tell
+    token_ids: Tensor  # (1, N) int64
+    position_ids: Tensor  # (1, N) int64, which begin anew with each row
+    place: Tensor  # (B, T) int64, where each token stands among the N
+
+    def make_inputs(self) -> dict[str, Any]:
+        """Make the keyword arguments of the model."""
+        return {"position_ids": self.position_ids}
 
 
-def pack_rows(rows: Sequence[Sequence[int]]) -> PackedLayout:
+PackedLayout = JoinedRows | SharedRows
+
+
+def join_rows(rows: Sequence[Sequence[int]], device: torch.device) -> JoinedRows:
     """Join all rows to one sequence."""
-    read = [row[:-1] for row in rows]
-    node = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
+    read = [torch.tensor(row[:-1]) for row in rows]
+    place = torch.zeros(len(rows), max(map(len, read)), dtype=torch.int64)
     start = 0
     for i, row in enumerate(read):
-        node[i, : len(row)] = torch.arange(start, start + len(row))
+        place[i, : len(row)] = torch.arange(start, start + len(row))
         start += len(row)
-    ids = torch.tensor([[token for row in read for token in row]], dtype=torch.int64)
-    return PackedLayout(ids, torch.cat([torch.arange(len(row)) for row in read])[None], node)
+    positions = torch.cat([torch.arange(len(row)) for row in read])
+    return JoinedRows(torch.cat(read)[None].to(device), positions[None].to(device), place.to(device))
 
 
-class _PrefixTree:
-    """Tree of rows that begin alike, added in lexicographic order."""
-
-    def __init__(self) -> None:
-        self.token_ids: list[int] = []
-        self.position_ids: list[int] = []
-        self.paths: list[list[int]] = []  # of each row, the places of its tokens
-
-    def add(self, row: Sequence[int], common: int) -> None:
-        """Add a row whose first `common` tokens are those of the row before it."""
-        first = len(self.token_ids)
-        self.paths.append((self.paths[-1][:common] if common else []) + list(range(first, first + len(row) - common)))
-        self.token_ids += row[common:]
-        self.position_ids += range(common, len(row))
-
-    def build_mask(self, size: int) -> Tensor:  # (size, size) of bool
-        """Let each token see its path; unused places see themselves, since a softmax of nothing is nan."""
-        seen = torch.eye(size, dtype=torch.bool)
-        for path in self.paths:
-            places = torch.tensor(path)
-            seen[places[:, None], places[None, :]] |= torch.ones(len(path), len(path)).tril().bool()
-        return seen
-
-
-def share_prefixes(rows: Sequence[Sequence[int]]) -> PackedLayout:
-    """Join all rows that begin alike, by at least half of the shorter one's length, to trees."""
-    read = [list(row[:-1]) for row in rows]
-    trees: list[_PrefixTree] = []
-    where: dict[int, tuple[int, int]] = {}  # row -> its tree, and which path of it
-    before: list[int] = []
-    for i in sorted(range(len(rows)), key=lambda i: read[i]):
-        shorter = min(len(before), len(read[i]))
-        common = next((j for j in range(shorter) if before[j] != read[i][j]), shorter)
-        if not trees or 2 * common < shorter:
-            trees.append(_PrefixTree())
-            common = 0
-        trees[-1].add(read[i], common)
-        where[i] = len(trees) - 1, len(trees[-1].paths) - 1
-        before = read[i]
-    size = max(len(tree.token_ids) for tree in trees)
-    node = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
-    for i, (tree, path) in where.items():
-        places = trees[tree].paths[path]
-        node[i, : len(places)] = torch.tensor(places) + tree * size
-
-    seen = torch.stack([tree.build_mask(size) for tree in trees])[:, None]
-    lists = ([tree.token_ids for tree in trees], [tree.position_ids for tree in trees])
-    ids, positions = (torch.tensor([each + [0] * (size - len(each)) for each in rows]) for rows in lists)
-    return PackedLayout(ids, positions, node, seen)
+def share_prefixes(rows: Sequence[Sequence[int]], device: torch.device) -> SharedRows:
+    """Join all rows to a tree, in which tokens that rows begin with alike are computed once."""
+    read, tree = [row[:-1] for row in rows], PrefixTree()
+    order = order_rows(read, [0] * len(read))
+    for i in order:
+        tree.add(read[i])
+    return SharedRows.from_tree(tree, order, device)
 
 
 def build_layout(rows: Sequence[Sequence[int]], how: PackingMode, device: torch.device) -> PackedLayout | None:
     """Lay rows out on a device; None where they are padded."""
     if how == "padded":
         return None
-    found = pack_rows(rows) if how == "joined" else share_prefixes(rows)
-    attention = None if found.attention is None else found.attention.to(device)
-    return PackedLayout(found.token_ids.to(device), found.position_ids.to(device), found.node.to(device), attention)
+    return join_rows(rows, device) if how == "joined" else share_prefixes(rows, device)
 
 
 def is_padding_free(model: Any) -> bool:
@@ -205,11 +169,10 @@ class TokenScorer:
         if layout is None:
             where = mask[:, 1:].flatten().nonzero().squeeze(1)
             return self._run_body(token_ids[:, :-1]).flatten(0, 1).index_select(0, where)
-        where = layout.node[:, :-1][mask[:, 1:]]
-        given = {"position_ids": layout.position_ids}
-        if layout.attention is not None:
-            given["attention_mask"] = layout.attention
-        return self._run_body(layout.token_ids, **given).flatten(0, 1).index_select(0, where)
+        if isinstance(layout, SharedRows) and not use_own_attention(self.model):
+            raise ConfigError('learner.packed = "shared" needs the attention "sdpa"')
+        where = layout.place[mask[:, 1:]]
+        return self._run_body(layout.token_ids, **layout.make_inputs())[0].index_select(0, where)
 
     def compute_kl(self, states: Tensor, teacher: Callable[[Tensor], Tensor], teacher_states: Tensor) -> Tensor:  # (K,)
         """Compute KL(teacher || this model) of the whole distribution at each position, in nats, with gradient.
@@ -240,7 +203,7 @@ class TokenScorer:
         logits = (states if self.parts is None else self.parts.head(states)).float()
         return logits / self.temperature if self.temperature != 1.0 else logits
 
-    def _run_body(self, token_ids: Tensor, **given: Tensor) -> Tensor:
+    def _run_body(self, token_ids: Tensor, **given: Any) -> Tensor:
         """(B, T) -> (B, T, H) hidden states, or (B, T, V) logits where the head alone does not give them."""
         if self.parts is None:
             found: Tensor = self.model(input_ids=token_ids, use_cache=False, **given).logits
@@ -280,13 +243,13 @@ def is_packing_supported(scorer: TokenScorer, how: PackingMode, longest: int) ->
     mask = (columns > 0) & (columns < torch.tensor([len(row) for row in rows], device=device)[:, None])
     try:
         if how == "shared" and any(get_attention_windows(model.config, longest).values()):
-            return False  # a tree's own mask has no window
+            return False  # `attend` has no window
         with switch_mode(model), nullcontext() if is_padding_free(model) else in_float32(model):
             found, padded = (scorer(token_ids, mask, layout)[0] for layout in (build_layout(rows, how, device), None))
             tolerance = 1e-4 if embeddings.weight.dtype == torch.float32 else 5e-2
     except torch.OutOfMemoryError as error:
         raise ConfigError(f'no memory to check learner.packed = "{how}" in float32: set it to "never"') from error
-    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):  # a model that is asked otherwise
+    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError, ConfigError):  # a model asked otherwise
         return False
     return bool((found - padded).abs().max() <= tolerance * padded.abs().max().clamp(min=1.0))
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from trailnotes.policies.prefixes import iter_trees
 from trailnotes.types import Completion, RowRole, Sample, Step, TokenIds, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -267,19 +268,20 @@ def make_microbatches(
 
     Args:
         samples: rows.
-        max_tokens: largest number of rows times longest row, or sum of their lengths where they are not padded; a row
+        max_tokens: largest number of rows times longest row, or of the tokens computed where they are not padded; a row
             longer than that goes alone.
-        packing: how the rows of a batch are laid out; "shared" cuts them in the order of their tokens.
+        packing: how the rows of a batch are laid out; "shared" cuts them in the order of their tokens, and counts
+            those that rows begin with alike once.
 
     Returns:
-        Indices into `samples`, each once, shortest rows first.
+        Indices into `samples`, each once; shortest rows first, where none are shared.
     """
+    if packing == "shared":
+        trees = iter_trees([sample.token_ids for sample in samples], [0] * len(samples), max_tokens)
+        return [indices for indices, _ in trees]
     batches: list[list[int]] = []
     filled = 0  # tokens of the last batch
-    order = sorted(range(len(samples)), key=lambda i: len(samples[i].token_ids))
-    if packing == "shared":
-        order.sort(key=lambda i: tuple(samples[i].token_ids))
-    for index in order:
+    for index in sorted(range(len(samples)), key=lambda i: len(samples[i].token_ids)):
         length = len(samples[index].token_ids)
         size = (len(batches[-1]) + 1 if batches else 1) * length if packing == "padded" else filled + length
         if batches and size <= max_tokens:

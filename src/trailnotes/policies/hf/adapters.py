@@ -93,9 +93,21 @@ def _match_base_precision(model: Any) -> Any:
     """Let float32 adapters compute in the precision of a bfloat16 base; their weights and gradients stay.
 
     peft lets them compute in float32 and rounds the sum: the same is lost to rounding, and copies of activations cost
-    more.
+    more. It also scales and adds tensors of the output's width where ones of the rank's width, and a sum in place, do.
     """
     from peft.tuners import lora
+
+    class AdaptedLinear(lora.Linear):  # type: ignore[misc]
+        """Linear layer of a base with one adapter."""
+
+        def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            if self.disable_adapters or self.merged or len(self.active_adapters) != 1 or args or kwargs:
+                plain: Tensor = super().forward(x, *args, **kwargs)
+                return plain
+            (name,) = self.active_adapters
+            low = self.lora_A[name](self.lora_dropout[name](x)) * self.scaling[name]  # (..., rank)
+            added: Tensor = self.base_layer(x).add_(self.lora_B[name](low))
+            return added
 
     kinds = (lora.Linear, getattr(lora, "Linear4bit", lora.Linear))  # peft has the second where bitsandbytes is
     for layer in model.modules():
@@ -106,6 +118,8 @@ def _match_base_precision(model: Any) -> Any:
             layer.cast_input_dtype_enabled = False
             for adapter in (*layer.lora_A.values(), *layer.lora_B.values()):
                 adapter.__class__ = _CastingLinear
+            if type(layer) is lora.Linear:
+                layer.__class__ = AdaptedLinear
     return model
 
 

@@ -1,11 +1,17 @@
-"""Attention over a long cache for few new tokens, on a CPU in bfloat16.
+"""Attention for what torch's own does not know: few new tokens over a long cache, and rows that begin alike.
 
-torch's kernel for CPUs packs keys and values anew in each call, which pays for a prompt and not for one token: two
-matrix products over keys without gaps take less than half of its time. With the softmax in float32 they are as exact.
+On a CPU torch's kernel packs keys and values anew in each call, which pays for a prompt and not for one token: in
+bfloat16 two matrix products over keys without gaps take less than half of its time. With the softmax in float32 they
+are as exact.
+
+Where rows begin alike, all but attention is computed once for each token of their tree (`SharedRows`). Attention takes
+queries, keys and values of each row out of the tree, so that it needs no mask of tree x tree.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,19 +21,75 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from trailnotes.policies.prefixes import PrefixTree
+
 ATTENTION_NAME = "sdpa_trailnotes"  # by which a model's config finds it
 
 
-def use_cached_attention(model: Any) -> bool:
-    """Register `attend` for a bfloat16 model on a CPU that uses torch's kernel; return whether the model attends so."""
+@dataclass(frozen=True, slots=True)
+class SharedRows:
+    """B rows of up to T tokens as the N tokens of their tree; a model is called with the latter."""
+
+    token_ids: Tensor  # (1, N) int64
+    position_ids: Tensor  # (1, N) int64
+    place: Tensor  # (B, T) int64, where each token of a row stands among the N; 0 behind its end
+    source: Tensor  # (N,) int64, one of the B * T that each of the N is
+
+    @classmethod
+    def from_tree(cls, tree: PrefixTree, order: Sequence[int], device: torch.device) -> SharedRows:
+        """Lay out a tree; row i of its rows becomes row `order[i]`."""
+        width = max(map(len, tree.places))
+        place = torch.zeros(len(order), width, dtype=torch.int64)
+        source = torch.zeros(len(tree.token_ids), dtype=torch.int64)
+        for row, places in zip(order, tree.places, strict=True):
+            place[row, : len(places)] = torch.tensor(places)
+            source[place[row, : len(places)]] = torch.arange(row * width, row * width + len(places))
+        ids, positions = (torch.tensor([each]).to(device) for each in (tree.token_ids, tree.positions))
+        return cls(ids, positions, place.to(device), source.to(device))
+
+    def make_inputs(self) -> dict[str, Any]:
+        """Make the keyword arguments of a model that uses `attend`; the mask is one that no model touches."""
+        mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.place.device)
+        return {"position_ids": self.position_ids, "attention_mask": mask, "shared_rows": self}
+
+
+class _TakeRows(torch.autograd.Function):
+    """Take places out of a tree, (N, C) and (B, T) -> (B, T, C); gradients of shared tokens are added in float32."""
+
+    @staticmethod
+    def forward(context: Any, tree: Tensor, place: Tensor) -> Tensor:
+        context.place, context.size = place, len(tree)
+        return tree.index_select(0, place.flatten()).view(*place.shape, -1)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (rows,) = gradients
+        total = torch.zeros(context.size, rows.shape[-1], device=rows.device)
+        total.index_add_(0, context.place.flatten(), rows.flatten(0, 1).float())
+        return total.to(rows.dtype), None
+
+
+def take_rows(tree: Tensor, place: Tensor) -> Tensor:
+    """Take queries, keys or values of rows out of those of a tree: (1, heads, N, D), (B, T) -> (B, heads, T, D)."""
+    _, heads, size, width = tree.shape
+    rows: Tensor = _TakeRows.apply(tree.transpose(1, 2).reshape(size, -1), place)  # type: ignore[no-untyped-call]
+    return rows.view(*place.shape, heads, width).transpose(1, 2)
+
+
+def use_own_attention(model: Any) -> bool:
+    """Let a model that uses torch's kernel use `attend`; return whether it does."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    now = getattr(inner.config, "_attn_implementation", None)
-    if now == "sdpa" and inner.device.type == "cpu" and inner.dtype == torch.bfloat16:
+    if getattr(inner.config, "_attn_implementation", None) == "sdpa":
         AttentionInterface.register(ATTENTION_NAME, attend)
         AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
         inner.set_attn_implementation(ATTENTION_NAME)
-        now = ATTENTION_NAME
-    return bool(now == ATTENTION_NAME)
+    return bool(getattr(inner.config, "_attn_implementation", None) == ATTENTION_NAME)
+
+
+def use_cached_attention(model: Any) -> bool:
+    """Let a bfloat16 model on a CPU use `attend` over its cache; return whether it does."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return bool(inner.device.type == "cpu" and inner.dtype == torch.bfloat16 and use_own_attention(inner))
 
 
 def attend(
@@ -38,12 +100,30 @@ def attend(
     attention_mask: Tensor | None,  # (B, 1, S, L), added to the scores
     dropout: float = 0.0,
     scaling: float | None = None,
+    shared_rows: SharedRows | None = None,
     **given: Any,
 ) -> tuple[Tensor, None]:  # (B, S, heads, D)
-    """Attend as transformers asks; calls that do not look into a cache go to its own function."""
+    """Attend as transformers asks; calls that do not look into a cache go to its own function.
+
+    With `shared_rows` queries are those of a tree, and so is the result; keys and values also are, or of the rows of a
+    cache, which needs a mask.
+    """
+    if shared_rows is not None:
+        query = take_rows(query, shared_rows.place)
+        cached = attention_mask is not None and attention_mask.shape[-1] > 1
+        if not cached:
+            key, value, attention_mask = *(take_rows(each, shared_rows.place) for each in (key, value)), None
+        if cached:
+            out = attend(module, query, key, value, attention_mask, dropout, scaling, **given)[0]
+        else:
+            out = scaled_dot_product_attention(
+                query, key, value, dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=True
+            ).transpose(1, 2)
+        return out.flatten(0, 1).index_select(0, shared_rows.source)[None], None
     special = any(given.get(name) is not None for name in ("position_bias", "softcap", "s_aux", "cache"))
     added = attention_mask is not None and attention_mask.is_floating_point() and attention_mask.shape[1] == 1
-    if special or not added or key.shape[2] == query.shape[2]:
+    rounds = query.device.type == "cpu" and query.dtype == torch.bfloat16
+    if special or not added or not rounds or key.shape[2] == query.shape[2]:
         options = {"dropout": dropout, "scaling": scaling, **given}
         found: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return found

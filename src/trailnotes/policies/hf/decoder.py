@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from trailnotes.policies.hf.attention import use_cached_attention
+from trailnotes.policies.hf.attention import SharedRows, take_rows, use_cached_attention
+from trailnotes.policies.prefixes import PrefixTree, count_common_prefix, iter_trees
 
 Ints = npt.NDArray[np.int64]
 
@@ -115,17 +116,18 @@ class Network:
         return device
 
     @torch.inference_mode()
-    def __call__(self, last: Ints, **inputs: Any) -> Tensor:
-        """Compute the logits at column `last[row]`: (B,) -> (B, V)."""
+    def __call__(self, last: Ints, *, rows: Tensor | None = None, **inputs: Any) -> Tensor:
+        """Compute the logits at column `last[i]` of row `rows[i]`, by default of row i: (B,) -> (B, V)."""
         if self.model.training:
             self.model.eval()
-        rows = torch.arange(len(last), device=self.device)
+        single = rows is None  # where there is one column, all rows are wanted
+        rows = torch.arange(len(last), device=self.device) if rows is None else rows
         columns = torch.from_numpy(last).to(self.device)
         if self.parts is None:
             logits: Tensor = self.model(**inputs).logits[rows, columns]
         else:
             hidden = self.parts.body(**inputs).last_hidden_state
-            logits = self.parts.head(hidden[:, 0] if hidden.shape[1] == 1 else hidden[rows, columns])
+            logits = self.parts.head(hidden[:, 0] if single and hidden.shape[1] == 1 else hidden[rows, columns])
         return logits
 
     @torch.inference_mode()
@@ -155,6 +157,7 @@ class CacheAccess:
     slots: slice | Tensor  # of the B rows
     written: tuple[Tensor, Tensor]  # (B, 1) slots, and (B, S) columns of each
     length: int  # columns read
+    place: Tensor | None = None  # (B, S) where rows share new tokens: which of these each column is; see `SharedRows`
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -181,6 +184,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         written = ((slots * len(heads) + heads) * self.cache.capacity + columns).flatten()  # (B * kv_heads * S,)
         access, found = self.cache.access, list[Tensor]()
         for stored, states in ((self.keys, key_states), (self.values, value_states)):
+            if access.place is not None:
+                states = take_rows(states, access.place)  # noqa: PLW2901
             stored.view(-1, stored.shape[-1]).index_copy_(0, written, states.reshape(len(written), -1))
             read = stored[access.slots] if isinstance(access.slots, slice) else stored.index_select(0, access.slots)
             found.append(read[:, :, : access.length])
@@ -307,10 +312,11 @@ class SlotDecoder(Decoder):
         windows: Windows = FULL_ATTENTION,
         *,
         shared_prompts: bool = True,
-        gapless: bool = False,  # single tokens see all columns that there are, and mask what is not yet taken
+        own_attention: bool = False,  # the model uses `attend`
     ) -> None:
         super().__init__(network)
-        self.gapless, self.shared_prompts = gapless, shared_prompts
+        self.shared_prompts, self.shares_tokens = shared_prompts, shared_prompts and own_attention
+        self.gapless = own_attention  # single tokens see all columns that there are, and mask what is not yet taken
         self.context_length, self.windows = context_length, windows
         self.cache = SlotCache()
 
@@ -329,6 +335,8 @@ class SlotDecoder(Decoder):
         """Append new tokens to slots; return the logits after each row's last token, (n, V)."""
         if not rows:
             raise ValueError("no row to extend")
+        if self.shares_tokens and len(rows) > 1 and max(len(new) for _, new in rows) > 1:
+            return self._extend_trees(rows)
         fresh = {index: new for index, (slot, new) in enumerate(rows) if not self._ids[slot]}
         begun = _find_shared_prefixes(fresh) if self.shared_prompts else {}
         if not begun:
@@ -343,6 +351,34 @@ class SlotDecoder(Decoder):
         rest = [(rows[index][0], rows[index][1][length:]) for index, (_, length) in begun.items()]
         logits.append(self._extend_in_groups(rest))
         return _restore_order(logits, [*first, *begun])
+
+    def _extend_trees(self, rows: Sequence[SlotInput]) -> Tensor:
+        """Compute new tokens once for all rows that are alike up to there, and none for padding."""
+        contexts = [[*self._ids[slot], *new] for slot, new in rows]
+        starts = [len(self._ids[slot]) for slot, _ in rows]
+        logits: list[Tensor] = []
+        order: list[int] = []
+        for indices, tree in iter_trees(contexts, starts, MAX_TOKENS):
+            order += indices
+            chosen = [rows[i] for i in indices]
+            logits.append(self._forward_tree(chosen, tree) if len(chosen) > 1 else self._extend_in_groups(chosen))
+        return _restore_order(logits, order)
+
+    def _forward_tree(self, rows: Sequence[SlotInput], tree: PrefixTree) -> Tensor:
+        slots = [slot for slot, _ in rows]
+        starts = np.array([len(self._ids[slot]) for slot in slots], dtype=np.int64)
+        shared = SharedRows.from_tree(tree, range(len(rows)), self.network.device)
+        last = np.array([places[-1] for places in tree.places], dtype=np.int64)
+        inputs = self._prepare_cache(slots, False, starts, shared.place.shape[1])
+        self.cache.access = replace(self.cache.access, place=shared.place)
+        rows_of_tree = torch.zeros(len(rows), dtype=torch.int64, device=shared.place.device)
+        logits = self.network(
+            last, rows=rows_of_tree, input_ids=shared.token_ids, past_key_values=self.cache, use_cache=True,
+            **inputs | {"position_ids": shared.position_ids, "shared_rows": shared},
+        )  # fmt: skip
+        for slot, new in rows:
+            self._ids[slot].extend(new)
+        return logits
 
     def _extend_in_groups(self, rows: Sequence[SlotInput]) -> Tensor:
         logits: list[Tensor] = []
@@ -378,34 +414,32 @@ class SlotDecoder(Decoder):
         for slot, new in rows:
             ids[place[slot], : len(new)] = new
             last[place[slot]] = len(new) - 1
-        longest = max(len(self._ids[slot]) for slot in slots)
-        logits = self._run_network(batch, is_span, ids, starts, last, longest + width)
+        logits = self.network(
+            last, input_ids=torch.from_numpy(ids).to(self.network.device), past_key_values=self.cache, use_cache=True,
+            **self._prepare_cache(batch, is_span, starts, width, longest=max(len(self._ids[slot]) for slot in slots)),
+        )  # fmt: skip
         for slot, new in rows:
             self._ids[slot].extend(new)
         taken = [place[slot] for slot in slots]
         return logits if taken == list(range(len(batch))) else logits[torch.tensor(taken, device=logits.device)]
 
-    def _run_network(
-        self, batch: list[Slot], is_span: bool, ids: Ints, starts: Ints, last: Ints, length: int
-    ) -> Tensor:
-        device, width = self.network.device, ids.shape[1]
-        cache = self.cache
+    def _prepare_cache(
+        self, batch: list[Slot], is_span: bool, starts: Ints, width: int, longest: int | None = None
+    ) -> dict[str, Any]:
+        """Make room for `width` new columns of the slots; return the mask and the positions of a forward pass."""
+        device, cache = self.network.device, self.cache
         cache.reserve(max(batch) + 1, int(starts.max()) + width)
-        positions = starts[:, None] + np.arange(width)
+        length = (int(starts.max()) if longest is None else longest) + width
         length = cache.capacity if self.gapless and width == 1 else length
         taken = torch.tensor(batch, device=device)
-        position_ids = torch.from_numpy(positions).to(device)
+        position_ids = torch.from_numpy(starts[:, None] + np.arange(width)).to(device)
         slots = slice(batch[0], batch[-1] + 1) if is_span else taken
         cache.access = CacheAccess(slots, (taken[:, None], position_ids), length)
         masks = {kind: self._build_mask(position_ids, length, window) for kind, window in self.windows.items()}
-        return self.network(
-            last,
-            input_ids=torch.from_numpy(ids).to(device),
-            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
-            position_ids=position_ids.clamp(max=self.context_length - 1),  # padding may stand past the end
-            past_key_values=cache,
-            use_cache=True,
-        )
+        return {
+            "attention_mask": masks if len(masks) > 1 else next(iter(masks.values())),
+            "position_ids": position_ids.clamp(max=self.context_length - 1),  # padding may stand past the end
+        }
 
     def _build_mask(self, position_ids: Tensor, length: int, window: int) -> Tensor:
         """Additive mask of what each new token sees: itself and the past, up to a window; (B, S) -> (B, 1, S, L)."""
@@ -443,11 +477,11 @@ class RecomputeDecoder(Decoder):
 def make_decoder(model: Any, context_length: int, *, shared_prompts: bool = True) -> Decoder:
     """Make the decoder that keeps its cache, if this model allows it."""
     network = Network(model)
-    gapless = use_cached_attention(model)
+    own_attention = use_cached_attention(model)
     try:
         decoder = SlotDecoder(
             network, context_length, get_attention_windows(model.config, context_length),
-            shared_prompts=shared_prompts, gapless=gapless,
+            shared_prompts=shared_prompts, own_attention=own_attention,
         )  # fmt: skip
         _validate_decoder(decoder)
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
@@ -517,10 +551,7 @@ def _find_shared_prefixes(prompts: Mapping[int, Sequence[int]]) -> dict[int, tup
 
 def _count_common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     """Tokens that both begin with, but for the last of the other: one must go in for logits to come out."""
-    most = min(len(one), len(other) - 1)
-    if tuple(one[:most]) == tuple(other[:most]):
-        return most
-    return next(index for index in range(most) if one[index] != other[index])
+    return count_common_prefix(one, other, len(other) - 1)
 
 
 def _restore_order(parts: Sequence[Tensor], order: Sequence[int]) -> Tensor:
