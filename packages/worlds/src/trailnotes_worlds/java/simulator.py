@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -104,7 +105,7 @@ def find_jars(title: str, package: str, extra: str, jar: str, *others: str) -> t
 
 
 class Simulator:
-    """Java process with one simulator. Not for two threads at a time; unusable in a forked child."""
+    """Java process with one simulator. One thread calls at a time, others wait; unusable in a forked child."""
 
     def __init__(
         self, program: JavaProgram, java: str, timeout: float, heap: str, start_limit: float = START_LIMIT
@@ -123,6 +124,7 @@ class Simulator:
             EnvError: a Java that has worked before does not start now.
         """
         self._title = program.title
+        self._lock = threading.Lock()
         executable = find_java(java, program.extra)
         server = ["-cp", os.pathsep.join(map(str, program.jars)), "py4j.GatewayServer", "--die-on-broken-pipe"]
         command = [executable, f"-Xmx{heap}", *OPTIONS, *program.options, *server, "--enable-auth", "0"]
@@ -167,9 +169,9 @@ class Simulator:
         """Let Java forget an object of a call. Raises `SimulatorLostError` as `call` does."""
         self._guard_call(lambda: self._gateway.release(reference))
 
-    def list_strings(self, method: str) -> tuple[str, ...]:
+    def list_strings(self, method: str, of: Reference | None = None) -> tuple[str, ...]:
         """Call a method that returns a list of strings, joined by Java: an answer for each takes long."""
-        elements = self.call(method)
+        elements = self.call(method, of=of)
         assert isinstance(elements, Reference)
         text = str(self.call("join", "\n", elements, of="java.lang.String"))
         self.release(elements)
@@ -183,7 +185,8 @@ class Simulator:
         if not self.alive:
             raise SimulatorLostError("the simulator was closed, or belongs to the process that forked this one")
         try:
-            return question()
+            with self._lock:
+                return question()
         except SimulatorLostError as error:
             hangs = isinstance(error.__cause__, TimeoutError)
             how = self._child.describe_exit(0.0 if hangs else STOP_TIMEOUT)

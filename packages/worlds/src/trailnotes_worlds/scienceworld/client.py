@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from trailnotes.errors import EnvError
-from trailnotes_worlds.java.simulator import START_LIMIT, JavaProgram, Simulator, find_jars
+from trailnotes_worlds.java.simulator import START_LIMIT, JavaProgram, Reference, Simulator, Value, find_jars
 from trailnotes_worlds.scienceworld.tasks import resolve_simplifications, resolve_task, validate_variation
 
-HEAP, GOLD_HEAP = "64m", "512m"  # live objects take 20 to 25 MB; the gold path of test-conductivity needs over 128 MB
+GAMES = 16  # in one Java process
+HEAP = "704m"  # live objects of a game take 20 to 25 MB
+GOLD_HEAP = "512m"  # the gold path of test-conductivity needs over 128 MB
+SERVER = "scienceworld.runtime.pythonapi.PythonInterface"
 LOOK = "look around"  # the first action of every episode: free, and the first observation
 GOLD_TIMEOUT = 120.0  # seconds: the simulator needs up to 9 for its longest gold paths, on a free machine
 
@@ -32,28 +36,60 @@ def find_scienceworld_jars() -> tuple[Path, Path]:
 
 
 class ScienceWorldSimulator(Simulator):
-    """Java process with one ScienceWorld. Not for two threads at a time; unusable in a forked child."""
+    """Java process with up to `GAMES` games of ScienceWorld, which know nothing of each other."""
 
     def __init__(
         self, java: str = "", timeout: float = 30.0, heap: str = HEAP, start_limit: float = START_LIMIT
     ) -> None:
         """Start the process (a second). Raises as `Simulator` and `find_jars` do."""
-        server = "scienceworld.runtime.pythonapi.PythonInterface"
-        program = JavaProgram("ScienceWorld", find_scienceworld_jars(), server, "scienceworld")
+        program = JavaProgram("ScienceWorld", find_scienceworld_jars(), SERVER, "scienceworld")
         super().__init__(program, java, timeout, heap, start_limit)
+        self.settings = java, timeout, heap
+        self._idle = [self._server]
+        self._num_games = 1  # idle ones included
+
+    def borrow_game(self) -> Reference | None:
+        """Take an idle game, or a new one; None if there are enough."""
+        if not self._idle and self._num_games < GAMES:
+            self._idle.append(self._guard_call(lambda: self._gateway.create(SERVER)))
+            self._num_games += 1
+        return self._idle.pop() if self._idle else None
+
+    def return_game(self, game: Reference) -> None:
+        """Take a game back; with the last one the process ends. It makes no call: a garbage collection may be it."""
+        self._idle.append(game)
+        if len(self._idle) == self._num_games:
+            self.close()
+
+
+_running: list[ScienceWorldSimulator] = []  # of this process
+
+
+def borrow_simulator(java: str, timeout: float, heap: str) -> tuple[ScienceWorldSimulator, Reference]:
+    """Find room for a game in a running simulator of these settings, or start one. Raises as `Simulator` does."""
+    _running[:] = [simulator for simulator in _running if simulator.alive]
+    for simulator in _running:
+        if simulator.settings == (java, timeout, heap) and (game := simulator.borrow_game()):
+            return simulator, game
+    simulator = ScienceWorldSimulator(java, timeout, heap)
+    _running.append(simulator)
+    game = simulator.borrow_game()
+    assert game is not None
+    return simulator, game
 
 
 class ScienceWorldClient:
-    """Client of one simulator in its own Java process. Every call raises as `Simulator.call` does."""
+    """Client of one game, which shares a Java process with others. Every call raises as `Simulator.call` does."""
 
     def __init__(self, java: str = "", timeout: float = 30.0, heap: str = HEAP) -> None:
-        """Start the Java process. Raises as `Simulator` does."""
-        self.simulator = ScienceWorldSimulator(java, timeout, heap)
+        """Take a game, in a new process (a second) or a running one (no time). Raises as `Simulator` does."""
+        self.simulator, self._game = borrow_simulator(java, timeout, heap)
+        self._end = weakref.finalize(self, self.simulator.return_game, self._game)
 
     @property
     def alive(self) -> bool:
-        """Whether the simulator can be called."""
-        return self.simulator.alive
+        """Whether the game can be called."""
+        return self._end.alive and self.simulator.alive
 
     def load(self, name: str, variation: int, simplifications: str, *, gold: bool = False) -> None:
         """Begin an episode (35 ms).
@@ -67,47 +103,50 @@ class ScienceWorldClient:
         Raises:
             EnvError: the simulator refuses, in its answer.
         """
-        answer = str(self.simulator.call("load", name, variation, simplifications, gold))
+        answer = str(self._call("load", name, variation, simplifications, gold))
         if answer.startswith("ERROR"):
             raise EnvError(f"the simulator cannot load {name}, variation {variation}: {answer}")
 
     def step(self, action: str) -> StepResult:
         """Take one action, any text."""
-        call = self.simulator.call
+        call = self._call
         text, score = str(call("step", action)), cast("float", call("getScore"))
         return StepResult(text, score, bool(call("getCompleted")), cast("int", call("getNumMoves")))
 
     def look(self) -> str:
         """Return what the agent sees, without a step."""
-        return str(self.simulator.call("freeActionLook"))
+        return str(self._call("freeActionLook"))
 
     def inventory(self) -> str:
         """Return what the agent carries, without a step."""
-        return str(self.simulator.call("freeActionInventory"))
+        return str(self._call("freeActionInventory"))
 
     def task_description(self) -> str:
         """Return the goal in words."""
-        return str(self.simulator.call("getTaskDescription"))
+        return str(self._call("getTaskDescription"))
 
     def action_templates(self) -> tuple[str, ...]:
         """List all kinds of action, with OBJ for an object: ``"focus on OBJ"``."""
-        return self.simulator.list_strings("getPossibleActions")
+        return self.simulator.list_strings("getPossibleActions", self._game)
 
     def objects(self) -> tuple[str, ...]:
         """List the objects in sight and reach of the agent."""
-        return self.simulator.list_strings("getPossibleObjects")
+        return self.simulator.list_strings("getPossibleObjects", self._game)
 
     def valid_actions(self) -> tuple[str, ...]:
         """List all admissible actions, some hundreds, in the simulator's order (10 to 30 ms)."""
-        return self.simulator.list_strings("getValidActionObjectCombinations")
+        return self.simulator.list_strings("getValidActionObjectCombinations", self._game)
 
     def gold_path(self) -> tuple[str, ...]:
         """Return actions that solve a task loaded with `gold`; superfluous ones may follow."""
-        return self.simulator.list_strings("getGoldActionSequence")
+        return self.simulator.list_strings("getGoldActionSequence", self._game)
 
     def close(self) -> None:
-        """End the Java process. A second call is harmless."""
-        self.simulator.close()
+        """Give the game back. A second call is harmless."""
+        self._end()
+
+    def _call(self, method: str, *arguments: Value) -> Value:
+        return self.simulator.call(method, *arguments, of=self._game)
 
 
 @dataclass(frozen=True, slots=True)
