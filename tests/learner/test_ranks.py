@@ -90,12 +90,14 @@ def test_joined_rows_teach_what_padded_ones_do_with_fewer_tokens(name: str, pack
 
 
 def test_what_rows_begin_with_is_computed_once() -> None:
-    rows = [(1, 2, 3, 4, 9), (1, 2, 3, 5, 6, 9), (7, 8, 9), (1, 2, 3, 9)]
+    rows = [(1, 2, 3, 4, 9), (1, 2, 3, 5, 6, 9), (7, 8, 9), (1, 2, 3, 9), (1, 2, 3, 8)]
     layout = share_prefixes(rows, torch.device("cpu"))
     assert layout.token_ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]]  # the last of each is never read
     assert layout.position_ids.tolist() == [[0, 1, 2, 3, 3, 4, 0, 1]]
-    assert layout.place.tolist() == [[0, 1, 2, 3, 0], [0, 1, 2, 4, 5], [6, 7, 0, 0, 0], [0, 1, 2, 0, 0]]
-    assert [divmod(each, 5) for each in layout.source.tolist()][3:] == [(0, 3), (1, 3), (1, 4), (2, 0), (2, 1)]
+    assert layout.place.tolist() == [[0, 1, 2, 3, 0], [0, 1, 2, 4, 5], [6, 7, 0, 0, 0], *[[0, 1, 2, 0, 0]] * 2]
+    queries = torch.cat([group.place.flatten() for group in layout.groups])
+    assert queries[layout.source].tolist() == [*range(8)]  # attention has an answer for each
+    assert sum(len(group.place) for group in layout.groups) == 4  # and the last row, which adds no token, asks nothing
 
 
 def test_a_group_of_one_prompt_learns_the_same_from_a_tree() -> None:
@@ -117,7 +119,7 @@ def test_a_group_of_one_prompt_learns_the_same_from_a_tree() -> None:
     assert furthest(padded, tree) <= 1e-5
     assert_equal_metrics(padded, tree)
     assert padded["metrics"]["tokens_forward"] == 6 * 18  # the longest row is the fifth
-    assert tree["metrics"]["tokens_forward"] == 12 - 1 + 2 + 3 + 4 + 5 + 6 + 6  # the sixth member shares three
+    assert tree["metrics"]["tokens_forward"] == 12 + 1 + 2 + 3 + 4 + 5 + 6  # six of the last are its own
 
 
 def test_a_model_that_mixes_joined_rows_is_found_out() -> None:
@@ -150,7 +152,7 @@ def test_what_bfloat16_rounds_hides_no_rows_that_are_mixed() -> None:
     before = [weight.clone() for weight in mixing.parameters()]
     assert is_packing_supported(TokenScorer(mixing), "shared", 256)
     body = mixing.model.forward
-    mixing.model.forward = lambda **inputs: body(**{k: v for k, v in inputs.items() if k != "attention_mask"})
+    mixing.model.forward = lambda **inputs: body(**{k: v for k, v in inputs.items() if k != "shared_rows"})
     assert not is_packing_supported(TokenScorer(mixing), "shared", 256)
     assert all(w.dtype == torch.bfloat16 and w.equal(b) for w, b in zip(mixing.parameters(), before, strict=True))
 

@@ -27,6 +27,7 @@ class PrefixTree:
     token_ids: list[int] = field(default_factory=list)  # (N,)
     positions: list[int] = field(default_factory=list)  # (N,) in their rows
     places: list[list[int]] = field(default_factory=list)  # of each row, the index of each token after its start
+    shared: list[int] = field(default_factory=list)  # how many of these, from the first on, are an earlier row's
     _last: tuple[Sequence[int], int] = ((), 0)  # the row before, and its start
 
     def count_common(self, row: Sequence[int], start: int) -> int:
@@ -39,6 +40,7 @@ class PrefixTree:
         common = self.count_common(row, start)
         first, new = len(self.token_ids), len(row) - start - common
         self.places.append((self.places[-1][:common] if common else []) + list(range(first, first + new)))
+        self.shared.append(common)
         self.token_ids += row[start + common :]
         self.positions += range(start + common, len(row))
         self._last = row, start

@@ -10,7 +10,7 @@ queries, keys and values of each row out of the tree, so that it needs no mask o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,30 +27,75 @@ ATTENTION_NAME = "sdpa_trailnotes"  # by which a model's config finds it
 
 
 @dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Rows of similar length, whose attention is computed together."""
+
+    place: Tensor  # (b, w) int64, where their queries stand in the tree
+    mask: Tensor | None = None  # (b, 1, w, L) over their keys in a cache; None: keys stand where queries do
+    rows: Tensor | None = None  # (b,) int64, of the cache
+
+
+@dataclass(frozen=True, slots=True)
 class SharedRows:
     """B rows of up to T tokens as the N tokens of their tree; a model is called with the latter."""
 
     token_ids: Tensor  # (1, N) int64
     position_ids: Tensor  # (1, N) int64
     place: Tensor  # (B, T) int64, where each token of a row stands among the N; 0 behind its end
-    source: Tensor  # (N,) int64, one of the B * T that each of the N is
+    groups: tuple[RowGroup, ...]
+    source: Tensor  # (N,) int64, where the attention of each of the N stands in that of all groups
 
     @classmethod
-    def from_tree(cls, tree: PrefixTree, order: Sequence[int], device: torch.device) -> SharedRows:
-        """Lay out a tree; row i of its rows becomes row `order[i]`."""
-        width = max(map(len, tree.places))
-        place = torch.zeros(len(order), width, dtype=torch.int64)
-        source = torch.zeros(len(tree.token_ids), dtype=torch.int64)
+    def from_tree(
+        cls, tree: PrefixTree, order: Sequence[int], device: torch.device,
+        build_mask: Callable[[Tensor], Tensor] | None = None,
+    ) -> SharedRows:  # fmt: skip
+        """Lay out a tree.
+
+        Args:
+            tree: of rows.
+            order: the row that each of its rows becomes.
+            device: of all tensors.
+            build_mask: (b, w) positions -> (b, 1, w, L) mask over the keys of a cache. Queries are then tokens that a
+                row shares with none before it; without a cache, they are all of its tokens, so that each sees those up
+                to its own place.
+        """
+        place = torch.zeros(len(order), max(map(len, tree.places)), dtype=torch.int64)
         for row, places in zip(order, tree.places, strict=True):
             place[row, : len(places)] = torch.tensor(places)
-            source[place[row, : len(places)]] = torch.arange(row * width, row * width + len(places))
-        ids, positions = (torch.tensor([each]).to(device) for each in (tree.token_ids, tree.positions))
-        return cls(ids, positions, place.to(device), source.to(device))
+        positions, source = torch.tensor(tree.positions), torch.zeros(len(tree.token_ids), dtype=torch.int64)
+        groups, size = [], 0
+        adds = [len(places) > shared for places, shared in zip(tree.places, tree.shared, strict=True)]
+        queries = [torch.tensor(p[s:] if build_mask else p) for p, s in zip(tree.places, tree.shared, strict=True)]
+        for chosen in _group_by_length([len(each) * adds[i] for i, each in enumerate(queries)]):
+            stack = torch.nn.utils.rnn.pad_sequence([queries[i] for i in chosen], batch_first=True)  # (b, w)
+            for i, start in zip(chosen, range(size, size + stack.numel(), stack.shape[1]), strict=True):
+                own = queries[i][-(len(tree.places[i]) - tree.shared[i]) :]
+                source[own] = torch.arange(len(own)) + start + len(queries[i]) - len(own)
+            size += stack.numel()
+            mask = build_mask(positions[stack].to(device)) if build_mask else None
+            rows = torch.tensor([order[i] for i in chosen]).to(device)
+            groups.append(RowGroup(stack.to(device), mask, rows))
+        ids = torch.tensor([tree.token_ids])
+        return cls(
+            ids.to(device), positions[None].to(device), place.to(device), tuple(groups), source.to(device)
+        )  # fmt: skip
 
     def make_inputs(self) -> dict[str, Any]:
         """Make the keyword arguments of a model that uses `attend`; the mask is one that no model touches."""
         mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.place.device)
         return {"position_ids": self.position_ids, "attention_mask": mask, "shared_rows": self}
+
+
+def _group_by_length(lengths: Sequence[int]) -> list[list[int]]:
+    """Group indices so that none of a group is less than half as long as its longest; those of length 0 are left out."""
+    groups: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if lengths[i] and (not groups or 2 * lengths[i] < lengths[groups[-1][0]]):
+            groups.append([])
+        if lengths[i]:
+            groups[-1].append(i)
+    return groups
 
 
 class _TakeRows(torch.autograd.Function):
@@ -105,21 +150,22 @@ def attend(
 ) -> tuple[Tensor, None]:  # (B, S, heads, D)
     """Attend as transformers asks; calls that do not look into a cache go to its own function.
 
-    With `shared_rows` queries are those of a tree, and so is the result; keys and values also are, or of the rows of a
-    cache, which needs a mask.
+    With `shared_rows` queries are those of a tree, and so is the result; keys and values are those of the tree, or of
+    the rows of a cache.
     """
     if shared_rows is not None:
-        query = take_rows(query, shared_rows.place)
-        cached = attention_mask is not None and attention_mask.shape[-1] > 1
-        if not cached:
-            key, value, attention_mask = *(take_rows(each, shared_rows.place) for each in (key, value)), None
-        if cached:
-            out = attend(module, query, key, value, attention_mask, dropout, scaling, **given)[0]
-        else:
+        parts = []
+        for group in shared_rows.groups:
+            if group.mask is None:
+                keys, values = (take_rows(each, group.place) for each in (key, value))
+            else:
+                keys, values = key[group.rows], value[group.rows]
             out = scaled_dot_product_attention(
-                query, key, value, dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=True
-            ).transpose(1, 2)
-        return out.flatten(0, 1).index_select(0, shared_rows.source)[None], None
+                take_rows(query, group.place), keys, values, group.mask, dropout, is_causal=group.mask is None,
+                scale=scaling, enable_gqa=True,
+            )  # fmt: skip
+            parts.append(out.transpose(1, 2).flatten(0, 1))
+        return torch.cat(parts).index_select(0, shared_rows.source)[None], None
     special = any(given.get(name) is not None for name in ("position_bias", "softcap", "s_aux", "cache"))
     added = attention_mask is not None and attention_mask.is_floating_point() and attention_mask.shape[1] == 1
     rounds = query.device.type == "cpu" and query.dtype == torch.bfloat16

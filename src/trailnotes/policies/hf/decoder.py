@@ -315,7 +315,8 @@ class SlotDecoder(Decoder):
         own_attention: bool = False,  # the model uses `attend`
     ) -> None:
         super().__init__(network)
-        self.shared_prompts, self.shares_tokens = shared_prompts, shared_prompts and own_attention
+        self.shared_prompts = shared_prompts
+        self.shares_tokens = shared_prompts and own_attention and not any(windows.values())
         self.gapless = own_attention  # single tokens see all columns that there are, and mask what is not yet taken
         self.context_length, self.windows = context_length, windows
         self.cache = SlotCache()
@@ -367,14 +368,17 @@ class SlotDecoder(Decoder):
     def _forward_tree(self, rows: Sequence[SlotInput], tree: PrefixTree) -> Tensor:
         slots = [slot for slot, _ in rows]
         starts = np.array([len(self._ids[slot]) for slot in slots], dtype=np.int64)
-        shared = SharedRows.from_tree(tree, range(len(rows)), self.network.device)
-        last = np.array([places[-1] for places in tree.places], dtype=np.int64)
-        inputs = self._prepare_cache(slots, False, starts, shared.place.shape[1])
-        self.cache.access = replace(self.cache.access, place=shared.place)
-        rows_of_tree = torch.zeros(len(rows), dtype=torch.int64, device=shared.place.device)
+        width, device = max(map(len, tree.places)), self.network.device
+        self._prepare_cache(slots, False, starts, width)
+        access = self.cache.access
+        shared = SharedRows.from_tree(
+            tree, range(len(rows)), device, lambda positions: self._build_mask(positions, access.length, 0)
+        )
+        self.cache.access = replace(access, place=shared.place)
         logits = self.network(
-            last, rows=rows_of_tree, input_ids=shared.token_ids, past_key_values=self.cache, use_cache=True,
-            **inputs | {"position_ids": shared.position_ids, "shared_rows": shared},
+            np.array([places[-1] for places in tree.places], dtype=np.int64),
+            rows=torch.zeros(len(rows), dtype=torch.int64, device=device),
+            input_ids=shared.token_ids, past_key_values=self.cache, use_cache=True, **shared.make_inputs(),
         )  # fmt: skip
         for slot, new in rows:
             self._ids[slot].extend(new)
@@ -414,32 +418,33 @@ class SlotDecoder(Decoder):
         for slot, new in rows:
             ids[place[slot], : len(new)] = new
             last[place[slot]] = len(new) - 1
+        position_ids = self._prepare_cache(batch, is_span, starts, width)
+        cache = self.cache
+        length = cache.capacity if self.gapless and width == 1 else max(len(self._ids[slot]) for slot in slots) + width
+        cache.access = replace(cache.access, length=length)
+        masks = {kind: self._build_mask(position_ids, length, window) for kind, window in self.windows.items()}
         logits = self.network(
-            last, input_ids=torch.from_numpy(ids).to(self.network.device), past_key_values=self.cache, use_cache=True,
-            **self._prepare_cache(batch, is_span, starts, width, longest=max(len(self._ids[slot]) for slot in slots)),
-        )  # fmt: skip
+            last,
+            input_ids=torch.from_numpy(ids).to(self.network.device),
+            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
+            position_ids=position_ids.clamp(max=self.context_length - 1),  # padding may stand past the end
+            past_key_values=cache,
+            use_cache=True,
+        )
         for slot, new in rows:
             self._ids[slot].extend(new)
         taken = [place[slot] for slot in slots]
         return logits if taken == list(range(len(batch))) else logits[torch.tensor(taken, device=logits.device)]
 
-    def _prepare_cache(
-        self, batch: list[Slot], is_span: bool, starts: Ints, width: int, longest: int | None = None
-    ) -> dict[str, Any]:
-        """Make room for `width` new columns of the slots; return the mask and the positions of a forward pass."""
+    def _prepare_cache(self, batch: list[Slot], is_span: bool, starts: Ints, width: int) -> Tensor:
+        """Make room for `width` new columns of the slots, and say where they are; return their positions."""
         device, cache = self.network.device, self.cache
         cache.reserve(max(batch) + 1, int(starts.max()) + width)
-        length = (int(starts.max()) if longest is None else longest) + width
-        length = cache.capacity if self.gapless and width == 1 else length
         taken = torch.tensor(batch, device=device)
         position_ids = torch.from_numpy(starts[:, None] + np.arange(width)).to(device)
         slots = slice(batch[0], batch[-1] + 1) if is_span else taken
-        cache.access = CacheAccess(slots, (taken[:, None], position_ids), length)
-        masks = {kind: self._build_mask(position_ids, length, window) for kind, window in self.windows.items()}
-        return {
-            "attention_mask": masks if len(masks) > 1 else next(iter(masks.values())),
-            "position_ids": position_ids.clamp(max=self.context_length - 1),  # padding may stand past the end
-        }
+        cache.access = CacheAccess(slots, (taken[:, None], position_ids), int(starts.max()) + width)
+        return position_ids
 
     def _build_mask(self, position_ids: Tensor, length: int, window: int) -> Tensor:
         """Additive mask of what each new token sees: itself and the past, up to a window; (B, S) -> (B, 1, S, L)."""
