@@ -37,7 +37,8 @@ class Env(Protocol):
     A class that a user registers is constructed with the options of the config's ``[env.options]`` as keyword
     arguments. Besides these methods it has a static or class method ``tasks(split, **options) -> list[Task]``: the
     same list in every process, forever. It may have a static or class method ``identity(**options)``: what results must
-    have in common to be comparable, as a mapping of JSON values.
+    have in common to be comparable, as a mapping of JSON values. It may have an attribute ``memory_bytes``: memory of
+    the host that an instance takes, for estimates.
     """
 
     def reset(self, task: Task) -> Observation:

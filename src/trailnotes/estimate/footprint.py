@@ -6,14 +6,17 @@ A device holds some parts all the time, and others in two phases, acting and lea
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from pathlib import Path
 
 import torch
 
 from trailnotes.config.schema import Config
+from trailnotes.envs import load_env_class
 from trailnotes.estimate.memory_model import (
     FLOAT32,
     MemoryParts,
@@ -28,9 +31,11 @@ from trailnotes.policies.hf.decoder import MAX_TOKENS, SlotCache
 from trailnotes.policies.hf.policy import resolve_device
 from trailnotes.policies.vllm.building import DEDICATED_GPU_FRACTION, SHARED_GPU_FRACTION, compute_cache_bytes
 
+logger = logging.getLogger(__name__)
 GIB = 1 << 30
 DEFAULT_GPU_BYTES = 80e9  # bytes, where no GPU is here
 OVERHEAD = 0.1  # of the peak: kernels, fragments, an embedder
+PROCESS_BYTES = 0.6e9  # bytes of Python, torch and transformers, beside what they compute
 CPU_ENGINE_BYTES = 0.7e9  # bytes of an engine's process on a CPU, without weights and cache
 SLEEPING_ENGINE_BYTES = 2e9  # context and compiled graphs that a sleeping engine keeps on a GPU (not measured)
 
@@ -122,6 +127,20 @@ def estimate_for_shape(config: Config, shape: ModelShape) -> Footprint:
     )  # fmt: skip
 
 
+def warn_of_memory(config: Config) -> None:
+    """Warn where the memory of this machine that is free is too small for a training on its CPU."""
+    if resolve_device(config.model.device).type == "cuda" or config.is_hosted or config.cluster.address:
+        return
+    on_cpu = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
+    found, free = estimate_footprint(on_cpu), _read_free_memory()
+    if found is not None and found.peak > free:
+        logger.warning(
+            "this run takes about %s GiB of memory, and %s GiB are free: the system may kill it without a word. Lower "
+            "optim.microbatch_tokens or env.max_envs, or free memory; --dry-run lists the parts",
+            _format_gib(found.peak), _format_gib(free),
+        )  # fmt: skip
+
+
 # -- parts of each device
 
 
@@ -139,7 +158,10 @@ def _estimate_devices(config: Config, shape: ModelShape, room: float) -> list[De
         acting: dict[str, float] = {}
         if rank == 0:
             acting = _estimate_caches(config, shape)
-            held |= _estimate_acting_weights(config, shape) | (estimate_weight_copies(config, shape) if local else {})
+            held |= _estimate_acting_weights(config, shape)
+            held |= (estimate_weight_copies(config, shape) | _estimate_environments(config)) if local else {}
+        if local:
+            held |= {"Python and its libraries": PROCESS_BYTES}
         if rank == 0 and shares:
             engine = _estimate_engine(config, shape, room)
             acting |= {part: size * config.engine.replicas for part, size in engine.items()}
@@ -160,6 +182,12 @@ def _estimate_devices(config: Config, shape: ModelShape, room: float) -> list[De
     overhead = OVERHEAD if local else 0.0  # a share of a GPU holds all that the engine takes
     engines = [DeviceMemory("engine", 1, _estimate_engine(config, shape, room, n), {}, overhead) for n in apart]
     return _merge_equal_devices(ranks) + _merge_equal_devices(engines)
+
+
+def _estimate_environments(config: Config) -> dict[str, float]:
+    """Estimate environments that live at a time, where their class states `memory_bytes`."""
+    each, number = getattr(load_env_class(config.env.name), "memory_bytes", 0), count_conversations(config)
+    return {f"{number} environments": number * float(each)} if each else {}
 
 
 def _is_gpu_shared(config: Config) -> bool:
@@ -191,6 +219,15 @@ def _detect_device(config: Config) -> tuple[str, float]:
         name = f"a GPU of {DEFAULT_GPU_BYTES / 1e9:.0f} GB ({_format_gib(DEFAULT_GPU_BYTES)} GiB); none is here"
         return name, DEFAULT_GPU_BYTES
     return f"this machine's memory ({_format_gib(_read_host_memory())} GiB)", _read_host_memory()
+
+
+def _read_free_memory() -> float:
+    """Read the bytes that this machine can still give to processes; all it has, where it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return _read_host_memory()
+    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), 0.0)
 
 
 def _read_host_memory() -> float:

@@ -27,6 +27,7 @@ LOGIT_BYTES = 2 * FLOAT32  # bytes of one logit, forwards and backwards
 # The same in `Learner._compute_terms`: both distributions, what lies between them, their gradients, and a mask.
 ANCHOR_LOGIT_BYTES = 7 * FLOAT32 + 1
 NF4_BYTES = 0.5 + (1 + 4 / 256) / 64  # bytes of a weight in 4 bits: scales of 64 in 8 bits, and of 256 of these in 32
+SHARED_REPEATS = 2.0  # tokens of all rows over those that are computed once, as groups of eight have them
 GATHERED_LAYERS = 3  # layers whose weights are whole at a time: that in work, the next, and the buffer it arrives in
 
 
@@ -124,8 +125,10 @@ def _estimate_activations(config: Config, shape: ModelShape, tokens: int) -> tup
     widths = (shape.hidden, shape.queries, shape.keys, shape.intermediate)
     saved = SAVED_BYTES[number, config.model.lora.enabled]
     layer = float(tokens * sum(size * width for size, width in zip(saved, widths, strict=True)))
-    if config.learner.packed in ("always", "shared") and not config.update_attention.startswith(("flash", "flex")):
+    if config.learner.packed == "always" and not config.update_attention.startswith(("flash", "flex")):
         layer += float(tokens) ** 2 * number  # a mask that says which row is whose
+    if config.learner.packed == "shared":  # what attention sees of each row, beside what the rows share
+        layer += SHARED_REPEATS * tokens * 2.0 * (shape.queries + shape.keys) * number
     if not config.model.gradient_checkpointing:
         return shape.layers * layer, 0.0
     return shape.layers * tokens * shape.hidden * float(number), layer

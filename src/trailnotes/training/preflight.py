@@ -56,6 +56,12 @@ def _validate_model(config: Config) -> None:
     require_context_length(config.model, config.rollout.max_context_tokens)
 
 
+def _warn_of_memory(config: Config) -> None:
+    from trailnotes.estimate.footprint import warn_of_memory  # takes the extra `train`
+
+    warn_of_memory(config)
+
+
 # In order: each check, and whether it also looks at packages and model files of this machine.
 CHECKS: tuple[tuple[Callable[[Config], object], bool], ...] = (
     (Config.validate_training, False),
@@ -65,6 +71,7 @@ CHECKS: tuple[tuple[Callable[[Config], object], bool], ...] = (
     (_validate_hosted, False),
     (_validate_model, True),
     (warn_unused, True),
+    (_warn_of_memory, True),
 )
 
 

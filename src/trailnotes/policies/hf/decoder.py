@@ -227,10 +227,10 @@ class SlotCache(Cache):  # type: ignore[misc]
         super().__init__(layer_class_to_replicate=lambda: SlotLayer(self))
 
     def reserve(self, slots: int, columns: int) -> None:
-        """Make room for this many slots and columns; slots grow by doubling, columns by at most a quarter more."""
+        """Make room for this many slots and columns; either grows by a quarter at least, or a little more."""
         new_slots, new_capacity = self.num_slots or MIN_SLOTS, self.capacity or MIN_CAPACITY
-        while new_slots < slots:
-            new_slots *= 2
+        if new_slots < slots:
+            new_slots = max(slots, new_slots + new_slots // 4)
         while new_capacity < columns:  # a long episode and the tip about it must not cost twice its memory
             new_capacity += max(MIN_CAPACITY, 2 ** (new_capacity.bit_length() - 3))
         if (new_slots, new_capacity) == (self.num_slots, self.capacity):

@@ -13,7 +13,7 @@ from trailnotes_worlds.java.simulator import START_LIMIT, JavaProgram, Reference
 from trailnotes_worlds.scienceworld.tasks import resolve_simplifications, resolve_task, validate_variation
 
 GAMES = 16  # in one Java process
-HEAP = "704m"  # live objects of a game take 20 to 25 MB
+HEAP = "512m"  # live objects of a game take some 20 MB
 GOLD_HEAP = "512m"  # the gold path of test-conductivity needs over 128 MB
 SERVER = "scienceworld.runtime.pythonapi.PythonInterface"
 LOOK = "look around"  # the first action of every episode: free, and the first observation

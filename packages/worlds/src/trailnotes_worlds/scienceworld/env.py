@@ -38,7 +38,9 @@ MAX_ACTION_CHARS = 500  # no action of the simulator is longer
 
 
 class ScienceWorldEnv:
-    """ScienceWorld environment: one simulator in a Java process, from the first reset on."""
+    """ScienceWorld environment: one game, in a Java process that it shares with others of this process."""
+
+    memory_bytes = 36e6  # a sixteenth of a Java process, measured
 
     def __init__(  # noqa: PLR0913 (the user's options, by their names)
         self,
