@@ -99,7 +99,7 @@ def test_files_named_in_pages_exist(page: Path) -> None:
         BUILTIN / "project",
         page.parent,
     )
-    made = {"models/smollm2"}  # by make smollm2
+    made = {"models/smollm2", "models/qwen2.5-coder-0.5b"}  # by make smollm2, make qwen
     gone = {file for file in files - made if not any((home / file).exists() for home in homes)}
     assert not gone, f"{named(page)} names {gone}: there is no such file"
 

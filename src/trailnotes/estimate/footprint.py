@@ -158,10 +158,7 @@ def _estimate_devices(config: Config, shape: ModelShape, room: float) -> list[De
         acting: dict[str, float] = {}
         if rank == 0:
             acting = _estimate_caches(config, shape)
-            held |= _estimate_acting_weights(config, shape)
-            held |= (estimate_weight_copies(config, shape) | _estimate_environments(config)) if local else {}
-        if local:
-            held |= {"Python and its libraries": PROCESS_BYTES}
+            held |= _estimate_acting_weights(config, shape) | (_estimate_host_parts(config, shape) if local else {})
         if rank == 0 and shares:
             engine = _estimate_engine(config, shape, room)
             acting |= {part: size * config.engine.replicas for part, size in engine.items()}
@@ -184,10 +181,11 @@ def _estimate_devices(config: Config, shape: ModelShape, room: float) -> list[De
     return _merge_equal_devices(ranks) + _merge_equal_devices(engines)
 
 
-def _estimate_environments(config: Config) -> dict[str, float]:
-    """Estimate environments that live at a time, where their class states `memory_bytes`."""
+def _estimate_host_parts(config: Config, shape: ModelShape) -> dict[str, float]:
+    """Estimate what rank 0 holds beside its model: copies of weights, and environments that state their size."""
     each, number = getattr(load_env_class(config.env.name), "memory_bytes", 0), count_conversations(config)
-    return {f"{number} environments": number * float(each)} if each else {}
+    parts = {"Python and its libraries": PROCESS_BYTES} | estimate_weight_copies(config, shape)
+    return parts | ({f"{number} environments": number * float(each)} if each else {})
 
 
 def _is_gpu_shared(config: Config) -> bool:

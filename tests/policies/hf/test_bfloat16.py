@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,37 @@ def test_the_learner_computes_what_it_did() -> None:
     make_decoder(model, 64)
     assert model.config._attn_implementation == ATTENTION_NAME
     assert model(ids).logits.equal(before)
+
+
+def test_episodes_that_share_tokens_get_the_logits_of_each_alone() -> None:
+    """Twelve episodes of two prompts, which take three actions and see three observations of other lengths."""
+    model, found = adapted(), []
+    for shared_prompts in (True, False):
+        decoder = make_decoder(model, 256, shared_prompts=shared_prompts)
+        assert isinstance(decoder, SlotDecoder)
+        assert decoder.shares_tokens == shared_prompts
+        rng, slots = random.Random(0), [decoder.acquire() for _ in range(12)]
+        common, *prompts = (rng.choices(range(48), k=size) for size in (20, 9, 5))
+        seen = [rng.choices(range(48), k=size) for size in (2, 17, 40)]
+        turns = [
+            [[*common, *prompts[i % 2]] for i in range(12)],
+            [[5 + i % 3] for i in range(12)],
+            [[*seen[i % 3], *[7] * (i == 4)] for i in range(12)],
+            [[9, 10 + i] for i in range(5)],  # the others are over
+        ]
+        found.append([decoder.extend(list(zip(slots, new, strict=False))) for new in turns])
+    for shared, alone in zip(*found, strict=True):
+        torch.testing.assert_close(shared.float(), alone.float(), rtol=0, atol=0.05 * float(alone.float().std()))
+
+
+def test_adapters_in_one_sum_are_those_of_peft() -> None:
+    x, ours = drawn(2, 5, 32), adapted(size=0.5).base_model.model.model.layers[0].self_attn.q_proj
+    peft_layer = copy.copy(ours)
+    peft_layer.__class__ = type(ours).__mro__[1]
+    torch.testing.assert_close(ours(x), peft_layer(x), rtol=2e-2, atol=2e-2)
+    assert not ours(x).equal(ours.base_layer(x))
+    ours.enable_adapters(False)
+    assert ours(x).equal(ours.base_layer(x))
 
 
 # --- ratio, resume, adapters

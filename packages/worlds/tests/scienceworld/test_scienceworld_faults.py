@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -137,7 +138,7 @@ def test_an_interrupted_call_is_not_answered_by_the_next_one(
         env.step(ACTIONS[0])
 
 
-def _no_client(*_: object) -> ScienceWorldClient:
+def _no_client(*_: object, **_settings: object) -> ScienceWorldClient:
     raise EnvError("a second process is not needed to see that it is asked for")
 
 
@@ -162,7 +163,9 @@ class Flaky:
 
 def flaky_game(monkeypatch: pytest.MonkeyPatch, max_restarts: int, *clients: Flaky) -> FaultTolerantGame:
     waiting = list(clients)
-    monkeypatch.setattr("trailnotes_worlds.scienceworld.game.ScienceWorldClient", lambda *_: waiting.pop(0))
+    monkeypatch.setattr(
+        "trailnotes_worlds.scienceworld.game.ScienceWorldClient", lambda *_, **_settings: waiting.pop(0)
+    )
     return FaultTolerantGame(max_restarts=max_restarts)
 
 
@@ -254,3 +257,59 @@ def test_a_simulator_nobody_holds_any_more_is_ended(tmp_path: Path) -> None:
     assert str(simulator.call("step", "look around")).startswith("This room is called")
     del simulator
     assert gone(pid)
+
+
+# -- many games in one Java
+
+
+def test_games_of_one_process_know_nothing_of_each_other() -> None:
+    """Interleaved, each gives the text of a process of its own, and lists actions in one."""
+    setups = [("boil", 0), ("find-animal", 1), ("find-animal", 1), ("power-component", 2)]
+    games = [FaultTolerantGame(shared=True) for _ in setups]
+    begun = [game.begin(*setup, "") for game, setup in zip(games, setups, strict=True)]
+    answers = [[game.step(action) for game in games] for action in ACTIONS]
+    assert len({game._get_client().simulator.pid for game in games}) == 1
+    listed = [game.valid_actions() for game in games]
+    assert len({game._get_client().simulator.pid for game in games}) == 4
+    assert [game.valid_actions() for game in games] != listed, "names are drawn"
+    for i, (setup, game) in enumerate(zip(setups, games, strict=True)):
+        alone = ScienceWorldClient()
+        alone.load(*setup, "")
+        assert alone.step("look around") == begun[i]
+        assert [alone.step(action) for action in ACTIONS] == [column[i] for column in answers]
+        assert alone.valid_actions() == listed[i]
+        alone.close()
+        game.close()
+
+
+def test_a_full_process_is_followed_by_another_and_an_empty_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trailnotes_worlds.scienceworld.client.GAMES", 2)
+    timeout = 29.0  # no other test shares these
+    first, second, third = (ScienceWorldClient(timeout=timeout, shared=True) for _ in range(3))
+    assert first.simulator is second.simulator is not third.simulator
+    pids = first.simulator.pid, third.simulator.pid
+    first.close()
+    first.close()
+    assert not first.alive
+    assert second.alive
+    assert ScienceWorldClient(timeout=timeout, shared=True).simulator is second.simulator
+    third.close()
+    assert gone(pids[1])
+    second.close()
+    gc.collect()  # the one that nobody closed
+    assert gone(pids[0])
+
+
+def test_all_games_of_a_lost_process_go_on_in_a_new_one() -> None:
+    envs = [ScienceWorldEnv(timeout=28.0) for _ in range(3)]
+    for env in envs:
+        env.reset(TASK)
+    wanted = [envs[0].step(action) for action in ACTIONS]
+    os.kill(pid_of(envs[1]), signal.SIGKILL)
+    for env, restarts in zip(envs[1:], (1, None), strict=True):  # the last finds its process gone before it calls
+        first, *others = [env.step(action) for action in ACTIONS]
+        assert (first.text, first.info.get("restarts")) == (wanted[0].text, restarts)
+        assert others == wanted[1:]
+    assert pid_of(envs[1]) == pid_of(envs[2])
+    for env in envs:
+        env.close()

@@ -12,8 +12,8 @@ from trailnotes.errors import EnvError
 from trailnotes_worlds.java.simulator import START_LIMIT, JavaProgram, Reference, Simulator, Value, find_jars
 from trailnotes_worlds.scienceworld.tasks import resolve_simplifications, resolve_task, validate_variation
 
-GAMES = 16  # in one Java process
-HEAP = "512m"  # live objects of a game take some 20 MB
+GAMES = 16  # that share one Java process
+HEAP, SHARED_HEAP = "64m", "512m"  # live objects of a game take some 20 MB
 GOLD_HEAP = "512m"  # the gold path of test-conductivity needs over 128 MB
 SERVER = "scienceworld.runtime.pythonapi.PythonInterface"
 LOOK = "look around"  # the first action of every episode: free, and the first observation
@@ -36,7 +36,7 @@ def find_scienceworld_jars() -> tuple[Path, Path]:
 
 
 class ScienceWorldSimulator(Simulator):
-    """Java process with up to `GAMES` games of ScienceWorld, which know nothing of each other."""
+    """Java process with one or several games of ScienceWorld, which share only the draws of names in listings."""
 
     def __init__(
         self, java: str = "", timeout: float = 30.0, heap: str = HEAP, start_limit: float = START_LIMIT
@@ -44,7 +44,7 @@ class ScienceWorldSimulator(Simulator):
         """Start the process (a second). Raises as `Simulator` and `find_jars` do."""
         program = JavaProgram("ScienceWorld", find_scienceworld_jars(), SERVER, "scienceworld")
         super().__init__(program, java, timeout, heap, start_limit)
-        self.settings = java, timeout, heap
+        self.settings = java, timeout
         self._idle = [self._server]
         self._num_games = 1  # idle ones included
 
@@ -62,28 +62,38 @@ class ScienceWorldSimulator(Simulator):
             self.close()
 
 
-_running: list[ScienceWorldSimulator] = []  # of this process
+_shared: list[ScienceWorldSimulator] = []  # of this process
 
 
-def borrow_simulator(java: str, timeout: float, heap: str) -> tuple[ScienceWorldSimulator, Reference]:
+def borrow_shared_game(java: str, timeout: float) -> tuple[ScienceWorldSimulator, Reference]:
     """Find room for a game in a running simulator of these settings, or start one. Raises as `Simulator` does."""
-    _running[:] = [simulator for simulator in _running if simulator.alive]
-    for simulator in _running:
-        if simulator.settings == (java, timeout, heap) and (game := simulator.borrow_game()):
+    _shared[:] = [simulator for simulator in _shared if simulator.alive]
+    for simulator in _shared:
+        if simulator.settings == (java, timeout) and (game := simulator.borrow_game()):
             return simulator, game
-    simulator = ScienceWorldSimulator(java, timeout, heap)
-    _running.append(simulator)
+    simulator = ScienceWorldSimulator(java, timeout, SHARED_HEAP)
+    _shared.append(simulator)
     game = simulator.borrow_game()
     assert game is not None
     return simulator, game
 
 
 class ScienceWorldClient:
-    """Client of one game, which shares a Java process with others. Every call raises as `Simulator.call` does."""
+    """Client of one game. Every call raises as `Simulator.call` does."""
 
-    def __init__(self, java: str = "", timeout: float = 30.0, heap: str = HEAP) -> None:
-        """Take a game, in a new process (a second) or a running one (no time). Raises as `Simulator` does."""
-        self.simulator, self._game = borrow_simulator(java, timeout, heap)
+    def __init__(self, java: str = "", timeout: float = 30.0, heap: str = HEAP, *, shared: bool = False) -> None:
+        """Start a Java process (a second), or with `shared` take a game in a running one (no time).
+
+        What `objects` and `valid_actions` call an object with several names is drawn, by a generator of the whole
+        process. Raises as `Simulator` does.
+        """
+        if shared:
+            self.simulator, self._game = borrow_shared_game(java, timeout)
+        else:
+            self.simulator = ScienceWorldSimulator(java, timeout, heap)
+            game = self.simulator.borrow_game()
+            assert game is not None
+            self._game = game
         self._end = weakref.finalize(self, self.simulator.return_game, self._game)
 
     @property

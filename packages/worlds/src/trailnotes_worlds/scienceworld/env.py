@@ -38,7 +38,7 @@ MAX_ACTION_CHARS = 500  # no action of the simulator is longer
 
 
 class ScienceWorldEnv:
-    """ScienceWorld environment: one game, in a Java process that it shares with others of this process."""
+    """ScienceWorld environment: one game, in a Java process that it shares where it lists no actions."""
 
     memory_bytes = 36e6  # a sixteenth of a Java process, measured
 
@@ -101,7 +101,7 @@ class ScienceWorldEnv:
         }
         self._convention, self._success_rule, self._offer = score, success, actions
         self._num_examples, self._java = examples, java
-        self._game = FaultTolerantGame(java, timeout, max_restarts)
+        self._game = FaultTolerantGame(java, timeout, max_restarts, shared=actions == "none")  # listings draw names
         self._correction = action_correction
         self._steps_left = 0
         self._score = 0  # by the convention

@@ -20,16 +20,18 @@ class FaultTolerantGame:
     child that inherits a game continues in a simulator of its own.
     """
 
-    def __init__(self, java: str = "", timeout: float = 30.0, max_restarts: int = 2) -> None:
+    def __init__(self, java: str = "", timeout: float = 30.0, max_restarts: int = 2, *, shared: bool = False) -> None:
         """Set the options; the first episode starts the simulator.
 
         Args:
             java: as for `find_java`.
             timeout: seconds after which a silent simulator is lost.
             max_restarts: new simulators in one episode, before it fails.
+            shared: whether it may share a Java process with other games; the first listing of actions ends that.
         """
         self._java, self._timeout, self._max_restarts = java, timeout, max_restarts
         self._client: ScienceWorldClient | None = None
+        self._shared = shared
         self._setup: tuple[str, int, str] | None = None
         self._played: list[tuple[str, StepResult]] = []
         self._listings: Counter[int] = Counter()  # actions played -> number of listings of the admissible actions
@@ -67,8 +69,13 @@ class FaultTolerantGame:
     def valid_actions(self) -> tuple[str, ...]:
         """List all admissible actions. Raises as `step` does.
 
-        The simulator draws a name for an object with several at each call, so a replay must repeat the calls.
+        The simulator draws a name for an object with several at each call, so a replay must repeat the calls, and no
+        other game may draw: the first call moves the game to a process of its own.
         """
+        if self._shared and self._client:
+            self._client.close()
+            self._client = None
+        self._shared = False
         actions = self.query(lambda client: client.valid_actions())
         self._listings[len(self._played)] += 1
         return actions
@@ -95,7 +102,7 @@ class FaultTolerantGame:
         if self._client is None or not self._client.alive:
             if self._setup is None:
                 raise EnvError("no episode has begun: call reset before step")
-            self._client = ScienceWorldClient(self._java, self._timeout)
+            self._client = ScienceWorldClient(self._java, self._timeout, shared=self._shared)
             self._replay(self._client)
         return self._client
 
