@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trailnotes.types import StrPath, Trajectory
 
 CONFIG, SMALL_CONFIG = "qwen/scienceworld", "qwen/scienceworld-small"
-HUB_NAME = "Qwen/Qwen2.5-Coder-0.5B-Instruct"
+FETCHED, HUB_NAME = "models/qwen2.5-coder-0.5b", "Qwen/Qwen2.5-Coder-0.5B-Instruct"
 LABELS = "initial model", "trained"
 WIDTH = 58  # characters of an episode beside another
 
@@ -24,8 +24,7 @@ WIDTH = 58  # characters of an episode beside another
 def run_real_demo(out: Path, settings: Sequence[str] = (), config_name: str = CONFIG) -> dict[str, list[Trajectory]]:
     """Evaluate a pretrained model on unseen games, train it by GRPO, evaluate it again, and print what changed.
 
-    The same call resumes an interrupted demo. The model is `model.path` of the config, or where that is no directory
-    here, the one of the hub.
+    The same call resumes an interrupted demo. Where `make qwen` has not fetched the model, it comes from the hub.
 
     Args:
         out: its directory.
@@ -43,14 +42,16 @@ def run_real_demo(out: Path, settings: Sequence[str] = (), config_name: str = CO
     from trailnotes.config.toml import load_config
     from trailnotes.runs.console import ProgressBar, format_duration
 
-    started, path = time.monotonic(), load_config(config_name).model.path
-    config = load_config(config_name, [*(() if Path(path).is_dir() else ("--model.path", HUB_NAME)), *settings])
+    started = time.monotonic()
+    config = load_config(config_name, settings)
+    if config.model.path == FETCHED and not Path(FETCHED).is_dir():
+        config = load_config(config_name, ["--model.path", HUB_NAME, *settings])
     games = f"{config.eval.num_tasks} games that it is not trained on"
     print(f"1/3  {config.model.path} plays {games} ...", flush=True)
     with ProgressBar(1.0, "eval") as bar:
         before = load_or_play(config, config.model.path, out / "before", bar)
-    print(f"2/3  GRPO trains it on {config.rollout.num_tasks} other games, {config.train.iterations} times "
-          f"{config.rollout.group_size} episodes each ...", flush=True)  # fmt: skip
+    size, iterations = config.rollout.num_tasks * config.rollout.group_size, config.train.iterations
+    print(f"2/3  GRPO trains it on other games, in {iterations} iterations of {size} episodes ...", flush=True)
     train(config, out / "run")
     print(f"3/3  The trained model plays the {games} ...", flush=True)
     with ProgressBar(1.0, "eval") as bar:
@@ -78,7 +79,7 @@ def report(config: Config, episodes: dict[str, list[Trajectory]], out: Path) -> 
     from trailnotes.reporting.intervals import Interval
     from trailnotes.reporting.plots import plot_learning
     from trailnotes.reporting.tables import format_table, print_table, print_text
-    from trailnotes.runs.panels import estimate_interval
+    from trailnotes.runs.panels import estimate_interval, get_family
     from trailnotes.storage.files import read_jsonl, write_text_atomic
 
     rows: list[list[str]] = []
@@ -101,7 +102,7 @@ def report(config: Config, episodes: dict[str, list[Trajectory]], out: Path) -> 
     metrics = list(read_jsonl(out / "run" / "metrics.jsonl"))
     minutes = accumulate(record["seconds"] / 60 for record in metrics)
     curve = [(x, float(record["rollout/return/plain"])) for x, record in zip(minutes, metrics, strict=True)]
-    title = f"{Path(config.model.path).name} learns {config.env.options['task']} by GRPO"
+    title = f"{Path(config.model.path).name} learns {get_family(episodes[LABELS[0]][0].task)} by GRPO"
     plot_learning([curve], points, out / "curve.png", title)
     text = render_side_by_side(*find_largest_gain(*episodes.values()))
     write_text_atomic(out / "episode.txt", text)

@@ -92,8 +92,8 @@ def run(args: Namespace, run_whole: Callable[[Path], object] | None = None) -> N
         offer = "" if args.small else "; `trailnotes demo --small` takes a minute and the extra train alone"
         raise MissingExtraError(f"the demo needs {' and '.join(packages)}: {' && '.join(fixes)}{offer}")
     if args.real:
-        from trailnotes.commands.demo_real import CONFIG as REAL_CONFIG
-        from trailnotes.commands.demo_real import SMALL_CONFIG, run_real_demo
+        from trailnotes.commands.demo.real import CONFIG as REAL_CONFIG
+        from trailnotes.commands.demo.real import SMALL_CONFIG, run_real_demo
 
         name = "demo-real-small" if args.small else "demo-real"
         run_real_demo(args.out or Path("runs") / name, config_name=SMALL_CONFIG if args.small else REAL_CONFIG)
