@@ -55,7 +55,7 @@ def test_the_same_call_plays_nothing_again(real_demo: Any, capsys: pytest.Captur
 def play(game: str, *steps: tuple[str, float]) -> Trajectory:
     seen, end = Observation("A hall.\nA door.", instruction="Leave."), Observation("x" * 100, terminated=True)
     completion = Completion((1,), (2,), (-1.0,), "", "stop")
-    done = tuple(Step(seen, (), completion, action, reward, 0.0, 0) for action, reward in steps)
+    done = tuple(Step(seen, (), completion, (1,), action, reward) for action, reward in steps)
     return Trajectory(Task(game, "maze"), done, end, "terminated", success=False, score=0.0, mode="plain")
 
 

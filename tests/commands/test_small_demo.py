@@ -63,5 +63,5 @@ def test_the_whole_demo_says_what_it_lacks_and_offers_the_small_one(
             "trailnotes.commands.demo.find_missing_module", lambda extra: "" if extra == "train" else extra
         )
     with pytest.raises(MissingExtraError, match=rf"{lacks}.*trailnotes demo --small"):
-        run(Namespace(small=False, out=tmp_path / "out"))
+        run(Namespace(small=False, real=False, out=tmp_path / "out"))
     assert not list(tmp_path.iterdir())
