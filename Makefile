@@ -70,9 +70,13 @@ gpu: $(INSTALLED)
 wheels:
 	$(PYTHON) packages/wheels.py
 
-smollm2 qwen: $(INSTALLED)
+smollm2: $(INSTALLED)
 	$(PIP) gguf
-	$(BIN)/python examples/models/fetch.py $(if $(filter qwen,$@),qwen2.5-coder-0.5b,smollm2)
+	$(BIN)/python examples/models/fetch.py smollm2
+
+qwen: $(INSTALLED)
+	$(PIP) gguf
+	$(BIN)/python examples/models/fetch.py qwen2.5-coder-0.5b
 
 real: qwen
 	$(BIN)/python -m trailnotes demo --real $(SMALL)

@@ -13,8 +13,16 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from small import small_config
 from trailnotes.config.model_schema import LoraConfig
 from trailnotes.config.schema import Config
+from trailnotes.estimate import footprint
 from trailnotes.estimate import memory_model as parts
-from trailnotes.estimate.footprint import GIB, SLEEPING_ENGINE_BYTES, DeviceMemory, Footprint, estimate_footprint
+from trailnotes.estimate.footprint import (
+    GIB,
+    PROCESS_BYTES,
+    SLEEPING_ENGINE_BYTES,
+    DeviceMemory,
+    Footprint,
+    estimate_footprint,
+)
 from trailnotes.estimate.model_shape import ModelShape, infer_model_shape
 from trailnotes.policies.hf.adapters import add_adapters
 
@@ -159,7 +167,7 @@ def test_the_config_of_a_directory_is_counted(start_model: Path) -> None:
     assert "by its config.json" in found.report()
     assert "this machine's memory" in found.device
     assert found.fits
-    assert not found.host, "the device is the host"
+    assert [*found.host] == ["Python and its libraries"], "the device is the host"
 
 
 def test_a_name_without_a_size_says_nothing_and_another_is_a_guess() -> None:
@@ -245,7 +253,8 @@ def test_processes_of_one_host_share_its_memory(start_model: Path) -> None:
     model = {"path": str(start_model)}
     one, two = (estimated(small_config(model=model, learner={"world_size": world})) for world in (1, 2))
     assert two.together
-    assert two.peak == pytest.approx(sum(device.count * device.peak for device in two.devices))
+    ranks = sum(device.count * device.peak for device in two.devices)
+    assert two.peak == pytest.approx(ranks + 2 * PROCESS_BYTES)
     assert two.peak > one.peak
     assert "all together" in two.report()
     assert "starting: the whole model, before it is split" in two.report()
@@ -372,3 +381,39 @@ def test_the_table_of_what_fits_is_current() -> None:
     *head, last = page.table(sizes=(0.5, 7)).splitlines()
     text = (root / "docs" / "scaling.md").read_text(encoding="utf-8")
     assert all(line in text for line in [*head, last]), "print it anew: python docs/memory.py"
+
+
+def test_a_cpu_holds_the_process_and_environments_that_state_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    rollout, env = {"num_tasks": 4, "group_size": 8}, {"name": "waymarks", "max_envs": 20}
+    config = settings(model=FULL | {"device": "cpu"}, rollout=rollout, env=env)
+    assert "20 environments" not in estimated(config).host
+    monkeypatch.setattr("trailnotes.envs.waymarks.env.WaymarksEnv.memory_bytes", 5e6, raising=False)
+    found = estimated(config)
+    assert found.host == {"Python and its libraries": PROCESS_BYTES, "20 environments": 20 * 5e6}
+    assert found.peak == pytest.approx(found.devices[0].peak + PROCESS_BYTES + 1e8)
+
+
+def test_shared_rows_take_what_attention_sees_and_no_mask() -> None:
+    """Four bytes of query, key, value and result for each row's token, of which there are twice as many."""
+    rows = {"microbatch_tokens": 8192}
+    parts = {
+        packed: alone(settings(model={"lora": {"enabled": True}}, optim=rows, learner={"packed": packed})).phases
+        for packed in ("never", "shared")
+    }
+    (never,), (shared,) = ([p for n, p in found["learning"].items() if "8,192 tokens" in n] for found in parts.values())
+    assert shared - never == pytest.approx(28 * 2 * 8192 * 2 * (3584 + 512) * 2)
+
+
+def test_a_start_that_would_pass_the_free_memory_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = settings("Qwen/Qwen2.5-0.5B-Instruct")
+    monkeypatch.setattr(footprint, "resolve_device", lambda _name: torch.device("cpu"))
+    for free, warns in ((64 * GIB, False), (2 * GIB, True)):
+        monkeypatch.setattr(footprint, "_read_free_memory", lambda free=free: float(free))
+        footprint.warn_of_memory(config)
+        assert ("2.0 GiB are free: the system may kill it" in caplog.text) == warns
+    monkeypatch.setattr(footprint, "resolve_device", lambda _name: torch.device("cuda"))
+    caplog.clear()
+    footprint.warn_of_memory(config)
+    assert not caplog.records

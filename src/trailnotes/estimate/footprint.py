@@ -75,13 +75,13 @@ class Footprint:
     device: str  # what each of them is
     room: float  # of each, or of all together
     together: bool = False  # all are processes in the memory of one host
-    host: MemoryParts = field(default_factory=dict)  # of the host's memory, where that is another
+    host: MemoryParts = field(default_factory=dict)  # of the host's memory, besides
 
     @property
     def peak(self) -> float:
         """Return the peak of the fullest device, or of all together."""
         peaks = [device.peak * (device.count if self.together else 1) for device in self.devices]
-        return sum(peaks) if self.together else max(peaks)
+        return sum(peaks) + sum(self.host.values()) if self.together else max(peaks)
 
     @property
     def fits(self) -> bool:
@@ -97,12 +97,13 @@ class Footprint:
         lines.append([told, *(_format_gib(device.peak) for device in self.devices)])
         head = [["", *(device.name for device in self.devices)]] if sum(d.count for d in self.devices) > 1 else []
         texts = [f"device memory, estimated for {self.model}, in GiB", *_align_columns(head + lines)]
-        if self.together and head:
-            texts.append(f"all together {_format_gib(self.peak)} GiB")
+        own = [[name, _format_gib(size)] for name, size in self.host.items()]
+        if self.together:
+            texts += [*_align_columns(own), f"all together {_format_gib(self.peak)} GiB"]
         texts.append(f"it {'fits' if self.fits else 'does not fit'} {self.device}")
-        if self.host:
+        if own and not self.together:
             texts.append(f"memory of the host, in GiB (this one has {_format_gib(_read_host_memory())})")
-            texts += _align_columns([[name, _format_gib(size)] for name, size in self.host.items()])
+            texts += _align_columns(own)
         return "\n".join(texts) + "\n"
 
 
@@ -123,7 +124,7 @@ def estimate_for_shape(config: Config, shape: ModelShape) -> Footprint:
     return Footprint(
         model=f"{config.model.path} ({size} parameters; {shape.source})",
         devices=tuple(_estimate_devices(config, shape, room)), device=device, room=room, together=is_on_cpu(config),
-        host={} if is_on_cpu(config) else _estimate_host(config, shape),
+        host=_estimate_processes(config) if is_on_cpu(config) else _estimate_host(config, shape),
     )  # fmt: skip
 
 
@@ -158,7 +159,7 @@ def _estimate_devices(config: Config, shape: ModelShape, room: float) -> list[De
         acting: dict[str, float] = {}
         if rank == 0:
             acting = _estimate_caches(config, shape)
-            held |= _estimate_acting_weights(config, shape) | (_estimate_host_parts(config, shape) if local else {})
+            held |= _estimate_acting_weights(config, shape) | (estimate_weight_copies(config, shape) if local else {})
         if rank == 0 and shares:
             engine = _estimate_engine(config, shape, room)
             acting |= {part: size * config.engine.replicas for part, size in engine.items()}
@@ -179,13 +180,6 @@ def _estimate_devices(config: Config, shape: ModelShape, room: float) -> list[De
     overhead = OVERHEAD if local else 0.0  # a share of a GPU holds all that the engine takes
     engines = [DeviceMemory("engine", 1, _estimate_engine(config, shape, room, n), {}, overhead) for n in apart]
     return _merge_equal_devices(ranks) + _merge_equal_devices(engines)
-
-
-def _estimate_host_parts(config: Config, shape: ModelShape) -> dict[str, float]:
-    """Estimate what rank 0 holds beside its model: copies of weights, and environments that state their size."""
-    each, number = getattr(load_env_class(config.env.name), "memory_bytes", 0), count_conversations(config)
-    parts = {"Python and its libraries": PROCESS_BYTES} | estimate_weight_copies(config, shape)
-    return parts | ({f"{number} environments": number * float(each)} if each else {})
 
 
 def _is_gpu_shared(config: Config) -> bool:
@@ -296,6 +290,13 @@ def _estimate_engine(config: Config, shape: ModelShape, room: float, spread: int
 def _estimate_loading(config: Config, shape: ModelShape) -> float:
     models = 2 if config.has_reference_model and not config.model.lora.enabled else 1
     return shape.whole * get_dtype_size(config) * models
+
+
+def _estimate_processes(config: Config) -> MemoryParts:
+    """Estimate ranks without their model, and environments whose class states their size."""
+    each, number = getattr(load_env_class(config.env.name), "memory_bytes", 0), count_conversations(config)
+    parts = {"Python and its libraries": PROCESS_BYTES * config.learner.world_size}
+    return parts | ({f"{number} environments": number * float(each)} if each else {})
 
 
 def _estimate_host(config: Config, shape: ModelShape) -> MemoryParts:

@@ -126,7 +126,7 @@ def render_side_by_side(before: Trajectory, after: Trajectory) -> str:
             lines.append(f"> {step.action}" + (f"   [{step.reward:+g}]" if step.reward else ""))
             lines.append(f"  {(answer.text.strip().splitlines() or [''])[0]}")
         columns.append([*lines, f"return {episode.episode_return:g}"])
-    task = before.steps[0].observation.instruction if before.steps else ""
+    task = (before.steps[0].observation.instruction if before.steps else None) or ""
     head = [f"one game before and after training: {before.task.id}", *textwrap.wrap(task, 2 * WIDTH), ""]
     body = zip_longest([LABELS[0], ""] + columns[0], [LABELS[1], ""] + columns[1], fillvalue="")
     return "\n".join([*head, *(f"{shorten(left)} | {shorten(right)}".rstrip() for left, right in body)]) + "\n"

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import cast
 
 from trailnotes.errors import EnvError
-from trailnotes_worlds.java.simulator import START_LIMIT, JavaProgram, Reference, Simulator, Value, find_jars
+from trailnotes_worlds.java.gateway import Value
+from trailnotes_worlds.java.simulator import START_LIMIT, JavaProgram, Reference, Simulator, find_jars
 from trailnotes_worlds.scienceworld.tasks import resolve_simplifications, resolve_task, validate_variation
 
 GAMES = 16  # that share one Java process
