@@ -110,7 +110,7 @@ DEMO = Command(
     "of the same two families, and print a table, the curves and a tip: about a minute on one core. Without it, the "
     "whole demo of the package trailnotes-lab. With --real, train Qwen2.5-Coder-0.5B-Instruct on a task of "
     "ScienceWorld, within 45 minutes of two cores, and evaluate it on unseen games before and after; with --real "
-    "--small, one iteration of that, in three minutes, to see that it runs. After an interruption the same command "
+    "--small, two small iterations of that, to see that it runs. After an interruption the same command "
     "resumes.",
     example="trailnotes demo --small",
     run=run,

@@ -13,7 +13,7 @@ from trailnotes_worlds.java.gateway import Value
 from trailnotes_worlds.java.simulator import START_LIMIT, JavaProgram, Reference, Simulator, find_jars
 from trailnotes_worlds.scienceworld.tasks import resolve_simplifications, resolve_task, validate_variation
 
-GAMES = 16  # that share one Java process
+GAMES = 20  # that share one Java process
 HEAP, SHARED_HEAP = "64m", "512m"  # live objects of a game take some 20 MB
 GOLD_HEAP = "512m"  # the gold path of test-conductivity needs over 128 MB
 SERVER = "scienceworld.runtime.pythonapi.PythonInterface"
