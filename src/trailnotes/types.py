@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -337,3 +337,11 @@ class Sample:
             raise ValueError(f"the weights of a row must be finite and not negative: {self.hold} and {self.imitate}")
         if self.role == "episode" and (self.hold or self.imitate):
             raise ValueError("the row of an episode is held by loss.kl: hold and imitate are for rows of other roles")
+
+
+def count_common_prefix(one: Sequence[int], other: Sequence[int], most: int) -> int:
+    """Count the tokens that both begin with, at most `most`."""
+    most = min(len(one), len(other), most)
+    if tuple(one[:most]) == tuple(other[:most]):
+        return most
+    return next(index for index in range(most) if one[index] != other[index])

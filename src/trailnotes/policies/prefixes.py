@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from trailnotes.types import count_common_prefix
+
 MAX_REPEATS = 4  # times the budget of tokens that attention may see, which looks at each row apart
-
-
-def count_common_prefix(one: Sequence[int], other: Sequence[int], most: int) -> int:
-    """Count the tokens that both begin with, at most `most`."""
-    most = min(len(one), len(other), most)
-    if tuple(one[:most]) == tuple(other[:most]):
-        return most
-    return next(index for index in range(most) if one[index] != other[index])
 
 
 @dataclass(slots=True)

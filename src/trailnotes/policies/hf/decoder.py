@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from trailnotes.policies.hf.attention import SharedRows, take_rows, use_cached_attention
-from trailnotes.policies.prefixes import PrefixTree, count_common_prefix, iter_trees
+from trailnotes.policies.prefixes import PrefixTree, iter_trees
+from trailnotes.types import count_common_prefix
 
 Ints = npt.NDArray[np.int64]
 
