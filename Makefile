@@ -8,8 +8,8 @@
 # make wheels: builds dist/ (three wheels and their sources), and installs and uses the wheels with every Python from 3.11
 #   to 3.14 on the path, and those in PYTHONS="...", as a stranger does; pip takes its options from the environment.
 # make docs: the documentation site, to build/site; fails where a link leads nowhere.
-# make real: Qwen2.5-Coder-0.5B-Instruct learns a task of ScienceWorld, within 45 minutes of two cores (runs/demo-real);
-#   make real SMALL=--small: three minutes of it, to see that it runs.
+# make real: Qwen2.5-Coder-0.5B-Instruct learns a task of ScienceWorld on two cores (runs/demo-real);
+#   make real SMALL=--small: two small iterations of it, to see that it runs.
 # make smollm2, make qwen: a pretrained model as models/smollm2 (a download of 93 MB) or models/qwen2.5-coder-0.5b (478).
 # TORCH_INDEX_URL=URL takes torch alone from another index (PyTorch's CPU wheels are a tenth of the size).
 PYTHON ?= $(shell command -v python3.11 || command -v python3)

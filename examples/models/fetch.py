@@ -98,11 +98,11 @@ def download_from_hub(model: Model, out: Path, dtype: str) -> str:
     """Write the hub's directory to `out`, without code that it may hold; return its source."""
     from huggingface_hub import snapshot_download
 
+    if dtype != "bfloat16":
+        raise RunError(f"the hub has {model.hub} in bfloat16: leave out --dtype, or use --source index")
     print(f"downloading {model.hub} from the hub ...", flush=True)
     snapshot_download(model.hub, revision=model.revision, local_dir=out, allow_patterns=list(HUB_FILES))
     shutil.rmtree(out / ".cache", ignore_errors=True)  # the hub's notes about the download
-    if dtype != "bfloat16":
-        raise RunError(f"the hub has {model.hub} in bfloat16: leave out --dtype, or use --source index")
     return f"the hub, {model.hub} at revision {model.revision[:12]}"
 
 

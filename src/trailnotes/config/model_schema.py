@@ -181,7 +181,7 @@ class LearnerConfig(Section):
     offload: bool = key(False, "keep the optimizer's state in the host's memory, where there is more than one process")
     packed: Literal["auto", "always", "never", "shared"] = key(
         "auto", "join rows into one without padding: auto does where the attention skips what is not its row's; "
-        "shared: compute once what rows begin with, by the attention sdpa alone")  # fmt: skip
+        "shared: compute common prefixes of rows once; needs sdpa attention")  # fmt: skip
     attention: Attention = key(
         "", "how the update attends, where the model is not that which acts; '' = by model.attn_implementation"
     )

@@ -109,7 +109,7 @@ DEMO = Command(
     about="With --small, play simulated Waymarks games with and without tips, then train GRPO and EMPO2 on other games "
     "of the same two families, and print a table, the curves and a tip: about a minute on one core. Without it, the "
     "whole demo of the package trailnotes-lab. With --real, train Qwen2.5-Coder-0.5B-Instruct on a task of "
-    "ScienceWorld, within 45 minutes of two cores, and evaluate it on unseen games before and after; with --real "
+    "ScienceWorld on two cores, and evaluate it on unseen games before and after; with --real "
     "--small, two small iterations of that, to see that it runs. After an interruption the same command "
     "resumes.",
     example="trailnotes demo --small",
