@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -200,7 +201,9 @@ class TrainingRun:
             if self.config.run.threads:
                 torch.set_num_threads(self.config.run.threads)  # a setting of each thread
             torch.manual_seed(seed)
+            trim_heap()
             metrics = self.learner.update(samples, seed=seed, lr_scale=self.lr_scale)
+            trim_heap()
             return metrics, self.weights.snapshot(version)
 
         metrics, learned = await _run_in_thread(update) if self.config.rollout.max_async_iterations else update()
@@ -332,6 +335,12 @@ def _write_state(run: TrainingRun, path: Path) -> None:
         checkpoint.write_json(path / "authors.json", {"written": run.authors.state_dict()})
     if run.memory is not None:
         run.memory.snapshot(path / "memory.db")
+
+
+def trim_heap() -> None:
+    """Return freed memory to the machine: rollout and update allocate blocks of other sizes, and glibc keeps them."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _mark_best(run: TrainingRun, saved: Path) -> None:
