@@ -20,7 +20,7 @@ from proxy import Proxy, proxying
 from served import serving
 from small import save_start_model
 from trailnotes.commands import relax_gc
-from trailnotes.config.methods import METHODS
+from trailnotes.config import methods
 
 relax_gc()
 
@@ -95,10 +95,10 @@ def same_threads() -> Iterator[None]:
 @pytest.fixture
 def methods_as_before() -> Iterator[None]:
     """What a test registers is forgotten after it."""
-    before = dict(METHODS)
+    before = dict(methods._registered)
     yield
-    METHODS.clear()
-    METHODS.update(before)
+    methods._registered.clear()
+    methods._registered.update(before)
 
 
 @pytest.fixture

@@ -17,9 +17,10 @@ import pytest
 import trailnotes
 from test_layers import LAYERS
 from tinker_servers import Forks, StandIn
+from trailnotes.config import methods
 from trailnotes.config.__main__ import render_config_page
 from trailnotes.config.builtin import BUILTIN
-from trailnotes.config.methods import METHODS
+from trailnotes.config.methods import list_names
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import collect_fields, load_config, render_config
 from trailnotes.policies.vllm import make_vllm_policy
@@ -165,7 +166,7 @@ def code_names(source: str) -> set[str]:
 NOTEBOOKS = {"clin", "reasoningbank", "ace", "training-free-grpo"}  # which have a page in common
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", list_names())
 def test_pages_of_methods_name_functions_of_the_code(method: str) -> None:
     page = words(ROOT / f"docs/algorithms/{'memories' if method in NOTEBOOKS else method}.md")
     section = re.split(r"^## ", page.partition("\n## The code\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
@@ -230,7 +231,7 @@ def test_the_examples_of_extending_run(
         for block in own:
             exec(compile(block, "extending.md", "exec"), names)
     finally:
-        METHODS.pop("own", None)
+        methods._registered.pop("own", None)
     stats, shown, *_ = capsys.readouterr().out.splitlines()
     assert json.loads(stats.replace("'", '"'))["support"] == 4  # two tasks, twice
     assert shown == "['west']"

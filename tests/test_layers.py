@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from trailnotes.commands import TABLE
-from trailnotes.config.methods import METHODS
+from trailnotes.config.methods import list_names
 
 ROOT = Path(__file__).parents[1]
 SOURCES = {
@@ -153,7 +153,7 @@ def test_a_command_is_a_file_of_its_name() -> None:
 
 def test_a_folder_of_a_method_bears_its_name_and_is_known_to_few() -> None:
     folders = {module[2] for module in MODULES if module[1] == "algorithms" and len(module) > 3}
-    assert folders <= {name.replace("-", "_") for name in METHODS}
+    assert folders <= {name.replace("-", "_") for name in list_names()}
     for module, path in MODULES.items():
         for other in imports_of(path):
             if other[1] == "algorithms" and len(other) > 3 and module[:3] != other[:3]:

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyrun import distance, episodes, equal_weights, metrics, tiny_config, train_in_process
-from trailnotes.algorithms.gigpo import TwoLevelAdvantages, compute_two_level_advantages, term_metrics
-from trailnotes.config.methods_schema import AlgorithmConfig, GigpoConfig
+from trailnotes.algorithms.gigpo import GigpoConfig, TwoLevelAdvantages, compute_two_level_advantages, term_metrics
+from trailnotes.config.methods_schema import AlgorithmConfig
 from trailnotes.credit import (
     Scores,
     Visits,

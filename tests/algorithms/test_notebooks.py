@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from adaptrun import NEVER, Guesser, adapt_by
+from trailnotes.algorithms._notebook import Notebook, Question, read_lines
 from trailnotes.algorithms.ace import Entry, Playbook
 from trailnotes.algorithms.clin import CausalStatements
-from trailnotes.algorithms.notebook import Notebook, Question, read_lines
 from trailnotes.algorithms.reasoningbank import Bank, parse_items
 from trailnotes.algorithms.training_free_grpo import Experiences
 from trailnotes.errors import ConfigError

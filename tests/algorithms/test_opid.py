@@ -18,8 +18,7 @@ from tinyrun import (
     trained,
 )
 from trailnotes.algorithms.opid import rebuild_with_own_tips
-from trailnotes.config.methods_schema import OpsdConfig
-from trailnotes.credit.tokens import add_teacher_signal
+from trailnotes.algorithms.opsd import OpsdConfig, add_teacher_signal
 from trailnotes.memory.tips import clean_tip
 from trailnotes.training.iteration import Iteration
 

@@ -25,13 +25,13 @@ from tinyrun import (
     trained,
 )
 from trailnotes.algorithms.opsd import (
+    OpsdConfig,
     build_distillation_rows,
     collect_teacher_logprobs,
     distillation_metrics,
     rebuild_with_tips,
 )
 from trailnotes.commands.eval import evaluate
-from trailnotes.config.methods_schema import OpsdConfig
 from trailnotes.errors import ConfigError
 from trailnotes.learner.samples import build_samples
 from trailnotes.memory.controls import EMPTY_TEXT

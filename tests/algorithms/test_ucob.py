@@ -10,8 +10,7 @@ import pytest
 
 from tiny import group, step, trajectory
 from tinyrun import distance, equal_weights, metrics, trained
-from trailnotes.algorithms.ucob import Lesson, Turn, collect_turns, find_lessons, lesson_metrics, weigh_rows
-from trailnotes.config.methods_schema import UcobConfig
+from trailnotes.algorithms.ucob import Lesson, Turn, UcobConfig, collect_turns, find_lessons, lesson_metrics, weigh_rows
 from trailnotes.credit.steps import Visits
 from trailnotes.types import NO_OP, Completion
 

@@ -17,9 +17,8 @@ from safetensors.torch import load_file, save
 
 from tinker_servers import RANK, Server
 from tiny import episode, group
-from trailnotes.algorithms.gigpo import compute_two_level_advantages
+from trailnotes.algorithms.gigpo import GigpoConfig, compute_two_level_advantages
 from trailnotes.commands import main
-from trailnotes.config.methods_schema import GigpoConfig
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import resolve_config
 from trailnotes.credit import collect_visits, group_advantages, leave_one_out_advantages

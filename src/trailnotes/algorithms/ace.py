@@ -10,13 +10,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from trailnotes.algorithms.notebook import Question, adapt_by_notebook, describe_outcome, read_lines
+from trailnotes.algorithms._notebook import NotebookConfig, Question, adapt_by_notebook, describe_outcome, read_lines
+from trailnotes.config.methods import Method
 from trailnotes.rollout import select_usable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trailnotes.algorithms.notebook import Ask
+    from trailnotes.algorithms._notebook import Ask
     from trailnotes.runs.adaptation import AdaptationRun
     from trailnotes.types import Task, TrajectoryGroup
 
@@ -37,7 +38,7 @@ _CURATE: Final = (
 
 async def ace(run: AdaptationRun) -> None:
     """Adapt to all tasks by one playbook."""
-    await adapt_by_notebook(run, Playbook(run.config.notebook.capacity))
+    await adapt_by_notebook(run, Playbook(run.config.section(NotebookConfig).capacity))
 
 
 @dataclass(slots=True)
@@ -118,3 +119,6 @@ class Playbook:
             elif found := _LESSON.match(line):
                 lesson = found[1]
         return lesson
+
+
+METHOD = Method("ace", "ACE", ace, trains=False, repeats=True, colour="#ff6361", sections={"notebook": NotebookConfig})

@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from trailnotes.algorithms.notebook import Question, adapt_by_notebook, describe_outcome, read_lines
+from trailnotes.algorithms._notebook import NotebookConfig, Question, adapt_by_notebook, describe_outcome, read_lines
+from trailnotes.config.methods import Method
 from trailnotes.rollout import select_usable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trailnotes.algorithms.notebook import Ask
+    from trailnotes.algorithms._notebook import Ask
     from trailnotes.runs.adaptation import AdaptationRun
     from trailnotes.types import Task, TrajectoryGroup
 
@@ -29,7 +30,7 @@ _REQUEST: Final = (
 
 async def clin(run: AdaptationRun) -> None:
     """Adapt to each task by causal statements about it."""
-    await adapt_by_notebook(run, CausalStatements(run.config.notebook.shown))
+    await adapt_by_notebook(run, CausalStatements(run.config.section(NotebookConfig).shown))
 
 
 class CausalStatements:
@@ -65,3 +66,8 @@ class CausalStatements:
             if found:
                 self.known[episode.task.id] = found[: self.most]
         return unusable
+
+
+METHOD = Method(
+    "clin", "CLIN", clin, trains=False, repeats=True, colour="#003f5c", sections={"notebook": NotebookConfig}
+)

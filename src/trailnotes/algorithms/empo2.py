@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trailnotes.config.methods import Method
 from trailnotes.credit import group_advantages
 from trailnotes.learner.samples import replace_behavior_logprobs
 
@@ -66,3 +67,6 @@ async def empo2(iteration: Iteration) -> None:
         samples += [*iteration.anchor_samples(written, groups), *iteration.author_samples(written, groups)]
         metrics = await iteration.update(samples)
         await iteration.end(groups, metrics)
+
+
+METHOD = Method("empo2", "EMPO²", empo2, trains=True, memory=True, colour="#009e73")

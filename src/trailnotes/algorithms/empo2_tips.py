@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trailnotes.config.methods import Method
 from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.memory import embedder_of, open_memory
 from trailnotes.memory.controls import make_prompt_memory
@@ -57,3 +58,9 @@ async def empo2_tips(run: AdaptationRun) -> None:
 def load_preliminary_tasks(config: Config) -> list[Task]:
     """Return the games that get tips before the panel is played."""
     return panel(tasks_of(config, config.eval.meet_split), config.eval.meet_tasks) if config.eval.meet_split else []
+
+
+METHOD = Method(
+    "empo2-tips", "EMPO², tips only", empo2_tips, trains=False, repeats=True, colour="#5fbf9f",
+    learned_from=load_preliminary_tasks,
+)  # fmt: skip

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from trailnotes.config.methods import Method
+from trailnotes.config.section import Section, key
 from trailnotes.credit import build_histories, collect_visits, episode_relative, step_relative, weigh_levels
 
 if TYPE_CHECKING:
@@ -19,9 +21,27 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from trailnotes.config.methods_schema import GigpoConfig
     from trailnotes.credit import Scores, Visits
     from trailnotes.training.iteration import Iteration
+
+GIGPO = "GiGPO, arXiv 2505.10978"
+
+
+class GigpoConfig(Section):
+    """GiGPO and HGPO: step advantages among the visits of one state in a group, besides those of whole episodes."""
+
+    omega: float = key(1.0, "weight of the step advantages; 0 is GRPO", GIGPO, ge=0)
+    gamma: float = key(0.95, "discount of the return from each step on", GIGPO, gt=0, le=1)
+    norm: Literal["mean", "mean_std"] = key("mean", "subtract the mean, or also divide by the deviation", GIGPO)
+    statistics: Literal["trajectories", "steps"] = key("trajectories", "unit of episode statistics (steps: release)")
+    ddof: Literal[0, 1] = key(1, "of the standard deviation: 1 in the release; HGPO's levels always have 0")
+    std_floor: float = key(0.0, "no group is divided by less than this", ge=0)
+    similarity: float = key(1.0, "difflib ratio from which observations share a state; 1 = equality", GIGPO, gt=0, le=1)
+    dedup: bool = key(False, "count a state once for each episode, by its first visit, in the step statistics")
+    hierarchical: bool = key(False, "HGPO: group by the last k observations, k = 1..history + 1")
+    history: int = key(2, "HGPO: K, observations of context before the newest", needs="gigpo.hierarchical", ge=0)
+    alpha: float = key(1.0, "HGPO: level k weighs (k + 1)^alpha", needs="gigpo.hierarchical", ge=0)
+    base_group: bool = key(False, "HGPO: the episode advantage takes part as level 0", needs="gigpo.hierarchical")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +81,7 @@ def compute_two_level_advantages(
 
 async def gigpo(iteration: Iteration) -> None:
     """Run one iteration of GiGPO."""
-    settings = iteration.config.gigpo
+    settings = iteration.config.section(GigpoConfig)
     groups = await iteration.rollout(iteration.tasks())
     async with iteration.learning():
         groups = iteration.add_novelty(groups)
@@ -94,3 +114,6 @@ def term_metrics(terms: Sequence[TwoLevelAdvantages]) -> dict[str, float]:
         "singletons": sizes.count(1) / sum(sizes), "group_mean": sum(sizes) / len(sizes),
         "group_max": float(max(sizes)), "step_share": step / (episode + step) if episode + step else 0.0,
     }  # fmt: skip
+
+
+METHOD = Method("gigpo", "GiGPO", gigpo, trains=True, colour="#0072b2", sections={"gigpo": GigpoConfig})

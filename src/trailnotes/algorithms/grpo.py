@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trailnotes.config.methods import Method
 from trailnotes.credit import group_advantages
 
 if TYPE_CHECKING:
@@ -23,3 +24,6 @@ async def grpo(iteration: Iteration) -> None:
         advantages = [group_advantages(scores, algorithm) for scores in iteration.scores(groups)]
         metrics = await iteration.update(iteration.samples(groups, advantages))
         await iteration.end(groups, metrics)
+
+
+METHOD = Method("grpo", "GRPO", grpo, trains=True, colour="#d55e00")

@@ -12,7 +12,10 @@ from contextlib import ExitStack
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from trailnotes.config.methods import Method
+from trailnotes.config.section import Section, key
 from trailnotes.credit import discount_across_episodes, group_advantages, group_relative
+from trailnotes.errors import ConfigError
 from trailnotes.learner.samples import anchor_sample
 from trailnotes.memory import open_memory
 from trailnotes.rollout import compute_tip_metrics
@@ -21,10 +24,21 @@ from trailnotes.types import TrajectoryGroup
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trailnotes.config.schema import Config
     from trailnotes.memory import TipMemory
     from trailnotes.rollout import WrittenTip
     from trailnotes.training.iteration import Iteration
     from trailnotes.types import Mode, Sample
+
+LAMER = "LaMer, arXiv 2512.16848"
+
+
+class LamerConfig(Section):
+    """LaMer: episodes of a task in a row, with the tips that each member writes in between for itself."""
+
+    episodes: int = key(3, "K, episodes of a task that each member of a group plays in a row", LAMER, ge=1)
+    gamma: float = key(0.6, "discount of an episode's return in that of the one before it", LAMER, ge=0, le=1)
+
 
 Trial = list[TrajectoryGroup]  # a task's groups by episode, 0 to K - 1, each of the same members
 WrittenTips = dict[int, "WrittenTip"]  # by `id` of the trajectory that it is about
@@ -32,11 +46,12 @@ WrittenTips = dict[int, "WrittenTip"]  # by `id` of the trajectory that it is ab
 
 async def lamer(iteration: Iteration) -> None:
     """Run one iteration of LaMer."""
-    config, normalize_std = iteration.config, iteration.config.algorithm.normalize_std
+    config, options = iteration.config, iteration.config.section(LamerConfig)
+    normalize_std = config.algorithm.normalize_std
     rounds = [await iteration.rollout(iteration.tasks())]
     trials: list[Trial] = [[group] for group in rounds[0]]
     written: WrittenTips = {}
-    for episode in range(1, config.lamer.episodes):
+    for episode in range(1, options.episodes):
         if not trials:
             break
         tips = await iteration.write_tips([trial[-1] for trial in trials], f"tips-{episode}")
@@ -51,7 +66,7 @@ async def lamer(iteration: Iteration) -> None:
         iteration.add_metrics("tips", compute_tip_metrics(list(written.values())))
         iteration.add_metrics("lamer", success_by_episode(trials))
         scores = iter(iteration.scores(list(chain(*trials))))
-        worth = [discount_across_episodes([next(scores) for _ in trial], config.lamer.gamma) for trial in trials]
+        worth = [discount_across_episodes([next(scores) for _ in trial], options.gamma) for trial in trials]
         advantages = [group_advantages(episode, config.algorithm) for trial in worth for episode in trial]
         samples = iteration.samples(list(chain(*trials)), advantages)
         for trial, episodes in zip(trials, worth, strict=True):
@@ -128,3 +143,18 @@ def success_by_episode(trials: Sequence[Trial]) -> dict[str, float]:
     won = [[[t.success for t in group.trajectories] for group in trial] for trial in trials]
     rounds = [list(chain(*episode)) for episode in zip(*won, strict=True)]
     return {f"success/{number}": sum(each) / max(1, len(each)) for number, each in enumerate(rounds)}
+
+
+def validate_lamer(config: Config) -> None:
+    """Refuse what would keep a member from playing its task again, or from writing the tip that it is credited for."""
+    if config.archive.share or config.algorithm.dynamic_sampling:
+        raise ConfigError("lamer plays tasks from the start: set archive.share and algorithm.dynamic_sampling to 0")
+    if config.algorithm.author != "policy" or config.algorithm.author_credit:
+        raise ConfigError('lamer trains the author of tips: set algorithm.author = "policy" and author_credit = 0')
+
+
+METHOD = Method(
+    "lamer", "LaMer", lamer, trains=True, writes=True, colour="#332288", sections={"lamer": LamerConfig},
+    validate=validate_lamer, anchors_rows=lambda config: bool(config.loss.kl),  # of the tips that it credits
+    count_episodes=lambda config, planned: planned * config.section(LamerConfig).episodes,
+)  # fmt: skip

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trailnotes.config.methods import Method
+
 if TYPE_CHECKING:
     from trailnotes.runs.adaptation import AdaptationRun
 
@@ -17,3 +19,6 @@ async def naive(run: AdaptationRun) -> None:
     run.log("trial-0", groups)
     run.report("trial 0", groups, memory=False, trial=0)
     run.examine(groups, memory=False)
+
+
+METHOD = Method("naive", "naive", naive, trains=False, colour="#6f6f6f")

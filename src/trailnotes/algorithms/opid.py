@@ -10,8 +10,9 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from trailnotes.algorithms.opsd import build_lessons, distillation_metrics, rebuild_with_tips
-from trailnotes.config.methods_schema import OpsdConfig
+from trailnotes.algorithms.opsd import OpsdConfig, build_lessons, distillation_metrics, rebuild_with_tips
+from trailnotes.config.methods import Method
+from trailnotes.config.section import Section, key
 from trailnotes.credit import group_advantages
 from trailnotes.memory import open_memory
 
@@ -24,10 +25,19 @@ if TYPE_CHECKING:
     from trailnotes.types import Trajectory, TrajectoryGroup
 
 
+class OpidConfig(Section):
+    """OPID: the policy scores an episode with the tip that was written about it afterwards in its prompt."""
+
+    coefficient: float = key(0.001, "c, weight of the log ratio beside the group's advantage; 0 is GRPO",
+                             "OPID release 37a15a5, its ALFWorld script", ge=0)  # fmt: skip
+    clip: float = key(0.0, "largest log ratio that counts, either way; 0 = no limit", ge=0)
+
+
 async def opid(iteration: Iteration) -> None:
     """Run one iteration of OPID."""
     config, algorithm = iteration.config, iteration.config.algorithm
-    options = OpsdConfig(form="additive", coefficient=config.opid.coefficient, clip=config.opid.clip, gate="none")
+    own = config.section(OpidConfig)
+    options = OpsdConfig(form="additive", coefficient=own.coefficient, clip=own.clip, gate="none")
     groups = await iteration.rollout(iteration.tasks())
     written = await iteration.write_tips(groups)
     teachers = await rebuild_with_own_tips(iteration, groups, written)
@@ -65,3 +75,6 @@ async def rebuild_with_own_tips(
             return memory
 
         return await rebuild_with_tips(iteration.policy, groups, config, memory_of)
+
+
+METHOD = Method("opid", "OPID", opid, trains=True, writes=True, colour="#b5651d", sections={"opid": OpidConfig})

@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal, Self
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pydantic import model_validator
 
+from trailnotes.config.methods import Method
+from trailnotes.config.section import Section, key
 from trailnotes.credit import group_advantages
-from trailnotes.credit.tokens import add_teacher_signal, compute_gate, compute_teacher_signal, log_ratio
 from trailnotes.learner.samples import build_samples
 from trailnotes.rollout.episode import EpisodeContext, TipsActor
 from trailnotes.rollout.groups import gather_or_cancel
@@ -24,23 +27,64 @@ from trailnotes.types import TrajectoryGroup
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
-    from trailnotes.config.methods_schema import OpsdConfig
     from trailnotes.config.schema import Config
     from trailnotes.memory.base import Memory
     from trailnotes.policies.base import Policy
     from trailnotes.training.iteration import Iteration
     from trailnotes.types import Completion, Message, Mode, Sample, Sampling, Step, Trajectory
 
-    Array = NDArray[np.float64]
 
+class OpsdConfig(Section):
+    """OPSD: the policy with its tips in the prompt scores what it sampled without them."""
+
+    form: Literal["sdpo", "sdar", "opcd", "additive"] = key(
+        "sdpo", "the log ratio as advantage (SDPO, 2601.20802); as a sigmoid beside the group's (SDAR, 2605.15155); "
+        "from the start model (OPCD, 2602.12275); beside the group's as it is (OPID, 2606.26790)")  # fmt: skip
+    coefficient: float | None = key(
+        None, "c, weight of the teacher; none = as published: 1 for sdpo and opcd, where the group has 1 - c; 0.01 for "
+        "sdar; 0.001 for additive; 0 is GRPO", ge=0)  # fmt: skip
+    teacher: Literal["form", "policy", "start"] = key(
+        "form", "weights of the teacher: the policy's (sdpo, sdar) or the start model's (opcd), or either for all forms"
+    )
+    gate: Literal["none", "agree", "positive"] = key(
+        "agree", "tokens left to the teacher: all (as published), those where the group's advantage does not say the "
+        "opposite, or those of episodes better than their group; of the others the group decides")  # fmt: skip
+    beta: float = key(5.0, "sdar: steepness of the sigmoid", "SDAR release", needs="opsd.form = sdar", ge=0)
+    clip: float = key(5.0, "largest log ratio that counts, either way; 0 = no limit", ge=0)
+
+    @property
+    def weight(self) -> float:
+        """Return `coefficient`, or the form's published one."""
+        published = {"sdar": 0.01, "additive": 0.001}.get(self.form, 1.0)
+        return published if self.coefficient is None else self.coefficient
+
+    @property
+    def is_additive(self) -> bool:
+        """Tell whether the group's advantage stays whole beside the teacher's signal."""
+        return self.form in ("sdar", "additive")
+
+    @property
+    def has_frozen_teacher(self) -> bool:
+        """Tell whether the start model is the teacher."""
+        return self.teacher == "start" or (self.teacher == "form" and self.form == "opcd")
+
+    @model_validator(mode="after")
+    def validate_weight(self) -> Self:
+        """Refuse a weight that would reverse the group's advantage."""
+        if not self.is_additive and self.weight > 1:
+            raise ValueError(f"opsd.coefficient = {self.weight:g} leaves {self.form} less than nothing of the group's "
+                             "advantage: set it to 1 or less")  # fmt: skip
+        return self
+
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 TEACHER_MODE: Final[Mode] = "on_policy_tips"  # the mode whose prompts the teacher reads
 
 
 async def opsd(iteration: Iteration) -> None:
     """Run one iteration of OPSD."""
-    config, options, memory = iteration.config, iteration.config.opsd, iteration.prompt_memory
+    config, options, memory = iteration.config, iteration.config.section(OpsdConfig), iteration.prompt_memory
     algorithm = config.algorithm
     assert memory is not None
     groups = await iteration.rollout(iteration.tasks())
@@ -225,3 +269,60 @@ def distillation_metrics(lessons: Sequence[DistillationRow], options: OpsdConfig
     signal = np.abs(compute_teacher_signal(ratios, options) * speaks)
     means = (taught.mean(), ratios.mean(), (ratios > 0).mean(), 1 - speaks.mean(), signal.mean())
     return dict(zip(names, map(float, means), strict=True))
+
+
+def log_ratio(teacher: ArrayLike, student: ArrayLike) -> Array:
+    """Compute the teacher's preference for each token (n,): d = log pi(y | tips) - log pi(y).
+
+    Its negative is the one-sample estimate of KL(student || teacher). NaN in `teacher` is a token without one: d is 0.
+
+    Raises:
+        ValueError: the two differ in length.
+    """
+    with_tips, without = np.asarray(teacher, dtype=np.float64), np.asarray(student, dtype=np.float64)
+    if with_tips.shape != without.shape:
+        raise ValueError(f"a teacher of {with_tips.size} tokens cannot score {without.size}")
+    return np.where(np.isnan(with_tips), 0.0, with_tips - without)
+
+
+def compute_gate(ratios: Array, advantages: Array, gate: str) -> Mask:
+    """Compute which tokens (n,) the reward leaves to the teacher.
+
+    "none" keeps none back; "agree" those where teacher and reward want opposite things; "positive" those of episodes
+    that were no better than their group.
+    """
+    if gate == "agree":
+        return ratios * advantages >= 0
+    return advantages > 0 if gate == "positive" else np.ones(ratios.shape, dtype=bool)
+
+
+def compute_teacher_signal(ratios: Array, options: OpsdConfig) -> Array:
+    """Compute the teacher's addition to the advantage of each token (n,), from its log ratios (n,).
+
+    With c = `options.weight`, and d the log ratio within +- `options.clip`: sdpo (arXiv 2601.20802, eq. 2), opcd (arXiv
+    2602.12275, eq. 1) and additive (OPID, arXiv 2606.26790) add c d, sdar (arXiv 2605.15155) adds
+    c (sigmoid(beta d) - 1/2). The 1/2 is a baseline: it changes no expectation, and a teacher who agrees with the
+    student adds nothing.
+    """
+    d = np.clip(ratios, -options.clip, options.clip) if options.clip else ratios
+    if options.form == "sdar":
+        d = np.tanh(options.beta * d / 2) / 2  # sigmoid(beta d) - 1/2, which never overflows
+    return options.weight * d
+
+
+def add_teacher_signal(advantages: Array, ratios: Array, known: Mask, options: OpsdConfig) -> Array:
+    """Add the teacher's signal to the group's advantage of each token (n,).
+
+    sdpo and opcd: (1 - c) A + signal, so that c = 1 is the paper's and less is the hybrid with GRPO; sdar and additive:
+    A + signal.
+    A alone where there is no teacher (`known`), or `compute_gate` keeps it back.
+    """
+    share = 1.0 if options.is_additive else 1.0 - options.weight
+    speaks = known & compute_gate(ratios, advantages, options.gate)
+    return np.where(speaks, share * advantages + compute_teacher_signal(ratios, options), advantages)
+
+
+METHOD = Method(
+    "opsd", "OPSD", opsd, trains=True, memory=True, plain=True, colour="#882255", sections={"opsd": OpsdConfig},
+    needs_initial_model=lambda config: config.section(OpsdConfig).has_frozen_teacher,
+)  # fmt: skip

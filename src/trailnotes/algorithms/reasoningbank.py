@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from trailnotes.algorithms.notebook import Question, adapt_by_notebook, describe_outcome, read_lines
+from trailnotes.algorithms._notebook import NotebookConfig, Question, adapt_by_notebook, describe_outcome, read_lines
+from trailnotes.config.methods import Method
 from trailnotes.memory import embedder_of
 from trailnotes.prompts import get_instruction
 from trailnotes.rollout import select_usable
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from trailnotes.algorithms.notebook import Ask
+    from trailnotes.algorithms._notebook import Ask
     from trailnotes.memory import Embedder
     from trailnotes.runs.adaptation import AdaptationRun
     from trailnotes.types import Task, TrajectoryGroup
@@ -43,7 +44,7 @@ _WHY: Final = {
 
 async def reasoningbank(run: AdaptationRun) -> None:
     """Adapt to all tasks by one bank of insights."""
-    await adapt_by_notebook(run, Bank(embedder_of(run.config), run.config.notebook.retrieved))
+    await adapt_by_notebook(run, Bank(embedder_of(run.config), run.config.section(NotebookConfig).retrieved))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +114,9 @@ def parse_items(answer: str) -> tuple[str, ...]:
         + (f" ({item['description']})" if item.get("description") else "")
         for item in whole[:MAX_ITEMS]
     )
+
+
+METHOD = Method(
+    "reasoningbank", "ReasoningBank", reasoningbank, trains=False, repeats=True, colour="#bc5090",
+    sections={"notebook": NotebookConfig},
+)  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trailnotes.config.methods import Method
 from trailnotes.credit import leave_one_out_advantages
 
 if TYPE_CHECKING:
@@ -22,3 +23,6 @@ async def rloo(iteration: Iteration) -> None:
         advantages = [leave_one_out_advantages(scores) for scores in iteration.scores(groups)]
         metrics = await iteration.update(iteration.samples(groups, advantages))
         await iteration.end(groups, metrics)
+
+
+METHOD = Method("rloo", "RLOO", rloo, trains=True, colour="#cc79a7")

@@ -9,14 +9,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from trailnotes.algorithms.notebook import Question, adapt_by_notebook, read_lines
+from trailnotes.algorithms._notebook import NotebookConfig, Question, adapt_by_notebook, read_lines
+from trailnotes.config.methods import Method
 from trailnotes.errors import ConfigError
 from trailnotes.prompts import get_instruction, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trailnotes.algorithms.notebook import Ask
+    from trailnotes.algorithms._notebook import Ask
     from trailnotes.runs.adaptation import AdaptationRun
     from trailnotes.types import Task, Trajectory, TrajectoryGroup
 
@@ -35,7 +36,7 @@ async def training_free_grpo(run: AdaptationRun) -> None:
     if run.config.eval.num_samples < 2:
         raise ConfigError("training-free-grpo compares attempts at one task: set eval.num_samples to 2 or more "
                           "(release: 5)")  # fmt: skip
-    await adapt_by_notebook(run, Experiences(run.config.notebook.capacity))
+    await adapt_by_notebook(run, Experiences(run.config.section(NotebookConfig).capacity))
 
 
 class Experiences:
@@ -94,3 +95,9 @@ def describe_attempt(episode: Trajectory) -> str:
     """Describe an attempt by its actions and its score."""
     actions = "; ".join(quoted(step.action) or "(nothing)" for step in episode.steps)
     return f"Attempt with score {episode.score:g} of {episode.max_score:g}: {actions}"
+
+
+METHOD = Method(
+    "training-free-grpo", "Training-Free GRPO", training_free_grpo, trains=False, repeats=True, colour="#8c6d31",
+    sections={"notebook": NotebookConfig},
+)  # fmt: skip

@@ -14,29 +14,37 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trailnotes.algorithms.empo2 import draw_modes
-from trailnotes.algorithms.gigpo import compute_two_level_advantages, term_metrics
-from trailnotes.algorithms.opsd import rebuild_with_tips
+from trailnotes.algorithms.gigpo import GigpoConfig, compute_two_level_advantages, term_metrics
+from trailnotes.algorithms.opsd import Array, log_ratio, rebuild_with_tips
+from trailnotes.config.methods import Method
+from trailnotes.config.section import Section, key
 from trailnotes.credit import collect_visits
 from trailnotes.credit.episodes import is_invalid
-from trailnotes.credit.tokens import log_ratio
 from trailnotes.learner.samples import anchor_sample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
-    from trailnotes.config.methods_schema import UcobConfig
     from trailnotes.credit import Visits
     from trailnotes.training.iteration import Iteration
     from trailnotes.types import Completion, Sample, TokenIds, TrajectoryGroup
 
-    Array = NDArray[np.float64]
+
+class UcobConfig(Section):
+    """UCOB: lessons between members with tips and without that met the same state; advantages as of [gigpo]."""
+
+    coefficient: float = key(0.1, "weight of the lessons; 0 is GiGPO on mixed groups", "UCOB release d38292c", ge=0)
+    margin: float = key(0.05, "least gap of returns, as a share of the highest score", "UCOB release d38292c", ge=0)
+    tau: float = key(0.2, "a lesson weighs its gap over this...", "UCOB release d38292c", gt=0)
+    weight_max: float = key(2.0, "...and at most this", "UCOB release d38292c", gt=0)
+    max_pairs: int = key(2, "lessons at one state, the largest gaps first", "UCOB release d38292c", ge=1)
+    beta: float = key(5.0, "steepness of the gate of a token; 0 weighs all alike", "UCOB release d38292c", ge=0)
 
 
 async def ucob(iteration: Iteration) -> None:
     """Run one iteration of UCOB."""
-    config, options, memory = iteration.config, iteration.config.ucob, iteration.prompt_memory
+    config, options, memory = iteration.config, iteration.config.section(UcobConfig), iteration.prompt_memory
+    gigpo = config.section(GigpoConfig)
     assert memory is not None
     tasks = iteration.tasks()
     # Members with tips train with them: here lessons carry over what they know, not the removal of tips.
@@ -53,8 +61,8 @@ async def ucob(iteration: Iteration) -> None:
         groups = iteration.add_novelty(groups)
         terms, advantages, lessons = [], [], list[Lesson]()
         for group, rebuilt, scores in zip(groups, with_tips, iteration.scores(groups), strict=True):
-            visits = collect_visits(scores, config.gigpo.gamma, config.gigpo.similarity)
-            terms.append(compute_two_level_advantages(visits, scores.returns, config.gigpo))
+            visits = collect_visits(scores, gigpo.gamma, gigpo.similarity)
+            terms.append(compute_two_level_advantages(visits, scores.returns, gigpo))
             advantages.append(terms[-1].sum_by_episode(scores))
             turns = collect_turns(group, rebuilt, config.algorithm.invalid)
             lessons += find_lessons(visits, turns, group.trajectories[0].max_score, options)
@@ -188,3 +196,9 @@ def lesson_metrics(lessons: Sequence[Lesson], gates: Sequence[Array]) -> dict[st
     from_tips, gaps = [lesson.from_tips for lesson in lessons], [lesson.gap for lesson in lessons]
     means = float(np.mean(from_tips)), float(np.mean(gaps)), float(np.mean(np.concatenate(gates)))
     return {"lessons": float(len(lessons)), **dict(zip(("from_tips", "gap", "gate"), means, strict=True))}
+
+
+METHOD = Method(
+    "ucob", "UCOB", ucob, trains=True, memory=True, colour="#7a5195",
+    sections={"ucob": UcobConfig, "gigpo": GigpoConfig},
+)  # fmt: skip

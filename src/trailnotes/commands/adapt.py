@@ -190,7 +190,7 @@ ADAPT = Command(
     arguments=(
         MODEL_OR_RUN, OTHER_CONFIG,
         argument("--method", metavar="METHOD",
-            help=f"{', '.join(list_methods(trains=False))}, or module:NAME of your own; "
+            help="a method that changes no weights, as docs/algorithms lists them, or module:NAME of your own; "
             f"default: that of the config if it trains nothing, else {TIPS_ONLY_METHOD}"),
         argument("--trials", type=int, metavar="K", help="trials after trial 0 (default: eval.trials)"),
         argument("--out", type=Path, metavar="DIR", required=True, help="run directory, created if missing"),

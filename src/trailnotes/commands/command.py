@@ -162,9 +162,11 @@ def _suggest_options(word: str, command: Command | None) -> str:
     options = [option for item in command.arguments for option in item.names if option.startswith("--")]
     near = difflib.get_close_matches(f"--{name.replace('_', '-')}", options, 1)
     if not near and command.settings:
+        from trailnotes.config.schema import full_config_type
         from trailnotes.config.toml import collect_fields
 
-        near = [f"--{key}" for key in collect_fields() if key.rpartition(".")[2] == name.replace("-", "_")]
+        keys = collect_fields(full_config_type())
+        near = [f"--{key}" for key in keys if key.rpartition(".")[2] == name.replace("-", "_")]
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 

@@ -53,15 +53,16 @@ def _list_settings() -> tuple[Argument, ...]:
     """List all settings as options, with their values where these are few."""
     from importlib.metadata import entry_points
 
-    from trailnotes.config.methods import METHODS
+    from trailnotes.config.methods import list_names
     from trailnotes.config.presets import PRESETS
+    from trailnotes.config.schema import full_config_type
     from trailnotes.config.toml import collect_fields
     from trailnotes.envs import ENTRY_POINTS, ENVS
 
     envs = [*ENVS, *(point.name for point in entry_points(group=ENTRY_POINTS))]
-    values: dict[str, Any] = {"preset": PRESETS, "algorithm.name": METHODS, "env.name": envs}
+    values: dict[str, Any] = {"preset": PRESETS, "algorithm.name": list_names(), "env.name": envs}
     settings = []
-    for key, field in collect_fields().items():
+    for key, field in collect_fields(full_config_type()).items():
         kind: Any = field.annotation
         few = ("true", "false") if kind is bool else get_args(kind) if get_origin(kind) is Literal else ()
         choices = tuple(values.get(key, few)) or None

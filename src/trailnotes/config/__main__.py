@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from trailnotes.config.schema import Config
+from trailnotes.config.schema import full_config_type
 from trailnotes.config.section import Section
 from trailnotes.config.toml import collect_fields, explain_key, flatten_config, format_toml_value
 
@@ -44,8 +44,8 @@ GUIDES = {
 def render_config_page() -> str:
     """Render every key with its default, meaning and allowed values as a page, one table for each section."""
     lines = [INTRODUCTION]
-    defaults, section = flatten_config(Config()), None
-    for name in collect_fields():
+    defaults, section = flatten_config(full_config_type()()), None
+    for name in collect_fields(full_config_type()):
         head = name.rpartition(".")[0]
         if head != section:
             section = head
@@ -59,7 +59,7 @@ def render_config_page() -> str:
 def _open_section(head: str) -> list[str]:
     if not head:
         return []
-    kind: type[Section] = Config
+    kind: type[Section] = full_config_type()
     for part in head.split("."):
         kind = type(getattr(kind(), part))
     about = (kind.__doc__ or "").partition("\n")[0]

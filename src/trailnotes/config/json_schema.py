@@ -8,9 +8,9 @@ from typing import Any, Final
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from trailnotes.config.methods import METHODS
+from trailnotes.config.methods import list_names
 from trailnotes.config.model_schema import OPENAI_PREFIX
-from trailnotes.config.schema import TRACKERS, Config
+from trailnotes.config.schema import TRACKERS, full_config_type
 from trailnotes.config.section import RENAMED_KEYS
 
 _OWN_CODE: Final = {"type": "string", "pattern": ":"}  # module:NAME
@@ -31,11 +31,11 @@ def render_json_schema() -> str:
 
     Not all programs that read `#:schema` follow references.
     """
-    made = Config.model_json_schema(schema_generator=_TomlSchema)
+    made = full_config_type().model_json_schema(schema_generator=_TomlSchema)
     defs = made.pop("$defs")
     schema = {"$schema": _TomlSchema.schema_dialect, **_simplify(made, defs), "title": "Settings of Trailnotes"}
     sections = {name: each.get("properties", {}) for name, each in schema["properties"].items()}
-    sections["algorithm"]["name"] |= {"anyOf": [{"enum": [*METHODS]}, _OWN_CODE]}
+    sections["algorithm"]["name"] |= {"anyOf": [{"enum": list_names()}, _OWN_CODE]}
     authors = [{"enum": ["policy", "start", "extract"]}, {"type": "string", "pattern": f"^{OPENAI_PREFIX}."}]
     sections["algorithm"]["author"] |= {"anyOf": authors}
     sections["run"]["trackers"]["items"] = {"anyOf": [{"enum": [*TRACKERS]}, _OWN_CODE]}
@@ -56,4 +56,4 @@ def _simplify(node: Any, defs: dict[str, Any]) -> Any:
         node = defs[node["$ref"].rpartition("/")[2]] | {name: node[name] for name in node if name != "$ref"}
     if isinstance(node.get("source"), str):
         node = node | {"description": f"{node['description']} ({node['source']})"}
-    return {name: _simplify(value, defs) for name, value in node.items() if name not in {"title", "source"}}
+    return {name: _simplify(value, defs) for name, value in node.items() if name not in {"title", "source", "needs"}}

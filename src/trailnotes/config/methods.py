@@ -1,22 +1,24 @@
-"""Registry of the methods: where each lives, and the facts that other modules need.
+"""Registry of the methods: a method is a module of `trailnotes.algorithms` that ends with ``METHOD = Method(...)``.
 
-`algorithm.name` is a name in `METHODS`, one that `register` added, or ``"module:NAME"`` of a `Method`. Importing this
-module loads none of them, and reading a config imports nothing; `resolve_method` does.
+`algorithm.name` is the file name of such a module with hyphens, a name that `register` added, or ``"module:NAME"`` of a
+`Method`. A module is imported when a config names its method, or when a table needs the labels of all of them; none
+needs torch to be imported.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import pkgutil
 import re
 import sys
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trailnotes.config.section import Section
 from trailnotes.errors import ConfigError
-from trailnotes.storage.files import parse_toml
 
 MethodFunction = Callable[[Any], Awaitable[None]]
 """Carries out an `Iteration`, or drives an `AdaptationRun` where it changes no weights."""
@@ -26,19 +28,24 @@ TaskLister = Callable[[Any], Iterable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """Facts about a method that are known without importing it."""
+    """A method: its function, its settings, and the facts that other modules need."""
 
     name: str  # `algorithm.name`
-    label: str  # as tables and pictures call it
-    home: str | MethodFunction  # "module:function", imported by `load`; or the coroutine function itself
+    label: str  # in tables and plots
+    home: str | MethodFunction  # the coroutine function, or "module:function", which `load` imports
     trains: bool  # changes weights: `trailnotes train`; the others: `trailnotes adapt`
     memory: bool = False  # a training that opens a memory of tips
     plain: bool = False  # and shows them to no member: all act without
     writes: bool = False  # a training that writes tips without such a memory
     repeats: bool = False  # plays the panel eval.trials + 1 times
     data: str = ""  # the setting that names other runs whose episodes it learns from; "" plays another run's model
-    colour: str = ""  # in pictures; "" takes one that is left
+    colour: str = ""  # in plots; "" takes one that is left
     learned_from: str | TaskLister = ""  # "module:function", or the function: games beside train.split of `trains`
+    sections: Mapping[str, type[Section]] = field(default_factory=dict)  # of the config, besides those of all methods
+    validate: Callable[[Any], None] | None = None  # refuses a `Config` that it cannot run, by `ConfigError`
+    needs_initial_model: Callable[[Any], bool] | None = None  # with this `Config`, even if `loss.kl` is 0
+    anchors_rows: Callable[[Any], bool] | None = None  # besides those of [algorithm] and [rehearsal]
+    count_episodes: Callable[[Any, int], int] | None = None  # played, from those that tasks and samples multiply to
 
     @property
     def shows_tips(self) -> bool:
@@ -63,17 +70,20 @@ class Method:
 
 TIPS_ONLY_METHOD = "empo2-tips"  # plays panels with tips, rehearsals and exchanges of roles; trains nothing
 
-_TABLE = parse_toml((Path(__file__).parent / "methods.toml").read_text(encoding="utf-8"))
-METHODS = {name: Method(name, **facts) for name, facts in _TABLE.items()}
+_BUILT_IN = {
+    module.name.replace("_", "-"): f"trailnotes.algorithms.{module.name}"
+    for module in pkgutil.iter_modules([str(Path(__file__).parents[1] / "algorithms")])
+    if not module.name.startswith("_")
+}
+_registered: dict[str, Method] = {}
 _ENTRY_POINT = re.compile(r"[\w.]+:\w+")  # module:NAME
 
 
 def register(method: Method) -> Method:
     """Register a method for `algorithm.name` in this process; raises `ConfigError` if the name is taken."""
-    known = METHODS.get(method.name, method)
-    if _locate_code(known) != _locate_code(method):
+    if is_known(method.name) and _locate_code(find_method(method.name)) != _locate_code(method):
         raise ConfigError(f"a method is called {method.name!r} already: choose another name")
-    METHODS[method.name] = method
+    _registered[method.name] = method
     return method
 
 
@@ -85,23 +95,34 @@ def _locate_code(method: Method) -> tuple[str, str]:
     return getattr(code, "co_filename", repr(method.home)), getattr(method.home, "__qualname__", "")
 
 
+def list_names() -> list[str]:
+    """List the names of all methods, without importing any."""
+    return [*_BUILT_IN, *(name for name in _registered if name not in _BUILT_IN)]
+
+
+def is_known(name: str) -> bool:
+    """Tell whether a method of this package, or a registered one, has the name."""
+    return name in _BUILT_IN or name in _registered
+
+
 def validate_method_name(name: str) -> None:
-    """Refuse a name that is neither in the table nor of the form module:NAME, without importing anything.
+    """Refuse a name that is neither known nor of the form module:NAME, without importing anything.
 
     Raises:
         ConfigError: the text has the nearest name.
     """
-    if name not in METHODS and not _ENTRY_POINT.fullmatch(name):
-        near = difflib.get_close_matches(name, METHODS, 1)
-        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(METHODS)}, or module:NAME of your own"
+    if not is_known(name) and not _ENTRY_POINT.fullmatch(name):
+        near = difflib.get_close_matches(name, list_names(), 1)
+        choices = ", ".join(list_names())
+        hint = f"did you mean {near[0]}?" if near else f"choose one of {choices}, or module:NAME of your own"
         raise ConfigError(f"no method is called {name!r}: {hint}")
 
 
 def resolve_method(name: str) -> Method:
     """Return the method that `algorithm.name` names; raises `ConfigError` with the nearest name."""
     validate_method_name(name)
-    if name in METHODS:
-        return METHODS[name]
+    if is_known(name):
+        return find_method(name)
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):  # the working directory counts, as it does for an environment of one's own
         sys.path.append(here)
@@ -112,16 +133,18 @@ def resolve_method(name: str) -> Method:
         raise ConfigError(f"{name} cannot be imported as a method: {type(error).__name__}: {line}") from error
     if not isinstance(method, Method):
         raise ConfigError(f"{name} is not a Method: give the NAME of a trailnotes.config.methods.Method in module:NAME")
-    METHODS.setdefault(name, method)  # for its label and its colour
+    _registered.setdefault(name, method)  # for its label and its colour
     return method
 
 
 def find_method(name: str) -> Method:
-    """Return the method of some run without importing code.
+    """Return the method of some run without importing code of others.
 
     An unknown module:NAME counts as a training that shows no tips.
     """
-    return METHODS.get(name) or Method(name, name, name, trains=True)
+    if name in _BUILT_IN and name not in _registered:
+        _registered[name] = importlib.import_module(_BUILT_IN[name]).METHOD
+    return _registered.get(name) or Method(name, name, name, trains=True)
 
 
 def get_label(name: str) -> str:
@@ -131,12 +154,17 @@ def get_label(name: str) -> str:
 
 def get_colours() -> dict[str, str]:
     """Map the labels of methods to their colours in plots."""
-    return {method.label: method.colour for method in METHODS.values() if method.colour}
+    return {method.label: method.colour for method in map(find_method, list_names()) if method.colour}
 
 
 def list_methods(*, trains: bool) -> list[str]:
     """List the methods that change weights, or those that do not."""
-    return [method.name for method in METHODS.values() if method.trains == trains]
+    return [name for name in list_names() if find_method(name).trains == trains]
+
+
+def list_sections() -> dict[str, type[Section]]:
+    """Map the name of each section that belongs to methods to its type; imports all methods."""
+    return {name: kind for method in map(find_method, list_names()) for name, kind in method.sections.items()}
 
 
 def _import_target(target: str) -> Any:

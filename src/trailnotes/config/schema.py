@@ -7,26 +7,15 @@ cannot work are refused here, before anything is built.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from functools import cache
+from itertools import chain
+from typing import Any, Literal, Self, TypeVar
 
-from pydantic import field_validator, model_validator
+from pydantic import create_model, field_validator, model_validator
 
 from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.methods import METHODS, Method, list_methods, resolve_method
-from trailnotes.config.methods_schema import (
-    AlgorithmConfig,
-    ArchiveConfig,
-    GigpoConfig,
-    LamerConfig,
-    NotebookConfig,
-    OpidConfig,
-    OpsdConfig,
-    ReflexionConfig,
-    RehearsalConfig,
-    RemembererConfig,
-    RetrospexConfig,
-    UcobConfig,
-)
+from trailnotes.config.methods import Method, find_method, is_known, list_methods, list_sections, resolve_method
+from trailnotes.config.methods_schema import AlgorithmConfig, ArchiveConfig, RehearsalConfig
 from trailnotes.config.model_schema import (
     NO_MODEL_MESSAGE,
     OPENAI_PREFIX,
@@ -39,6 +28,7 @@ from trailnotes.config.model_schema import (
 from trailnotes.config.section import PAPER, Section, key
 from trailnotes.errors import ConfigError
 
+S = TypeVar("S", bound=Section)
 ActionFormat = Literal["line", "tags", "react"]
 Aggregation = Literal["token", "sequence", "constant"]
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
@@ -275,7 +265,11 @@ class WarmstartConfig(Section):
 
 
 class Config(Section):
-    """Everything that a run depends on."""
+    """Everything that a run depends on.
+
+    A config also has the sections of its method, and those of other methods that were given to it: `Config(...)` makes
+    an instance of `config_type(...)`. Read them by `section`.
+    """
 
     preset: Literal[
         "", "paper-scienceworld", "paper-webshop", "paper-scienceworld-lora", "paper-webshop-lora",
@@ -294,22 +288,21 @@ class Config(Section):
     rollout: RolloutConfig = key(RolloutConfig, "how episodes are played")
     memory: MemoryConfig = key(MemoryConfig, "the store of tips")
     algorithm: AlgorithmConfig = key(AlgorithmConfig, "the method")
-    gigpo: GigpoConfig = key(GigpoConfig, "GiGPO and HGPO")
-    opsd: OpsdConfig = key(OpsdConfig, "self-distillation from a teacher with tips")
-    opid: OpidConfig = key(OpidConfig, "hindsight tips as teachers of their own episodes")
-    ucob: UcobConfig = key(UcobConfig, "lessons between members with tips and without")
     rehearsal: RehearsalConfig = key(RehearsalConfig, "what is rehearsed")
-    lamer: LamerConfig = key(LamerConfig, "LaMer")
     archive: ArchiveConfig = key(ArchiveConfig, "states to return to")
-    reflexion: ReflexionConfig = key(ReflexionConfig, "Reflexion")
-    notebook: NotebookConfig = key(NotebookConfig, "CLIN, ReasoningBank, ACE, Training-Free GRPO")
-    rememberer: RemembererConfig = key(RemembererConfig, "REMEMBERER")
-    retrospex: RetrospexConfig = key(RetrospexConfig, "Retrospex")
     loss: LossConfig = key(LossConfig, "the loss")
     optim: OptimConfig = key(OptimConfig, "the optimizer")
     train: TrainConfig = key(TrainConfig, "length and rhythm of training")
     eval: EvalConfig = key(EvalConfig, "the panel")
     warmstart: WarmstartConfig = key(WarmstartConfig, "the start model")
+
+    def __new__(cls, **sections: Any) -> Self:
+        """Choose the class by the sections."""
+        return super().__new__(config_type(sections) if cls is Config else cls)  # type: ignore[return-value]
+
+    def section(self, kind: type[S]) -> S:
+        """Return the section of a method; its defaults if this config is of another method and does not set it."""
+        return next((value for value in vars(self).values() if type(value) is kind), None) or kind()
 
     @model_validator(mode="after")
     def validate_combinations(self) -> Self:
@@ -340,8 +333,8 @@ class Config(Section):
                 "tips of memory.shared_split reach all games, those that are trained on among them: "
                 f"set it to train.split = {self.train.split!r}, or to '', so that every split keeps its own"
             )
-        if algorithm.name in METHODS:  # one of module:NAME is asked when it is run: reading settings imports nothing
-            self._validate_method(METHODS[algorithm.name])
+        if is_known(algorithm.name):  # one of module:NAME is asked when it is run: reading settings does not import it
+            self._validate_method(find_method(algorithm.name))
         return self
 
     @model_validator(mode="after")
@@ -369,10 +362,8 @@ class Config(Section):
                 f'{algorithm.name} shows no tips of a memory while it trains: set algorithm.show_tips = "own" (panels '
                 "that are played with tips have eval.show_tips)"
             )
-        if algorithm.name == "lamer" and (self.archive.share or algorithm.dynamic_sampling):
-            raise ConfigError("lamer plays tasks from the start: set archive.share and algorithm.dynamic_sampling to 0")
-        if algorithm.name == "lamer" and (algorithm.author != "policy" or algorithm.author_credit):
-            raise ConfigError('lamer trains the author of tips: set algorithm.author = "policy" and author_credit = 0')
+        if method.validate:
+            method.validate(self)
         if method.plain and algorithm.author_credit:
             raise ConfigError(f"{algorithm.name} lets no member read tips: set algorithm.author_credit = 0")
         if self.archive.share and not method.trains:
@@ -419,8 +410,9 @@ class Config(Section):
     @property
     def has_reference_model(self) -> bool:
         """Tell whether the learner needs the start model as KL anchor or teacher."""
-        taught = self.algorithm.name == "opsd" and self.opsd.has_frozen_teacher
-        return bool(self.loss.kl) or self.has_anchor_rows or taught
+        method = find_method(self.algorithm.name)
+        needed = method.needs_initial_model is not None and method.needs_initial_model(self)
+        return bool(self.loss.kl) or self.has_anchor_rows or needed
 
     @property
     def has_frozen_author(self) -> bool:
@@ -439,9 +431,10 @@ class Config(Section):
         anchored = algorithm.anchor_weight and algorithm.anchor_tips and algorithm.author in ("policy", "start")
         anchored = anchored or (algorithm.anchor_reading_weight and algorithm.anchor_reading)
         rehearsed = (rehearsal.path or rehearsal.split) and rehearsal.hold
-        if algorithm.name == "lamer" and self.loss.kl:
-            return True  # the tips that it credits
-        return bool(anchored or rehearsed) and resolve_method(algorithm.name).writes_tips
+        method = resolve_method(algorithm.name)
+        if method.anchors_rows and method.anchors_rows(self):
+            return True
+        return bool(anchored or rehearsed) and method.writes_tips
 
     def validate_training(self) -> Self:
         """Refuse settings that are fine for acting but wrong for training."""
@@ -480,3 +473,30 @@ class Config(Section):
         if not self.model.path:
             raise ConfigError(NO_MODEL_MESSAGE)
         return self
+
+
+def config_type(*trees: Mapping[str, Any]) -> type[Config]:
+    """Make the class of a config: with the sections of the method that the last tree names, and of others that are set.
+
+    Args:
+        trees: sections by name, as files, command lines and `Config(...)` give them; not validated yet.
+    """
+    algorithms = [tree["algorithm"] for tree in trees if "algorithm" in tree]
+    names = [each["name"] if isinstance(each, Mapping) and "name" in each else getattr(each, "name", None)
+             for each in algorithms]  # fmt: skip
+    name = next((name for name in reversed(names) if isinstance(name, str)), AlgorithmConfig().name)
+    kinds = dict(find_method(name).sections)
+    if {*chain(*trees)} - kinds.keys() - Config.model_fields.keys():
+        kinds |= {name: kind for name, kind in list_sections().items() if any(name in tree for tree in trees)}
+    return _extend_config(tuple(kinds.items()))
+
+
+def full_config_type() -> type[Config]:
+    """Make the class with the sections of all methods."""
+    return _extend_config(tuple(list_sections().items()))
+
+
+@cache
+def _extend_config(kinds: tuple[tuple[str, type[Section]], ...]) -> type[Config]:
+    fields: dict[str, Any] = {name: (kind, key(kind, (kind.__doc__ or "").partition("\n")[0])) for name, kind in kinds}
+    return Config if not fields else create_model("Config", __base__=Config, __module__=__name__, **fields)

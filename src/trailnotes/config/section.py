@@ -36,12 +36,12 @@ _CREDENTIALS = re.compile(r"://(?:[^/?#]*|[^/?#@:\[]*:(?!\d+(?:[/?#]|$))[^@]*)@"
 _SECRET_PARAMETER = re.compile(rf"[?&;#](?:[^=&;#]*[._-])?(?:{SECRET_NAMES})=[^&;#]", re.IGNORECASE)
 
 
-def key(default: Any, doc: str, source: str = "", **limits: Any) -> Any:
-    """Declare a setting: its default, its meaning and its source."""
-    extra: dict[str, Any] | None = {"source": source} if source else None
+def key(default: Any, doc: str, source: str = "", needs: str = "", **limits: Any) -> Any:
+    """Declare a setting: its default, its meaning, its source, and what it needs to have an effect (`unused.py`)."""
+    extra: dict[str, Any] = {name: text for name, text in {"source": source, "needs": needs}.items() if text}
     if callable(default):
-        return Field(default_factory=default, description=doc, json_schema_extra=extra, **limits)
-    return Field(default, description=doc, json_schema_extra=extra, **limits)
+        return Field(default_factory=default, description=doc, json_schema_extra=extra or None, **limits)
+    return Field(default, description=doc, json_schema_extra=extra or None, **limits)
 
 
 RENAMED_KEYS: Final = {  # former -> present; the former are read, with a warning, until 1.0

@@ -19,10 +19,10 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from trailnotes.config.builtin import find_config
-from trailnotes.config.methods import METHODS
+from trailnotes.config.methods import find_method, list_names, list_sections
 from trailnotes.config.model_schema import EngineConfig
 from trailnotes.config.presets import PRESETS
-from trailnotes.config.schema import Config
+from trailnotes.config.schema import Config, config_type, full_config_type
 from trailnotes.config.section import RENAMED_KEYS, Section, describe_allowed, rename_keys
 from trailnotes.errors import ConfigError
 from trailnotes.storage.files import parse_toml, read_small
@@ -61,20 +61,29 @@ def load_config(path: StrPath | None = None, overrides: Sequence[str] = ()) -> C
 
 def resolve_config(path: StrPath | None = None, overrides: Sequence[str] = ()) -> ResolvedConfig:
     """Read settings as `load_config` does, with the origin of every key."""
-    layers: list[tuple[str, dict[str, Any]]] = []
+    trees: list[tuple[str, Mapping[str, Any]]] = [("command line", rename_keys(parse_overrides(overrides)))]
     if path is not None:
-        layers.append((str(path), _flatten_tree(Config, rename_keys(_read_config_file(find_config(path))), str(path))))
-    layers.append(("command line", _flatten_tree(Config, rename_keys(parse_overrides(overrides)), "command line")))
-    preset = next((leaves["preset"] for _, leaves in reversed(layers) if "preset" in leaves), "")
+        trees.insert(0, (str(path), rename_keys(_read_config_file(find_config(path)))))
+    preset = next((tree["preset"] for _, tree in reversed(trees) if "preset" in tree), "")
     if isinstance(preset, str) and preset in PRESETS:
-        layers.insert(0, ("preset", _flatten_tree(Config, PRESETS[preset], f"preset {preset}")))
+        trees.insert(0, ("preset", PRESETS[preset]))
+    kind = config_type(*(tree for _, tree in trees))
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for origin, leaves in layers:
-        for name, value in leaves.items():
+    for origin, tree in trees:
+        for name, value in _flatten_tree(kind, tree, origin).items():
             values[name] = _merge_trees(values.get(name), value)
             origins[name] = origin
-    return ResolvedConfig(_validate(values, origins), origins)
+    return ResolvedConfig(_drop_default_sections(_validate(kind, values, origins)), origins)
+
+
+def _drop_default_sections(config: Config) -> Config:
+    """Drop sections of other methods at their defaults, which configs saved by earlier versions have."""
+    own = find_method(config.algorithm.name).sections
+    tree = {name: getattr(config, name) for name in type(config).model_fields}
+    others = tree.keys() - own.keys() - Config.model_fields.keys()
+    dropped = {name for name in others if tree[name] == type(tree[name])()}
+    return Config(**{name: value for name, value in tree.items() if name not in dropped}) if dropped else config
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
@@ -103,7 +112,7 @@ def render_config(config: Config, origins: Mapping[str, str] | None = None) -> s
     """Render the resolved tree as TOML with each key's meaning, source, allowed values and origin."""
     lines = []
     for line, name in _iter_toml_lines(config):
-        if name not in collect_fields():
+        if name not in collect_fields(type(config)):
             lines.append(line)
             continue
         comment = " | ".join(part for part in (*explain_key(name), (origins or {}).get(name, "default")) if part)
@@ -113,10 +122,11 @@ def render_config(config: Config, origins: Mapping[str, str] | None = None) -> s
 
 def explain_key(name: str) -> tuple[str, str]:
     """Explain a key: its meaning with the source, and the values that it takes ("" if its type says all)."""
-    field = collect_fields()[name]
+    field = find_field(name)
+    assert field is not None
     source = field.json_schema_extra.get("source") if isinstance(field.json_schema_extra, dict) else None
     if name == "algorithm.name":
-        values = "one of {}, or module:NAME of your own".format(", ".join(f'"{method}"' for method in METHODS))
+        values = "one of {}, or module:NAME of your own".format(", ".join(f'"{method}"' for method in list_names()))
     else:
         values = describe_allowed(field)
     return f"{field.description}{f' ({source})' if source else ''}", values
@@ -124,8 +134,10 @@ def explain_key(name: str) -> tuple[str, str]:
 
 def diff_configs(first: Config, second: Config) -> list[str]:
     """List the dotted names of keys whose values differ, in the order of the tree."""
-    a, b = flatten_config(first), flatten_config(second)
-    return [name for name in a if a[name] != b[name]]
+    fields = collect_fields(type(first)) | collect_fields(type(second))
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
+    a, b = defaults | flatten_config(first), defaults | flatten_config(second)
+    return [name for name in fields if a[name] != b[name]]
 
 
 def is_within(name: str, keys: Iterable[str]) -> bool:
@@ -140,9 +152,14 @@ def flatten_config(config: Config) -> dict[str, Any]:
 
 
 @functools.cache
-def collect_fields() -> dict[str, FieldInfo]:
-    """Map the dotted name of every key, not section, to its field."""
-    return dict(_iter_fields(Config))
+def collect_fields(kind: type[Config] = Config) -> dict[str, FieldInfo]:
+    """Map the dotted name of every key, not section, of a class of configs to its field."""
+    return dict(_iter_fields(kind))
+
+
+def find_field(name: str) -> FieldInfo | None:
+    """Find the field of a key by its dotted name, in the shared sections first; the others import all methods."""
+    return collect_fields().get(name) or collect_fields(full_config_type()).get(name)
 
 
 def _iter_fields(section: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -194,7 +211,7 @@ def _parse_value(name: str, text: str) -> Any:
         parsed = parse_toml(f"value = {text}")
     except ValueError:
         return text
-    field = collect_fields().get(RENAMED_KEYS.get(name, name))
+    field = find_field(RENAMED_KEYS.get(name, name))
     wants_text = field is not None and _is_accepted(field, str) and not isinstance(parsed["value"], str)
     return text if wants_text or parsed.keys() != {"value"} else parsed["value"]
 
@@ -228,10 +245,10 @@ def _describe_unknown(section: type[Section], name: str, prefix: str) -> str:
     if not prefix and name in ("compare", "methods", "panels"):
         return "this is a comparison of methods: trailnotes compare run FILE runs it"
     where = f"section [{prefix[:-1]}]" if prefix else "the config"
-    known = list(section.model_fields)
+    known = [*section.model_fields, *(list_sections() if issubclass(section, Config) else ())]
     near = [prefix + found for found in difflib.get_close_matches(name, known, 1)]
     if not near:
-        last = {dotted.rpartition(".")[2]: dotted for dotted in collect_fields()}
+        last = {dotted.rpartition(".")[2]: dotted for dotted in collect_fields(full_config_type())}
         near = [last[found] for found in difflib.get_close_matches(name, last, 1)]
     hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
     return f"{where} has no key {name!r}: {hint}"
@@ -243,13 +260,13 @@ def _merge_trees(under: Any, over: Any) -> Any:
     return {**under, **{name: _merge_trees(under.get(name), value) for name, value in over.items()}}
 
 
-def _validate(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
+def _validate(kind: type[Config], values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
     tree: dict[str, Any] = {}
     for name, value in values.items():
         _set_nested(tree, name, value)
     try:
         # strict types, as in TOML: "8" is not a number and 1.5 not an integer; JSON lets an array be a tuple
-        return Config.model_validate_json(json.dumps(tree, allow_nan=False), strict=True)
+        return kind.model_validate_json(json.dumps(tree, allow_nan=False), strict=True)
     except ValidationError as error:
         raise ConfigError(_explain_error(error, values, origins)) from None
     except (TypeError, ValueError):
@@ -273,7 +290,7 @@ def _explain_error(error: ValidationError, values: Mapping[str, Any], origins: M
     name = next((n for n in (".".join(parts[:i]) for i in range(len(parts), 0, -1)) if n in values), "")
     if not name:
         return message + more
-    meaning = collect_fields()[name].description
+    meaning, _ = explain_key(name)
     return f"{origins[name]}: {name} = {format_toml_value(values[name])}: {message}; it is: {meaning}{more}"
 
 

@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from trailnotes.config.methods import find_method, list_names
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import diff_configs, flatten_config, is_within
+from trailnotes.config.toml import collect_fields, diff_configs, flatten_config, is_within
 
 logger = logging.getLogger(__name__)
-_METHOD_SECTIONS = ("opsd", "opid", "ucob", "lamer", "reflexion", "rememberer", "retrospex")
 _VLLM_KEYS = "replicas urls python devices device_memory max_concurrent start_timeout timeout".split()  # noqa: SIM905
 _TINKER_KEYS = "url reduction anchor_by price_prefill price_sample price_train max_tokens_total".split()  # noqa: SIM905
 REQUIREMENTS = {
@@ -48,13 +48,6 @@ REQUIREMENTS = {
     "algorithm.author_share": "algorithm.author_credit",
     **{f"rehearsal.{name}": "rehearsal.split" for name in ("options", "num_tasks", "num_samples", "trials")},
     **{f"rehearsal.{name}": "rehearsal.split or rehearsal.path" for name in ("rows", "hold", "imitate")},
-    **{name: f"algorithm.name = {name}|*:*" for name in _METHOD_SECTIONS},
-    "gigpo": "algorithm.name = gigpo|ucob|*:*",
-    "notebook": "algorithm.name = clin|reasoningbank|ace|training-free-grpo|*:*",
-    "gigpo.history": "gigpo.hierarchical",
-    "gigpo.alpha": "gigpo.hierarchical",
-    "gigpo.base_group": "gigpo.hierarchical",
-    "opsd.beta": "opsd.form = sdar",
     "archive": "archive.share",
     "loss.mask_unit": "loss.mask_logprob",
     "loss.mismatch": "engine.name = vllm or learner.name = tinker",
@@ -66,7 +59,7 @@ REQUIREMENTS = {
     "train.new_split": "train.eval_tips_every",
     "eval.meet_tasks": "eval.meet_split",
 }
-"""Key or section -> what it needs to have any effect."""
+"""Shared key or section -> what it needs to have any effect; keys of methods say so themselves (`key`)."""
 
 
 def warn_unused(config: Config, told: Config | None = None, model: str = "") -> None:
@@ -75,11 +68,12 @@ def warn_unused(config: Config, told: Config | None = None, model: str = "") -> 
     `told` are settings of a run that was warned already (None: the defaults); `model` replaces `model.path`.
     """
     values = flatten_config(config) | ({"model.path": model} if model else {})
+    requirements = REQUIREMENTS | _list_method_requirements(config)
     unused: dict[str, list[str]] = {}
     for name in diff_configs(told or Config(), config):
         needed = [
             need
-            for key, need in REQUIREMENTS.items()
+            for key, need in requirements.items()
             if is_within(name, [key]) and not any(_is_met(part, values) for part in need.split(" or "))
         ]
         if needed:
@@ -88,6 +82,18 @@ def warn_unused(config: Config, told: Config | None = None, model: str = "") -> 
         texts = {n: n.replace("*:*", "module:NAME").replace(":*", ":NAME").replace("|", " or ") for n in unused}
         said = "; ".join(f"{', '.join(names)} (needs {texts[need]})" for need, names in unused.items())
         logger.warning("settings without effect: %s", said)
+
+
+def _list_method_requirements(config: Config) -> dict[str, str]:
+    """List what the sections of methods and their keys need: a method that has them, and what `key` says."""
+    needed = {}
+    for section in type(config).model_fields.keys() - Config.model_fields.keys():
+        owners = [name for name in list_names() if section in find_method(name).sections]
+        needed[section] = f"algorithm.name = {'|'.join([*owners, '*:*'])}"
+    for name, field in collect_fields(type(config)).items():
+        if isinstance(field.json_schema_extra, dict) and "needs" in field.json_schema_extra:
+            needed[name] = str(field.json_schema_extra["needs"])
+    return needed
 
 
 def _is_met(part: str, values: Mapping[str, Any]) -> bool:

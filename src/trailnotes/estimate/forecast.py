@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from trailnotes.config.methods import resolve_method
 from trailnotes.config.schema import Config
-from trailnotes.envs.tasks import load_panel, load_recorded_tasks, panel, tasks_of
+from trailnotes.envs.tasks import load_panel, load_recorded_tasks
 from trailnotes.runs.usage import USAGE_FIELDS
 from trailnotes.storage.checkpoint import read_json
 
@@ -26,9 +26,10 @@ def shrink_config(config: Config) -> Config:
     """Shrink a run to one iteration; without training, to one trial at a few games."""
     changes: dict[str, dict[str, Any]] = {
         "eval": {"num_tasks": min(NUM_TRIAL_GAMES, config.eval.num_tasks) or NUM_TRIAL_GAMES, "trials": 1},
-        "rememberer": {"epochs": min(1, config.rememberer.epochs)},
-        "retrospex": {"epochs": 1},
     }
+    for name in resolve_method(config.algorithm.name).sections:
+        if epochs := getattr(getattr(config, name), "epochs", 0):
+            changes[name] = {"epochs": min(1, epochs)}
     if resolve_method(config.algorithm.name).trains:
         changes = {"train": {"iterations": 1, "keep_optimizer": True}}  # whose size is to be known
         if count_rehearsal_episodes(config):
@@ -111,9 +112,7 @@ def count_rehearsal_episodes(config: Config) -> int:
 
 def _count_episodes(config: Config) -> int:
     played = len(load_panel(config)) * config.eval.num_samples
-    if resolve_method(config.algorithm.name).repeats:
+    method = resolve_method(config.algorithm.name)
+    if method.repeats:
         return played * (config.eval.trials + 1)
-    if config.algorithm.name == "rememberer":
-        training = panel(tasks_of(config, config.train.split), config.rememberer.num_tasks)
-        return played + len(training) * config.rememberer.epochs * config.rememberer.group_size
-    return played
+    return method.count_episodes(config, played) if method.count_episodes else played

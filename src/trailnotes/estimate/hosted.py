@@ -122,8 +122,8 @@ def _count(config: Config, played: Sequence[Trajectory], *, longest: bool) -> To
     """Count the tokens of an iteration whose episodes are like those that were played."""
     method, algorithm, rollout = resolve_method(config.algorithm.name), config.algorithm, config.rollout
     num_episodes = rollout.num_tasks * rollout.group_size
-    if config.algorithm.name == "lamer":
-        num_episodes *= config.lamer.episodes
+    if method.count_episodes:
+        num_episodes = method.count_episodes(config, num_episodes)
     num_validated = len(load_validation_tasks(config)) / config.train.eval_every if config.train.eval_every else 0.0
     readers = algorithm.p_memory if method.shows_tips else 0.0
     tips = readers * config.memory.top_k * config.memory.max_tip_tokens if longest else 0.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -24,6 +23,7 @@ from trailnotes.learner.sharded import make_learner
 from trailnotes.learner.states import REST, STATE
 from trailnotes.memory import TipMemory, embedder_of, open_memory
 from trailnotes.memory.controls import make_prompt_memory
+from trailnotes.policies.hf.decoder import trim_heap
 from trailnotes.policies.hf.policy import HFPolicy, load_model
 from trailnotes.rollout.archive import Archive
 from trailnotes.rollout.episode import Pool
@@ -335,12 +335,6 @@ def _write_state(run: TrainingRun, path: Path) -> None:
         checkpoint.write_json(path / "authors.json", {"written": run.authors.state_dict()})
     if run.memory is not None:
         run.memory.snapshot(path / "memory.db")
-
-
-def trim_heap() -> None:
-    """Return freed memory to the machine: rollout and update allocate blocks of other sizes, and glibc keeps them."""
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _mark_best(run: TrainingRun, saved: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trailnotes.algorithms.reflexion.method import ReflectionMemory
+from trailnotes.algorithms.reflexion import ReflectionMemory
 from trailnotes.memory.exchange import open_store, search_tips
 from trailnotes.memory.store import TipStore
 from trailnotes.types import Tip

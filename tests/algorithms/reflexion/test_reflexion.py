@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from adaptrun import NEVER, Gate, Guesser, adapt_by
-from trailnotes.algorithms.reflexion.method import ReflectionMemory
+from trailnotes.algorithms.reflexion import ReflectionMemory
 from trailnotes.errors import ConfigError
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Completion, Message, Observation

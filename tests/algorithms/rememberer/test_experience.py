@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trailnotes.algorithms.rememberer import RemembererConfig
 from trailnotes.algorithms.rememberer.experience import ExperienceTable, open_experience
 from trailnotes.algorithms.rememberer.situations import (
     Experience,
@@ -21,7 +22,6 @@ from trailnotes.algorithms.rememberer.situations import (
     LcsSimilarity,
     SituationIndex,
 )
-from trailnotes.config.methods_schema import RemembererConfig
 from trailnotes.config.schema import Config
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.retrieval import CachedEmbedder, HashingEmbedder

@@ -18,6 +18,7 @@ import pytest
 
 import caves
 from small import small_config
+from trailnotes.algorithms.rememberer import RemembererConfig
 from trailnotes.algorithms.rememberer.advice import ValuedAction
 from trailnotes.algorithms.rememberer.experience import ExperienceTable, open_experience
 from trailnotes.algorithms.rememberer.method import AdvisedActor, choose_advice, extract_experiences
@@ -29,7 +30,6 @@ from trailnotes.algorithms.rememberer.situations import (
     SituationIndex,
 )
 from trailnotes.commands.adapt import adapt
-from trailnotes.config.methods_schema import RemembererConfig
 from trailnotes.config.schema import Config
 from trailnotes.errors import BudgetError
 from trailnotes.policies.scripted import ScriptedPolicy

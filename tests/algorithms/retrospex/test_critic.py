@@ -15,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trailnotes.algorithms.retrospex import RetrospexConfig
 from trailnotes.algorithms.retrospex.critic import (
     IQL,
     Critic,
@@ -43,7 +44,6 @@ from trailnotes.algorithms.retrospex.transitions import (
     shape_rewards,
 )
 from trailnotes.commands import main
-from trailnotes.config.methods_schema import RetrospexConfig
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
 from trailnotes.memory.retrieval import HashingEmbedder

@@ -15,7 +15,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from small import small_config
-from trailnotes.algorithms.reflexion.method import build_plan_messages
+from trailnotes.algorithms.reflexion import build_plan_messages
 from trailnotes.algorithms.rememberer.advice import Example, Situation, ValuedAction, parse_advice
 from trailnotes.config.builtin import resolve_model_path
 from trailnotes.config.schema import Config

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trailnotes.commands import main
-from trailnotes.config.methods import METHODS
+from trailnotes.config.methods import find_method
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import ConfigError, MissingExtraError, RunError
@@ -565,5 +565,5 @@ def test_the_picture_keeps_ours_and_the_published_apart(tmp_path: Path, monkeypa
     empo2 = right.containers[4].lines[0]
     assert empo2.get_xdata()[-1] == 75.9
     grpo_colours = {series.lines[0].get_color() for series in (ours, right.containers[3])}
-    assert grpo_colours == {METHODS["grpo"].colour}, "a method has one colour on both sides"
+    assert grpo_colours == {find_method("grpo").colour}, "a method has one colour on both sides"
     assert [label.get_text() for label in left.get_yticklabels()][-1] == "average of all 18"

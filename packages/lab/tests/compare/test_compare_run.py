@@ -30,7 +30,7 @@ from trailnotes.commands import main
 from trailnotes.commands.adapt import adapt
 from trailnotes.commands.eval import evaluate
 from trailnotes.config.builtin import find_config
-from trailnotes.config.methods import METHODS
+from trailnotes.config.methods import find_method, list_names
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff_configs, flatten_config, load_config, to_toml
 from trailnotes.errors import ConfigError, RunError
@@ -268,8 +268,8 @@ def test_the_comparisons_of_the_repository_can_be_read(name: str) -> None:
 def test_every_method_is_compared_with_three_seeds() -> None:
     """Beside the published ones, or, for what EMPO2 is related to, by what it does for tips."""
     runs = [run for name in ("textworld", "notes", "field") for run in runs_of_the_repository(name)]
-    seeds = {method: {run.seed for run in runs if run.config.algorithm.name == method} for method in METHODS}
-    assert {method: len(own) for method, own in seeds.items()} == dict.fromkeys(METHODS, 3)
+    seeds = {method: {run.seed for run in runs if run.config.algorithm.name == method} for method in list_names()}
+    assert {method: len(own) for method, own in seeds.items()} == dict.fromkeys(list_names(), 3)
 
 
 def test_each_ablation_of_the_repository_changes_something_else() -> None:
@@ -983,10 +983,10 @@ def test_labels_far_apart_stay_where_they_are() -> None:
 
 
 def test_every_method_has_a_colour_of_its_own() -> None:
-    assert len({method.colour for method in METHODS.values()}) == len(METHODS)
-    assert len({method.label for method in METHODS.values()}) == len(METHODS)
+    assert len({find_method(name).colour for name in list_names()}) == len(list_names())
+    assert len({find_method(name).label for name in list_names()}) == len(list_names())
     colours = assign_colours(["EMPO²", "p = 1/8", "p = 1/2"])
-    assert colours["EMPO²"] == METHODS["empo2"].colour
+    assert colours["EMPO²"] == find_method("empo2").colour
     assert len(set(colours.values())) == 3
 
 

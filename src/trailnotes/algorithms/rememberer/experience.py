@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trailnotes.algorithms.rememberer import RemembererConfig
 from trailnotes.algorithms.rememberer import situations as arithmetic
 from trailnotes.algorithms.rememberer.situations import Experience, ExperienceRecord, SituationIndex, SituationKey
 from trailnotes.errors import MemoryStoreError
@@ -25,7 +26,6 @@ from trailnotes.memory.tips import MAX_KEY_CHARS
 from trailnotes.storage.files import parse_json
 
 if TYPE_CHECKING:
-    from trailnotes.config.methods_schema import RemembererConfig
     from trailnotes.config.schema import Config
 
 COLUMNS = ("task", "observation", "history", "admissible", "last_reward", "total_reward", "visits", "age")
@@ -204,7 +204,7 @@ def open_experience(path: Path | None, config: Config) -> ExperienceTable:
         MemoryStoreError: see `ExperienceTable`.
         MissingExtraError: the embedder needs a package that is not installed.
     """
-    return ExperienceTable(path, embedder_of(config), config.rememberer)
+    return ExperienceTable(path, embedder_of(config), config.section(RemembererConfig))
 
 
 def _make_situation(task: str, observation: str) -> SituationKey:

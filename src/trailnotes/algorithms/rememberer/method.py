@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from trailnotes.algorithms.rememberer import RemembererConfig
 from trailnotes.algorithms.rememberer import advice as words
 from trailnotes.algorithms.rememberer.advice import Example, Situation, ValuedAction
 from trailnotes.algorithms.rememberer.experience import open_experience
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from trailnotes.algorithms.rememberer.experience import ExperienceTable
     from trailnotes.algorithms.rememberer.situations import ExperienceRecord
-    from trailnotes.config.methods_schema import RemembererConfig
     from trailnotes.config.schema import Config
     from trailnotes.rollout import EpisodeContext
     from trailnotes.runs.adaptation import AdaptationRun
@@ -38,7 +38,7 @@ MAX_TRIED_EXAMPLES = 20  # records looked at in one step, at most, for some that
 
 async def rememberer(run: AdaptationRun) -> None:
     """Fill the table on the training tasks, epoch by epoch, then play the panel with it and without updates."""
-    config = run.config.rememberer
+    config = run.config.section(RemembererConfig)
     require_own_tips(run.config)
     tasks = load_training_tasks(run.config)
     with open_experience(run.directory.path / "experience.db", run.config) as table:
@@ -68,9 +68,9 @@ async def rememberer(run: AdaptationRun) -> None:
 
 def load_training_tasks(config: Config) -> list[Task]:
     """Return the games whose experience fills the table."""
-    if not config.rememberer.epochs:
+    if not config.section(RemembererConfig).epochs:
         return []
-    return panel(tasks_of(config, config.train.split), config.rememberer.num_tasks)
+    return panel(tasks_of(config, config.train.split), config.section(RemembererConfig).num_tasks)
 
 
 def extract_experiences(trajectory: Trajectory) -> list[Experience]:
@@ -135,7 +135,7 @@ class AdvisedActor:
 
     async def act(self, observation: Observation) -> Decision | None:
         """Retrieve examples, ask the policy, parse its advice; None where the prompt does not fit."""
-        context, policy, config = self.context, self.context.policy, self.context.config.rememberer
+        context, policy, config = self.context, self.context.policy, self.context.config.section(RemembererConfig)
         self.earned += observation.reward
         if config.examples:
             await self.table.prefetch_embeddings(self.task, observation.text)
@@ -158,7 +158,8 @@ class AdvisedActor:
 
     def _build_prompt(self, observation: Observation) -> tuple[list[Message], dict[str, str]]:
         """The messages, with as many examples as fit; and the true spelling of actions that examples quote."""
-        context, config, style = self.context, self.context.config.rememberer, self.context.config.rollout.style
+        context, style = self.context, self.context.config.rollout.style
+        config = context.config.section(RemembererConfig)
         rng = random.Random(derive_seed(context.seed, context.task.id, context.member, f"advice {self.num_turns}"))
         present, capped = self._build_situation(observation), self.words.cap_text
         examples: list[Example] = []
@@ -187,12 +188,12 @@ class AdvisedActor:
         )  # fmt: skip
 
     def _select_recent(self, history: Sequence[str]) -> tuple[str, ...]:
-        return tuple(history[max(0, len(history) - self.context.config.rememberer.history) :])
+        return tuple(history[max(0, len(history) - self.context.config.section(RemembererConfig).history) :])
 
     def _max_prompt_tokens(self) -> int:
         config = self.context.config
         longest = min(config.rollout.max_context_tokens, self.context.policy.context_length)
-        return longest - config.rememberer.max_write_tokens  # so that a whole answer still fits behind it
+        return longest - config.section(RemembererConfig).max_write_tokens  # a whole answer still fits behind it
 
 
 def table_metrics(table: ExperienceTable, groups: Sequence[TrajectoryGroup]) -> dict[str, float | dict[str, float]]:

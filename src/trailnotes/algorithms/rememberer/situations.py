@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trailnotes.config.methods_schema import RemembererConfig
+from trailnotes.algorithms.rememberer import RemembererConfig
 from trailnotes.memory.retrieval import DECIMALS, WORD, Floats
 
 

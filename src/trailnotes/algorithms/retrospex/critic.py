@@ -24,10 +24,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from trailnotes.algorithms.retrospex import transitions
+from trailnotes.algorithms.retrospex import RetrospexConfig, transitions
 from trailnotes.algorithms.retrospex.network import CriticNetworks, EmbeddingEncoder, GruEncoder, Vocabulary
 from trailnotes.algorithms.retrospex.transitions import Transition
-from trailnotes.config.methods_schema import RetrospexConfig
 from trailnotes.config.schema import Config, OptimConfig
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.learner.states import MasterAdamW
@@ -87,7 +86,7 @@ def train_critic(config: Config, places: Sequence[str | Path], out: Path) -> Cri
         ConfigError: no usable episodes, or `out` holds a critic of other settings or data.
         RunError: a damaged line in an episode file.
     """
-    settings = config.retrospex
+    settings = config.section(RetrospexConfig)
     data = transitions.read_transitions(places, settings.reward, settings.failure)
     kept = transitions.select_held_out_tasks((step.task_id for step in data), settings.held_out, config.run.seed)
     about = _describe_critic(config, data, kept)
@@ -156,10 +155,10 @@ def evaluate_held_out(
 
 def _describe_critic(config: Config, data: Sequence[Transition], kept: frozenset[str]) -> dict[str, Any]:
     """All that makes one critic another, JSON-able."""
-    episodes = {step.episode: step.success for step in data}
+    settings, episodes = config.section(RetrospexConfig), {step.episode: step.success for step in data}
     return {
-        "settings": {name: getattr(config.retrospex, name) for name in LEARNING_SETTINGS}, "seed": config.run.seed,
-        "embedder": normalize_embedder_name(config.memory.embedder) if config.retrospex.encoder == "embedding" else "",
+        "settings": {name: getattr(settings, name) for name in LEARNING_SETTINGS}, "seed": config.run.seed,
+        "embedder": normalize_embedder_name(config.memory.embedder) if settings.encoder == "embedding" else "",
         "transitions": len(data), "episodes": len(episodes), "episodes_won": sum(episodes.values()),
         "held_out_tasks": sorted(kept), "fingerprint": transitions.compute_fingerprint(data),
     }  # fmt: skip

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trailnotes.algorithms.retrospex import RetrospexConfig
 from trailnotes.errors import ConfigError
 from trailnotes.memory.controls import require_own_tips
 from trailnotes.memory.retrieval import Embedder, embedder_of
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 async def retrospex(run: AdaptationRun) -> None:
     """Train or load the critic, then play the panel with the policy alone, and again with its proposals rescored."""
-    config, settings = run.config, run.config.retrospex
+    config, settings = run.config, run.config.section(RetrospexConfig)
     require_own_tips(config)
     if not hasattr(run.policy, "score"):
         raise ConfigError(
@@ -70,7 +71,7 @@ def load_or_train_critic(run: AdaptationRun) -> Critic:
     """Load the critic that `retrospex.critic` names, or train one into the run directory from `retrospex.data`."""
     from trailnotes.algorithms.retrospex.critic import load_critic, train_critic
 
-    settings, own = run.config.retrospex, run.directory.path / "critic"
+    settings, own = run.config.section(RetrospexConfig), run.directory.path / "critic"
     if settings.critic or (own / "critic.json").is_file():  # the latter of an earlier start
         return load_critic(Path(settings.critic) if settings.critic else own, run.config.memory.embedder)
     if settings.data:
@@ -80,7 +81,7 @@ def load_or_train_critic(run: AdaptationRun) -> Critic:
 
 def override_sampling(context: EpisodeContext) -> EpisodeContext:
     """Return the context of an actor that samples by `retrospex.temperature` and `retrospex.top_p`."""
-    settings, config = context.config.retrospex, context.config
+    settings, config = context.config.section(RetrospexConfig), context.config
     rollout = config.rollout.model_copy(update={"temperature": settings.temperature, "top_p": settings.top_p})
     return replace(context, config=config.model_copy(update={"rollout": rollout}))
 
@@ -109,7 +110,7 @@ class RescoringActor:
         if observe_within_limit(limit, policy, self.conversation, observation, ()) is None:
             return None
         said: list[Completion] = []
-        for number in range(config.retrospex.candidates):
+        for number in range(config.section(RetrospexConfig).candidates):
             seed = derive_seed(context.seed, context.task.id, context.member, f"{step}.{number}")
             sampling = replace(context.build_sampling(step), seed=seed)
             said.append(await policy.generate(tuple(self.conversation.acting), sampling, context.episode))
@@ -126,7 +127,7 @@ class RescoringActor:
 
     def _select_candidates(self, predicted: Sequence[str], observation: Observation) -> list[str]:
         """Different actions, at least one; an unreadable one only if there is no other."""
-        settings = self.context.config.retrospex
+        settings = self.context.config.section(RetrospexConfig)
         readable = [action for action in predicted if action != NO_OP]
 
         def allowed(actions: Sequence[str]) -> list[str]:
@@ -140,7 +141,7 @@ class RescoringActor:
         self, actions: Sequence[str], speakers: Sequence[Completion | None], observation: Observation
     ) -> int:
         """Index of the action to take; the decision goes to the journal."""
-        context, settings, step = self.context, self.context.config.retrospex, len(self.history)
+        context, settings, step = self.context, self.context.config.section(RetrospexConfig), len(self.history)
         weight = policy_weight(settings.first_step + step, settings.decay, settings.floor)
         likelihoods, advantages = [1.0], [0.0]
         if len(actions) > 1:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from trailnotes.algorithms.retrospex import RetrospexConfig
 from trailnotes.errors import ConfigError
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import parse_json, read_jsonl
@@ -70,7 +71,7 @@ def load_critic_games(config: Config) -> list[Task]:
     Raises:
         ConfigError: `retrospex.data` holds no episodes, or `retrospex.critic` lists no games.
     """
-    settings = config.retrospex
+    settings = config.section(RetrospexConfig)
     if not settings.critic:
         return read_games(settings.data)
     file = Path(settings.critic) / "critic.json"

@@ -8,6 +8,8 @@ tokens and takes it if its logits are the model's own. Policy and learner need l
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -239,6 +241,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         for layer in self.layers:
             layer.resize(new_slots, new_capacity)
         self.num_slots, self.capacity = new_slots, new_capacity
+        trim_heap()
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:
@@ -250,6 +253,12 @@ class SlotCache(Cache):  # type: ignore[misc]
         """Give all memory back."""
         self.layers.clear()
         self.num_slots = self.capacity = 0
+
+
+def trim_heap() -> None:
+    """Return freed memory to the machine: arrays of a growing cache never fit the gaps that the smaller ones left."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _resize_tensor(old: Tensor, slots: int, capacity: int) -> Tensor:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Self, cast
 
-from trailnotes.algorithms.reflexion.method import build_plan_messages
+from trailnotes.algorithms.reflexion import ReflexionConfig, build_plan_messages
+from trailnotes.algorithms.rememberer import RemembererConfig
 from trailnotes.algorithms.rememberer.advice import (
     Example,
     Situation,
@@ -134,7 +135,7 @@ class WaymarksDemonstrator:
             return build_reflection_messages(trajectory, config.rollout, config.memory, self.count_tokens)
         texts = [NOTHING_FOUND if self.rng.random() < 0.6 else self.write_wrong_note(spec) for _ in range(MAX_PLANS)]
         plans = [Tip(spec.family, text, key="", score=0.0, step=i) for i, text in enumerate(texts)]
-        shown, cap = plans[: self.rng.randint(0, MAX_PLANS)], config.reflexion.max_shown_tokens
+        shown, cap = plans[: self.rng.randint(0, MAX_PLANS)], config.section(ReflexionConfig).max_shown_tokens
         return build_plan_messages(trajectory, shown, config.rollout, config.memory, self.count_tokens, cap)
 
     def write_note(self, spec: ws.GameSpec, trajectory: Trajectory) -> str:
@@ -248,7 +249,7 @@ class WaymarksDemonstrator:
         for action in done:
             observation = self.env.step(action)
         text = truncate(observation.text, self.config.rollout.max_observation_tokens, self.count_tokens)
-        return Situation(ws.instruction_text(spec), text, done[-self.config.rememberer.history :])
+        return Situation(ws.instruction_text(spec), text, done[-self.config.section(RemembererConfig).history :])
 
     def draw_example(self, spec: ws.GameSpec, done: tuple[str, ...]) -> Example:
         """Draw a remembered situation: another variation, another of the family, or another family."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from trailnotes.algorithms.rememberer import RemembererConfig
 from trailnotes.algorithms.rememberer.advice import (
     Example,
     Situation,
@@ -249,7 +250,7 @@ class WebShopDemonstrator(Demonstrator):
             for whole in (get_instruction(attempt.trajectory), steps[step].observation.text)
         )
         *before, action = (self.format_action(each.action) for each in steps[: step + 1])
-        return Situation(task, text, tuple(before[max(0, step - config.rememberer.history) :])), action
+        return Situation(task, text, tuple(before[max(0, step - config.section(RemembererConfig).history) :])), action
 
     def build_example(self, attempt: Attempt, step: int, value: float | None = None) -> Example:
         """Build the memory of a step, by default valued as its episode: encouraged, or discouraged at 0."""

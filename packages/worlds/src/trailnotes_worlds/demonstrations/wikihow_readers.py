@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from trailnotes.algorithms.rememberer import RemembererConfig
 from trailnotes.algorithms.rememberer.advice import (
     Example,
     Situation,
@@ -138,7 +139,7 @@ class Adviser:
         if examples and self.rng.random() < 0.5:
             examples[-1] = known = self.build_matching_example(present)
             answer = max(known.encouraged, key=lambda valued: valued.value, default=answer)
-        limit = self.config.rollout.max_context_tokens - self.config.rememberer.max_write_tokens
+        limit = self.config.rollout.max_context_tokens - self.config.section(RemembererConfig).max_write_tokens
         messages = build_advice_messages(present.situation, examples, self.config.rollout.style)
         while examples and sum(self.count_tokens(message.content) for message in messages) > limit:
             examples = examples[1:]
@@ -157,7 +158,7 @@ class Adviser:
                 break
         first = episode.steps[0].observation if episode.steps else seen
         right, most = reader.choose_action(seen), self.config.rollout.max_observation_tokens
-        history = tuple(map(space_arguments, get_actions(episode)))[-self.config.rememberer.history :]
+        history = tuple(map(space_arguments, get_actions(episode)))[-self.config.section(RemembererConfig).history :]
         told, text = (truncate(each, most, self.count_tokens) for each in (first.instruction or "", seen.text))
         others = tuple(space_arguments(action) for action in seen.actions or () if action != right)
         left = episode.max_score - episode.score

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from trailnotes.config.methods import Method
+from trailnotes.config.section import Section, key
 from trailnotes.errors import ConfigError
 from trailnotes.memory import clean_tip
 from trailnotes.memory.controls import TipSource, blank_tips, pick_other_namespace
@@ -37,16 +39,26 @@ if TYPE_CHECKING:
     from trailnotes.types import TrajectoryGroup
 
 
+class ReflexionConfig(Section):
+    """Reflexion: plans written after failures, per task."""
+
+    window: int = key(3, "reflections shown, the newest ones", "Reflexion, arXiv 2303.11366", ge=1)
+    max_write_tokens: int = key(256, "decoding limit of a reflection", "Reflexion release 218cf0e", ge=1)
+    temperature: float = key(0.0, "sampling temperature of the reflector", "Reflexion release 218cf0e", ge=0)
+    max_shown_tokens: int = key(128, "a shown reflection is cut here", ge=4)
+    replay_last: bool = key(False, "play solved tasks again in the last trial, so that it is one attempt at each")
+
+
 async def reflexion(run: AdaptationRun) -> None:
     """Play trial 0, then `eval.trials` trials with plans; a solved task is not played again."""
-    config = run.config
+    config, options = run.config, run.config.section(ReflexionConfig)
     if config.eval.num_samples != 1:
         raise ConfigError("reflexion plays a task once in each trial: set eval.num_samples = 1")
     latest: dict[str, TrajectoryGroup] = {}  # of each task; a solved one stays
     solved: set[str] = set()
-    with ReflectionMemory(run.directory.memory_path, config.reflexion.window) as memory:
+    with ReflectionMemory(run.directory.memory_path, options.window) as memory:
         for trial in range(config.eval.trials + 1):
-            phase, again = f"trial-{trial}", config.reflexion.replay_last and trial == config.eval.trials
+            phase, again = f"trial-{trial}", options.replay_last and trial == config.eval.trials
             tasks = [task for task in run.tasks if again or task.id not in solved]
             act = (lambda context: PlansActor(context, memory)) if trial else None
             groups = await run.play(phase, tasks, make_actor=act)
@@ -61,14 +73,14 @@ async def reflexion(run: AdaptationRun) -> None:
             so_far = [latest[task.id] for task in run.tasks if task.id in latest]
             run.report(f"solved by trial {trial}" if trial else "trial 0", so_far, memory=trial > 0, trial=trial)
         run.report("final trial only", groups, memory=config.eval.trials > 0)
-        run.examine(groups if config.reflexion.replay_last else so_far, memory=config.eval.trials > 0)
+        run.examine(groups if options.replay_last else so_far, memory=config.eval.trials > 0)
 
 
 async def write_plans(
     run: AdaptationRun, trial: int, memory: ReflectionMemory, failed: Sequence[TrajectoryGroup]
 ) -> list[WrittenTip]:
     """Write one plan for each failed episode, with the earlier plans of its task in the prompt."""
-    config, policy, options = run.config, run.policy, run.config.reflexion
+    config, policy, options = run.config, run.policy, run.config.section(ReflexionConfig)
     episodes = select_usable([group.trajectories[0] for group in failed])
     requests = [
         CompletionRequest(
@@ -139,7 +151,7 @@ class PlansActor(TipsActor):
 
     def __init__(self, context: EpisodeContext, memory: ReflectionMemory) -> None:
         config, count_tokens = context.config, context.policy.count_tokens
-        cap = config.reflexion.max_shown_tokens
+        cap = config.section(ReflexionConfig).max_shown_tokens
         # Two failures may have been followed by the same words; each trial is shown with its own.
         shown = config.memory.model_copy(update={"max_tip_tokens": cap, "repeat_shown": True})
 
@@ -240,3 +252,9 @@ class ReflectionMemory(StoreBackedMemory):
             for tip, vector in zip(usable, vectors, strict=True):
                 self.store.insert(tip, vector)
         return len(usable)
+
+
+METHOD = Method(
+    "reflexion", "Reflexion", reflexion, trains=False, repeats=True, colour="#56b4e9",
+    sections={"reflexion": ReflexionConfig},
+)  # fmt: skip

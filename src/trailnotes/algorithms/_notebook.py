@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
+from trailnotes.config.section import Section, key
 from trailnotes.errors import ConfigError
 from trailnotes.prompts import Conversation, build_opening_messages, quoted, replay_conversation, truncate
 from trailnotes.rollout import CompletionRequest, EpisodeContext, TipsActor, count_prompt_tokens
@@ -22,6 +23,18 @@ if TYPE_CHECKING:
     from trailnotes.prompts import CountTokens
     from trailnotes.runs.adaptation import AdaptationRun
     from trailnotes.types import TrajectoryGroup
+
+
+class NotebookConfig(Section):
+    """Written entries that an episode begins with: clin, reasoningbank, ace and training-free-grpo."""
+
+    shown: int = key(20, "entries in the first prompt at most; clin: statements of a task", ge=1)
+    retrieved: int = key(1, "reasoningbank: episodes whose insights are shown", "ReasoningBank, arXiv 2509.25140", ge=1)
+    capacity: int = key(100, "ace, training-free-grpo: entries kept", ge=1)
+    max_entry_tokens: int = key(96, "a shown entry is cut here", ge=4)
+    max_write_tokens: int = key(512, "decoding limit of an answer", ge=1)
+    temperature: float = key(1.0, "sampling temperature of answers", "ReasoningBank release ed80611", ge=0)
+
 
 _BULLET: Final = re.compile(r"^(?:(?:[-*#\u2022]+|\d{1,3}[.):])\s+)+")
 
@@ -108,18 +121,18 @@ class NotebookActor(TipsActor):
             return []
         task = self.context.task
         entries = self.notebook.find(task, observation.instruction or "")
-        return [Tip(task.id, entry, "", 0.0) for entry in entries[: self.context.config.notebook.shown]]
+        return [Tip(task.id, entry, "", 0.0) for entry in entries[: self.context.config.section(NotebookConfig).shown]]
 
 
 def format_entries(entries: Sequence[str], config: Config, count_tokens: CountTokens) -> list[str]:
     """Format each entry as quoted data on a line of its own, cut to `notebook.max_entry_tokens`."""
-    cut = [truncate(quoted(entry), config.notebook.max_entry_tokens, count_tokens) for entry in entries]
+    cut = [truncate(quoted(entry), config.section(NotebookConfig).max_entry_tokens, count_tokens) for entry in entries]
     return [f'- " {entry} "' if config.rollout.style == "terse" else f'- "{entry}"' for entry in cut]
 
 
 def build_request(run: AdaptationRun, stage: str, question: Question) -> CompletionRequest:
     """Build the request for an answer; the oldest turns of an episode that is too long are dropped."""
-    config, options, messages = run.config, run.config.notebook, list[Message]()
+    config, options, messages = run.config, run.config.section(NotebookConfig), list[Message]()
     text, opening = question.text, 0
     if question.episode is not None:
         count_tokens = run.policy.count_tokens

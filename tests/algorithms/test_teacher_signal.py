@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trailnotes.config.methods_schema import OpsdConfig
-from trailnotes.credit.tokens import add_teacher_signal, compute_gate, compute_teacher_signal, log_ratio
+from trailnotes.algorithms.opsd import OpsdConfig, add_teacher_signal, compute_gate, compute_teacher_signal, log_ratio
 
 FORMS = ("sdpo", "sdar", "opcd")
 TEACHER = np.log([0.5, 0.1, 0.4])  # of three tokens that were sampled with probabilities .25, .2 and .4

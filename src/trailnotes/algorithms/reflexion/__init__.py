@@ -1,1 +1,0 @@
-"""Reflexion: plans after failures."""
