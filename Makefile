@@ -54,6 +54,8 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 docs: $(INSTALLED)
+	$(BIN)/python -m trailnotes.config > docs/config.md
+	$(BIN)/python -m trailnotes.commands > docs/cli.md
 	$(BIN)/python -m zensical build --clean --strict
 
 bench: $(INSTALLED)

@@ -95,10 +95,10 @@ def same_threads() -> Iterator[None]:
 @pytest.fixture
 def methods_as_before() -> Iterator[None]:
     """What a test registers is forgotten after it."""
-    before = dict(methods._registered)
+    before = dict(methods.loaded)
     yield
-    methods._registered.clear()
-    methods._registered.update(before)
+    methods.loaded.clear()
+    methods.loaded.update(before)
 
 
 @pytest.fixture

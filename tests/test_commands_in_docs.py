@@ -30,7 +30,8 @@ from trailnotes_lab.compare.expand import expand_runs
 from trailnotes_lab.compare.spec import load_spec
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")),
+GENERATED = {ROOT / "docs/cli.md", ROOT / "docs/config.md"}
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").rglob("*.md")} - GENERATED),
          *sorted(BUILTIN.rglob("*.md")), *sorted((ROOT / "packages").glob("*/README.md"))]  # fmt: skip
 CONFIGS = sorted((BUILTIN / "configs").rglob("*.toml"))
 COMMANDS = {c.name: c for entry in TABLE for c in (entry.commands if isinstance(entry, Group) else (entry,))}
@@ -106,7 +107,7 @@ def lines_of(page: Path) -> list[str]:
     for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         if language in {"", "sh", "bash", "console"} and is_command(block):
             found += [line for line in joined(block) if line and not line.startswith("#")]
-    return [line for line in found if line in EXAMPLES] if page.name == "cli.md" else found  # the others are synopses
+    return found
 
 
 def named(path: Path) -> str:
@@ -225,7 +226,7 @@ def test_a_command_line_can_be_read(page: Path, line: str) -> None:
     read(line)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "cli.md"], ids=named)
+@pytest.mark.parametrize("page", PAGES, ids=named)
 def test_commands_named_in_prose_exist(page: Path) -> None:
     prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     groups = {entry.name for entry in TABLE if isinstance(entry, Group)}
@@ -248,10 +249,10 @@ def outputs(line: str) -> set[str]:
 
 def test_runs_that_a_page_takes_for_granted_are_made_by_one() -> None:
     made = {"runs/demo", *GIVEN}
-    for page in [*PAGES, *CONFIGS]:
-        made |= {path for line in lines_of(page) for path in outputs(line)}
+    for line in [*EXAMPLES, *(line for page in [*PAGES, *CONFIGS] for line in lines_of(page))]:
+        made |= outputs(line)
     made |= {f"runs/compare/{load_spec(path).compare.name}" for path in CONFIGS if "[methods" in path.read_text()}
-    for page in (page for page in PAGES if page.name != "cli.md"):
+    for page in PAGES:
         for line in lines_of(page):
             words = {word for word in shlex.split(line, comments=True) if word.startswith("runs/")} - outputs(line)
             gone = [word for word in words if not any(word == path or word.startswith(f"{path}/") for path in made)]
@@ -265,7 +266,7 @@ def test_runs_that_a_page_takes_for_granted_are_made_by_one() -> None:
 def test_the_example_of_every_command_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the order of docs/cli.md, in which one may need what those before it made; each has something to say."""
+    """In the order of the table, in which one may need what those before it made; each has something to say."""
     monkeypatch.chdir(tmp_path)
     for command in COMMANDS.values():
         if command.name in NOT_RUN:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import pkgutil
 import re
@@ -17,25 +18,29 @@ import pytest
 import trailnotes
 from test_layers import LAYERS
 from tinker_servers import Forks, StandIn
+from trailnotes.commands import TABLE
+from trailnotes.commands.command import render_cli_page
 from trailnotes.config import methods
 from trailnotes.config.__main__ import render_config_page
 from trailnotes.config.builtin import BUILTIN
-from trailnotes.config.methods import list_names
-from trailnotes.config.schema import Config
+from trailnotes.config.methods import find_method, list_names
+from trailnotes.config.schema import full_config_type
 from trailnotes.config.toml import collect_fields, load_config, render_config
 from trailnotes.policies.vllm import make_vllm_policy
 from trailnotes.types import MODES, Observation, RowRole, Task
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("packages/*/README.md"))]
+GENERATED = {ROOT / "docs/config.md": render_config_page, ROOT / "docs/cli.md": partial(render_cli_page, TABLE)}
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("packages/*/README.md")]
+PAGES = sorted(page for page in PAGES if page not in GENERATED)
 REPOSITORY = "https://github.com/trailnotes/trailnotes/blob/main/"  # what the site does not hold: code, examples
-SECTIONS = "|".join(sorted({name.partition(".")[0] for name in collect_fields() if "." in name}))
+SECTIONS = "|".join(sorted({name.partition(".")[0] for name in collect_fields(full_config_type()) if "." in name}))
 OPTIONS_OF_ENV = "env.options."
 
 
 def words(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
+    return GENERATED[path]() if path in GENERATED else path.read_text(encoding="utf-8")
 
 
 def blocks(path: Path, language: str) -> list[str]:
@@ -64,25 +69,25 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
         if target.startswith(("http://", "https://")) and not inside:
             continue
         name, _, anchor = target.removeprefix(REPOSITORY).partition("#")
-        file = (ROOT if inside else page.parent) / name if name else page
-        assert file.exists(), f"{named(page)} links to {target}: there is no such file"
+        file = ((ROOT if inside else page.parent) / name).resolve() if name else page
+        assert file in GENERATED or file.exists(), f"{named(page)} links to {target}: there is no such file"
         assert not anchor or anchor in anchors(file), f"{named(page)} links to {target}: there is no such heading"
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p.name != "cli.md"], ids=named)
+@pytest.mark.parametrize("page", PAGES, ids=named)
 def test_prose_fits_120_columns(page: Path) -> None:
     assert not [line for line in words(page).splitlines() if len(line) > 120 and not line.startswith("|")]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_keys_named_in_pages_exist(page: Path) -> None:
-    sections = {name.rpartition(".")[0] for name in collect_fields()}
+    sections = {name.rpartition(".")[0] for name in collect_fields(full_config_type())}
     for name in re.findall(rf"`((?:{SECTIONS})(?:\.[a-z_]+)+)(?: = [^`]*)?`", words(page)):
         if not name.startswith(OPTIONS_OF_ENV) and not name.endswith((".db", ".json")):
-            assert name in collect_fields() or name in sections, f"{named(page)} names {name}"
+            assert name in collect_fields(full_config_type()) or name in sections, f"{named(page)} names {name}"
     for section, more in re.findall(rf"`({SECTIONS})\.[a-z_]+`((?:,? (?:and |or )?`[a-z_]+`)+)", words(page)):
         for key in re.findall(r"[a-z_]{2,}", re.sub(r"\b(?:and|or)\b", "", more)):
-            known = f"{section}.{key}" in collect_fields() or key in sections
+            known = f"{section}.{key}" in collect_fields(full_config_type()) or key in sections
             assert known, f"{named(page)} lists {key} among the keys of {section}"
 
 
@@ -132,25 +137,18 @@ def test_citation_and_changes_know_the_version() -> None:
 
 
 def test_config_show_explains_every_key() -> None:
-    text, section, shown = render_config(Config()), "", set()
+    text, section, shown = render_config(full_config_type()()), "", set()
     for line in text.splitlines():
         if heading := re.fullmatch(r"\[([\w.]+)\]", line):
             section = f"{heading[1]}."
         elif setting := re.fullmatch(r"(\w+) = .*? # (.+) \| default", line):
             shown.add(section + setting[1])
-    assert shown == set(collect_fields())
-
-
-def test_the_page_of_settings_is_up_to_date() -> None:
-    assert words(ROOT / "docs/config.md") == render_config_page()
+    assert shown == set(collect_fields(full_config_type()))
 
 
 def file_of(method: str) -> Path:
-    """The one file of a method: in a folder of its name where it has more than one."""
-    folder = Path(trailnotes.__file__).parent / "algorithms"
-    name = method.replace("-", "_")
-    own = folder / name / "method.py"
-    return own if own.exists() else folder / f"{name}.py"
+    """The file of a method's function: in a folder of its name where it has more than one."""
+    return Path(inspect.getfile(find_method(method).load()))
 
 
 def code_names(source: str) -> set[str]:
@@ -174,7 +172,7 @@ def test_pages_of_methods_name_functions_of_the_code(method: str) -> None:
     assert len(cells) >= 4
     files = [file_of(method)]
     if method in NOTEBOOKS:
-        files += [*map(file_of, NOTEBOOKS), file_of(method).with_name("notebook.py")]
+        files += [*map(file_of, NOTEBOOKS), file_of(method).with_name("_notebook.py")]
     known = set[str]().union(*(code_names(words(file)) for file in files))
     gone = {name for cell in cells for name in re.findall(r"`([^`]+)\(\)`", cell)} - known
     assert not gone, f"{method}.md names {gone}: its file neither defines nor calls that"
@@ -231,7 +229,7 @@ def test_the_examples_of_extending_run(
         for block in own:
             exec(compile(block, "extending.md", "exec"), names)
     finally:
-        methods._registered.pop("own", None)
+        methods.loaded.pop("own", None)
     stats, shown, *_ = capsys.readouterr().out.splitlines()
     assert json.loads(stats.replace("'", '"'))["support"] == 4  # two tasks, twice
     assert shown == "['west']"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 import trailnotes
 from tinyrun import tiny_config, train_in_process
+from trailnotes.config import methods
 
 SRC = str(Path(trailnotes.__file__).parent)
 WORKER = {"envs/workers/main.py", "envs/workers/wire.py"}  # entered in processes of their own
@@ -31,7 +33,7 @@ def files_of_one_iteration(start: Path, directory: Path, num_workers: int) -> se
 
     What a first import runs is no part of it: which imports are first depends on the tests before this one.
     """
-    import trailnotes.algorithms.empo2 as module
+    from trailnotes.algorithms.empo2 import METHOD, empo2
 
     entered: set[str] = set()
 
@@ -40,19 +42,17 @@ def files_of_one_iteration(start: Path, directory: Path, num_workers: int) -> se
         if event == "call" and name.startswith(SRC) and name[len(SRC) + 1 :] not in entered and not is_importing(frame):
             entered.add(name.removeprefix(f"{SRC}/"))
 
-    method = module.empo2
-
     async def watched(run: Any) -> None:
         sys.setprofile(note)
         threading.setprofile(note)
         try:
-            await method(run)
+            await empo2(run)
         finally:
             sys.setprofile(None)
             threading.setprofile(None)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "empo2", watched)
+        patch.setitem(methods.loaded, "empo2", replace(METHOD, home=watched))
         config = tiny_config(start, train={"iterations": 1}, env={"num_workers": num_workers})
         train_in_process(config, directory)
     return entered

@@ -17,6 +17,9 @@ import pytest
 
 import chromium
 import trailnotes
+from trailnotes.commands import TABLE
+from trailnotes.commands.command import render_cli_page
+from trailnotes.config.__main__ import render_config_page
 
 ROOT = Path(__file__).parents[1]
 ELSEWHERE = re.compile(r"https?://|mailto:|data:")
@@ -27,6 +30,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     shutil.copy(ROOT / "mkdocs.yml", folder)
     shutil.copytree(ROOT / "docs", folder / "docs", ignore=shutil.ignore_patterns("records"))
+    (folder / "docs/config.md").write_text(render_config_page(), encoding="utf-8")
+    (folder / "docs/cli.md").write_text(render_cli_page(TABLE), encoding="utf-8")
     (folder / "src").symlink_to(ROOT / "src")
     built = subprocess.run(
         [sys.executable, "-m", "zensical", "build", "--strict"], cwd=folder, capture_output=True, text=True, check=False

@@ -121,7 +121,7 @@ def test_environment_options_of_file_and_command_line_are_merged(tmp_path: Path)
         (["--rollout.group_size", "2.5"], ["rollout.group_size = 2.5", "valid integer"]),
         (["--rollout.group_size", "x"], ['rollout.group_size = "x"', "valid integer"]),
         (["--run.seed", "true"], ["run.seed = true", "valid integer"]),
-        (["--algorithm.name", "ppo"], ["algorithm.name", "opsd, opid, ucob, lamer, or module:NAME"]),
+        (["--algorithm.name", "ppo"], ["algorithm.name", "rloo, training-free-grpo, ucob, or module:NAME"]),
         (["--memory.order", '["age"]'], ['memory.order = ["age"]', "'recency'"]),
         (["--preset", "paper"], ["preset", "'paper-webshop'"]),
         (["--rollout", "3"], ["rollout is a section", "rollout.KEY"]),
@@ -343,7 +343,7 @@ def test_show_is_a_config_that_explains_each_key(tmp_path: Path) -> None:
     assert '| any of "score", "support", "recency", "similarity", "ucb", "worth" |' in text
     assert "# learning rate of AdamW (EMPO2, arXiv 2602.23008) | > 0 |" in text
     assert "| >= -1 and <= 1 |" in text
-    assert '| one of "naive", "reflexion",' in text
+    assert '| one of "ace", "clin",' in text
     assert load_config(write(tmp_path, text)) == resolved.config
     lines = {line.partition(" ")[0]: line for line in text.splitlines()}
     assert lines["seed"].endswith("| command line")

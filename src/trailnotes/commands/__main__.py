@@ -1,4 +1,4 @@
-"""Prints `docs/cli.md`: ``python -m trailnotes.commands > docs/cli.md``."""
+"""Prints the page of commands of the site: ``python -m trailnotes.commands > docs/cli.md``, as `make docs` does."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Definition of a command: its name, its arguments, its help and its function.
 
-The parsers, their ``--help`` and the page `docs/cli.md` all come from the same table of commands. Importing this
+The parsers, their ``--help`` and the page of the site all come from the same table of commands. Importing this
 module, as every start does, loads argparse and little else.
 """
 
@@ -171,7 +171,7 @@ def _suggest_options(word: str, command: Command | None) -> str:
 
 
 def render_cli_page(table: CommandTable) -> str:
-    """Render `docs/cli.md` from the table of commands."""
+    """Render the page of the site that documents the table of commands."""
     commands = [c for entry in table for c in (entry.commands if isinstance(entry, Group) else (entry,))]
     index = "\n".join(
         f"- [`trailnotes {c.name}`](#trailnotes-{c.name.replace(' ', '-')}): {c.summary}" for c in commands
@@ -180,8 +180,7 @@ def render_cli_page(table: CommandTable) -> str:
         f"{ABOUT} {SETTINGS}\n\n"
         "A command exits with 0 on success, and with 2 and one line on standard error if its input is wrong. If a "
         "signal stops it, it exits with 128 plus the signal's number: 130 after Ctrl-C, 143 after SIGTERM, 129 after "
-        "SIGHUP, which a closing terminal sends (not under nohup). `--debug` prints the traceback of an error.\n\n"
-        "This page is generated: `python -m trailnotes.commands > docs/cli.md`."
+        "SIGHUP, which a closing terminal sends (not under nohup). `--debug` prints the traceback of an error."
     )
     return "\n\n".join(["# The command line", intro, index, *map(_render_section, commands)]) + "\n"
 

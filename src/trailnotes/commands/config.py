@@ -16,11 +16,10 @@ if TYPE_CHECKING:
 
 
 def _show(args: Namespace) -> None:
-    from trailnotes.config.builtin import SCHEMA_FILE
     from trailnotes.config.toml import render_config, resolve_config
 
     resolved = resolve_config(args.config, args.settings)
-    print(f"#:schema {SCHEMA_FILE.as_uri()}\n\n{render_config(resolved.config, resolved.origins)}", end="")
+    print(render_config(resolved.config, resolved.origins), end="")
 
 
 def _print_schema(_args: Namespace) -> None:
@@ -37,7 +36,7 @@ def _list(args: Namespace) -> None:
     column, between = (38, " ") if room >= 100 or args.paths else (0, "\n  ")  # else a line of its own for what it is
     for name, file in list_builtin_configs().items():
         lines = file.read_text(encoding="utf-8").splitlines()
-        comment = itertools.takewhile(lambda line: line.startswith("# "), lines[lines[0].startswith("#:") :])
+        comment = itertools.takewhile(lambda line: line.startswith("# "), lines)
         about = re.split(r"[.:](?: |$)", " ".join(line.removeprefix("# ") for line in comment))[0]
         told = file if args.paths else textwrap.shorten(about, room - column - len(between), placeholder=" ...")
         print(f"{name:<{column}}", told, sep=between)
@@ -55,7 +54,7 @@ COMMANDS = (
     Command(
         name="config show", summary="print all settings with their values and meaning",
         about="Print every setting with its value, its meaning, its source, the values that it may have, and where "
-        "its own was set. The output is a config file itself, whose first line names the schema for editors.",
+        "its own was set. The output is a config file itself.",
         example="trailnotes config show --preset paper-scienceworld --optim.lr 1e-5", run=_show,
         arguments=(
             argument("config", type=Path, metavar="CONFIG", nargs="?",

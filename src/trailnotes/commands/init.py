@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, argument
-from trailnotes.config.builtin import BUILTIN, SCHEMA_FILE, find_config
+from trailnotes.config.builtin import BUILTIN, find_config
 from trailnotes.errors import ConfigError
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
-CONFIG = "own.toml"
+CONFIG, SCHEMA = "own.toml", "config.schema.json"
 NEXT_STEPS = """
 cd {folder}
 python own_env.py                                      # the environment keeps the contract
@@ -29,13 +29,15 @@ def create_project(folder: Path) -> list[Path]:
     Raises:
         ConfigError: a file of the project is there already.
     """
+    from trailnotes.config.json_schema import render_json_schema
+
     project = BUILTIN / "project"
     files = {file.name: file.read_text(encoding="utf-8") for file in sorted(project.iterdir()) if file.is_file()}
     before, env, after = find_config("own-model").read_text(encoding="utf-8").partition("[env]\n")
     _, name, after = after.partition('name = "waymarks"\n')
     before = before.replace("own-model", "own").replace("train own ", f"train {CONFIG} ")
-    files[CONFIG] = f'#:schema ./{SCHEMA_FILE.name}\n{before.partition(chr(10))[2]}{env}name = "own_env:Lock"\n{after}'
-    files[SCHEMA_FILE.name] = SCHEMA_FILE.read_text(encoding="utf-8")
+    files[CONFIG] = f'#:schema ./{SCHEMA}\n{before}{env}name = "own_env:Lock"\n{after}'
+    files[SCHEMA] = render_json_schema()
     if taken := [name for name in files if os.path.lexists(folder / name)]:
         raise ConfigError(f"{folder / taken[0]} exists: name another directory")
     folder.mkdir(parents=True, exist_ok=True)

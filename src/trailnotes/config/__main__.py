@@ -1,9 +1,10 @@
-"""Prints `docs/config.md`: ``python -m trailnotes.config > docs/config.md``."""
+"""Prints the page of settings of the site: ``python -m trailnotes.config > docs/config.md``, as `make docs` does."""
 
 from __future__ import annotations
 
 from html import escape
 
+from trailnotes.config.methods import is_known
 from trailnotes.config.schema import full_config_type
 from trailnotes.config.section import Section
 from trailnotes.config.toml import collect_fields, explain_key, flatten_config, format_toml_value
@@ -13,9 +14,7 @@ INTRODUCTION = """\
 
 Set a key in the TOML file of a run, or on the command line as `--section.key VALUE` (TOML; plain words need no quotes).
 The command line overrides the file, the file overrides `preset`, and that the defaults below. Unknown keys are refused.
-`trailnotes config show CONFIG` prints the settings of a file, each with its meaning and where it was set.
-
-This page is generated: `python -m trailnotes.config > docs/config.md`."""
+`trailnotes config show CONFIG` prints the settings of a file, each with its meaning and where it was set."""
 GUIDES = {
     "model": "extending.md#a-model-of-your-own",
     "endpoint": "endpoints.md",
@@ -28,17 +27,9 @@ GUIDES = {
     "loss": "algorithms/losses.md",
     "rehearsal": "algorithms/empo2.md#anchor-losses-and-rehearsal",
     "archive": "algorithms/empo2.md#archive",
-    "gigpo": "algorithms/gigpo.md",
-    "opsd": "algorithms/opsd.md",
-    "opid": "algorithms/opid.md",
-    "ucob": "algorithms/ucob.md",
-    "lamer": "algorithms/lamer.md",
-    "reflexion": "algorithms/reflexion.md",
     "notebook": "algorithms/memories.md",
-    "rememberer": "algorithms/rememberer.md",
-    "retrospex": "algorithms/retrospex.md",
 }
-"""Section -> the page that says when to change its keys."""
+"""Section -> the page that says when to change its keys; that of one method is on the method's page."""
 
 
 def render_config_page() -> str:
@@ -63,7 +54,8 @@ def _open_section(head: str) -> list[str]:
     for part in head.split("."):
         kind = type(getattr(kind(), part))
     about = (kind.__doc__ or "").partition("\n")[0]
-    guide = [f"[When to change them]({GUIDES[head]})."] if head in GUIDES else []
+    page = GUIDES.get(head, f"algorithms/{head}.md" if is_known(head) else "")
+    guide = [f"[When to change them]({page})."] if page else []
     return ["", f"## `{head}`", "", about, *guide]
 
 

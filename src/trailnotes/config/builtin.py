@@ -10,7 +10,6 @@ from trailnotes.types import StrPath
 
 BUILTIN_PREFIX = "builtin:"
 BUILTIN = Path(__file__).parents[1] / "builtin"
-SCHEMA_FILE = Path(__file__).with_name("config.schema.json")
 
 
 def list_builtin_configs() -> dict[str, Path]:

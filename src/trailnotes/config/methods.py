@@ -15,10 +15,12 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trailnotes.config.section import Section
 from trailnotes.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trailnotes.config.section import Section
 
 MethodFunction = Callable[[Any], Awaitable[None]]
 """Carries out an `Iteration`, or drives an `AdaptationRun` where it changes no weights."""
@@ -75,7 +77,7 @@ _BUILT_IN = {
     for module in pkgutil.iter_modules([str(Path(__file__).parents[1] / "algorithms")])
     if not module.name.startswith("_")
 }
-_registered: dict[str, Method] = {}
+loaded: dict[str, Method] = {}  # what `register` added, and those of the package that were imported
 _ENTRY_POINT = re.compile(r"[\w.]+:\w+")  # module:NAME
 
 
@@ -83,7 +85,7 @@ def register(method: Method) -> Method:
     """Register a method for `algorithm.name` in this process; raises `ConfigError` if the name is taken."""
     if is_known(method.name) and _locate_code(find_method(method.name)) != _locate_code(method):
         raise ConfigError(f"a method is called {method.name!r} already: choose another name")
-    _registered[method.name] = method
+    loaded[method.name] = method
     return method
 
 
@@ -97,12 +99,12 @@ def _locate_code(method: Method) -> tuple[str, str]:
 
 def list_names() -> list[str]:
     """List the names of all methods, without importing any."""
-    return [*_BUILT_IN, *(name for name in _registered if name not in _BUILT_IN)]
+    return [*_BUILT_IN, *(name for name in loaded if name not in _BUILT_IN)]
 
 
 def is_known(name: str) -> bool:
     """Tell whether a method of this package, or a registered one, has the name."""
-    return name in _BUILT_IN or name in _registered
+    return name in _BUILT_IN or name in loaded
 
 
 def validate_method_name(name: str) -> None:
@@ -133,7 +135,7 @@ def resolve_method(name: str) -> Method:
         raise ConfigError(f"{name} cannot be imported as a method: {type(error).__name__}: {line}") from error
     if not isinstance(method, Method):
         raise ConfigError(f"{name} is not a Method: give the NAME of a trailnotes.config.methods.Method in module:NAME")
-    _registered.setdefault(name, method)  # for its label and its colour
+    loaded.setdefault(name, method)  # for its label and its colour
     return method
 
 
@@ -142,9 +144,9 @@ def find_method(name: str) -> Method:
 
     An unknown module:NAME counts as a training that shows no tips.
     """
-    if name in _BUILT_IN and name not in _registered:
-        _registered[name] = importlib.import_module(_BUILT_IN[name]).METHOD
-    return _registered.get(name) or Method(name, name, name, trains=True)
+    if name in _BUILT_IN and name not in loaded:
+        loaded[name] = importlib.import_module(_BUILT_IN[name]).METHOD
+    return loaded.get(name) or Method(name, name, name, trains=True)
 
 
 def get_label(name: str) -> str:
