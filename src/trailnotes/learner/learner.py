@@ -33,7 +33,7 @@ from trailnotes.learner.states import (
     raise_non_finite,
     save_state,
 )
-from trailnotes.policies.hf.decoder import needs_training_mode, switch_mode
+from trailnotes.policies.hf.decoder import needs_training_mode, switch_mode, trim_heap
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Sample
 
@@ -178,6 +178,8 @@ class Learner:
 
     def _step(self, samples: Sequence[Sample], reference: Sequence[Tensor], metrics: UpdateMetrics) -> None:
         """Take a step along the clipped gradient of one mini-batch: that of its episodes, and of its other rows."""
+        if self.device.type == "cpu":
+            trim_heap()
         self._optimizer.zero_grad()
         episodes = [i for i, sample in enumerate(samples) if sample.role == "episode"]
         sums = self._backward_episodes([samples[i] for i in episodes], [reference[i] for i in episodes], metrics)

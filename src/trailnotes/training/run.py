@@ -23,7 +23,6 @@ from trailnotes.learner.sharded import make_learner
 from trailnotes.learner.states import REST, STATE
 from trailnotes.memory import TipMemory, embedder_of, open_memory
 from trailnotes.memory.controls import make_prompt_memory
-from trailnotes.policies.hf.decoder import trim_heap
 from trailnotes.policies.hf.policy import HFPolicy, load_model
 from trailnotes.rollout.archive import Archive
 from trailnotes.rollout.episode import Pool
@@ -201,9 +200,7 @@ class TrainingRun:
             if self.config.run.threads:
                 torch.set_num_threads(self.config.run.threads)  # a setting of each thread
             torch.manual_seed(seed)
-            trim_heap()
             metrics = self.learner.update(samples, seed=seed, lr_scale=self.lr_scale)
-            trim_heap()
             return metrics, self.weights.snapshot(version)
 
         metrics, learned = await _run_in_thread(update) if self.config.rollout.max_async_iterations else update()

@@ -256,7 +256,7 @@ class SlotCache(Cache):  # type: ignore[misc]
 
 
 def trim_heap() -> None:
-    """Return freed memory to the machine: arrays of a growing cache never fit the gaps that the smaller ones left."""
+    """Return freed memory to the machine: arrays of other sizes do not fit the gaps that earlier ones left."""
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)
 
