@@ -171,15 +171,14 @@ def dry_run(
         shrink_config,
         split_usage,
     )
-    from trailnotes.estimate.suggestions import validate_footprint
     from trailnotes.policies.hf.policy import is_downloaded
     from trailnotes.runs.console import format_duration, format_megabytes
     from trailnotes.runs.dependencies import require_dependencies
     from trailnotes.training.rehearsal import REHEARSAL_DIR, read_recording_usage, require_remaining_budget
 
-    if found := estimate_footprint(config):
-        show(found.report())
-        validate_footprint(config, found)
+    if footprint := estimate_footprint(config):
+        show(footprint.report())
+        footprint.require_room()
     if not is_downloaded(config.model):
         lacks = ""
         try:
