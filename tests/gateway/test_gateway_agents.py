@@ -382,11 +382,6 @@ def by_nothing(task: Task, messages: list[dict[str, str]]) -> None:
     """Return no score."""
 
 
-def test_an_agent_returns_to_no_state() -> None:
-    with pytest.raises(ValueError, match="cannot return to a state"):
-        Config(env={"name": "gateway"}, archive={"share": 0.5})  # type: ignore[arg-type]
-
-
 def test_a_coroutine_is_an_agent(tmp_path: Path) -> None:
     async def agent(session: AgentSession) -> dict[str, Any]:
         async with openai.AsyncOpenAI(base_url=session.base_url, api_key="k") as client:

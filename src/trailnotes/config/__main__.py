@@ -27,7 +27,7 @@ GUIDES = {
     "algorithm": "algorithms/empo2.md",
     "loss": "algorithms/losses.md",
     "rehearsal": "algorithms/empo2.md#anchor-losses-and-rehearsal",
-    "archive": "algorithms/empo2.md#archive",
+    "archive": "algorithms/exploration.md#archive-of-states",
     "gigpo": "algorithms/gigpo.md",
     "opsd": "algorithms/opsd.md",
     "opid": "algorithms/opid.md",

@@ -369,31 +369,12 @@ class Config(Section):
                 f'{algorithm.name} shows no tips of a memory while it trains: set algorithm.show_tips = "own" (panels '
                 "that are played with tips have eval.show_tips)"
             )
-        if algorithm.name == "lamer" and (self.archive.share or algorithm.dynamic_sampling):
-            raise ConfigError("lamer plays tasks from the start: set archive.share and algorithm.dynamic_sampling to 0")
+        if algorithm.name == "lamer" and algorithm.dynamic_sampling:
+            raise ConfigError("lamer plays tasks from the start: set algorithm.dynamic_sampling = 0")
         if algorithm.name == "lamer" and (algorithm.author != "policy" or algorithm.author_credit):
             raise ConfigError('lamer trains the author of tips: set algorithm.author = "policy" and author_credit = 0')
         if method.plain and algorithm.author_credit:
             raise ConfigError(f"{algorithm.name} lets no member read tips: set algorithm.author_credit = 0")
-        if self.archive.share and not method.trains:
-            raise ConfigError(f"{algorithm.name} trains nothing from kept states: set archive.share = 0")
-        if self.archive.share and self.env.name == "gateway":
-            raise ConfigError("an agent of the gateway cannot return to a state: set archive.share = 0")
-        if self.archive.share:
-            num_readers = round(algorithm.p_memory * rollout.group_size) if mixed else 0
-            self._validate_archive(rollout.group_size - num_readers)
-
-    def _validate_archive(self, num_plain: int) -> None:
-        if self.rollout.max_async_iterations:
-            raise ConfigError("archive.share needs each iteration's end: set rollout.max_async_iterations = 0")
-        if self.algorithm.dynamic_sampling:
-            raise ConfigError("archive.share splits groups that algorithm.dynamic_sampling would replace: set one to 0")
-        returning = round(self.archive.share * num_plain)
-        if returning < 2:
-            raise ConfigError(
-                f"archive.share = {self.archive.share:g} of {num_plain} plain members rounds to {returning}, and at "
-                "least 2 must return together to be compared: raise archive.share or rollout.group_size"
-            )
 
     @property
     def has_shared_gpu(self) -> bool:
