@@ -50,7 +50,7 @@ class Check:
         if self.last is None:
             return f"  -  {self.question:<52} no data"
         mark = {True: "ok  ", False: "WEAK", None: "  ? "}[self.holds]
-        counts = " -> ".join(map(_format_count, self.counts))
+        counts = " -> ".join(f"{n:,}" if n < 10_000 else f"{n / 1000:,.0f}k" for n in self.counts)
         numbers = f"{f'{_format_number(self.first)} -> {_format_number(self.last)}':<16} ({counts} {self.unit})"
         lines = [f"{mark} {self.question:<52} {numbers}"]
         if self.holds is False:
@@ -87,12 +87,16 @@ def run_checks(lines: Sequence[JsonRecord], episodes: Sequence[JsonRecord], conf
     """Run all checks on a run's metrics, episodes and settings."""
     return [
         _check_threshold(
-            lines, "actions that could be read", _get_readable_share, 0.5, ("rollout/env_steps", "turns"),
+            lines, "actions that could be read",
+            lambda m: 1 - m["rollout/unparsable"] if "rollout/unparsable" in m else None, 0.5,
+            ("rollout/env_steps", "turns"),
             "the model's answers are no actions, so nothing else counts: show it how (rollout.example_turns), let it "
             "finish (rollout.stop, rollout.max_action_tokens), or change rollout.action_format",
         ),
         _check_threshold(
-            lines, "usable tips, of those written", _get_usable_share, 0.8, ("tips/written", "tips"),
+            lines, "usable tips, of those written",
+            lambda m: 1 - m["tips/unusable"] / m["tips/written"] if m.get("tips/written") else None, 0.8,
+            ("tips/written", "tips"),
             "the model does not write tips that can be kept: warm-start it on writing, or raise "
             "memory.max_write_tokens",
         ),
@@ -156,7 +160,9 @@ def _check_group_variance(lines: Sequence[JsonRecord], config: Config) -> Check:
     def link(lines: Sequence[JsonRecord], where: str = "") -> Check:
         question = f"rows with an advantage other than zero{where}"
         return _check_threshold(
-            lines, question, _gradient_rows, 0.05, ("update/rows", "rows"),
+            lines, question,
+            lambda m: 1 - m["update/zero_advantage_rows"] / m["update/rows"] if m.get("update/rows") else None, 0.05,
+            ("update/rows", "rows"),
             "groups whose returns are all equal teach nothing: raise rollout.group_size or rollout.temperature, mix "
             'the modes (algorithm.mode_unit = "trajectory"), or use an intrinsic reward (algorithm.intrinsic)',
         )  # fmt: skip
@@ -298,19 +304,6 @@ def _tips_shown(line: JsonRecord) -> float | None:
     return line.get("rollout/tips_per_step") if with_memory else None
 
 
-def _gradient_rows(line: JsonRecord) -> float | None:
-    rows = line.get("update/rows")
-    return 1 - line["update/zero_advantage_rows"] / rows if rows else None
-
-
-def _get_readable_share(line: JsonRecord) -> float | None:
-    return 1 - line["rollout/unparsable"] if "rollout/unparsable" in line else None
-
-
-def _get_usable_share(line: JsonRecord) -> float | None:
-    return 1 - line["tips/unusable"] / line["tips/written"] if line.get("tips/written") else None
-
-
 def _get_reliance(line: JsonRecord, config: Config) -> float | None:
     """Return the reliance before the update; else its estimate from the sampled log-probabilities."""
     acting = config.algorithm.old_logprobs == "acting"
@@ -326,10 +319,6 @@ def _compare_ends(values: Sequence[float], counts: Sequence[float] = ()) -> tupl
 
 def _get_window_size(values: Sequence[object]) -> int:
     return max(1, round(WINDOW * len(values)))
-
-
-def _format_count(number: int) -> str:
-    return f"{number:,}" if number < 10_000 else f"{number / 1000:,.0f}k"
 
 
 def _format_number(value: float | None) -> str:

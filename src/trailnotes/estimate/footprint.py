@@ -240,12 +240,20 @@ def _estimate_acting_weights(config: Config, shape: ModelShape) -> dict[str, flo
 
 
 def _estimate_caches(config: Config, shape: ModelShape) -> dict[str, float]:
-    """Estimate the caches of acting and writing, and the pass of the engine in this process."""
-    cache, parts = _estimate_kv_cache(config, shape), {}
+    """Estimate the keys and values of all conversations, and the pass of the engine in this process.
+
+    During a prefill those of one layer are repeated for all heads.
+    """
+    number, conversations = get_dtype_size(config), count_conversations(config)
+    columns = min(config.rollout.max_context_tokens, shape.positions)
+    slots = SlotCache()  # it grows in steps
+    slots.reserve(conversations, columns)
+    kept = 2 * slots.num_slots * slots.capacity * shape.keys * shape.layers
+    repeated = 2 * conversations * columns * shape.queries if shape.keys < shape.queries else 0
+    cache, parts = float(kept + repeated) * number * shape.scale, {}
     if config.engine.name == "hf":
-        conversations = f"{count_conversations(config)} conversations of {config.rollout.max_context_tokens:,} tokens"
-        size = MAX_TOKENS * get_dtype_size(config) * 3.0 * (shape.hidden + shape.intermediate)
-        parts = {f"cache of {conversations}": cache, f"pass of {MAX_TOKENS:,} tokens": size}
+        parts = {f"cache of {conversations} conversations of {config.rollout.max_context_tokens:,} tokens": cache}
+        parts[f"pass of {MAX_TOKENS:,} tokens"] = MAX_TOKENS * number * 3.0 * (shape.hidden + shape.intermediate)
     return parts | ({"cache of the author of the tips": cache} if config.has_separate_author else {})
 
 
@@ -253,16 +261,6 @@ def count_conversations(config: Config) -> int:
     """Count the episodes, or tips being written, that are alive at a time."""
     episodes = config.rollout.num_tasks * config.rollout.group_size
     return min(config.env.max_envs or episodes, episodes)
-
-
-def _estimate_kv_cache(config: Config, shape: ModelShape) -> float:
-    """Estimate all keys and values, and those of one layer repeated for all heads during a prefill."""
-    columns = min(config.rollout.max_context_tokens, shape.positions)
-    grown = SlotCache()  # it grows in steps
-    grown.reserve(count_conversations(config), columns)
-    kept = 2 * grown.num_slots * grown.capacity * shape.keys * shape.layers
-    repeated = 2 * count_conversations(config) * columns * shape.queries if shape.keys < shape.queries else 0
-    return float(kept + repeated) * get_dtype_size(config) * shape.scale
 
 
 def _estimate_engine(config: Config, shape: ModelShape, room: float, spread: int = 1) -> dict[str, float]:
@@ -289,21 +287,17 @@ def _estimate_processes(config: Config) -> MemoryParts:
     return parts | ({f"{number} environments": number * float(each)} if each else {})
 
 
-def count_weight_copies(config: Config) -> int:
-    """Count the copies of trained weights that rank 0 has in the host's memory at most.
-
-    The newest, the one that plays until the next is loaded, one in between with `rollout.max_async_iterations` above 1,
-    and the initial one where the policy is set back to it to write the tips. Policies in the process of several ranks
-    load theirs at once.
-    """
-    if config.engine.name == "hf" and not config.rollout.max_async_iterations:
-        return int(config.learner.world_size > 1)
-    return 2 + (config.rollout.max_async_iterations > 1) + (config.has_frozen_author and not config.has_separate_author)
-
-
 def estimate_weight_copies(config: Config, shape: ModelShape) -> dict[str, float]:
-    """Estimate these copies, and vLLM's files of the newest and the last weights, in memory if there is room."""
-    copies, lora = count_weight_copies(config), config.model.lora.enabled
+    """Estimate the copies of trained weights that rank 0 has in the host's memory at most.
+
+    They are the newest, the one that plays until the next is loaded, one in between with `rollout.max_async_iterations`
+    above 1, and the initial one where the policy is set back to it to write the tips. Policies in the process of
+    several ranks load theirs at once. vLLM has files of the newest and the last weights, in memory if there is room.
+    """
+    lora, ahead = config.model.lora.enabled, config.rollout.max_async_iterations
+    copies = 2 + (ahead > 1) + (config.has_frozen_author and not config.has_separate_author)
+    if config.engine.name == "hf" and not ahead:
+        copies = int(config.learner.world_size > 1)
     trained = shape.adapters if lora else shape.whole
     parts = {"weights handed to the policy": copies * trained * (FLOAT32 if lora else get_dtype_size(config))}
     if config.engine.name == "vllm":

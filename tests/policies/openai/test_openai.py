@@ -597,9 +597,8 @@ def test_a_cut_last_line_costs_its_answer_and_no_other(proxy: Proxy, tmp_path: P
     assert len(lines(path)) == 2
 
 
-@pytest.mark.parametrize("line", ["{", '{"key": "k"}', '{"unknown": 1}'])
-def test_a_damaged_line_is_named(line: str, tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text(f"{line}\n")
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("{\n")
     with pytest.raises(RunError, match="line 1 is damaged"):
         policy("http://h/v1", tmp_path / "a.jsonl")
 

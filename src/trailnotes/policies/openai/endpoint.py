@@ -19,7 +19,7 @@ from trailnotes.endpoint.faults import (
     parse_retry_after,
 )
 from trailnotes.endpoint.wire import IDENTITY_HEADERS, NO_KEY, load_api_key, make_async_response_hook, redact_key
-from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, RunError, format_install_command
+from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, format_install_command
 from trailnotes.storage.files import append_jsonl, parse_json, read_jsonl, split_after
 from trailnotes.types import FinishReason, Message, Sampling, replace_surrogates
 
@@ -85,11 +85,8 @@ class AnswerCache:
             self._requests = path.with_name("requests.jsonl")
             for file in (path, self._requests):
                 split_after(file)
-            for number, record in enumerate(read_jsonl(path), 1):
-                try:
-                    self._add_to_totals(PaidAnswer(**record))
-                except TypeError:
-                    raise RunError(f"{path}: line {number} is damaged: delete it, or restore the file") from None
+            for record in read_jsonl(path):
+                self._add_to_totals(PaidAnswer(**record))
             self._old = frozenset(self._answers)
 
     def find(self, key: str) -> PaidAnswer | None:
