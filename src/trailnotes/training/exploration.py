@@ -95,6 +95,7 @@ class RandomNetworkDistillation:
         hidden, features = WIDTHS
         self.target = _make_mlp((embedder.dim, hidden, features), generator).requires_grad_(False)
         self.predictor = _make_mlp((embedder.dim, hidden, hidden, features), generator)
+        self._networks = nn.ModuleDict({"target": self.target, "predictor": self.predictor})
         self._optimizer = torch.optim.Adam(self.predictor.parameters(), lr=LEARNING_RATE)
         self._num_batches = 0
         self._num_errors, self._mean, self._squares = 0, 0.0, 0.0  # squares: sum of squared distances from the mean
@@ -137,10 +138,8 @@ class RandomNetworkDistillation:
     def state_dict(self) -> ComponentState:
         """Return weights of both networks and Adam's moments, float32, and the running statistics."""
         moments = self._optimizer.state_dict()["state"]
-        tensors = {
-            **{f"target.{name}": value for name, value in self.target.state_dict().items()},
-            **{f"predictor.{name}": value for name, value in self.predictor.state_dict().items()},
-            **{f"optimizer.{i}.{name}": value for i, kept in moments.items() for name, value in kept.items()},
+        tensors = self._networks.state_dict() | {
+            f"optimizer.{i}.{name}": value for i, kept in moments.items() for name, value in kept.items()
         }
         rest = {"num_batches": self._num_batches, "errors": [self._num_errors, self._mean, self._squares]}
         arrays = {name: value.numpy().copy() for name, value in tensors.items()}
@@ -150,16 +149,12 @@ class RandomNetworkDistillation:
         """Load a state as `Estimator.load_state_dict` does."""
         if rest["embedder"] != self.embedder.name:
             raise ValueError(f"novelty of {rest['embedder']} does not fit {self.embedder.name}: keep memory.embedder")
-        parts: dict[str, dict[str, Tensor]] = {"target": {}, "predictor": {}, "optimizer": {}}
-        for name, value in arrays.items():
-            part, _, own = name.partition(".")
-            parts[part][own] = torch.from_numpy(np.array(value))
-        self.target.load_state_dict(parts["target"])
-        self.predictor.load_state_dict(parts["predictor"])
+        tensors = {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
         moments: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in parts["optimizer"].items():
-            index, _, own = name.partition(".")
-            moments.setdefault(int(index), {})[own] = tensor
+        for name in [name for name in tensors if name.startswith("optimizer.")]:
+            _, index, own = name.split(".")
+            moments.setdefault(int(index), {})[own] = tensors.pop(name)
+        self._networks.load_state_dict(tensors)
         self._optimizer.load_state_dict(self._optimizer.state_dict() | {"state": moments})
         self._num_batches = int(rest["num_batches"])
         self._num_errors, self._mean, self._squares = rest["errors"]
