@@ -212,8 +212,7 @@ def test_success_is_by_episode() -> None:
 @pytest.mark.parametrize(
     ("sections", "fix"),
     [
-        ({"archive": {"share": 0.5}}, r"archive\.share and algorithm\.dynamic_sampling to 0"),
-        ({"algorithm": {"name": "lamer", "dynamic_sampling": 1}}, r"algorithm\.dynamic_sampling to 0"),
+        ({"algorithm": {"name": "lamer", "dynamic_sampling": 1}}, r"algorithm\.dynamic_sampling = 0"),
         ({"algorithm": {"name": "lamer", "author": "start"}}, r'algorithm\.author = "policy"'),
         ({"algorithm": {"name": "lamer", "author_credit": 1.0}}, r"author_credit = 0"),
     ],

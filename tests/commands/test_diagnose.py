@@ -116,12 +116,6 @@ def test_iterations_with_tips_that_teach_nothing_do_not_hide_behind_the_others()
     assert verdicts([plain, line(1)], [], algorithm={"mode_unit": "iteration"})["advantage"].holds
 
 
-def test_runs_of_before_have_other_names_for_the_same() -> None:
-    names = {"tips/written": "notes/notes", "tips/unusable": "notes/notes_unusable"}
-    before = [{names.get(name, name): value for name, value in line(i).items()} for i in range(5)]
-    assert verdicts(before, EPISODES) == verdicts([line(i) for i in range(5)], EPISODES)
-
-
 def test_notes_that_help_nobody_are_weak() -> None:
     episodes = played(10, ("plain", 0.5), ("off_policy", 0.5))
     assert verdicts([line(0)], episodes)["gain"].holds is False
@@ -192,20 +186,10 @@ def test_a_trend_within_the_noise_is_not_judged() -> None:
     assert "(2 -> 2 iterations)" in str(rise)
 
 
-def test_advice_is_given_only_where_it_can_be_taken() -> None:
-    def advice(link: str, **sections: dict[str, Any]) -> str:
-        return verdicts([line(0)], EPISODES, **sections)[link].advice
-
-    assert "lower memory.threshold = 0.5" in advice("shown")
-    everything = advice("shown", memory={"threshold": -1.0})
-    assert "lower" not in everything
-    assert "fewer tasks" in everything
-    assert "raise it" in advice("shown", memory={"top_k": 0})
-    assert "mode_unit" in advice("advantage", algorithm={"mode_unit": "iteration"})
-    assert "mode_unit" not in advice("advantage", algorithm={"mode_unit": "trajectory"})
-    assert "intrinsic" not in advice("advantage", algorithm={"mode_unit": "iteration", "intrinsic": "rnd"})
-    assert "loss.kl = 0.1" in advice("reliance")
-    assert "loss.kl" not in advice("reliance", loss={"kl": 0.0})
+def test_advice_names_the_settings_of_the_run() -> None:
+    links = verdicts([line(0)], EPISODES)
+    assert "memory.threshold = 0.5" in links["shown"].advice
+    assert "loss.kl = 0.1" in links["reliance"].advice
 
 
 def test_a_model_that_hardly_relies_on_notes_need_not_improve() -> None:

@@ -90,7 +90,7 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_is_loaded(
     said = capsys.readouterr()
     assert "weights, bfloat16" in said.out
     assert "it does not fit a GPU of 80 GB (74.5 GiB); none is here" in said.out
-    assert "train adapters by model.lora.enabled = true" in said.err
+    assert "train adapters (model.lora.enabled = true" in said.err
     assert files(elsewhere) == before
 
 

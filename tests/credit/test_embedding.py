@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from tiny import group, step, trajectory
-from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.methods_schema import AlgorithmConfig
-from trailnotes.credit.novelty import Novelty
+from trailnotes.config.schema import Config
 from trailnotes.memory.retrieval import HashingEmbedder
+from trailnotes.training.exploration import make_novelty
 from trailnotes.types import Observation, Trajectory
 
 
@@ -35,10 +34,10 @@ def episode(*texts: str) -> Trajectory:
 @pytest.mark.parametrize("kind", ["states", "rnd"])
 def test_all_states_of_a_batch_are_embedded_in_one_call(kind: str) -> None:
     recording = Recording()
-    novelty = Novelty(AlgorithmConfig(intrinsic=kind), MemoryConfig(), 0, make=lambda: recording)  # type: ignore[arg-type]
+    config = Config(algorithm={"intrinsic": kind})  # type: ignore[arg-type]
+    novelty = make_novelty(config, 0, lambda: recording)
     groups = [group(episode("hall", "attic", "hall"), episode("attic", "cellar")), group(episode("roof"))]
     rated = novelty.rate(groups)
     assert [{text.strip() for text in call} for call in recording.calls] == [{"hall", "attic", "cellar", "roof"}]
-    alone = Novelty(AlgorithmConfig(intrinsic=kind), MemoryConfig(), 0).rate(groups)  # type: ignore[arg-type]
-    assert rated == alone
+    assert rated == make_novelty(config, 0, HashingEmbedder).rate(groups)
     assert novelty.rate([]) == []

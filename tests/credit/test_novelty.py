@@ -18,12 +18,11 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from tiny import step, trajectory
-from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.methods_schema import AlgorithmConfig
+from trailnotes.config.schema import Config
 from trailnotes.credit import episode_return, group_relative
-from trailnotes.credit.distillation import RandomNetworkDistillation
-from trailnotes.credit.novelty import Novelty, StateCounter, VisitCounter
+from trailnotes.credit.novelty import Novelty, StateCounter
 from trailnotes.memory.retrieval import HashingEmbedder
+from trailnotes.training.exploration import RandomNetworkDistillation, VisitCounter, make_novelty
 from trailnotes.types import Observation, Task, Trajectory, TrajectoryGroup, hash_state
 
 KINDS = ("none", "tips", "states", "counts", "rnd")
@@ -50,7 +49,8 @@ def group(*trajectories: Trajectory) -> TrajectoryGroup:
 
 
 def novelty(kind: str, **options: Any) -> Novelty:
-    return Novelty(AlgorithmConfig(intrinsic=kind, **options), MemoryConfig(), seed=3)  # type: ignore[arg-type]
+    algorithm = {"intrinsic": kind, "mode_unit": "iteration", **options}
+    return make_novelty(Config(algorithm=algorithm), 3, HashingEmbedder)
 
 
 def bonuses(groups: Sequence[TrajectoryGroup]) -> list[list[float]]:

@@ -8,7 +8,7 @@ from trailnotes.commands import main
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.endpoint.ledger import TokenCount
-from trailnotes.estimate.hosted import _count, estimate_hosted
+from trailnotes.estimate.hosted import count_tokens, estimate_hosted
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory
 
 TASK = Task("task", "numbers")
@@ -36,27 +36,19 @@ def test_an_iteration_of_plain_grpo_by_hand() -> None:
     )  # fmt: skip
     played = [play((10, 2), (20, 3))]
     # 10 episodes read 10 + 20 tokens, say 2 + 3, and train their last context, 20 + 3, three times; no forward pass
-    assert _count(config, played, longest=False) == TokenCount(300, 50, 690)
+    assert count_tokens(config, played, longest=False) == TokenCount(300, 50, 690)
     # answers of 8 tokens each: 16 said, by half of which each of the two contexts is longer, the last one by all
-    assert _count(config, played, longest=True) == TokenCount(460, 160, 1320)
+    assert count_tokens(config, played, longest=True) == TokenCount(460, 160, 1320)
 
 
 def test_what_the_loss_and_the_memory_take_besides() -> None:
     words = ("--rollout.num_tasks", "1", "--rollout.group_size", "4", "--optim.epochs", "1")
     played = [play((10, 2), (20, 3))]
-    plain = _count(make_config(*words, "--algorithm.name", "grpo", "--loss.kl", "0", "--loss.dual_clip", "0"), played,
-                   longest=False)  # fmt: skip
-    clipped = _count(make_config(*words, "--algorithm.name", "grpo", "--loss.kl", "0"), played, longest=False)
-    held = _count(make_config(*words, "--algorithm.name", "grpo"), played, longest=False)
-    tips = _count(make_config(*words, "--algorithm.q_off_policy", "1"), played, longest=False)
-    watched = ("--loss.observations", "0.1")
-    shown = _count(make_config(*words, *watched, "--algorithm.q_off_policy", "0"), played, longest=False)
-    assert shown.trained == (4 + 3) * 23  # the three without tips learn what they were answered, too
-    hidden = _count(make_config(*words, *watched, "--algorithm.q_off_policy", "1"), played, longest=False)
-    assert hidden.trained == (4 + 4) * 23  # so does the reader where its tips are taken out
-    bare = ("--algorithm.name", "grpo", "--loss.kl", "0", "--loss.dual_clip", "0")
-    observed = _count(make_config(*words, *watched, *bare), played, longest=False)
-    assert observed.prefilled - plain.prefilled == (4 + 4) * 23  # no row of a batch with them is PPO's alone
+    unclipped = make_config(*words, "--algorithm.name", "grpo", "--loss.kl", "0", "--loss.dual_clip", "0")
+    plain = count_tokens(unclipped, played, longest=False)
+    clipped = count_tokens(make_config(*words, "--algorithm.name", "grpo", "--loss.kl", "0"), played, longest=False)
+    held = count_tokens(make_config(*words, "--algorithm.name", "grpo"), played, longest=False)
+    tips = count_tokens(make_config(*words, "--algorithm.q_off_policy", "1"), played, longest=False)
     assert clipped.prefilled - plain.prefilled == 4 * 23  # the dual bound is sent by its gradient: one forward pass
     assert held.prefilled - clipped.prefilled == 4 * 23  # the start model scores each row
     # a quarter of the members acts with tips and is scored without them; all write, from a context of an episode
@@ -69,12 +61,11 @@ def test_the_report_counts_iterations_and_money(capsys: pytest.CaptureFixture[st
     config = make_config("--train.max_env_steps", "0", "--train.iterations", "7")
     found = estimate_hosted(config)
     assert found.iterations == 7
-    assert found.has_tokenizer
     cost = found.low.compute_cost(config.learner) * 7
     assert cost == pytest.approx(7e-6 * (0.5 * found.low.prefilled + 2 * found.low.sampled + found.low.trained))
-    assert f"cost  {cost:,.2f} to " in found.report(config)
+    assert f"cost       {cost:,.2f} to " in found.report(config)
     words = ["--learner.name", "tinker", "--model.path", "no/such-model", "--train.iterations", "2"]
     assert main(["train", "demo-small", *words, "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert "estimate of no/such-model at a server, 2 iterations; tokens are guessed, 4 bytes each" in said
+    assert "estimate of no/such-model at a server, 2 iterations, four bytes for a token" in said
     assert "set learner.price_prefill" in said

@@ -382,11 +382,6 @@ def by_nothing(task: Task, messages: list[dict[str, str]]) -> None:
     """Return no score."""
 
 
-def test_an_agent_returns_to_no_state() -> None:
-    with pytest.raises(ValueError, match="cannot return to a state"):
-        Config(env={"name": "gateway"}, archive={"share": 0.5})  # type: ignore[arg-type]
-
-
 def test_a_coroutine_is_an_agent(tmp_path: Path) -> None:
     async def agent(session: AgentSession) -> dict[str, Any]:
         async with openai.AsyncOpenAI(base_url=session.base_url, api_key="k") as client:
@@ -511,11 +506,11 @@ def test_conversations_in_turn_keep_their_own_thinking(tmp_path: Path) -> None:
 def test_text_and_call_of_one_response_are_one_turn() -> None:
     call = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"}
     said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I add."}]}
-    parsed = parse_responses_call({"input": [{"role": "user", "content": "1 + 1?"}, said, call]}, ("trailnotes",))
+    parsed = parse_responses_call({"input": [{"role": "user", "content": "1 + 1?"}, said, call]})
     assert [message["role"] for message in parsed.messages] == ["user", "assistant"]
 
 
 def test_an_answer_cut_at_a_stop_string_has_stopped() -> None:
     call = ModelCall(({"role": "user", "content": "a"},), stop=("\n",))
-    reply = make_reply(call, Completion((), (), (), "yes\nand", finish_reason="length"), "trailnotes")
+    reply = make_reply(call, Completion((), (), (), "yes\nand", finish_reason="length"))
     assert (reply.content, reply.finish_reason) == ("yes", "stop")

@@ -16,7 +16,7 @@ from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.runs.serving import OpenGateway
 from trailnotes.storage.files import read_jsonl
 
-CALL = parse_chat_call({"messages": [{"role": "user", "content": "a"}]}, ())
+CALL = parse_chat_call({"messages": [{"role": "user", "content": "a"}]})
 
 
 class OneAtATime(ScriptedPolicy):

@@ -193,7 +193,7 @@ def test_a_token_is_asked_for(tmp_path: Path) -> None:
 
     async def run() -> None:
         pool = GatewayPool(agent_config(tmp_path).env)
-        server = GatewayServer(pool, open_listener("127.0.0.1", 0), token="secret")
+        server = GatewayServer(pool.find, open_listener("127.0.0.1", 0), token="secret")
         await server.start()
         try:
             with pytest.raises(ConfigError, match="Say the token"):

@@ -147,8 +147,8 @@ def success_by_episode(trials: Sequence[Trial]) -> dict[str, float]:
 
 def validate_lamer(config: Config) -> None:
     """Refuse what would keep a member from playing its task again, or from writing the tip that it is credited for."""
-    if config.archive.share or config.algorithm.dynamic_sampling:
-        raise ConfigError("lamer plays tasks from the start: set archive.share and algorithm.dynamic_sampling to 0")
+    if config.algorithm.dynamic_sampling:
+        raise ConfigError("lamer plays tasks from the start: set algorithm.dynamic_sampling = 0")
     if config.algorithm.author != "policy" or config.algorithm.author_credit:
         raise ConfigError('lamer trains the author of tips: set algorithm.author = "policy" and author_credit = 0')
 

@@ -27,7 +27,6 @@ def _run(args: Namespace) -> None:
 
 def _run_role_exchange(args: Namespace) -> None:
     from trailnotes.diagnose.roles import DEFAULT_TRIALS, exchange_roles
-    from trailnotes.reporting.roles import build_table
     from trailnotes.reporting.tables import print_table, print_text
     from trailnotes.runs.console import ProgressBar
 
@@ -36,7 +35,7 @@ def _run_role_exchange(args: Namespace) -> None:
     found, place = exchange_roles(
         config, args.run_dir, trials=trials, out=args.out, start=args.start, make_bar=partial(ProgressBar, 1.0)
     )
-    table = build_table(found)
+    table = found.table()
     print_table(f"{found.metric} on {config.eval.split}, roles exchanged", table, table[0][2:-2])  # trials in between
     print_text([*found.verdict(), found.explanation()])
     print_output_path(place)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from trailnotes.commands.arguments import ALLOW_CHANGE, OPTIONAL_CONFIG, load_command_config
 from trailnotes.commands.command import Command, argument
 from trailnotes.config.methods import resolve_method
-from trailnotes.errors import Interrupted, MissingExtraError
+from trailnotes.errors import Interrupted
 from trailnotes.runs.signals import request_stop_on_signals
 from trailnotes.storage.files import read_jsonl
 
@@ -164,59 +164,45 @@ def dry_run(
 
         return estimate_hosted(config).report(config)
     from trailnotes.estimate.footprint import estimate_footprint
-    from trailnotes.estimate.forecast import (
-        count_rehearsal_episodes,
-        estimate_disk,
-        estimate_iterations,
-        shrink_config,
-        split_usage,
-    )
-    from trailnotes.estimate.suggestions import validate_footprint
     from trailnotes.policies.hf.policy import is_downloaded
+
+    if footprint := estimate_footprint(config):
+        show(footprint.report())
+        footprint.require_room()
+    if not is_downloaded(config.model):
+        return (f"{config.model.path} is not on this machine, and a dry run downloads nothing: no time and no disk can "
+                "be told; `trailnotes train` downloads it\n")  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="trailnotes-") as name:
+        return _extrapolate(config, Path(name), memory)
+
+
+def _extrapolate(config: Config, path: Path, memory: StrPath | None) -> str:
+    """Train one iteration in `path`, and report what the whole run takes."""
+    from trailnotes.estimate import forecast
     from trailnotes.runs.console import format_duration, format_megabytes
-    from trailnotes.runs.dependencies import require_dependencies
     from trailnotes.training.rehearsal import REHEARSAL_DIR, read_recording_usage, require_remaining_budget
 
-    if found := estimate_footprint(config):
-        show(found.report())
-        validate_footprint(config, found)
-    if not is_downloaded(config.model):
-        lacks = ""
-        try:
-            require_dependencies(config)
-        except MissingExtraError as error:
-            lacks = f"\nwhat `trailnotes train` will ask for first: {error}"
-        return (
-            f"{config.model.path} is not on this machine, and a dry run downloads nothing: no time and no disk can be "
-            f"told; `trailnotes train` downloads it{lacks}\n"
-        )
-    with tempfile.TemporaryDirectory(prefix="trailnotes-") as name:
-        path = Path(name)
-        copy = shrink_config(config)
-        train(copy, path, memory=memory)
-        line, before = split_usage(
-            config, copy, next(read_jsonl(path / "metrics.jsonl")), read_recording_usage(path / REHEARSAL_DIR)
-        )
-        require_remaining_budget(config.train, before)
-        repeats = estimate_iterations(config, line, before)
-        most, kept = estimate_disk(config, path, repeats)
+    copy = forecast.shrink_config(config)
+    train(copy, path, memory=memory)
+    recorded = read_recording_usage(path / REHEARSAL_DIR)
+    line, before = forecast.split_usage(config, copy, next(read_jsonl(path / "metrics.jsonl")), recorded)
+    require_remaining_budget(config.train, before)
+    repeats = forecast.estimate_iterations(config, line, before)
+    disk, free = forecast.estimate_disk(config, path, repeats), shutil.disk_usage(Path.cwd()).free
     seconds = float(line["seconds"]) * repeats + before.get("seconds", 0.0)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in kilobytes
-    free = shutil.disk_usage(Path.cwd()).free
-    later = "" if config.train.keep_optimizer else f", {format_megabytes(kept)} MB once it has ended"
+    later = "" if config.train.keep_optimizer else f", {format_megabytes(disk.kept)} MB once it has ended"
     lines = [
         f"everything could be built; one iteration took {line['seconds']:.1f} s and {line['env_steps']:,} env steps",
         f"iterations   about {repeats:,}",
-        *(
-            [f"before them  {count_rehearsal_episodes(config):,} episodes in {format_duration(before['seconds'])}"]
-            if before
-            else []
-        ),
         f"time         about {format_duration(seconds)}",
         f"memory       {format_megabytes(peak)} MB at the peak of this process",
-        f"disk         about {format_megabytes(most)} MB{later} ({format_megabytes(free)} MB are free here)",
+        f"disk         about {format_megabytes(disk.most)} MB{later} ({format_megabytes(free)} MB are free here)",
     ]
-    if most > free:
+    if before:
+        num, spent = forecast.count_rehearsal_episodes(config), format_duration(before["seconds"])
+        lines.insert(2, f"before them  {num:,} episodes in {spent}")
+    if disk.most > free:
         lines.append("the disk is too small: lower train.keep_last, or choose another --run-dir")
     return "\n".join(lines) + "\n"
 

@@ -366,25 +366,6 @@ class Config(Section):
             method.validate(self)
         if method.plain and algorithm.author_credit:
             raise ConfigError(f"{algorithm.name} lets no member read tips: set algorithm.author_credit = 0")
-        if self.archive.share and not method.trains:
-            raise ConfigError(f"{algorithm.name} trains nothing from kept states: set archive.share = 0")
-        if self.archive.share and self.env.name == "gateway":
-            raise ConfigError("an agent of the gateway cannot return to a state: set archive.share = 0")
-        if self.archive.share:
-            num_readers = round(algorithm.p_memory * rollout.group_size) if mixed else 0
-            self._validate_archive(rollout.group_size - num_readers)
-
-    def _validate_archive(self, num_plain: int) -> None:
-        if self.rollout.max_async_iterations:
-            raise ConfigError("archive.share needs each iteration's end: set rollout.max_async_iterations = 0")
-        if self.algorithm.dynamic_sampling:
-            raise ConfigError("archive.share splits groups that algorithm.dynamic_sampling would replace: set one to 0")
-        returning = round(self.archive.share * num_plain)
-        if returning < 2:
-            raise ConfigError(
-                f"archive.share = {self.archive.share:g} of {num_plain} plain members rounds to {returning}, and at "
-                "least 2 must return together to be compared: raise archive.share or rollout.group_size"
-            )
 
     @property
     def has_shared_gpu(self) -> bool:

@@ -6,21 +6,18 @@ State of estimators is arrays and JSON values, so that checkpoints hold it witho
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.methods_schema import AlgorithmConfig
-from trailnotes.memory import Embedder, make_embedder
+from trailnotes.memory import Embedder
 from trailnotes.memory.retrieval import ExactIndex, Floats
 from trailnotes.storage.checkpoint import Arrays, ComponentState
-from trailnotes.types import Trajectory, TrajectoryGroup, hash_state
+from trailnotes.types import Trajectory, TrajectoryGroup
 
 
 class Estimator(Protocol):
@@ -40,28 +37,11 @@ class Estimator(Protocol):
 
 
 class Novelty:
-    """The novelty service that `algorithm.intrinsic` names.
+    """The novelty service of a run: an estimator, by the name that `algorithm.intrinsic` gives it."""
 
-    `seed` is of the networks of "rnd"; `make` makes the embedder of "states" and "rnd", by default that of `memory` on
-    the CPU.
-    """
-
-    def __init__(
-        self, algorithm: AlgorithmConfig, memory: MemoryConfig, seed: int, *, make: Callable[[], Embedder] | None = None
-    ) -> None:
-        make = make or partial(make_embedder, memory.embedder)
-        self.kind = algorithm.intrinsic
-        self._estimator: Estimator | None = None
-        if self.kind == "tips":
-            self._estimator = RetrievalNovelty(memory)
-        elif self.kind == "states":
-            self._estimator = StateCounter(make(), algorithm.novelty_threshold)
-        elif self.kind == "counts":
-            self._estimator = VisitCounter()
-        elif self.kind == "rnd":
-            from trailnotes.credit.distillation import RandomNetworkDistillation
-
-            self._estimator = RandomNetworkDistillation(make(), seed)
+    def __init__(self, kind: str, estimator: Estimator | None) -> None:
+        self.kind = kind
+        self._estimator = estimator
 
     def rate(self, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
         """Fill in `reward_intrinsic` of every step, before the coefficient beta."""
@@ -171,45 +151,13 @@ class StateCounter:
                 f"novelty counts of {rest['embedder']} {vectors.shape} do not fit {self.embedder.name} "
                 f"({sum(sizes)}, {self.embedder.dim}): keep memory.embedder as it was"
             )
-        visits = _split_array(np.asarray(arrays.get("visits", np.ones(len(vectors), np.int64))), sizes)
-        self._states = dict(zip(rest["namespaces"], _split_array(vectors, sizes), strict=True))
+        visits = split_array(np.asarray(arrays.get("visits", np.ones(len(vectors), np.int64))), sizes)
+        self._states = dict(zip(rest["namespaces"], split_array(vectors, sizes), strict=True))
         self._visits = {name: each.tolist() for name, each in zip(rest["namespaces"], visits, strict=True)}
 
 
-class VisitCounter:
-    """1/n, n = visits of this very state of the task, the whole batch included.
-
-    The batch is counted before it is rated, so equal episodes earn the same.
-    """
-
-    def __init__(self) -> None:
-        self._visits: dict[str, Counter[int]] = {}
-
-    def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
-        """Rate each step as `Estimator.rate` does."""
-        rows = [[hash_state(step.observation.text) for step in t.steps] for t in trajectories]
-        for trajectory, states in zip(trajectories, rows, strict=True):
-            self._visits.setdefault(trajectory.task.id, Counter()).update(states)
-        counts = [self._visits[trajectory.task.id] for trajectory in trajectories]
-        return [[1.0 / visits[state] for state in states] for visits, states in zip(counts, rows, strict=True)]
-
-    def state_dict(self) -> ComponentState:
-        """Return arrays (sum of sizes,), "states" uint64 and "visits" int64, and their owners."""
-        arrays = {
-            "states": np.array([state for visits in self._visits.values() for state in visits], np.uint64),
-            "visits": np.array([num for visits in self._visits.values() for num in visits.values()], np.int64),
-        }
-        return arrays, {"namespaces": list(self._visits), "sizes": [len(visits) for visits in self._visits.values()]}
-
-    def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
-        """Load a state as `Estimator.load_state_dict` does."""
-        states, visits = (_split_array(arrays[name], rest["sizes"]) for name in ("states", "visits"))
-        pairs = zip(states, visits, strict=True)
-        counters = [Counter(dict(zip(s.tolist(), v.tolist(), strict=True))) for s, v in pairs]
-        self._visits = dict(zip(rest["namespaces"], counters, strict=True))
-
-
-def _split_array(array: npt.NDArray[Any], sizes: Sequence[int]) -> list[npt.NDArray[Any]]:
+def split_array(array: npt.NDArray[Any], sizes: Sequence[int]) -> list[npt.NDArray[Any]]:
+    """Split the concatenated parts of an estimator's state; a `ValueError` if the sizes do not fit."""
     if len(array) != sum(sizes):
         raise ValueError(f"{len(array)} states do not fit the sizes {list(sizes)}")
     return np.split(array, np.cumsum(sizes)[:-1]) if sizes else []

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean, variance
 from typing import TYPE_CHECKING, Any
 
 from trailnotes.config.methods import find_method
@@ -38,10 +39,10 @@ class Check:
     """Check of a run: a question, its answers at the start and at the end, and the advice."""
 
     question: str
-    first: float | None  # None: nothing to measure it by
-    last: float | None
-    holds: bool | None  # None: too few data
     advice: str
+    first: float | None = None  # None: nothing to measure it by
+    last: float | None = None
+    holds: bool | None = None  # None: too few data
     counts: tuple[int, int] = (0, 0)  # what `first` and `last` are means of
     unit: str = ""  # of the counts
 
@@ -49,7 +50,7 @@ class Check:
         if self.last is None:
             return f"  -  {self.question:<52} no data"
         mark = {True: "ok  ", False: "WEAK", None: "  ? "}[self.holds]
-        counts = " -> ".join(map(_format_count, self.counts))
+        counts = " -> ".join(f"{n:,}" if n < 10_000 else f"{n / 1000:,.0f}k" for n in self.counts)
         numbers = f"{f'{_format_number(self.first)} -> {_format_number(self.last)}':<16} ({counts} {self.unit})"
         lines = [f"{mark} {self.question:<52} {numbers}"]
         if self.holds is False:
@@ -86,12 +87,16 @@ def run_checks(lines: Sequence[JsonRecord], episodes: Sequence[JsonRecord], conf
     """Run all checks on a run's metrics, episodes and settings."""
     return [
         _check_threshold(
-            lines, "actions that could be read", _get_readable_share, 0.5, (_count_turns, "turns"),
+            lines, "actions that could be read",
+            lambda m: 1 - m["rollout/unparsable"] if "rollout/unparsable" in m else None, 0.5,
+            ("rollout/env_steps", "turns"),
             "the model's answers are no actions, so nothing else counts: show it how (rollout.example_turns), let it "
             "finish (rollout.stop, rollout.max_action_tokens), or change rollout.action_format",
         ),
         _check_threshold(
-            lines, "usable tips, of those written", _get_usable_share, 0.8, (_count_written_tips, "tips"),
+            lines, "usable tips, of those written",
+            lambda m: 1 - m["tips/unusable"] / m["tips/written"] if m.get("tips/written") else None, 0.8,
+            ("tips/written", "tips"),
             "the model does not write tips that can be kept: warm-start it on writing, or raise "
             "memory.max_write_tokens",
         ),
@@ -102,7 +107,7 @@ def run_checks(lines: Sequence[JsonRecord], episodes: Sequence[JsonRecord], conf
         _check_threshold(
             lines, "off-policy tokens that the mask leaves in",
             lambda m: 1 - m["update/masked_fraction"] if m.get("update/tokens_off_policy") else None, 0.5,
-            (_off_policy_tokens, "tokens"),
+            ("update/tokens_off_policy", "tokens"),
             "the tip-free model finds the tips' actions too unlikely: lower loss.mask_logprob, or train more slowly "
             "(optim.lr, optim.epochs)",
         ),
@@ -117,24 +122,27 @@ def _check_threshold(
     question: str,
     value: Callable[[JsonRecord], float | None],
     least: float,
-    counted: tuple[Callable[[JsonRecord], float], str],
+    counted: tuple[str, str],
     advice: str,
 ) -> Check:
-    count, unit = counted
-    known = [(found, count(line)) for line in lines if (found := value(line)) is not None]
+    """Check that a measure reaches `least`; `counted` is the metric of what it is a mean of, and its unit."""
+    name, unit = counted
+    known = [(measure, line.get(name, 0)) for line in lines if (measure := value(line)) is not None]
     if not known:
-        return Check(question, None, None, None, advice)
-    first, last = _average_ends([found for found, _ in known])
-    counts = (_sum_counts(known[: _get_window_size(known)]), _sum_counts(known[-_get_window_size(known) :]))
+        return Check(question, advice)
+    first, last, counts = _compare_ends(*zip(*known, strict=True))
     holds = max(first, last) >= least if counts[1] >= MIN_COUNT else None
-    return Check(question, first, last, holds, advice, counts, unit)
+    return Check(question, advice, first, last, holds, counts, unit)
 
 
 def _check_tips_shown(lines: Sequence[JsonRecord], config: Config) -> Check:
     """Check that turns with memory get tips; an EMPO2 run that drew no such iteration is weak, too."""
+    memory = config.memory
     link = _check_threshold(
-        lines, "tips shown in a turn with memory", _tips_shown, 0.01, (_count_turns, "turns"),
-        _advise_on_retrieval(config),
+        lines, "tips shown in a turn with memory", _tips_shown, 0.01, ("rollout/env_steps", "turns"),
+        f"nothing is shown: is memory.top_k = {memory.top_k} above 0, is memory.threshold = {memory.threshold:g} too "
+        "high (it belongs to the embedder), do tasks come again (a tip belongs to its task: train longer, or on fewer "
+        "tasks), is there room (rollout.max_context_tokens)? `trailnotes memory list` shows what there is",
     )  # fmt: skip
     algorithm = config.algorithm
     draws = algorithm.name == "empo2" and algorithm.mode_unit == "iteration" and algorithm.p_memory
@@ -146,31 +154,18 @@ def _check_tips_shown(lines: Sequence[JsonRecord], config: Config) -> Check:
     return replace(link, first=0.0, last=0.0, holds=False, advice=advice, unit="turns")
 
 
-def _advise_on_retrieval(config: Config) -> str:
-    memory = config.memory
-    if not memory.top_k:
-        return "memory.top_k = 0 asks for none: raise it"
-    if memory.threshold > -1:
-        return (f"nothing is shown: lower memory.threshold = {memory.threshold:g} (it belongs to the embedder), or "
-                f"look at `trailnotes memory list`{_advise_on_context(config)}")  # fmt: skip
-    return ("nothing is shown, though memory.threshold = -1 lets everything through: there are no tips of the tasks "
-            "that were played. A tip belongs to its task, which must come again: train longer, or on fewer tasks; "
-            f"`trailnotes memory list` shows what there is{_advise_on_context(config)}")  # fmt: skip
-
-
-def _advise_on_context(config: Config) -> str:
-    if not config.memory.leave_room:
-        return ""
-    return "; or tips find no room beside the turns that are left: raise rollout.max_context_tokens"
-
-
 def _check_group_variance(lines: Sequence[JsonRecord], config: Config) -> Check:
     """Check that members of a group differ; apart for iterations with tips where one draw decides the mode."""
 
     def link(lines: Sequence[JsonRecord], where: str = "") -> Check:
-        counted = (lambda line: line.get("update/rows", 0), "rows")
         question = f"rows with an advantage other than zero{where}"
-        return _check_threshold(lines, question, _gradient_rows, 0.05, counted, _advise_on_variance(config))
+        return _check_threshold(
+            lines, question,
+            lambda m: 1 - m["update/zero_advantage_rows"] / m["update/rows"] if m.get("update/rows") else None, 0.05,
+            ("update/rows", "rows"),
+            "groups whose returns are all equal teach nothing: raise rollout.group_size or rollout.temperature, mix "
+            'the modes (algorithm.mode_unit = "trajectory"), or use an intrinsic reward (algorithm.intrinsic)',
+        )  # fmt: skip
 
     whole = link(lines)
     if config.algorithm.mode_unit != "iteration" or whole.holds is False:
@@ -183,20 +178,10 @@ def _check_corrections(lines: Sequence[JsonRecord]) -> Check:
     return _check_threshold(
         lines, "tokens that loss.mismatch and loss.max_negative_kl leave in",
         lambda m: 1 - m.get("engine/truncated", 0.0) - m.get("update/dropped_fraction", 0.0), 0.9,
-        (lambda m: m["update/tokens_trained"], "tokens"),
+        ("update/tokens_trained", "tokens"),
         "engine and learner, or the weights before and after the update, are too far apart: lower optim.lr or "
         "optim.epochs, sample in float32, or raise loss.mismatch_cap and loss.max_negative_kl",
     )  # fmt: skip
-
-
-def _advise_on_variance(config: Config) -> str:
-    algorithm = config.algorithm
-    ways = ["raise rollout.group_size or rollout.temperature"]
-    if find_method(algorithm.name).shows_tips and algorithm.mode_unit != "trajectory":
-        ways.insert(0, 'mix the modes (algorithm.mode_unit = "trajectory")')
-    if algorithm.intrinsic == "none":
-        ways.append("use an intrinsic reward (algorithm.intrinsic)")
-    return f"groups whose returns are all equal teach nothing: {', or '.join(ways)}"
 
 
 def _check_engine_match(lines: Sequence[JsonRecord], config: Config) -> Check:
@@ -206,14 +191,13 @@ def _check_engine_match(lines: Sequence[JsonRecord], config: Config) -> Check:
     advice = (
         "engine and learner differ on the tokens that were sampled by more than "
         f"{f'bfloat16 rounds (max_logprob_mismatch = {tolerance:g})' if rounds else 'float32 explains'}: set {fix}"
-        + (', or engine.name = "hf"' if config.engine.name == "vllm" else "")
     )
     question = "nats between engine and learner, a sampled token"
     if not values:
-        return Check(question, None, None, None, advice)
-    (first, last), size = _average_ends(values), _get_window_size(values)
+        return Check(question, advice)
+    first, last, counts = _compare_ends(values)
     holds = max(first, last) <= (tolerance if rounds else MAX_FLOAT32_MISMATCH)
-    return Check(question, first, last, holds, advice, (size, size), "iterations")
+    return Check(question, advice, first, last, holds, counts, "iterations")
 
 
 def _check_tip_gain(episodes: Sequence[JsonRecord], config: Config) -> Check:
@@ -222,7 +206,7 @@ def _check_tip_gain(episodes: Sequence[JsonRecord], config: Config) -> Check:
     Weak only outside the interval of two standard errors (Welch) around the last gain.
     """
     question = "return with tips shown, less return without"
-    # An episode that returned to a kept state (archive.py) began on the way: no measure of playing without tips.
+    # An episode that returned to a kept state (`archive.share`) began on the way: no measure of playing without tips.
     whole = [e for e in episodes if "return_to" not in e.get("task", {}).get("options", {})]
     played = [e for e in whole if e["outcome"] != "error"]
     num_iterations = 1 + max((e["iteration"] for e in played), default=0)
@@ -233,24 +217,23 @@ def _check_tip_gain(episodes: Sequence[JsonRecord], config: Config) -> Check:
         plain = [e["return"] for e in _select_baseline(part, played, config)]
         if shown and plain:
             enough = min(len(shown), len(plain)) >= MIN_COUNT
-            width = 2 * math.sqrt(_variance(shown) / len(shown) + _variance(plain) / len(plain)) if enough else math.inf
-            gains.append((_mean(shown) - _mean(plain), width, len(shown) + len(plain)))
+            width = 2 * math.sqrt(variance(shown) / len(shown) + variance(plain) / len(plain)) if enough else math.inf
+            gains.append((fmean(shown) - fmean(plain), width, len(shown) + len(plain)))
     if not gains:
-        return Check(question, None, None, None, "")
+        return Check(question, "")
     last, width, _ = gains[-1]
     trains = find_method(config.algorithm.name).trains
     helped = trains and any(gain > 0 and bound < math.inf for gain, bound, _ in gains[:-1])
     if helped and last < HARMFUL_GAIN:
-        milder = "train a share of these episodes with their tips (algorithm.q_off_policy below 1), or "
-        advice = ("episodes with tips now do worse than the others: the model is unlearning to follow them; "
-                  f"{milder if config.algorithm.q_off_policy == 1 else ''}train more slowly (optim.lr, optim.epochs); "
-                  "--roles plays which role suffered")  # fmt: skip
+        advice = ("episodes with tips now do worse than the others: the model is unlearning to follow them; train a "
+                  "share of these episodes with their tips (algorithm.q_off_policy below 1), or train more slowly "
+                  "(optim.lr, optim.epochs); --roles shows which role suffered")  # fmt: skip
     else:
         advice = "tips do not help their readers: are they right (trailnotes memory list)? does the model obey them?"
     holds = _is_better(last, width)
     if holds is False and helped and last >= HARMFUL_GAIN:
         holds = True  # they helped, though no reader needs them any more
-    return Check(question, gains[0][0], last, holds, advice, (gains[0][2], gains[-1][2]), "episodes")
+    return Check(question, advice, gains[0][0], last, holds, (gains[0][2], gains[-1][2]), "episodes")
 
 
 def _select_baseline(part: Sequence[JsonRecord], played: Sequence[JsonRecord], config: Config) -> list[JsonRecord]:
@@ -273,21 +256,19 @@ def _check_reliance(lines: Sequence[JsonRecord], config: Config) -> Check:
     known = [
         (nats, tokens)
         for line in lines
-        if (tokens := _off_policy_tokens(line)) and (nats := _get_reliance(line, config)) is not None
+        if (tokens := line.get("update/tokens_off_policy")) and (nats := _get_reliance(line, config)) is not None
     ]
     question = "reliance on tips: log-probability with less without"
     advice = ("what tips make the model do does not become more likely without them: are there off-policy rows that "
-              f"win (algorithm.q_off_policy = {config.algorithm.q_off_policy:g})?")  # fmt: skip
-    if config.loss.kl:
-        advice += f" is loss.kl = {config.loss.kl:g} so large that it holds the model where it was?"
+              f"win (algorithm.q_off_policy = {config.algorithm.q_off_policy:g})? does loss.kl = {config.loss.kl:g} "
+              "hold the model where it was?")  # fmt: skip
     if not known:
-        return Check(question, None, None, None, advice)
-    values = [nats for nats, _ in known]
-    first, last = _average_ends(values)
+        return Check(question, advice)
+    values, tokens = zip(*known, strict=True)
+    first, last, counts = _compare_ends(values, tokens)
     holds = _is_better(first - last, _estimate_half_width(values))
     holds = True if holds is False and last < NEGLIGIBLE_RELIANCE else holds
-    counts = (_sum_counts(known[: _get_window_size(known)]), _sum_counts(known[-_get_window_size(known) :]))
-    return Check(question, first, last, holds, advice, counts, "tokens")
+    return Check(question, advice, first, last, holds, counts, "tokens")
 
 
 def _check_improvement(lines: Sequence[JsonRecord]) -> Check:
@@ -295,10 +276,10 @@ def _check_improvement(lines: Sequence[JsonRecord]) -> Check:
     advice = "nothing reaches the tip-free policy: look at the links above, then at optim.lr and optim.epochs"
     question = "return without tips"
     if not values:
-        return Check(question, None, None, None, advice)
-    (first, last), size = _average_ends(values), _get_window_size(values)
+        return Check(question, advice)
+    first, last, counts = _compare_ends(values)
     holds = _is_better(last - first, _estimate_half_width(values))
-    return Check(question, first, last, holds, advice, (size, size), "iterations")
+    return Check(question, advice, first, last, holds, counts, "iterations")
 
 
 def _is_better(gain: float, width: float) -> bool | None:
@@ -314,35 +295,13 @@ def _estimate_half_width(values: Sequence[float]) -> float:
     """Return two standard errors of the ends' difference, with the noise of neighbours (von Neumann)."""
     if len(values) < MIN_ITERATIONS:
         return math.inf
-    noise = _mean([(b - a) ** 2 for a, b in pairwise(values)]) / 2
+    noise = fmean([(b - a) ** 2 for a, b in pairwise(values)]) / 2
     return 2 * math.sqrt(noise * 2 / _get_window_size(values))
 
 
 def _tips_shown(line: JsonRecord) -> float | None:
     with_memory = any(f"rollout/return/{mode}" in line for mode in MODES if mode != "plain")
     return line.get("rollout/tips_per_step") if with_memory else None
-
-
-def _gradient_rows(line: JsonRecord) -> float | None:
-    rows = line.get("update/rows")
-    return 1 - line["update/zero_advantage_rows"] / rows if rows else None
-
-
-def _count_turns(line: JsonRecord) -> float:
-    return float(line.get("rollout/env_steps", 0))
-
-
-def _get_readable_share(line: JsonRecord) -> float | None:
-    return 1 - line["rollout/unparsable"] if "rollout/unparsable" in line else None
-
-
-def _get_usable_share(line: JsonRecord) -> float | None:
-    written, unusable = _count_written_tips(line), line.get("tips/unusable", line.get("notes/notes_unusable"))
-    return 1 - unusable / written if written else None
-
-
-def _count_written_tips(line: JsonRecord) -> float:
-    return float(line.get("tips/written", line.get("notes/notes", 0)))
 
 
 def _get_reliance(line: JsonRecord, config: Config) -> float | None:
@@ -352,32 +311,14 @@ def _get_reliance(line: JsonRecord, config: Config) -> float | None:
     return nats
 
 
-def _off_policy_tokens(line: JsonRecord) -> float:
-    return float(line.get("update/tokens_off_policy", 0))
-
-
-def _average_ends(values: Sequence[float]) -> tuple[float, float]:
-    return _mean(values[: _get_window_size(values)]), _mean(values[-_get_window_size(values) :])
+def _compare_ends(values: Sequence[float], counts: Sequence[float] = ()) -> tuple[float, float, tuple[int, int]]:
+    """Return the means at the start and at the end, and what they are means of: `counts`, or iterations."""
+    size, counts = _get_window_size(values), counts or [1] * len(values)
+    return fmean(values[:size]), fmean(values[-size:]), (int(sum(counts[:size])), int(sum(counts[-size:])))
 
 
 def _get_window_size(values: Sequence[object]) -> int:
     return max(1, round(WINDOW * len(values)))
-
-
-def _sum_counts(known: Sequence[tuple[float, float]]) -> int:
-    return int(sum(count for _, count in known))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _variance(values: Sequence[float]) -> float:
-    return sum((value - _mean(values)) ** 2 for value in values) / (len(values) - 1)
-
-
-def _format_count(number: int) -> str:
-    return f"{number:,}" if number < 10_000 else f"{number / 1000:,.0f}k"
 
 
 def _format_number(value: float | None) -> str:

@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -19,9 +20,11 @@ from typing import TYPE_CHECKING
 from trailnotes.config.methods import TIPS_ONLY_METHOD, find_method, resolve_method
 from trailnotes.config.toml import RUNTIME_KEYS, diff_configs, is_within
 from trailnotes.envs.tasks import describe_training_overlap, load_panel
-from trailnotes.errors import ConfigError, MissingExtraError, RunError, TrailnotesError
+from trailnotes.errors import ConfigError, RunError, TrailnotesError
 from trailnotes.gateway.pool import open_pool
-from trailnotes.reporting.roles import ROLES_BY_ROW, RoleAnalysis, analyse_roles, plot_roles, render_markdown
+from trailnotes.reporting.crossed import MIN_FAMILIES, estimate, estimate_difference
+from trailnotes.reporting.intervals import RATE_BOUNDS, Estimate, Interval
+from trailnotes.reporting.tables import MISSING_CELL, Table
 from trailnotes.runs.adaptation import AdaptationRun, Roles, build_adaptation_config
 from trailnotes.runs.dependencies import require_dependencies
 from trailnotes.runs.directory import RunDir, has_begun, load_run_config
@@ -43,6 +46,131 @@ DEFAULT_TRIALS = 2  # after trial 0: by then a link that is weak shows, and one 
 CHANGEABLE_KEYS = (*RUNTIME_KEYS, "eval.trials", "eval.confidence", "run.tensorboard", "run.trackers")
 """What may differ when an exchange is resumed."""
 MakeBar = Callable[[str], AbstractContextManager["ProgressBar | None"]]
+ROLE_NAMES = ("author", "explorer", "reader")
+ROLES_BY_ROW: dict[str, tuple[str, ...]] = {"none": (), **{role: (role,) for role in ROLE_NAMES}, "all": ROLE_NAMES}
+"""Row -> the roles that the trained model plays in it; the start model plays the others."""
+REMEDIES = {
+    "author": "algorithm.anchor_tips holds the tips that it writes to the start model; rehearsal.split adds those on "
+    "other games",
+    "explorer": "rehearsal.split, on games outside all panels, adds first trials in families that it does not know",
+    "reader": "rehearsal.split adds episodes with tips on other games; algorithm.anchor_reading holds those on the "
+    "trained ones",
+}
+"""What usually mends a role, the surest first."""
+Games = Mapping[str, float]  # game -> mean of its episodes
+
+
+@dataclass(frozen=True, slots=True)
+class RoleCost:
+    """Loss over the trials with tips where the trained model plays the roles of a row."""
+
+    row: str
+    mean: float  # the start model's, less that of the row, paired by game
+    interval: Interval | None  # of these families: games are the sample; None: too few, or nothing varied
+    beyond: Interval | None  # of other families too; None: too few of them
+
+    @property
+    def is_sure(self) -> bool:
+        """Tell whether the loss is significant on games of these families."""
+        return self.interval is not None and self.interval.low > 0
+
+    def __str__(self) -> str:
+        return str(self.interval) if self.interval else f"{self.mean:.2f} (no interval)"
+
+
+@dataclass(frozen=True, slots=True)
+class RoleAnalysis:
+    """All figures of an exchange of roles."""
+
+    metric: str
+    means: Mapping[str, Sequence[float]]  # row -> of trial 0, 1, ...
+    intervals: Mapping[str, Sequence[Interval | None]]
+    costs: Mapping[str, RoleCost]  # row -> what it costs; none of "none"
+    num_games: int  # that every row has played in every trial
+    num_families: int
+    confidence: float  # of each interval of a cost, so that those of the links together have that of eval.confidence
+
+    @property
+    def links(self) -> list[RoleCost]:
+        """Return the costs of the three roles, the largest first."""
+        return sorted((self.costs[role] for role in ROLE_NAMES), key=lambda cost: -cost.mean)
+
+    @property
+    def weak_roles(self) -> list[RoleCost]:
+        """Return the weak roles, the weakest first."""
+        return [cost for cost in self.links if cost.is_sure]
+
+    def verdict(self) -> list[str]:
+        """Name each weak role, and the usual remedy, in a sentence."""
+        last = len(self.means["none"]) - 1
+        over = "trial 1" if last == 1 else f"trials 1 to {last}"
+        if not self.weak_roles:
+            worst = self.links[0]
+            text = f"no weak link: the largest cost in {over}, {worst} of the {worst.row}, could be chance"
+            together = self.costs["all"]
+            return [f"{text}; but all three together cost {together}" if together.is_sure else text]
+        return [
+            f"weak link: the {cost.row}. Its exchange costs {cost} of {self.metric} in {over}"
+            + (f", and {cost.beyond} beyond this panel" if cost.beyond else "")
+            + f"; what usually mends it: {REMEDIES[cost.row]}"
+            for cost in self.weak_roles
+        ]
+
+    def explanation(self) -> str:
+        """Explain what the numbers measure."""
+        return (
+            f"cost: {self.metric} of the row none less that of the row, mean of the trials with tips, paired over "
+            f"{self.num_games} games. Its interval takes these games for the sample, of the {self.num_families} "
+            f"families played; one beyond this panel takes families, from {MIN_FAMILIES} on. {self.confidence:.1%} "
+            "each, so that the three links together keep the confidence asked for"
+        )
+
+    def table(self) -> Table:
+        """Return the table of rows and trials, with the cost of each exchange."""
+        head = ["by the trained model", *(f"trial {trial}" for trial in range(len(self.means["none"]))), "cost"]
+        rows = [
+            [row, *(f"{mean:.2f}" for mean in means), str(self.costs.get(row, MISSING_CELL))]
+            for row, means in self.means.items()
+        ]
+        return head, rows
+
+
+def analyse_roles(
+    values: Mapping[str, Sequence[Games]], families: Mapping[str, str], metric: str, confidence: float
+) -> RoleAnalysis:
+    """Compare the rows on the games that all of them have played in all trials.
+
+    `values` maps row, trial and game to a mean; `families` maps games. Games are the sample, of equal weight; with
+    enough families a cost has a second interval over these. `confidence` is that of the three roles together
+    (Bonferroni), since the worst is named.
+
+    Raises:
+        ConfigError: there is no such game.
+    """
+    games = [game for game in families if all(game in played for trials in values.values() for played in trials)]
+    if not games:
+        raise ConfigError("no game could be played in every trial of every row; see the log for the reason")
+    single = {game: game for game in games}
+    bounds = RATE_BOUNDS if metric == "success" else None
+    of_each = 1 - (1 - confidence) / len(ROLE_NAMES)
+    means, intervals = {}, {}
+    for row, trials in values.items():
+        found = [estimate({0: {g: played[g] for g in games}}, single, bounds, confidence) for played in trials]
+        means[row], intervals[row] = [each.mean for each in found], [each.beyond for each in found]
+    with_tips = {row: {g: fmean(played[g] for played in trials[1:]) for g in games} for row, trials in values.items()}
+
+    def difference(row: str, clusters: Mapping[str, str]) -> Estimate:
+        none, other = {0: with_tips["none"]}, {0: with_tips[row]}
+        found = estimate_difference(none, other, clusters, rates=bounds is not None, confidence=of_each)
+        assert found is not None, "both have played all games"
+        return found
+
+    costs = {}
+    for row in (row for row in values if row != "none"):
+        of_games = difference(row, single)
+        costs[row] = RoleCost(row, of_games.mean, of_games.beyond, difference(row, families).beyond)
+    num_families = len({families[game] for game in games})
+    return RoleAnalysis(metric, means, intervals, costs, len(games), num_families, of_each)
 
 
 def exchange_roles(
@@ -56,8 +184,8 @@ def exchange_roles(
 ) -> tuple[RoleAnalysis, Path]:
     """Play the panel with each row of `ROLES_BY_ROW`, and name the role whose exchange costs most.
 
-    Both models are loaded once. `out` gets a run directory for each row, ``roles.json``, ``roles.md``, and with
-    matplotlib ``roles.png``. The same call continues after a stop.
+    Both models are loaded once. `out` gets a run directory for each row, and ``roles.json``. The same call
+    continues after a stop.
 
     Args:
         config: panel, sampling and environment.
@@ -99,7 +227,8 @@ def exchange_roles(
         metric, families = config.eval.metric, {task.id: get_family(task) for task in load_panel(configs["none"])}
         values = {row: _read_task_means(place / row, trials + 1, metric) for row in ROLES_BY_ROW}
         found = analyse_roles(values, families, metric, config.eval.confidence)
-        _write_findings(found, models, place)
+        about = {name: subject.model for name, subject in models.items()} | {"verdict": found.verdict()}
+        write_text_atomic(place / "roles.json", json.dumps(about | asdict(found), indent=1) + "\n")
         return found, place
 
 
@@ -169,13 +298,3 @@ def _read_task_means(row: Path, num_trials: int, metric: str) -> list[dict[str, 
             episode = trajectory_from_json(record)
             trials[record["iteration"]].setdefault(episode.task.id, []).append(get_metric_value(episode, metric))
     return [{game: fmean(own) for game, own in games.items()} for games in trials]
-
-
-def _write_findings(found: RoleAnalysis, models: Mapping[str, EvaluatedModel], out: Path) -> None:
-    about = {name: subject.model for name, subject in models.items()}
-    write_text_atomic(out / "roles.json", json.dumps(about | found.to_json(), indent=1) + "\n")
-    write_text_atomic(out / "roles.md", render_markdown(found))
-    try:
-        plot_roles(found, out / "roles.png")
-    except MissingExtraError as error:
-        logger.warning("no roles.png: %s", error)

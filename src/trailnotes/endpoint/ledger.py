@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final
+from typing import Any
 
 from trailnotes.config.model_schema import LearnerConfig
 from trailnotes.errors import BudgetError
-from trailnotes.storage.files import append_jsonl, read_jsonl, split_after, write_text_atomic
-
-LEDGER_BYTES: Final = 1 << 20  # of a file that is written anew as one line
+from trailnotes.storage.files import append_jsonl, read_jsonl, split_after
 
 
 @dataclass(slots=True)
@@ -59,9 +56,6 @@ class TokenLedger:
             for line in read_jsonl(path):
                 self._add(line)
                 self._last = int(line.get("last", self._last))
-            if path.exists() and path.stat().st_size > LEDGER_BYTES:
-                total = asdict(self.count) | {"last": self._last}
-                write_text_atomic(path, json.dumps(total) + "\n")
         self._before = self.count.total
 
     def require(self, num_tokens: int) -> None:

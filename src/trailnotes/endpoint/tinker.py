@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import itertools
 import logging
 import math
 import os
@@ -101,12 +100,8 @@ class TinkerServer:
 
     def list_models(self) -> dict[str, int | None]:
         """Map the names of the base models that the server has to their context length, None where it tells none."""
-        answer = self._get("/api/v1/get_server_capabilities", "listing its models")
-        try:
-            found = answer.json()["supported_models"]
-            return {str(each["model_name"]): each.get("max_context_length") for each in found}
-        except (ValueError, LookupError, TypeError, AttributeError):
-            raise ServerError(f"{self.url} does not list its models as a server of the Tinker API does") from None
+        listed = self._get("/api/v1/get_server_capabilities", "listing its models").json()["supported_models"]
+        return {str(each["model_name"]): each.get("max_context_length") for each in listed}
 
     def require_model(self, name: str, num_tokens: int) -> None:
         """Refuse a base model that the server does not have, or that holds fewer tokens. Raises `ConfigError`."""
@@ -187,15 +182,14 @@ class TinkerServer:
             raise ServerError(f"{self.url} does not give the adapters: {self._clean(error)}") from None
 
     def _get(self, path: str, doing: str) -> httpx.Response:
-        for tries in itertools.count(1):
+        for tries in range(1, MAX_TRIES + 1):
             try:
                 answer = httpx.get(f"{self.url}{path}", headers=self._headers, timeout=self.config.timeout)
             except httpx.HTTPError as error:
                 raise ServerError(f"{self.url} failed while {doing}: {self._clean(error)}") from None
-            if answer.is_error and is_retryable(answer.status_code, None) and tries < MAX_TRIES:
-                time.sleep(compute_wait(tries, parse_retry_after(answer.headers)))
-                continue
-            break
+            if not is_retryable(answer.status_code, None):
+                break
+            time.sleep(compute_wait(tries, parse_retry_after(answer.headers)))
         if answer.status_code in {401, 403}:
             raise self._explain_key(answer.status_code, answer.text)
         if answer.is_error:
@@ -241,10 +235,9 @@ class TinkerServer:
         with self._lock:  # of many requests that wait, one asks
             if time.monotonic() - self._lived > ALIVE_EVERY / 2:
                 try:
-                    answer = self._get_health()
+                    if self._get_health().status_code >= 500:  # one that is busy is alive
+                        return False
                 except httpx.HTTPError:
-                    return False
-                if answer.status_code >= 500:  # one that is busy is alive
                     return False
                 self._lived = time.monotonic()
             return True
@@ -283,21 +276,20 @@ class TinkerServer:
         if isinstance(error, TrailnotesError):
             return error
         cause = next((e for e in (error, error.__cause__) if isinstance(e, tinker.APIStatusError)), None)
-        if cause is not None and cause.status_code in {401, 403}:
+        if cause is None:
+            happened, text = "failed", self._clean(error).partition(" for self.")[0]  # then the SDK's own fields
+        elif cause.status_code in {401, 403}:
             return self._explain_key(cause.status_code, cause.body)
-        happened, text = "failed", self._clean(error).partition(" for self.")[0]  # the SDK goes on with its own fields
-        if cause is not None:
+        else:
             happened = f"answers {cause.status_code}"
             text = redact_key(self._key, extract_error_text(cause.body))
         fix, lost = "run the same command again, which resumes at the last checkpoint", False
         if "not loaded" in text or "not found" in text.lower():
             fix, lost = f"it has lost what this run keeps there (was it restarted?): {fix}", True
-        elif cause is not None and is_context_overflow(cause.body):
-            fix = "lower rollout.max_context_tokens to what the model holds"
-        elif cause is not None and not is_retryable(cause.status_code, cause.body) and "Maximum" not in text:
-            fix = "see that the server knows this request; docs/tinker.md names the versions"
         elif "Maximum number of LoRA adapters" in text:
             fix = "it frees those of a lost run after some minutes; wait, or start it with room for more adapters"
+        elif cause is not None and is_context_overflow(cause.body):
+            fix = "lower rollout.max_context_tokens to what the model holds"
         return ServerError(f"{self.url} {happened} while {doing}: {text}; {fix}", lost=lost)
 
     def _clean(self, error: BaseException) -> str:

@@ -89,12 +89,6 @@ class _BodyBuffer:
         """Give the client the body without the key, before it is parsed, cut, shown or kept."""
         body = bytes(self._bytes)
         if len(self._key) >= MIN_SECRET_CHARS:
-            body = re.sub("".join(map(_build_json_pattern, self._key)).encode(), b"[key]", body, flags=re.IGNORECASE)
+            body = re.sub(re.escape(self._key.encode()), b"[key]", body, flags=re.IGNORECASE)
         httpx = sys.modules[type(self._response).__module__.partition(".")[0]]  # httpx2 from openai 3 on
         self._response.stream = httpx.ByteStream(body)
-
-
-def _build_json_pattern(letter: str) -> str:
-    """Build a pattern of all forms that JSON has for a letter."""
-    escaped = r"\\?" if letter == "/" else r"\\" if letter in '"\\' else ""
-    return rf"(?:{escaped}{re.escape(letter)}|\\u00{ord(letter):02x})"

@@ -17,6 +17,7 @@ import torch
 
 from trailnotes.config.schema import Config
 from trailnotes.envs import load_env_class
+from trailnotes.errors import ConfigError
 from trailnotes.estimate.memory_model import (
     FLOAT32,
     MemoryParts,
@@ -33,6 +34,11 @@ from trailnotes.policies.vllm.building import DEDICATED_GPU_FRACTION, SHARED_GPU
 
 logger = logging.getLogger(__name__)
 GIB = 1 << 30
+ADVICE = (
+    "lower optim.microbatch_tokens or env.max_envs, set model.gradient_checkpointing = true, train adapters "
+    "(model.lora.enabled = true, or a preset that ends in -lora), use more devices (learner.world_size, "
+    "engine.devices, or a preset that ends in -8gpu), or take a smaller model"
+)
 DEFAULT_GPU_BYTES = 80e9  # bytes, where no GPU is here
 OVERHEAD = 0.1  # of the peak: kernels, fragments, an embedder
 PROCESS_BYTES = 0.6e9  # bytes of Python, torch and transformers, beside what they compute
@@ -70,40 +76,44 @@ class DeviceMemory:
 class Footprint:
     """Memory that all devices need, and the memory they have."""
 
-    model: str  # and where its shape is from
+    model: str  # with the source of its shape
     devices: tuple[DeviceMemory, ...]
-    device: str  # what each of them is
-    room: float  # of each, or of all together
+    device: str  # description of each device
+    room: float  # bytes of each, or of all together
     together: bool = False  # all are processes in the memory of one host
-    host: MemoryParts = field(default_factory=dict)  # of the host's memory, besides
+    host: MemoryParts = field(default_factory=dict)  # further parts, where all are together
 
     @property
     def peak(self) -> float:
         """Return the peak of the fullest device, or of all together."""
-        peaks = [device.peak * (device.count if self.together else 1) for device in self.devices]
-        return sum(peaks) + sum(self.host.values()) if self.together else max(peaks)
+        if self.together:
+            return sum(device.peak * device.count for device in self.devices) + sum(self.host.values())
+        return max(device.peak for device in self.devices)
 
     @property
     def fits(self) -> bool:
         """Return whether every device has the room."""
         return self.peak <= self.room
 
+    def require_room(self) -> None:
+        """Raise a `ConfigError` that names the settings to change if a device is too small."""
+        if not self.fits:
+            raise ConfigError(f"about {_format_gib(self.peak)} GiB do not fit {self.device}: {ADVICE}")
+
     def report(self) -> str:
         """Format a table: a line for each part, a column for each kind of device."""
         columns = [device.rows() for device in self.devices]
         names = list(dict.fromkeys(name for rows in columns for name in rows))
         lines = [[name, *(_format_gib(rows[name]) if name in rows else "" for rows in columns)] for name in names]
-        told = f"peak, with {OVERHEAD:.0%} for kernels and fragments"
-        lines.append([told, *(_format_gib(device.peak) for device in self.devices)])
-        head = [["", *(device.name for device in self.devices)]] if sum(d.count for d in self.devices) > 1 else []
-        texts = [f"device memory, estimated for {self.model}, in GiB", *_align_columns(head + lines)]
-        own = [[name, _format_gib(size)] for name, size in self.host.items()]
+        total = f"peak, with {OVERHEAD:.0%} for kernels and fragments"
+        lines.append([total, *(_format_gib(device.peak) for device in self.devices)])
+        if sum(device.count for device in self.devices) > 1:
+            lines.insert(0, ["", *(device.name for device in self.devices)])
+        texts = [f"device memory, estimated for {self.model}, in GiB", *_align_columns(lines)]
         if self.together:
-            texts += [*_align_columns(own), f"all together {_format_gib(self.peak)} GiB"]
+            texts += _align_columns([[name, _format_gib(size)] for name, size in self.host.items()])
+            texts.append(f"all together {_format_gib(self.peak)} GiB")
         texts.append(f"it {'fits' if self.fits else 'does not fit'} {self.device}")
-        if own and not self.together:
-            texts.append(f"memory of the host, in GiB (this one has {_format_gib(_read_host_memory())})")
-            texts += _align_columns(own)
         return "\n".join(texts) + "\n"
 
 
@@ -124,7 +134,7 @@ def estimate_for_shape(config: Config, shape: ModelShape) -> Footprint:
     return Footprint(
         model=f"{config.model.path} ({size} parameters; {shape.source})",
         devices=tuple(_estimate_devices(config, shape, room)), device=device, room=room, together=is_on_cpu(config),
-        host=_estimate_processes(config) if is_on_cpu(config) else _estimate_host(config, shape),
+        host=_estimate_processes(config) if is_on_cpu(config) else {},
     )  # fmt: skip
 
 
@@ -133,12 +143,12 @@ def warn_of_memory(config: Config) -> None:
     if resolve_device(config.model.device).type == "cuda" or config.is_hosted or config.cluster.address:
         return
     on_cpu = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
-    found, free = estimate_footprint(on_cpu), _read_free_memory()
-    if found is not None and found.peak > free:
+    footprint, free = estimate_footprint(on_cpu), _read_free_memory()
+    if footprint is not None and footprint.peak > free:
         logger.warning(
             "this run takes about %s GiB of memory, and %s GiB are free: the system may kill it without a word. Lower "
             "optim.microbatch_tokens or env.max_envs, or free memory; --dry-run lists the parts",
-            _format_gib(found.peak), _format_gib(free),
+            _format_gib(footprint.peak), _format_gib(free),
         )  # fmt: skip
 
 
@@ -147,12 +157,12 @@ def warn_of_memory(config: Config) -> None:
 
 def _estimate_devices(config: Config, shape: ModelShape, room: float) -> list[DeviceMemory]:
     world, local = config.learner.world_size, is_on_cpu(config)
-    own = [names.split(",") for names in config.engine.devices]
+    engines = [names.split(",") for names in config.engine.devices]
     starts_engines = config.engine.name == "vllm" and not config.engine.urls
-    shares = _is_gpu_shared(config)
+    shares = config.has_shared_gpu and not local
     first = resolve_device(config.model.device).index or 0
-    # On a cluster `engine.devices` only counts the GPUs of an engine, and Ray gives it none of the ranks'.
-    taken = set() if config.cluster.address else {str(first + rank) for rank in range(world)}
+    # On a cluster `engine.devices` only counts the GPUs of an engine; Ray gives it none of the ranks' GPUs.
+    of_ranks = set() if config.cluster.address else {str(first + rank) for rank in range(world)}
     ranks = []
     for rank in range(world):
         held, learning = dict(estimate_static_parts(config, shape)), dict(estimate_update_peak(config, shape))
@@ -163,43 +173,33 @@ def _estimate_devices(config: Config, shape: ModelShape, room: float) -> list[De
         if rank == 0 and shares:
             engine = _estimate_engine(config, shape, room)
             acting |= {part: size * config.engine.replicas for part, size in engine.items()}
-            if _has_sleeping_engines(config):
+            if not config.rollout.max_async_iterations:
                 learning |= {"engine, asleep": SLEEPING_ENGINE_BYTES * config.engine.replicas}
-        for names in own if starts_engines and not local else ():
-            if str(first + rank) in taken.intersection(names):
+        for names in engines if starts_engines and not local else ():
+            if str(first + rank) in of_ranks.intersection(names):
                 held |= _estimate_engine(config, shape, room, len(names))
         phases: dict[str, MemoryParts] = {"acting": acting, "learning": learning}
         if config.rollout.max_async_iterations:
             phases = {"acting and learning": {**acting, **learning}}
-        if local and world > 1:
-            phases["starting"] = {"the whole model, before it is split": _estimate_loading(config, shape)}
         ranks.append(DeviceMemory("rank", 1, held, {name: parts for name, parts in phases.items() if parts}))
-    apart = [len(names) for names in own for name in names if name not in taken]
-    if starts_engines and not (apart or shares or own):
-        apart = [1] * config.engine.replicas
+    separate = [len(names) for names in engines for name in names if name not in of_ranks]
+    if starts_engines and not (separate or shares or engines):
+        separate = [1] * config.engine.replicas
     overhead = OVERHEAD if local else 0.0  # a share of a GPU holds all that the engine takes
-    engines = [DeviceMemory("engine", 1, _estimate_engine(config, shape, room, n), {}, overhead) for n in apart]
-    return _merge_equal_devices(ranks) + _merge_equal_devices(engines)
-
-
-def _is_gpu_shared(config: Config) -> bool:
-    return config.has_shared_gpu and not is_on_cpu(config)
-
-
-def _has_sleeping_engines(config: Config) -> bool:
-    return _is_gpu_shared(config) and not config.rollout.max_async_iterations
+    own = [DeviceMemory("engine", 1, _estimate_engine(config, shape, room, n), {}, overhead) for n in separate]
+    return _merge_equal_devices(ranks) + _merge_equal_devices(own)
 
 
 def _merge_equal_devices(devices: Sequence[DeviceMemory]) -> list[DeviceMemory]:
     """Merge neighbours with equal parts into one, named by its range."""
-    found: list[DeviceMemory] = []
+    merged: list[DeviceMemory] = []
     start = 0
-    for _, same in groupby(devices, key=lambda device: device.rows()):
-        first, *others = same
-        name = f"{first.name} {start}" if not others else f"{first.name}s {start} to {start + len(others)}"
-        found.append(replace(first, name=name, count=1 + len(others)))
+    for _, group in groupby(devices, key=lambda device: device.rows()):
+        first, *others = group
+        name = f"{first.name}s {start} to {start + len(others)}" if others else f"{first.name} {start}"
+        merged.append(replace(first, name=name, count=1 + len(others)))
         start += 1 + len(others)
-    return found
+    return merged
 
 
 def _detect_device(config: Config) -> tuple[str, float]:
@@ -214,7 +214,7 @@ def _detect_device(config: Config) -> tuple[str, float]:
 
 
 def _read_free_memory() -> float:
-    """Read the bytes that this machine can still give to processes; all it has, where it does not say."""
+    """Read the bytes that this machine can still give to processes; all that it has, where it does not say."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -240,11 +240,20 @@ def _estimate_acting_weights(config: Config, shape: ModelShape) -> dict[str, flo
 
 
 def _estimate_caches(config: Config, shape: ModelShape) -> dict[str, float]:
-    cache, parts = _estimate_kv_cache(config, shape), {}
+    """Estimate the keys and values of all conversations, and the pass of the engine in this process.
+
+    During a prefill those of one layer are repeated for all heads.
+    """
+    number, conversations = get_dtype_size(config), count_conversations(config)
+    columns = min(config.rollout.max_context_tokens, shape.positions)
+    slots = SlotCache()  # it grows in steps
+    slots.reserve(conversations, columns)
+    kept = 2 * slots.num_slots * slots.capacity * shape.keys * shape.layers
+    repeated = 2 * conversations * columns * shape.queries if shape.keys < shape.queries else 0
+    cache, parts = float(kept + repeated) * number * shape.scale, {}
     if config.engine.name == "hf":
-        size = MAX_TOKENS * get_dtype_size(config) * 3.0 * (shape.hidden + shape.intermediate)
-        told = f"{count_conversations(config)} conversations of {config.rollout.max_context_tokens:,} tokens"
-        parts = {f"cache of {told}": cache, f"pass of {MAX_TOKENS:,} tokens": size}
+        parts = {f"cache of {conversations} conversations of {config.rollout.max_context_tokens:,} tokens": cache}
+        parts[f"pass of {MAX_TOKENS:,} tokens"] = MAX_TOKENS * number * 3.0 * (shape.hidden + shape.intermediate)
     return parts | ({"cache of the author of the tips": cache} if config.has_separate_author else {})
 
 
@@ -254,42 +263,21 @@ def count_conversations(config: Config) -> int:
     return min(config.env.max_envs or episodes, episodes)
 
 
-def _estimate_kv_cache(config: Config, shape: ModelShape) -> float:
-    """Estimate all keys and values, and those of one layer repeated for all heads during a prefill."""
-    columns = min(config.rollout.max_context_tokens, shape.positions)
-    grown = SlotCache()  # it grows in steps
-    grown.reserve(count_conversations(config), columns)
-    kept = 2 * grown.num_slots * grown.capacity * shape.keys * shape.layers
-    repeated = 2 * count_conversations(config) * columns * shape.queries if shape.keys < shape.queries else 0
-    return float(kept + repeated) * get_dtype_size(config) * shape.scale
-
-
 def _estimate_engine(config: Config, shape: ModelShape, room: float, spread: int = 1) -> dict[str, float]:
     number, engine = get_dtype_size(config), config.engine
     weights = shape.whole * number / spread
     context = min(config.rollout.max_context_tokens, shape.positions)
     if is_on_cpu(config):
-        return {
-            "engine: weights": weights,
-            "engine: cache": compute_cache_bytes(shape.text, config, context),
-            "engine": CPU_ENGINE_BYTES,
-        }
-    share = engine.device_memory or (
-        DEDICATED_GPU_FRACTION if engine.devices or config.cluster.address else SHARED_GPU_FRACTION / engine.replicas
-    )
-    least = 2.0 * shape.keys * shape.layers * number * context / spread  # one whole conversation
-    return {
-        "engine: weights": weights,
-        "engine: cache and graphs": max(share * room - weights, least + SLEEPING_ENGINE_BYTES),
-    }
+        cache = compute_cache_bytes(shape.text, config, context)
+        return {"engine: weights": weights, "engine: cache": cache, "engine": CPU_ENGINE_BYTES}
+    is_alone = engine.devices or config.cluster.address
+    share = engine.device_memory or (DEDICATED_GPU_FRACTION if is_alone else SHARED_GPU_FRACTION / engine.replicas)
+    conversation = 2.0 * shape.keys * shape.layers * number * context / spread
+    rest = max(share * room - weights, conversation + SLEEPING_ENGINE_BYTES)
+    return {"engine: weights": weights, "engine: cache and graphs": rest}
 
 
 # -- the host
-
-
-def _estimate_loading(config: Config, shape: ModelShape) -> float:
-    models = 2 if config.has_reference_model and not config.model.lora.enabled else 1
-    return shape.whole * get_dtype_size(config) * models
 
 
 def _estimate_processes(config: Config) -> MemoryParts:
@@ -299,34 +287,17 @@ def _estimate_processes(config: Config) -> MemoryParts:
     return parts | ({f"{number} environments": number * float(each)} if each else {})
 
 
-def _estimate_host(config: Config, shape: ModelShape) -> MemoryParts:
-    world, trained = config.learner.world_size, shape.adapters if config.model.lora.enabled else shape.whole
-    parts: dict[str, float] = {f"{world} ranks load the whole model each": world * _estimate_loading(config, shape)}
-    if world == 1:
-        parts = {"a checkpoint, as it is written": trained * 3 * FLOAT32}
-    elif config.learner.offload:
-        here = config.model_copy(update={"learner": config.learner.model_copy(update={"offload": False})})
-        parts["weights, gradients and moments of the ranks"] = world * sum(estimate_static_parts(here, shape).values())
-    if _has_sleeping_engines(config):
-        parts["weights of engines that sleep"] = config.engine.replicas * shape.whole * get_dtype_size(config)
-    return parts | estimate_weight_copies(config, shape)
-
-
-def count_weight_copies(config: Config) -> int:
-    """Count the copies of trained weights that rank 0 has in the host's memory at most.
-
-    The newest, the one that plays until the next is loaded, one in between with `rollout.max_async_iterations` above 1,
-    and the initial one where the policy is set back to it to write the tips. Policies in the process of several ranks
-    load theirs at once.
-    """
-    if config.engine.name == "hf" and not config.rollout.max_async_iterations:
-        return int(config.learner.world_size > 1)
-    return 2 + (config.rollout.max_async_iterations > 1) + (config.has_frozen_author and not config.has_separate_author)
-
-
 def estimate_weight_copies(config: Config, shape: ModelShape) -> dict[str, float]:
-    """Estimate these copies, and vLLM's files of the newest and the last weights, in memory if there is room."""
-    copies, lora = count_weight_copies(config), config.model.lora.enabled
+    """Estimate the copies of trained weights that rank 0 has in the host's memory at most.
+
+    They are the newest, the one that plays until the next is loaded, one in between with `rollout.max_async_iterations`
+    above 1, and the initial one where the policy is set back to it to write the tips. Policies in the process of
+    several ranks load theirs at once. vLLM has files of the newest and the last weights, in memory if there is room.
+    """
+    lora, ahead = config.model.lora.enabled, config.rollout.max_async_iterations
+    copies = 2 + (ahead > 1) + (config.has_frozen_author and not config.has_separate_author)
+    if config.engine.name == "hf" and not ahead:
+        copies = int(config.learner.world_size > 1)
     trained = shape.adapters if lora else shape.whole
     parts = {"weights handed to the policy": copies * trained * (FLOAT32 if lora else get_dtype_size(config))}
     if config.engine.name == "vllm":

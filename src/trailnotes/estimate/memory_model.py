@@ -77,12 +77,10 @@ def estimate_static_parts(config: Config, shape: ModelShape) -> MemoryParts:
 
 
 def estimate_update_peak(config: Config, shape: ModelShape) -> MemoryParts:
-    """Estimate the bytes that a learner's rank takes besides, at the peak of an update."""
-    return max(_list_update_stages(config, shape), key=lambda parts: sum(parts.values()))
+    """Estimate the bytes that a learner's rank takes besides, at the peak of an update.
 
-
-def _list_update_stages(config: Config, shape: ModelShape) -> list[MemoryParts]:
-    """List the parts at the logits, at the head, in a layer, and at the end of a backward pass."""
+    That is at the logits, at the head, in a layer, or at the end of a backward pass.
+    """
     number, whole = get_dtype_size(config), not config.model.lora.enabled
     gathered, layer_gradients, last = _estimate_gathered(config, shape)
     tokens = max(config.optim.microbatch_tokens, config.rollout.max_context_tokens)  # a long row goes alone
@@ -91,16 +89,18 @@ def _list_update_stages(config: Config, shape: ModelShape) -> list[MemoryParts]:
     if config.model.load_in_4bit:
         saved["a matrix of 4 bits, unpacked"] = float(number * shape.hidden * max(shape.intermediate, shape.queries))
     chunk = min(config.optim.logprob_chunk, tokens)
-    logits, told = float(chunk * shape.vocabulary), f"logits of {chunk:,} tokens"
+    logits, of_logits = float(chunk * shape.vocabulary), f"logits of {chunk:,} tokens"
     head = {"gradient of the output embedding": shape.head * number} if whole else {}
     added = {name: 2.0 * size for name, size in head.items()}  # that of this chunk to that of those before
     backwards = again + tokens * number * 2.0 * (shape.hidden + shape.intermediate)
-    return [
-        {**saved, **gathered, told: logits * (ANCHOR_LOGIT_BYTES if config.has_anchor_rows else LOGIT_BYTES), **head},
-        {**saved, **gathered, told: logits * LOGIT_BYTES / 2, **added},
+    logit_bytes = ANCHOR_LOGIT_BYTES if config.has_anchor_rows else LOGIT_BYTES
+    stages: list[MemoryParts] = [
+        {**saved, **gathered, of_logits: logits * logit_bytes, **head},
+        {**saved, **gathered, of_logits: logits * LOGIT_BYTES / 2, **added},
         {**saved, **gathered, "backward pass of a layer": backwards, **layer_gradients, **head},
         {**gathered, **last},
     ]
+    return max(stages, key=lambda parts: sum(parts.values()))
 
 
 def _estimate_gathered(config: Config, shape: ModelShape) -> tuple[MemoryParts, MemoryParts, MemoryParts]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import transformers
 from transformers.pytorch_utils import Conv1D
 
-from trailnotes.config.model_schema import LoraConfig, ModelConfig
+from trailnotes.config.model_schema import ModelConfig
 from trailnotes.errors import PolicyError
 from trailnotes.learner.sharding import find_blocks
 from trailnotes.policies.hf.adapters import add_adapters
@@ -35,8 +35,8 @@ _SIZE = re.compile(r"(?<![a-z\d.])(\d+(?:\.\d+)?)([bm])(?![a-z])", re.IGNORECASE
 class ModelShape:
     """Parameter counts of a model, and the widths of its activations."""
 
-    source: str  # where it is known from
-    scale: float  # parameters stated over those of the model that it is guessed by
+    source: str  # the origin of these numbers
+    scale: float  # parameters that the name states, over those of the model that stands in for it
     whole: float  # parameters, adapters left out
     adapters: float  # parameters of theirs; 0 without
     block: float  # parameters of the largest layer
@@ -45,23 +45,12 @@ class ModelShape:
     linear: float  # parameters of the matrices that `model.load_in_4bit` quantizes
     layers: int
     hidden: int
+    queries: int  # width of a token's queries in one layer
+    keys: int  # width of a token's keys, and of its values, in one layer
     intermediate: int
-    heads: int
-    kv_heads: int
-    channels: int  # of a head
     vocabulary: int
     positions: int  # tokens of its context
     text: Any  # transformers' config of the decoder
-
-    @property
-    def queries(self) -> int:
-        """Return the width of a token's queries in one layer."""
-        return self.heads * self.channels
-
-    @property
-    def keys(self) -> int:
-        """Return the width of a token's keys, and of its values, in one layer."""
-        return self.kv_heads * self.channels
 
 
 def infer_model_shape(config: ModelConfig) -> ModelShape | None:
@@ -70,64 +59,46 @@ def infer_model_shape(config: ModelConfig) -> ModelShape | None:
     Raises:
         ConfigError: `model.lora` does not fit the model.
     """
-    found = _find_architecture(config)
-    if found is None:
+    architecture, source, stated = _find_architecture(config)
+    if architecture is None:
         return None
-    architecture, source, stated = found
+    with torch.device("meta"):  # tensors that have a shape and no memory
+        model = transformers.AutoModelForCausalLM.from_config(architecture, trust_remote_code=False)
+        whole, blocks = _count_parameters(model), [_count_parameters(block) for block in find_blocks(model)]
+        output = model.get_output_embeddings()
+        matrices = [
+            each for each in model.modules() if isinstance(each, (torch.nn.Linear, Conv1D)) and each is not output
+        ]
+        linear = sum(each.weight.numel() for each in matrices)
+        adapted = add_adapters(model, config.lora, base="") if config.lora.enabled else None
+    adapters = sum(p.numel() for p in adapted.parameters() if p.requires_grad) if adapted is not None else 0
+    scale = stated / whole if stated else 1.0
     text = architecture.get_text_config(decoder=True)
     heads = text.num_attention_heads
-    key = (architecture.to_json_string(use_diff=False), config.lora)  # a plan asks for the same again and again
-    if key not in _COUNT_CACHE:
-        _COUNT_CACHE[key] = _count_parameters(architecture, config.lora)
-    whole, blocks, head, linear, adapters = _COUNT_CACHE[key]
-    scale = stated / whole if stated else 1.0
+    channels = getattr(text, "head_dim", None) or text.hidden_size // heads
     return ModelShape(
         source=source, scale=scale, whole=whole * scale, adapters=adapters * scale,
-        block=max(blocks, default=0) * scale, around=(whole - sum(blocks)) * scale, head=head * scale,
-        linear=linear * scale, layers=text.num_hidden_layers, hidden=text.hidden_size,
-        intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size, heads=heads,
-        kv_heads=getattr(text, "num_key_value_heads", None) or heads,
-        channels=getattr(text, "head_dim", None) or text.hidden_size // heads, vocabulary=text.vocab_size,
+        block=max(blocks, default=0) * scale, around=(whole - sum(blocks)) * scale,
+        head=0 if output is None else output.weight.numel() * scale, linear=linear * scale,
+        layers=text.num_hidden_layers, hidden=text.hidden_size, queries=heads * channels,
+        keys=(getattr(text, "num_key_value_heads", None) or heads) * channels,
+        intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size, vocabulary=text.vocab_size,
         positions=getattr(text, "max_position_embeddings", None) or 1 << 30, text=text,
     )  # fmt: skip
 
 
-class _ParameterCounts(NamedTuple):
-    whole: int
-    blocks: list[int]  # of each layer
-    head: int
-    linear: int
-    adapters: int
-
-
-_COUNT_CACHE: dict[tuple[str, LoraConfig], _ParameterCounts] = {}
-
-
-def _count_parameters(architecture: Any, lora: LoraConfig) -> _ParameterCounts:
-    with torch.device("meta"):  # tensors that have a shape and no memory
-        model = transformers.AutoModelForCausalLM.from_config(architecture, trust_remote_code=False)
-        whole, blocks = _sum_numel(model), [_sum_numel(block) for block in find_blocks(model)]
-        output = model.get_output_embeddings()
-        head = 0 if output is None else output.weight.numel()
-        matrices = (each for each in model.modules() if isinstance(each, (torch.nn.Linear, Conv1D)))
-        linear = sum(each.weight.numel() for each in matrices if each is not output)
-        adapted = add_adapters(model, lora, base="") if lora.enabled else None
-    adapters = sum(p.numel() for p in adapted.parameters() if p.requires_grad) if adapted is not None else 0
-    return _ParameterCounts(whole, blocks, head, linear, adapters)
-
-
-def _sum_numel(module: Any) -> int:
+def _count_parameters(module: Any) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _find_architecture(config: ModelConfig) -> tuple[Any, str, float] | None:
-    """Find the architecture, its source, and another parameter count where the name states one, else 0."""
+def _find_architecture(config: ModelConfig) -> tuple[Any, str, float]:
+    """Find the architecture (None: unknown), its source, and the parameter count that only its name states, else 0."""
     try:
         return load_architecture(config, download=False), "by its config.json", 0.0
     except PolicyError:
         size = _SIZE.search(config.path.rpartition("/")[2])
     if size is None:
-        return None
+        return None, "", 0.0
     wanted = float(size[1]) / (1 if size[2].lower() == "b" else 1000)
     near = min(QWEN_SHAPES, key=lambda known: abs(math.log(known / wanted)))
     layers, hidden, intermediate, heads, kv_heads, vocabulary = QWEN_SHAPES[near]

@@ -7,7 +7,6 @@ import inspect
 import json
 import os
 import pkgutil
-import shutil
 import sys
 import tempfile
 import threading
@@ -18,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from trailnotes.client import AgentSession
 from trailnotes.envs.base import format_error, sanitize_text
 from trailnotes.errors import ConfigError, SessionOver
-from trailnotes.gateway.session import MODEL, Session
+from trailnotes.gateway.requests import MODEL
+from trailnotes.gateway.session import Session
 from trailnotes.storage.child import describe_exit, kill_group, start_child, wait_for_group
 from trailnotes.storage.records import task_to_json
 from trailnotes.web.loopback import LOOPBACK
@@ -45,14 +45,6 @@ def import_function(key: str, target: str) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError(f"env.options.{key} = {target!r} is no function")
     return found  # type: ignore[no-any-return]
-
-
-def find_program(command: Sequence[str]) -> list[str]:
-    """Return a command with the path of its program. Raises `ConfigError` if there is none."""
-    program = shutil.which(command[0])
-    if program is None:
-        raise ConfigError(f"env.options.command: there is no program {command[0]!r}")
-    return [program, *command[1:]]
 
 
 class AgentProcess:

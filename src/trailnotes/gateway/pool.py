@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from trailnotes.envs.workers.pool import EnvPool
+from trailnotes.errors import ConfigError
 from trailnotes.gateway.requests import RequestRefused
 from trailnotes.gateway.session import Agent, Score, Session
 from trailnotes.gateway.tasks import GatewayEnv
@@ -50,7 +52,7 @@ class GatewayPool(AbstractContextManager["GatewayPool"]):
             del self._sessions[session.key]
 
     def find(self, key: str, task: str = "") -> Session:  # noqa: ARG002 (a serving gateway uses it)
-        """Find the session of a running agent; see `Sessions.find`."""
+        """Find the session of a running agent, as `GatewayServer` asks for it."""
         if session := self._sessions.get(key):
             return session
         raise RequestRefused("there is no such session, or its episode is over", 404, "session_ended")
@@ -68,7 +70,7 @@ class GatewayPool(AbstractContextManager["GatewayPool"]):
         if self._server and self._server.loop is asyncio.get_running_loop():
             return
         self.close()
-        from trailnotes.gateway.launch import find_program, import_function
+        from trailnotes.gateway.launch import import_function
         from trailnotes.gateway.server import GatewayServer
         from trailnotes.web.loopback import LOOPBACK
         from trailnotes.web.serving import open_listener
@@ -77,8 +79,12 @@ class GatewayPool(AbstractContextManager["GatewayPool"]):
         GatewayEnv(**options)  # checks them
         self._scorer = import_function("scorer", options["scorer"]) if options.get("scorer") else None
         self._agent = import_function("agent", options["agent"]) if options.get("agent") else None
-        self._command = [] if self._agent else find_program(options["command"])
-        self._server = GatewayServer(self, open_listener(LOOPBACK, 0))
+        if not self._agent:
+            program, *arguments = options["command"]
+            if not (path := shutil.which(program)):
+                raise ConfigError(f"env.options.command: there is no program {program!r}")
+            self._command = [path, *arguments]
+        self._server = GatewayServer(self.find, open_listener(LOOPBACK, 0))
         await self._server.start()
 
     def _start(self, session: Session) -> Agent:

@@ -7,22 +7,22 @@ system text, and calls are read from what the model writes, in the notation of H
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, Final, NamedTuple, cast
 
+from trailnotes.client import AgentSession
 from trailnotes.storage.files import parse_json
 from trailnotes.types import Completion, Role, strip_thinking
 
 Json = dict[str, Any]
-P = ParamSpec("P")
-T = TypeVar("T")
 ChatTurn = tuple[Role, str]
+MODEL: Final = AgentSession.model  # the name that agents ask for
 TOOL_CALL: Final = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 _TOOLS: Final = (
     "You can call functions. A call is one line, "
@@ -55,48 +55,42 @@ class ModelCall:
     stream: bool = False
 
 
-def _refuse_malformed(parse: Callable[P, T]) -> Callable[P, T]:
+@contextlib.contextmanager
+def _refuse_malformed() -> Iterator[None]:
     """Refuse what is not of the types that OpenAI's API has."""
-
-    @functools.wraps(parse)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return parse(*args, **kwargs)
-        except (TypeError, AttributeError, KeyError, ValueError) as error:
-            raise RequestRefused(f"this is no request of OpenAI's API ({error})") from error
-
-    return checked
+    try:
+        yield
+    except (TypeError, AttributeError, KeyError, ValueError) as error:
+        raise RequestRefused(f"this is no request of OpenAI's API ({error})") from error
 
 
-@_refuse_malformed
-def parse_chat_call(body: Mapping[str, Any], models: Sequence[str]) -> ModelCall:
+@_refuse_malformed()
+def parse_chat_call(body: Mapping[str, Any]) -> ModelCall:
     """Parse the body of a chat completion.
 
     Raises:
         RequestRefused: it asks for another model, or for what a text model cannot do.
     """
-    _refuse_unsupported(body, models)
+    _refuse_unsupported(body)
     stop = body.get("stop") or ()
     tools = body.get("tools") or () if body.get("tool_choice") != "none" else ()
-    call = ModelCall(
-        tuple(_require(list, body, "messages")), tuple(tools),
-        (stop,) if isinstance(stop, str) else tuple(stop), bool(body.get("stream")),
-    )  # fmt: skip
-    if not all(isinstance(each, dict) for each in (*call.messages, *call.tools)):
-        raise RequestRefused("messages and tools must be lists of objects")
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    call = ModelCall(tuple(body["messages"]), tuple(tools), stops, bool(body.get("stream")))
+    if not call.messages or not all(isinstance(each, dict) for each in (*call.messages, *call.tools)):
+        raise RequestRefused("messages must be a list of objects that is not empty, and tools one of objects")
     if not all(isinstance(each, str) and each for each in call.stop):
         raise RequestRefused("stop must be texts")
     return call
 
 
-@_refuse_malformed
-def parse_responses_call(body: Mapping[str, Any], models: Sequence[str]) -> ModelCall:
+@_refuse_malformed()
+def parse_responses_call(body: Mapping[str, Any]) -> ModelCall:
     """Parse the body of a response, where it is a conversation of texts and calls of functions.
 
     Raises:
         RequestRefused: as `parse_chat_call`, or it is streamed or continues a stored response.
     """
-    _refuse_unsupported(body, models)
+    _refuse_unsupported(body)
     for name in ("stream", "previous_response_id", "conversation", "background"):
         if body.get(name):
             raise RequestRefused(f"{name} is not supported here: send the whole input, or use chat completions")
@@ -129,10 +123,9 @@ def _read_items(given: str | list[Any]) -> list[Json]:
     return messages
 
 
-def _refuse_unsupported(body: Mapping[str, Any], models: Sequence[str]) -> None:
-    if body.get("model") not in {*models, None}:
-        known = " or ".join(map(repr, models))
-        raise RequestRefused(f"there is no model {body.get('model')!r} here: ask for {known}", 404, "model_not_found")
+def _refuse_unsupported(body: Mapping[str, Any]) -> None:
+    if body.get("model") not in {MODEL, None}:
+        raise RequestRefused(f"there is no model {body['model']!r} here: ask for {MODEL!r}", 404, "model_not_found")
     if body.get("n") not in {None, 1}:
         raise RequestRefused("n must be 1: each answer is an action of one episode")
     if body.get("logprobs"):
@@ -140,12 +133,6 @@ def _refuse_unsupported(body: Mapping[str, Any], models: Sequence[str]) -> None:
     kind = (body.get("response_format") or (body.get("text") or {}).get("format") or {}).get("type", "text")
     if kind != "text":
         raise RequestRefused(f"response_format {kind!r} cannot be enforced here: ask for it in words")
-
-
-def _require(kind: type, body: Mapping[str, Any], name: str) -> Any:
-    if not isinstance(value := body.get(name), kind) or not value:
-        raise RequestRefused(f"{name} must be a {kind.__name__} that is not empty")
-    return value
 
 
 # -- conversations
@@ -158,7 +145,7 @@ class ChatPrompt(NamedTuple):
     newest: str  # message of the last turn: tips stand before it
 
 
-@_refuse_malformed
+@_refuse_malformed()
 def render_conversation(call: ModelCall, sampled: Mapping[tuple[tuple[ChatTurn, ...] | None, str], str]) -> ChatPrompt:
     """Render a request as a conversation.
 
@@ -250,7 +237,6 @@ class ModelReply:
     """What the agent is sent of a completion."""
 
     id: str
-    model: str
     created: int
     content: str
     calls: tuple[Json, ...]  # of functions, as chat completions have them
@@ -264,7 +250,7 @@ class ModelReply:
         return {**said, "tool_calls": list(self.calls)} if self.calls else said
 
 
-def make_reply(call: ModelCall, completion: Completion, model: str) -> ModelReply:
+def make_reply(call: ModelCall, completion: Completion) -> ModelReply:
     """Make the answer to `call`: without thinking, cut at its stop strings, with its calls of functions apart."""
     text = strip_thinking(completion.text)
     whole, text = text, text[: min((place for stop in call.stop if (place := text.find(stop)) >= 0), default=len(text))]
@@ -278,7 +264,7 @@ def make_reply(call: ModelCall, completion: Completion, model: str) -> ModelRepl
     if calls:
         text = text[: text.index("<tool_call>")].strip()
     return ModelReply(
-        f"chatcmpl-{uuid.uuid4().hex}", model, int(time.time()), text, tuple(calls),
+        f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), text, tuple(calls),
         reason, (completion.num_prompt_tokens, completion.num_tokens),
     )  # fmt: skip
 
@@ -286,7 +272,7 @@ def make_reply(call: ModelCall, completion: Completion, model: str) -> ModelRepl
 def build_chat_answer(reply: ModelReply) -> Json:
     """Build the body of a chat completion."""
     choice = {"index": 0, "message": reply.message, "finish_reason": reply.finish_reason, "logprobs": None}
-    head = {"id": reply.id, "object": "chat.completion", "created": reply.created, "model": reply.model}
+    head = {"id": reply.id, "object": "chat.completion", "created": reply.created, "model": MODEL}
     read, said = reply.usage
     usage = {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said}
     return {**head, "choices": [choice], "usage": usage}
@@ -322,7 +308,7 @@ def build_responses_answer(reply: ModelReply) -> Json:
         "input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0},
     }  # fmt: skip
     return {
-        "id": f"resp_{reply.id}", "object": "response", "created_at": reply.created, "model": reply.model,
+        "id": f"resp_{reply.id}", "object": "response", "created_at": reply.created, "model": MODEL,
         "status": "incomplete" if reply.finish_reason == "length" else "completed", "output": output,
         "error": None, "incomplete_details": None, "instructions": None, "metadata": {}, "temperature": None,
         "top_p": None, "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "usage": usage,

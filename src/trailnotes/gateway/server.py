@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 from starlette.applications import Starlette
@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from trailnotes.gateway.requests import (
+    MODEL,
     ModelCall,
     ModelReply,
     RequestRefused,
@@ -24,7 +25,7 @@ from trailnotes.gateway.requests import (
     parse_chat_call,
     parse_responses_call,
 )
-from trailnotes.gateway.session import MODEL, Session, parse_report
+from trailnotes.gateway.session import Session, parse_report
 from trailnotes.storage.files import parse_json
 from trailnotes.storage.records import task_to_json
 from trailnotes.web.guard import LOOPBACK_NAMES, BearerMiddleware, SecurityMiddleware
@@ -33,41 +34,35 @@ from trailnotes.web.serving import build_server_config, format_host, format_url
 if TYPE_CHECKING:
     import socket
 
+FindSession = Callable[[str, str], Session]
 Handler = Callable[[Request], Awaitable[Response]]
-MODELS: Final = (MODEL,)
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024  # of a request: several times what the longest context holds
-BODY_TIMEOUT_S: Final = 20.0
 HEADER: Final = "x-trailnotes-session"
 TASK_HEADER: Final = "x-trailnotes-task"
 
 
-class Sessions(Protocol):
-    """The sessions of a gateway."""
-
-    def find(self, key: str, task: str = "") -> Session:
-        """Find a session; a gateway that is open to all begins one of `task` if there is none.
-
-        Raises:
-            RequestRefused: there is no such session, or no room for one more.
-        """
-        ...
-
-
 class GatewayServer:
-    """Serves `sessions` in the running event loop, which is theirs, until it is stopped.
+    """Serves sessions in the running event loop, which is theirs, until it is stopped.
 
-    `token` is asked of every request, "" asks none; `public` answers to any host name.
+    Args:
+        find: finds the session of a key and a task (or ""); a gateway that is open to all begins one if there is none.
+            It raises `RequestRefused` where there is no such session, or no room for one more.
+        door: listens.
+        token: is asked of every request; "" asks none.
+        public: answer to any host name.
     """
 
-    def __init__(self, sessions: Sessions, door: socket.socket, *, token: str = "", public: bool = False) -> None:
+    def __init__(self, find: FindSession, door: socket.socket, *, token: str = "", public: bool = False) -> None:
         self.url, self._door = format_url(door), door
         self.loop = asyncio.get_running_loop()
         names = None if public else LOOPBACK_NAMES | {format_host(door)}
         layers = [Middleware(SecurityMiddleware, names=names, refuse=_refuse)]
         layers += [Middleware(BearerMiddleware, token=token, refuse=_refuse)] if token else []
         site = Starlette(
-            routes=_Site(sessions).routes, middleware=layers, exception_handlers={HTTPException: _refuse_route}
-        )
+            routes=_Site(find).routes, middleware=layers, exception_handlers={
+                HTTPException: _refuse_route, RequestRefused: _refuse_request, ClientDisconnect: _drop_request,
+            },
+        )  # fmt: skip
         config = build_server_config(site)
         config.load()
         self._server = uvicorn.Server(config)
@@ -103,6 +98,11 @@ def _refuse(status: int, text: str) -> Response:
     return JSONResponse(RequestRefused(text, status).to_json(), status)
 
 
+async def _refuse_request(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestRefused)
+    return JSONResponse(error.to_json(), error.status)
+
+
 async def _refuse_route(request: Request, error: Exception) -> Response:
     """Refuse a request that no route serves."""
     assert isinstance(error, HTTPException)
@@ -110,11 +110,15 @@ async def _refuse_route(request: Request, error: Exception) -> Response:
     return _refuse(error.status_code, f"there is no {called} here: the base URL of a client ends in /v1")
 
 
+async def _drop_request(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=400)  # its client has gone
+
+
 class _Site:
     """The pages of a gateway."""
 
-    def __init__(self, sessions: Sessions) -> None:
-        self._sessions = sessions
+    def __init__(self, find: FindSession) -> None:
+        self._find_session = find
 
     @property
     def routes(self) -> list[Route]:
@@ -129,17 +133,17 @@ class _Site:
                 ("POST", f"{prefix}/v1/responses", self.respond),
                 ("GET", f"{prefix}/v1/models", self.list_models),
             ]
-        return [Route(path, _answering(handler), methods=[method]) for method, path, handler in table]
+        return [Route(path, handler, methods=[method]) for method, path, handler in table]
 
     async def chat(self, request: Request) -> Response:
-        call = parse_chat_call(await _read_json(request), MODELS)
+        call = parse_chat_call(await _read_json(request))
         reply = await self._ask(request, call)
         if call.stream:
             return StreamingResponse(iter_chat_events(reply), media_type="text/event-stream")
         return JSONResponse(build_chat_answer(reply))
 
     async def respond(self, request: Request) -> Response:
-        call = parse_responses_call(await _read_json(request), MODELS)
+        call = parse_responses_call(await _read_json(request))
         return JSONResponse(build_responses_answer(await self._ask(request, call)))
 
     async def _ask(self, request: Request, call: ModelCall) -> ModelReply:
@@ -150,7 +154,7 @@ class _Site:
         task = (await _read_json(request)).get("task")
         if not isinstance(task, str) or not task:
             raise RequestRefused('a session needs a task: send {"task": "ID"}')
-        session = self._sessions.find("", task)
+        session = self._find_session("", task)
         return JSONResponse({"session": session.key, "path": f"/sessions/{session.key}"})
 
     async def show(self, request: Request) -> Response:
@@ -162,38 +166,22 @@ class _Site:
         return JSONResponse({"done": said.done})
 
     async def list_models(self, _request: Request) -> Response:
-        listed = [{"id": name, "object": "model", "created": 0, "owned_by": "trailnotes"} for name in MODELS]
-        return JSONResponse({"object": "list", "data": listed})
+        listed = {"id": MODEL, "object": "model", "created": 0, "owned_by": "trailnotes"}
+        return JSONResponse({"object": "list", "data": [listed]})
 
     def _find(self, request: Request) -> Session:
         key = request.path_params.get("session") or request.headers.get(HEADER, "")
         if not key:
             raise RequestRefused(f"which session? Name it in the header {HEADER}, or use /sessions/NAME/v1", 404)
-        return self._sessions.find(key, request.headers.get(TASK_HEADER, ""))
-
-
-def _answering(handler: Handler) -> Handler:
-    async def answer(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except RequestRefused as refusal:
-            return JSONResponse(refusal.to_json(), refusal.status)
-        except ClientDisconnect:
-            return Response(status_code=400)  # nobody reads it
-
-    return answer
+        return self._find_session(key, request.headers.get(TASK_HEADER, ""))
 
 
 async def _read_json(request: Request) -> dict[str, Any]:
     body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            async for part in request.stream():
-                body += part
-                if len(body) > MAX_BODY_BYTES:
-                    raise RequestRefused(f"a request has at most {MAX_BODY_BYTES:,} bytes", 413, "too_large")
-    except TimeoutError:
-        raise RequestRefused("the request did not arrive in time", 408) from None
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY_BYTES:
+            raise RequestRefused(f"a request has at most {MAX_BODY_BYTES:,} bytes", 413, "too_large")
     try:
         value = parse_json(bytes(body))
     except ValueError:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from trailnotes.client import AgentSession
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
 from trailnotes.envs.base import wrap_env_errors
 from trailnotes.errors import EnvError
 from trailnotes.gateway.requests import (
@@ -23,45 +24,33 @@ from trailnotes.gateway.requests import (
 from trailnotes.gateway.requests import render_conversation as render
 from trailnotes.types import Completion, Observation, Task
 
-MODEL: Final = AgentSession.model  # the name that agents ask for
 MAX_WAITING: Final = 64  # requests of one session that wait at a time
 MAX_REPORT_CHARS: Final = 32_768  # of the text of a report
+MAX_FAULT_CHARS: Final = 300  # of what is wrong with one
 _OVER: Final = "the episode is over: rollout.max_steps is reached, or the conversation fills the context"
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(BaseModel):
     """What an agent, or a scorer, says of how it went."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     score: float | None = None  # so far; None: as before
     success: bool | None = None  # None: whether the highest score is reached
-    max_score: float | None = None  # None: as before, and 1 at first
+    max_score: float | None = Field(None, gt=0)  # None: as before, and 1 at first
     reward: float | None = None  # for what was done since the last report; None: the gain in score
     text: str = ""  # what there was to see at the end
     done: bool = True
     truncated: bool = False  # cut off from outside, e.g. by a step limit of the agent's own
 
-    def __post_init__(self) -> None:
-        numbers = [each for each in (self.score, self.reward, self.max_score) if each is not None]
-        if not all(math.isfinite(number) for number in numbers) or (self.max_score or 1.0) <= 0:
-            raise RequestRefused("score, reward and max_score must be finite numbers, and max_score above 0")
-
 
 def parse_report(body: Mapping[str, Any]) -> Report:
     """Parse a report. Raises `RequestRefused` for a field that is none or of another type."""
-    kinds: dict[str, tuple[type, ...]] = {
-        **dict.fromkeys(("score", "max_score", "reward"), (int, float)),
-        **dict.fromkeys(("success", "done", "truncated"), (bool,)), "text": (str,),
-    }  # fmt: skip
-    given = {name: value for name, value in body.items() if value is not None}
-    for name, value in given.items():
-        if name not in kinds:
-            raise RequestRefused(f"a report has {', '.join(kinds)}, not {name[:40]!r}")
-        if not isinstance(value, kinds[name]) or (isinstance(value, bool) and bool not in kinds[name]):
-            raise RequestRefused(f"{name} of a report must be {kinds[name][-1].__name__}, got {str(value)[:40]!r}")
-    if "text" in given:
-        given["text"] = given["text"][:MAX_REPORT_CHARS]
-    return Report(**given)
+    try:
+        return Report.model_validate({name: value for name, value in body.items() if value is not None})
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise RequestRefused(f"this is no report ({faults[:MAX_FAULT_CHARS]})") from None
 
 
 class Agent(Protocol):
@@ -125,7 +114,7 @@ class Session:
             future = self._asked[said] = self.loop.create_future()
             self._waiting.put_nowait((said, future))
         completion = await asyncio.shield(future)
-        reply = make_reply(call, completion, MODEL)
+        reply = make_reply(call, completion)
         before = tuple(turn for turn in said.turns if turn[0] != "system")
         for place in (before, None):
             self._sampled[place, identify(reply.message)] = completion.text
@@ -139,14 +128,15 @@ class Session:
         """
         self._require_live()
         if self._scorer is not None:  # which alone says how it went
-            report = replace(report, score=None, success=None, reward=None, max_score=None)
+            report = Report(text=report.text, done=report.done, truncated=report.truncated)
         before, most = self._report.score or 0.0, report.max_score or self._report.max_score or 1.0
         score = before if report.score is None else report.score
         reward = self._reward + (score - before if report.reward is None else report.reward)
         if not math.isfinite(reward):
             raise RequestRefused("the rewards of an episode must have a finite sum")
         reached = report.success if report.success is not None else score >= most
-        self._reward, self._report = reward, replace(report, score=score, success=reached, max_score=most)
+        facts = {"score": score, "success": reached, "max_score": most}
+        self._reward, self._report = reward, report.model_copy(update=facts)
         if self._clock is not None:
             self._clock.reschedule(self.loop.time() + self._timeout)
         if report.done:
@@ -243,7 +233,7 @@ class Session:
             )
         await self._score()
         cut = self._report.truncated
-        return self._make_observation(text=self._report.text, terminated=not cut, truncated=cut)
+        return self._make_observation(text=self._report.text[:MAX_REPORT_CHARS], terminated=not cut, truncated=cut)
 
     async def _score(self) -> None:
         """Have the scorer say how it went, if there is one."""
@@ -256,8 +246,8 @@ class Session:
         score, most = found.score or 0.0, found.max_score or 1.0
         self._reward = score if found.reward is None else found.reward
         reached = found.success if found.success is not None else score >= most
-        text = found.text or self._report.text
-        self._report = replace(self._report, score=score, max_score=most, success=reached, text=text)
+        facts = {"score": score, "max_score": most, "success": reached, "text": found.text or self._report.text}
+        self._report = self._report.model_copy(update=facts)
 
     def _make_observation(self, **facts: Any) -> Observation:
         reward, self._reward = self._reward, 0.0

@@ -148,9 +148,14 @@ def _report_results(played: Iterable[tuple[Memory | None, Trajectory | None]], o
 
 
 def count_replayed(trajectory: Trajectory) -> int:
-    """Count the actions replayed before the episode (`archive.py`); 0 for one that began at the start."""
+    """Count the actions replayed before the episode (`training/exploration.py`); 0 for one that began at the start."""
     first = trajectory.steps[0].observation if trajectory.steps else trajectory.final_observation
     return int(first.info.get("returned", 0))
+
+
+def select_from_start(groups: Iterable[TrajectoryGroup]) -> list[TrajectoryGroup]:
+    """Select the groups that began at the start of the game."""
+    return [group for group in groups if not any(map(count_replayed, group.trajectories))]
 
 
 class LiveEpisode:

@@ -150,7 +150,7 @@ async def serve_agents(
 ) -> None:
     """Serve until cancelled; `ready` gets the address. `token` and `public` as for `GatewayServer`."""
     opened = gateway()
-    server = GatewayServer(opened, door, token=token, public=public)
+    server = GatewayServer(opened.find, door, token=token, public=public)
     patience = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:

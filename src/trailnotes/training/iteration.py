@@ -20,7 +20,7 @@ from trailnotes.learner.samples import build_anchor_samples, build_observation_s
 from trailnotes.memory.base import TipEffectMemory, VersionedMemory
 from trailnotes.memory.tip_stats import estimate_reliance, estimate_tip_effects
 from trailnotes.rollout import compute_rollout_metrics, compute_tip_metrics, write_tips
-from trailnotes.rollout.archive import select_from_start
+from trailnotes.rollout.groups import select_from_start
 from trailnotes.seeds import derive_seed
 from trailnotes.training.authors import compute_author_credit, compute_author_metrics
 from trailnotes.training.collection import EpisodeCollector
@@ -157,7 +157,7 @@ class Iteration:
         with self._time_section("write_tips"):
             async with self.run.weights.use_author() as author:
                 tips, num_tokens = await write_tips(
-                    author, self._select_from_start(groups), self.config, seed=self.seed(purpose), step=self.number,
+                    author, select_from_start(groups), self.config, seed=self.seed(purpose), step=self.number,
                     on_tip=written.append,
                 )  # fmt: skip
         self._tips += tips
@@ -286,7 +286,7 @@ class Iteration:
         count.tokens_trained += int(metrics.get("tokens_trained", 0))
         count.iteration += 1
         run.directory.append_trajectories(self.number, played)
-        counted = self._select_from_start(groups) or groups
+        counted = select_from_start(groups) or groups
         self.add_metrics("rollout", compute_rollout_metrics(counted, self._episodes.errors))
         if run.archive is not None:
             count.env_steps += run.archive.replayed_steps
@@ -307,9 +307,6 @@ class Iteration:
             save_checkpoint(run)
         self.is_last = run.is_finished
         self.ended.set()
-
-    def _select_from_start(self, groups: Sequence[TrajectoryGroup]) -> Sequence[TrajectoryGroup]:
-        return groups if self.run.archive is None else select_from_start(groups)
 
     async def _periodic_eval(self, done: int) -> None:
         train = self.config.train

@@ -47,6 +47,17 @@ def _validate_hosted(config: Config) -> None:
         raise ConfigError(f'learner.name = "tinker" does not go with {", ".join(found)}')
 
 
+def _validate_archive(config: Config) -> None:
+    """Refuse an archive of states where episodes cannot return to them."""
+    algorithm = config.algorithm
+    if config.archive.share and (
+        config.rollout.max_async_iterations or algorithm.dynamic_sampling or algorithm.name == "lamer"
+        or config.env.name == "gateway"
+    ):  # fmt: skip
+        raise ConfigError("archive.share goes with rollout.max_async_iterations = 0 and algorithm.dynamic_sampling = 0 "
+                          "alone, and neither with lamer nor with agents of the gateway")  # fmt: skip
+
+
 def _validate_model(config: Config) -> None:
     if config.is_hosted:
         return
@@ -68,6 +79,7 @@ CHECKS: tuple[tuple[Callable[[Config], object], bool], ...] = (
     (require_dependencies, True),
     (validate_splits, False),
     (validate_rehearsal, False),
+    (_validate_archive, False),
     (_validate_hosted, False),
     (_validate_model, True),
     (warn_unused, True),

@@ -16,7 +16,6 @@ from safetensors.numpy import load_file as load_numpy
 from safetensors.numpy import save_file as save_numpy
 
 from trailnotes.config.methods import resolve_method
-from trailnotes.credit.novelty import Novelty
 from trailnotes.envs.tasks import load_training_tasks, load_validation_tasks
 from trailnotes.errors import RunError
 from trailnotes.learner.sharded import make_learner
@@ -24,7 +23,6 @@ from trailnotes.learner.states import REST, STATE
 from trailnotes.memory import TipMemory, embedder_of, open_memory
 from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.policies.hf.policy import HFPolicy, load_model
-from trailnotes.rollout.archive import Archive
 from trailnotes.rollout.episode import Pool
 from trailnotes.runs.console import TrainingProgress
 from trailnotes.runs.load_policy import build_model_policy, load_endpoint_author
@@ -33,6 +31,7 @@ from trailnotes.runs.usage import TRAINING_FIELDS
 from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
 from trailnotes.training.authors import AuthorRegistry
+from trailnotes.training.exploration import Archive, make_novelty
 from trailnotes.training.rehearsal import Rehearsal, find_rehearsal, require_remaining_budget
 from trailnotes.training.weights import WeightSnapshot, WeightSync, has_shared_weights
 
@@ -92,8 +91,7 @@ class TrainingRun:
         credits_authors = config.algorithm.author_credit and resolve_method(config.algorithm.name).shows_tips
         self.authors = AuthorRegistry(config) if credits_authors else None
         self.embedder = cache(partial(embedder_of, config))  # one model for novelty and memory
-        novelty_seed = derive_seed(config.run.seed, "novelty")
-        self.novelty = Novelty(config.algorithm, config.memory, novelty_seed, make=self.embedder)
+        self.novelty = make_novelty(config, derive_seed(config.run.seed, "novelty"), self.embedder)
         self.tasks = load_training_tasks(config)
         self.count = Counters()
         self.stop_requested = False

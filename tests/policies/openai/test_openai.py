@@ -238,12 +238,10 @@ def test_a_server_that_never_ends_is_left_and_asked_again(fault: Fault, proxy: P
     assert metrics["endpoint/retries"] == metrics["endpoint/lost"] == len(proxy.asked) - 2 > 0
 
 
-@pytest.mark.parametrize(("concurrency", "named"), [(8, True), (1, False)])
-def test_a_server_that_is_late_for_many_may_be_asked_by_fewer(concurrency: int, named: bool, proxy: Proxy) -> None:
+def test_a_server_that_is_late_for_many_may_be_asked_by_fewer(proxy: Proxy) -> None:
     proxy.always = hang
-    with pytest.raises(PolicyError, match=r"no answer within endpoint.timeout = 0.2 s") as caught:
-        ask(policy(proxy.url, timeout=0.2, max_retries=0, concurrency=concurrency), sampling())
-    assert ("lower endpoint.concurrency" in str(caught.value)) == named
+    with pytest.raises(PolicyError, match=r"no answer within endpoint.timeout = 0.2 s.*lower endpoint.concurrency"):
+        ask(policy(proxy.url, timeout=0.2, max_retries=0), sampling())
 
 
 def test_a_server_that_is_not_there_is_told_from_one_that_fails(proxy: Proxy) -> None:
@@ -264,15 +262,6 @@ def test_retry_after_is_honoured(proxy: Proxy) -> None:
     assert second - first >= 0.6
 
 
-def test_a_retry_after_of_hours_is_capped_and_said(
-    proxy: Proxy, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(faults, "MAX_RETRY_AFTER", 0.05)
-    proxy.faults = [refusal(503, headers={"Retry-After": "7200"}), None]
-    ask(policy(proxy.url), sampling())
-    assert any("asks for 7200 s of rest: waiting 0 s" in record.message for record in caplog.records)
-
-
 def test_what_may_have_been_billed_counts_at_its_most(proxy: Proxy, tmp_path: Path) -> None:
     proxy.faults = [cut_body, None]
     prices = {"price_input": 1.0, "price_output": 10.0}
@@ -290,9 +279,9 @@ def test_what_may_have_been_billed_counts_at_its_most(proxy: Proxy, tmp_path: Pa
 
 FATAL: dict[str, tuple[Fault, str]] = {
     "403": (refusal(403, "not for you"), "OPENAI_API_KEY"),
-    "404": (refusal(404, "no such model", code="model_not_found"), "set model.path to openai: and one of alpha, beta"),
+    "404": (refusal(404, "no such model", code="model_not_found"), "endpoint.base_url is not the"),
     "400": (refusal(400, "too long", code="context_length_exceeded"), "endpoint.context_tokens"),
-    "temperature": (refusal(400, "only 1", param="temperature"), "rollout.temperature"),
+    "temperature": (refusal(400, "only 1", param="temperature"), "endpoint.omit"),
     "money": (refusal(429, "pay first", code="insufficient_quota"), "top it up"),
     "418": (refusal(418, "a teapot"), "answers 418: a teapot"),
 }
@@ -303,7 +292,6 @@ def test_a_fault_that_does_not_pass_ends_the_run_at_once_and_what_was_paid_is_ke
     name: str, proxy: Proxy, tmp_path: Path
 ) -> None:
     fault, fix = FATAL[name]
-    proxy.models = ["beta", "alpha"]
     proxy.faults = [None, fault]
     with pytest.raises(PolicyError) as caught:
         ask(policy(proxy.url, tmp_path / "a.jsonl"), sampling(), sampling(1))
@@ -320,14 +308,10 @@ def test_the_servers_own_refusal_of_an_unknown_model_is_quoted(proxy: Proxy) -> 
     assert len(proxy.asked) == 1
 
 
-@pytest.mark.parametrize(("value", "fix"), [(None, "is not set"), ("sk-wrong", "holds no valid key")])
-def test_a_wrong_key_names_the_environment_variable(
-    value: str | None, fix: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_key_names_the_environment_variable(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy.key = KEY
-    if value is not None:
-        monkeypatch.setenv("MY_KEY", value)
-    with pytest.raises(PolicyError, match=rf"answers 401: .*; the environment variable MY_KEY .*{fix}") as caught:
+    monkeypatch.setenv("MY_KEY", "sk-wrong")
+    with pytest.raises(PolicyError, match=r"answers 401: .*; the environment variable MY_KEY .*holds no key") as caught:
         ask(policy(proxy.url, api_key_env="MY_KEY"), sampling())
     assert "sk-wrong" not in str(caught.value)  # this server repeats it
 
@@ -372,12 +356,9 @@ def test_a_key_that_a_message_is_cut_within_is_taken_out_whole(
 def test_a_key_that_an_answer_repeats_is_not_kept(
     proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key = 'sk/secret+"0123'
+    key = "sk/secret+0123"
     monkeypatch.setenv("MY_KEY", key)
-    escaped = json.dumps(key).replace("/", "\\/").replace("0", "\\u0030")
-    proxy.always = changed(
-        lambda answer: json.dumps({**with_choice(answer, "say @", "stop"), "model": "@"}).replace("@", escaped[1:-1])
-    )
+    proxy.always = changed(lambda answer: {**with_choice(answer, f"say {key}", "stop"), "model": key})
     (done,) = ask(policy(proxy.url, tmp_path / "a.jsonl", api_key_env="MY_KEY"), sampling())
     assert done.text == "say [key]"
     assert "secret" not in (tmp_path / "a.jsonl").read_text()
@@ -616,9 +597,8 @@ def test_a_cut_last_line_costs_its_answer_and_no_other(proxy: Proxy, tmp_path: P
     assert len(lines(path)) == 2
 
 
-@pytest.mark.parametrize("line", ["{", '{"key": "k"}', '{"unknown": 1}'])
-def test_a_damaged_line_is_named(line: str, tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text(f"{line}\n")
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("{\n")
     with pytest.raises(RunError, match="line 1 is damaged"):
         policy("http://h/v1", tmp_path / "a.jsonl")
 

@@ -271,12 +271,6 @@ def is_downloaded(config: ModelConfig) -> bool:
     return Path(path).is_dir() or any(isinstance(try_to_load_from_cache(path, name), str) for name in names)
 
 
-def has_tokenizer(config: ModelConfig) -> bool:
-    """Return whether the tokenizer is on this machine, so that `load_tokenizer` downloads nothing."""
-    path, _ = _resolve_path(config.path, download=False)
-    return Path(path).is_dir() or isinstance(try_to_load_from_cache(path, "tokenizer_config.json"), str)
-
-
 def require_trainable(config: ModelConfig) -> None:
     """Raise `ConfigError` where all weights are to be trained of a base in 4 bits, or of one and its adapters."""
     if config.load_in_4bit and not config.lora.enabled:

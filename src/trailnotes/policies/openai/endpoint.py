@@ -12,17 +12,14 @@ from typing import Any
 
 from trailnotes.config.model_schema import EndpointConfig
 from trailnotes.endpoint.faults import (
-    AnswerTimeoutError,
     RetryableError,
-    explain_missing_model,
     explain_refusal,
     extract_error_text,
-    is_missing_model,
     is_retryable,
     parse_retry_after,
 )
 from trailnotes.endpoint.wire import IDENTITY_HEADERS, NO_KEY, load_api_key, make_async_response_hook, redact_key
-from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, RunError, format_install_command
+from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, format_install_command
 from trailnotes.storage.files import append_jsonl, parse_json, read_jsonl, split_after
 from trailnotes.types import FinishReason, Message, Sampling, replace_surrogates
 
@@ -88,11 +85,8 @@ class AnswerCache:
             self._requests = path.with_name("requests.jsonl")
             for file in (path, self._requests):
                 split_after(file)
-            for number, record in enumerate(read_jsonl(path), 1):
-                try:
-                    self._add_to_totals(PaidAnswer(**record))
-                except TypeError:
-                    raise RunError(f"{path}: line {number} is damaged: delete it, or restore the file") from None
+            for record in read_jsonl(path):
+                self._add_to_totals(PaidAnswer(**record))
             self._old = frozenset(self._answers)
 
     def find(self, key: str) -> PaidAnswer | None:
@@ -221,12 +215,16 @@ class Endpoint:
                 answer = await client.chat.completions.with_raw_response.create(**self._build_body(query))
         except (TimeoutError, APITimeoutError) as error:
             reason = f"no answer within endpoint.timeout = {self.config.timeout:g} s"
-            raise AnswerTimeoutError(reason, billed=_was_sent(error)) from None
+            raise RetryableError(reason, billed=_was_sent(error)) from None
         except APIStatusError as error:
             if is_retryable(error.status_code, error.body):
                 reason = self._redact_key(f"{error.status_code}: {extract_error_text(error.body)}")
                 raise RetryableError(reason, wait=parse_retry_after(error.response.headers)) from None
-            raise PolicyError(self._redact_key(await self._explain_refusal(client, error))) from None
+            refusal = explain_refusal(
+                error.status_code, error.body, url=self.config.base_url, model=self.model,
+                key_env=self.config.api_key_env,
+            )  # fmt: skip
+            raise PolicyError(self._redact_key(refusal)) from None
         except APIConnectionError as error:
             reason = self._redact_key(f"no connection ({error.__cause__ or error})")
             raise RetryableError(reason, billed=_was_sent(error)) from None
@@ -256,13 +254,6 @@ class Endpoint:
         if extra:
             body["extra_body"] = extra
         return {name: value for name, value in body.items() if name not in config.omit}
-
-    async def _explain_refusal(self, client: AsyncOpenAI, error: APIStatusError) -> str:
-        status, body, about = error.status_code, error.body, {"url": self.config.base_url, "model": self.model}
-        if is_missing_model(status, body):
-            return explain_missing_model(status, body, offered=await _list_models(client), **about)
-        key_env, extra = self.config.api_key_env, self.config.extra
-        return explain_refusal(status, body, key_env=key_env, has_key=bool(self._key), extra=extra, **about)
 
     def _redact_key(self, text: str) -> str:
         return redact_key(self._key, text)
@@ -302,14 +293,6 @@ def _parse_reply(text: str) -> EndpointReply:
             usage = TokenUsage(prompt, completion)
     reason: FinishReason = "length" if choice.get("finish_reason") == "length" else "stop"
     return EndpointReply(content or "", reason, usage, str(body.get("model") or ""))
-
-
-async def _list_models(client: AsyncOpenAI) -> list[str]:
-    try:
-        async with asyncio.timeout(60):  # a busy machine may take long; who waits has an error to read
-            return sorted(model.id for model in (await client.models.list()).data)
-    except Exception:  # noqa: BLE001 (the boundary: whatever goes wrong, the error at hand is the one to report)
-        return []
 
 
 def _was_sent(error: BaseException) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from trailnotes.config.schema import Config
-from trailnotes.endpoint.faults import MAX_RETRY_AFTER, AnswerTimeoutError, RetryableError, compute_wait
+from trailnotes.endpoint.faults import RetryableError, compute_wait
 from trailnotes.errors import BudgetError, ConfigError, PolicyError
 from trailnotes.policies.openai.endpoint import (
     AnswerCache,
@@ -50,7 +50,13 @@ class OpenAIPolicy:
         self.name, self.version = name, 0
         self.config = config.endpoint
         self.context_length = self.config.context_tokens
-        _validate_config(config)
+        if self.config.max_cost and not (self.config.price_input or self.config.price_output):
+            raise ConfigError("endpoint.max_cost needs prices: set endpoint.price_input and endpoint.price_output")
+        if config.rollout.top_k:
+            raise ConfigError(
+                "rollout.top_k is not a parameter of OpenAI-compatible endpoints: set rollout.top_k = 0, and where the "
+                "server takes it all the same, endpoint.extra = { top_k = ... }"
+            )
         self.options = config.model.template_options
         self._unusual = self.options | ({"endpoint.extra": self.config.extra} if self.config.extra else {})
         self.endpoint = Endpoint(self.config, name, self.options)
@@ -118,8 +124,15 @@ class OpenAIPolicy:
                 except RetryableError as trouble:
                     tries += 1
                     if tries > self.config.max_retries:
-                        raise PolicyError(self._format_failure(trouble, tries)) from None
-                    await asyncio.sleep(self._retry_delay(trouble, tries))
+                        raise PolicyError(
+                            f"{self.config.base_url} failed {tries} times, at last with {trouble.reason}: see that it "
+                            "runs, lower endpoint.concurrency if it answers one request after the other, or raise "
+                            "endpoint.max_retries or endpoint.timeout, and run the same command again"
+                        ) from None
+                    seconds = compute_wait(tries, trouble.wait)
+                    level = logging.WARNING if seconds >= LONG_WAIT else logging.INFO
+                    logger.log(level, "%s: %s; another try in %.1f s", self.config.base_url, trouble.reason, seconds)
+                    await asyncio.sleep(seconds)
                     continue
                 if not answer.estimated:
                     self._density = max(self._density, answer.prompt_tokens / estimate)
@@ -173,23 +186,6 @@ class OpenAIPolicy:
             )
         return answer
 
-    def _format_failure(self, trouble: RetryableError, tries: int) -> str:
-        line_up = ""
-        if isinstance(trouble, AnswerTimeoutError) and self.config.concurrency > 1:
-            line_up = "lower endpoint.concurrency if it answers one request after the other, "
-        return (
-            f"{self.config.base_url} failed {tries} times, at last with {trouble.reason}: see that it runs, {line_up}"
-            "or raise endpoint.max_retries or endpoint.timeout, and run the same command again"
-        )
-
-    def _retry_delay(self, trouble: RetryableError, tries: int) -> float:
-        seconds = compute_wait(tries, trouble.wait)
-        if trouble.wait is not None and trouble.wait > MAX_RETRY_AFTER:
-            self._warn_once(f"{self.config.base_url} asks for {trouble.wait:.0f} s of rest: waiting {seconds:.0f} s")
-        level = logging.WARNING if seconds >= LONG_WAIT else logging.INFO
-        logger.log(level, "%s: %s; another try in %.1f s", self.config.base_url, trouble.reason, seconds)
-        return seconds
-
     def _warn_once(self, text: str) -> None:
         if text not in self._told:
             self._told.add(text)
@@ -206,14 +202,3 @@ async def _shield_until_done(coroutine: Coroutine[Any, Any, T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait([task])
         raise
-
-
-def _validate_config(config: Config) -> None:
-    endpoint = config.endpoint
-    if endpoint.max_cost and not (endpoint.price_input or endpoint.price_output):
-        raise ConfigError("endpoint.max_cost needs prices: set endpoint.price_input and endpoint.price_output")
-    if config.rollout.top_k:
-        raise ConfigError(
-            "rollout.top_k is not a parameter of OpenAI-compatible endpoints: set rollout.top_k = 0, and where the "
-            "server takes it all the same, endpoint.extra = { top_k = ... }"
-        )
