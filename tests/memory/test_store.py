@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import sqlite3
 import stat
@@ -13,12 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trailnotes.commands import main
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import open_memory, schema
 from trailnotes.memory.exchange import open_store
+from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.store import TipPage, TipStore
+from trailnotes.memory.tipfile import read_tips
 from trailnotes.memory.tips import TipMemory
 from trailnotes.types import Tip
 
@@ -148,6 +152,17 @@ def test_an_older_file_is_migrated_and_keeps_its_rows(memory: TipMemory, path: P
             assert [tip.text for tip in store.load_tips()] == ["tip 0", "tip 1"]
             assert store._query("SELECT DISTINCT mood FROM tips") == [("calm",)]
             assert store._query("PRAGMA user_version") == [(len(schema.MIGRATIONS),)]
+
+
+@pytest.mark.parametrize("version", range(1, len(schema.MIGRATIONS)))
+def test_files_of_all_versions_open(path: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = path.with_name("old.db")
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:version])
+        TipStore(old, HASHING).close()
+    assert read_tips(old) == []
+    with closing(open_store(old)) as store:
+        assert store.stats()["tips"] == 0
 
 
 def test_a_failed_migration_leaves_the_file_as_it_was(memory: TipMemory, path: Path, monkeypatch) -> None:
@@ -410,3 +425,23 @@ def test_a_volatile_store_needs_an_identity() -> None:
         TipStore(None)
     with closing(TipStore(None, HASHING)) as store:
         assert store.identity == HASHING
+
+
+@pytest.mark.parametrize("version", [1, len(schema.MIGRATIONS)])
+def test_a_file_on_a_medium_for_reading_alone_is_read(tmp_path: Path, version: int, monkeypatch, capsys) -> None:
+    """SQLite would write to it here, whoever asks; so what is written would be seen."""
+    path = tmp_path / "memory.db"
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:version])
+        with TipStore(path, HASHING) as store, store.transaction():
+            (vector,) = HashingEmbedder().embed(["a damp room"])
+            store.insert(Tip("cellar", "mind the lamp", "a damp room", 1.0), vector)
+    before, access = path.read_bytes(), os.access
+    monkeypatch.setattr(os, "access", lambda path, mode, **more: mode != os.W_OK and access(path, mode, **more))
+    for name, *rest in ("list",), ("stats",), ("show", "1"), ("search", "cellar", "room"), ("export", f"{tmp_path}/t"):
+        assert main(["memory", name, str(path), *rest]) == 0
+    assert "mind the lamp" in capsys.readouterr().out
+    assert main(["memory", "edit", str(path), "1", "--score", "0.5"]) == 2
+    assert "readonly database" in capsys.readouterr().err
+    assert path.read_bytes() == before
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["memory.db", "t"]

@@ -7,13 +7,11 @@ Tips belong to their owner, readable without this program (`tipfile`). Every cha
 from __future__ import annotations
 
 import difflib
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from tempfile import SpooledTemporaryFile
 from typing import Any, Literal, NamedTuple
 
 from trailnotes.config.memory_schema import MemoryConfig
@@ -22,16 +20,14 @@ from trailnotes.memory.retrieval import Embedder, load_file_embedder, make_embed
 from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.scope import Scope
 from trailnotes.memory.store import OwnerChange, TipStore
-from trailnotes.memory.tipfile import is_tip_file, iter_tips, resolve_memory_file, write_tips
+from trailnotes.memory.tipfile import is_memory_file, iter_tips, resolve_memory_file, write_tips
 from trailnotes.memory.tips import TipMemory, clean_tip, utc_now
 from trailnotes.storage.checkpoint import META
-from trailnotes.storage.files import parse_json
 from trailnotes.types import StrPath, Tip
 
 MAX_NAMED_NAMESPACES = 10  # namespaces that an error spells out
 REEMBED_BATCH = 256
 IMPORT_BATCH = 10_000
-SPOOL_BYTES = 16 * 2**20  # bytes of an import that are kept in memory; more go to a temporary file
 
 
 TipOrder = Literal["recency", "score", "shown", "worth"]
@@ -64,9 +60,9 @@ def open_store(path: StrPath, identity: EmbedderIdentity | None = None) -> TipSt
         )
     if file.exists() and not file.is_file():  # SQLite would blame the disk, or wait for a pipe
         raise MemoryStoreError(f"{file} is no regular file: name a memory file, or a run directory")
-    if is_tip_file(file):
+    if file.exists() and not is_memory_file(file):
         raise MemoryStoreError(
-            f"{file} is a file of tips, and no memory: `trailnotes memory merge FILE {file}` makes one of it"
+            f"{file} is no memory file: if it is a file of tips, `trailnotes memory merge FILE {file}` makes one of it"
         )
     return TipStore(file, identity)
 
@@ -274,8 +270,8 @@ def import_tips(
 ) -> ImportResult:  # fmt: skip
     """Add the tips of a file or memory, marked as imported.
 
-    The file is read once, to its end, before the first of its transactions of `IMPORT_BATCH` tips: other writers need
-    not wait for all of them, and after an interruption the same call continues.
+    The whole file is checked before the first tip is added. Each transaction adds `IMPORT_BATCH` tips, so that other
+    writers need not wait for all of them, and after an interruption the same call continues.
 
     Args:
         store: the memory file.
@@ -293,16 +289,11 @@ def import_tips(
     if store.path is not None and file.exists() and file.samefile(store.path):
         raise MemoryStoreError(f"{path} is the memory itself: name another file, or another run")
     memory = _make_memory(store, config)
-    total = done = added = 0
-    with SpooledTemporaryFile(SPOOL_BYTES) as spool:
-        for tip in iter_tips(file):
-            spool.write(json.dumps(asdict(tip)).encode() + b"\n")
-            total += 1
-        spool.seek(0)
-        tips = (replace(Tip(**parse_json(line)), enabled=enable) for line in spool)
-        while batch := list(islice(tips, IMPORT_BATCH)):
-            done, added = done + len(batch), added + add_imported(memory, batch).added
-            progress(done, total)
+    total, done, added = sum(1 for _ in iter_tips(file)), 0, 0
+    tips = (replace(tip, enabled=enable) for tip in iter_tips(file))
+    while batch := list(islice(tips, IMPORT_BATCH)):
+        done, added = done + len(batch), added + add_imported(memory, batch).added
+        progress(done, total)
     return ImportResult(added, done - added)
 
 

@@ -16,14 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
 from trailnotes.memory.index import IndexedFile, build_id_condition, decode_vectors
 from trailnotes.memory.retrieval import BM25Index, Doubles, ExactIndex, Floats
-from trailnotes.memory.schema import Closeable, EmbedderIdentity, replace_surrogates, translate_errors
+from trailnotes.memory.schema import Closeable, EmbedderIdentity, translate_errors
 from trailnotes.memory.scope import ALL_TIPS, CLEAR_RETIREMENT, RetiredTips, TaskTable, TipFilter, make_tip_filter
 from trailnotes.memory.tip_stats import ReaderStats, TipExposure
-from trailnotes.types import StrPath, Tip
+from trailnotes.types import StrPath, Tip, replace_surrogates
 
 CACHED_PAGES = 128
 REQUEST = "request/"  # in the mark of a write that may be asked for again
@@ -135,8 +134,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
     def load_owner_changes(self, *, after: int) -> list[OwnerChange]:
         """Return the owner's changes since the change of that number, the oldest first."""
         rows = self._query("SELECT tip, fields FROM owner_changes WHERE number > ? ORDER BY number", (after,))
-        with translate_errors(self.path):
-            return [OwnerChange(tip, fields if fields is None else schema.parse_fields(fields)) for tip, fields in rows]
+        return [OwnerChange(tip, fields and json.loads(fields)) for tip, fields in rows]
 
     def find_duplicate(self, tip: Tip, *, same_key: bool, among_own: bool = False) -> int | None:
         """Return the id of the row with the same text in the same namespace, imported or own as `tip` is.
@@ -440,10 +438,7 @@ def _build_page_query(condition: str, order: Sequence[str]) -> str:
 def parse_tip_row(row: Sequence[Any]) -> Tip:
     """Make a tip of a row of `SELECT_TIP`."""
     fields = dict(zip(("id", *COLUMNS), row, strict=True))
-    try:
-        return Tip(**fields | {name: bool(fields[name]) for name in ("imported", "enabled")})
-    except ValueError as error:
-        raise MemoryStoreError(f"the memory is damaged (tip {row[0]}: {error}): {schema.REPAIR_HINT}") from error
+    return Tip(**fields | {name: bool(fields[name]) for name in ("imported", "enabled")})
 
 
 def _encode_vector(vector: Floats) -> bytes:

@@ -21,12 +21,12 @@ from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.memory import retrieval
 from trailnotes.memory.index import decode_vectors, is_faiss_installed
 from trailnotes.memory.retrieval import Embedder, Floats, Ints
-from trailnotes.memory.schema import EmbedderIdentity, replace_surrogates, require_identity
+from trailnotes.memory.schema import EmbedderIdentity, require_identity
 from trailnotes.memory.scope import DISTILLED, MergeCandidate, TipFilter
 from trailnotes.memory.sessions import Author, TipSession, record_attempt
 from trailnotes.memory.store import StoreBackedMemory, TipPage, TipStore, build_addition
 from trailnotes.memory.tip_stats import Numbers, TipEffect, compute_exposures, compute_ucb_scores, mean_gain
-from trailnotes.types import StrPath, Task, Tip, Trajectory, strip_thinking
+from trailnotes.types import StrPath, Task, Tip, Trajectory, replace_surrogates, strip_thinking
 
 MAX_TIP_WORDS = 100
 MAX_ACTION_WORDS = 32

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, argument
 from trailnotes.errors import ConfigError, MissingExtraError, find_missing_module, format_install_command
-from trailnotes.reporting.terminal import escape_unprintable
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -21,7 +18,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from trailnotes.config.memory_schema import MemoryConfig
-    from trailnotes.types import Tip
 
 TOKEN_VARIABLE = "TRAILNOTES_MCP_TOKEN"  # noqa: S105 (the variable that holds one)
 EMBEDDER_ARGUMENT = argument(
@@ -61,35 +57,6 @@ def _merge(args: Namespace) -> None:
 
     merged = merge(args.out, args.sources, embedder=args.embedder)
     print(f"{merged.tips} tips written to {args.out}, of {merged.read} read from {len(args.sources)} memories")
-
-
-def _diff(args: Namespace) -> None:
-    from trailnotes.memory.merging import diff_fields, diff_tips
-    from trailnotes.memory.tipfile import read_tips
-
-    sides = [read_tips(args.here), read_tips(args.there)]
-    if args.namespace is not None:
-        sides = [[tip for tip in tips if tip.namespace == args.namespace] for tips in sides]
-    found = diff_tips(*sides)
-    changed = [(ours, diff_fields(ours, theirs)) for ours, theirs in found.changed]
-    for sign, name in (("-", "only_here"), ("+", "only_there")):
-        for tip in getattr(found, name):
-            print(json.dumps({name: asdict(tip)}) if args.json else f"{sign} {_format_tip(tip)}")
-    for tip, fields in changed:
-        if args.json:
-            print(json.dumps({"changed": asdict(tip), "fields": fields}))
-        else:
-            changes = ", ".join(f"{name} {here!a} -> {there!a}" for name, (here, there) in fields.items())
-            print(f"~ {_format_tip(tip)}: {changes}")
-    if not args.json:
-        print(
-            f"{len(found.only_here)} only in {args.here}, {len(found.only_there)} only in {args.there}, {len(changed)} "
-            f"changed, {found.same} the same"
-        )
-
-
-def _format_tip(tip: Tip) -> str:
-    return escape_unprintable(f"{tip.namespace}  {tip.text}")
 
 
 def _serve(args: Namespace) -> None:
@@ -162,18 +129,6 @@ COMMANDS = (
             argument("sources", type=Path, metavar="SOURCE", nargs="+", help=SOURCE_HELP),
             argument("--embedder", metavar="NAME", default="",
                 help="the embedder of its vectors (by default that of the memory files among the sources, or hashing)"),
-        ),
-    ),
-    Command(
-        name="memory diff", summary="compare two memories",
-        about="Print the tips that only HERE has (-), those that only THERE has (+), and those whose fields differ "
-        "(~). The command matches tips by text, not by id, and edited ones by author and key.",
-        example="trailnotes memory diff runs/smoke tips.jsonl", run=_diff,
-        arguments=(
-            argument("here", type=Path, metavar="HERE", help=SOURCE_HELP),
-            argument("there", type=Path, metavar="THERE", help="another one of these"),
-            argument("--namespace", metavar="TASK", help="only the tips of this task"),
-            argument("--json", action="store_true", help="one JSON object a line, with all fields, without totals"),
         ),
     ),
     Command(
