@@ -38,7 +38,7 @@ LIST_ORDERS = {"recency": "age", "score": "score", "shown": "shown", "worth": "g
 READER_COLUMNS = ReaderStats._fields  # columns that `update` keeps: results of the tip, not the tip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TipPage:
     """The searchable enabled tips of a namespace or filter. Row numbers of `index` are positions in `ids`."""
 
@@ -46,17 +46,7 @@ class TipPage:
     columns: dict[str, Floats]  # "score", "support", "recency" and those of `READER_COLUMNS`: float64 (n,)
     index: ExactIndex
     fetched: dict[int, Tip] = field(default_factory=dict)  # by id: rows that were shown before
-    place: str | TipFilter = ALL_TIPS  # that it is the page of; of the nearest tips only, it has no words
-
-
-@dataclass(slots=True)
-class WordIndex:
-    """The index of the keys of a place's tips, as they were on the page that it was last asked for."""
-
-    era: str  # of the file: another one has other rows under the same numbers
-    page: TipPage | None = None
-    written: dict[int, float] = field(default_factory=dict)  # tip -> number of its write
-    index: BM25Index = field(default_factory=BM25Index)
+    words: BM25Index | None = None  # of their keys, once they are searched by words
 
 
 class ItemRow(NamedTuple):
@@ -88,7 +78,6 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
     def __init__(self, path: StrPath | None, identity: EmbedderIdentity | None = None) -> None:
         super().__init__(path, identity)
         self._pages: OrderedDict[tuple[str | TipFilter, tuple[str, ...]], TipPage] = OrderedDict()
-        self._words: OrderedDict[str | TipFilter, WordIndex] = OrderedDict()
         self._data_version = -1
 
     # reading
@@ -163,7 +152,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
             if slot not in self._pages:
                 place = make_tip_filter(namespace)
                 rows = self._query(_build_page_query(f"{place.condition} AND enabled", order), place.values)
-                self._pages[slot] = self._build_page(rows, namespace)
+                self._pages[slot] = self._build_page(rows)
             self._pages.move_to_end(slot)
             while len(self._pages) > CACHED_PAGES:
                 self._pages.popitem(last=False)
@@ -191,24 +180,12 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         return [page.fetched[tip_id] for tip_id in ids if tip_id in page.fetched]
 
     def score_words(self, page: TipPage, query: str) -> Doubles:
-        """Score the keys of a page by BM25: float64 (n,). Of its index only what was written since is made anew."""
-        with self._lock:
-            era = str(schema.read_meta(self._connection, "era"))
-            words = self._words.setdefault(page.place, WordIndex(era))
-            if words.era != era:
-                words = self._words[page.place] = WordIndex(era)
-            self._words.move_to_end(page.place)
-            while len(self._words) > CACHED_PAGES:
-                self._words.popitem(last=False)
-            if page is not words.page:
-                written = dict(zip(page.ids, page.columns["recency"].tolist(), strict=True))
-                changed = [tip for tip, age in written.items() if words.written.get(tip) != age]
-                sql = "SELECT id, key FROM tips WHERE id IN (SELECT value FROM json_each(?))"
-                words.index.replace(
-                    words.written.keys() - written.keys(), dict(self._query(sql, (json.dumps(changed),)))
-                )
-                words.page, words.written = page, written
-        return words.index.score(query, np.array(page.ids, np.int64))
+        """Score the keys of a page by BM25: float64 (n,)."""
+        if page.words is None:
+            sql = "SELECT id, key FROM tips WHERE id IN (SELECT value FROM json_each(?))"
+            keys = dict(self._query(sql, (json.dumps(page.ids),)))
+            page.words = BM25Index([keys.get(tip_id, "") for tip_id in page.ids])
+        return page.words.score(query)
 
     def stats(self) -> dict[str, float]:
         """Return counts: tips, enabled, imported, namespaces, support (writes with repeats), retired, bytes in use.
@@ -394,11 +371,11 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         self._touched.clear()
         super()._on_transaction_end()
 
-    def _build_page(self, rows: Sequence[Sequence[Any]], place: str | TipFilter = ALL_TIPS) -> TipPage:
+    def _build_page(self, rows: Sequence[Sequence[Any]]) -> TipPage:
         names = (*ORDERS, *READER_COLUMNS)
         ids, vectors, *numbers = zip(*rows, strict=True) if rows else ((), (), *((),) * len(names))
         columns = {name: np.array(column, float) for name, column in zip(names, numbers, strict=True)}
-        return TipPage(tuple(ids), columns, ExactIndex(decode_vectors(vectors, self.identity.dim)), place=place)
+        return TipPage(tuple(ids), columns, ExactIndex(decode_vectors(vectors, self.identity.dim)))
 
 
 class StoreBackedMemory(Closeable):

@@ -40,6 +40,13 @@ LEADING_MARKS = re.compile(r"^(?:[-*#>]+ |[-*#>]+$)+")  # bullets, headings, quo
 QUOTES = str.maketrans(dict.fromkeys('"`\u201c\u201d', "'"))
 
 
+class SearchHit(NamedTuple):
+    """A tip, and the similarity of its key to the query."""
+
+    tip: Tip
+    similarity: float  # cosine, -1..1
+
+
 class SearchTarget(NamedTuple):
     """The tips that a task searches."""
 
@@ -75,30 +82,23 @@ class TipMemory(StoreBackedMemory):
         the task (`config.scope`) the tips of all tasks that this one may read are candidates; where these are so many
         that the index is asked, the `config.candidates` nearest.
         """
-        place = self._resolve_target(namespace)
-        if self._is_query_independent(place, top_k):
-            return self._select_top(place, top_k)
-        vector = None if self.config.retrieval == "sparse" else self._embed([query])[0]
-        return self._select_similar(self._load_page(place, vector, top_k), query, vector, top_k)
+        target, vector = self._resolve_target(namespace), None
+        if top_k > 0 and self._needs_vector(target):
+            vector = self._embed([query])[0]
+        return self._search_target(target, query, vector, top_k)
 
     async def search_async(self, namespace: str, query: str, top_k: int) -> list[Tip]:
         """Search without blocking the event loop while a slow embedder, or the word index, computes."""
-        place = self._resolve_target(namespace)
-        if self._is_query_independent(place, top_k):
-            return self._select_top(place, top_k)
-        vector = None
-        if self.config.retrieval != "sparse":
+        target, vector = self._resolve_target(namespace), None
+        if top_k > 0 and self._needs_vector(target):
             (vector,) = await retrieval.embed_async(self.embedder, [_truncate_for_embedding(query)])
-        page = self._load_page(place, vector, top_k)
         if self.config.retrieval == "dense":
-            return self._select_similar(page, query, vector, top_k)
+            return self._search_target(target, query, vector, top_k)
         import asyncio
 
-        return await asyncio.to_thread(self._select_similar, page, query, vector, top_k)
+        return await asyncio.to_thread(self._search_target, target, query, vector, top_k)
 
-    def search_nearest(
-        self, namespace: str, query: str, top_k: int, threshold: float | None = None
-    ) -> list[tuple[Tip, float]]:
+    def search_nearest(self, namespace: str, query: str, top_k: int, threshold: float | None = None) -> list[SearchHit]:
         """Return the candidates with their cosine similarity, the most similar first, whatever `config.order` is.
 
         `threshold` is by default that of the config.
@@ -109,7 +109,7 @@ class TipMemory(StoreBackedMemory):
         rows, similarities = page.index.find_within(vector, least)
         chosen = _sort_rows(page, rows, {"similarity": similarities}, ("similarity",))[:top_k].tolist()
         by_row = dict(zip(rows.tolist(), similarities.tolist(), strict=True))
-        return [(tip, by_row[row]) for row in chosen for tip in self.store.fetch(page, [row])]
+        return [SearchHit(tip, by_row[row]) for row in chosen for tip in self.store.fetch(page, [row])]
 
     def register_tasks(self, tasks: Sequence[Task]) -> bool:
         """Record where tasks belong; see `ScopedMemory.register_tasks`."""
@@ -250,11 +250,11 @@ class TipMemory(StoreBackedMemory):
         asks_index = config.index != "exact" and config.retrieval == "dense" and is_faiss_installed()
         return SearchTarget(place, asks_index and self.store.size(place) >= config.exact_below)
 
-    def _load_page(self, searched: SearchTarget, vector: Floats | None, top_k: int) -> TipPage:
-        if vector is None or not searched.by_index:
-            return self._load_sorted_page(searched.place)
+    def _load_page(self, target: SearchTarget, vector: Floats | None, top_k: int) -> TipPage:
+        if vector is None or not target.by_index:
+            return self._load_sorted_page(target.place)
         count = max(8 * top_k, self.config.candidates)
-        return self.store.load_nearest_page(searched.place, self._stored_sort_keys, vector, count)
+        return self.store.load_nearest_page(target.place, self._stored_sort_keys, vector, count)
 
     def _load_sorted_page(self, place: str | TipFilter) -> TipPage:
         return self.store.load_page(place, self._stored_sort_keys)
@@ -263,21 +263,20 @@ class TipMemory(StoreBackedMemory):
     def _stored_sort_keys(self) -> list[str]:
         return [name for name in self.config.ranking if name not in COMPUTED_KEYS]
 
-    def _is_query_independent(self, searched: SearchTarget, top_k: int) -> bool:
-        """Return whether the result does not depend on the query, which then need not be embedded."""
-        if top_k <= 0 or searched.by_index:
-            return top_k <= 0
+    def _needs_vector(self, target: SearchTarget) -> bool:
+        """Return whether the result depends on the vector of the query, which is else not embedded."""
         config = self.config
-        ranks_all = config.threshold <= -1 and config.retrieval != "sparse" and not config.rerank
-        return not self._load_sorted_page(searched.place).ids or (ranks_all and "similarity" not in config.ranking)
+        if target.by_index or config.retrieval == "sparse":
+            return target.by_index
+        ranks_all = config.threshold <= -1 and not config.rerank and "similarity" not in config.ranking
+        return not ranks_all and bool(self._load_sorted_page(target.place).ids)
 
-    def _select_top(self, searched: SearchTarget, top_k: int) -> list[Tip]:
+    def _search_target(self, target: SearchTarget, query: str, vector: Floats | None, top_k: int) -> list[Tip]:
         if top_k <= 0:
             return []
-        page = self._load_sorted_page(searched.place)
-        return self._rank_candidates(page, np.arange(len(page.ids)), None, top_k)
-
-    def _select_similar(self, page: TipPage, query: str, vector: Floats | None, top_k: int) -> list[Tip]:
+        page = self._load_page(target, vector, top_k)
+        if vector is None and self.config.retrieval != "sparse":
+            return self._rank_candidates(page, np.arange(len(page.ids)), None, top_k)
         rows, similarities = self._find_candidates(page, query, vector)
         if self.config.rerank:
             nearest = _sort_rows(page, rows, {"similarity": similarities}, ("similarity",))[: self.config.rerank]
@@ -298,7 +297,7 @@ class TipMemory(StoreBackedMemory):
         return rows, scores[rows]
 
     def _rank_candidates(self, page: TipPage, rows: Ints, similarities: Numbers | None, top_k: int) -> list[Tip]:
-        if top_k <= 0 or not rows.size:
+        if not rows.size:
             return []
         order, columns = self.config.ranking, page.columns
         computed: dict[str, Numbers] = {} if similarities is None else {"similarity": similarities}

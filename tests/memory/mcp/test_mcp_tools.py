@@ -10,7 +10,7 @@ import pytest
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.memory import TipMemory, open_memory
 from trailnotes.memory.exchange import enable_tips
-from trailnotes.memory.mcp.tools import AccessRules, RateLimiter, Toolbox, ToolCallRefused
+from trailnotes.memory.mcp.tools import AccessRules, Toolbox, ToolCallRefused
 from trailnotes.types import Task, Tip
 
 WRITE = AccessRules(write=True)
@@ -181,34 +181,6 @@ def test_one_task_may_be_all_there_is(memory: TipMemory) -> None:
     with pytest.raises(ToolCallRefused, match="no tip 1"):
         call(memory, "read_tip", only, id=1)
     assert call(memory, "add_tip", only, task="maze/2", text="up")["task"] == "maze/2"
-
-
-def test_calls_are_counted() -> None:
-    clock = [0.0]
-    rate = RateLimiter(3, lambda: clock[0])
-    for _ in range(3):
-        rate.acquire()
-    with pytest.raises(ToolCallRefused, match="more than 3 calls a minute: wait 20 s"):
-        rate.acquire()
-    clock[0] = 19.9
-    with pytest.raises(ToolCallRefused):
-        rate.acquire()
-    clock[0] = 20.1
-    rate.acquire()
-    clock[0] = 1e6
-    for _ in range(3):
-        rate.acquire()
-    with pytest.raises(ToolCallRefused):
-        rate.acquire()
-
-
-def test_refused_calls_are_counted_too(memory: TipMemory) -> None:
-    toolbox = Toolbox(memory, AccessRules(per_minute=2))
-    for _ in range(2):
-        with pytest.raises(ToolCallRefused, match="no tool"):
-            toolbox.call("guess", {}, "")
-    with pytest.raises(ToolCallRefused, match="2 calls a minute"):
-        toolbox.call("list_tasks", {}, "")
 
 
 def test_a_session_is_reported_once_and_teaches_what_its_tips_are_worth(memory: TipMemory) -> None:

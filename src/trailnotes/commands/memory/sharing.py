@@ -1,4 +1,4 @@
-"""The commands that make and share a memory: new, merge, diff, serve."""
+"""The commands that make and share a memory: new, merge, serve."""
 
 from __future__ import annotations
 
@@ -62,8 +62,6 @@ def _merge(args: Namespace) -> None:
 def _serve(args: Namespace) -> None:
     if package := find_missing_module("mcp"):
         raise MissingExtraError(f"the protocol needs the package {package}: {format_install_command('mcp')}")
-    if args.rate < 1:
-        raise ConfigError(f"--rate {args.rate} allows no call: give 1 or more calls a minute")
     if args.off and not args.write:
         raise ConfigError("--off is about what is added: give --write, too, or leave it out")
     from trailnotes.config.memory_schema import MemoryConfig
@@ -81,7 +79,7 @@ def _serve(args: Namespace) -> None:
     with open_store(args.place, EmbedderIdentity(new.name, new.dim) if new else None) as store:
         rules = AccessRules(
             write=args.write, namespace=args.namespace, enabled=not args.off,
-            capacity=settings.capacity, scope=settings.scope, per_minute=args.rate,
+            capacity=settings.capacity, scope=settings.scope,
         )  # fmt: skip
         # A task that is full takes no more by the rules; the memory itself would let the oldest go.
         unbound = MemoryConfig(threshold=-1, capacity=sys.maxsize)
@@ -146,7 +144,6 @@ COMMANDS = (
             argument("--namespace", metavar="TASK", help="only the tips of this task"),
             argument("--port", type=int, metavar="N", help="serve over HTTP at this port; 0 takes a free one"),
             EMBEDDER_ARGUMENT,
-            argument("--rate", type=int, metavar="N", default=120, help="calls per minute, all clients together (120)"),
         ),
     ),
 )  # fmt: skip

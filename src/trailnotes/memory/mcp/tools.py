@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
@@ -128,24 +127,6 @@ class ToolCallRefused(MemoryStoreError):  # noqa: N818 (it is an answer)
     """A refused call; the text tells the agent why."""
 
 
-class RateLimiter:
-    """A token bucket: at most `per_minute` calls a minute, saved up to as many; `now` is a monotonic clock."""
-
-    def __init__(self, per_minute: int, now: Callable[[], float] = time.monotonic) -> None:
-        self.per_minute, self._now = per_minute, now
-        self._left, self._seen = float(per_minute), now()
-
-    def acquire(self) -> None:
-        """Count one call. Raises `ToolCallRefused` with the seconds to wait."""
-        now = self._now()
-        self._left = min(self.per_minute, self._left + (now - self._seen) * self.per_minute / 60)
-        self._seen = now
-        if self._left < 1:
-            wait = (1 - self._left) * 60 / self.per_minute
-            raise ToolCallRefused(f"more than {self.per_minute} calls a minute: wait {wait:.0f} s, and call again")
-        self._left -= 1
-
-
 @dataclass(frozen=True, slots=True)
 class AccessRules:
     """The permissions of clients."""
@@ -156,7 +137,6 @@ class AccessRules:
     capacity: int = 1000  # tips of a task, from which on nothing is added: no client pushes others' tips out
     plain_share: float = 0.1  # of sessions that are shown no tips, with which readers are compared
     scope: Scope = "task"  # beyond the task: whose tips share the capacity, as `memory.scope` of the run says
-    per_minute: int = 120  # calls
 
 
 class Toolbox:
@@ -164,7 +144,6 @@ class Toolbox:
 
     def __init__(self, memory: TipMemory, rules: AccessRules) -> None:
         self.memory, self.rules = memory, rules
-        self._rate = RateLimiter(rules.per_minute)
         self._lock = threading.Lock()  # of what is counted before it is done
 
     @property
@@ -179,8 +158,6 @@ class Toolbox:
             ToolCallRefused: there is no such tool, an argument is wrong, or the rules forbid the call.
             MemoryStoreError: the memory cannot be read or written.
         """
-        with self._lock:
-            self._rate.acquire()
         tool = next((tool for tool in TOOLS if tool.name == name), None)
         if tool is None:
             names = ", ".join(each.name for each in self.offered)
