@@ -251,7 +251,7 @@ class IndexedFile(MemoryFile):
         path = _get_index_path(self.path)
         try:
             content = np.fromfile(path, np.uint8)
-            if zlib.crc32(content) != checksum:
+            if zlib.crc32(content.data) != checksum:
                 raise ValueError("not the file that was saved last")  # noqa: TRY301 (all faults are one case)
             return TipIndex(IndexStamp(era, written, changed), _load_faiss().deserialize_index(content), planned)
         except FileNotFoundError:
@@ -266,7 +266,7 @@ class IndexedFile(MemoryFile):
             return
         index.unsaved, path = 0, _get_index_path(self.path)
         content = _load_faiss().serialize_index(index.lists)
-        stamp = json.dumps([*index.stamp, index.planned, zlib.crc32(content)])
+        stamp = json.dumps([*index.stamp, index.planned, zlib.crc32(content.data)])
         try:
             with self.transaction():  # of several processes that save at once, file and stamp are of the same one
                 write_bytes_atomic(path, content.data)

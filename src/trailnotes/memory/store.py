@@ -242,13 +242,13 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
             "UPDATE tips SET shown = shown + 1, earned = earned + ?, compared = compared + ?, gained = gained + ?, "
             "used = ? WHERE id = ? RETURNING namespace"
         )
-        found, number = [], self._peek_sequence()
+        namespaces, number = [], self._peek_sequence()
         for tip, earned, gained in readings:
             values = (earned, gained is not None, gained or 0.0, number, tip)
-            found += [namespace for (namespace,) in self._query(sql, values)]
-        if found:
+            namespaces += [namespace for (namespace,) in self._query(sql, values)]
+        if namespaces:
             self._advance_sequence()
-        self._touched.update(found)
+        self._touched.update(namespaces)
 
     def insert_attempt(self, name: str, namespace: str, tips: Sequence[int], kept: int) -> None:
         """Insert an attempt that was shown `tips`, and delete those before the `kept` newest."""
@@ -301,10 +301,10 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
             "UPDATE tips SET measured = measured + 1, lead = lead + (? - lead) / MIN(measured + 1, ?) WHERE id = ? "
             "RETURNING namespace"
         )
-        found = [name for tip, lead in leads for (name,) in self._query(sql, (lead, window, tip))]
-        if found:
+        namespaces = [name for tip, lead in leads for (name,) in self._query(sql, (lead, window, tip))]
+        if namespaces:
             self._advance_sequence()
-        self._touched.update(found)
+        self._touched.update(namespaces)
 
     def delete(self, ids: Iterable[int]) -> int:
         """Delete rows; return how many there were."""

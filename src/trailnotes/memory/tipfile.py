@@ -131,10 +131,10 @@ class _TipLineParser:
 
     def require_no_faults(self, path: Path) -> None:
         if self.faults:
-            shown, left = self.faults[:MAX_REPORTED_LINES], len(self.faults) - MAX_REPORTED_LINES
+            named, left = self.faults[:MAX_REPORTED_LINES], len(self.faults) - MAX_REPORTED_LINES
             raise MemoryStoreError(
                 f"{path} has {len(self.faults)} malformed lines, nothing was imported: fix or remove "
-                f"{'; '.join(shown)}{f'; and {left} more' if left > 0 else ''}"
+                f"{'; '.join(named)}{f'; and {left} more' if left > 0 else ''}"
             )
         if self.announced not in {None, self.count}:
             raise MemoryStoreError(

@@ -211,9 +211,11 @@ class TipMemory(StoreBackedMemory):
                 return
             self.store.record_effects(readings, config.distilled_readers)
             for tip_id in dict.fromkeys(reading.tip for reading in readings) if config.distilled else ():
-                found = self.store.load_reader_stats(tip_id).get(tip_id)
-                if found and found.measured >= config.distilled_readers and found.tip_free_ratio >= config.distilled:
-                    by = f"{found.tip_free_ratio:.2f} as often without it, by {found.measured} readers who did well"
+                readers = self.store.load_reader_stats(tip_id).get(tip_id)
+                if readers is None or readers.measured < config.distilled_readers:
+                    continue
+                if readers.tip_free_ratio >= config.distilled:
+                    by = f"{readers.tip_free_ratio:.2f} as often without it, by {readers.measured} readers who did well"
                     self.store.retire([tip_id], DISTILLED, by, on=self._clock())
 
     def _store_tip(self, tip: Tip, vector: Floats, by_owner: bool) -> int:

@@ -90,10 +90,10 @@ def _search(args: Namespace) -> None:
     from trailnotes.memory.exchange import open_store, search_tips
 
     with open_store(args.place) as store:
-        found = search_tips(store, args.namespace, args.query, args.top_k, scope=args.scope, embedder=args.embedder)
-    for tip, similarity in found:
+        hits = search_tips(store, args.namespace, args.query, args.top_k, scope=args.scope, embedder=args.embedder)
+    for tip, similarity in hits:
         print(_format_tip(tip, f"similarity {similarity:.3f}  "))
-    if not found:
+    if not hits:
         print(f"all tips of {args.namespace} are off or retired: `trailnotes memory enable` lets them be found")
 
 

@@ -99,10 +99,10 @@ def _serve_http(make_app: Callable[[str], ASGIApp], port: int) -> None:
 
     given = os.environ.get(TOKEN_VARIABLE, "").strip()
     token = given or secrets.token_urlsafe(18)
-    told = f"the token in {TOKEN_VARIABLE}" if given else f"Authorization: Bearer {token}"
-    with open_listener("127.0.0.1", port) as door:
-        ready = f"ready: {format_url(door)}/mcp with {told}"
-        serve(make_app(token), door, lambda: print(ready, flush=True), lifespan=True)
+    credential = f"the token in {TOKEN_VARIABLE}" if given else f"Authorization: Bearer {token}"
+    with open_listener("127.0.0.1", port) as listener:
+        ready = f"ready: {format_url(listener)}/mcp with {credential}"
+        serve(make_app(token), listener, lambda: print(ready, flush=True), lifespan=True)
 
 
 COMMANDS = (
