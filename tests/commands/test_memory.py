@@ -251,19 +251,13 @@ def test_add_and_edit(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "0.1/1  maze/2  climb" in said(capsys, "edit", place, "2", "--score", "0.1")[0]
 
 
-def test_what_is_switched_on_beyond_the_capacity_is_said_and_stays(
-    place: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_switched_on_beyond_the_capacity_stays(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     (Path(place) / "config.toml").write_text("[memory]\ncapacity = 1\n")
     said(capsys, "add", place, "turn back", "--task", "maze/1", "--off")
     assert said(capsys, "enable", place, "2") == ["0 tips enabled"]
-    enabled, warning = said(capsys, "enable", place, "--all")
-    assert enabled == "1 tips enabled"
-    assert "1 more than memory.capacity = 1" in warning
+    assert said(capsys, "enable", place, "--all") == ["1 tips enabled"]
     assert [tip.enabled for tip in tips_in(Path(place))] == [True] * 3
     assert said(capsys, "enable", place, "3", "--off") == ["1 tips disabled"]
-    (Path(place) / "config.toml").write_text("[memory]\nof_another_version = 1\n")
-    assert said(capsys, "enable", place, "3") == ["1 tips enabled"]
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,8 @@ pytest.importorskip("faiss", reason="the index needs the extra index")
 
 
 @pytest.fixture(autouse=True)
-def _as_of_many(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def _as_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few tips are saved as often, and looked for in as few lists, as many are."""
-    monkeypatch.setenv("TRAILNOTES_CACHE", str(tmp_path_factory.mktemp("cache")))
     monkeypatch.setattr(index, "MAX_UNSAVED", 1)
     monkeypatch.setattr(index, "MIN_SCANNED_VECTORS", 1)
 
@@ -153,7 +152,7 @@ def test_it_is_saved_and_read_again(path: Path, monkeypatch: pytest.MonkeyPatch)
         assert found(memory, "key 301", 1) == ["tip 301"]
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "bit", "text", "header", "hostile header"])
+@pytest.mark.parametrize("damage", ["empty", "cut", "bit", "text"])
 def test_a_damaged_index_is_built_again(path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     filled(path)
     file = path.with_name("memory.db-index")
@@ -165,13 +164,11 @@ def test_a_damaged_index_is_built_again(path: Path, damage: str, caplog: pytest.
             "cut": whole[:-100],
             "bit": whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :],
             "text": b"these are my notes\n" * 100,
-            "header": index.MAGIC + b"{}\n" + whole,
-            "hostile header": index.MAGIC + b"[" * 100_000 + b"\n",
         }[damage]
     )
     with opened(path) as memory:
         assert found(memory, "key 9", 1) == ["tip 9"]
-    assert "memory.db-index is damaged" in caplog.text
+    assert "memory.db-index is no index of memory.db" in caplog.text
     assert "it is built again" in caplog.text
     caplog.clear()
     with opened(path) as memory:
@@ -179,38 +176,17 @@ def test_a_damaged_index_is_built_again(path: Path, damage: str, caplog: pytest.
     assert not caplog.text
 
 
-def test_an_index_that_this_user_did_not_make_never_reaches_the_library(
-    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The library reads any kind of index: one with lists on the disk names a file, which it opens to write."""
-    with monkeypatch.context() as stranger:
-        stranger.setenv("TRAILNOTES_CACHE", str(tmp_path / "stranger"))
-        filled(path)
-    monkeypatch.setattr("faiss.deserialize_index", None)
-    with opened(path) as memory:
-        assert found(memory, "key 9", 1) == ["tip 9"]
-
-
-def test_an_index_of_another_kind_is_not_read_whoever_signed_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "FAISS_FOURCC", b"IwFl")
+def test_the_index_of_an_earlier_version_is_replaced(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was signed, and the memory file had no stamp of it."""
     filled(path)
-    monkeypatch.setattr("faiss.deserialize_index", None)
+    with closing(exchange.open_store(path)) as store, store.transaction():
+        store._write("DELETE FROM meta WHERE name = 'index'")
+    path.with_name("memory.db-index").write_bytes(b"trailnotes index 2\n{}\n" + bytes(100))
     with opened(path) as memory:
         assert found(memory, "key 9", 1) == ["tip 9"]
-
-
-def test_without_a_cache_folder_the_index_stays_in_memory(
-    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    filled(path)
-    (tmp_path / "a file").touch()
-    monkeypatch.setenv("TRAILNOTES_CACHE", str(tmp_path / "a file"))
+    monkeypatch.setattr(TipIndex, "create", None)
     with opened(path) as memory:
         assert found(memory, "key 9", 1) == ["tip 9"]
-    path.with_name("memory.db-index").unlink()
-    with opened(path) as memory:
-        assert found(memory, "key 9", 1) == ["tip 9"]
-    assert not path.with_name("memory.db-index").exists()
 
 
 def test_the_index_of_another_file_or_embedder_is_not_used(path: Path, tmp_path: Path) -> None:
@@ -290,7 +266,8 @@ def test_a_full_disk_costs_the_index_and_nothing_else(
 
     monkeypatch.setattr(index, "write_bytes_atomic", no_room)
     filled(path)
-    assert "memory.db-index was not written (No space left on device)" in caplog.text
+    assert "memory.db-index was not written" in caplog.text
+    assert "No space left on device" in caplog.text
     with opened(path) as memory:
         assert found(memory, "key 9", 1) == ["tip 9"]
 
@@ -314,17 +291,13 @@ def test_an_index_full_of_what_is_gone_is_built_again(path: Path, monkeypatch: p
         assert len(memory.store._index or ()) < 150
 
 
-def test_what_is_retired_is_forgotten_without_building_it_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "REMOVAL_DIVISOR", 1000)
-    monkeypatch.setattr(index, "MIN_CENTROID_SAMPLE", 8)
+def test_what_was_retired_is_not_found_and_comes_back_when_it_is_written_again(path: Path) -> None:
     filled(path)
-    monkeypatch.setattr(TipIndex, "create", None)
     with opened(path, capacity=300) as memory, opened(path, capacity=300) as other:
         for number in range(300, 900, 60):
             memory.add(tips(number, number + 60))
             kept = {f"tip {each}" for each in range(number - 240, number + 60)}
             assert set(found(other, "key 7", 900)) == set(found(memory, "key 7", 900)) == kept
-            assert all(300 <= len(reader.store._index or ()) <= 310 for reader in (memory, other))
         memory.add(tips(7, 8))
         assert all("tip 7" in found(reader, "key 7", 300) for reader in (memory, other)), "it was written again"
 
@@ -336,17 +309,10 @@ def test_a_million_tips_of_one_key_are_one_list(path: Path) -> None:
 
 
 def test_stamps_lead_only_forward_within_one_era() -> None:
-    now = IndexStamp("directions", 8, "file", "era", 5, 2)
+    now = IndexStamp("era", 5, 2)
     assert now.is_ancestor_of(now)
     assert now.is_ancestor_of(now._replace(written=6, changed=3))
-    for earlier in (
-        {"written": 4},
-        {"changed": 1},
-        {"era": "another"},
-        {"lineage": "x"},
-        {"embedder": "x"},
-        {"dim": 9},
-    ):
+    for earlier in ({"written": 4}, {"changed": 1}, {"era": "another"}):
         assert not now.is_ancestor_of(now._replace(**earlier))
 
 
@@ -413,28 +379,6 @@ def test_beyond_the_task_the_index_finds_what_may_be_read(path: Path, scope: str
             assert "of a game held back" not in found(reader, "key 7", 400, task="train maze 4")
 
 
-@pytest.mark.parametrize("dim", [7, 8])
-def test_what_is_put_after_something_was_forgotten_lies_where_it_belongs(dim: int, tmp_path: Path) -> None:
-    vectors = np.random.default_rng(0).standard_normal((400, dim)).astype(np.float32)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    stamp = IndexStamp("any", dim, "", "")
-    never, made = (TipIndex.create(stamp, vectors, 400) for _ in range(2))
-    never.insert(range(200, 400), vectors[200:])
-    made.insert(range(300), vectors[:300])
-    made.save(tmp_path / "index")
-    read = TipIndex.load(tmp_path / "index", stamp)
-    assert read is not None
-    read.mark_removed(range(150))
-    read.insert(range(300, 400), vectors[300:])
-    read.mark_removed(range(150, 200))
-    read.save(tmp_path / "index")
-    for query in vectors[:20]:
-        found = [set(each.search(query, 200, everywhere=True)) for each in (never, read)]
-        assert found[0] == found[1] == {*range(200, 400)}
-        near = [{*each.search(query, 10, everywhere=True)} for each in (never, read)]
-        assert len(near[0] & near[1]) >= 8, "but for those that are equally near"
-
-
 @pytest.mark.parametrize(("easy", "share"), [(1, 0.0), (1000, 0.25), (4000, 1.0)])
 def test_a_search_looks_into_lists_of_so_many_vectors_at_least(
     easy: int, share: float, monkeypatch: pytest.MonkeyPatch
@@ -444,16 +388,16 @@ def test_a_search_looks_into_lists_of_so_many_vectors_at_least(
     vectors = np.repeat(rng.standard_normal((100, 32), np.float32), 40, axis=0)
     vectors += rng.standard_normal(vectors.shape, np.float32) / 100  # so tight that one list has all that is near
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    made = TipIndex.create(IndexStamp("", 32, "", ""), vectors, len(vectors))
+    made = TipIndex.create(IndexStamp("era"), vectors, len(vectors))
     made.insert(range(len(vectors)), vectors)
     made.tune(vectors)
-    lists = made._lists
+    lists = made.lists
     assert share * lists.nlist <= lists.nprobe <= max(0.4 * lists.nlist, share * lists.nlist)
 
 
-def test_vectors_of_an_odd_dimension_fit(tmp_path: Path) -> None:
+def test_vectors_of_an_odd_dimension_fit() -> None:
     vectors = np.random.default_rng(0).standard_normal((200, 7)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    made = TipIndex.create(IndexStamp("any", 7, "", ""), vectors, 200)
+    made = TipIndex.create(IndexStamp("era"), vectors, 200)
     made.insert(range(1, 201), vectors)
     assert 5 in made.search(vectors[4], 3, everywhere=True)

@@ -1,4 +1,4 @@
-"""Memories beside each other: a merge is a semilattice, and a diff leaves nothing out."""
+"""Merging memories: the join of a semilattice."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from trailnotes.commands import main
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import open_memory
-from trailnotes.memory.exchange import delete_tips, edit_tip, enable_tips, export_tips, import_tips, open_store
-from trailnotes.memory.merging import diff_fields, diff_tips, merge, merge_tips
+from trailnotes.memory.exchange import enable_tips, export_tips, open_store
+from trailnotes.memory.merging import merge, merge_tips
 from trailnotes.memory.retrieval import CachedEmbedder, HashingEmbedder
 from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.store import TipStore
@@ -152,49 +152,6 @@ def test_another_embedder_is_asked_for_by_name(tmp_path: Path) -> None:
         assert store.identity == ("hashing", 256)
 
 
-# --- diff
-
-
-@settings(max_examples=40)
-@given(TIPS, TIPS)
-def test_a_diff_leaves_nothing_out_and_turns_around(a: list[Tip], b: list[Tip]) -> None:
-    there, back = diff_tips(a, b), diff_tips(b, a)
-    assert len(there.only_here) + len(there.changed) + there.same == len(a)
-    assert len(there.only_there) + len(there.changed) + there.same == len(b)
-    assert (len(there.only_here), len(there.only_there)) == (len(back.only_there), len(back.only_here))
-    assert diff_tips(a, a) == ([], [], [], len(a))
-    assert all(diff_fields(*pair) for pair in there.changed)
-
-
-def test_what_is_only_here_only_there_and_changed(tmp_path: Path) -> None:
-    """An edited text is found by its author and key; ids and who imported it say nothing."""
-    kept, edited, gone, off = (
-        Tip("cellar", text, f"room {number}", 1.0, run="r", step=number) for number, text in
-        enumerate(("look up", "mind the step", "beware", "go north"))
-    )  # fmt: skip
-    a = filled(tmp_path / "a.db", kept, edited, gone, off)
-    b = filled(tmp_path / "b.db", Tip("attic", "a new one", "k", 1.0))
-    with open_store(a) as mine, open_store(b) as store:
-        export_tips(mine, tmp_path / "a.jsonl")
-        import_tips(store, tmp_path / "a.jsonl", enable=True)
-        ids = {tip.text: tip.id or 0 for tip in store.load_tips()}
-        edit_tip(store, ids["mind the step"], "mind both steps", score=2)
-        enable_tips(store, [ids["go north"]], enabled=False)
-        delete_tips(store, [ids["beware"]])
-    found = diff_tips(read_tips(a), read_tips(b))
-    assert [tip.text for tip in found.only_here] == ["beware"]
-    assert [tip.text for tip in found.only_there] == ["a new one"]
-    assert {ours.text: diff_fields(ours, theirs) for ours, theirs in found.changed} == {
-        "mind the step": {
-            "text": ("mind the step", "mind both steps"),
-            "score": (1.0, 2.0),
-            "max_score": (1.0, 2.0),
-        },
-        "go north": {"enabled": (True, False)},
-    }
-    assert found.same == 1
-
-
 # --- the commands
 
 
@@ -203,14 +160,6 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     out = tmp_path / "out.db"
     assert main(["memory", "merge", str(out), str(a), str(a)]) == 0
     assert capsys.readouterr().out == f"2 tips written to {out}, of 4 read from 2 memories\n"
-    with open_store(out) as store:
-        (attic, cellar) = store.load_tips()
-        edit_tip(store, cellar.id or 0, score=3)
-        delete_tips(store, [attic.id or 0])
-    assert main(["memory", "diff", str(a), str(out)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == f"1 only in {a}, 0 only in {out}, 1 changed, 0 the same"
-    assert main(["memory", "diff", str(a), str(out), "--namespace", "attic", "--json"]) == 0
-    assert '"text": "mind the lamp"' in capsys.readouterr().out
     assert main(["memory", "list", str(a)]) == 0
     assert "cellar\\x1b[31m" in capsys.readouterr().out, "names from elsewhere move no cursor"
     assert main(["memory", "merge", str(out), str(a)]) == 2
@@ -227,7 +176,6 @@ def test_what_is_retired_comes_along_nowhere(tmp_path: Path) -> None:
         assert len(store.load_retirements()) == 1
     for source in (here, tmp_path / "here.jsonl"):
         assert [tip.text for tip in read_tips(source)] == ["look down"]
-    assert [tip.text for tip in diff_tips(read_tips(here), read_tips(there)).only_there] == ["look up"]
     assert merge(tmp_path / "alone.db", [here]).tips == 1
     assert merge(tmp_path / "both.db", [here, there]).tips == 2
     with open_store(tmp_path / "both.db") as store:

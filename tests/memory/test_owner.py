@@ -197,12 +197,12 @@ def test_a_snapshot_of_another_embedder_changes_nothing(memory: TipMemory, tmp_p
 
 
 def test_a_snapshot_of_an_earlier_version(memory: TipMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no changes of the owner; those of today are made again all the same."""
     (tmp_path / "snapshot.db").unlink()
-    monkeypatch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:2])
+    monkeypatch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:3])
     with TipStore(tmp_path / "snapshot.db", memory.store.identity) as old, old.transaction():
         for tip, vector in zip(tips := memory.store.load_tips(), memory.embed_keys(tips), strict=True):
             old.insert(tip, vector, tip.id)
+        old._write("UPDATE meta SET value = ? WHERE name = 'lineage'", (memory.store.lineage,))
     monkeypatch.undo()
     lineage = memory.store.lineage
     p.add_tip(memory.store, "cellar", "mine")

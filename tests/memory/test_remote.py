@@ -26,7 +26,7 @@ from trailnotes.endpoint import faults, wire
 from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.memory import embedder_of, make_embedder, open_memory
 from trailnotes.memory.exchange import open_store, search_tips
-from trailnotes.memory.remote import BATCH_CHARS, BATCH_TEXTS, EndpointEmbedder
+from trailnotes.memory.remote import BATCH_TEXTS, EndpointEmbedder
 from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes.runs.dependencies import _collect_extras
 from trailnotes.types import Tip
@@ -76,10 +76,10 @@ def test_vectors_are_those_of_the_server_at_length_one(server: EmbeddingServer) 
 
 def test_many_texts_go_in_batches(server: EmbeddingServer) -> None:
     embedder = remote(server)
-    texts = [f"room {n}" for n in range(BATCH_TEXTS + 5)] + ["la " * (BATCH_CHARS // 4)] * 3
+    texts = [f"room {n}" for n in range(BATCH_TEXTS + 5)]
     vectors = embedder.embed(texts)
     np.testing.assert_allclose(vectors, HashingEmbedder(64).embed(texts), atol=1e-6)
-    assert [len(batch) for batch in server.texts[1:]] == [BATCH_TEXTS, 6, 1, 1]
+    assert [len(batch) for batch in server.texts[1:]] == [BATCH_TEXTS, 5]
 
 
 def test_what_is_too_long_is_cut_and_depends_on_nothing_beside_it(server: EmbeddingServer) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +14,6 @@ from trailnotes.config.toml import load_config
 from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.memory import TipMemory, exchange, open_memory
 from trailnotes.memory.owner import rewind_to_snapshot
-from trailnotes.memory.schema import MIGRATIONS, EmbedderIdentity
-from trailnotes.memory.store import TipStore
 from trailnotes.memory.tip_stats import ReaderStats, TipEffect, TipExposure, mean_gain
 from trailnotes.memory.tipfile import read_tips
 from trailnotes.types import Task, Tip
@@ -270,20 +267,6 @@ def test_a_run_that_goes_back_has_the_marks_of_then_and_its_owner_s_wishes(path:
         rewind_to_snapshot(memory, tmp_path / "saved.db", tmp_path / "late.jsonl")
         assert found(memory) == {"one", "two", "three"}
         assert not marks(memory)
-
-
-def test_a_file_of_before_has_retired_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr("trailnotes.memory.schema.MIGRATIONS", MIGRATIONS[:7])
-        with closing(TipStore(tmp_path / "memory.db", EmbedderIdentity("hashing", 256))) as store:
-            store._query(
-                "INSERT INTO tips VALUES (1, 'task', 'one', 'a hall', 0, 1, '', 1, 0, '', 0, '', '', 0, 1, "
-                "zeroblob(1024), 1, 0, 0, 0, 0, 0)"
-            )
-    with memory_of(tmp_path / "memory.db", capacity=1) as memory:
-        assert not marks(memory)
-        write(memory, "two")
-        assert marks(memory).keys() == {1}
 
 
 def test_the_command_line_shows_what_is_retired_and_why(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,9 +24,7 @@ from trailnotes.errors import ConfigError
 from trailnotes.memory import TipMemory, open_memory
 from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.memory.exchange import open_store
-from trailnotes.memory.schema import MIGRATIONS, EmbedderIdentity
 from trailnotes.memory.scope import Scope
-from trailnotes.memory.store import TipStore
 from trailnotes.rollout import run_groups
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.panels import get_family
@@ -159,19 +156,6 @@ def test_what_was_met_is_kept_and_travels_with_snapshots(tmp_path: Path) -> None
     with open_memory(None, config) as restored:
         restored.restore(tmp_path / "snapshot.db")
         assert found(restored, "a") == ["later", "of b"]
-
-
-def test_a_file_of_before_has_met_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr("trailnotes.memory.schema.MIGRATIONS", MIGRATIONS[:4])
-        with closing(TipStore(tmp_path / "memory.db", EmbedderIdentity("hashing", 256))) as store, store.transaction():
-            store.insert(Tip("b", "of b", "red door", 1.0), np.full(256, 1 / 16, np.float32))
-    with open_memory(tmp_path / "memory.db", MemoryConfig(scope="env", threshold=-1)) as memory:
-        assert found(memory, "b") == ["of b"]
-        memory.register_tasks([task("a")])
-        assert found(memory, "a") == [], "nobody knows of which split b is"
-        memory.register_tasks([task("b")])
-        assert found(memory, "a") == ["of b"]
 
 
 def test_scope_task_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import os
 import resource
 import sqlite3
 import stat
@@ -13,12 +15,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trailnotes.commands import main
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import open_memory, schema
 from trailnotes.memory.exchange import open_store
+from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.store import TipPage, TipStore
+from trailnotes.memory.tip_stats import ReaderStats
+from trailnotes.memory.tipfile import read_tips
 from trailnotes.memory.tips import TipMemory
 from trailnotes.types import Tip
 
@@ -41,92 +47,9 @@ def tips(count: int, namespace: str = "task") -> list[Tip]:
     return [Tip(namespace, f"tip {number}", f"key {number}", float(number)) for number in range(count)]
 
 
-def columns_of(connection: sqlite3.Connection, table: str) -> list[tuple[str, str]]:
-    return [(name, kind) for _, name, kind, *_ in connection.execute(f"PRAGMA table_info({table})")]
-
-
-def test_final_columns(memory: TipMemory, path: Path) -> None:
-    with closing(sqlite3.connect(path)) as connection:
-        columns, experience = columns_of(connection, "tips"), columns_of(connection, "experience")
-        values = columns_of(connection, "experience_values")
-        changes = columns_of(connection, "owner_changes")
-        tasks = columns_of(connection, "tasks")
-        sizes = columns_of(connection, "sizes")
-        indexes = {name for _, name, *_ in connection.execute("PRAGMA index_list(tips)")}
-        version = connection.execute("PRAGMA user_version").fetchone()
-        mode = connection.execute("PRAGMA journal_mode").fetchone()
-    assert columns == [
-        ("id", "INTEGER"),
-        ("namespace", "TEXT"),
-        ("text", "TEXT"),
-        ("key", "TEXT"),
-        ("score", "REAL"),
-        ("max_score", "REAL"),
-        ("action", "TEXT"),
-        ("support", "INTEGER"),
-        ("step", "INTEGER"),
-        ("model", "TEXT"),
-        ("version", "INTEGER"),
-        ("run", "TEXT"),
-        ("created", "TEXT"),
-        ("imported", "INTEGER"),
-        ("enabled", "INTEGER"),
-        ("vector", "BLOB"),
-        ("age", "INTEGER"),
-        ("shown", "INTEGER"),
-        ("earned", "REAL"),
-        ("compared", "INTEGER"),
-        ("gained", "REAL"),
-        ("used", "INTEGER"),
-        ("retired", "TEXT"),
-        ("retired_at", "INTEGER"),
-        ("retired_on", "TEXT"),
-        ("retired_by", "TEXT"),
-        ("merged_into", "INTEGER"),
-        ("measured", "INTEGER"),
-        ("lead", "REAL"),
-    ]
-    by = ("text", "age", "write", "use", "worth", "retirement")
-    assert indexes == {f"tips_by_{name}" for name in by}
-    assert experience == [
-        ("id", "INTEGER"),
-        ("task", "TEXT"),
-        ("observation", "TEXT"),
-        ("history", "TEXT"),
-        ("admissible", "TEXT"),
-        ("last_reward", "REAL"),
-        ("total_reward", "REAL"),
-        ("visits", "INTEGER"),
-        ("age", "INTEGER"),
-        ("vectors", "BLOB"),
-    ]
-    assert values == [
-        ("record", "INTEGER"),
-        ("action", "TEXT"),
-        ("reward", "REAL"),
-        ("q", "REAL"),
-        ("number", "INTEGER"),
-        ("other_q", "REAL"),
-        ("other_number", "INTEGER"),
-    ]
-    assert sizes == [("namespace", "TEXT"), ("enabled", "INTEGER")]
-    assert changes == [("number", "INTEGER"), ("tip", "INTEGER"), ("fields", "TEXT")]
-    assert tasks == [(name, "TEXT") for name in ("namespace", "split", "env", "family", "game")]
-    assert version == (len(schema.MIGRATIONS),)
-    assert mode == ("wal",)
-
-
-def test_a_file_of_before_the_experience_table_is_migrated_and_keeps_its_tips(path: Path, monkeypatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
-        with closing(TipStore(path, HASHING)) as store, store.transaction():
-            for tip in tips(2):
-                store.insert(tip, np.ones(256, np.float32))
-    with closing(open_store(path)) as store:
-        assert [tip.text for tip in store.load_tips()] == ["tip 0", "tip 1"]
-        assert store.size("task") == 2
-        assert store._query("SELECT COUNT(*) FROM experience") == [(0,)]
-        assert store._query("PRAGMA user_version") == [(len(schema.MIGRATIONS),)]
+def test_migrations_that_were_released_stay_as_they_are() -> None:
+    digest = hashlib.sha256(repr(schema.MIGRATIONS[:9]).encode()).hexdigest()
+    assert digest == "07e52f4e5c19da78d1104d0febf00da36a1926e239b7235672999d108762ec34"
 
 
 def test_every_field_comes_back(memory: TipMemory, path: Path) -> None:
@@ -148,6 +71,25 @@ def test_an_older_file_is_migrated_and_keeps_its_rows(memory: TipMemory, path: P
             assert [tip.text for tip in store.load_tips()] == ["tip 0", "tip 1"]
             assert store._query("SELECT DISTINCT mood FROM tips") == [("calm",)]
             assert store._query("PRAGMA user_version") == [(len(schema.MIGRATIONS),)]
+
+
+@pytest.mark.parametrize("version", range(1, len(schema.MIGRATIONS)))
+def test_files_of_all_versions_open(path: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their tips are enabled, and nobody has read, retired or registered anything."""
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:version])
+        with TipStore(path, HASHING) as store, store.transaction():
+            for tip in tips(2):
+                store.insert(tip, np.ones(256, np.float32))
+    assert [tip.text for tip in read_tips(path)] == ["tip 0", "tip 1"]
+    with closing(open_store(path)) as store:
+        assert [tip.text for tip in store.load_tips()] == ["tip 0", "tip 1"]
+        assert store.size("task") == store.stats()["enabled"] == 2
+        assert set(store.load_reader_stats().values()) == {ReaderStats(0, 0.0, 0, 0.0, 0)}
+        assert not store.load_retirements()
+        assert store.get_task_info("task") is None
+        assert store._query("PRAGMA user_version") == [(len(schema.MIGRATIONS),)]
+        assert store._query("PRAGMA journal_mode") == [("wal",)]
 
 
 def test_a_failed_migration_leaves_the_file_as_it_was(memory: TipMemory, path: Path, monkeypatch) -> None:
@@ -410,3 +352,23 @@ def test_a_volatile_store_needs_an_identity() -> None:
         TipStore(None)
     with closing(TipStore(None, HASHING)) as store:
         assert store.identity == HASHING
+
+
+@pytest.mark.parametrize("version", [1, len(schema.MIGRATIONS)])
+def test_a_file_on_a_medium_for_reading_alone_is_read(tmp_path: Path, version: int, monkeypatch, capsys) -> None:
+    """SQLite would write to it here, whoever asks; so what is written would be seen."""
+    path = tmp_path / "memory.db"
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:version])
+        with TipStore(path, HASHING) as store, store.transaction():
+            (vector,) = HashingEmbedder().embed(["a damp room"])
+            store.insert(Tip("cellar", "mind the lamp", "a damp room", 1.0), vector)
+    before, access = path.read_bytes(), os.access
+    monkeypatch.setattr(os, "access", lambda path, mode, **more: mode != os.W_OK and access(path, mode, **more))
+    for name, *rest in ("list",), ("stats",), ("show", "1"), ("search", "cellar", "room"), ("export", f"{tmp_path}/t"):
+        assert main(["memory", name, str(path), *rest]) == 0
+    assert "mind the lamp" in capsys.readouterr().out
+    assert main(["memory", "edit", str(path), "1", "--score", "0.5"]) == 2
+    assert "readonly database" in capsys.readouterr().err
+    assert path.read_bytes() == before
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["memory.db", "t"]

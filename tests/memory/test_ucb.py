@@ -22,7 +22,6 @@ from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.memory import open_memory
 from trailnotes.memory.exchange import edit_tip
 from trailnotes.memory.owner import rewind_to_snapshot
-from trailnotes.memory.schema import MIGRATIONS
 from trailnotes.memory.tip_stats import compute_ucb_scores, mean_gain, normalize_score
 from trailnotes.memory.tips import TipMemory
 from trailnotes.rollout import run_groups
@@ -188,18 +187,6 @@ def test_a_run_that_goes_back_forgets_readers_though_nobody_wrote_since(tmp_path
         assert readings(tmp_path / "memory.db") == [("a", 2, 2.0)]
         assert rewind_to_snapshot(memory, tmp_path / "snapshot.db", tmp_path / "late.jsonl") == 0
         assert readings(tmp_path / "memory.db") == readings(tmp_path / "snapshot.db") == [("a", 1, 1.0)]
-
-
-def test_a_file_of_before_is_of_tips_that_nobody_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr("trailnotes.memory.schema.MIGRATIONS", MIGRATIONS[:3])
-        with open_memory(tmp_path / "memory.db", UCB) as memory:
-            patch.setattr("trailnotes.memory.store.READER_COLUMNS", ())
-            patch.setattr(TipMemory, "evict", lambda *_: None)  # it asks a later table
-            written(memory, "a")
-    with open_memory(tmp_path / "memory.db", UCB) as memory:
-        assert order(memory) == ["a"]
-    assert readings(tmp_path / "memory.db") == [("a", 0, 0.0)]
 
 
 def test_memory_show_tells_of_readers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.memory import TipMemory, open_memory
-from trailnotes.memory.retrieval import BM25Index, Doubles, Ints, fuse_reciprocal_ranks
+from trailnotes.memory.retrieval import BM25Index, Doubles, fuse_reciprocal_ranks
 from trailnotes.types import Tip
 
 KEYS = {"a": "red door red", "b": "red gate", "c": "blue gate by the sea", "d": "nothing"}
@@ -33,9 +33,7 @@ def found(memory: TipMemory, query: str, top_k: int = 9) -> list[str]:
 
 
 def scores_of(texts: Sequence[str], query: str) -> Doubles:
-    index = BM25Index()
-    index.replace((), dict(enumerate(texts)))
-    return index.score(query, np.arange(len(texts)))
+    return BM25Index(texts).score(query)
 
 
 def test_bm25_by_hand() -> None:
@@ -48,16 +46,6 @@ def test_bm25_by_hand() -> None:
     assert scores_of(texts, "sea").tolist() == [0.0] * 3
     assert scores_of([], "red").tolist() == []
     assert scores_of(["", "?"], "red").tolist() == [0.0] * 2
-
-
-@given(st.lists(st.tuples(st.integers(0, 4), st.text("ab c", max_size=8)), max_size=12), st.data())
-def test_an_index_that_was_changed_scores_as_one_made_anew(writes: list[tuple[int, str]], data: st.DataObject) -> None:
-    index, texts = BM25Index(), dict[int, str]()
-    for number, text in writes:
-        gone = data.draw(st.sets(st.sampled_from([*texts, 9]), max_size=2))
-        texts = {name: text for name, text in texts.items() if name not in gone} | {number: text}
-        index.replace(gone, {number: text})
-    assert index.score("a b c", np.array([*texts], int)).tolist() == scores_of([*texts.values()], "a b c").tolist()
 
 
 def test_reciprocal_ranks_by_hand() -> None:
@@ -107,9 +95,9 @@ def test_the_event_loop_goes_on_while_words_are_counted(monkeypatch: pytest.Monk
 
     score = BM25Index.score
 
-    def wait(self: BM25Index, query: str, numbers: Ints) -> Doubles:
+    def wait(self: BM25Index, query: str) -> Doubles:
         assert goes_on.wait(10), "the loop was held up"
-        return score(self, query, numbers)
+        return score(self, query)
 
     async def search(memory: TipMemory) -> list[Tip]:
         searching = asyncio.ensure_future(memory.search_async("task", "red", 9))

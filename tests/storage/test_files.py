@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import stat
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from trailnotes.storage.files import (
     MAX_SMALL_BYTES,
     find_free_path,
-    load_user_key,
     open_aside,
     open_no_follow,
     read_small,
@@ -130,19 +128,6 @@ def test_two_writers_of_one_file_take_nothing_from_each_other(tmp_path: Path) ->
         other.replace(path)
     assert path.read_text() == "second"
     assert [file.name for file in tmp_path.iterdir()] == ["x"]
-
-
-def test_the_key_of_a_user_is_made_once_and_theirs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRAILNOTES_CACHE", str(tmp_path / "cache"))
-    with ThreadPoolExecutor(4) as pool:
-        keys = list(pool.map(lambda _: load_user_key(), range(8)))
-    assert {len(key) for key in keys} == {32}
-    assert len(set(keys)) == 1
-    (made,) = (tmp_path / "cache").iterdir()
-    assert made.stat().st_mode & 0o777 == 0o600
-    made.write_bytes(b"")
-    with pytest.raises(OSError, match="is no key: delete it"):
-        load_user_key()
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a device", "a huge file"])

@@ -16,7 +16,7 @@ from trailnotes.errors import ConfigError
 from trailnotes.memory import clean_tip
 from trailnotes.memory.controls import TipSource, blank_tips, pick_other_namespace
 from trailnotes.memory.retrieval import HashingEmbedder
-from trailnotes.memory.schema import EmbedderIdentity, replace_surrogates
+from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.store import StoreBackedMemory, TipStore
 from trailnotes.memory.tips import normalize_tip, utc_now
 from trailnotes.prompts import Conversation, build_opening_messages, quoted, replay_conversation, truncate
@@ -29,7 +29,7 @@ from trailnotes.rollout import (
     select_usable,
 )
 from trailnotes.seeds import derive_seed
-from trailnotes.types import Message, Observation, Sampling, Tip, Trajectory
+from trailnotes.types import Message, Observation, Sampling, Tip, Trajectory, replace_surrogates
 
 if TYPE_CHECKING:
     from trailnotes.config.memory_schema import MemoryConfig

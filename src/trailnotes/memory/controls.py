@@ -11,13 +11,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from trailnotes.errors import ConfigError
-from trailnotes.memory.schema import replace_surrogates
 from trailnotes.memory.scope import TaskInfo, TipFilter
 from trailnotes.memory.store import TipStore
 from trailnotes.memory.tip_stats import TipEffect
 from trailnotes.memory.tips import TipMemory
 from trailnotes.seeds import derive_seed
-from trailnotes.types import Task, Tip, Trajectory
+from trailnotes.types import Task, Tip, Trajectory, replace_surrogates
 
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config

@@ -7,13 +7,11 @@ Tips belong to their owner, readable without this program (`tipfile`). Every cha
 from __future__ import annotations
 
 import difflib
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from tempfile import SpooledTemporaryFile
 from typing import Any, Literal, NamedTuple
 
 from trailnotes.config.memory_schema import MemoryConfig
@@ -22,17 +20,14 @@ from trailnotes.memory.retrieval import Embedder, load_file_embedder, make_embed
 from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.scope import Scope
 from trailnotes.memory.store import OwnerChange, TipStore
-from trailnotes.memory.tipfile import is_tip_file, iter_tips, resolve_memory_file, write_tips
-from trailnotes.memory.tips import TipMemory, clean_tip, utc_now
+from trailnotes.memory.tipfile import is_memory_file, iter_tips, resolve_memory_file, write_tips
+from trailnotes.memory.tips import SearchHit, TipMemory, clean_tip, utc_now
 from trailnotes.storage.checkpoint import META
-from trailnotes.storage.files import parse_json
 from trailnotes.types import StrPath, Tip
 
 MAX_NAMED_NAMESPACES = 10  # namespaces that an error spells out
 REEMBED_BATCH = 256
 IMPORT_BATCH = 10_000
-SPOOL_BYTES = 16 * 2**20  # bytes of an import that are kept in memory; more go to a temporary file
-
 
 TipOrder = Literal["recency", "score", "shown", "worth"]
 
@@ -44,18 +39,10 @@ class ImportResult(NamedTuple):
     known: int  # the memory had the same text under the same key
 
 
-class SearchHit(NamedTuple):
-    """A tip, and the similarity of its key to the query."""
-
-    tip: Tip
-    similarity: float  # cosine, -1..1
-
-
 def open_store(path: StrPath, identity: EmbedderIdentity | None = None) -> TipStore:
     """Open the memory file `path`, or that of the run directory `path`; with `identity` it is made if it is missing.
 
-    Raises:
-        MemoryStoreError: there is none, it is damaged, or it is part of a checkpoint, which opening would change.
+    A memory file in a checkpoint is refused, since opening would change it.
     """
     file = resolve_memory_file(path)
     if (file.parent / META).is_file():
@@ -64,19 +51,15 @@ def open_store(path: StrPath, identity: EmbedderIdentity | None = None) -> TipSt
         )
     if file.exists() and not file.is_file():  # SQLite would blame the disk, or wait for a pipe
         raise MemoryStoreError(f"{file} is no regular file: name a memory file, or a run directory")
-    if is_tip_file(file):
+    if file.exists() and not is_memory_file(file):
         raise MemoryStoreError(
-            f"{file} is a file of tips, and no memory: `trailnotes memory merge FILE {file}` makes one of it"
+            f"{file} is no memory file: if it is a file of tips, `trailnotes memory merge FILE {file}` makes one of it"
         )
     return TipStore(file, identity)
 
 
 def create_store(path: StrPath, embedder: str) -> TipStore:
-    """Make a new memory file without tips, for vectors of the embedder of this name.
-
-    Raises:
-        MemoryStoreError: the file exists, or cannot be made.
-    """
+    """Make a new memory file without tips, for vectors of the embedder of this name."""
     if Path(path).exists():
         raise MemoryStoreError(f"{path} exists: name a new file")
     made = make_embedder(embedder)
@@ -89,9 +72,6 @@ def list_tips(
     """List tips, the newest first, or the best `by` score, number of readers, or gain of readers.
 
     Tips that are not retired, or with `retired` those that are; `limit` 0 gives all.
-
-    Raises:
-        MemoryStoreError: there is no such namespace, or the limit is below 0.
     """
     if limit < 0:
         raise MemoryStoreError(f"a limit of {limit} tips means nothing: give a number, or 0 for all")
@@ -144,16 +124,12 @@ def search_tips(
     """Search the enabled tips most similar to `query`, by the embedder of the file, in the scope of a task.
 
     `embedder` is as `named` of `load_file_embedder`.
-
-    Raises:
-        ConfigError: as `load_file_embedder`.
-        MemoryStoreError: there is no such namespace, or `top_k` is below 1.
     """
     if top_k < 1:
         raise MemoryStoreError(f"a search for {top_k} tips finds nothing: ask for 1 or more")
     require_searchable(store, namespace, scope)
     memory = _make_memory(store, MemoryConfig(threshold=threshold, scope=scope), embedder)
-    return [SearchHit(*hit) for hit in memory.search_nearest(namespace, query, top_k)]
+    return memory.search_nearest(namespace, query, top_k)
 
 
 def add_tip(
@@ -174,9 +150,7 @@ def add_tip(
             settings if None.
 
     Raises:
-        ConfigError: as `load_file_embedder`.
-        MemoryStoreError: a text without any letter or digit, a score that is no number, or a text that the memory has
-            under this key.
+        MemoryStoreError: a text without any letter or digit, or that the memory has under this key.
     """
     if not clean_tip(text):
         raise MemoryStoreError("a tip needs a letter or digit: write what the agent should know")
@@ -206,9 +180,6 @@ def edit_tip(store: TipStore, tip_id: int, text: str | None = None, *, score: fl
     """Replace a tip's text, its score, or both; its retrieval key stays.
 
     A score above the highest known becomes the highest.
-
-    Raises:
-        MemoryStoreError: no such tip, a text without any letter or digit, a score that is no number, or nothing to do.
     """
     fields: dict[str, Any] = {}
     if text is not None:
@@ -258,34 +229,27 @@ def set_tip_enabled(store: TipStore, tip: Tip, *, enabled: bool) -> bool:
 
 
 def export_tips(store: TipStore, path: StrPath, namespace: str | None = None) -> int:
-    """Export tips as JSONL, the oldest first, atomically, without vectors and retired tips. Returns how many.
-
-    Raises:
-        MemoryStoreError: there is no such namespace, or the file cannot be written.
-    """
+    """Export tips as JSONL, the oldest first, atomically, without vectors and retired tips; return how many."""
     tips = list_tips(store, namespace)[::-1]
     write_tips(path, tips, memory=store.lineage)
     return len(tips)
 
 
 def import_tips(
-    store: TipStore, path: StrPath, *, enable: bool = False, config: MemoryConfig | None = None,
-    progress: Callable[[int, int], object] = lambda _done, _total: None,
-) -> ImportResult:  # fmt: skip
+    store: TipStore, path: StrPath, *, enable: bool = False, config: MemoryConfig | None = None
+) -> ImportResult:
     """Add the tips of a file or memory, marked as imported.
 
-    The file is read once, to its end, before the first of its transactions of `IMPORT_BATCH` tips: other writers need
-    not wait for all of them, and after an interruption the same call continues.
+    The whole file is checked before the first tip is added. Each transaction adds `IMPORT_BATCH` tips, so that other
+    writers need not wait for all of them, and after an interruption the same call continues.
 
     Args:
         store: the memory file.
         path: as for `read_tips`; `id`, `imported` and `enabled` of its tips are set anew.
         enable: retrieve them at once; otherwise they wait for `enable_tips`.
         config: as for `add_tip`.
-        progress: called with the number of tips done and that of all.
 
     Raises:
-        ConfigError: as `load_file_embedder`.
         MemoryStoreError: the file cannot be read, is the memory itself, or has malformed lines, which are named;
             nothing is added then.
     """
@@ -293,17 +257,11 @@ def import_tips(
     if store.path is not None and file.exists() and file.samefile(store.path):
         raise MemoryStoreError(f"{path} is the memory itself: name another file, or another run")
     memory = _make_memory(store, config)
-    total = done = added = 0
-    with SpooledTemporaryFile(SPOOL_BYTES) as spool:
-        for tip in iter_tips(file):
-            spool.write(json.dumps(asdict(tip)).encode() + b"\n")
-            total += 1
-        spool.seek(0)
-        tips = (replace(Tip(**parse_json(line)), enabled=enable) for line in spool)
-        while batch := list(islice(tips, IMPORT_BATCH)):
-            done, added = done + len(batch), added + add_imported(memory, batch).added
-            progress(done, total)
-    return ImportResult(added, done - added)
+    total, added = sum(1 for _ in iter_tips(file)), 0
+    tips = (replace(tip, enabled=enable) for tip in iter_tips(file))
+    while batch := list(islice(tips, IMPORT_BATCH)):
+        added += add_imported(memory, batch).added
+    return ImportResult(added, total - added)
 
 
 def add_imported(memory: TipMemory, tips: Sequence[Tip]) -> ImportResult:

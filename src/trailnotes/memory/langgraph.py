@@ -83,8 +83,8 @@ class TipStore(BaseStore):
         if isinstance(op, ListNamespacesOp):
             return scratch.batch([op])[0]
         assert isinstance(op, SearchOp), "there is no other"
-        (found,) = scratch.batch([op._replace(query=None, limit=len(items), offset=0)])
-        places: list[Place] = [(item.namespace, item.key) for item in found]  # type: ignore[union-attr]
+        (matches,) = scratch.batch([op._replace(query=None, limit=len(items), offset=0)])
+        places: list[Place] = [(item.namespace, item.key) for item in matches]  # type: ignore[union-attr]
         scores = self._score(op.query, {place[0] for place in places}) if op.query else {}
         tips = dict(zip(items, (row.tip for row in rows), strict=True))
         by_place = {place: scores.get(tips[place] or -1) for place in places}
@@ -95,8 +95,8 @@ class TipStore(BaseStore):
         ]
 
     def _score(self, query: str, namespaces: set[tuple[str, ...]]) -> dict[int, float]:
-        found = (self.memory.search_nearest(".".join(name), query, 1_000_000, -1.0) for name in namespaces)
-        return {tip.id: similarity for tips in found for tip, similarity in tips if tip.id is not None}
+        hits = (self.memory.search_nearest(".".join(name), query, 1_000_000, -1.0) for name in namespaces)
+        return {tip.id: similarity for tips in hits for tip, similarity in tips if tip.id is not None}
 
     def _put(self, op: PutOp, tip: Tip | None) -> None:
         store, namespace = self.memory.store, json.dumps(op.namespace)
@@ -128,5 +128,5 @@ def _read_text(value: Mapping[str, Any], index: bool | list[str] | None) -> str:
         return ""
     if isinstance(index, list):
         return " ".join(text for path in index for text in get_text_at_path(dict(value), tokenize_path(path)))
-    said = next((value[name] for name in ("text", "content") if isinstance(value.get(name), str)), None)
-    return said if said is not None else json.dumps(value, ensure_ascii=False)
+    text = next((value[name] for name in ("text", "content") if isinstance(value.get(name), str)), None)
+    return text if text is not None else json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Merging several memories into one, and comparing two.
+"""Merging several memories into one.
 
 Merging is the join of a semilattice: commutative, associative and idempotent.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import fields, replace
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
@@ -19,11 +19,8 @@ from trailnotes.memory.schema import EmbedderIdentity, open_snapshot, read_ident
 from trailnotes.memory.scope import TaskRow, read_tasks
 from trailnotes.memory.tipfile import is_memory_file, read_tips, resolve_memory_file
 from trailnotes.memory.tips import normalize_tip, open_memory
-from trailnotes.storage.files import open_regular
 from trailnotes.types import StrPath, Tip
 
-TipPair = tuple[Tip, Tip]
-IGNORED_FIELDS = {"id", "imported"}  # of the memory, not of the tip
 DEFAULT_EMBEDDER = "hashing"  # of a memory that is made of files without vectors
 
 
@@ -32,15 +29,6 @@ class MergeResult(NamedTuple):
 
     tips: int  # in the new memory
     read: int  # in its sources, those that several have counted for each
-
-
-class MemoryDiff(NamedTuple):
-    """The differences between two memories."""
-
-    only_here: list[Tip]
-    only_there: list[Tip]
-    changed: list[TipPair]  # here, there
-    same: int
 
 
 def merge(out: StrPath, sources: Sequence[StrPath], *, embedder: str = "") -> MergeResult:
@@ -91,63 +79,16 @@ def merge_tips(*memories: Iterable[Tip]) -> list[Tip]:
     return sorted(map(_merge_duplicates, groups.values()), key=lambda tip: (tip.created, tip.step, *_identity_key(tip)))
 
 
-def diff_tips(here: Sequence[Tip], there: Sequence[Tip]) -> MemoryDiff:
-    """Compare two collections of tips.
-
-    A tip and its counterpart have the same text and key, own or imported; or else the same text; or else the same
-    author and key, as after an edit. Each has at most one counterpart, and ids do not matter.
-    """
-    pairs: list[TipPair] = []
-    signs: tuple[Callable[[Tip], Hashable], ...] = (
-        _identity_key,
-        lambda tip: (tip.namespace, tip.text, tip.key),
-        lambda tip: (tip.namespace, tip.text),
-        lambda tip: (tip.namespace, tip.key, *_provenance_key(tip)),
-    )
-    for sign in signs:
-        found, here, there = _pair_tips(here, there, sign)
-        pairs += found
-    changed = [(ours, theirs) for ours, theirs in pairs if diff_fields(ours, theirs)]
-    return MemoryDiff(list(here), list(there), changed, len(pairs) - len(changed))
-
-
-def diff_fields(here: Tip, there: Tip) -> dict[str, tuple[Any, Any]]:
-    """Return each field that differs, with its value here and there."""
-    names = [field.name for field in fields(Tip) if field.name not in IGNORED_FIELDS]
-    values = {name: (getattr(here, name), getattr(there, name)) for name in names}
-    return {name: both for name, both in values.items() if both[0] != both[1]}
-
-
-def _pair_tips(
-    here: Sequence[Tip], there: Sequence[Tip], sign: Callable[[Tip], Hashable]
-) -> tuple[list[TipPair], list[Tip], list[Tip]]:
-    """Pairs of the same sign in the order of each side, and the rest of both."""
-    waiting: dict[Hashable, list[Tip]] = defaultdict(list)
-    for tip in reversed(there):
-        waiting[sign(tip)].append(tip)
-    pairs, alone = [], []
-    for tip in here:
-        if found := waiting[sign(tip)]:
-            pairs.append((tip, found.pop()))
-        else:
-            alone.append(tip)
-    taken = {id(theirs) for _, theirs in pairs}
-    return pairs, alone, [tip for tip in there if id(tip) not in taken]
-
-
 def _identity_key(tip: Tip) -> tuple[str, str, str, bool]:
     return tip.namespace, tip.text, tip.key, tip.imported
-
-
-def _provenance_key(tip: Tip) -> tuple[Any, ...]:
-    return tip.created, tip.step, tip.run, tip.model, tip.version, tip.action
 
 
 def _merge_duplicates(same: Sequence[Tip]) -> Tip:
     """A copy without a time is older than any that has one."""
     best = max(same, key=lambda tip: (tip.score, tip.max_score))
+    first = min(same, key=lambda tip: (tip.created, tip.step, tip.run, tip.model, tip.version, tip.action))
     return replace(
-        min(same, key=_provenance_key), id=None, score=best.score, max_score=best.max_score,
+        first, id=None, score=best.score, max_score=best.max_score,
         support=max(tip.support for tip in same), enabled=all(tip.enabled for tip in same),
     )  # fmt: skip
 
@@ -155,14 +96,8 @@ def _merge_duplicates(same: Sequence[Tip]) -> Tip:
 def _read_tasks_and_identities(paths: Sequence[Path]) -> tuple[list[TaskRow], set[EmbedderIdentity]]:
     tasks: list[TaskRow] = []
     identities = set()
-    for path in paths:
-        try:
-            with open_regular(path) as file:
-                has_vectors = is_memory_file(file)
-        except OSError as error:
-            raise MemoryStoreError(f"cannot read {path} ({error.strerror})") from error
-        if has_vectors:
-            with open_snapshot(path) as source:
-                tasks += read_tasks(source)
-                identities.add(read_identity(source))
+    for path in filter(is_memory_file, paths):
+        with open_snapshot(path) as source:
+            tasks += read_tasks(source)
+            identities.add(read_identity(source))
     return tasks, identities

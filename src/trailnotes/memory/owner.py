@@ -111,4 +111,4 @@ def _replay_change(memory: TipMemory, change: OwnerChange, late: Tip | None) -> 
 
 def _is_copy(snapshot: Path, lineage: str) -> bool:
     with schema.open_snapshot(snapshot) as source:
-        return schema.read_meta(source, "lineage") in {"", lineage}  # "" in snapshots of earlier versions
+        return schema.read_meta(source, "lineage") == lineage

@@ -6,8 +6,8 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,20 +17,16 @@ from trailnotes.config.model_schema import OPENAI_PREFIX, EndpointConfig
 from trailnotes.config.section import require_secret_free_url
 from trailnotes.endpoint import faults
 from trailnotes.endpoint.faults import RetryableError, extract_error_text
-from trailnotes.endpoint.wire import IDENTITY_HEADERS, NO_KEY, load_api_key, make_response_hook, redact_key
+from trailnotes.endpoint.wire import IDENTITY_HEADERS, NO_KEY, load_api_key, make_response_hook
 from trailnotes.errors import ConfigError, MemoryStoreError, MissingExtraError, format_install_command
 from trailnotes.memory.schema import EMBEDDER_NAME
 from trailnotes.storage.files import parse_json
-
-if TYPE_CHECKING:
-    from openai import APIStatusError
 
 logger = logging.getLogger(__name__)
 Floats = npt.NDArray[np.float32]
 
 BASE_URL_VARIABLE: Final = "OPENAI_BASE_URL"  # as the official client calls it
 BATCH_TEXTS: Final = 64
-BATCH_CHARS: Final = 100_000
 TOO_LARGE: Final = "too large to process"  # llama.cpp, of a text beyond its physical batch, with status 500
 MIN_TEXT_CHARS: Final = 64  # characters: a model that takes no more finds nothing
 
@@ -55,6 +51,7 @@ class EndpointEmbedder:
     def __init__(self, name: str, endpoint: EndpointConfig | None = None) -> None:
         self._model, self._endpoint = _resolve_endpoint(name, endpoint)
         self.name = f"{OPENAI_PREFIX}{self._model}"
+        self._label = f"{self.name} at {self._endpoint.base_url}"
         self._key = load_api_key(self._endpoint)
         self._client = _make_client(self._endpoint, self._key)
         weakref.finalize(self, self._client.close)
@@ -63,9 +60,9 @@ class EndpointEmbedder:
 
     def embed(self, texts: Sequence[str]) -> Floats:
         """Embed texts as `Embedder.embed` does; waits for the server, and retries where that may help."""
-        batches = [
-            self._embed_batch(batch) for batch in _split_batches([text or " " for text in texts])
-        ]  # "" is refused
+        filled = [text or " " for text in texts]  # "" is refused
+        starts = range(0, len(filled), BATCH_TEXTS)
+        batches = [self._embed_batch(filled[start : start + BATCH_TEXTS]) for start in starts]
         return np.concatenate(batches) if batches else np.empty((0, self.dim), np.float32)
 
     def _embed_batch(self, texts: list[str]) -> Floats:
@@ -84,37 +81,34 @@ class EndpointEmbedder:
         while True:
             try:
                 return self._request_vectors(texts)
-            except RetryableError as trouble:
+            except RetryableError as failure:
                 tries += 1
-                reason = redact_key(self._key, trouble.reason)
                 if tries > self._endpoint.max_retries:
                     raise MemoryStoreError(
-                        f"{self._label} failed {tries} times, at last with {reason}: check that it runs at this "
-                        f"address ({BASE_URL_VARIABLE}, endpoint.base_url or {self.name}@URL), and start again"
+                        f"{self._label} failed {tries} times, at last with {failure.reason}: check that it runs at "
+                        f"this address ({BASE_URL_VARIABLE}, endpoint.base_url or {self.name}@URL), and start again"
                     ) from None
-                seconds = faults.compute_wait(tries, trouble.wait)
-                logger.info("%s: %s; another try in %.1f s", self._label, reason, seconds)
+                seconds = faults.compute_wait(tries, failure.wait)
+                logger.info("%s: %s; another try in %.1f s", self._label, failure.reason, seconds)
                 time.sleep(seconds)
 
     def _request_vectors(self, texts: list[str]) -> Floats | None:
-        from openai import APIConnectionError, APIStatusError, APITimeoutError
+        from openai import APIConnectionError, APIStatusError
 
-        request = {"model": self._model, "input": texts, "encoding_format": "float"}
         try:
-            answer = self._client.embeddings.with_raw_response.create(**request)
-        except APITimeoutError:
-            raise RetryableError(f"no answer within {self._endpoint.timeout:g} s") from None
+            answer = self._client.embeddings.with_raw_response.create(
+                model=self._model, input=texts, encoding_format="float"
+            )
+        except APIConnectionError as error:  # a timeout is one
+            raise RetryableError(f"no connection ({error.__cause__ or error})") from None
         except APIStatusError as error:
             status, body, text = error.status_code, error.body, extract_error_text(error.body)
             if status == 413 or faults.is_context_overflow(body) or TOO_LARGE in text:
                 return None
             if faults.is_retryable(status, body):
-                raise RetryableError(
-                    f"{status}: {text}", wait=faults.parse_retry_after(error.response.headers)
-                ) from None
-            raise ConfigError(redact_key(self._key, self._describe_refusal(error))) from None
-        except APIConnectionError as error:
-            raise RetryableError(f"no connection ({error.__cause__ or error})") from None
+                wait = faults.parse_retry_after(error.response.headers)
+                raise RetryableError(f"{status}: {text}", wait=wait) from None
+            raise ConfigError(f"{self._label} answers {status}: {text}; {self._suggest_fix(status, body)}") from None
         vectors = _parse_vectors(answer.http_response.text, len(texts))
         if self.dim and vectors.shape[1] != self.dim:
             raise MemoryStoreError(
@@ -124,21 +118,15 @@ class EndpointEmbedder:
             )
         return vectors
 
-    def _describe_refusal(self, error: APIStatusError) -> str:
-        key_env = self._endpoint.api_key_env
-        text = f"{self._label} answers {error.status_code}: {extract_error_text(error.body)}"
-        if error.status_code in {401, 403}:
+    def _suggest_fix(self, status: int, body: object) -> str:
+        if status in {401, 403}:
             fix = "holds no key that is valid for it" if self._key else "is not set: export it with your key"
-            return f"{text}; the environment variable {key_env} {fix}"
-        if error.status_code == 429:
-            return f"{text}; the account has nothing left to spend: top it up, and start again"
-        if faults.is_missing_model(error.status_code, error.body):
-            return f"{text}; either it has no model {self._model!r}, or the address, which mostly ends in /v1, is wrong"
-        return f"{text}; name another model in memory.embedder"
-
-    @property
-    def _label(self) -> str:
-        return f"{self.name} at {self._endpoint.base_url}"
+            return f"the environment variable {self._endpoint.api_key_env} {fix}"
+        if status == 429:
+            return "the account has nothing left to spend: top it up, and start again"
+        if faults.is_missing_model(status, body):
+            return f"either it has no model {self._model!r}, or the address, which mostly ends in /v1, is wrong"
+        return "name another model in memory.embedder"
 
 
 def _resolve_endpoint(name: str, endpoint: EndpointConfig | None) -> tuple[str, EndpointConfig]:
@@ -172,19 +160,6 @@ def _make_client(endpoint: EndpointConfig, key: str) -> Any:
         api_key=key or NO_KEY, base_url=endpoint.base_url, timeout=endpoint.timeout, max_retries=0,
         default_headers=IDENTITY_HEADERS, http_client=http,
     )  # fmt: skip
-
-
-def _split_batches(texts: Sequence[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    chars = 0
-    for text in texts:
-        if batch and (len(batch) == BATCH_TEXTS or chars + len(text) > BATCH_CHARS):
-            yield batch
-            batch, chars = [], 0
-        batch.append(text)
-        chars += len(text)
-    if batch:
-        yield batch
 
 
 def _parse_vectors(text: str, count: int) -> Floats:

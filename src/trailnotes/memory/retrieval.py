@@ -12,8 +12,9 @@ import threading
 import unicodedata
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,6 +35,7 @@ Ints = npt.NDArray[np.intp]
 Doubles = npt.NDArray[np.float64]
 
 CACHED_TEXTS = 2048
+COUNTED_TEXTS = 2**17  # texts whose words are not counted again when others of the same task are written
 BUILT_IN_EMBEDDERS = ("hashing", "minilm")  # names with a fixed meaning, which a file of any origin may use
 BATCH_SIZE = 64  # texts in one forward pass of a model
 WORD = re.compile(r"\w+")
@@ -321,52 +323,36 @@ class ExactIndex:
 
 
 class BM25Index:
-    """BM25 over texts by number, which come and go one by one; callable from any thread.
+    """BM25 over texts.
 
     score(t) = sum over the query's distinct words w of idf(w) * f / (f + K1 * (1 - B + B * |t| / mean |t|)), f the
     count of w in t, idf(w) = ln(1 + (N - n + 1/2) / (n + 1/2)), n of the N texts hold w (Robertson and Zaragoza 2009,
     doi 10.1561/1500000019, in Lucene's form).
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._words: dict[int, Counter[str]] = {}
-        self._holders: dict[str, dict[int, int]] = {}  # word -> number of a text -> count
-        self._lengths: dict[int, int] = {}
+    def __init__(self, texts: Sequence[str]) -> None:
+        counts = [_count_words(text) for text in texts]
+        self._lengths = np.array([words.total() for words in counts], float)
+        self._holders: dict[str, list[tuple[int, int]]] = {}  # word -> (row of a text, count)
+        for row, words in enumerate(counts):
+            for word, count in words.items():
+                self._holders.setdefault(word, []).append((row, count))
 
-    def replace(self, gone: Iterable[int], texts: Mapping[int, str]) -> None:
-        """Remove the texts `gone`, and add or replace `texts`."""
-        with self._lock:
-            for number in [*gone, *texts]:
-                for word in self._words.get(number, ()):
-                    del self._holders[word][number]
-                    if not self._holders[word]:
-                        del self._holders[word]
-                self._words.pop(number, None)
-                self._lengths.pop(number, None)
-            for number, text in texts.items():
-                self._words[number] = words = Counter(split_words(text))
-                self._lengths[number] = words.total()
-                for word, count in words.items():
-                    self._holders.setdefault(word, {})[number] = count
-
-    def score(self, query: str, numbers: Ints) -> Doubles:
-        """Score the texts of `numbers` (n,), of which others are ignored: float64 (n,); 0 where no word is shared."""
-        scores, order = np.zeros(len(numbers)), np.argsort(numbers)
-        with self._lock:
-            num_texts, mean = len(self._words), sum(self._lengths.values()) / max(1, len(self._words))
-            for word in sorted(set(split_words(query)) & self._holders.keys()) if len(numbers) else ():
-                holders = self._holders[word]
-                ids = np.fromiter(holders, np.int64, len(holders))
-                places = np.minimum(np.searchsorted(numbers, ids, sorter=order), len(numbers) - 1)
-                rows = order[places]
-                known = numbers[rows] == ids
-                counts = np.fromiter(holders.values(), float, len(holders))
-                lengths = np.fromiter(map(self._lengths.__getitem__, holders), float, len(holders))
-                damping = K1 * (1 - B + B * lengths / (mean or 1.0))
-                idf = np.log1p((num_texts - len(holders) + 0.5) / (len(holders) + 0.5))
-                scores[rows[known]] += (idf * counts / (counts + damping))[known]
+    def score(self, query: str) -> Doubles:
+        """Score all texts: float64 (n,); 0 where no word is shared."""
+        scores = np.zeros(len(self._lengths))
+        mean = self._lengths.sum() / max(1, len(scores)) or 1.0
+        for word in sorted(set(split_words(query)) & self._holders.keys()):
+            rows, counts = np.array(self._holders[word]).T
+            damping = K1 * (1 - B + B * self._lengths[rows] / mean)
+            idf = np.log1p((len(scores) - len(rows) + 0.5) / (len(rows) + 0.5))
+            scores[rows] += idf * counts / (counts + damping)
         return scores
+
+
+@lru_cache(maxsize=COUNTED_TEXTS)
+def _count_words(text: str) -> Counter[str]:
+    return Counter(split_words(text))
 
 
 def fuse_reciprocal_ranks(num_rows: int, *lists: tuple[Ints, npt.NDArray[Any]]) -> Doubles:

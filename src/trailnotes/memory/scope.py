@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-from trailnotes.memory.schema import WORTH_SQL, EmbedderIdentity, MemoryFile, read_rows, replace_surrogates
-from trailnotes.types import StrPath, Task
+from trailnotes.memory.schema import WORTH_SQL, EmbedderIdentity, MemoryFile
+from trailnotes.types import StrPath, Task, replace_surrogates
 
 Scope = Literal["task", "family", "env", "all"]
 DISTILLED: Final = "distilled"  # beside the rules of `memory.retire`
@@ -145,10 +145,8 @@ class TaskTable(MemoryFile):
 
 
 def read_tasks(source: sqlite3.Connection) -> list[TaskRow]:
-    """Read the tasks of a memory file; none where an earlier version wrote it."""
-    if not source.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'tasks'").fetchone():
-        return []
-    return read_rows(source, "SELECT namespace, split, env, family, game FROM tasks")
+    """Read the tasks of a memory file."""
+    return source.execute("SELECT namespace, split, env, family, game FROM tasks").fetchall()
 
 
 def _make_task_row(task: Task) -> tuple[str, ...]:

@@ -74,8 +74,8 @@ class TipSession:
         """
         report_attempt(self.memory, self.id, score, max_score=max_score, success=success)
         if self.author is not None and transcript:
-            shown = transcript[-MAX_TRANSCRIPT_CHARS:]
-            text = self.author(_REQUEST.format(transcript=shown, score=score, max_score=max_score))
+            end = transcript[-MAX_TRANSCRIPT_CHARS:]
+            text = self.author(_REQUEST.format(transcript=end, score=score, max_score=max_score))
             if text.strip():
                 self.written = Tip(self.task, text, self.query, score, max_score, model="author of a session")
                 self.memory.add([self.written])
@@ -98,8 +98,8 @@ def report_attempt(
     earned = compute_credit(score, max_score, success=bool(success))
     store = memory.store
     with store.transaction():
-        found = store.finish_attempt(attempt, earned)
-        if found is None:
+        finished = store.finish_attempt(attempt, earned)
+        if finished is None:
             raise MemoryStoreError(f"there is no session {attempt[:40]!r} that waits for its report")
-        task, shown = found
-        store.record_exposures(compare_reader(shown, earned, store.load_attempts(task, COMPARED, without=attempt)))
+        task, tips = finished
+        store.record_exposures(compare_reader(tips, earned, store.load_attempts(task, COMPARED, without=attempt)))

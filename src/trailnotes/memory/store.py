@@ -16,14 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
 from trailnotes.memory.index import IndexedFile, build_id_condition, decode_vectors
 from trailnotes.memory.retrieval import BM25Index, Doubles, ExactIndex, Floats
-from trailnotes.memory.schema import Closeable, EmbedderIdentity, replace_surrogates, translate_errors
+from trailnotes.memory.schema import Closeable, EmbedderIdentity, translate_errors
 from trailnotes.memory.scope import ALL_TIPS, CLEAR_RETIREMENT, RetiredTips, TaskTable, TipFilter, make_tip_filter
 from trailnotes.memory.tip_stats import ReaderStats, TipExposure
-from trailnotes.types import StrPath, Tip
+from trailnotes.types import StrPath, Tip, replace_surrogates
 
 CACHED_PAGES = 128
 REQUEST = "request/"  # in the mark of a write that may be asked for again
@@ -39,7 +38,7 @@ LIST_ORDERS = {"recency": "age", "score": "score", "shown": "shown", "worth": "g
 READER_COLUMNS = ReaderStats._fields  # columns that `update` keeps: results of the tip, not the tip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TipPage:
     """The searchable enabled tips of a namespace or filter. Row numbers of `index` are positions in `ids`."""
 
@@ -47,17 +46,7 @@ class TipPage:
     columns: dict[str, Floats]  # "score", "support", "recency" and those of `READER_COLUMNS`: float64 (n,)
     index: ExactIndex
     fetched: dict[int, Tip] = field(default_factory=dict)  # by id: rows that were shown before
-    place: str | TipFilter = ALL_TIPS  # that it is the page of; of the nearest tips only, it has no words
-
-
-@dataclass(slots=True)
-class WordIndex:
-    """The index of the keys of a place's tips, as they were on the page that it was last asked for."""
-
-    era: str  # of the file: another one has other rows under the same numbers
-    page: TipPage | None = None
-    written: dict[int, float] = field(default_factory=dict)  # tip -> number of its write
-    index: BM25Index = field(default_factory=BM25Index)
+    words: BM25Index | None = None  # of their keys, once they are searched by words
 
 
 class ItemRow(NamedTuple):
@@ -89,7 +78,6 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
     def __init__(self, path: StrPath | None, identity: EmbedderIdentity | None = None) -> None:
         super().__init__(path, identity)
         self._pages: OrderedDict[tuple[str | TipFilter, tuple[str, ...]], TipPage] = OrderedDict()
-        self._words: OrderedDict[str | TipFilter, WordIndex] = OrderedDict()
         self._data_version = -1
 
     # reading
@@ -135,8 +123,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
     def load_owner_changes(self, *, after: int) -> list[OwnerChange]:
         """Return the owner's changes since the change of that number, the oldest first."""
         rows = self._query("SELECT tip, fields FROM owner_changes WHERE number > ? ORDER BY number", (after,))
-        with translate_errors(self.path):
-            return [OwnerChange(tip, fields if fields is None else schema.parse_fields(fields)) for tip, fields in rows]
+        return [OwnerChange(tip, fields and json.loads(fields)) for tip, fields in rows]
 
     def find_duplicate(self, tip: Tip, *, same_key: bool, among_own: bool = False) -> int | None:
         """Return the id of the row with the same text in the same namespace, imported or own as `tip` is.
@@ -165,7 +152,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
             if slot not in self._pages:
                 place = make_tip_filter(namespace)
                 rows = self._query(_build_page_query(f"{place.condition} AND enabled", order), place.values)
-                self._pages[slot] = self._build_page(rows, namespace)
+                self._pages[slot] = self._build_page(rows)
             self._pages.move_to_end(slot)
             while len(self._pages) > CACHED_PAGES:
                 self._pages.popitem(last=False)
@@ -193,24 +180,12 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         return [page.fetched[tip_id] for tip_id in ids if tip_id in page.fetched]
 
     def score_words(self, page: TipPage, query: str) -> Doubles:
-        """Score the keys of a page by BM25: float64 (n,). Of its index only what was written since is made anew."""
-        with self._lock:
-            era = str(schema.read_meta(self._connection, "era"))
-            words = self._words.setdefault(page.place, WordIndex(era))
-            if words.era != era:
-                words = self._words[page.place] = WordIndex(era)
-            self._words.move_to_end(page.place)
-            while len(self._words) > CACHED_PAGES:
-                self._words.popitem(last=False)
-            if page is not words.page:
-                written = dict(zip(page.ids, page.columns["recency"].tolist(), strict=True))
-                changed = [tip for tip, age in written.items() if words.written.get(tip) != age]
-                sql = "SELECT id, key FROM tips WHERE id IN (SELECT value FROM json_each(?))"
-                words.index.replace(
-                    words.written.keys() - written.keys(), dict(self._query(sql, (json.dumps(changed),)))
-                )
-                words.page, words.written = page, written
-        return words.index.score(query, np.array(page.ids, np.int64))
+        """Score the keys of a page by BM25: float64 (n,)."""
+        if page.words is None:
+            sql = "SELECT id, key FROM tips WHERE id IN (SELECT value FROM json_each(?))"
+            keys = dict(self._query(sql, (json.dumps(page.ids),)))
+            page.words = BM25Index([keys.get(tip_id, "") for tip_id in page.ids])
+        return page.words.score(query)
 
     def stats(self) -> dict[str, float]:
         """Return counts: tips, enabled, imported, namespaces, support (writes with repeats), retired, bytes in use.
@@ -267,13 +242,13 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
             "UPDATE tips SET shown = shown + 1, earned = earned + ?, compared = compared + ?, gained = gained + ?, "
             "used = ? WHERE id = ? RETURNING namespace"
         )
-        found, number = [], self._peek_sequence()
+        namespaces, number = [], self._peek_sequence()
         for tip, earned, gained in readings:
             values = (earned, gained is not None, gained or 0.0, number, tip)
-            found += [namespace for (namespace,) in self._query(sql, values)]
-        if found:
+            namespaces += [namespace for (namespace,) in self._query(sql, values)]
+        if namespaces:
             self._advance_sequence()
-        self._touched.update(found)
+        self._touched.update(namespaces)
 
     def insert_attempt(self, name: str, namespace: str, tips: Sequence[int], kept: int) -> None:
         """Insert an attempt that was shown `tips`, and delete those before the `kept` newest."""
@@ -326,10 +301,10 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
             "UPDATE tips SET measured = measured + 1, lead = lead + (? - lead) / MIN(measured + 1, ?) WHERE id = ? "
             "RETURNING namespace"
         )
-        found = [name for tip, lead in leads for (name,) in self._query(sql, (lead, window, tip))]
-        if found:
+        namespaces = [name for tip, lead in leads for (name,) in self._query(sql, (lead, window, tip))]
+        if namespaces:
             self._advance_sequence()
-        self._touched.update(found)
+        self._touched.update(namespaces)
 
     def delete(self, ids: Iterable[int]) -> int:
         """Delete rows; return how many there were."""
@@ -396,11 +371,11 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         self._touched.clear()
         super()._on_transaction_end()
 
-    def _build_page(self, rows: Sequence[Sequence[Any]], place: str | TipFilter = ALL_TIPS) -> TipPage:
+    def _build_page(self, rows: Sequence[Sequence[Any]]) -> TipPage:
         names = (*ORDERS, *READER_COLUMNS)
         ids, vectors, *numbers = zip(*rows, strict=True) if rows else ((), (), *((),) * len(names))
         columns = {name: np.array(column, float) for name, column in zip(names, numbers, strict=True)}
-        return TipPage(tuple(ids), columns, ExactIndex(decode_vectors(vectors, self.identity.dim)), place=place)
+        return TipPage(tuple(ids), columns, ExactIndex(decode_vectors(vectors, self.identity.dim)))
 
 
 class StoreBackedMemory(Closeable):
@@ -440,10 +415,7 @@ def _build_page_query(condition: str, order: Sequence[str]) -> str:
 def parse_tip_row(row: Sequence[Any]) -> Tip:
     """Make a tip of a row of `SELECT_TIP`."""
     fields = dict(zip(("id", *COLUMNS), row, strict=True))
-    try:
-        return Tip(**fields | {name: bool(fields[name]) for name in ("imported", "enabled")})
-    except ValueError as error:
-        raise MemoryStoreError(f"the memory is damaged (tip {row[0]}: {error}): {schema.REPAIR_HINT}") from error
+    return Tip(**fields | {name: bool(fields[name]) for name in ("imported", "enabled")})
 
 
 def _encode_vector(vector: Floats) -> bytes:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, asdict, fields
+from contextlib import contextmanager
+from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final, get_type_hints
 
 from trailnotes import __version__
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.schema import open_snapshot
-from trailnotes.memory.store import COLUMNS
+from trailnotes.memory.store import SELECT_TIP, parse_tip_row
 from trailnotes.memory.tips import clean_tip
 from trailnotes.storage.files import open_regular, parse_json, write_text_atomic
 from trailnotes.types import StrPath, Tip
@@ -66,34 +67,32 @@ def read_tips(path: StrPath) -> list[Tip]:
 def iter_tips(path: StrPath) -> Iterator[Tip]:
     """Yield tips as `read_tips` does; faults of a file are raised at its end, so read on until there."""
     path = resolve_memory_file(path)
-    try:
-        with open_regular(path) as file:
-            if is_memory_file(file):
-                yield from _iter_database_tips(path)
-                return
-            reader = _TipLineParser()
-            for number, line in _iter_lines(file):
-                if tip := reader.parse_line(number, line):
-                    yield tip
-    except OSError as error:
-        raise MemoryStoreError(f"cannot read {path} ({error.strerror})") from error
+    if is_memory_file(path):
+        with open_snapshot(path) as source:
+            for row in source.execute(f"{SELECT_TIP} WHERE retired = '' ORDER BY age"):
+                yield replace(parse_tip_row(row), id=None)
+        return
+    reader = _TipLineParser()
+    with _open_readable(path) as file:
+        for number, line in _iter_lines(file):
+            if tip := reader.parse_line(number, line):
+                yield tip
     reader.require_no_faults(path)
 
 
-def is_memory_file(file: BinaryIO) -> bool:
-    """Return whether a file is a memory file; it is at its beginning, and stays there."""
-    start = file.read(len(SQLITE_MAGIC))
-    file.seek(0)
-    return start == SQLITE_MAGIC
+def is_memory_file(path: Path) -> bool:
+    """Return whether a file is a memory file; raises `MemoryStoreError` where it cannot be read."""
+    with _open_readable(path) as file:
+        return file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
 
 
-def is_tip_file(path: Path) -> bool:
-    """Return whether a file looks like JSONL; one that cannot be read does not."""
+@contextmanager
+def _open_readable(path: Path) -> Iterator[BinaryIO]:
     try:
         with open_regular(path) as file:
-            return file.read(64).lstrip().startswith(b"{")
-    except OSError:
-        return False
+            yield file
+    except OSError as error:
+        raise MemoryStoreError(f"cannot read {path} ({error.strerror})") from error
 
 
 class _TipLineParser:
@@ -132,10 +131,10 @@ class _TipLineParser:
 
     def require_no_faults(self, path: Path) -> None:
         if self.faults:
-            shown, left = self.faults[:MAX_REPORTED_LINES], len(self.faults) - MAX_REPORTED_LINES
+            named, left = self.faults[:MAX_REPORTED_LINES], len(self.faults) - MAX_REPORTED_LINES
             raise MemoryStoreError(
                 f"{path} has {len(self.faults)} malformed lines, nothing was imported: fix or remove "
-                f"{'; '.join(shown)}{f'; and {left} more' if left > 0 else ''}"
+                f"{'; '.join(named)}{f'; and {left} more' if left > 0 else ''}"
             )
         if self.announced not in {None, self.count}:
             raise MemoryStoreError(
@@ -172,19 +171,6 @@ def _parse_header(header: dict[str, Any]) -> int | None:
         if type(value) is not HEADER_FIELDS[name]:
             raise ValueError(f"{name} must be {HEADER_FIELDS[name].__name__}, got {type(value).__name__}")
     return header.get("tips")
-
-
-def _iter_database_tips(path: Path) -> Iterator[Tip]:
-    """All tips of a memory file but retired ones, the oldest first, read-only."""
-    with open_snapshot(path) as source:
-        columns = {name for _, name, *_ in source.execute("PRAGMA table_info(tips)")}
-        kept = "WHERE retired = ''" if "retired" in columns else ""  # an earlier version retired none
-        for row in source.execute(f"SELECT {', '.join(COLUMNS)} FROM tips {kept} ORDER BY age"):  # noqa: S608 (constants)
-            record = dict(zip(COLUMNS, row, strict=True))
-            try:
-                yield parse_tip(record | {name: bool(record[name]) for name in ("imported", "enabled")})
-            except ValueError as error:  # a program of its own may have written it
-                raise MemoryStoreError(f"{path} holds a damaged tip ({error}): export it, and mend the line") from error
 
 
 def parse_tip(record: Any) -> Tip:

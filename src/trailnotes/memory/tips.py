@@ -21,12 +21,12 @@ from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.memory import retrieval
 from trailnotes.memory.index import decode_vectors, is_faiss_installed
 from trailnotes.memory.retrieval import Embedder, Floats, Ints
-from trailnotes.memory.schema import EmbedderIdentity, replace_surrogates, require_identity
+from trailnotes.memory.schema import EmbedderIdentity, require_identity
 from trailnotes.memory.scope import DISTILLED, MergeCandidate, TipFilter
 from trailnotes.memory.sessions import Author, TipSession, record_attempt
 from trailnotes.memory.store import StoreBackedMemory, TipPage, TipStore, build_addition
 from trailnotes.memory.tip_stats import Numbers, TipEffect, compute_exposures, compute_ucb_scores, mean_gain
-from trailnotes.types import StrPath, Task, Tip, Trajectory, strip_thinking
+from trailnotes.types import StrPath, Task, Tip, Trajectory, replace_surrogates, strip_thinking
 
 MAX_TIP_WORDS = 100
 MAX_ACTION_WORDS = 32
@@ -38,6 +38,13 @@ PROTECTED_SHARE = 0.25  # share of the capacity: the newest tips, exempt from ev
 MAX_COMPARED = 2048  # oldest tips that are compared for merging
 LEADING_MARKS = re.compile(r"^(?:[-*#>]+ |[-*#>]+$)+")  # bullets, headings, quotations
 QUOTES = str.maketrans(dict.fromkeys('"`\u201c\u201d', "'"))
+
+
+class SearchHit(NamedTuple):
+    """A tip, and the similarity of its key to the query."""
+
+    tip: Tip
+    similarity: float  # cosine, -1..1
 
 
 class SearchTarget(NamedTuple):
@@ -75,30 +82,23 @@ class TipMemory(StoreBackedMemory):
         the task (`config.scope`) the tips of all tasks that this one may read are candidates; where these are so many
         that the index is asked, the `config.candidates` nearest.
         """
-        place = self._resolve_target(namespace)
-        if self._is_query_independent(place, top_k):
-            return self._select_top(place, top_k)
-        vector = None if self.config.retrieval == "sparse" else self._embed([query])[0]
-        return self._select_similar(self._load_page(place, vector, top_k), query, vector, top_k)
+        target, vector = self._resolve_target(namespace), None
+        if top_k > 0 and self._needs_vector(target):
+            vector = self._embed([query])[0]
+        return self._search_target(target, query, vector, top_k)
 
     async def search_async(self, namespace: str, query: str, top_k: int) -> list[Tip]:
         """Search without blocking the event loop while a slow embedder, or the word index, computes."""
-        place = self._resolve_target(namespace)
-        if self._is_query_independent(place, top_k):
-            return self._select_top(place, top_k)
-        vector = None
-        if self.config.retrieval != "sparse":
+        target, vector = self._resolve_target(namespace), None
+        if top_k > 0 and self._needs_vector(target):
             (vector,) = await retrieval.embed_async(self.embedder, [_truncate_for_embedding(query)])
-        page = self._load_page(place, vector, top_k)
         if self.config.retrieval == "dense":
-            return self._select_similar(page, query, vector, top_k)
+            return self._search_target(target, query, vector, top_k)
         import asyncio
 
-        return await asyncio.to_thread(self._select_similar, page, query, vector, top_k)
+        return await asyncio.to_thread(self._search_target, target, query, vector, top_k)
 
-    def search_nearest(
-        self, namespace: str, query: str, top_k: int, threshold: float | None = None
-    ) -> list[tuple[Tip, float]]:
+    def search_nearest(self, namespace: str, query: str, top_k: int, threshold: float | None = None) -> list[SearchHit]:
         """Return the candidates with their cosine similarity, the most similar first, whatever `config.order` is.
 
         `threshold` is by default that of the config.
@@ -109,7 +109,7 @@ class TipMemory(StoreBackedMemory):
         rows, similarities = page.index.find_within(vector, least)
         chosen = _sort_rows(page, rows, {"similarity": similarities}, ("similarity",))[:top_k].tolist()
         by_row = dict(zip(rows.tolist(), similarities.tolist(), strict=True))
-        return [(tip, by_row[row]) for row in chosen for tip in self.store.fetch(page, [row])]
+        return [SearchHit(tip, by_row[row]) for row in chosen for tip in self.store.fetch(page, [row])]
 
     def register_tasks(self, tasks: Sequence[Task]) -> bool:
         """Record where tasks belong; see `ScopedMemory.register_tasks`."""
@@ -211,9 +211,11 @@ class TipMemory(StoreBackedMemory):
                 return
             self.store.record_effects(readings, config.distilled_readers)
             for tip_id in dict.fromkeys(reading.tip for reading in readings) if config.distilled else ():
-                found = self.store.load_reader_stats(tip_id).get(tip_id)
-                if found and found.measured >= config.distilled_readers and found.tip_free_ratio >= config.distilled:
-                    by = f"{found.tip_free_ratio:.2f} as often without it, by {found.measured} readers who did well"
+                readers = self.store.load_reader_stats(tip_id).get(tip_id)
+                if readers is None or readers.measured < config.distilled_readers:
+                    continue
+                if readers.tip_free_ratio >= config.distilled:
+                    by = f"{readers.tip_free_ratio:.2f} as often without it, by {readers.measured} readers who did well"
                     self.store.retire([tip_id], DISTILLED, by, on=self._clock())
 
     def _store_tip(self, tip: Tip, vector: Floats, by_owner: bool) -> int:
@@ -250,11 +252,11 @@ class TipMemory(StoreBackedMemory):
         asks_index = config.index != "exact" and config.retrieval == "dense" and is_faiss_installed()
         return SearchTarget(place, asks_index and self.store.size(place) >= config.exact_below)
 
-    def _load_page(self, searched: SearchTarget, vector: Floats | None, top_k: int) -> TipPage:
-        if vector is None or not searched.by_index:
-            return self._load_sorted_page(searched.place)
+    def _load_page(self, target: SearchTarget, vector: Floats | None, top_k: int) -> TipPage:
+        if vector is None or not target.by_index:
+            return self._load_sorted_page(target.place)
         count = max(8 * top_k, self.config.candidates)
-        return self.store.load_nearest_page(searched.place, self._stored_sort_keys, vector, count)
+        return self.store.load_nearest_page(target.place, self._stored_sort_keys, vector, count)
 
     def _load_sorted_page(self, place: str | TipFilter) -> TipPage:
         return self.store.load_page(place, self._stored_sort_keys)
@@ -263,21 +265,20 @@ class TipMemory(StoreBackedMemory):
     def _stored_sort_keys(self) -> list[str]:
         return [name for name in self.config.ranking if name not in COMPUTED_KEYS]
 
-    def _is_query_independent(self, searched: SearchTarget, top_k: int) -> bool:
-        """Return whether the result does not depend on the query, which then need not be embedded."""
-        if top_k <= 0 or searched.by_index:
-            return top_k <= 0
+    def _needs_vector(self, target: SearchTarget) -> bool:
+        """Return whether the result depends on the vector of the query, which is else not embedded."""
         config = self.config
-        ranks_all = config.threshold <= -1 and config.retrieval != "sparse" and not config.rerank
-        return not self._load_sorted_page(searched.place).ids or (ranks_all and "similarity" not in config.ranking)
+        if target.by_index or config.retrieval == "sparse":
+            return target.by_index
+        ranks_all = config.threshold <= -1 and not config.rerank and "similarity" not in config.ranking
+        return not ranks_all and bool(self._load_sorted_page(target.place).ids)
 
-    def _select_top(self, searched: SearchTarget, top_k: int) -> list[Tip]:
+    def _search_target(self, target: SearchTarget, query: str, vector: Floats | None, top_k: int) -> list[Tip]:
         if top_k <= 0:
             return []
-        page = self._load_sorted_page(searched.place)
-        return self._rank_candidates(page, np.arange(len(page.ids)), None, top_k)
-
-    def _select_similar(self, page: TipPage, query: str, vector: Floats | None, top_k: int) -> list[Tip]:
+        page = self._load_page(target, vector, top_k)
+        if vector is None and self.config.retrieval != "sparse":
+            return self._rank_candidates(page, np.arange(len(page.ids)), None, top_k)
         rows, similarities = self._find_candidates(page, query, vector)
         if self.config.rerank:
             nearest = _sort_rows(page, rows, {"similarity": similarities}, ("similarity",))[: self.config.rerank]
@@ -298,7 +299,7 @@ class TipMemory(StoreBackedMemory):
         return rows, scores[rows]
 
     def _rank_candidates(self, page: TipPage, rows: Ints, similarities: Numbers | None, top_k: int) -> list[Tip]:
-        if top_k <= 0 or not rows.size:
+        if not rows.size:
             return []
         order, columns = self.config.ranking, page.columns
         computed: dict[str, Numbers] = {} if similarities is None else {"similarity": similarities}

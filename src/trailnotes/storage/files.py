@@ -33,7 +33,6 @@ _KEY_PART: Final = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _LONG_KEY: Final = re.compile(rf"(?<![\w-]){_KEY_PART}(?:[ \t]*+\.[ \t]*+{_KEY_PART}){{{MAX_NESTING}}}")
 T = TypeVar("T")
 MAX_SMALL_BYTES: Final = 16 << 20  # bytes of a file that is read whole
-KEY_BYTES = 32
 _FIX_HINT = "free space or fix the permissions, then run the same command again"
 _ITERATION_PATTERN = re.compile(rb'\{"iteration": (\d+)[,}]')
 
@@ -146,27 +145,6 @@ def get_cache_dir(name: str) -> Path:
     """Return ``$TRAILNOTES_CACHE/<name>`` or ``~/.cache/trailnotes/<name>``, for data that can be made again."""
     root = os.environ.get("TRAILNOTES_CACHE")
     return (Path(root) if root else Path.home() / ".cache" / "trailnotes") / name
-
-
-def load_user_key() -> bytes:
-    """Load this user's secret of 32 random bytes, made once, which signs our own files.
-
-    Raises:
-        OSError: the user's cache cannot be written, or the key there is damaged.
-    """
-    path = get_cache_dir("key")
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open_aside(path) as aside:
-            aside.chmod(0o600)
-            aside.write_bytes(secrets.token_bytes(KEY_BYTES))
-            fsync_path(aside)
-            with suppress(FileExistsError):  # another process was faster: the first key is everybody's
-                os.link(aside, path)
-    key = path.read_bytes()
-    if len(key) != KEY_BYTES:
-        raise OSError(errno.EINVAL, f"{path} is no key: delete it")
-    return key
 
 
 def open_or_make(folder: Path, make: Callable[[], T], open_made: Callable[[], T]) -> T:

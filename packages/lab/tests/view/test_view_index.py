@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotjournal import hot_journal
 from trailnotes.errors import RunError
 from trailnotes_lab.view.index import DAMAGED, INDEX_SUFFIX, EpisodeFilter, EpisodeIndex, TipIterationStats
 
@@ -200,15 +199,3 @@ def test_an_index_of_somebody_else_is_thrown_away(tmp_path: Path, beside: str) -
         assert numbers(episodes) == [1]
     assert not index.is_symlink()
     assert beside != "a link" or precious.read_bytes() == before
-
-
-def test_a_journal_beside_the_index_is_not_played_back(path: Path) -> None:
-    """SQLite would delete the file that the journal names."""
-    EpisodeIndex(write(path, record())).close()
-    precious = path.with_name("precious")
-    precious.write_bytes(b"dear")
-    hot_journal(path.with_name(f"{path.name}{INDEX_SUFFIX}"), precious)
-    with closing(EpisodeIndex(path)) as index:
-        index.catch_up()
-        assert numbers(index) == [1]
-    assert sorted(file.name for file in path.parent.iterdir()) == ["precious", path.name, f"{path.name}{INDEX_SUFFIX}"]

@@ -21,9 +21,10 @@ from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
 from trailnotes.memory.index import decode_vectors
 from trailnotes.memory.retrieval import Embedder, Floats, embed_async, embedder_of
-from trailnotes.memory.schema import EmbedderIdentity, MemoryFile, read_rows, replace_surrogates, translate_errors
+from trailnotes.memory.schema import EmbedderIdentity, MemoryFile, translate_errors
 from trailnotes.memory.tips import MAX_KEY_CHARS
 from trailnotes.storage.files import parse_json
+from trailnotes.types import replace_surrogates
 
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config
@@ -219,10 +220,10 @@ def _encode_columns(record: ExperienceRecord) -> tuple[Any, ...]:
 def _iter_records(connection: Any, dim: int) -> Iterator[tuple[ExperienceRecord, Floats]]:
     """Every record with its vectors (2, dim), the oldest first."""
     values: dict[int, dict[str, arithmetic.ActionValue]] = {}
-    for record, action, reward, *numbers in read_rows(connection, "SELECT * FROM experience_values"):
+    for record, action, reward, *numbers in connection.execute("SELECT * FROM experience_values"):
         estimates = (arithmetic.QEstimate(*numbers[:2]), arithmetic.QEstimate(*numbers[2:]))
         values.setdefault(record, {})[action] = arithmetic.ActionValue(action, reward, estimates)
-    rows = read_rows(connection, f"SELECT id, {', '.join(COLUMNS)}, vectors FROM experience ORDER BY id")  # noqa: S608
+    rows = connection.execute(f"SELECT id, {', '.join(COLUMNS)}, vectors FROM experience ORDER BY id")  # noqa: S608
     for record_id, task, observation, history, admissible, *numbers, blob in rows:
         facts: dict[str, Any] = {"history": tuple(parse_json(history)), "admissible": tuple(parse_json(admissible))}
         facts |= zip(COLUMNS[4:], numbers, strict=True)

@@ -6,7 +6,6 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,13 +14,12 @@ from trailnotes.commands.arguments import HUB_ARGUMENTS, publish_folder, require
 from trailnotes.commands.command import Command, argument
 from trailnotes.commands.memory import sharing
 from trailnotes.commands.memory.sharing import EMBEDDER_ARGUMENT, load_memory_settings
-from trailnotes.errors import ConfigError, RunError
+from trailnotes.errors import ConfigError
 from trailnotes.reporting.terminal import escape_unprintable
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from trailnotes.memory.scope import Retirement
     from trailnotes.types import Tip
 
 _PLACE = argument("place", type=Path, metavar="DIR", help="a run directory, or a memory file")
@@ -39,10 +37,12 @@ def _list(args: Namespace) -> None:
             if args.json:
                 why = {"retirement": mark._asdict()} if mark else {}
                 print(json.dumps(asdict(tip) | why, ensure_ascii=few_letters))
-            else:
-                (readers,) = store.load_reader_stats(tip.id).values() if args.by == "worth" else (None,)
-                worth = f"worth {readers.worth:+.2f}  " if readers else ""
-                print(_format_tip(tip, worth + (f"{_format_retirement(mark)}  " if mark else "")))
+                continue
+            measured = f"{mark.rule} ({mark.by})  " if mark else ""
+            if args.by == "worth":
+                (readers,) = store.load_reader_stats(tip.id).values()
+                measured = f"worth {readers.worth:+.2f}  {measured}"
+            print(_format_tip(tip, measured))
 
 
 def _show(args: Namespace) -> None:
@@ -52,28 +52,25 @@ def _show(args: Namespace) -> None:
         tip, written = require_tip(store, args.id), store.sequence
         (readers,) = store.load_reader_stats(args.id).values()
         mark, joined = store.load_retirements(args.id).get(args.id), store.find_merged_tips(args.id)
-    for name, value in asdict(tip).items():
-        print(escape_unprintable(f"{name:<10} {value}"))
+    lines = [(name, str(value)) for name, value in asdict(tip).items()]
     if readers.shown:
         mean = readers.earned / readers.shown
-        print(f"{'readers':<10} {readers.shown} episodes, which earned {mean:.2g} of 1 on average")
-        print(f"{'last read':<10} at write {readers.used} of {written}")
+        lines.append(("readers", f"{readers.shown} episodes, which earned {mean:.2g} of 1 on average"))
+        lines.append(("last read", f"at write {readers.used} of {written}"))
     if readers.compared:
         gain = readers.gained / readers.compared
-        print(f"{'gain':<10} {gain:+.2g}, mean of {readers.compared} readers less members that did not read it")
+        lines.append(("gain", f"{gain:+.2g}, mean of {readers.compared} readers less members that did not read it"))
     if readers.measured:
         lead = f"{readers.tip_free_ratio:.2g} as often without tips as with them ({readers.lead:+.2g} nats)"
-        print(f"{'anyway':<10} what {readers.measured} readers who did well did: {lead}")
+        lines.append(("anyway", f"what {readers.measured} readers who did well did: {lead}"))
     if mark is not None:
         when = f"at write {mark.write} of {written}{f' on {mark.on}' * bool(mark.on)}"
-        print(f"{'retired':<10} {_format_retirement(mark)}, {when}")
+        lines.append(("retired", f"{mark.rule} ({mark.by}), {when}"))
     if joined:
-        print(f"{'merged':<10} with it: tip {', tip '.join(map(str, joined))}")
-    print("".join(f"{'read by':<10} {line}\n" for line in _iter_episode_lines(args.place, tip)), end="")
-
-
-def _format_retirement(mark: Retirement) -> str:
-    return escape_unprintable(f"{mark.rule} ({mark.by})")
+        lines.append(("merged", f"with it: tip {', tip '.join(map(str, joined))}"))
+    lines += [("read by", line) for line in _iter_episode_lines(args.place, tip)]
+    for name, text in lines:
+        print(escape_unprintable(f"{name:<10} {text}"))
 
 
 def _iter_episode_lines(place: Path, tip: Tip) -> Iterator[str]:
@@ -86,18 +83,17 @@ def _iter_episode_lines(place: Path, tip: Tip) -> Iterator[str]:
         if any((each.get("id"), each["text"]) == (tip.id, tip.text) for each in shown):
             won = "success" if record["success"] else "no success"
             episode = f"{record['task']['id']}, member {record['member']}"
-            line = f"iteration {record['iteration']}: {episode}: {won}, {record['score']:g}/{record['max_score']:g}"
-            yield escape_unprintable(line)
+            yield f"iteration {record['iteration']}: {episode}: {won}, {record['score']:g}/{record['max_score']:g}"
 
 
 def _search(args: Namespace) -> None:
     from trailnotes.memory.exchange import open_store, search_tips
 
     with open_store(args.place) as store:
-        found = search_tips(store, args.namespace, args.query, args.top_k, scope=args.scope, embedder=args.embedder)
-    for tip, similarity in found:
+        hits = search_tips(store, args.namespace, args.query, args.top_k, scope=args.scope, embedder=args.embedder)
+    for tip, similarity in hits:
         print(_format_tip(tip, f"similarity {similarity:.3f}  "))
-    if not found:
+    if not hits:
         print(f"all tips of {args.namespace} are off or retired: `trailnotes memory enable` lets them be found")
 
 
@@ -127,19 +123,11 @@ def _export(args: Namespace) -> None:
 
 def _import(args: Namespace) -> None:
     from trailnotes.memory.exchange import import_tips, open_store
-    from trailnotes.runs.console import ProgressBar
 
-    settings, bars = load_memory_settings(args.place, args.embedder), list[ProgressBar]()
-    with open_store(args.place) as store, ExitStack() as stack:
-
-        def show(done: int, total: int) -> None:
-            if not bars and done < total:  # no bar where one batch holds all
-                bars.append(stack.enter_context(ProgressBar(total, "importing tips")))
-            for bar in bars:
-                bar.update(done, label=f"{done:,}/{total:,}")
-
+    settings = load_memory_settings(args.place, args.embedder)
+    with open_store(args.place) as store:
         before = store.load_retirements()
-        result = import_tips(store, args.file, enable=args.enable, config=settings, progress=show)
+        result = import_tips(store, args.file, enable=args.enable, config=settings)
         gone = len(store.load_retirements().keys() - before.keys())
     state = "enabled" if args.enable else "off until `trailnotes memory enable`"
     print(f"{result.added} tips imported ({state}), {result.known} were known")
@@ -151,16 +139,14 @@ def _import(args: Namespace) -> None:
 def _add(args: Namespace) -> None:
     from trailnotes.memory.exchange import add_tip, open_store
 
+    settings = load_memory_settings(args.place, args.embedder)
     with open_store(args.place) as store:
-        first, settings = (
-            args.namespace not in store.count_by_namespace(),
-            load_memory_settings(args.place, args.embedder),
-        )
+        is_first = args.namespace not in store.count_by_namespace()
         tip = add_tip(
             store, args.namespace, args.text, key=args.key, score=args.score, enabled=not args.off, config=settings
         )
     print(_format_tip(tip))
-    if first:
+    if is_first:
         print(f"it is the first tip of {args.namespace}: check the name, under another one no task will find it")
 
 
@@ -180,23 +166,13 @@ def _delete(args: Namespace) -> None:
 
 def _enable(args: Namespace) -> None:
     from trailnotes.memory.exchange import enable_all, enable_tips, open_store
-    from trailnotes.memory.tips import find_over_capacity
 
     if bool(args.ids) == args.all:
         raise ConfigError("name the tips: give either IDs or --all")
     with open_store(args.place) as store:
         on = not args.off
         changed = enable_all(store, enabled=on) if args.all else enable_tips(store, args.ids, enabled=on)
-        print(f"{changed} tips {'enabled' if on else 'disabled'}")
-        if on:
-            named = [tip.namespace for tip_id in args.ids if (tip := store.get_tip(tip_id))]
-            with suppress(RunError):  # of settings that cannot be read; the tips are on all the same
-                settings, names = load_memory_settings(args.place), store.sizes() if args.all else dict.fromkeys(named)
-                if excess := sum(excess for _, excess in find_over_capacity(store, names, settings)):
-                    print(
-                        f"that is {excess} more than memory.capacity = {settings.capacity} lets be on: when the run "
-                        f"writes more, as many are retired (memory.retire = {settings.retire})"
-                    )
+    print(f"{changed} tips {'enabled' if on else 'disabled'}")
 
 
 def _format_tip(tip: Tip, measured: str = "") -> str:

@@ -1,18 +1,15 @@
-"""The commands that make and share a memory: new, merge, diff, serve."""
+"""The commands that make and share a memory: new, merge, serve."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, argument
 from trailnotes.errors import ConfigError, MissingExtraError, find_missing_module, format_install_command
-from trailnotes.reporting.terminal import escape_unprintable
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -21,7 +18,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from trailnotes.config.memory_schema import MemoryConfig
-    from trailnotes.types import Tip
 
 TOKEN_VARIABLE = "TRAILNOTES_MCP_TOKEN"  # noqa: S105 (the variable that holds one)
 EMBEDDER_ARGUMENT = argument(
@@ -63,40 +59,9 @@ def _merge(args: Namespace) -> None:
     print(f"{merged.tips} tips written to {args.out}, of {merged.read} read from {len(args.sources)} memories")
 
 
-def _diff(args: Namespace) -> None:
-    from trailnotes.memory.merging import diff_fields, diff_tips
-    from trailnotes.memory.tipfile import read_tips
-
-    sides = [read_tips(args.here), read_tips(args.there)]
-    if args.namespace is not None:
-        sides = [[tip for tip in tips if tip.namespace == args.namespace] for tips in sides]
-    found = diff_tips(*sides)
-    changed = [(ours, diff_fields(ours, theirs)) for ours, theirs in found.changed]
-    for sign, name in (("-", "only_here"), ("+", "only_there")):
-        for tip in getattr(found, name):
-            print(json.dumps({name: asdict(tip)}) if args.json else f"{sign} {_format_tip(tip)}")
-    for tip, fields in changed:
-        if args.json:
-            print(json.dumps({"changed": asdict(tip), "fields": fields}))
-        else:
-            changes = ", ".join(f"{name} {here!a} -> {there!a}" for name, (here, there) in fields.items())
-            print(f"~ {_format_tip(tip)}: {changes}")
-    if not args.json:
-        print(
-            f"{len(found.only_here)} only in {args.here}, {len(found.only_there)} only in {args.there}, {len(changed)} "
-            f"changed, {found.same} the same"
-        )
-
-
-def _format_tip(tip: Tip) -> str:
-    return escape_unprintable(f"{tip.namespace}  {tip.text}")
-
-
 def _serve(args: Namespace) -> None:
     if package := find_missing_module("mcp"):
         raise MissingExtraError(f"the protocol needs the package {package}: {format_install_command('mcp')}")
-    if args.rate < 1:
-        raise ConfigError(f"--rate {args.rate} allows no call: give 1 or more calls a minute")
     if args.off and not args.write:
         raise ConfigError("--off is about what is added: give --write, too, or leave it out")
     from trailnotes.config.memory_schema import MemoryConfig
@@ -114,7 +79,7 @@ def _serve(args: Namespace) -> None:
     with open_store(args.place, EmbedderIdentity(new.name, new.dim) if new else None) as store:
         rules = AccessRules(
             write=args.write, namespace=args.namespace, enabled=not args.off,
-            capacity=settings.capacity, scope=settings.scope, per_minute=args.rate,
+            capacity=settings.capacity, scope=settings.scope,
         )  # fmt: skip
         # A task that is full takes no more by the rules; the memory itself would let the oldest go.
         unbound = MemoryConfig(threshold=-1, capacity=sys.maxsize)
@@ -134,10 +99,10 @@ def _serve_http(make_app: Callable[[str], ASGIApp], port: int) -> None:
 
     given = os.environ.get(TOKEN_VARIABLE, "").strip()
     token = given or secrets.token_urlsafe(18)
-    told = f"the token in {TOKEN_VARIABLE}" if given else f"Authorization: Bearer {token}"
-    with open_listener("127.0.0.1", port) as door:
-        ready = f"ready: {format_url(door)}/mcp with {told}"
-        serve(make_app(token), door, lambda: print(ready, flush=True), lifespan=True)
+    credential = f"the token in {TOKEN_VARIABLE}" if given else f"Authorization: Bearer {token}"
+    with open_listener("127.0.0.1", port) as listener:
+        ready = f"ready: {format_url(listener)}/mcp with {credential}"
+        serve(make_app(token), listener, lambda: print(ready, flush=True), lifespan=True)
 
 
 COMMANDS = (
@@ -165,18 +130,6 @@ COMMANDS = (
         ),
     ),
     Command(
-        name="memory diff", summary="compare two memories",
-        about="Print the tips that only HERE has (-), those that only THERE has (+), and those whose fields differ "
-        "(~). The command matches tips by text, not by id, and edited ones by author and key.",
-        example="trailnotes memory diff runs/smoke tips.jsonl", run=_diff,
-        arguments=(
-            argument("here", type=Path, metavar="HERE", help=SOURCE_HELP),
-            argument("there", type=Path, metavar="THERE", help="another one of these"),
-            argument("--namespace", metavar="TASK", help="only the tips of this task"),
-            argument("--json", action="store_true", help="one JSON object a line, with all fields, without totals"),
-        ),
-    ),
-    Command(
         name="memory serve", summary="serve a memory to any agent over MCP",
         about="Serve a memory by the Model Context Protocol. Any agent that speaks it can list tasks, search tips and "
         "read them, and with --write add tips, which are marked with its name. The server uses standard input and "
@@ -191,7 +144,6 @@ COMMANDS = (
             argument("--namespace", metavar="TASK", help="only the tips of this task"),
             argument("--port", type=int, metavar="N", help="serve over HTTP at this port; 0 takes a free one"),
             EMBEDDER_ARGUMENT,
-            argument("--rate", type=int, metavar="N", default=120, help="calls per minute, all clients together (120)"),
         ),
     ),
 )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from trailnotes.memory.schema import replace_surrogates
+from trailnotes.types import replace_surrogates
 from trailnotes_lab.view.curves import format_short
 
 HERE: Final = Path(__file__).parent

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from trailnotes.errors import RunError
-from trailnotes.memory.schema import replace_surrogates
-from trailnotes.storage.databases import BoundedConnection, enable_wal, find_journal, find_unexpected
+from trailnotes.memory.schema import enable_wal
 from trailnotes.storage.files import parse_json, parse_record
+from trailnotes.types import replace_surrogates
 
 SCHEMA_VERSION: Final = 1  # of the tables; an index of another one is made anew
 INDEX_SUFFIX: Final = ".index.db"
@@ -250,8 +250,6 @@ class EpisodeIndex:
                     return _connect(str(beside))
             with contextlib.suppress(OSError):  # damaged, of another version, or leading to a file that is no index
                 beside.unlink()
-            with contextlib.suppress(OSError):  # a stranger's: this index leaves none
-                Path(find_journal(str(beside))).unlink()
         return _connect(":memory:")  # a folder that is not ours to write in
 
     def _get_state(self, name: str, default: Any) -> Any:
@@ -300,13 +298,13 @@ def _fingerprint(file: Path, end: int) -> str:
 
 
 def _connect(database: str) -> sqlite3.Connection:
-    how: dict[str, Any] = {"isolation_level": None, "check_same_thread": False, "factory": BoundedConnection}
+    how: dict[str, Any] = {"isolation_level": None, "check_same_thread": False}
     connection: sqlite3.Connection = sqlite3.connect(database, timeout=5.0, **how)
     try:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version not in {0, SCHEMA_VERSION} or find_unexpected(connection, _TABLES if version else ()):
-            raise sqlite3.DatabaseError("an index of another version, or none of ours")  # noqa: TRY301 (closed below)
-        enable_wal(connection, 5.0)
+        if version not in {0, SCHEMA_VERSION}:
+            raise sqlite3.DatabaseError("an index of another version")  # noqa: TRY301 (closed below)
+        enable_wal(connection)
         connection.execute("PRAGMA synchronous = OFF")  # it can be made again
         if not version:
             tables = "; ".join(_TABLES)

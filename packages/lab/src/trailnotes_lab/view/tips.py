@@ -22,7 +22,7 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.exchange import open_store, require_searchable, require_tip
 from trailnotes.memory.retrieval import load_file_embedder
-from trailnotes.memory.schema import MIGRATIONS, open_snapshot, read_rows, translate_errors
+from trailnotes.memory.schema import open_snapshot, translate_errors
 from trailnotes.memory.scope import RETIREMENT_COLUMNS, Retirement
 from trailnotes.memory.store import READER_COLUMNS, SELECT_TIP, TipStore, parse_tip_row
 from trailnotes.memory.tip_stats import ReaderStats
@@ -113,7 +113,7 @@ class TipsFile:
         )
         with self._open_connection() as connection:
             found = self._load_row(connection, tip_id)
-            joined = tuple(each for (each,) in read_rows(connection, sql, [MAX_RETIRED_SCANNED, tip_id]))
+            joined = tuple(each for (each,) in connection.execute(sql, [MAX_RETIRED_SCANNED, tip_id]))
         if found is None:
             raise MemoryStoreError(f"there is no tip {tip_id} any more: it was deleted, or was evicted")
         return replace(found, joined=joined)
@@ -138,13 +138,13 @@ class TipsFile:
         return int(connection.execute(sql, [*values, MAX_SORTED + 1]).fetchone()[0])
 
     def _load_rows(self, connection: sqlite3.Connection, sql: str, values: list[Any]) -> list[TipRow]:
-        ids = [row[0] for row in read_rows(connection, sql, values)]
+        ids = [row[0] for row in connection.execute(sql, values)]
         return [row for tip_id in ids if (row := self._load_row(connection, tip_id))]
 
     def _load_row(self, connection: sqlite3.Connection, tip_id: int) -> TipRow | None:
         columns, _, table = SELECT_TIP.partition(" FROM ")
         sql = f"{columns}, {', '.join((*RETIREMENT_COLUMNS, *READER_COLUMNS))} FROM {table} WHERE id = ?"
-        for found in read_rows(connection, sql, [tip_id]):
+        for found in connection.execute(sql, [tip_id]):
             end = len(found) - len(READER_COLUMNS)
             mark = Retirement(*found[end - len(RETIREMENT_COLUMNS) : end])
             return TipRow(
@@ -159,11 +159,6 @@ class TipsFile:
         if not self.path.is_file():
             raise MemoryStoreError(f"there is no {self.path.name} in this run: it has no tips")
         with open_snapshot(self.path, every_page=False) as connection:
-            if connection.execute("PRAGMA user_version").fetchone()[0] < len(MIGRATIONS):
-                raise MemoryStoreError(
-                    f"{self.path} was written by an earlier version: `trailnotes memory stats` brings it up to date, "
-                    "and then this page shows it"
-                )
             yield connection
 
 

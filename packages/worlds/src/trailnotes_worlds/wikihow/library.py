@@ -25,7 +25,6 @@ from typing import Any, Self
 from urllib.parse import quote, unquote
 
 from trailnotes.errors import ConfigError
-from trailnotes.storage.databases import BoundedConnection, find_unexpected
 from trailnotes.storage.files import parse_json
 from trailnotes_worlds.search.building import IndexBuilder
 from trailnotes_worlds.search.index import SearchIndex
@@ -61,13 +60,7 @@ class Library(NamedFolder):
         self._index = SearchIndex.open(files.folder / SEARCH)
         path = quote(str((files.folder / PAGES).resolve()))
         address = f"file:{path}?mode=ro&immutable=1"
-        try:
-            self._pages = sqlite3.connect(address, uri=True, check_same_thread=False, factory=BoundedConnection)
-            foreign = find_unexpected(self._pages, _TABLES)
-        except sqlite3.DatabaseError as error:
-            foreign = str(error)
-        if foreign:
-            raise ConfigError(f"{files.folder / PAGES} is damaged ({foreign}): make the library again")
+        self._pages = sqlite3.connect(address, uri=True, check_same_thread=False)
         self._cached = lru_cache(maxsize=_CACHE_SIZE)(self._read_page)
 
     @classmethod
