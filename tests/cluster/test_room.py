@@ -55,14 +55,17 @@ def test_the_start_of_a_worker_has_the_limit_that_messages_name() -> None:
     ("gpus", "sections", "why"),
     [
         ((2,), {"learner": {"world_size": 2}}, ""),
-        ((1,), {"learner": {"world_size": 2}}, "learner.world_size = 2 and the process of the run want 2 GPU"),
-        ((6,), {"learner": {"world_size": 8}}, "learner.world_size = 8 and the process of the run want 8 GPU"),
-        ((1,), VLLM, "engine.replicas = 1 and the process of the run want 2 GPU of the cluster, which has 1: lower"),
+        ((1,), {"learner": {"world_size": 2}}, "the run wants 1 for learner.world_size [+] 1 for this process = 2 GPU"),
+        ((6,), {"learner": {"world_size": 8}}, "the run wants 7 for learner.world_size [+] 1 for this process = 8 GPU"),
+        (
+            (1,),
+            VLLM,
+            "the run wants 1 for engine.replicas [+] 1 for this process = 2 GPU of the cluster, which has 1",
+        ),
         ((1,), VLLM | {"model": {"device": "cuda:0"}}, ""),  # Ray does not know of it
         ((0, 1), VLLM, ""),  # nothing to set aside on the first node
         ((1,), {}, ""),
         ((3,), SPREAD, ""),
-        ((2, 1), SPREAD, "no node of the cluster has 1 CPU and 2 GPU besides that of the process of the run, which"),
         ((1, 2), SPREAD, ""),
     ],
 )
@@ -71,4 +74,4 @@ def test_the_gpu_of_the_run_is_counted(
 ) -> None:
     cluster = cluster_of(*gpus, **{"model": {"device": "auto"}} | sections)
     with refused(why) if why else nullcontext():
-        cluster.require_resources()
+        cluster._require_resources(cluster.get_resource_requests())

@@ -223,7 +223,7 @@ def dry_run(
 
 def _run(args: Namespace) -> None:
     from trailnotes.config.builtin import BUILTIN_PREFIX
-    from trailnotes.learner.rank import is_torchrun_worker, run_torchrun_rank
+    from trailnotes.learner.ranks import is_torchrun_worker, run_torchrun_rank
 
     config = load_command_config(None, args.config, args.settings)
     if is_torchrun_worker():
