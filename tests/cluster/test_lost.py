@@ -70,7 +70,6 @@ def test_a_memory_that_stands_still_stops_the_run_where_it_was(
 def test_an_environment_that_stands_still_costs_an_episode(
     untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import ray
 
     call = ActorHost.call
     calls: list[int] = []
@@ -79,7 +78,7 @@ def test_an_environment_that_stands_still_costs_an_episode(
         calls.append(1)
         if len(calls) == 40:
             self._timeout = 2.0  # of this worker alone
-            os.kill(ray.get(self._where)[1], signal.SIGSTOP)
+            os.kill(get_pid(self.actor), signal.SIGSTOP)
         return await call(self, *arguments)
 
     monkeypatch.setattr(ActorHost, "call", stopped)
@@ -101,7 +100,7 @@ def test_a_worker_that_finds_no_room_stops_the_run(two_nodes: TwoNodes, start_mo
         held = [ray.remote(num_cpus=4)(lambda: time.sleep(1000)).remote() for _ in range(2)]
         while ray.available_resources().get("CPU"):
             time.sleep(0.1)
-        with refused(r"no room on the nodes of the cluster for .* within cluster.timeout = 10 s: lower"):
+        with refused(r"the nodes of the cluster have no room for .* within cluster.timeout = 10 s: lower"):
             train(config, tmp_path / "run")
         assert len(held) == 2
         assert not (tmp_path / "run").exists()

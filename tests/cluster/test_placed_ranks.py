@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from idle import occupied
+from nodes import get_pid
 from sharded_cases import UPDATES, Case, config_of, difference, one_process, rows_of, wait_until_gone
 from trailnotes.cluster.cluster import Cluster, reserve_gpu
 from trailnotes.cluster.connection import connect_cluster
@@ -36,13 +37,14 @@ MIXED = rows_of(Case(others=True))  # with tips and without, held, imitated
 
 PARENT = """
 import sys, time
+from nodes import get_pid
 from trailnotes.cluster.connection import connect_cluster
 from trailnotes.config.toml import load_config
 from trailnotes.learner.sharded import ShardedLearner
 if __name__ == "__main__":
     with connect_cluster(load_config(sys.argv[1])) as cluster:
         learner = ShardedLearner(cluster.config, None, None, cluster.start_ranks)
-        print(learner._monitor.ranks[1].pid, flush=True)
+        print(get_pid(learner._monitor.ranks[1].actor), flush=True)
         time.sleep(1000)
 """
 
@@ -83,15 +85,14 @@ def test_two_nodes_learn_what_one_process_does(cluster_at: Any, two_nodes: TwoNo
     assert difference(learner, alone) <= 1e-5
     (tmp_path / "saved").mkdir()
     learner.save(tmp_path / "saved")
-    kept = learner.weights()
+    kept, pid = learner.weights(), get_pid(rank_1(learner).actor)
     learner.close()
-    wait_until_gone(rank_1(learner).pid)
+    wait_until_gone(pid)
 
     learner = ShardedLearner(config, None, tmp_path / "dumps", cluster.start_ranks)
     learner.load(tmp_path / "saved")
     assert all(torch.equal(tensor, kept[name]) for name, tensor in learner.weights().items())
-    pid = rank_1(learner).pid
-    os.kill(pid, signal.SIGKILL)
+    os.kill(get_pid(rank_1(learner).actor), signal.SIGKILL)
     with pytest.raises(
         LearnerError, match=r"^rank 1 on node \S+ \(.{6}\) of the learner was lost: its worker process has died$"
     ):

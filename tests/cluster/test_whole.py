@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from idle import occupied
-from nodes import TwoNodes
+from nodes import TwoNodes, get_pid
 from small import small_config
 from tinyrun import distance, episodes, metrics, tiny_config
 from trailnotes.cluster.cluster import Cluster
@@ -101,11 +101,11 @@ def test_a_cluster_trains_what_one_process_trains(
 
 
 def stop(rank: RankActorHandle) -> None:
-    os.kill(rank.pid, signal.SIGSTOP)
+    os.kill(get_pid(rank.actor), signal.SIGSTOP)
 
 
 def kill(rank: RankActorHandle) -> None:
-    os.kill(rank.pid, signal.SIGKILL)
+    os.kill(get_pid(rank.actor), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped", "lost"])

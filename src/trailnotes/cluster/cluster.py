@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trailnotes.cluster.waiting import get_result
 from trailnotes.errors import ClusterError, ConfigError
@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from trailnotes.learner.ranks import RankMonitor
     from trailnotes.policies.vllm.replica import Connect
     from trailnotes.types import StrPath
+
+
+class Bundle(NamedTuple):
+    """Room for one actor, set aside by a placement group."""
+
+    strategy: Any  # scheduling strategy that places an actor there
+    node: str  # name in messages
+    address: str  # of its node
 
 
 class Cluster:
@@ -31,18 +39,24 @@ class Cluster:
         self._engines: list[Any] = []  # actors
 
     @property
-    def nodes(self) -> dict[str, str]:
-        """Names in messages, by id, of the nodes that lived when this process connected."""
-        return {node: f"node {found['NodeManagerAddress']} ({node[:6]})" for node, found in self._nodes.items()}
+    def nodes(self) -> list[str]:
+        """Ids of the nodes that lived when this process connected."""
+        return list(self._nodes)
 
     @property
     def num_machines(self) -> int:
         """Number of different addresses; tests have several nodes on one machine."""
-        return len({found["NodeManagerAddress"] for found in self._nodes.values()})
+        return len({node["NodeManagerAddress"] for node in self._nodes.values()})
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks besides this process."""
+        return self.config.learner.world_size - 1
 
     def get_node_name(self, node: str) -> str:
-        """Return the name of a node in messages, also of one that has come since."""
-        return self.nodes.get(node, f"node {node[:6]}")
+        """Return the name of a node in messages."""
+        address = self._nodes.get(node, {}).get("NodeManagerAddress", "that has joined since")
+        return f"node {address} ({node[:6]})"
 
     def reserve(self) -> None:
         """Set aside what this process, its environment workers and its ranks need, spread over the nodes.
@@ -53,46 +67,33 @@ class Cluster:
         """
         from ray.util import placement_group
 
-        requests = self.get_resource_requests()
-        self._require_resources(requests)
-        if requests["this process"][0]:
-            self._gpu = reserve_gpu(self.config, self.pin_to_node(self.home))
-        (workers, of_worker), (ranks, of_rank) = requests["env.num_workers"], requests["learner.world_size"]
-        bundles = [of_worker] * workers + [of_rank] * ranks
-        if not bundles:
-            return
-        self._group = placement_group(bundles, strategy="SPREAD")
-        if not self._group.wait(self.config.cluster.timeout):
-            raise ClusterError(
-                f"no room on the nodes of the cluster for {bundles} within cluster.timeout = "
-                f"{self.config.cluster.timeout:g} s: lower env.num_workers, cluster.env_cpus or learner.world_size, or "
-                "add nodes"
-            )
-
-    def get_resource_requests(self) -> dict[str, tuple[int, dict[str, float]]]:
-        """List by setting how many processes it asks for, and the resources of each."""
-        from trailnotes.cluster.engines import get_engine_resources, has_cluster_engines
         from trailnotes.cluster.ranks import get_rank_resources
 
-        config = self.config
-        ranks, engines = config.learner.world_size - 1, config.engine.replicas if has_cluster_engines(config) else 0
+        workers, ranks, limit = self.config.env.num_workers, self.num_ranks, self.config.cluster.timeout
         if ranks and self._is_outside:
             raise ConfigError(
                 "learner.world_size above 1 needs this process on a machine of the cluster: start it there, with "
                 "cluster.address = auto or HOST:PORT instead of ray://"
             )
-        return {
-            "env.num_workers": (config.env.num_workers, {"CPU": config.cluster.env_cpus}),
-            "learner.world_size": (ranks, get_rank_resources(config) if ranks else {}),
-            "engine.replicas": (engines, get_engine_resources(config) if engines else {}),
-            "this process": (int(self._needs_gpu()), {"GPU": 1.0}),
-        }
+        if self._needs_gpu():
+            self._gpu = reserve_gpu(self.config, self.pin_to_node(self.home))
+        bundles = [{"CPU": self.config.cluster.env_cpus}] * workers
+        bundles += [get_rank_resources(self.config) for _ in range(ranks)]
+        if not bundles:
+            return
+        self._group = placement_group(bundles, strategy="SPREAD")
+        if not self._group.wait(limit):
+            raise ClusterError(
+                f"the nodes of the cluster have no room for {workers} environment workers of "
+                f"{self.config.cluster.env_cpus:g} CPU and {ranks} ranks within cluster.timeout = {limit:g} s: lower "
+                "env.num_workers, cluster.env_cpus or learner.world_size, or add nodes"
+            )
 
     def make_env_host(self, index: int) -> Host:
         """Make an environment worker somewhere in the cluster: `EnvPool`'s `make_host`."""
         from trailnotes.cluster.envs import ActorHost
 
-        return ActorHost(self.config, index, self._pin_to_bundle(index), self.get_node_name)
+        return ActorHost(self.config, index, self._get_bundle(index))
 
     def make_memory(self, path: StrPath) -> ServedMemory:
         """Serve the memory file of the run from this machine. Raises as `ServedMemory`."""
@@ -104,9 +105,8 @@ class Cluster:
         """Start the ranks of the learner besides this process, for `make_learner`. Raises as `ranks.start_ranks`."""
         from trailnotes.cluster.ranks import start_ranks
 
-        workers, ranks = self.config.env.num_workers, self.config.learner.world_size - 1
-        bundles = [self._pin_to_bundle(workers + number) for number in range(ranks)]
-        return start_ranks(self.config, bundles, self.get_node_name)
+        first = self.config.env.num_workers
+        return start_ranks(self.config, [self._get_bundle(first + number) for number in range(self.num_ranks)])
 
     def start_engines(self) -> list[Connect]:
         """Start the engines of the run; return `connects` of `make_vllm_policy`, [] if it needs none."""
@@ -136,10 +136,13 @@ class Cluster:
 
         return NodeAffinitySchedulingStrategy(node, soft=False)
 
-    def _pin_to_bundle(self, index: int) -> Any:
+    def _get_bundle(self, index: int) -> Bundle:
+        from ray.util import placement_group_table
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
+        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
+        node = placement_group_table(self._group)["bundles_to_node_id"][index]
+        return Bundle(strategy, self.get_node_name(node), self._nodes.get(node, {}).get("NodeManagerAddress", ""))
 
     @property
     def _is_outside(self) -> bool:
@@ -154,19 +157,6 @@ class Cluster:
             return False
         device = resolve_device(self.config.model.device)  # one with a number is used as it is: Ray does not know of it
         return device.type == "cuda" and device.index is None
-
-    def _require_resources(self, requests: dict[str, tuple[int, dict[str, float]]]) -> None:
-        """Refuse at once what exceeds the whole cluster; others may hold some of it."""
-        for resource in ("CPU", "GPU"):
-            have = sum(node["Resources"].get(resource, 0.0) for node in self._nodes.values())
-            wanted = {name: number * each.get(resource, 0.0) for name, (number, each) in requests.items()}
-            total = sum(wanted.values())
-            if total > have:
-                asking = " + ".join(f"{amount:g} for {name}" for name, amount in wanted.items() if amount)
-                raise ClusterError(
-                    f"the run wants {asking} = {total:g} {resource} of the cluster, which has {have:g}: lower these "
-                    "settings, or add nodes"
-                )
 
 
 class GpuReservation:

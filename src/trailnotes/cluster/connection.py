@@ -108,7 +108,7 @@ def _require_same_code(cluster: Cluster) -> None:
     ours, remote = get_code_version(), ray.remote(num_cpus=0, max_retries=0)(get_code_version)
     refs = {node: remote.options(scheduling_strategy=cluster.pin_to_node(node)).remote() for node in cluster.nodes}
     for node, ref in refs.items():
-        name = cluster.nodes[node]
+        name = cluster.get_node_name(node)
         try:
             theirs = ray.get(ref, timeout=cluster.config.cluster.timeout)
         except (ray.exceptions.TaskUnschedulableError, ray.exceptions.NodeDiedError, ray.exceptions.WorkerCrashedError):

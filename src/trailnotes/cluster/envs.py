@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trailnotes.cluster.waiting import extract_cause
 from trailnotes.envs.workers.hosts import RemoteHost, encode_start_request
@@ -16,9 +15,9 @@ from trailnotes.envs.workers.wire import HEADER
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
     from concurrent.futures import Future
 
+    from trailnotes.cluster.cluster import Bundle
     from trailnotes.config.schema import Config
     from trailnotes.envs.workers.hosts import Awaited
 
@@ -30,12 +29,6 @@ class EnvActor:
 
     def __init__(self) -> None:
         self._server = EnvServer()
-
-    def where(self) -> tuple[str, int]:
-        """Return the id of its node, and its process there."""
-        import ray
-
-        return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def answer(self, frame: bytes) -> bytes:
         """Answer one request frame."""
@@ -50,21 +43,18 @@ class ActorHost(RemoteHost):
     """Environments in an actor on one bundle of a placement group.
 
     A lost one is not brought back: the pool's next lease asks for another on that bundle, which Ray may have moved to
-    another node. `index` is that of the worker in its pool, `bundle` a scheduling strategy, and `name_of` gives the
-    name of a node in messages by its id.
+    another node. `index` is that of the worker in its pool.
     """
 
-    def __init__(self, config: Config, index: int, bundle: Any, name_of: Callable[[str], str]) -> None:
+    def __init__(self, config: Config, index: int, bundle: Bundle) -> None:
         import ray
 
         env = config.env
         start_request = encode_start_request(env.name, env.options)
-        super().__init__(f"env worker {index} of {env.name}", env.timeout, config.cluster.timeout)
-        self._name_of = name_of
+        super().__init__(f"env worker {index} of {env.name} on {bundle.node}", env.timeout, config.cluster.timeout)
         self._futures: deque[Future[bytes]] = deque()  # of the answers to all of `_pending`
-        kind = ray.remote(num_cpus=config.cluster.env_cpus, max_restarts=0, scheduling_strategy=bundle)(EnvActor)
-        self._actor = kind.remote()
-        self._where = self._actor.where.remote()
+        kind = ray.remote(num_cpus=config.cluster.env_cpus, max_restarts=0, scheduling_strategy=bundle.strategy)
+        self.actor = kind(EnvActor).remote()
         self._request(start_request, None)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -100,11 +90,11 @@ class ActorHost(RemoteHost):
         import ray
 
         if not self.failure:
-            ray.wait([self._actor.close.remote()], timeout=STOP_LIMIT)
+            ray.wait([self.actor.close.remote()], timeout=STOP_LIMIT)
             self._lose("was closed")
 
     def _send(self, frame: bytes, answer: Awaited | None) -> None:  # noqa: ARG002 (answers come in order)
-        future: Future[bytes] = self._actor.answer.remote(frame).future()
+        future: Future[bytes] = self.actor.answer.remote(frame).future()
         self._futures.append(future)
         future.add_done_callback(self._wake)
 
@@ -118,9 +108,5 @@ class ActorHost(RemoteHost):
     def _end(self, why: str) -> str:
         import ray
 
-        place = "not placed yet"
-        with suppress(ray.exceptions.RayError):
-            node, process = ray.get(self._where, timeout=0)
-            place = f"process {process} on {self._name_of(node)}"
-        ray.kill(self._actor)
-        return f"({place}) {why}"
+        ray.kill(self.actor)
+        return why

@@ -7,12 +7,10 @@ is not stored twice.
 
 from __future__ import annotations
 
-import logging
 import uuid
-from collections import OrderedDict
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from trailnotes.cluster.waiting import await_result, get_result
 from trailnotes.errors import MemoryStoreError
@@ -20,7 +18,7 @@ from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.memory.owner import reconcile
 from trailnotes.memory.retrieval import embedder_of
 from trailnotes.memory.schema import Closeable
-from trailnotes.memory.store import REQUEST, TipStore
+from trailnotes.memory.store import REQUEST
 from trailnotes.memory.tips import TipMemory, open_memory
 
 if TYPE_CHECKING:
@@ -30,16 +28,8 @@ if TYPE_CHECKING:
     from trailnotes.memory.tip_stats import TipEffect
     from trailnotes.types import StrPath, Task, Tip, Trajectory
 
-logger = logging.getLogger(__name__)
 PROMPT_METHODS = ("register_tasks", "report", "record_effects")  # they concern the tips that prompts show
 STOP_LIMIT = 5.0  # seconds to close the file
-
-
-class VersionedAnswer(NamedTuple):
-    """Answer of the service."""
-
-    value: Any
-    version: int  # of the memory that it was read from, or that it made: the number of writes so far
 
 
 class MemoryService:
@@ -50,7 +40,6 @@ class MemoryService:
 
     def __init__(self, path: str, folder: tuple[int, int], config: Config) -> None:
         self._path, self._folder, self._config = Path(path), folder, config
-        self._pinned: OrderedDict[int, TipMemory] = OrderedDict()
 
     @cached_property
     def _memory(self) -> TipMemory:
@@ -63,38 +52,21 @@ class MemoryService:
         on_cpu = self._config.model_copy(update={"model": self._config.model.model_copy(update={"device": "cpu"})})
         return open_memory(self._path, self._config.memory, embedder=embedder_of(on_cpu))
 
-    async def search_async(self, namespace: str, query: str, top_k: int, version: int | None) -> VersionedAnswer:
-        """Find tips for a prompt, as they were at a version that is kept; None, or another one: as they are."""
-        if version not in self._pinned and version == self._memory.store.sequence:
-            self.pin_version()  # the service was restarted, and nothing was written since
-        memory = self._memory if version is None else self._pinned.get(version, self._memory)
-        tips = await make_prompt_memory(memory, self._config.algorithm.show_tips).search_async(namespace, query, top_k)
-        return VersionedAnswer(tips, memory.store.sequence)
+    async def search_async(self, namespace: str, query: str, top_k: int) -> list[Tip]:
+        """Find tips for a prompt."""
+        memory = make_prompt_memory(self._memory, self._config.algorithm.show_tips)
+        return await memory.search_async(namespace, query, top_k)
 
-    def pin_version(self) -> VersionedAnswer:
-        """Keep the memory as it is, for readers of this version; those of the newest few versions are kept."""
-        live = self._memory.store
-        assert live.path is not None
-        copy = self._pinned.pop(live.sequence, None)  # its owner's changes make no version; a reader may be in it
-        if copy is None:
-            copy = TipMemory(TipStore(None, live.identity), self._memory.embedder, self._config.memory)
-        copy.store.restore(live.path)
-        version = copy.store.sequence
-        self._pinned[version] = copy
-        while len(self._pinned) > self._config.rollout.max_async_iterations + 2:
-            self._pinned.popitem(last=False)[1].close()
-        return VersionedAnswer(None, version)
-
-    def call(self, method: str, *arguments: Any, **keywords: Any) -> VersionedAnswer:
+    def call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
         """Call a method of the memory, or of the part of it that prompts show."""
         memory = self._memory
         if method in PROMPT_METHODS:
             memory = make_prompt_memory(memory, self._config.algorithm.show_tips)
-        return VersionedAnswer(getattr(memory, method)(*arguments, **keywords), memory.store.sequence)
+        return getattr(memory, method)(*arguments, **keywords)
 
-    def reconcile(self, *arguments: Any) -> VersionedAnswer:
+    def reconcile(self, *arguments: Any) -> bool:
         """Reconcile the file with a checkpoint, as `owner.reconcile`."""
-        return VersionedAnswer(reconcile(self._memory, *arguments), self._memory.store.sequence)
+        return reconcile(self._memory, *arguments)
 
     def close(self) -> None:
         """Close the memory file."""
@@ -121,27 +93,18 @@ class ServedMemory(Closeable):
         self._who = f"the memory service on {place}"
         kind = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)(service)
         self.actor = kind.remote(str(path), get_folder_id(path), config)
-        self.version = -1  # of the last answer
-        self._pinned: int | None = None  # the version that searches read
         self.stats()  # or the reason why not
-
-    def pin_version(self) -> ServedMemory:
-        """Make a reader of the memory as it is now, whatever is written meanwhile, but for its own reports."""
-        reader = object.__new__(ServedMemory)
-        reader.__dict__.update(self.__dict__)
-        reader._repin()
-        return reader
 
     def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:
         """Find tips, as `Memory.search`."""
-        return self._check_version(self._ask("search_async", namespace, query, top_k, self._pinned))
+        tips: list[Tip] = self._ask("search_async", namespace, query, top_k)
+        return tips
 
     async def search_async(self, namespace: str, query: str, top_k: int) -> list[Tip]:
         """Find tips, as `AsyncMemory.search_async`."""
-        ref = self.actor.search_async.remote(namespace, query, top_k, self._pinned)
-        answer: VersionedAnswer = await await_result(ref, self._who, self.limit, "cluster.timeout")
-        self.version = answer.version
-        return self._check_version(answer.value)
+        ref = self.actor.search_async.remote(namespace, query, top_k)
+        tips: list[Tip] = await await_result(ref, self._who, self.limit, "cluster.timeout")
+        return tips
 
     def add(self, tips: Sequence[Tip], *, once: str = "") -> int:
         """Add tips, as `TipMemory.add`; return 0 also where Ray repeated a write that had been stored."""
@@ -151,15 +114,11 @@ class ServedMemory(Closeable):
     def register_tasks(self, tasks: Sequence[Task]) -> bool:
         """Register tasks, as `ScopedMemory.register_tasks`."""
         new: bool = self._ask("call", "register_tasks", list(tasks))
-        if new and self._pinned is not None:
-            self._repin()
         return new
 
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
         """Report episodes, as `FeedbackMemory.report`."""
         self._ask("call", "report", list(episodes), once=once or make_request_id())
-        if self._pinned is not None:
-            self._repin()
 
     def record_effects(self, readings: Sequence[TipEffect], *, once: str = "") -> None:
         """Record effects, as `TipEffectMemory.record_effects`."""
@@ -192,22 +151,7 @@ class ServedMemory(Closeable):
 
     def _ask(self, method: str, *arguments: Any, **keywords: Any) -> Any:
         ref = getattr(self.actor, method).remote(*arguments, **keywords)
-        answer: VersionedAnswer = get_result(ref, self._who, self.limit, "cluster.timeout")
-        self.version = answer.version
-        return answer.value
-
-    def _repin(self) -> None:
-        self._ask("pin_version")
-        self._pinned = self.version
-
-    def _check_version(self, tips: list[Tip]) -> list[Tip]:
-        if self._pinned is not None and self.version != self._pinned:
-            logger.warning(
-                "the memory service was restarted: prompts show its version %d from here on, not %d",
-                self.version, self._pinned,
-            )  # fmt: skip
-            self._pinned = self.version
-        return tips
+        return get_result(ref, self._who, self.limit, "cluster.timeout")
 
 
 def get_folder_id(path: Path) -> tuple[int, int]:

@@ -17,10 +17,11 @@ from trailnotes.cluster.waiting import extract_cause, get_result
 from trailnotes.learner.ranks import RankMonitor, follow_rank_0
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+    from trailnotes.cluster.cluster import Bundle
     from trailnotes.config.schema import Config
 
 LOCALHOST = "127.0.0.1"
@@ -33,12 +34,6 @@ class RankActor:
         with contextlib.suppress(OSError):
             os.chdir(directory)
 
-    def place(self) -> tuple[str, str, int]:
-        """Return id and address of its node, and the number of its process there."""
-        import ray
-
-        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), os.getpid()
-
     def follow(self, rank: int, world: int, device_type: str, seconds: float, at: tuple[str, int]) -> None:
         """Repeat the calls of rank 0 until it ends this rank. `at` is the host and port of the store."""
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -50,8 +45,8 @@ class RankActor:
 class RankActorHandle:
     """An actor as `RankHandle`."""
 
-    def __init__(self, actor: Any, done: Any, where: str, pid: int) -> None:
-        self.actor, self.done, self.where, self.pid = actor, done, where, pid
+    def __init__(self, actor: Any, done: Any, where: str) -> None:
+        self.actor, self.done, self.where = actor, done, where
 
     def exit_reason(self) -> str | None:
         """Return how it died; None while it lives, "" if it ended by itself or raised an error."""
@@ -85,10 +80,8 @@ def get_rank_resources(config: Config) -> dict[str, float]:
     return {"CPU": 1.0} | ({"GPU": 1.0} if resolve_device_type(config) == "cuda" else {})
 
 
-def start_ranks(config: Config, bundles: Sequence[Any], name_of: Callable[[str], str]) -> RankMonitor:
-    """Start ranks 1 and up as actors, each in one of the bundles of a placement group.
-
-    `bundles` are scheduling strategies, and `name_of` gives the name of a node in messages by its id.
+def start_ranks(config: Config, bundles: Sequence[Bundle]) -> RankMonitor:
+    """Start ranks 1 and up as actors, each on one of the bundles.
 
     Raises:
         ClusterError: one does not start in time.
@@ -98,17 +91,18 @@ def start_ranks(config: Config, bundles: Sequence[Any], name_of: Callable[[str],
     from trailnotes.learner.process_group import resolve_device_type
 
     world, seconds, limit = config.learner.world_size, config.learner.timeout, config.cluster.timeout
-    each, device_type = get_rank_resources(config), resolve_device_type(config)
+    each, here = get_rank_resources(config), ray.util.get_node_ip_address()
     kind = ray.remote(num_cpus=each["CPU"], num_gpus=each.get("GPU", 0), max_restarts=0)(RankActor)
-    actors = [kind.options(scheduling_strategy=bundle).remote(str(Path.cwd())) for bundle in bundles]
-    refs = [actor.place.remote() for actor in actors]
-    places = [get_result(ref, f"rank {n} of the learner", limit, "cluster.timeout") for n, ref in enumerate(refs, 1)]
-    here = ray.util.get_node_ip_address()
-    store = create_store(LOCALHOST if all(place[1] == here for place in places) else here, world, seconds)
+    actors = [kind.options(scheduling_strategy=one.strategy).remote(str(Path.cwd())) for one in bundles]
+    for rank, (actor, bundle) in enumerate(zip(actors, bundles, strict=True), start=1):
+        who = f"rank {rank} of the learner on {bundle.node}"
+        get_result(actor.__ray_ready__.remote(), who, limit, "cluster.timeout")
+    store = create_store(LOCALHOST if all(one.address == here for one in bundles) else here, world, seconds)
     ranks = {}
-    for rank, (actor, (node, _, pid)) in enumerate(zip(actors, places, strict=True), start=1):
-        done = actor.follow.remote(rank, world, device_type, seconds, (store.host, store.port))
-        ranks[rank] = RankActorHandle(actor, done, f" on {name_of(node)}", pid)
+    for rank, (actor, bundle) in enumerate(zip(actors, bundles, strict=True), start=1):
+        meeting = (store.host, store.port)
+        done = actor.follow.remote(rank, world, resolve_device_type(config), seconds, meeting)
+        ranks[rank] = RankActorHandle(actor, done, f" on {bundle.node}")
     return RankMonitor(ranks, seconds, store, find_interface(store.host))
 
 

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.rendezvous import rendezvous
 
 from trailnotes.errors import ConfigError
 from trailnotes.learner.ranks import get_torchrun_rank
@@ -95,7 +96,7 @@ def _bind_interface(interface: str) -> Iterator[None]:
 
 def join_torchrun(seconds: float) -> tuple[Store, int]:
     """Connect to the store of torchrun's environment; return it and the local rank of this process."""
-    store, rank, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=seconds)))
+    store, rank, _ = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
     return store, int(os.environ.get("LOCAL_RANK", rank))
 
 

@@ -120,16 +120,13 @@ def _require_plain_head(config: Config, model: Any) -> None:
 
 def _require_same_weights(ranks: ShardedRank, model: torch.nn.Module) -> None:
     """Refuse ranks whose models differ, by a few numbers of each weight."""
-    mine = {
-        name: (tuple(p.shape), p.detach().flatten()[:64].double().sum().item()) for name, p in model.named_parameters()
-    }
-    first, *others = ranks.gather(mine)
-    for rank, found in enumerate(others, start=1):
-        if found != first:
-            name = next((name for name in first if found.get(name) != first[name]), "other names")
+    sums = [(name, p.shape, p.detach().flatten()[:64].double().sum().item()) for name, p in model.named_parameters()]
+    first, *others = ranks.gather(sums)
+    for rank, theirs in enumerate(others, start=1):
+        if theirs != first:
             raise LearnerError(
-                f"rank {rank} of the learner loaded other weights than rank 0 ({name}): model.path must hold the same "
-                "model on every machine"
+                f"rank {rank} of the learner loaded other weights than rank 0: model.path must hold the same model on "
+                "every machine"
             )
 
 
@@ -159,16 +156,7 @@ def make_learner(
 ) -> Learner | ShardedLearner:
     """Make what updates the model of a run: this process alone, or `learner.world_size` of them.
 
-    Args:
-        config: of the run.
-        model: the one that acts here: trained itself, or given the trained weights. None: it acts elsewhere.
-        reference: the reference model; several processes load their own.
-        dump_dir: for batches whose loss or gradient is not finite; beside the checkpoints.
-        start: starts the other ranks on other machines; None: on this one, unless torchrun has started them.
-
-    Raises:
-        ConfigError: more processes than devices, or settings that do not fit the model.
-        LearnerError: a process did not start.
+    Args are those of `ShardedLearner`; `reference` is the reference model, of which several processes load their own.
     """
     if config.learner.world_size == 1:
         return build_single(config, model, reference, dump_dir)
@@ -178,9 +166,18 @@ def make_learner(
 class ShardedLearner:
     """A `Learner` whose model is split over `learner.world_size` processes, of which this is rank 0.
 
-    It announces each call to the other ranks, and does the same itself; the model that acts gets the new weights after
-    each update. A failure of any rank ends all: the call under way raises `LearnerError` with the reason. Arguments and
-    errors are those of `make_learner`.
+    It announces each call to the other ranks, and does the same itself. A failure of any rank ends all: the call under
+    way raises `LearnerError` with the reason.
+
+    Args:
+        config: of the run.
+        model: the one that acts here, which gets the new weights after each update. None: it acts elsewhere.
+        dump_dir: for batches whose loss or gradient is not finite; beside the checkpoints.
+        start: starts the other ranks on other machines; None: on this one, unless torchrun has started them.
+
+    Raises:
+        ConfigError: more processes than devices, or settings that do not fit the model.
+        LearnerError: a process did not start.
     """
 
     def __init__(
