@@ -15,6 +15,7 @@ from trailnotes.envs.workers.hosts import RemoteHost
 from trailnotes.errors import ConfigError
 
 ray: Any = pytest.importorskip("ray")
+HOME = "ab" * 28  # the node of this process
 
 
 def test_the_start_of_a_worker_has_the_limit_that_messages_name() -> None:
@@ -42,9 +43,9 @@ def test_what_a_run_sets_aside(
     monkeypatch: pytest.MonkeyPatch, gpus: int, sections: dict[str, Any], own: bool, others: list[dict[str, float]]
 ) -> None:
     reserved: list[Any] = []
-    node = {"NodeID": "0", "Alive": True, "NodeManagerAddress": "10.0.0.1", "Resources": {"CPU": 16.0, "GPU": gpus}}
+    node = {"NodeID": HOME, "Alive": True, "NodeManagerAddress": "10.0.0.1", "Resources": {"CPU": 16.0, "GPU": gpus}}
     monkeypatch.setattr(ray, "nodes", lambda: [node])
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "0"))
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: HOME))
     monkeypatch.setattr("trailnotes.policies.hf.policy.resolve_device", device_of)
     monkeypatch.setattr(module, "reserve_gpu", lambda *_: "a GPU")
     monkeypatch.setattr("ray.util.placement_group", lambda bundles, strategy: reserved.extend(bundles) or Room())
@@ -65,7 +66,7 @@ class Room:
 
 def test_ranks_cannot_reach_a_process_outside_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "nodes", list)
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "0"))
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: HOME))
     outside = {"cluster": {"address": "ray://10.0.0.1:10001"}, "learner": {"world_size": 2}}
     with pytest.raises(ConfigError, match="needs this process on a machine of the cluster"):
         Cluster(small_config(**outside)).reserve()

@@ -12,6 +12,7 @@ from trailnotes.cluster.waiting import extract_cause
 from trailnotes.envs.workers.hosts import RemoteHost, encode_start_request
 from trailnotes.envs.workers.main import EnvServer
 from trailnotes.envs.workers.wire import HEADER
+from trailnotes.errors import ClusterError
 
 if TYPE_CHECKING:
     import asyncio
@@ -83,6 +84,8 @@ class ActorHost(RemoteHost):
         """Lose the actor if it exceeds its limit."""
         self.drain()
         if not self.failure and (why := self._explain_overdue()):
+            if not self.started:
+                self.fatal = ClusterError(f"{self._label} {why}: is there room for it, and env.name installed there?")
             self._lose(why)
 
     def close(self) -> None:

@@ -210,11 +210,6 @@ class ShardedLearner:
         """Optimizer steps so far."""
         return self._learner.steps
 
-    @property
-    def device(self) -> torch.device:
-        """Device that this rank computes on."""
-        return self._learner.device
-
     def logprobs(self, samples: Sequence[Sample], *, of_start: bool = False) -> list[tuple[float, ...]]:
         """Score trained tokens on all ranks, as `Learner.logprobs`."""
         rows: list[tuple[float, ...]] = self._call("logprobs", list(samples), of_start=of_start)
