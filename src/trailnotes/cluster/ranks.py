@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailnotes.cluster.waiting import extract_cause, get_result
-from trailnotes.learner.ranks import RankMonitor, follow_rank_0
+from trailnotes.learner.ranks import RankMonitor, describe_error, follow_rank_0
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,8 +58,8 @@ class RankActorHandle:
             return None
         try:
             ray.get(self.done)
-        except ray.exceptions.RayTaskError:
-            return ""
+        except ray.exceptions.RayTaskError as error:  # torch's own are in the store, or of another rank
+            return "" if isinstance(error.cause, RuntimeError) else f"failed: {describe_error(error.cause)}"
         except ray.exceptions.RayError as error:
             return f"was lost: {extract_cause(error)}"
         return ""

@@ -71,8 +71,9 @@ class RankMonitor:
     def find_cause(self) -> str:
         """Describe in one line which rank failed, and why; "" while none has."""
         for rank, handle in self.ranks.items():
-            key = FAILURE_KEY.format(rank)
-            reason = self.store.get(key).decode() if self.store.check([key]) else handle.exit_reason()
+            key, reason = FAILURE_KEY.format(rank), handle.exit_reason()
+            if reason is not None and self.store.check([key]):  # what it wrote says more than how it ended
+                reason = self.store.get(key).decode()
             if reason:
                 return f"rank {rank}{handle.where} of the learner {reason}"
         return ""
