@@ -33,7 +33,8 @@ from trailnotes.config.schema import Config
 from trailnotes.estimate.footprint import estimate_for_shape, estimate_weight_copies
 from trailnotes.estimate.model_shape import MAX_TIED_SIZE, QWEN_SHAPES, infer_model_shape
 from trailnotes.learner.learner import Learner
-from trailnotes.learner.process_group import bind_interface, init_process_group
+from trailnotes.learner.process_group import init_process_group
+from trailnotes.learner.ranks import LOOPBACK
 from trailnotes.learner.sharded import build_single
 from trailnotes.learner.sharding import ShardedRank
 from trailnotes.policies.hf.adapters import add_adapters
@@ -126,8 +127,9 @@ def learner_of(config: Config, *, sharded: bool) -> Iterator[Learner]:
     if not sharded:
         yield build_single(config, build(config), None, None)
         return
-    with tempfile.TemporaryDirectory() as folder, bind_interface():
-        group = init_process_group(0, 1, DEVICE, 60.0, FileStore(f"{folder}/store", 1))
+    with tempfile.TemporaryDirectory() as folder:
+        store = FileStore(f"{folder}/store", 1)
+        group = init_process_group(0, 1, DEVICE, 60.0, store, interface=LOOPBACK)
         try:
             dtype = torch.bfloat16 if not config.model.lora.enabled else None
             ranks = ShardedRank(group.mesh, group.talk, dtype)

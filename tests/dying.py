@@ -8,13 +8,13 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from trailnotes.cluster.memory import MemoryService, VersionedAnswer
+from trailnotes.cluster.memory import MemoryService
 
 
 class Dying(MemoryService):
     """Dies once, after it has stored, and before it answers."""
 
-    def call(self, method: str, *arguments: Any, **named: Any) -> VersionedAnswer:
+    def call(self, method: str, *arguments: Any, **named: Any) -> Any:
         answer = super().call(method, *arguments, **named)
         grave = Path(self._memory.store.path or "").with_name("grave")
         if method == "add" and not grave.exists():

@@ -79,6 +79,13 @@ class TwoNodes:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
+def get_pid(actor: Any) -> int:
+    """The process of an actor."""
+    import ray
+
+    return int(ray._private.state.actors(actor._actor_id.hex())["Pid"])
+
+
 @contextmanager
 def refused(why: str) -> Iterator[None]:
     """One line of a `ClusterError`."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dying import Dying
-from nodes import TwoNodes, refused
+from nodes import TwoNodes, get_pid, refused
 from small import small_config
 from tinyrun import SAME, differences, episodes, metrics, tiny_config
 from trailnotes.cluster import connection
@@ -68,18 +68,14 @@ def test_how_this_process_is_stopped_is_not_for_ray_to_say(cluster: Cluster) -> 
 
 def test_a_cluster_is_looked_over(cluster: Cluster, two_nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     def asking(num_workers: int, env_cpus: float = 1.0) -> Config:
-        settings = {"address": two_nodes.address, "env_cpus": env_cpus}
+        settings = {"address": two_nodes.address, "env_cpus": env_cpus, "timeout": 5.0 if env_cpus > 4 else 120.0}
         return small_config(cluster=settings, env={"num_workers": num_workers})
 
     assert {cluster.home, two_nodes.other} == {*cluster.nodes}
     with connect_cluster(asking(8)) as same:
         assert same.home == cluster.home
-    with refused("env.num_workers = 9 want 9 CPU of the cluster, which has 8"), connect_cluster(asking(9)):
-        raise AssertionError("joined")
-    with (
-        refused("no node of the cluster has 5 CPU, which each of env.num_workers wants"),
-        connect_cluster(asking(1, 5)),
-    ):
+    message = "no room for 1 environment workers of 5 CPU and 0 ranks within cluster.timeout = 5 s: lower env"
+    with refused(message), connect_cluster(asking(1, 5)):
         raise AssertionError("joined")
     monkeypatch.setattr(connection.trailnotes, "__version__", "0.0.0")
     with (
@@ -152,7 +148,7 @@ def at_find(number: int, then: Callable[[ServedMemory], None]) -> Iterator[None]
 def test_a_killed_memory_service_has_forgotten_nothing(
     untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path
 ) -> None:
-    with at_find(15, lambda memory: os.kill(memory.pid(), signal.SIGKILL)):
+    with at_find(15, lambda memory: os.kill(get_pid(memory.actor), signal.SIGKILL)):
         train(spread(two_nodes, start_model), tmp_path)
     assert differences(untroubled, tmp_path) == SAME
 
@@ -166,9 +162,9 @@ def serve(cluster: Cluster, path: Path, service: type[MemoryService] = MemorySer
 def test_a_write_that_ray_repeats_is_stored_once(cluster: Cluster, tmp_path: Path) -> None:
     tips = [Tip("task", f"tip {number}", "key", 0.0) for number in range(3)]
     with serve(cluster, tmp_path / "memory.db", Dying) as served:
-        before = served.pid()
+        before = get_pid(served.actor)
         assert served.add([tips[0]]) == 0  # it was stored by the one that died, and is not again
-        assert served.pid() != before
+        assert get_pid(served.actor) != before
         assert served.add(tips) == 2 + 1  # the first counts as support
         assert served.stats()["support"] == 4
     with open_memory(tmp_path / "memory.db", cluster.config.memory) as memory:
@@ -176,39 +172,6 @@ def test_a_write_that_ray_repeats_is_stored_once(cluster: Cluster, tmp_path: Pat
             ("tip 0", 2),
             ("tip 1", 1),
             ("tip 2", 1),
-        ]
-
-
-def test_a_reader_keeps_its_version(cluster: Cluster, tmp_path: Path) -> None:
-    def texts(memory: ServedMemory) -> list[str]:
-        return [tip.text for tip in memory.search("task", "key", 9)]
-
-    with serve(cluster, tmp_path / "memory.db") as served:
-        served.add([Tip("task", "old", "key", 0.0)])
-        reader = served.pinned()
-        assert (reader.version, texts(reader), texts(served)) == (1, ["old"], ["old"])
-        served.add([Tip("task", "new", "key", 0.0)])
-        assert (texts(reader), texts(served)) == (["old"], ["new", "old"])
-        assert (reader.version, served.version) == (1, 2)
-        for _ in range(3):
-            served.pinned()  # of the same version: no reader loses its own
-        assert texts(reader) == ["old"]
-
-
-def test_a_version_that_a_restart_lost_is_given_up_aloud(
-    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with serve(cluster, tmp_path / "memory.db") as served:
-        served.add([Tip("task", "old", "key", 0.0)])
-        reader = served.pinned()
-        os.kill(served.pid(), signal.SIGKILL)
-        assert [tip.text for tip in reader.search("task", "key", 9)] == ["old"]
-        assert not caplog.records  # nothing was written meanwhile
-        served.add([Tip("task", "new", "key", 0.0)])
-        os.kill(served.pid(), signal.SIGKILL)
-        assert len(reader.search("task", "key", 9)) == 2
-        assert [record.getMessage() for record in caplog.records] == [
-            "the memory service began anew: what is shown from here on is its version 2, not 1"
         ]
 
 
@@ -223,15 +186,10 @@ def test_what_the_service_refuses_is_one_line(cluster: Cluster, tmp_path: Path) 
         assert served.stats()["tips"] == 0
 
 
-def test_who_does_not_answer_is_named(
-    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_does_not_answer_is_named(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serve(cluster, tmp_path / "memory.db") as served:
-        settings = cluster.config.cluster.model_copy(update={"timeout": 1.0})
-        os.kill(served.pid(), signal.SIGSTOP)
-        monkeypatch.setattr(served, "_config", cluster.config.model_copy(update={"cluster": settings}))
+        os.kill(get_pid(served.actor), signal.SIGSTOP)
+        monkeypatch.setattr(served, "limit", 1.0)
         monkeypatch.setattr("trailnotes.cluster.memory.STOP_LIMIT", 0.1)
-        with refused(r"the memory service on node .* did not answer within cluster.timeout = 1 s \(asked at .*\)"):
+        with refused(r"the memory service on node .* did not answer within cluster.timeout = 1 s$"):
             served.stats()
-        (record,) = caplog.records
-        assert "after cluster.timeout = 1 s the run stops" in record.getMessage()

@@ -15,11 +15,12 @@ import pytest
 import torch
 
 from idle import occupied
+from nodes import get_pid
 from sharded_cases import UPDATES, Case, config_of, difference, one_process, rows_of, wait_until_gone
 from trailnotes.cluster.cluster import Cluster, reserve_gpu
 from trailnotes.cluster.connection import connect_cluster
-from trailnotes.cluster.ranks import ActorRankHandle
-from trailnotes.config.schema import Config
+from trailnotes.cluster.ranks import RankActorHandle
+from trailnotes.config.schema import Config, LearnerConfig
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import ClusterError, LearnerError
 from trailnotes.learner.sharded import ShardedLearner, make_learner
@@ -36,13 +37,14 @@ MIXED = rows_of(Case(others=True))  # with tips and without, held, imitated
 
 PARENT = """
 import sys, time
+from nodes import get_pid
 from trailnotes.cluster.connection import connect_cluster
 from trailnotes.config.toml import load_config
 from trailnotes.learner.sharded import ShardedLearner
 if __name__ == "__main__":
     with connect_cluster(load_config(sys.argv[1])) as cluster:
         learner = ShardedLearner(cluster.config, None, None, cluster.start_ranks)
-        print(learner._monitor.ranks[1].pid, flush=True)
+        print(get_pid(learner._monitor.ranks[1].actor), flush=True)
         time.sleep(1000)
 """
 
@@ -57,25 +59,23 @@ def cluster_at(two_nodes: TwoNodes, start_model: Path) -> Iterator[Callable[...,
             config = config.model_copy(
                 update={"cluster": config.cluster.model_copy(update={"address": two_nodes.address})}
             )
-            cluster = stack.enter_context(connect_cluster(config))
-            assert cluster is not None
-            stack.callback(ray.kill, occupied(cluster.home))
-            return config, cluster
+            alone = stack.enter_context(connect_cluster(config.model_copy(update={"learner": LearnerConfig()})))
+            stack.callback(ray.kill, occupied(alone.home))  # before room for the rank is set aside
+            return config, stack.enter_context(connect_cluster(config))
 
         yield join
 
 
-def rank_1(learner: ShardedLearner) -> ActorRankHandle:
-    assert learner._monitor is not None
+def rank_1(learner: ShardedLearner) -> RankActorHandle:
     found = learner._monitor.ranks[1]
-    assert isinstance(found, ActorRankHandle)
+    assert isinstance(found, RankActorHandle)
     return found
 
 
 def test_two_nodes_learn_what_one_process_does(cluster_at: Any, two_nodes: TwoNodes, tmp_path: Path) -> None:
     config, cluster = cluster_at(sections={"loss": {"kl": 0.1}})
     learner = ShardedLearner(config, None, tmp_path / "dumps", cluster.start_ranks)
-    assert rank_1(learner).node == two_nodes.other
+    assert two_nodes.other[:6] in rank_1(learner).where
     models = [load_model(config.model)[0] for _ in range(2)]
     alone = make_learner(config_of(Path(config.model.path), 1, sections={"loss": {"kl": 0.1}}), *models, None)
     for rows in (rows_of(Case()), MIXED):
@@ -85,17 +85,16 @@ def test_two_nodes_learn_what_one_process_does(cluster_at: Any, two_nodes: TwoNo
     assert difference(learner, alone) <= 1e-5
     (tmp_path / "saved").mkdir()
     learner.save(tmp_path / "saved")
-    kept = learner.weights()
+    kept, pid = learner.weights(), get_pid(rank_1(learner).actor)
     learner.close()
-    wait_until_gone(rank_1(learner).pid)
+    wait_until_gone(pid)
 
     learner = ShardedLearner(config, None, tmp_path / "dumps", cluster.start_ranks)
     learner.load(tmp_path / "saved")
     assert all(torch.equal(tensor, kept[name]) for name, tensor in learner.weights().items())
-    pid = rank_1(learner).pid
-    os.kill(pid, signal.SIGKILL)
+    os.kill(get_pid(rank_1(learner).actor), signal.SIGKILL)
     with pytest.raises(
-        LearnerError, match=r"^rank 1 on node \S+ \(.{6}\) of the learner died: its worker process has died$"
+        LearnerError, match=r"^rank 1 on node \S+ \(.{6}\) of the learner was lost: its worker process has died$"
     ):
         learner.update(MIXED)
     with pytest.raises(LearnerError, match="have ended"):

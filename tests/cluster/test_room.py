@@ -1,43 +1,21 @@
-"""What a run asks of a cluster, against what nodes have: nothing is started."""
+"""What a run sets aside on a cluster: nothing is started."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from nodes import refused
 from small import small_config
+from trailnotes.cluster import cluster as module
 from trailnotes.cluster.cluster import Cluster
 from trailnotes.envs.workers.hosts import RemoteHost
+from trailnotes.errors import ConfigError
 
 ray: Any = pytest.importorskip("ray")
-
-VLLM = {"engine": {"name": "vllm"}, "run": {"deterministic": False}}
-SPREAD = {"engine": {"name": "vllm", "devices": ["0,1"]}, "run": {"deterministic": False}}
-
-
-@pytest.fixture
-def cluster_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cluster]:
-    """Nodes of 16 CPUs and some GPUs, the process of the run on the first, and GPUs seen by it where it has some."""
-
-    def make(*gpus: int, **sections: dict[str, Any]) -> Cluster:
-        found = [
-            {"NodeID": str(node), "Alive": True, "NodeManagerAddress": "10.0.0.1", "Resources": {"CPU": 16.0, "GPU": n}}
-            for node, n in enumerate(gpus)
-        ]
-        monkeypatch.setattr(ray, "nodes", lambda: found)
-        monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "0"))
-        return Cluster(small_config(cluster={"address": "auto"}, **sections))
-
-    monkeypatch.setattr(
-        "trailnotes.policies.hf.policy.resolve_device", lambda name: torch.device("cuda" if name == "auto" else name)
-    )
-    return make
+HOME = "ab" * 28  # the node of this process
 
 
 def test_the_start_of_a_worker_has_the_limit_that_messages_name() -> None:
@@ -52,23 +30,43 @@ def test_the_start_of_a_worker_has_the_limit_that_messages_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "sections", "why"),
+    ("gpus", "sections", "own", "others"),
     [
-        ((2,), {"learner": {"world_size": 2}}, ""),
-        ((1,), {"learner": {"world_size": 2}}, "learner.world_size = 2 and the process of the run want 2 GPU"),
-        ((6,), {"learner": {"world_size": 8}}, "learner.world_size = 8 and the process of the run want 8 GPU"),
-        ((1,), VLLM, "engine.replicas = 1 and the process of the run want 2 GPU of the cluster, which has 1: lower"),
-        ((1,), VLLM | {"model": {"device": "cuda:0"}}, ""),  # Ray does not know of it
-        ((0, 1), VLLM, ""),  # nothing to set aside on the first node
-        ((1,), {}, ""),
-        ((3,), SPREAD, ""),
-        ((2, 1), SPREAD, "no node of the cluster has 1 CPU and 2 GPU besides that of the process of the run, which"),
-        ((1, 2), SPREAD, ""),
+        (2, {"learner": {"world_size": 2}}, True, [{"CPU": 1.0, "GPU": 1.0}]),
+        (2, {"model": {"device": "cuda:0"}}, False, []),  # Ray does not know of it
+        (0, {"model": {"device": "auto"}}, False, []),  # nothing to set aside on this node
+        (1, {"env": {"num_workers": 2}, "cluster": {"address": "auto", "env_cpus": 0.5}}, True, [{"CPU": 0.5}] * 2),
+        (1, {"cluster": {"address": "ray://10.0.0.1:10001"}}, False, []),  # this process is elsewhere
     ],
 )
-def test_the_gpu_of_the_run_is_counted(
-    cluster_of: Callable[..., Cluster], gpus: tuple[int, ...], sections: dict[str, Any], why: str
+def test_what_a_run_sets_aside(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, sections: dict[str, Any], own: bool, others: list[dict[str, float]]
 ) -> None:
-    cluster = cluster_of(*gpus, **{"model": {"device": "auto"}} | sections)
-    with refused(why) if why else nullcontext():
-        cluster.require_resources()
+    reserved: list[Any] = []
+    node = {"NodeID": HOME, "Alive": True, "NodeManagerAddress": "10.0.0.1", "Resources": {"CPU": 16.0, "GPU": gpus}}
+    monkeypatch.setattr(ray, "nodes", lambda: [node])
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: HOME))
+    monkeypatch.setattr("trailnotes.policies.hf.policy.resolve_device", device_of)
+    monkeypatch.setattr(module, "reserve_gpu", lambda *_: "a GPU")
+    monkeypatch.setattr("ray.util.placement_group", lambda bundles, strategy: reserved.extend(bundles) or Room())
+    cluster = Cluster(small_config(**{"cluster": {"address": "auto"}, "model": {"device": "auto"}} | sections))
+    cluster.reserve()
+    assert (cluster._gpu == "a GPU") is own
+    assert reserved == others
+
+
+def device_of(name: str) -> torch.device:
+    return torch.device("cuda" if name == "auto" else name)
+
+
+class Room:
+    def wait(self, timeout: float) -> bool:
+        return True
+
+
+def test_ranks_cannot_reach_a_process_outside_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "nodes", list)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: HOME))
+    outside = {"cluster": {"address": "ray://10.0.0.1:10001"}, "learner": {"world_size": 2}}
+    with pytest.raises(ConfigError, match="needs this process on a machine of the cluster"):
+        Cluster(small_config(**outside)).reserve()

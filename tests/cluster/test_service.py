@@ -6,32 +6,21 @@ from contextlib import closing
 from pathlib import Path
 
 from small import small_config
-from trailnotes.cluster.memory import MemoryService, _get_folder_id, _make_request_id
+from trailnotes.cluster.memory import MemoryService, get_folder_id, make_request_id
 from trailnotes.memory.store import REQUESTS_KEPT
 from trailnotes.types import Tip
 
 
-def test_a_version_that_is_kept_again_is_kept_in_its_place(tmp_path: Path) -> None:
-    path = tmp_path / "memory.db"
-    with closing(MemoryService(str(path), _get_folder_id(path), small_config())) as service:
-        service.call("add", [Tip("task", "go east", "key", 0.0)], once=_make_request_id())
-        first = service.pin().version
-        (kept,) = service._pinned.values()
-        assert service.pin().version == first
-        assert [*service._pinned.values()] == [kept]
-        assert [tip.text for tip in kept.search("task", "key", 1)] == ["go east"]
-
-
 def test_only_the_newest_requests_stay_marked(tmp_path: Path) -> None:
     path = tmp_path / "memory.db"
-    with closing(MemoryService(str(path), _get_folder_id(path), small_config())) as service:
+    with closing(MemoryService(str(path), get_folder_id(path), small_config())) as service:
         store = service._memory.store
-        names = [_make_request_id() for _ in range(REQUESTS_KEPT + 3)]
-        assert service.call("add", [Tip("task", "first", "key", 0.0)], once="phase").value == 1
+        names = [make_request_id() for _ in range(REQUESTS_KEPT + 3)]
+        assert service.call("add", [Tip("task", "first", "key", 0.0)], once="phase") == 1
         for name in names:
-            assert service.call("add", [Tip("task", name, "key", 0.0)], once=name).value == 1
-        assert service.call("add", [Tip("task", "again", "key", 0.0)], once=names[-1]).value == 0
-        assert service.call("add", [Tip("task", "again", "key", 0.0)], once=names[3]).value == 0
-        assert service.call("add", [Tip("task", "again", "key", 0.0)], once="phase").value == 0, "that of a phase stays"
+            assert service.call("add", [Tip("task", name, "key", 0.0)], once=name) == 1
+        assert service.call("add", [Tip("task", "again", "key", 0.0)], once=names[-1]) == 0
+        assert service.call("add", [Tip("task", "again", "key", 0.0)], once=names[3]) == 0
+        assert service.call("add", [Tip("task", "again", "key", 0.0)], once="phase") == 0, "that of a phase stays"
         marks = store._query("SELECT name FROM meta WHERE name GLOB 'once/*'")
         assert {name for (name,) in marks} == {f"once/{name}" for name in ("phase", *names[3:])}

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from idle import occupied
-from nodes import TwoNodes
+from nodes import TwoNodes, get_pid
 from small import small_config
 from tinyrun import distance, episodes, metrics, tiny_config
 from trailnotes.cluster.cluster import Cluster
 from trailnotes.cluster.connection import connect_cluster
-from trailnotes.cluster.ranks import ActorRankHandle
+from trailnotes.cluster.ranks import RankActorHandle
 from trailnotes.commands.train import train
 from trailnotes.config.schema import Config
 from trailnotes.errors import LearnerError
@@ -69,16 +69,15 @@ def said(path: Path) -> list[list[str]]:
     return [[step["action"] for step in episode["steps"]] for episode in episodes(path)]
 
 
-def at_update(monkeypatch: pytest.MonkeyPatch, number: int, then: Callable[[ActorRankHandle], object]) -> None:
+def at_update(monkeypatch: pytest.MonkeyPatch, number: int, then: Callable[[RankActorHandle], object]) -> None:
     """Have something happen to rank 1 when the `number`-th update from now begins."""
     update, calls = ShardedLearner.update, []
 
     def troubled(self: ShardedLearner, *arguments: Any, **named: Any) -> dict[str, float]:
         calls.append(1)
         if len(calls) == number:
-            assert self._monitor is not None
             rank = self._monitor.ranks[1]
-            assert isinstance(rank, ActorRankHandle)
+            assert isinstance(rank, RankActorHandle)
             then(rank)
         return update(self, *arguments, **named)
 
@@ -101,12 +100,12 @@ def test_a_cluster_trains_what_one_process_trains(
         assert two["engine/difference"] < 1e-5
 
 
-def stop(rank: ActorRankHandle) -> None:
-    os.kill(rank.pid, signal.SIGSTOP)
+def stop(rank: RankActorHandle) -> None:
+    os.kill(get_pid(rank.actor), signal.SIGSTOP)
 
 
-def kill(rank: ActorRankHandle) -> None:
-    os.kill(rank.pid, signal.SIGKILL)
+def kill(rank: RankActorHandle) -> None:
+    os.kill(get_pid(rank.actor), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped", "lost"])
@@ -118,10 +117,10 @@ def test_a_run_that_loses_a_rank_stops_with_a_line_and_resumes(
     config = alone(start_model, **GRPO)
     train(config, tmp_path / "one")
     busy = occupied(cluster.home)  # so that the rank is on the other node
-    losses: dict[str, tuple[Callable[[ActorRankHandle], object], str]] = {
-        "killed": (kill, r"died: its worker process has died"),
+    losses: dict[str, tuple[Callable[[RankActorHandle], object], str]] = {
+        "killed": (kill, r"was lost: its worker process has died"),
         "stopped": (stop, r"hangs: nothing from it for learner.timeout = 10 s"),
-        "lost": (lambda rank: two_nodes.lose_other(), "was lost with its node"),
+        "lost": (lambda rank: two_nodes.lose_other(), "was lost: "),
     }
     troubled = spread(two_nodes, config)
     troubled = troubled.model_copy(

@@ -21,7 +21,8 @@ from trailnotes.config.schema import Config
 from trailnotes.estimate.footprint import estimate_for_shape
 from trailnotes.estimate.model_shape import infer_model_shape
 from trailnotes.learner.learner import Learner
-from trailnotes.learner.process_group import LearnerGroup, bind_interface, init_process_group
+from trailnotes.learner.process_group import LearnerGroup, init_process_group
+from trailnotes.learner.ranks import LOOPBACK
 from trailnotes.learner.sharded import build_single
 from trailnotes.learner.sharding import ShardedRank
 from trailnotes.policies.hf.adapters import add_adapters
@@ -99,9 +100,7 @@ def test_joined_rows_are_what_padded_ones_are(attention: str) -> None:
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[LearnerGroup]:
-    with bind_interface():
-        found = init_process_group(0, 1, "cuda", 60.0, FileStore(str(tmp_path / "store"), 1))
-    yield found
+    yield init_process_group(0, 1, "cuda", 60.0, FileStore(str(tmp_path / "store"), 1), interface=LOOPBACK)
     dist.destroy_process_group()
 
 

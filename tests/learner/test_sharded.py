@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +24,18 @@ from sharded_cases import Case, config_of, difference, one_process, rows_of, wai
 from small import small_config
 from tiny import tiny_model
 from trailnotes.errors import ConfigError, LearnerError, NonFiniteError
-from trailnotes.learner import rank_handles as handles
+from trailnotes.learner import ranks as ranks_module
 from trailnotes.learner import states
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.process_group import init_process_group, validate_world_size
-from trailnotes.learner.rank import is_torchrun_worker
-from trailnotes.learner.rank_handles import Failure, RankMonitor, RankProcess, is_communication_error
+from trailnotes.learner.ranks import (
+    FAILURE_KEY,
+    RankMonitor,
+    RankProcess,
+    is_communication_error,
+    is_torchrun_worker,
+    start_rank_process,
+)
 from trailnotes.learner.sharded import (
     ShardedLearner,
     _require_plain_head,
@@ -47,13 +54,13 @@ from trailnotes.config.toml import load_config
 from trailnotes.learner.sharded import ShardedLearner
 if __name__ == "__main__":
     learner = ShardedLearner(load_config(sys.argv[1]))
-    print(learner._monitor.ranks[1].process.pid, learner._monitor.ranks[1]._log.parent, flush=True)
+    print(learner._monitor.ranks[1].process.pid, learner._monitor.ranks[1].log.parent, flush=True)
     time.sleep(1000)
 """
 TORCHRUN = """
 import sys
 from trailnotes.config.toml import load_config
-from trailnotes.learner.rank import is_torchrun_worker, run_torchrun_rank
+from trailnotes.learner.ranks import is_torchrun_worker, run_torchrun_rank
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[2])
     config = load_config(sys.argv[1])
@@ -75,9 +82,15 @@ def two(start_model: Path, tmp_path: Path) -> Iterator[ShardedLearner]:
     learner = ShardedLearner(config, load_model(config.model)[0], tmp_path / "dumps")
     yield learner
     learner.close()
-    assert learner._monitor is not None
-    assert all(rank.process.poll() is not None for rank in learner._monitor.ranks.values())
-    assert not any(rank._log.parent.exists() for rank in learner._monitor.ranks.values())
+    assert process_of(learner).process.poll() is not None
+    assert not process_of(learner).log.parent.exists()
+
+
+def process_of(learner: ShardedLearner) -> RankProcess:
+    """The process of rank 1."""
+    rank = learner._monitor.ranks[1]
+    assert isinstance(rank, RankProcess)
+    return rank
 
 
 def test_a_life_of_two_processes_is_that_of_one(two: ShardedLearner, start_model: Path, tmp_path: Path) -> None:
@@ -150,8 +163,7 @@ def test_what_stops_every_rank_alike_is_raised_once_and_what_kills_one_ends_all(
         two.load(tmp_path)
     assert two.update(ROWS)["optimizer_steps"] == 1  # all goes on
 
-    assert two._monitor is not None
-    two._monitor.ranks[1].process.kill()
+    process_of(two).process.kill()
     with pytest.raises(LearnerError, match="rank 1 of the learner died of SIGKILL"):
         two.update(ROWS)
     with pytest.raises(LearnerError, match="have ended"):
@@ -197,8 +209,7 @@ def test_nobody_outlives_rank_0(start_model: Path, tmp_path: Path, stopped: bool
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_named(start_model: Path) -> None:
     learner = ShardedLearner(config_of(start_model, timeout=20.0))
-    assert learner._monitor is not None
-    os.kill(learner._monitor.ranks[1].process.pid, signal.SIGSTOP)
+    os.kill(process_of(learner).process.pid, signal.SIGSTOP)
     with pytest.raises(LearnerError, match=r"rank 1 of the learner hangs: nothing from it for learner\.timeout = 20 s"):
         learner.update(ROWS)
 
@@ -308,10 +319,13 @@ def test_attention_and_joined_rows_are_refused_where_they_do_not_fit(start_model
         build_single(config_of(start_model, 1, packed="always"), mixing, None, None)
 
 
-def test_only_ranks_above_0_of_torchrun_follow() -> None:
-    assert not is_torchrun_worker({})
-    assert not is_torchrun_worker({"RANK": "0", "MASTER_ADDR": "a"})
-    assert is_torchrun_worker({"RANK": "2", "MASTER_ADDR": "a"})
+def test_only_ranks_above_0_of_torchrun_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_torchrun_worker()
+    for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "a"}.items():
+        monkeypatch.setenv(name, value)
+    assert not is_torchrun_worker()
+    monkeypatch.setenv("RANK", "2")
+    assert is_torchrun_worker()
 
 
 def raised_by(function: Any, *arguments: Any) -> BaseException:
@@ -329,35 +343,51 @@ def test_a_lost_connection_is_somebody_elses_trouble(tmp_path: Path) -> None:
     assert not is_communication_error(RuntimeError("Connection closed by peer"))  # words are nothing to go by
 
 
-class Said:
-    """A rank of which something is known."""
+class FakeRank:
+    """A rank that lives (None), ended (""), or died for a reason."""
 
-    def __init__(self, failure: Failure | None, where: str = "") -> None:
-        self.said, self.where = failure, where
+    def __init__(self, reason: str | None, where: str = "") -> None:
+        self.reason, self.where = reason, where
 
-    def failure(self) -> Failure | None:
-        return self.said
+    def exit_reason(self) -> str | None:
+        return self.reason
 
     def end(self, seconds: float) -> None:
-        self.said = Failure("was sent home")
+        self.reason = "was killed"
 
 
 def test_the_cause_is_told_from_its_consequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handles, "GRACE", 0.0)
+    monkeypatch.setattr(ranks_module, "GRACE", 0.0)
     lost, own = dist.DistNetworkError("Connection reset by peer"), RuntimeError("out of memory")
-    theirs = Said(Failure("failed: RuntimeError: Connection closed by peer", of_others=True))
-    cause = Said(Failure("failed: OutOfMemoryError: CUDA out of memory"), " on node 10.0.0.7")
-    ranks = RankMonitor({1: theirs, 2: cause, 3: Said(None)}, 7.0, dist.HashStore)
-    said = "rank 2 on node 10.0.0.7 of the learner failed: OutOfMemoryError: CUDA out of memory"
-    assert ranks.describe_failure(lost) == said
-    assert ranks.describe_failure(own) == "rank 0 of the learner failed: RuntimeError: out of memory"
-    del ranks.ranks[2]
+    ranks = {1: FakeRank(""), 2: FakeRank("exited with status 1", " on node 10.0.0.7"), 3: FakeRank(None)}
+    store = dist.HashStore()
+    monitor = RankMonitor(ranks, 7.0, store)
+    assert monitor.explain(lost) == "rank 2 on node 10.0.0.7 of the learner exited with status 1"
+    store.set(FAILURE_KEY.format(2), "failed: OutOfMemoryError: CUDA out of memory")
+    cause = "rank 2 on node 10.0.0.7 of the learner failed: OutOfMemoryError: CUDA out of memory"
+    assert monitor.explain(lost) == cause
+    assert monitor.explain(own) == "rank 0 of the learner failed: RuntimeError: out of memory"
+    del ranks[2]
     hangs = "rank 3 of the learner hangs: nothing from it for learner.timeout = 7 s (DistNetworkError: Connection reset"
-    assert ranks.describe_failure(lost).startswith(hangs)
-    del ranks.ranks[3]
-    assert ranks.describe_failure(lost).startswith("the processes of the learner lost each other: DistNetworkError")
-    ranks.end(at_once=True)
-    assert theirs.said == Failure("was sent home")
+    assert monitor.explain(lost).startswith(hangs)
+    del ranks[3]
+    assert monitor.explain(lost).startswith("the processes of the learner lost each other: DistNetworkError")
+    monitor.end(at_once=True)
+    assert ranks[1].reason == "was killed"
+
+
+def test_rank_0_does_not_wait_on_a_device_for_a_rank_that_failed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ranks_module, "STUCK_SECONDS", 0.1)
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    monitor = RankMonitor({1: FakeRank("died of SIGKILL")}, 7.0, dist.HashStore())
+    with monitor.watch():
+        while not codes:
+            time.sleep(0.05)
+    assert codes[0] == 1
+    assert "trailnotes: rank 1 of the learner died of SIGKILL; resume from the last" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -370,9 +400,9 @@ def test_the_cause_is_told_from_its_consequences(monkeypatch: pytest.MonkeyPatch
 )
 def test_how_a_process_ended_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, told: str) -> None:
     monkeypatch.setattr(sys, "executable", str(fake_python(tmp_path, code)))
-    rank = RankProcess(1, [], tmp_path)
+    rank = start_rank_process(1, [], tmp_path)
     rank.process.wait()
-    assert rank.failure() == Failure(told)
+    assert rank.exit_reason() == told
     rank.end(0.0)
 
 

@@ -22,7 +22,7 @@ DEEP = "[" * 100_000
 # What these read was written by this process or by one that it has started, or lies in an installed package.
 OWN = {
     "errors", "storage/parsing", "storage/files", "policies/vllm/worker/wire", "webshop/importing",
-    "alfworld/rooms", "envs/workers/worker", "envs/workers/wire", "verifiers/env", "learner/rank_handles",
+    "alfworld/rooms", "envs/workers/worker", "envs/workers/wire", "verifiers/env",
     "compare/comparison", "warmstart/small_model", "tracking/process", "tracking/showing", "runs/evaluation",
     "cluster/envs", "memory/store", "commands/doctor",
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Connection to a Ray cluster, with checks that it answers, runs the same code, and is large enough."""
+"""Connection to a Ray cluster, with checks that it answers, runs the same code, and has room for the run."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import contextlib
 import hashlib
 import logging
 import os
-import platform
 import signal
 import socket
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import trailnotes
 from trailnotes.cluster.cluster import Cluster
@@ -24,11 +23,8 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
 
 logger = logging.getLogger(__name__)
-CONNECT_LIMIT = 5.0  # seconds for an address to answer
+CONNECT_LIMIT = 5.0  # seconds for an address to accept a connection
 SHUTDOWN_DELAY = 1.0  # seconds: Ray 2.60 ends the process where news of an actor's end comes while it shuts down
-HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # of a client, RFC 9113 section 3.4
-SETTINGS_FRAME = 4  # type of the first frame of either side
-EMPTY_SETTINGS = bytes((0, 0, 0, SETTINGS_FRAME, 0, 0, 0, 0, 0))
 
 
 @contextlib.contextmanager
@@ -39,7 +35,7 @@ def connect_cluster(config: Config) -> Iterator[Cluster]:
 
     Raises:
         MissingExtraError: Ray is not installed.
-        ClusterError: Ray does not answer, a machine has other versions, or too little is left.
+        ClusterError: Ray does not answer, a machine has another version, or there is no room for the run.
     """
     if package := find_missing_module("ray"):
         raise MissingExtraError(f"cluster.address needs the package {package}: {format_install_command('ray')}")
@@ -52,11 +48,11 @@ def connect_cluster(config: Config) -> Iterator[Cluster]:
     try:
         cluster = Cluster(config)
         _require_same_code(cluster)
-        cluster.require_resources()
+        cluster.reserve()
         if cluster.num_machines > 1 and os.environ.get("RAY_AUTH_MODE") != "token":
             logger.warning(
                 "this Ray cluster asks for no token: whoever reaches its machines can run anything on them; "
-                "RAY_AUTH_MODE=token, on all of them, is the cure"
+                "set RAY_AUTH_MODE=token on all of them"
             )
         yield cluster
     finally:
@@ -68,108 +64,60 @@ def connect_cluster(config: Config) -> Iterator[Cluster]:
 
 
 def _init_ray(address: str) -> None:
-    """Connect to Ray once the address answers: Ray itself takes longer than a minute to find out."""
     import ray
-    from ray._private.services import find_gcs_addresses
 
     if address != "auto":
-        _require_ray_answer(address)
-    elif len(found := sorted(find_gcs_addresses())) > 1 and "RAY_ADDRESS" not in os.environ:  # Ray takes the newest
-        raise ClusterError(
-            f'cluster.address = "auto": {len(found)} Ray clusters run on this machine: name one of {", ".join(found)}'
-        )
+        _require_listener(address)  # Ray itself takes longer than a minute to notice that there is none
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="WARNING")
     except (ConnectionError, RuntimeError, ValueError, SystemExit, ray.exceptions.RayError) as error:
-        raise ClusterError(f"cluster.address = {address!r}: {_explain_error(error)}") from error
+        text = " ".join(str(error).split())[:300]
+        raise ClusterError(
+            f"cluster.address = {address!r} does not answer as Ray does ({text}): name the address that `ray start "
+            "--head` printed; all machines need the same Python and Ray, and the same token where RAY_AUTH_MODE=token"
+        ) from error
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)  # how a run is stopped is not Ray's to say
+            signal.signal(signal.SIGTERM, before)  # Ray sets a handler of its own
 
 
-def _explain_error(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    if isinstance(error, SystemExit):  # Ray ends the process where its server is mute
-        return "it did not answer as Ray does: name the address that `ray start --head` printed"
-    if isinstance(error, ConnectionError):
-        return (
-            "no Ray cluster answers this process: start one (ray start --head), name its address HOST:PORT, or set "
-            "RAY_AUTH_MODE=token where it asks for a token"
-        )
-    return f"{text[:300]}: all machines need the same versions, and the same token (RAY_AUTH_MODE) where there is one"
-
-
-def _require_ray_answer(address: str) -> None:
-    """Refuse an address that does not answer as gRPC does, which is Ray's protocol."""
+def _require_listener(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_LIMIT) as connection:
-            if os.environ.get("RAY_USE_TLS", "0") == "1":
-                return
-            connection.sendall(HTTP2_PREFACE + EMPTY_SETTINGS)
-            answer = connection.recv(9)
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_LIMIT).close()
     except OSError as error:
         raise ClusterError(
             f"cluster.address = {address!r}: nobody answers ({error.strerror or error}): start Ray there "
             "(ray start --head), or name the address that it printed"
         ) from error
-    if len(answer) < 4 or answer[3] != SETTINGS_FRAME:
-        raise ClusterError(
-            f"cluster.address = {address!r}: something else than Ray answers: name the address that "
-            "`ray start --head` printed"
-        )
 
 
-def get_code_versions() -> dict[str, str]:
-    """List the versions that must be the same on all machines, by name."""
-    import ray
-
+def get_code_version() -> str:
+    """Return the version of Trailnotes on this machine, with a digest of its files."""
     digest = hashlib.sha256()
     root = Path(trailnotes.__file__).parent
     for path in sorted(root.rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return {
-        "Python": platform.python_version(),
-        "Ray": ray.__version__,
-        "Trailnotes": f"{trailnotes.__version__} ({digest.hexdigest()[:8]})",
-    }
+    return f"{trailnotes.__version__} ({digest.hexdigest()[:8]})"
 
 
 def _require_same_code(cluster: Cluster) -> None:
     import ray
 
-    ours, remote = get_code_versions(), ray.remote(num_cpus=0, max_retries=0)(get_code_versions)
-    asked = {node: remote.options(scheduling_strategy=cluster.pin_to_node(node)).remote() for node in cluster.nodes}
-    for node, answer in asked.items():
-        theirs = _get_node_versions(cluster, node, answer)
-        if theirs is None:
-            cluster.remove_node(node)
-            continue
-        for name, version in ours.items():
-            if theirs[name] != version:
-                raise ClusterError(
-                    f"{cluster.nodes[node]} has {name} {theirs[name]}, this process {version}: install the same there"
-                )
-
-
-def _get_node_versions(cluster: Cluster, node: str, answer: Any) -> dict[str, str] | None:
-    """Get the versions of a node; None where the node was lost a moment ago, and Ray has only just noticed."""
-    import ray
-
-    limit = cluster.config.cluster.timeout
-    try:
-        found: dict[str, str] = ray.get(answer, timeout=limit)
-    except ray.exceptions.GetTimeoutError as error:
-        raise ClusterError(
-            f"{cluster.nodes[node]} starts no process within cluster.timeout = {limit:g} s: see its Ray logs"
-        ) from error
-    except (ray.exceptions.TaskUnschedulableError, ray.exceptions.NodeDiedError, ray.exceptions.WorkerCrashedError):
-        return None
-    except ray.exceptions.RayError as error:
-        last = next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "")
-        raise ClusterError(
-            f"{cluster.nodes[node]} cannot run Trailnotes ({last[:200]}): install the same version there, with the "
-            "extra ray"
-        ) from error
-    return found
+    ours, remote = get_code_version(), ray.remote(num_cpus=0, max_retries=0)(get_code_version)
+    refs = {node: remote.options(scheduling_strategy=cluster.pin_to_node(node)).remote() for node in cluster.nodes}
+    for node, ref in refs.items():
+        name = cluster.get_node_name(node)
+        try:
+            theirs = ray.get(ref, timeout=cluster.config.cluster.timeout)
+        except (ray.exceptions.TaskUnschedulableError, ray.exceptions.NodeDiedError, ray.exceptions.WorkerCrashedError):
+            continue  # the node was lost a moment ago, and Ray has only just noticed
+        except ray.exceptions.RayError as error:
+            last = str(error).strip().rpartition("\n")[2][:200]
+            raise ClusterError(
+                f"{name} cannot run Trailnotes ({last}): install the same version there, with the extra ray, and see "
+                "its Ray logs"
+            ) from error
+        if theirs != ours:
+            raise ClusterError(f"{name} has Trailnotes {theirs}, this process {ours}: install the same there")

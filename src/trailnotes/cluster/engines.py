@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailnotes.cluster.waiting import Deadline, get_result
+from trailnotes.cluster.waiting import get_result
 from trailnotes.errors import ClusterError, PolicyError, TrailnotesError
 
 if TYPE_CHECKING:
@@ -118,9 +118,8 @@ def get_engine_address(actor: Any, number: int, config: Config) -> tuple[str, in
         PolicyError: it is not in time, or cannot be.
     """
     who = f"engine {number} of the cluster"
-    patience = Deadline(lambda: who, config.engine.start_timeout, "engine.start_timeout")
     try:
-        address, failure = get_result(actor.address.remote(), patience)
+        address, failure = get_result(actor.address.remote(), who, config.engine.start_timeout, "engine.start_timeout")
     except ClusterError as error:
         raise PolicyError(f"{error}; if the cluster has no room for it, lower engine.replicas or add nodes") from error
     if address is None:

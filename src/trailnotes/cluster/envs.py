@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
+import time
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from trailnotes.cluster.waiting import Deadline, extract_cause
+from trailnotes.cluster.waiting import extract_cause
 from trailnotes.envs.workers.hosts import RemoteHost, encode_start_request
 from trailnotes.envs.workers.main import EnvServer
 from trailnotes.envs.workers.wire import HEADER
@@ -16,9 +16,9 @@ from trailnotes.errors import ClusterError
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
     from concurrent.futures import Future
 
+    from trailnotes.cluster.cluster import Bundle
     from trailnotes.config.schema import Config
     from trailnotes.envs.workers.hosts import Awaited
 
@@ -31,12 +31,6 @@ class EnvActor:
     def __init__(self) -> None:
         self._server = EnvServer()
 
-    def where(self) -> tuple[str, int]:
-        """Return the id of its node, and its process there."""
-        import ray
-
-        return ray.get_runtime_context().get_node_id(), os.getpid()
-
     def answer(self, frame: bytes) -> bytes:
         """Answer one request frame."""
         return self._server.answer(json.loads(frame[HEADER.size :]))
@@ -47,41 +41,27 @@ class EnvActor:
 
 
 class ActorHost(RemoteHost):
-    """Environments in an actor that Ray places where it has CPUs for it.
+    """Environments in an actor on one bundle of a placement group.
 
-    A lost one is not brought back: the pool's next lease asks for another, which Ray may place on another node. `index`
-    is that of the worker in its pool, and `name_of` gives the name of a node in messages by its id.
+    A lost one is not brought back: the pool's next lease asks for another on that bundle, which Ray may have moved to
+    another node. `index` is that of the worker in its pool.
     """
 
-    def __init__(self, config: Config, index: int, name_of: Callable[[str], str]) -> None:
+    def __init__(self, config: Config, index: int, bundle: Bundle) -> None:
         import ray
 
         env = config.env
-        greeted = encode_start_request(env.name, env.options)
-        super().__init__(f"env worker {index} of {env.name}", env.timeout, config.cluster.timeout)
-        self._cpus, self._name_of = config.cluster.env_cpus, name_of
-        self._came: deque[tuple[Awaited | None, Future[bytes]]] = deque()
-        self._patience: Deadline | None = None  # with the first of `_pending`
-        self._actor = ray.remote(num_cpus=self._cpus, max_restarts=0, scheduling_strategy="SPREAD")(EnvActor).remote()
-        self._where = self._actor.where.remote()
-        self._request(greeted, None)
-
-    @property
-    def place(self) -> str:
-        """Its process and node, for messages."""
-        import ray
-
-        ready, _ = ray.wait([self._where], timeout=0)
-        with suppress(ray.exceptions.RayError):
-            if ready:
-                node, process = ray.get(ready[0])
-                return f"(process {process} on {self._name_of(node)})"
-        return "(not placed yet)"
+        start_request = encode_start_request(env.name, env.options)
+        super().__init__(f"env worker {index} of {env.name} on {bundle.node}", env.timeout, config.cluster.timeout)
+        self._futures: deque[Future[bytes]] = deque()  # of the answers to all of `_pending`
+        kind = ray.remote(num_cpus=config.cluster.env_cpus, max_restarts=0, scheduling_strategy=bundle.strategy)
+        self.actor = kind(EnvActor).remote()
+        self._request(start_request, None)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Listen in this event loop, from now on."""
         self._loop = loop
-        self._head_is_new()
+        self._head_since = time.monotonic()
         self.drain()
 
     def detach(self) -> None:
@@ -92,61 +72,44 @@ class ActorHost(RemoteHost):
         """Take all answers that came so far."""
         import ray
 
-        while self._came and not self.failure:
-            answer, future = self._came.popleft()
+        while self._futures and self._futures[0].done() and not self.failure:
             try:
-                frame = future.result()
+                frame = self._futures.popleft().result()
             except ray.exceptions.RayError as error:
                 self._lose(f"was lost: {extract_cause(error)}")
                 return
-            self._pending.remove(answer)
-            self._take(json.loads(frame[HEADER.size :]), answer)
-            self._head_is_new()
+            self._take(json.loads(frame[HEADER.size :]), self._pending.popleft())
 
     def watch(self) -> None:
-        """Report a long wait, and lose the actor if it exceeds its limit."""
+        """Lose the actor if it exceeds its limit."""
         self.drain()
-        if self.failure or not self._pending or self._patience is None:
-            return
-        try:
-            self._patience.check()
-        except ClusterError as error:
+        if not self.failure and (why := self._explain_overdue()):
             if not self.started:
-                self.fatal = ClusterError(
-                    f"{error}: has the cluster {self._cpus:g} CPUs left for it, and env.name installed?"
-                )
-            self._lose(str(error).removeprefix(f"{self._label} "))
+                self.fatal = ClusterError(f"{self._label} {why}: is there room for it, and env.name installed there?")
+            self._lose(why)
 
     def close(self) -> None:
         """Let it close its environments; then it ends."""
         import ray
 
         if not self.failure:
-            closed = self._actor.close.remote()
-            ray.wait([closed], timeout=STOP_LIMIT)
+            ray.wait([self.actor.close.remote()], timeout=STOP_LIMIT)
             self._lose("was closed")
 
-    def _send(self, frame: bytes, answer: Awaited | None) -> None:
-        if len(self._pending) == 1:
-            self._head_is_new()
-        future: Future[bytes] = self._actor.answer.remote(frame).future()
-        future.add_done_callback(lambda done: self._hear(answer, done))
+    def _send(self, frame: bytes, answer: Awaited | None) -> None:  # noqa: ARG002 (answers come in order)
+        future: Future[bytes] = self.actor.answer.remote(frame).future()
+        self._futures.append(future)
+        future.add_done_callback(self._wake)
 
-    def _hear(self, answer: Awaited | None, future: Future[bytes]) -> None:
-        """Take an answer, in a thread of Ray's."""
-        self._came.append((answer, future))
+    def _wake(self, _: Future[bytes]) -> None:
+        """Have the event loop take an answer that came in a thread of Ray's."""
         loop = self._loop
         if loop is not None:
             with suppress(RuntimeError):  # it was closed a moment ago
                 loop.call_soon_threadsafe(self.drain)
 
-    def _head_is_new(self) -> None:
-        limit, setting = (self._timeout, "env.timeout") if self.started else (self._start_limit, "cluster.timeout")
-        self._patience = Deadline(lambda: f"{self._label} {self.place}", limit, setting, "it counts as hung")
-
     def _end(self, why: str) -> str:
         import ray
 
-        place = self.place
-        ray.kill(self._actor)
-        return why if place in why else f"{place} {why}"
+        ray.kill(self.actor)
+        return why

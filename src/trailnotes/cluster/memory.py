@@ -7,20 +7,18 @@ is not stored twice.
 
 from __future__ import annotations
 
-import logging
-import os
 import uuid
-from collections import OrderedDict
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from trailnotes.cluster.waiting import Deadline, await_result, get_result
-from trailnotes.errors import MemoryStoreError, TrailnotesError
+from trailnotes.cluster.waiting import await_result, get_result
+from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.memory.owner import reconcile
 from trailnotes.memory.retrieval import embedder_of
 from trailnotes.memory.schema import Closeable
-from trailnotes.memory.store import REQUEST, TipStore
+from trailnotes.memory.store import REQUEST
 from trailnotes.memory.tips import TipMemory, open_memory
 
 if TYPE_CHECKING:
@@ -30,16 +28,8 @@ if TYPE_CHECKING:
     from trailnotes.memory.tip_stats import TipEffect
     from trailnotes.types import StrPath, Task, Tip, Trajectory
 
-logger = logging.getLogger(__name__)
-SHOWN = ("register_tasks", "report", "record_effects")  # methods that concern the tips that prompts show
+PROMPT_METHODS = ("register_tasks", "report", "record_effects")  # they concern the tips that prompts show
 STOP_LIMIT = 5.0  # seconds to close the file
-
-
-class VersionedAnswer(NamedTuple):
-    """Answer of the service."""
-
-    value: Any
-    version: int  # of the memory that it was read from, or that it made: the number of writes so far
 
 
 class MemoryService:
@@ -49,74 +39,38 @@ class MemoryService:
     """
 
     def __init__(self, path: str, folder: tuple[int, int], config: Config) -> None:
-        self._config = config
-        self._pinned: OrderedDict[int, TipMemory] = OrderedDict()
-        self._broken: TrailnotesError | None = None  # told whoever asks: Ray wraps what a constructor raises
-        try:
-            if not Path(path).parent.is_dir() or _get_folder_id(Path(path)) != folder:
-                raise MemoryStoreError(
-                    f"the memory service does not see {Path(path).parent} of the run: start the training on a machine "
-                    "of the cluster, with cluster.address = auto"
-                )
-            on_cpu = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
-            self._memory = open_memory(path, config.memory, embedder=embedder_of(on_cpu))
-        except TrailnotesError as error:
-            self._broken = error
+        self._path, self._folder, self._config = Path(path), folder, config
 
-    async def search_async(self, namespace: str, query: str, top_k: int, at: int | None) -> VersionedAnswer:
-        """Find tips for a prompt, as they were at the version `at`; None: as they are."""
-        memory = self._at(at)
-        tips = await make_prompt_memory(memory, self._config.algorithm.show_tips).search_async(namespace, query, top_k)
-        return VersionedAnswer(tips, memory.store.sequence)
+    @cached_property
+    def _memory(self) -> TipMemory:
+        """Open the file at the first call, since Ray would wrap what the constructor raises."""
+        if not self._path.parent.is_dir() or get_folder_id(self._path) != self._folder:
+            raise MemoryStoreError(
+                f"the memory service does not see {self._path.parent} of the run: start the training on a machine of "
+                "the cluster, with cluster.address = auto"
+            )
+        on_cpu = self._config.model_copy(update={"model": self._config.model.model_copy(update={"device": "cpu"})})
+        return open_memory(self._path, self._config.memory, embedder=embedder_of(on_cpu))
 
-    def pin(self) -> VersionedAnswer:
-        """Keep the memory as it is, for readers of this version; those of the newest few versions are kept."""
-        held = self._whole().store
-        assert held.path is not None
-        frozen = self._pinned.pop(held.sequence, None)  # what its owner changed makes no version; a reader may be in it
-        if frozen is None:
-            frozen = TipMemory(TipStore(None, held.identity), self._memory.embedder, self._config.memory)
-        frozen.store.restore(held.path)
-        version = frozen.store.sequence
-        self._pinned[version] = frozen
-        while len(self._pinned) > self._config.rollout.max_async_iterations + 2:
-            self._pinned.popitem(last=False)[1].close()
-        return VersionedAnswer(None, version)
+    async def search_async(self, namespace: str, query: str, top_k: int) -> list[Tip]:
+        """Find tips for a prompt."""
+        memory = make_prompt_memory(self._memory, self._config.algorithm.show_tips)
+        return await memory.search_async(namespace, query, top_k)
 
-    def call(self, method: str, *arguments: Any, **named: Any) -> VersionedAnswer:
+    def call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
         """Call a method of the memory, or of the part of it that prompts show."""
-        memory = self._whole()
-        if method in SHOWN:
+        memory = self._memory
+        if method in PROMPT_METHODS:
             memory = make_prompt_memory(memory, self._config.algorithm.show_tips)
-        return self._answer(getattr(memory, method)(*arguments, **named))
+        return getattr(memory, method)(*arguments, **keywords)
 
-    def reconcile(self, saved: Path | None, start: Path, aside: Path, tips: Sequence[Tip]) -> VersionedAnswer:
+    def reconcile(self, *arguments: Any) -> bool:
         """Reconcile the file with a checkpoint, as `owner.reconcile`."""
-        return self._answer(reconcile(self._whole(), saved, start, aside, tips))
-
-    def pid(self) -> VersionedAnswer:
-        """Return the number of its process."""
-        return self._answer(os.getpid())
+        return reconcile(self._memory, *arguments)
 
     def close(self) -> None:
         """Close the memory file."""
-        if self._broken is None:
-            self._memory.close()
-
-    def _whole(self) -> TipMemory:
-        if self._broken is not None:
-            raise self._broken
-        return self._memory
-
-    def _at(self, version: int | None) -> TipMemory:
-        """Get a version that is kept. After a restart there is none but the newest, and the answer says so."""
-        memory = self._whole()
-        if version is not None and version not in self._pinned and memory.store.sequence == version:
-            self.pin()
-        return memory if version is None else self._pinned.get(version, memory)
-
-    def _answer(self, value: Any) -> VersionedAnswer:
-        return VersionedAnswer(value, self._memory.store.sequence)
+        self._memory.close()
 
 
 class ServedMemory(Closeable):
@@ -135,54 +89,40 @@ class ServedMemory(Closeable):
         import ray
 
         path = Path(path).resolve()
-        self._config, self._place = config, place
-        self._at: int | None = None
-        actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)(service)
-        self._actor = actor.remote(str(path), _get_folder_id(path), config)
-        self.version = -1  # of the last answer
+        self.limit = config.cluster.timeout
+        self._who = f"the memory service on {place}"
+        kind = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)(service)
+        self.actor = kind.remote(str(path), get_folder_id(path), config)
         self.stats()  # or the reason why not
-
-    def pinned(self) -> ServedMemory:
-        """Make a reader of the memory as it is now, whatever is written meanwhile, but for its own reports."""
-        reader = object.__new__(ServedMemory)
-        reader.__dict__.update(self.__dict__)
-        reader._ask("pin")
-        reader._at = reader.version
-        return reader
 
     def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:
         """Find tips, as `Memory.search`."""
-        return self._found(self._ask("search_async", namespace, query, top_k, self._at))
+        tips: list[Tip] = self._ask("search_async", namespace, query, top_k)
+        return tips
 
     async def search_async(self, namespace: str, query: str, top_k: int) -> list[Tip]:
         """Find tips, as `AsyncMemory.search_async`."""
-        answer = self._actor.search_async.remote(namespace, query, top_k, self._at)
-        return self._found(self._taken(await await_result(answer, self._patience())))
+        ref = self.actor.search_async.remote(namespace, query, top_k)
+        tips: list[Tip] = await await_result(ref, self._who, self.limit, "cluster.timeout")
+        return tips
 
     def add(self, tips: Sequence[Tip], *, once: str = "") -> int:
         """Add tips, as `TipMemory.add`; return 0 also where Ray repeated a write that had been stored."""
-        changed: int = self._ask("call", "add", list(tips), once=once or _make_request_id())
+        changed: int = self._ask("call", "add", list(tips), once=once or make_request_id())
         return changed
 
     def register_tasks(self, tasks: Sequence[Task]) -> bool:
         """Register tasks, as `ScopedMemory.register_tasks`."""
-        hears = self._config.memory.scope != "task" or self._config.algorithm.show_tips == "other"
-        new: bool = hears and self._ask("call", "register_tasks", list(tasks))
-        if new and self._at is not None:
-            self._ask("pin")
-            self._at = self.version
+        new: bool = self._ask("call", "register_tasks", list(tasks))
         return new
 
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
         """Report episodes, as `FeedbackMemory.report`."""
-        self._ask("call", "report", list(episodes), once=once or _make_request_id())
-        if self._at is not None:
-            self._ask("pin")
-            self._at = self.version
+        self._ask("call", "report", list(episodes), once=once or make_request_id())
 
     def record_effects(self, readings: Sequence[TipEffect], *, once: str = "") -> None:
         """Record effects, as `TipEffectMemory.record_effects`."""
-        self._ask("call", "record_effects", list(readings), once=once or _make_request_id())
+        self._ask("call", "record_effects", list(readings), once=once or make_request_id())
 
     def snapshot(self, path: StrPath) -> None:
         """Copy the file, as `Memory.snapshot`."""
@@ -202,44 +142,24 @@ class ServedMemory(Closeable):
         begins: bool = self._ask("reconcile", saved and saved.resolve(), start.resolve(), aside.resolve(), list(tips))
         return begins
 
-    def pid(self) -> int:
-        """Return the actor's process, on the machine of the run."""
-        number: int = self._ask("pid")
-        return number
-
     def close(self) -> None:
         """Close the file, and end the actor. Twice is fine."""
         import ray
 
-        ray.wait([self._actor.close.remote()], timeout=STOP_LIMIT)
-        ray.kill(self._actor)
+        ray.wait([self.actor.close.remote()], timeout=STOP_LIMIT)
+        ray.kill(self.actor)
 
-    def _patience(self) -> Deadline:
-        return Deadline(lambda: f"the memory service on {self._place}", self._config.cluster.timeout, "cluster.timeout")
-
-    def _ask(self, method: str, *arguments: Any, **named: Any) -> Any:
-        answer = getattr(self._actor, method).remote(*arguments, **named)
-        return self._taken(get_result(answer, self._patience()))
-
-    def _taken(self, answer: VersionedAnswer) -> Any:
-        self.version = answer.version
-        return answer.value
-
-    def _found(self, tips: list[Tip]) -> list[Tip]:
-        if self._at is not None and self.version != self._at:
-            logger.warning(
-                "the memory service began anew: what is shown from here on is its version %d, not %d",
-                self.version, self._at,
-            )  # fmt: skip
-            self._at = self.version
-        return tips
+    def _ask(self, method: str, *arguments: Any, **keywords: Any) -> Any:
+        ref = getattr(self.actor, method).remote(*arguments, **keywords)
+        return get_result(ref, self._who, self.limit, "cluster.timeout")
 
 
-def _get_folder_id(path: Path) -> tuple[int, int]:
+def get_folder_id(path: Path) -> tuple[int, int]:
     """Identify the folder of `path`: device and inode are the same for two processes that see the same one."""
-    found = path.parent.stat()
-    return found.st_dev, found.st_ino
+    status = path.parent.stat()
+    return status.st_dev, status.st_ino
 
 
-def _make_request_id() -> str:
+def make_request_id() -> str:
+    """Make a name for one write, so that it is stored once."""
     return f"{REQUEST}{uuid.uuid4().hex}"

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
+import socket
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailnotes.cluster.waiting import Deadline, extract_cause, get_result
-from trailnotes.learner.rank_handles import LOOPBACK, Failure, RankMonitor, make_failure
+from trailnotes.cluster.waiting import extract_cause, get_result
+from trailnotes.learner.ranks import RankMonitor, describe_error, follow_rank_0
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    from trailnotes.cluster.cluster import Bundle
     from trailnotes.config.schema import Config
 
 LOCALHOST = "127.0.0.1"
-NODE_LOSS_TIMEOUT = 60.0  # seconds in which Ray finds out whether what it cannot reach is dead
 
 
 class RankActor:
@@ -31,132 +34,101 @@ class RankActor:
         with contextlib.suppress(OSError):
             os.chdir(directory)
 
-    def place(self) -> tuple[str, str, int]:
-        """Return id and address of its node, and the number of its process there."""
-        import ray
-
-        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), os.getpid()
-
-    def follow(self, numbers: tuple[int, int], at: tuple[str, int], device_type: str, seconds: float) -> Failure | None:
-        """Repeat the calls of rank 0 until it ends this rank; return why, if it fails before.
-
-        `numbers` are its rank and the world size, and `at` is the host and port of the store that all meet over.
-        """
-        from datetime import timedelta
-
-        import ray
+    def follow(self, rank: int, world: int, device_type: str, seconds: float, at: tuple[str, int]) -> None:
+        """Repeat the calls of rank 0 until it ends this rank. `at` is the host and port of the store."""
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        from trailnotes.learner.process_group import bind_interface, find_interface, init_process_group
-        from trailnotes.learner.rank import run_call_loop
-
-        interface = LOOPBACK if at[0] == LOCALHOST else find_interface(ray.util.get_node_ip_address())
-        try:
-            store = TCPStore(*at, numbers[1], timeout=timedelta(seconds=seconds))
-            with bind_interface(interface):
-                group = init_process_group(*numbers, device_type, seconds, store)
-            run_call_loop(group)
-        except BaseException as error:  # noqa: BLE001 - the boundary: rank 0 must learn the reason, whatever it is
-            return make_failure(error)
-        return None
+        store = TCPStore(*at, world, timeout=timedelta(seconds=seconds))
+        follow_rank_0(rank, world, device_type, seconds, store, interface=find_interface(at[0]))
 
 
-class ActorRankHandle:
-    """Handle of a rank that is an actor; see `RankHandle`."""
+class RankActorHandle:
+    """An actor as `RankHandle`."""
 
-    def __init__(self, actor: Any, node: str, pid: int, where: str) -> None:
-        self.actor, self.node, self.pid, self.where = actor, node, pid, where
-        self._done: Any = None
-        self._failure: Failure | None = None
+    def __init__(self, actor: Any, done: Any, where: str) -> None:
+        self.actor, self.done, self.where = actor, done, where
 
-    def follow(self, *arguments: Any) -> None:
-        """Have it follow rank 0, from now on."""
-        self._done = self.actor.follow.remote(*arguments)
-
-    def failure(self) -> Failure | None:
-        """Return why it failed, or how it ended; None while it lives in silence."""
+    def exit_reason(self) -> str | None:
+        """Return how it died; None while it lives, "" if it ended by itself or raised an error."""
         import ray
 
         if not ray.is_initialized():  # to ask Ray anything would start a cluster
-            return Failure("ended with the connection to the cluster")
-        if self._failure is None and self._done is not None and ray.wait([self._done], timeout=0)[0]:
-            try:
-                said: Failure | None = ray.get(self._done)
-            except ray.exceptions.RayError as error:
-                self._failure = self._how(error)
-            else:
-                self._failure = Failure(f"failed: {said.text}", said.of_others) if said else Failure("ended")
-        return self._failure
+            return "ended with the connection to the cluster"
+        if not ray.wait([self.done], timeout=0)[0]:
+            return None
+        try:
+            ray.get(self.done)
+        except ray.exceptions.RayTaskError as error:  # torch's own are in the store, or of another rank
+            return "" if isinstance(error.cause, RuntimeError) else f"failed: {describe_error(error.cause)}"
+        except ray.exceptions.RayError as error:
+            return f"was lost: {extract_cause(error)}"
+        return ""
 
     def end(self, seconds: float) -> None:
-        """Wait so long for it to end by itself; then kill it."""
+        """Kill it if it does not end by itself within so many seconds."""
         import ray
 
-        if not ray.is_initialized():  # which ended all actors of this process
-            return
-        if self._done is not None:
-            ray.wait([self._done], timeout=seconds)
-        with contextlib.suppress(ray.exceptions.RayError):
+        if ray.is_initialized():  # else all actors of this process have ended
+            ray.wait([self.done], timeout=seconds)
             ray.kill(self.actor)
-
-    def _how(self, error: Exception) -> Failure:
-        """Find out how it died by asking again: Ray may know of a broken connection first, and later of a lost node."""
-        import ray
-
-        until = time.monotonic() + NODE_LOSS_TIMEOUT
-        while not isinstance(error, ray.exceptions.ActorDiedError) and time.monotonic() < until:
-            try:
-                ray.get(self.actor.place.remote(), timeout=1.0)
-            except ray.exceptions.RayError as later:
-                error = later
-                time.sleep(0.2)
-            else:
-                break
-        if not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == self.node):
-            return Failure("was lost with its node")
-        return Failure(f"died: {extract_cause(error)}")
 
 
 def get_rank_resources(config: Config) -> dict[str, float]:
     """List the resources of each rank but rank 0, which is in the process of the run."""
     from trailnotes.learner.process_group import resolve_device_type
 
-    return {"CPU": 1.0, "GPU": float(resolve_device_type(config) == "cuda")}
+    return {"CPU": 1.0} | ({"GPU": 1.0} if resolve_device_type(config) == "cuda" else {})
 
 
-def start_ranks(config: Config, name_of: Callable[[str], str]) -> RankMonitor:
-    """Start ranks 1 to `learner.world_size` - 1 as actors, spread over the nodes; `name_of` names nodes in messages.
+def start_ranks(config: Config, bundles: Sequence[Bundle]) -> RankMonitor:
+    """Start ranks 1 and up as actors, each on one of the bundles.
 
     Raises:
-        ClusterError: one does not start, or finds no room in time.
+        ClusterError: one does not start in time.
     """
     import ray
 
-    from trailnotes.learner.process_group import create_store, find_interface, resolve_device_type
+    from trailnotes.learner.process_group import resolve_device_type
 
     world, seconds, limit = config.learner.world_size, config.learner.timeout, config.cluster.timeout
-    each = get_rank_resources(config)
-    kind = ray.remote(RankActor).options(
-        num_cpus=each["CPU"], num_gpus=each["GPU"], max_restarts=0, scheduling_strategy="SPREAD"
-    )
-    actors = {rank: kind.remote(str(Path.cwd())) for rank in range(1, world)}
-    try:
-        asked = {rank: actor.place.remote() for rank, actor in actors.items()}
-        placed = {}
-        for rank, answer in asked.items():
-            who = f"rank {rank} of the learner (if it finds no room, lower learner.world_size or add nodes)"
-            placed[rank] = get_result(answer, Deadline(who.__str__, limit, "cluster.timeout"))
-        here = ray.util.get_node_ip_address()
-        alone = all(address == here for _, address, _ in placed.values())
-        store = create_store(LOCALHOST if alone else here, world, seconds)
-        ranks = {
-            rank: ActorRankHandle(actors[rank], node, pid, f" on {name_of(node)}")
-            for rank, (node, _, pid) in placed.items()
-        }
-        for rank, handle in ranks.items():
-            handle.follow((rank, world), (store.host, store.port), resolve_device_type(config), seconds)
-    except BaseException:
-        for actor in actors.values():
-            ray.kill(actor)
-        raise
-    return RankMonitor(ranks, seconds, lambda: store, interface=LOOPBACK if alone else find_interface(here))
+    each, here = get_rank_resources(config), ray.util.get_node_ip_address()
+    kind = ray.remote(num_cpus=each["CPU"], num_gpus=each.get("GPU", 0), max_restarts=0)(RankActor)
+    actors = [kind.options(scheduling_strategy=one.strategy).remote(str(Path.cwd())) for one in bundles]
+    for rank, (actor, bundle) in enumerate(zip(actors, bundles, strict=True), start=1):
+        who = f"rank {rank} of the learner on {bundle.node}"
+        get_result(actor.__ray_ready__.remote(), who, limit, "cluster.timeout")
+    store = create_store(LOCALHOST if all(one.address == here for one in bundles) else here, world, seconds)
+    ranks = {}
+    for rank, (actor, bundle) in enumerate(zip(actors, bundles, strict=True), start=1):
+        meeting = (store.host, store.port)
+        done = actor.follow.remote(rank, world, resolve_device_type(config), seconds, meeting)
+        ranks[rank] = RankActorHandle(actor, done, f" on {bundle.node}")
+    return RankMonitor(ranks, seconds, store, find_interface(store.host))
+
+
+def create_store(host: str, world: int, seconds: float) -> TCPStore:
+    """Create a store of rank 0 at this address of its machine and no other; torch chooses the port.
+
+    Raises:
+        OSError: this machine has no such address.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    with socket.create_server((host, 0)) as listener:  # by itself the store would listen at all addresses
+        return TCPStore(
+            host, listener.getsockname()[1], world, is_master=True, timeout=timedelta(seconds=seconds),
+            wait_for_workers=False, master_listen_fd=listener.detach(),
+        )  # fmt: skip
+
+
+def find_interface(host: str) -> str:
+    """Find the network interface for a store at this address: that of this node's own, or the loopback one; "" if none.
+
+    With "" gloo and nccl choose for themselves.
+    """
+    import psutil
+    import ray
+
+    address = LOCALHOST if host == LOCALHOST else ray.util.get_node_ip_address()
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, addresses in interfaces if any(one.address == address for one in addresses)), "")

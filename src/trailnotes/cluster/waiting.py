@@ -1,101 +1,65 @@
-"""Time limits for answers of actors that live and do not answer: they hang, are stopped, or find no place.
-
-Ray itself notices what is dead. At half of the limit a message names what the run waits for.
-"""
+"""Waiting for answers of actors: within a time limit, and with errors of one line."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import re
-import time
 from typing import TYPE_CHECKING, Any
 
 from trailnotes.errors import ClusterError, TrailnotesError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-logger = logging.getLogger(__name__)
+    from collections.abc import Iterator
 
 
-class Deadline:
-    """Time limit of one wait, in seconds from now on.
+def get_result(ref: Any, who: str, limit: float, setting: str) -> Any:
+    """Get the value of a reference of Ray, as `ray.get`.
 
-    `who` gives the name and place of what is waited for. `setting` is the key of the limit, `then` what happens at it.
-    """
-
-    def __init__(self, who: Callable[[], str], limit: float, setting: str, then: str = "the run stops") -> None:
-        self.who, self.limit = who, limit
-        self._setting, self._then = setting, then
-        self._since = time.monotonic()
-        self._began = time.strftime("%H:%M:%S")
-        self._said = False
-
-    @property
-    def seconds_left(self) -> float:
-        """Seconds until `check` is worth calling again: to half of the limit, then to its end."""
-        passed = time.monotonic() - self._since
-        return max(0.0, (self.limit if self._said else self.limit / 2) - passed)
-
-    def check(self) -> None:
-        """Warn once at half of the limit; raise `ClusterError` when it is over."""
-        passed = time.monotonic() - self._since
-        if passed >= self.limit:
-            late = f"did not answer within {self._setting} = {self.limit:g} s (asked at {self._began})"
-            raise ClusterError(f"{self.who()} {late}")
-        if passed >= self.limit / 2 and not self._said:
-            self._said = True
-            logger.warning(
-                "waiting for %s since %s: after %s = %g s %s", self.who(), self._began, self._setting, self.limit,
-                self._then,
-            )  # fmt: skip
-
-
-def get_result(answer: Any, patience: Deadline) -> Any:
-    """Get the value of the reference `answer` of Ray, as `ray.get`, within a time limit.
+    Args:
+        ref: of an answer of `who`, which messages name.
+        who: name and place of the actor.
+        limit: seconds to wait.
+        setting: key of the limit.
 
     Raises:
-        ClusterError: the limit is over, or the actor is lost.
+        ClusterError: there is no answer in time, or the actor is lost.
         TrailnotesError: raised by the actor.
     """
     import ray
 
-    while not ray.wait([answer], timeout=patience.seconds_left)[0]:
-        patience.check()
-    with _translate_errors(patience):
-        return ray.get(answer)
+    with _translate_errors(who, limit, setting):
+        return ray.get(ref, timeout=limit)
 
 
-async def await_result(answer: Any, patience: Deadline) -> Any:
+async def await_result(ref: Any, who: str, limit: float, setting: str) -> Any:
     """Await the value of a reference in an event loop, as `get_result`."""
-    future = asyncio.wrap_future(answer.future())
-    while not future.done():
-        await asyncio.wait({future}, timeout=patience.seconds_left)
+    with _translate_errors(who, limit, setting):
+        future = asyncio.wrap_future(ref.future())
+        await asyncio.wait({future}, timeout=limit)
         if not future.done():
-            patience.check()
-    with _translate_errors(patience):
+            raise TimeoutError
         return future.result()
 
 
 @contextlib.contextmanager
-def _translate_errors(patience: Deadline) -> Iterator[None]:
-    """Raise our own error in Ray's wrapper, or the loss of an actor, as the one line that matters."""
+def _translate_errors(who: str, limit: float, setting: str) -> Iterator[None]:
     import ray
 
     try:
         yield
+    except TimeoutError as error:  # that of Ray, too
+        raise ClusterError(f"{who} did not answer within {setting} = {limit:g} s") from error
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, TrailnotesError):
             raise error.cause from None
         raise
     except ray.exceptions.RayError as error:
-        raise ClusterError(f"{patience.who()} was lost: {extract_cause(error)}") from error
+        raise ClusterError(f"{who} was lost: {extract_cause(error)}") from error
 
 
 def extract_cause(error: Exception) -> str:
     """Extract why Ray lost an actor from its long message."""
     text = " ".join(str(error).split())
-    found = re.search(r" because ((?:[^.]|\.\S)+)", text)
-    return found[1] if found else text[:200]
+    match = re.search(r" because ((?:[^.]|\.\S)+)", text)
+    return match[1] if match else text[:200]

@@ -209,7 +209,7 @@ def _extrapolate(config: Config, path: Path, memory: StrPath | None) -> str:
 
 def _run(args: Namespace) -> None:
     from trailnotes.config.builtin import BUILTIN_PREFIX
-    from trailnotes.learner.rank import is_torchrun_worker, run_torchrun_rank
+    from trailnotes.learner.ranks import is_torchrun_worker, run_torchrun_rank
 
     config = load_command_config(None, args.config, args.settings)
     if is_torchrun_worker():

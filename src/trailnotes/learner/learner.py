@@ -255,9 +255,7 @@ class Learner:
         """Compute surrogate, KL(reference || model) and negative log-likelihood of each token, 0 off the mask."""
         states = self._score.compute_states(batch.token_ids, batch.mask, batch.layout)
         logprobs, _ = self._score.score_states(states, batch.token_ids, batch.mask)
-        surrogate = losses.compute_surrogate(
-            self.loss, logprobs, losses.compute_ratio(self.loss, logprobs, batch), batch
-        )
+        surrogate = losses.compute_surrogate(self.loss, logprobs, batch).loss
         where = held[batch.mask.nonzero()[:, 0]]  # (K,)
         divergence = self._score.compute_kl(states[where], self._compute_reference_logits, reference)
         kl = torch.zeros_like(logprobs)
@@ -310,20 +308,17 @@ class Learner:
         """
         logprobs, entropies = self._score(batch.token_ids, batch.mask, batch.layout)
         kept = losses.find_kept(self.loss, logprobs.detach(), batch)
-        ratio = losses.compute_ratio(self.loss, logprobs, batch)
-        surrogate = losses.compute_surrogate(self.loss, logprobs, ratio, batch)
+        surrogate = losses.compute_surrogate(self.loss, logprobs, batch)
         mean = self.loss.aggregation, self.loss.constant_length
-        policy, num_kept = losses.masked_sum(surrogate, kept, *mean)
+        policy, num_kept = losses.masked_sum(surrogate.loss, kept, *mean)
         kl, num_held = torch.zeros_like(policy), num_kept
         if reference is not None:
             tokens_kl = losses.k3_kl(logprobs, reference)
             held = kept if self.loss.mask_kl else batch.mask
             kl, num_held = losses.masked_sum(tokens_kl, held, *mean)
         (weight * policy + self.loss.kl * kl).backward()  # type: ignore[no-untyped-call]
-        logprobs, ratio = logprobs.detach(), ratio.detach()
-        clipped = losses.find_clipped(self.loss, logprobs, ratio, batch)
         dropped = losses.find_dropped(self.loss, logprobs, batch)
-        metrics.add_batch(batch, kept, logprobs, ratio, entropies, clipped, dropped)
+        metrics.add_batch(batch, kept, logprobs.detach(), entropies, surrogate, dropped)
         return torch.stack([policy.detach(), num_kept.to(policy.dtype), kl.detach(), num_held.to(policy.dtype)])
 
     def _compute_reference_logprobs(self, samples: Sequence[Sample]) -> list[Tensor]:

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -106,23 +106,105 @@ def low_prob_mask(
     return mask & ~doomed[response].view_as(mask)
 
 
-def compute_ratio(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Tensor:
-    """Compute the importance ratio that `loss.objective` weighs each token with.
+class Surrogate(NamedTuple):
+    """What an objective makes of each token, all (B, T)."""
 
-    "gspo" (arXiv 2507.18071, eq. 7 in its form for tokens): the geometric mean of the ratios of the row's tokens, with
-    the gradient of the token's own. "gmpo" (arXiv 2507.20673, eq. 4): the mean is taken after each log-ratio was
-    clipped where the advantage asks for it, and has its own gradient. The others: that of the token.
+    loss: Tensor  # to be minimized, with gradient
+    ratio: Tensor  # that weighs the token
+    low: Tensor  # bool: the weight is bounded from below,
+    high: Tensor  # from above,
+    dual: Tensor  # or by the dual bound
+
+
+def ppo(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Surrogate:
+    """Clip the ratio of each token: -min(rho A, clip(rho, 1 - low, 1 + high) A), bounded by -c A where A < 0.
+
+    Source:
+        PPO (arXiv 1707.06347, eq. 7); `clipped_surrogate` has the bounds' sources.
     """
-    if loss.objective not in ("gspo", "gmpo"):
-        return ratio(logprobs, batch.behavior_logprobs)
+    return _clip(loss, ratio(logprobs, batch.behavior_logprobs), batch)
+
+
+def gspo(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Surrogate:
+    """Clip as `ppo` does, with rho the geometric mean of the ratios of the row's tokens.
+
+    Its gradient is that of the token's own ratio.
+
+    Source:
+        GSPO (arXiv 2507.18071, eq. 7 in its form for tokens).
+    """
     log_ratio = torch.where(batch.mask, logprobs - batch.behavior_logprobs, 0.0)
-    if loss.objective == "gmpo":
-        bounded = log_ratio.clamp(-loss.clip_low, loss.clip_high)
-        sign = batch.advantages.sign()
-        mean = mean_over_rows(sign * torch.minimum(sign * log_ratio, sign * bounded), batch.mask)
-        return mean.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().expand_as(logprobs)
     mean = mean_over_rows(log_ratio, batch.mask).detach()
-    return torch.exp(mean.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO) + logprobs - logprobs.detach())
+    return _clip(loss, torch.exp(mean.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO) + logprobs - logprobs.detach()), batch)
+
+
+def gmpo(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Surrogate:
+    """Weigh by a geometric mean of clipped ratios: -rho A, rho = exp(mean over the row of the clipped log-ratios).
+
+    A log-ratio is clipped to [-low, high] where the advantage drives it further.
+
+    Source:
+        GMPO (arXiv 2507.20673, eq. 4).
+    """
+    log_ratio = torch.where(batch.mask, logprobs - batch.behavior_logprobs, 0.0)
+    bounded = log_ratio.clamp(-loss.clip_low, loss.clip_high)
+    sign = batch.advantages.sign()
+    mean = mean_over_rows(sign * torch.minimum(sign * log_ratio, sign * bounded), batch.mask)
+    rho = mean.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().expand_as(logprobs)
+    low, high = find_outside(loss, logprobs - batch.behavior_logprobs, batch.advantages)
+    return Surrogate(-rho * batch.advantages, rho, low, high, torch.zeros_like(low))
+
+
+def cispo(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Surrogate:
+    """Bound the weight of each token, not its gradient: -sg(clip(rho, 1 - low, 1 + high)) A log pi.
+
+    Source:
+        CISPO (arXiv 2506.13585, eq. 4).
+    """
+    rho = ratio(logprobs, batch.behavior_logprobs)
+    floor, ceiling = 1.0 - loss.clip_low, 1.0 + loss.clip_high
+    low, high = rho < floor, rho > ceiling
+    surrogate = -rho.detach().clamp(floor, ceiling) * batch.advantages * logprobs
+    return Surrogate(surrogate, rho, low, high, torch.zeros_like(low))
+
+
+def dppo(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Surrogate:
+    """Leave out tokens whose probability moved too far: -sg(min(rho, c)) A log pi, or 0 for these.
+
+    Source:
+        DPPO (arXiv 2602.04879, binary total variation).
+    """
+    rho = ratio(logprobs, batch.behavior_logprobs)
+    low, high = find_outside(loss, logprobs.exp() - batch.behavior_logprobs.exp(), batch.advantages)
+    weight = rho.detach().clamp(max=loss.dual_clip or math.inf)
+    surrogate = torch.where(low | high, 0.0, -weight * batch.advantages * logprobs)
+    dual = (rho > loss.dual_clip) & ~low & ~high if loss.dual_clip else torch.zeros_like(low)
+    return Surrogate(surrogate, rho, low, high, dual)
+
+
+OBJECTIVES: dict[str, Callable[[LossConfig, Tensor, Batch], Surrogate]] = {
+    "ppo": ppo, "gspo": gspo, "gmpo": gmpo, "cispo": cispo, "dppo": dppo,
+}  # fmt: skip
+"""Values of `loss.objective`. Each takes the settings, the log-probabilities (B, T) with gradient, and the batch."""
+
+
+def compute_surrogate(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Surrogate:
+    """Compute `loss.objective`, with `loss.shaping` in off-policy rows and without what `find_dropped` marks."""
+    surrogate = OBJECTIVES[loss.objective](loss, logprobs, batch)
+    if loss.shaping != "none":
+        off = batch.off_policy[:, None]
+        shaped = torch.where(off, shaped_surrogate(surrogate.ratio, batch.advantages), surrogate.loss)
+        surrogate = Surrogate(shaped, surrogate.ratio, *(event & ~off for event in surrogate[2:]))
+    if loss.max_negative_kl is not None:
+        surrogate = surrogate._replace(loss=torch.where(find_dropped(loss, logprobs, batch), 0.0, surrogate.loss))
+    return surrogate
+
+
+def _clip(loss: LossConfig, rho: Tensor, batch: Batch) -> Surrogate:
+    bounds = loss.clip_low, loss.clip_high, loss.dual_clip
+    return Surrogate(
+        clipped_surrogate(rho, batch.advantages, *bounds), rho, *clip_events(rho, batch.advantages, *bounds)
+    )
 
 
 def mean_over_rows(values: Tensor, mask: Tensor) -> Tensor:
@@ -130,49 +212,10 @@ def mean_over_rows(values: Tensor, mask: Tensor) -> Tensor:
     return (values * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
 
 
-def compute_surrogate(loss: LossConfig, logprobs: Tensor, ratio: Tensor, batch: Batch) -> Tensor:
-    """Compute the loss of each token by `loss.objective`, and by `loss.shaping` in off-policy rows.
-
-    Args:
-        loss: the settings.
-        logprobs: of the tokens, with gradient.
-        ratio: that of `compute_ratio`.
-        batch: advantages and behavior log-probabilities.
-
-    Source:
-        "cispo" (arXiv 2506.13585, eq. 4): -sg(clip(rho)) A log pi. "dppo" (arXiv 2602.04879, binary total variation):
-        -sg(min(rho, dual_clip)) A log pi, without the tokens of `find_outside`. "gmpo": -rho A, clipped already.
-        Otherwise `clipped_surrogate`.
-    """
-    advantages = batch.advantages
-    if loss.objective == "cispo":
-        found = -ratio.detach().clamp(1.0 - loss.clip_low, 1.0 + loss.clip_high) * advantages * logprobs
-    elif loss.objective == "dppo":
-        weight = ratio.detach().clamp(max=loss.dual_clip or math.inf)
-        low, high = find_outside(loss, logprobs, batch)
-        found = torch.where(low | high, 0.0, -weight * advantages * logprobs)
-    elif loss.objective == "gmpo":
-        found = -ratio * advantages
-    else:
-        found = clipped_surrogate(ratio, advantages, loss.clip_low, loss.clip_high, loss.dual_clip)
-    if loss.shaping != "none":
-        found = torch.where(batch.off_policy[:, None], shaped_surrogate(ratio, advantages), found)
-    if loss.max_negative_kl is not None:
-        found = torch.where(find_dropped(loss, logprobs, batch), 0.0, found)
-    return found
-
-
 @torch.no_grad()
-def find_outside(loss: LossConfig, logprobs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:  # bool
-    """Mark tokens whose probability fell below, or rose above, what `loss.clip_low` and `clip_high` allow it to move.
-
-    "dppo": by a difference of probabilities, "gmpo": of their logarithms; each where the advantage drives it further.
-    """
-    if loss.objective == "dppo":
-        moved = logprobs.exp() - batch.behavior_logprobs.exp()
-    else:
-        moved = logprobs - batch.behavior_logprobs
-    positive = batch.advantages > 0
+def find_outside(loss: LossConfig, moved: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:  # bool
+    """Mark tokens that moved below -clip_low, or above clip_high, where the advantage drives them further."""
+    positive = advantages > 0
     return ~positive & (moved < -loss.clip_low), positive & (moved > loss.clip_high)
 
 
@@ -187,28 +230,6 @@ def find_dropped(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Tensor:  #
         return torch.zeros_like(batch.mask)
     distance = mean_over_rows(batch.behavior_logprobs - logprobs, batch.mask)
     return batch.mask & (batch.advantages < 0) & (distance > loss.max_negative_kl)
-
-
-def find_clipped(
-    loss: LossConfig, logprobs: Tensor, ratio: Tensor, batch: Batch
-) -> tuple[Tensor, Tensor, Tensor]:  # bool
-    """Mark where `loss.objective` bounds a token: low, high, by the dual bound.
-
-    There the surrogate is flat, but for "cispo", whose weight is bounded.
-    """
-    advantages = batch.advantages
-    if loss.objective == "cispo":
-        low, high = ratio < 1.0 - loss.clip_low, ratio > 1.0 + loss.clip_high
-        dual = torch.zeros_like(low)
-    elif loss.objective in ("dppo", "gmpo"):
-        low, high = find_outside(loss, logprobs, batch)
-        dual = torch.zeros_like(low)
-        if loss.objective == "dppo" and loss.dual_clip:
-            dual = (ratio > loss.dual_clip) & ~low & ~high
-    else:
-        low, high, dual = clip_events(ratio, advantages, loss.clip_low, loss.clip_high, loss.dual_clip)
-    free = batch.off_policy[:, None] & (loss.shaping != "none")
-    return low & ~free, high & ~free, dual & ~free
 
 
 def find_kept(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Tensor:  # bool
@@ -294,15 +315,14 @@ class UpdateMetrics:
         batch: Batch,
         kept: Tensor,
         logprobs: Tensor,
-        ratio: Tensor,
         entropies: Tensor,
-        clipped: tuple[Tensor, Tensor, Tensor],  # low, high, dual
+        surrogate: Surrogate,
         dropped: Tensor,
     ) -> None:
         """Add one micro-batch of one pass."""
+        ratio = surrogate.ratio
         off = batch.mask & batch.off_policy[:, None]
         kl = k3_kl(batch.behavior_logprobs, logprobs)
-        events = zip(("low", "high", "dual"), clipped, strict=True)
         sums = {
             "trained": batch.mask.sum(),
             "kept": kept.sum(),
@@ -314,7 +334,10 @@ class UpdateMetrics:
             "kl_on": (kl * (batch.mask & ~off)).sum(),
             "kl_off": (kl * off).sum(),
             "dropped": dropped.sum(),
-        } | {name: (event & kept).sum() for name, event in events}
+            "low": (surrogate.low & kept).sum(),
+            "high": (surrogate.high & kept).sum(),
+            "dual": (surrogate.dual & kept).sum(),
+        }
         if not self._steps:  # the weights are those that sampled, if none were updated since then
             sampled = batch.mask & ~off
             distance = (logprobs - batch.behavior_logprobs).abs()

@@ -1,16 +1,13 @@
-"""Process groups of the learner, which meet over a file on one machine, at an address, or by torchrun's environment.
+"""The process group of the learner, and the settings that decide its size and its devices.
 
-On one machine nothing listens beyond it: the file is in a private directory, and gloo and nccl keep to the loopback
-interface. Between machines torch knows no password: any program that reaches its ports may join. Messages are pickled;
-the processes are one program, started by one user, on a network that they trust.
+The ranks meet over a store: a file in a private directory on one machine, an address between machines, or torchrun's
+own. On one machine gloo and nccl keep to the loopback interface. Between machines torch knows no password: any program
+that reaches its ports may join, and messages are pickled. Use a network that you trust.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
-import socket
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,27 +16,27 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.rendezvous import rendezvous
 
 from trailnotes.errors import ConfigError
+from trailnotes.learner.ranks import get_torchrun_rank
 
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config
 
-Call = tuple[str, tuple[Any, ...], dict[str, Any]]  # a method's name, arguments, and those that have names
-CALL_TIMEOUT = timedelta(days=365)  # between two calls lies a rollout, however long
-INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-SIOCGIFADDR = 0x8915  # asks Linux for the address of an interface, see netdevice(7)
+Call = tuple[str, tuple[Any, ...], dict[str, Any]]  # name of a method, its arguments, its keyword arguments
+CALL_TIMEOUT = timedelta(days=365)  # a rollout lies between two calls, however long
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerGroup:
-    """Processes of one update, connected."""
+    """Connected ranks of one learner."""
 
     mesh: DeviceMesh
     talk: dist.ProcessGroup  # gloo, with the time limit of the learner
-    calls: dist.ProcessGroup  # gloo: what rank 0 has the others do
+    calls: dist.ProcessGroup  # gloo, for the calls that rank 0 announces
 
     def broadcast_call(self, call: Call | None) -> None:
         """Have all other ranks call this method of their learner with these arguments; None ends them."""
@@ -52,88 +49,55 @@ class LearnerGroup:
         call: Call | None = box[0]
         return call
 
-    def destroy(self) -> None:
-        """Leave the group. Every rank must."""
-        dist.destroy_process_group()
-
 
 def init_process_group(
-    rank: int, world: int, device_type: str, seconds: float, store: Store | None = None
-) -> LearnerGroup:
+    rank: int, world: int, device_type: str, seconds: float, store: Store, *, interface: str = "",
+    local_rank: int | None = None,
+) -> LearnerGroup:  # fmt: skip
     """Join the other ranks; return when all are there.
 
     Args:
         rank: of this process among `world`.
         world: number of processes.
-        device_type: cpu: they exchange tensors by gloo; cuda: by nccl, each on the device of its place on its machine,
-            or, if they meet at an address, on the one that it has been given.
+        device_type: cpu: they exchange tensors by gloo; cuda: by nccl.
         seconds: that one may wait for another.
-        store: where they meet; None: the address in torchrun's environment.
+        store: where they meet.
+        interface: of the network, which they keep to unless the environment names another; "" for any.
+        local_rank: index of this process's CUDA device; None for the current one.
 
     Raises:
         RuntimeError: a rank is missing.
     """
-    if device_type == "cuda" and not isinstance(store, TCPStore):
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))  # its place among those of its machine
-    where: dict[str, Any] = {"init_method": "env://"} if store is None else {"store": store}
+    if device_type == "cuda" and local_rank is not None:
+        torch.cuda.set_device(local_rank)
     backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
     limit = timedelta(seconds=seconds)
-    if not dist.is_initialized():  # torch names a group by how many it made, and counts one that nobody else came to
+    if not dist.is_initialized():  # torch names a group by a counter that also counts groups that failed to form
         dist.distributed_c10d._world.group_count = 0  # noqa: SLF001
-    dist.init_process_group(backend, rank=rank, world_size=world, timeout=limit, **where)
-    mesh = init_device_mesh(device_type, (world,))
-    dist.all_reduce(torch.zeros((), device=device_type))  # nccl connects at its first word: what fails, fails now
-    talk = dist.new_group(backend="gloo", timeout=limit)
-    # Rank 0 must be heard in time; the others wait however long it plays.
-    return LearnerGroup(mesh, talk, dist.new_group(backend="gloo", timeout=CALL_TIMEOUT if rank else limit))
+    with _bind_interface(interface):
+        dist.init_process_group(backend, rank=rank, world_size=world, timeout=limit, store=store)
+        mesh = init_device_mesh(device_type, (world,))
+        dist.all_reduce(torch.zeros((), device=device_type))  # nccl connects at its first use: let it fail here
+        talk = dist.new_group(backend="gloo", timeout=limit)
+        # Rank 0 must be heard in time; the others wait for its next call however long it samples.
+        return LearnerGroup(mesh, talk, dist.new_group(backend="gloo", timeout=CALL_TIMEOUT if rank else limit))
 
 
 @contextmanager
-def bind_interface(interface: str = "lo") -> Iterator[None]:
-    """Bind process groups of the block to a network interface, unless the environment names another."""
-    before = {name: os.environ.get(name) for name in INTERFACE_VARIABLES}
-    os.environ.update({name: interface for name in INTERFACE_VARIABLES if interface and before[name] is None})
+def _bind_interface(interface: str) -> Iterator[None]:
+    names = [name for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if interface and name not in os.environ]
+    os.environ.update(dict.fromkeys(names, interface))
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
+        for name in names:
+            del os.environ[name]
 
 
-def find_interface(address: str) -> str:
-    """Find the interface that has this address (IPv4); "" for none: then gloo and nccl choose for themselves."""
-    for _, name in socket.if_nameindex():
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-            try:
-                answer = fcntl.ioctl(asking.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()))
-            except OSError:  # it has none
-                continue
-        if socket.inet_ntoa(answer[20:24]) == address:
-            return name
-    return ""
-
-
-def create_store(host: str, world: int, seconds: float) -> TCPStore:
-    """Create a store of rank 0 at this address of its machine and no other; torch chooses the port.
-
-    Raises:
-        OSError: this machine has no such address.
-    """
-    with socket.create_server((host, 0)) as door:  # by itself the store would listen at all addresses
-        port = door.getsockname()[1]
-        return TCPStore(
-            host, port, world, is_master=True, timeout=timedelta(seconds=seconds), wait_for_workers=False,
-            master_listen_fd=door.detach(),
-        )  # fmt: skip
-
-
-def get_torchrun_rank() -> tuple[int, int] | None:
-    """Read rank and world size, where torchrun (or a program with the same variables) started this process."""
-    said = os.environ
-    if not all(said.get(name, "").isdigit() for name in ("RANK", "WORLD_SIZE")) or "MASTER_ADDR" not in said:
-        return None
-    return int(said["RANK"]), int(said["WORLD_SIZE"])
+def join_torchrun(seconds: float) -> tuple[Store, int]:
+    """Connect to the store of torchrun's environment; return it and the local rank of this process."""
+    store, rank, _ = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
+    return store, int(os.environ.get("LOCAL_RANK", rank))
 
 
 def resolve_device_type(config: Config) -> str:
@@ -157,11 +121,12 @@ def resolve_device_type(config: Config) -> str:
 
 def validate_world_size(config: Config) -> None:
     """Raise `ConfigError` for more processes than devices, or another number than torchrun started."""
-    world, device_type = config.learner.world_size, resolve_device_type(config)
-    given = get_torchrun_rank()
-    if given is not None and given[1] != world:
-        raise ConfigError(f"torchrun started {given[1]} processes: set learner.world_size = {given[1]}, not {world}")
-    here = world if given is None else int(os.environ.get("LOCAL_WORLD_SIZE", given[1]))
+    world, device_type, started = config.learner.world_size, resolve_device_type(config), get_torchrun_rank()
+    if started and started[1] != world:
+        raise ConfigError(
+            f"torchrun started {started[1]} processes: set learner.world_size = {started[1]}, not {world}"
+        )
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", world)) if started else world
     if device_type == "cuda" and here > torch.cuda.device_count():
         raise ConfigError(
             f"learner.world_size = {world} needs {here} GPUs here, and there are {torch.cuda.device_count()}: set "

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,8 @@ from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, LearnerError
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.logprobs import TokenScorer, is_packing_supported, is_padding_free
-from trailnotes.learner.process_group import (
-    LearnerGroup,
-    bind_interface,
-    get_torchrun_rank,
-    init_process_group,
-    resolve_device_type,
-    validate_world_size,
-)
-from trailnotes.learner.rank_handles import SHARED_ERRORS, RankMonitor, describe_rank_0_failure, start_processes
+from trailnotes.learner.process_group import LearnerGroup, init_process_group, resolve_device_type
+from trailnotes.learner.ranks import SHARED_ERRORS, RankMonitor, get_torchrun_rank, start_ranks
 from trailnotes.learner.samples import PackingMode, Ranks
 from trailnotes.learner.sharding import ShardedRank
 from trailnotes.policies.hf.adapters import get_trained_parameters
@@ -127,16 +120,13 @@ def _require_plain_head(config: Config, model: Any) -> None:
 
 def _require_same_weights(ranks: ShardedRank, model: torch.nn.Module) -> None:
     """Refuse ranks whose models differ, by a few numbers of each weight."""
-    mine = {
-        name: (tuple(p.shape), p.detach().flatten()[:64].double().sum().item()) for name, p in model.named_parameters()
-    }
-    first, *others = ranks.gather(mine)
-    for rank, found in enumerate(others, start=1):
-        if found != first:
-            name = next((name for name in first if found.get(name) != first[name]), "other names")
+    sums = [(name, p.shape, p.detach().flatten()[:64].double().sum().item()) for name, p in model.named_parameters()]
+    first, *others = ranks.gather(sums)
+    for rank, theirs in enumerate(others, start=1):
+        if theirs != first:
             raise LearnerError(
-                f"rank {rank} of the learner loaded other weights than rank 0 ({name}): model.path must hold the same "
-                "model on every machine"
+                f"rank {rank} of the learner loaded other weights than rank 0: model.path must hold the same model on "
+                "every machine"
             )
 
 
@@ -166,17 +156,7 @@ def make_learner(
 ) -> Learner | ShardedLearner:
     """Make what updates the model of a run: this process alone, or `learner.world_size` of them.
 
-    Args:
-        config: of the run.
-        model: the one that acts here: trained itself, or given the trained weights. None: it acts elsewhere.
-        reference: the reference model; several processes load their own.
-        dump_dir: for batches whose loss or gradient is not finite; beside the checkpoints.
-        start: starts the other ranks, which may be on other machines; None: on this one, unless torchrun has started
-            them.
-
-    Raises:
-        ConfigError: more processes than devices, or settings that do not fit the model.
-        LearnerError: a process did not start.
+    Args are those of `ShardedLearner`; `reference` is the reference model, of which several processes load their own.
     """
     if config.learner.world_size == 1:
         return build_single(config, model, reference, dump_dir)
@@ -186,40 +166,43 @@ def make_learner(
 class ShardedLearner:
     """A `Learner` whose model is split over `learner.world_size` processes, of which this is rank 0.
 
-    It announces each call to the other ranks, and does the same itself; the model that acts gets the new weights after
-    each update. A failure of any rank ends all: the next call, or the one under way, raises `LearnerError` with the
-    reason. Arguments and errors are those of `make_learner`.
+    It announces each call to the other ranks, and does the same itself. A failure of any rank ends all: the call under
+    way raises `LearnerError` with the reason.
+
+    Args:
+        config: of the run.
+        model: the one that acts here, which gets the new weights after each update. None: it acts elsewhere.
+        dump_dir: for batches whose loss or gradient is not finite; beside the checkpoints.
+        start: starts the other ranks on other machines; None: on this one, unless torchrun has started them.
+
+    Raises:
+        ConfigError: more processes than devices, or settings that do not fit the model.
+        LearnerError: a process did not start.
     """
 
     def __init__(
         self, config: Config, model: Any = None, dump_dir: Path | None = None, start: RankStarter | None = None
     ) -> None:
-        given = get_torchrun_rank()
-        if given and start:
+        if start and get_torchrun_rank():
             raise ConfigError("torchrun started the processes of the learner: leave cluster.address empty, or torchrun")
-        if given:
-            validate_world_size(config)
         self.model = model
         self._names: dict[str, Any] = get_trained_parameters(model) if model is not None else {}
         own = model is not None and hasattr(model, "disable_adapter")
         self._start = {p: p.detach().clone() for p in model.parameters() if p.requires_grad} if own else {}
-        world, kind = config.learner.world_size, resolve_device_type(config)
-        dumps = dump_dir and dump_dir.absolute()  # others may be at work elsewhere
         self._group: LearnerGroup | None = None
-        self._monitor = None if given else (start or partial(start_processes, config))()
+        self._monitor = (start or partial(start_ranks, config))()
         atexit.register(self.close)
         try:
-            with self._monitor_ranks():
-                if self._monitor is None:
-                    self._group = init_process_group(0, world, kind, config.learner.timeout)
-                else:
-                    with bind_interface(self._monitor.interface):
-                        store = self._monitor.store()
-                        self._group = init_process_group(0, world, kind, config.learner.timeout, store)
+            with self._abort_on_error():
+                self._group = init_process_group(
+                    0, config.learner.world_size, resolve_device_type(config), config.learner.timeout,
+                    self._monitor.store, interface=self._monitor.interface, local_rank=self._monitor.local_rank,
+                )  # fmt: skip
+                dumps = dump_dir and dump_dir.absolute()  # a rank may work in another directory
                 self._group.broadcast_call(("build", (config, dumps), {}))
                 self._learner = build_rank(self._group, config, dumps)
         except BaseException:
-            self._abort_ranks()
+            self._abort()
             raise
 
     @property
@@ -227,41 +210,36 @@ class ShardedLearner:
         """Optimizer steps so far."""
         return self._learner.steps
 
-    @property
-    def device(self) -> torch.device:
-        """Device that this rank computes on."""
-        return self._learner.device
-
     def logprobs(self, samples: Sequence[Sample], *, of_start: bool = False) -> list[tuple[float, ...]]:
         """Score trained tokens on all ranks, as `Learner.logprobs`."""
-        found: list[tuple[float, ...]] = self._call_all_ranks("logprobs", list(samples), of_start=of_start)
-        return found
+        rows: list[tuple[float, ...]] = self._call("logprobs", list(samples), of_start=of_start)
+        return rows
 
     def update(self, samples: Sequence[Sample], seed: int = 0, lr_scale: float = 1.0) -> dict[str, float]:
         """Update on all ranks, as `Learner.update`, and copy the weights to the model that acts."""
-        metrics: dict[str, float] = self._call_all_ranks("update", list(samples), seed, lr_scale)
+        metrics: dict[str, float] = self._call("update", list(samples), seed, lr_scale)
         self._copy_to_policy()
         return metrics
 
     def weights(self) -> dict[str, Tensor]:
         """Collect the trained weights of all ranks, as `Learner.weights`."""
-        found: dict[str, Tensor] = self._call_all_ranks("weights")
-        return found
+        tensors: dict[str, Tensor] = self._call("weights")
+        return tensors
 
     def export(self, path: Path, tokenizer: Any = None) -> None:
         """Write the model of all ranks, as `Learner.export`."""
-        self._call_all_ranks("export", path.absolute(), tokenizer)
+        self._call("export", path.absolute(), tokenizer)
 
     def save(self, path: Path) -> None:
         """Write the state of all ranks, as `Learner.save`; all must see `path`."""
-        self._call_all_ranks("save", path.absolute())
+        self._call("save", path.absolute())
 
     def load(self, path: Path) -> None:
         """Restore the state of all ranks, as `Learner.load`."""
-        self._call_all_ranks("load", path.absolute())
+        self._call("load", path.absolute())
         self._copy_to_policy()
 
-    @contextlib.contextmanager
+    @contextmanager
     def use_initial_adapters(self) -> Iterator[None]:
         """Put the adapters of the model that acts back to where the run began, for the duration of the block."""
         with Ranks().swap_weights(self.model, self._start):
@@ -272,46 +250,39 @@ class ShardedLearner:
         atexit.unregister(self.close)
         group, self._group = self._group, None
         if group is not None:
-            with contextlib.suppress(RuntimeError):
+            with suppress(RuntimeError):
                 group.broadcast_call(None)
-                group.destroy()
-        if self._monitor is not None:
-            self._monitor.end(at_once=group is None)
+                dist.destroy_process_group()
+        self._monitor.end(at_once=group is None)
 
-    def _call_all_ranks(self, name: str, *given: Any, **named: Any) -> Any:
+    def _call(self, name: str, *arguments: Any, **keywords: Any) -> Any:
         if self._group is None:
             raise LearnerError("the processes of the learner have ended: start the run again, and it resumes")
-        with self._monitor_ranks():
-            self._group.broadcast_call((name, given, named))
-            return getattr(self._learner, name)(*given, **named)
+        with self._abort_on_error():
+            self._group.broadcast_call((name, arguments, keywords))
+            return getattr(self._learner, name)(*arguments, **keywords)
 
-    @contextlib.contextmanager
-    def _monitor_ranks(self) -> Iterator[None]:
-        """End all ranks, with the reason, on an error of the block that is not shared by all."""
-        if self._monitor is not None:
-            self._monitor.set_busy(True)
+    @contextmanager
+    def _abort_on_error(self) -> Iterator[None]:
+        """Kill all ranks on an error of the block that is not shared by all, and raise it with its cause."""
         try:
-            yield
+            with self._monitor.watch():
+                yield
         except SHARED_ERRORS:
             raise
         except RuntimeError as error:
-            others = self._monitor
-            reason = describe_rank_0_failure(error) if others is None else others.describe_failure(error)
-            self._abort_ranks()
+            reason = self._monitor.explain(error)
+            self._abort()
             raise LearnerError(reason) from error
-        except BaseException:  # such as a second Ctrl-C: the others are in the middle of something
-            self._abort_ranks()
+        except BaseException:  # such as a second Ctrl-C: the others are in the middle of the call
+            self._abort()
             raise
-        finally:
-            if self._monitor is not None:
-                self._monitor.set_busy(False)
 
-    def _abort_ranks(self) -> None:
-        group, self._group = self._group, None
-        if self._monitor is not None:
-            self._monitor.end(at_once=True)
-        if group is not None or dist.is_initialized():
-            with contextlib.suppress(RuntimeError):
+    def _abort(self) -> None:
+        self._group = None
+        self._monitor.end(at_once=True)
+        if dist.is_initialized():
+            with suppress(RuntimeError):
                 dist.destroy_process_group()
 
     @torch.no_grad()

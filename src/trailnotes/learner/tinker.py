@@ -346,11 +346,10 @@ class TinkerLearner:
         `logprobs` and `reference` are (B, T).
         """
         is_episode = torch.tensor([row.role == "episode" for row in rows])[:, None]
-        ratio = losses.compute_ratio(self.loss, logprobs, batch)
-        surrogate = losses.compute_surrogate(self.loss, logprobs, ratio, batch)
+        surrogate = losses.compute_surrogate(self.loss, logprobs, batch)
         mean = self.loss.aggregation, self.loss.constant_length
         kept = losses.find_kept(self.loss, logprobs.detach(), batch) & is_episode
-        policy, num_kept = losses.masked_sum(surrogate, kept, *mean)
+        policy, num_kept = losses.masked_sum(surrogate.loss, kept, *mean)
         policy = policy / num_kept.clamp(min=1)
         kl = torch.zeros(())
         if reference is not None:
@@ -362,26 +361,25 @@ class TinkerLearner:
         if others:
             shares = compute_token_weights([rows[i] for i in others], self.loss.aggregation)
             weights[others, 0] = torch.tensor(shares)
-        terms = torch.stack([surrogate, torch.zeros_like(logprobs), -logprobs], dim=-1)
+        terms = torch.stack([surrogate.loss, torch.zeros_like(logprobs), -logprobs], dim=-1)
         rest = (terms * weights * batch.mask[..., None]).sum()
         if metrics is not None:
-            self._add_metrics(metrics, rows, batch, logprobs, ratio, kept, terms)
+            self._add_metrics(metrics, rows, batch, logprobs, kept, surrogate, terms)
         return policy + self.loss.kl * kl + rest, float(policy.detach()), float(kl.detach())
 
     def _add_metrics(
-        self, metrics: UpdateMetrics, rows: Sequence[Sample], batch: Batch, logprobs: Tensor, ratio: Tensor,
-        kept: Tensor, terms: Tensor,
+        self, metrics: UpdateMetrics, rows: Sequence[Sample], batch: Batch, logprobs: Tensor, kept: Tensor,
+        surrogate: losses.Surrogate, terms: Tensor,
     ) -> None:  # fmt: skip
-        clipped = losses.find_clipped(self.loss, logprobs, ratio, batch)
         episodes = [i for i, row in enumerate(rows) if row.role == "episode"]
         if episodes:
             part, blank = Batch.from_samples([rows[i] for i in episodes], logprobs.device), torch.zeros_like(logprobs)
             width = part.mask.shape[1]
             dropped = losses.find_dropped(self.loss, logprobs, batch)
-            held, scored, rated, unknown, lost, low, high, dual = (
-                each[episodes, :width] for each in (kept, logprobs.detach(), ratio.detach(), blank, dropped, *clipped)
+            held, scored, unknown, lost, *parts = (
+                each[episodes, :width] for each in (kept, logprobs.detach(), blank, dropped, *surrogate)
             )
-            metrics.add_batch(part, held, scored, rated, unknown, (low, high, dual), lost)
+            metrics.add_batch(part, held, scored, unknown, losses.Surrogate(*parts), lost)
         rest = [i for i, row in enumerate(rows) if row.role != "episode"]
         if rest:
             part = Batch.from_samples([rows[i] for i in rest], logprobs.device)

@@ -47,15 +47,6 @@ class AsyncMemory(Memory, Protocol):
 
 
 @runtime_checkable
-class VersionedMemory(Memory, Protocol):
-    """A memory that others may write to during an iteration whose prompts show one version of it."""
-
-    def pin_version(self) -> Memory:
-        """Return a reader of the present version, which sees no later write but its own reports."""
-        ...
-
-
-@runtime_checkable
 class ScopedMemory(Memory, Protocol):
     """A memory that may retrieve tips of other tasks. `run_groups` calls `register_tasks` before it samples."""
 

@@ -17,7 +17,7 @@ from trailnotes.credit.episodes import compute_valid_share, score_group
 from trailnotes.envs.tasks import select_batch
 from trailnotes.errors import RunError
 from trailnotes.learner.samples import build_anchor_samples, build_observation_samples, build_samples
-from trailnotes.memory.base import TipEffectMemory, VersionedMemory
+from trailnotes.memory.base import TipEffectMemory
 from trailnotes.memory.tip_stats import estimate_reliance, estimate_tip_effects
 from trailnotes.rollout import compute_rollout_metrics, compute_tip_metrics, write_tips
 from trailnotes.rollout.groups import select_from_start
@@ -71,13 +71,10 @@ class Iteration:
         self._tokens_written = 0
         self._version = 0  # of the weights that play
         self._learning = False
-        self._prompt_memory = run.prompt_memory
 
     def begin(self) -> None:
         """Start to play with the present weights and tips."""
         self._version = self.run.policy.version
-        if isinstance(self.run.prompt_memory, VersionedMemory):
-            self._prompt_memory = self.run.prompt_memory.pin_version()
         self._metrics |= self.run.weights.pop_metrics()
         self.policy.report()  # drops the figures of earlier play
 
@@ -101,7 +98,7 @@ class Iteration:
     @property
     def prompt_memory(self) -> Memory | None:
         """Return the memory that prompts show; None for a method without one."""
-        return self._prompt_memory
+        return self.run.prompt_memory
 
     def embedder(self) -> Embedder:
         """Return the one embedder of novelty and memory."""

@@ -98,8 +98,6 @@ class TrainingRun:
         self.saved: Path | None = None  # the newest checkpoint of this run
         self.empty = 0  # iterations in a row without any episode
         self.ledger: TokenLedger | None = None  # of a server that trains and samples
-        if cluster is not None:
-            cluster.reserve_gpu()
         self._seed_adapters()
         placed = cluster.start_engines() if cluster else ()
         if config.engine.name == "vllm":

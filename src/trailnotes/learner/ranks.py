@@ -1,0 +1,299 @@
+"""The ranks of a learner above 0: how they start, what they do, why they failed, and how they end.
+
+A rank holds a part of the model, and repeats the calls of rank 0 until rank 0 ends it. The ranks of this machine are
+child processes (`python -m trailnotes.learner.ranks`), which end when their pipe from rank 0 does; others are actors of
+Ray or processes of torchrun. A rank that fails writes the reason to the store over which all have met before its
+connections close: errors that follow from it in other ranks do not hide it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from trailnotes.errors import LearnerError, TrailnotesError
+from trailnotes.storage.child import Process, describe_exit, kill_group, last_line, start_child
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+    from trailnotes.config.schema import Config
+    from trailnotes.learner.process_group import LearnerGroup
+
+GRACE = 5.0  # seconds for a rank to report why it failed, or to end by itself
+STUCK_SECONDS = 60.0  # seconds after a rank's end in which rank 0 should have noticed by itself
+STORE_FILE = "store"  # in the private directory
+FAILURE_KEY = "failure/{}"  # of the store, by rank
+MAX_TEXT_CHARS = 300  # of one rank's error in a message
+LOOPBACK = "lo"  # the interface that no other machine can reach
+SHARED_ERRORS = (TrailnotesError, ValueError, OSError)
+"""What every rank raises for the same reasons, or rank 0 alone after the call: the next call may come."""
+
+
+class RankHandle(Protocol):
+    """One rank above 0, as rank 0 sees it."""
+
+    @property
+    def where(self) -> str:
+        """Place to name after its number in messages, such as " on node 10.0.0.7"; "" for this machine."""
+
+    def exit_reason(self) -> str | None:
+        """Return how it died; None while it lives, "" if it ended by itself or raised an error."""
+
+    def end(self, seconds: float) -> None:
+        """Kill it if it does not end by itself within so many seconds."""
+
+
+@dataclass(frozen=True)
+class RankMonitor:
+    """Ranks that have been started, and how rank 0 joins them; torchrun watches its own."""
+
+    ranks: Mapping[int, RankHandle]
+    seconds: float  # that one may wait for another
+    store: Store  # over which all meet
+    interface: str = ""  # of the network, for gloo and nccl
+    local_rank: int | None = None  # CUDA device of rank 0
+    clean_up: Callable[[], object] = lambda: None  # called when all have ended
+
+    def find_cause(self) -> str:
+        """Describe in one line which rank failed, and why; "" while none has."""
+        for rank, handle in self.ranks.items():
+            key, reason = FAILURE_KEY.format(rank), handle.exit_reason()
+            if reason is not None and self.store.check([key]):  # what it wrote says more than how it ended
+                reason = self.store.get(key).decode()
+            if reason:
+                return f"rank {rank}{handle.where} of the learner {reason}"
+        return ""
+
+    def explain(self, error: BaseException) -> str:
+        """Explain an error of rank 0 in one line: by its cause in another rank, if there is one."""
+        text = describe_error(error)
+        if not is_communication_error(error):
+            return f"rank 0 of the learner failed: {text}"
+        deadline = time.monotonic() + GRACE
+        while not (cause := self.find_cause()) and self.ranks and time.monotonic() < deadline:
+            time.sleep(0.05)
+        silent = [f"{rank}{handle.where}" for rank, handle in self.ranks.items() if handle.exit_reason() is None]
+        if cause or not silent:
+            return cause or f"the processes of the learner lost each other: {text}"
+        hangs = f"hangs: nothing from it for learner.timeout = {self.seconds:g} s ({text})"
+        return f"rank {', '.join(silent)} of the learner {hangs}"
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Exit if this process is stuck in the block long after another rank died: nccl alone would not notice."""
+        done = threading.Event()
+        threading.Thread(target=self._exit_if_stuck, args=(done,), name="learner-watch", daemon=True).start()
+        try:
+            yield
+        finally:
+            done.set()
+
+    def _exit_if_stuck(self, done: threading.Event) -> None:
+        while not done.wait(0.5):
+            if (cause := self.find_cause()) and not done.wait(STUCK_SECONDS):
+                sys.stderr.write(f"trailnotes: {cause}; resume from the last checkpoint\n")
+                sys.stderr.flush()
+                os._exit(1)
+
+    def end(self, *, at_once: bool = False) -> None:
+        """Wait for all ranks to end, and kill those that do not; `at_once` kills all. Twice is fine."""
+        deadline = time.monotonic() + (0.0 if at_once else GRACE)
+        for handle in self.ranks.values():
+            handle.end(max(0.0, deadline - time.monotonic()))
+        self.clean_up()
+
+
+@dataclass(frozen=True)
+class RankProcess:
+    """A rank of this machine; see `RankHandle`."""
+
+    process: Process
+    log: Path
+    where = ""
+
+    def exit_reason(self) -> str | None:
+        """Return how it died; None while it lives, "" if it ended by itself or lost another rank."""
+        code = self.process.poll()
+        if not code:
+            return code if code is None else ""
+        if code < 0:
+            hint = " (the system kills so when memory is out)" if -code == signal.SIGKILL else ""
+            return describe_exit(code) + hint
+        last = last_line(self.log.read_bytes())[:MAX_TEXT_CHARS] if self.log.exists() else ""
+        return describe_exit(code) + (f": {last}" if last else "")
+
+    def end(self, seconds: float) -> None:
+        """Kill it if it does not end by itself within so many seconds."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+        kill_group(self.process)
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+
+def start_ranks(config: Config) -> RankMonitor:
+    """Start ranks 1 to `learner.world_size` - 1 on this machine, unless torchrun has started them.
+
+    Raises:
+        ConfigError: there are more of them than devices, or torchrun has started another number.
+    """
+    from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+    from trailnotes.learner.process_group import join_torchrun, resolve_device_type, validate_world_size
+
+    validate_world_size(config)
+    world, seconds = config.learner.world_size, config.learner.timeout
+    if get_torchrun_rank():
+        store, local_rank = join_torchrun(seconds)
+        return RankMonitor({}, seconds, store, local_rank=local_rank)
+    directory = Path(tempfile.mkdtemp(prefix="trailnotes-learner-"))  # nobody else may read it
+    arguments = [str(world), str(directory), resolve_device_type(config), str(seconds)]
+    ranks = {rank: start_rank_process(rank, arguments, directory) for rank in range(1, world)}
+    store = FileStore(str(directory / STORE_FILE), world)
+    return RankMonitor(ranks, seconds, store, LOOPBACK, 0, lambda: shutil.rmtree(directory, ignore_errors=True))
+
+
+def start_rank_process(rank: int, arguments: list[str], directory: Path) -> RankProcess:
+    """Start `main` in a process with a log in the private directory."""
+    command = [sys.executable, "-m", "trailnotes.learner.ranks", str(rank), *arguments]
+    path = directory / f"rank-{rank}.log"
+    with path.open("wb") as log:
+        # SIGCONT wakes a stopped process; the end of its stdin then ends it
+        streams = {"stdin": subprocess.PIPE, "stdout": log, "stderr": log}
+        return RankProcess(start_child(command, death_signal=signal.SIGCONT, **streams), path)
+
+
+def main(arguments: list[str]) -> None:
+    """Be a rank of this machine: RANK WORLD DIRECTORY DEVICE SECONDS."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    rank, world, directory = int(arguments[0]), int(arguments[1]), Path(arguments[2])
+    watch = threading.Thread(target=_exit_with_rank_0, args=(directory,), daemon=True)
+    watch.start()  # before torch, whose import takes seconds
+    try:
+        from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+        store = FileStore(str(directory / STORE_FILE), world)
+        where = {"interface": LOOPBACK, "local_rank": rank}
+        follow_rank_0(rank, world, arguments[3], float(arguments[4]), store, **where)
+    except BaseException as error:  # noqa: BLE001 - the boundary: rank 0 reads the store and the log
+        traceback.print_exc()
+        watch.join(1.0)  # if rank 0 is gone, the watch removes the directory
+        os._exit(0 if is_communication_error(error) else 1)
+    os._exit(0)  # without the second that the interpreter takes to free torch
+
+
+def _exit_with_rank_0(directory: Path) -> None:
+    """Wait for the end of the pipe from rank 0; remove what rank 0 may not have had the time to remove, and exit."""
+    while os.read(0, 1):
+        pass
+    shutil.rmtree(directory, ignore_errors=True)
+    os._exit(1)
+
+
+def follow_rank_0(rank: int, world: int, device_type: str, seconds: float, store: Store, **where: Any) -> None:
+    """Join the process group, and repeat the calls of rank 0 until it ends this rank.
+
+    Arguments are those of `init_process_group`. A failure of this rank's own is in the store when this raises it.
+    """
+    from trailnotes.learner.process_group import init_process_group
+
+    try:
+        run_call_loop(init_process_group(rank, world, device_type, seconds, store, **where))
+    except BaseException as error:
+        if not is_communication_error(error):
+            store.set(FAILURE_KEY.format(rank), f"failed: {describe_error(error)}")
+        raise
+
+
+def run_call_loop(group: LearnerGroup) -> None:
+    """Repeat the calls of rank 0 until it ends this rank. Raises `RuntimeError` if a rank is gone."""
+    import torch
+
+    from trailnotes.learner.sharded import build_rank
+
+    learner = None
+    while (call := group.receive_call()) is not None:
+        name, arguments, keywords = call
+        try:
+            if name == "build":
+                config: Config = arguments[0]
+                threads = config.run.threads or max(1, torch.get_num_threads() // config.learner.world_size)
+                torch.set_num_threads(threads)
+                learner = build_rank(group, *arguments)
+            else:
+                getattr(learner, name)(*arguments, **keywords)
+        except SHARED_ERRORS:
+            if learner is None:
+                raise
+    torch.distributed.destroy_process_group()
+
+
+def get_torchrun_rank() -> tuple[int, int] | None:
+    """Read rank and world size, where torchrun (or a program with the same variables) started this process."""
+    values = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
+    if not all(value.isdigit() for value in values) or "MASTER_ADDR" not in os.environ:
+        return None
+    return int(values[0]), int(values[1])
+
+
+def is_torchrun_worker() -> bool:
+    """Return whether torchrun started this process as one that does not hold the run."""
+    return (get_torchrun_rank() or (0, 1))[0] > 0
+
+
+def run_torchrun_rank(config: Config) -> None:
+    """Run a rank that torchrun started.
+
+    Raises:
+        ConfigError: torchrun started another number of processes than `learner.world_size`.
+        LearnerError: this rank failed, or another is gone.
+    """
+    from trailnotes.learner.process_group import join_torchrun, resolve_device_type, validate_world_size
+
+    validate_world_size(config)
+    rank, seconds = int(os.environ["RANK"]), config.learner.timeout
+    try:
+        store, local_rank = join_torchrun(seconds)
+        device_type = resolve_device_type(config)
+        follow_rank_0(rank, config.learner.world_size, device_type, seconds, store, local_rank=local_rank)
+    except RuntimeError as error:
+        raise LearnerError(f"rank {rank} of the learner failed: {describe_error(error)}") from error
+
+
+def describe_error(error: BaseException) -> str:
+    """Describe an error in one line of at most 300 characters, with the name of its class."""
+    text, kind = " ".join(str(error).split()), type(error).__name__
+    text = text if len(text) <= MAX_TEXT_CHARS else text[: MAX_TEXT_CHARS - 3] + "..."
+    return f"{kind}: {text}" if text else kind
+
+
+def is_communication_error(error: BaseException) -> bool:
+    """Return whether an error only says that another rank is gone or late."""
+    import torch
+
+    if isinstance(error, torch.distributed.DistError):
+        return True
+    if type(error) is not RuntimeError:  # torch's own, such as for memory that is out, are kinds of it
+        return False
+    home = Path(torch.__file__).parent
+    files = [Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    innermost = [*takewhile(lambda file: file.is_relative_to(home), reversed(files))]
+    return any(file.is_relative_to(home / "distributed") for file in innermost)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
