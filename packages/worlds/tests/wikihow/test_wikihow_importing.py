@@ -91,17 +91,17 @@ def test_what_is_no_page_is_counted_and_named(dumps: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("pages", "meta", "said"),
     [
-        ("nowhere", None, "cannot be read"),
+        ("nowhere", None, "holds no files"),
         ("empty", None, "holds no files"),
         ("bad", None, "there is no article among the pages"),
-        ("bad", "bad/x", "has no column doc_id"),
-        ("bad", "nowhere", "cannot be read as doc_meta.csv"),
+        ("bad", "bad/x", "cannot be read as the archive.s doc_meta.csv: .doc_id."),
+        ("bad", "nowhere", "cannot be read as the archive.s doc_meta.csv"),
     ],
 )
 def test_sources_that_cannot_be_are_refused(tmp_path: Path, pages: str, meta: str | None, said: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad").mkdir()
-    (tmp_path / "bad/x").write_text("x")
+    (tmp_path / "bad/x").write_text("x\ny\n")
     with pytest.raises(ConfigError, match=said):
         import_library(tmp_path / "pages", tmp_path / pages, tmp_path / meta if meta else None)
     assert not (tmp_path / "pages").exists()

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 from urllib.parse import parse_qs
 
@@ -107,10 +106,6 @@ class WikiHowApp:
         layout = self._find_layout(state.page.path)
         assert layout is not None, "a state holds pages of the library alone"
         return layout
-
-    def can_go_back(self, state: AppState) -> bool:
-        """Return whether GOBACK has an effect."""
-        return not self._go_back(state).refused
 
     def can_scroll(self, state: AppState, direction: str) -> bool:
         """Return whether the page continues in a direction."""
@@ -230,9 +225,7 @@ def render_short(listed: Sequence[Leaf], most: int) -> str:
     return " ; ".join(text[:most].lower() for text in texts)
 
 
-VIEWS: Mapping[str, Callable[[Sequence[Leaf], int], str]] = MappingProxyType(
-    {"html": render_html, "short": render_short}
-)
+VIEWS: Final[Mapping[str, Callable[[Sequence[Leaf], int], str]]] = {"html": render_html, "short": render_short}
 
 
 def list_actions(app: WikiHowApp, state: AppState, words: str) -> tuple[str, ...]:
@@ -243,9 +236,8 @@ def list_actions(app: WikiHowApp, state: AppState, words: str) -> tuple[str, ...
         f"INPUT({place}, {words})" if listed[place].view.target in fields else f"CLICK({place})"
         for place in _iter_link_places(listed)
     ]
-    moves = (("SCROLL(DOWN)", app.can_scroll(state, "DOWN")), ("SCROLL(UP)", app.can_scroll(state, "UP")))
-    offers += [name for name, is_possible in (*moves, ("GOBACK", app.can_go_back(state))) if is_possible]
-    return tuple(offers)
+    moves = ("SCROLL(DOWN)", "SCROLL(UP)", "GOBACK")
+    return (*offers, *(move for move in moves if not app.step(state, parse_action(move)).refused))
 
 
 def _iter_link_places(listed: Sequence[Leaf]) -> Iterator[int]:

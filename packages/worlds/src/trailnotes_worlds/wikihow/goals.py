@@ -75,7 +75,8 @@ def _get_task_class() -> type[Any]:
                 added.type_name = f".mobile_env.{kind.rstrip('*')}"
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("mobile_env.Task"))
+    task_class: type[Any] = message_factory.GetMessageClass(pool.FindMessageTypeByName("mobile_env.Task"))
+    return task_class
 
 
 def read_goal(path: Path) -> Goal:

@@ -210,10 +210,7 @@ class _PageReader:
         self._facts, self._tell = facts, progress or (lambda *_: None)
         self._taken: set[str] = set()
         self._names: dict[str, str] = {}  # path of an author -> name in articles
-        try:
-            files = sorted(path for path in folder.iterdir() if path.is_file())[:limit]
-        except OSError as error:
-            raise ConfigError(f"{folder} cannot be read: {error.strerror}") from error
+        files = sorted(path for path in folder.glob("*") if path.is_file())[:limit]
         if not files:
             raise ConfigError(f"{folder} holds no files: name the folder of the recorded pages, dumps in the archive")
         # Articles come first, since they hold the names of their authors.
@@ -306,14 +303,9 @@ def _list_articles(page: ParsedPage, slug: str) -> list[str]:
 def _read_facts(path: Path) -> dict[str, dict[str, str]]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            rows = csv.DictReader(file)
-            if "doc_id" not in (rows.fieldnames or ()):
-                raise ConfigError(f"{path} has no column doc_id: name the archive's doc_meta.csv")
-            return {
-                parse_doc_id(row["doc_id"]): {key: value or "" for key, value in row.items() if key} for row in rows
-            }
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{path} cannot be read as doc_meta.csv: {error}") from error
+            return {parse_doc_id(row["doc_id"]): row for row in csv.DictReader(file, restval="")}
+    except (OSError, UnicodeDecodeError, csv.Error, KeyError) as error:
+        raise ConfigError(f"{path} cannot be read as the archive's doc_meta.csv: {error}") from error
 
 
 def _parse_day(text: str) -> str:

@@ -70,7 +70,10 @@ class _ColumnBuilder:
         self.items += [LayoutItem(view, self.y, height) for view in views]
         self.y += height
 
-    def build_layout(self, *, clickable: bool = False, has_menu: bool = False) -> Layout:
+    def build_layout(self, *, clickable: bool = False, links_clickable: bool = False, has_menu: bool = False) -> Layout:
+        if links_clickable:
+            views = (replace(each.view, clickable=True) if each.view.target else each.view for each in self.items)
+            self.items = [each._replace(view=view) for each, view in zip(self.items, views, strict=True)]
         return Layout(tuple(self.items), self.y, clickable, has_menu)
 
 
@@ -132,7 +135,7 @@ def build_article_page(library: Library, article: Article) -> Layout:
         column.add(PLAIN_VIEW, "Related wikiHows", 120)
         for each in related:
             column.add_row(_build_title(each), 150)
-    return _make_links_clickable(column.build_layout(has_menu=True))
+    return column.build_layout(links_clickable=True, has_menu=True)
 
 
 def _iter_breadcrumb_views(library: Library, article: Article) -> Iterator[View]:
@@ -181,7 +184,7 @@ def build_author_page(library: Library, author: Author) -> Layout:
             column.add_row([view], _LINE_HEIGHT if view.text == "How to" else _compute_text_height(view.text))
         blurb = article.intro[:_MAX_BLURB_CHARS]
         column.add(PLAIN_VIEW, blurb, _compute_text_height(blurb) + 30, target=article.path)
-    return _make_links_clickable(column.build_layout())
+    return column.build_layout(links_clickable=True)
 
 
 def build_category_page(library: Library, category: Category) -> Layout:
@@ -253,12 +256,6 @@ def build_about_page() -> Layout:
     for text in _TRUST_TEXTS:
         column.add(PLAIN_VIEW, text, _compute_text_height(text))
     return column.build_layout()
-
-
-def _make_links_clickable(layout: Layout) -> Layout:
-    views = (replace(item.view, clickable=bool(item.view.clickable or item.view.target)) for item in layout.items)
-    items = tuple(item._replace(view=view) for item, view in zip(layout.items, views, strict=True))
-    return replace(layout, items=items)
 
 
 def _get_existing_path(library: Library, path: str) -> str:
