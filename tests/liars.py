@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
 from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
-from websockets.frames import Frame
 from websockets.http11 import Request, Response
-from websockets.protocol import State
-from websockets.server import ServerProtocol
 from websockets.sync.server import ServerConnection, serve
 
 Script = Callable[[ServerConnection, dict[str, Any]], None]
@@ -85,58 +81,3 @@ def serving(script: Script = counting, pages: dict[str, Any] | None = None, port
         finally:
             server.shutdown()
             thread.join()
-
-
-@contextmanager
-def _one_session(session: Callable[[socket.socket], None], over: threading.Event) -> Iterator[str]:
-    """The address of a door that `session` answers until it is `over`."""
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        thread = threading.Thread(target=session, args=[door], daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{door.getsockname()[1]}"
-        finally:
-            over.set()
-            thread.join()
-
-
-@contextmanager
-def deaf(*, alone: bool = False) -> Iterator[str]:
-    """A server that answers one reset and then reads no byte more; if `alone`, it also takes no other connection."""
-    over = threading.Event()
-
-    def session(door: socket.socket) -> None:
-        connection, _ = door.accept()
-        if alone:
-            door.close()
-        protocol = ServerProtocol()
-        with connection:
-            while not over.is_set():
-                protocol.receive_data(connection.recv(1 << 16))
-                for event in protocol.events_received():
-                    if isinstance(event, Request):
-                        protocol.send_response(protocol.accept(event))
-                    else:
-                        protocol.send_text(observation("start").encode())
-                connection.sendall(b"".join(protocol.data_to_send()))
-                if protocol.state is State.OPEN and isinstance(event, Frame):
-                    over.wait(60)
-
-    with _one_session(session, over) as url:
-        yield url
-
-
-@contextmanager
-def dripping() -> Iterator[str]:
-    """A server whose only answer is a page that comes a byte at a time and never ends."""
-    over = threading.Event()
-
-    def session(door: socket.socket) -> None:
-        connection, _ = door.accept()
-        with connection, suppress(OSError):
-            connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
-            while not over.wait(0.02):
-                connection.sendall(b"x")
-
-    with _one_session(session, over) as url:
-        yield url

@@ -19,7 +19,6 @@ from trailnotes.config.section import RENAMED_KEYS
 from trailnotes.config.toml import load_config
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.runs.directory import RunDir, RunLock, is_trained, load_run_config
-from trailnotes.storage import checkpoint
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Observation, Task, Trajectory
 
@@ -286,14 +285,3 @@ def test_a_lock_that_leads_to_another_file_is_refused_and_that_file_kept(tmp_pat
     with pytest.raises(RunError, match=r"lock \(.*symbolic link.*\): delete that link"):
         RunLock(tmp_path / "lock")
     assert (tmp_path / "precious").read_text() == "kept"
-
-
-def test_a_run_of_pipes_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    place = tmp_path / "checkpoints" / "step-000001"
-    place.mkdir(parents=True)
-    for file in (tmp_path / "config.toml", place / "manifest.json"):
-        os.mkfifo(file)
-    with pytest.raises(RunError, match=r"config.toml: cannot be read \(it is no regular file\)"):
-        load_run_config(tmp_path)
-    with pytest.raises(RunError, match=r"manifest.json cannot be read: .*it is no regular file"):
-        checkpoint.find_latest(tmp_path / "checkpoints")

@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from trailnotes.storage.files import (
-    MAX_SMALL_BYTES,
     find_free_path,
     open_aside,
     open_no_follow,
-    read_small,
     write_bytes_atomic,
     write_text_atomic,
 )
@@ -128,22 +126,3 @@ def test_two_writers_of_one_file_take_nothing_from_each_other(tmp_path: Path) ->
         other.replace(path)
     assert path.read_text() == "second"
     assert [file.name for file in tmp_path.iterdir()] == ["x"]
-
-
-@pytest.mark.parametrize("kind", ["a pipe", "a device", "a huge file"])
-def test_what_is_no_small_file_is_refused_at_once(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "config.toml"
-    if kind == "a pipe":
-        os.mkfifo(path)
-    elif kind == "a device":
-        path.symlink_to("/dev/zero")
-    else:
-        path.touch()
-        os.truncate(path, MAX_SMALL_BYTES + 1)
-    with pytest.raises(OSError, match="it is longer than 16,777,216 bytes" if kind == "a huge file" else "no regular"):
-        read_small(path)
-
-
-def test_a_small_file_is_read_whole(tmp_path: Path) -> None:
-    (tmp_path / "note.txt").write_bytes(b"\xc3\xa9lan\r\n")
-    assert read_small(tmp_path / "note.txt") == b"\xc3\xa9lan\r\n"

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from typing import Literal, Self
 
 from pydantic import model_validator
 
 from trailnotes.config.section import PAPER, RELEASE, Section, key, require_secret_free_url
-from trailnotes.errors import ConfigError
 
 EMBEDDER_KEY_VARIABLE = "TRAILNOTES_EMBEDDER_KEY"  # the variable for an address that `embedder` names itself
 MAX_REQUESTED_WORDS = 100  # of a tip, by the paper's request
 TOKENS_PER_WORD = 1.5  # English prose takes 1.2 to 1.4 in a vocabulary of a hundred thousand; names take more
-_ADDRESS_WITHOUT_SCHEME = re.compile(r"openai:.*:[^@/]*@(?!https?://)", re.DOTALL)  # tags of models have no @
 
 
 def validate_embedder_name(embedder: str) -> None:
-    """Refuse an embedder's name that holds, or may hold, a secret; the error does not repeat it."""
+    """Refuse an embedder's address with a password; the error does not repeat it."""
     require_secret_free_url("memory.embedder", embedder, EMBEDDER_KEY_VARIABLE)
-    if _ADDRESS_WITHOUT_SCHEME.match(embedder):
-        raise ConfigError(
-            "memory.embedder names a server without http:// or https://, perhaps with a password: write "
-            f"openai:NAME@URL without one, and put a key into the environment variable {EMBEDDER_KEY_VARIABLE}"
-        )
 
 
 class MemoryConfig(Section):

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from trailnotes.config.section import Section, key, require_secret_free_table, require_secret_free_url
+from trailnotes.config.section import Section, key, require_secret_free_url
 from trailnotes.errors import ConfigError
 
 OPENAI_PREFIX = "openai:"  # before a model's name, as `model.path`: the model of that name at the endpoint
@@ -118,9 +118,8 @@ class EndpointConfig(Section):
 
     @model_validator(mode="after")
     def validate_extra_fields(self) -> Self:
-        """Refuse reserved fields, and secrets in the address or the fields."""
+        """Refuse reserved fields, and a password in the address."""
         require_secret_free_url("endpoint.base_url", _add_scheme(self.base_url), self.api_key_env)
-        require_secret_free_table("endpoint.extra", self.extra, self.api_key_env)
         if taken := sorted(self.extra.keys() & set(RESERVED_REQUEST_FIELDS)):
             raise ValueError(f"endpoint.extra.{taken[0]} is sent, or left out, by other settings: leave it out")
         return self

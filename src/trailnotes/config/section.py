@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, Literal, get_args, get_origin
-from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic.fields import FieldInfo
@@ -18,22 +16,6 @@ from trailnotes.errors import ConfigError
 logger = logging.getLogger(__name__)
 PAPER = "EMPO2, arXiv 2602.23008"
 RELEASE = "EMPO2 release 0b40cb72"
-MAX_ADDRESS_CHARS: Final = 2048  # characters; the search for secrets takes time by their square
-MAX_SEARCHED_CHARS: Final = 4096  # characters of a text in a table, for the same reason; keys are shorter
-SECRET_NAMES = "api_?key|key|token|secret|password|passwd|credentials"  # noqa: S105 - endings of names
-
-# The same as a dotted name; `prompt_cache_key` of OpenAI's API is no secret, nor is the `stop_token` of a template.
-_SECRET_NAME = re.compile(
-    rf"(?:.*[._-])?(?<!cache_)(?<!stop_)(?<!pad_)(?<!eos_)(?<!bos_)(?:{SECRET_NAMES}|auth|authorization)", re.IGNORECASE
-)
-_SECRET_VALUE = re.compile(  # a header, or a key of the well-known kinds
-    r"^\s*(?:[Bb]earer|Basic)\s+\S+\s*$"
-    r"|\b(?:(?:sk|pk|rk)-[\w-]{16}|(?:hf|gh[opsu]|gsk|xai)_\w{16}|AKIA\w{16}|eyJ[\w-]+\.eyJ)"
-)
-
-# Before the @ of the host, or after a colon that no port follows: a password may hold "/", "?" and "#" unescaped.
-_CREDENTIALS = re.compile(r"://(?:[^/?#]*|[^/?#@:\[]*:(?!\d+(?:[/?#]|$))[^@]*)@")
-_SECRET_PARAMETER = re.compile(rf"[?&;#](?:[^=&;#]*[._-])?(?:{SECRET_NAMES})=[^&;#]", re.IGNORECASE)
 
 
 def key(default: Any, doc: str, source: str = "", needs: str = "", **limits: Any) -> Any:
@@ -103,62 +85,18 @@ class Section(BaseModel):
 
 
 def require_secret_free_url(setting: str, value: str, variable: str) -> None:
-    """Refuse an address with credentials or a key, since logs and run directories keep addresses.
+    """Refuse an address with a name or password before its host, since logs and run directories keep addresses.
 
     `value` may be a text that ends with the address; `variable` is the environment variable for a key instead.
 
     Raises:
-        ConfigError: there is one, or the address is too long to search; the text does not repeat it.
+        ConfigError: there is one; the text does not repeat it.
     """
-    if len(value) > MAX_ADDRESS_CHARS:
-        raise ConfigError(f"{setting} has {len(value):,} characters: name an address of {MAX_ADDRESS_CHARS:,} at most")
-    forms = value, unquote(value)  # what is coded by percent signs is no less a secret
-    if any(map(_CREDENTIALS.search, forms)):
+    if "@" in value.partition("://")[2].partition("/")[0]:
         raise ConfigError(
             f"{setting} must hold no name or password, since addresses are logged and kept with a run: leave out the "
             f"part before the @ of the host, and put a key into the environment variable {variable}"
         )
-    if any(map(_SECRET_PARAMETER.search, forms)):
-        raise ConfigError(
-            f"{setting} must hold no key, since addresses are logged and kept with a run: leave it out of the part "
-            f"behind the ?, and put it into the environment variable {variable}"
-        )
-
-
-def require_secret_free_table(setting: str, value: Mapping[str, Any], variable: str) -> None:
-    """Refuse a table with a key or an authorization header anywhere in it.
-
-    `variable` is the environment variable for a key instead.
-
-    Raises:
-        ConfigError: a field has the name, or a text the form, of a secret; the error does not repeat it.
-    """
-    if name := next(_find_secrets(setting, value), ""):
-        raise ConfigError(
-            f"{name} looks like a key, and the run directory keeps all settings: leave it out, and put the key into "
-            f"the environment variable {variable}, which is sent as Authorization: Bearer"
-        )
-
-
-def has_secret(text: str) -> bool:
-    """Tell whether a text holds a key of the well-known kinds, or an address with a password."""
-    parts = (text[start : start + MAX_SEARCHED_CHARS] for start in range(0, len(text), MAX_SEARCHED_CHARS // 2))
-    return any(_SECRET_VALUE.search(part) or _CREDENTIALS.search(part) for part in parts)
-
-
-def _find_secrets(name: str, value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for field, inner in value.items():
-            yield from _find_secrets(f"{name}.{field}", inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _find_secrets(name, inner)
-    elif (
-        isinstance(value, str)
-        and value
-        and (_SECRET_NAME.fullmatch(name) or _SECRET_VALUE.search(value[:MAX_SEARCHED_CHARS]))
-    ):
-        yield name
 
 
 def describe_allowed(field: FieldInfo) -> str:

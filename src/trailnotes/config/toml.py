@@ -25,7 +25,7 @@ from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config, config_type, full_config_type
 from trailnotes.config.section import RENAMED_KEYS, Section, describe_allowed, rename_keys
 from trailnotes.errors import ConfigError
-from trailnotes.storage.files import parse_toml, read_small
+from trailnotes.storage.files import parse_toml
 from trailnotes.types import StrPath
 
 RUNTIME_KEYS = (
@@ -192,7 +192,7 @@ def _is_accepted(field: FieldInfo, kind: type) -> bool:
 
 def _read_config_file(path: Path) -> dict[str, Any]:
     try:
-        return parse_toml(read_small(path).decode())
+        return parse_toml(path.read_bytes().decode())
     except IsADirectoryError:
         own = path / "config.toml"
         fix = f"name its {own}" if own.is_file() else "give the path of a TOML config"

@@ -52,7 +52,6 @@ from trailnotes.storage.files import (
     open_no_follow,
     parse_json,
     read_jsonl,
-    read_small,
     split_after,
     write_text_atomic,
 )
@@ -190,7 +189,7 @@ class RunDir:
         starts, before = [], {}
         if file.exists():
             try:
-                about = parse_json(read_small(file))
+                about = parse_json(file.read_bytes())
                 starts, before = about["starts"], dict(about.get("environment", {}))
             except (OSError, ValueError, KeyError, TypeError):
                 raise RunError(f"{file} is damaged: move it away, and run the same command again") from None

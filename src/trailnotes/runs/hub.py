@@ -18,18 +18,20 @@ from trailnotes.config.builtin import BUILTIN_PREFIX
 from trailnotes.config.methods import get_label
 from trailnotes.config.model_schema import LOCAL_PREFIXES
 from trailnotes.config.schema import Config
-from trailnotes.config.section import has_secret
 from trailnotes.config.toml import RUNTIME_KEYS, diff_configs, flatten_config, format_toml_value, is_within
 from trailnotes.errors import ConfigError, PolicyError, RunError
 from trailnotes.memory.tipfile import write_tips
 from trailnotes.runs.load_policy import EvaluatedModel
 from trailnotes.storage.checkpoint import read_json, write_json
-from trailnotes.storage.files import read_jsonl, read_small, write_text_atomic
+from trailnotes.storage.files import read_jsonl, write_text_atomic
 from trailnotes.types import Tip
 
 CARD = "README.md"
 TIPS = "tips.jsonl"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_SECRET = re.compile(  # a key of the well-known kinds, or an address with a password
+    r"\b(?:(?:sk|pk|rk)-[\w-]{16}|(?:hf|gh[opsu]|gsk|xai)_\w{16}|AKIA\w{16}|eyJ[\w-]+\.eyJ)|://[^\s/@]*:[^\s/@]*@"
+)
 _LOCAL_KEYS = (
     *RUNTIME_KEYS,
     "run.trackers",
@@ -113,7 +115,7 @@ def write_tips_and_card(folder: Path, repo: str, file: Path, licence: str = "") 
     read = [Tip(**record) for record in records]
     tips = [replace(tip, model=tip.run) if _is_absolute(tip.model) else tip for tip in read]
     texts = {tip.id: "\n".join(value for value in asdict(tip).values() if isinstance(value, str)) for tip in tips}
-    if found := [tip_id for tip_id, text in texts.items() if has_secret(text)]:
+    if found := [tip_id for tip_id, text in texts.items() if _SECRET.search(text)]:
         raise ConfigError(f"tips {', '.join(map(str, found[:10]))} hold what looks like a key or a password, and "
                           "nothing was published: `trailnotes memory edit` or `delete` mends them")  # fmt: skip
     write_tips(folder / TIPS, tips, memory=header["memory"])
@@ -196,7 +198,7 @@ def _is_weights(name: str) -> bool:
 
 def _write_card(folder: Path, facts: Any, lines: Sequence[str]) -> None:
     text = "\n".join(["---", facts.to_yaml(), "---", "", *lines]) + "\n"
-    if has_secret(text):
+    if _SECRET.search(text):
         raise ConfigError("the card would hold what looks like a key or a password: nothing was published")
     write_text_atomic(folder / CARD, text)
 
@@ -234,7 +236,7 @@ def _describe_evaluations(run: Path, model: Path) -> list[str]:
         games = (
             f"{len(panel['tasks'])} tasks of `{panel['env']}`, split `{panel['split']}`, sha256 of their ids {digest}"
         )
-        found += [read_small(table).decode(), f"Panel: {games}; episodes of each: {panel['num_samples']}.", ""]
+        found += [table.read_bytes().decode(), f"Panel: {games}; episodes of each: {panel['num_samples']}.", ""]
     return found or ["No evaluation of this checkpoint is in its run (`trailnotes eval RUN --out RUN/eval` makes one)."]
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailnotes.errors import RunError
-from trailnotes.storage.files import fsync_path, parse_json, read_small, write_text_atomic
+from trailnotes.storage.files import fsync_path, parse_json, write_text_atomic
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -127,7 +127,7 @@ def verify(path: Path, contents: bool = True) -> list[str]:
     Without `contents` only presence and size of the files count, which costs the same for any model.
     """
     try:
-        text = read_small(path / MANIFEST)
+        text = (path / MANIFEST).read_bytes()
         manifest = parse_json(text, "drop")
         expected = {str(name): (int(f["size"]), str(f["sha256"])) for name, f in manifest["files"].items()}
         version = manifest["format"]
@@ -139,7 +139,7 @@ def verify(path: Path, contents: bool = True) -> list[str]:
     problems = [problem for problem in looked_at if problem]
     if problems:
         with suppress(OSError):  # it is gone
-            if read_small(path / MANIFEST) != text:  # stripped meanwhile
+            if (path / MANIFEST).read_bytes() != text:  # stripped meanwhile
                 return verify(path, contents)
     return problems
 
@@ -154,7 +154,7 @@ def load_best(root: Path) -> tuple[Path, float] | None:
     if not (root / BEST).is_file():
         return None
     try:
-        marker = parse_json(read_small(root / BEST))
+        marker = parse_json((root / BEST).read_bytes())
         path, score = root / str(marker["checkpoint"]), float(marker["score"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{root / BEST} cannot be read ({error}): delete it to choose the best again") from error
@@ -235,7 +235,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """Read the object that `write_json` wrote; raises `RunError` if it is damaged."""
     try:
-        value = parse_json(read_small(path))
+        value = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}): name another checkpoint, or start a new run") from error
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Atomic files (written aside and renamed, or appended line by line), and the one reader of JSON and TOML of others."""
+"""Atomic files (written aside and renamed, or appended line by line), and the reader of JSON."""
 
 from __future__ import annotations
 
@@ -17,128 +17,63 @@ from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal, TypeVar, get_args
+from typing import Any, BinaryIO, Final, Literal, TypeVar
 
 from trailnotes.errors import ConfigError, RunError
 
-MAX_NESTING: Final = 100  # lists and objects inside each other
-MAX_DIGITS: Final = 300  # of an integer: a float can hold it
-MAX_TOML_CHARS: Final = 1 << 18  # characters: tomllib takes quadratic time
 Nonfinite = Literal["keep", "drop", "refuse"]
-_CONTAINERS: Final = {dict, list}
-_AS_ZEROS: Final = bytes.maketrans(b"123456789", b"0" * 9)
-_LONG_INTEGER: Final = b"0" * MAX_DIGITS
-_TOO_DEEP_MESSAGE: Final = f"it nests more than {MAX_NESTING} levels deep"
-_KEY_PART: Final = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
-_LONG_KEY: Final = re.compile(rf"(?<![\w-]){_KEY_PART}(?:[ \t]*+\.[ \t]*+{_KEY_PART}){{{MAX_NESTING}}}")
 T = TypeVar("T")
-MAX_SMALL_BYTES: Final = 16 << 20  # bytes of a file that is read whole
 _FIX_HINT = "free space or fix the permissions, then run the same command again"
 _ITERATION_PATTERN = re.compile(rb'\{"iteration": (\d+)[,}]')
 
 
 def parse_json(text: str | bytes, nonfinite: Nonfinite = "keep") -> Any:
-    """Parse JSON from an untrusted source; bytes are UTF-8.
+    """Parse JSON; bytes are UTF-8.
 
-    `nonfinite` says what becomes of numbers that no float holds (``NaN``, ``1e999``, more than `MAX_DIGITS` digits):
-    "keep" makes them ``nan`` or ``inf``, "drop" None, as `encode_line` writes them.
+    `nonfinite` says what becomes of numbers that no float holds (``NaN``, ``1e999``): "keep" makes them ``nan`` or
+    ``inf``, "drop" None, as `encode_line` writes them.
 
     Raises:
-        ValueError: it is not JSON, nests more than `MAX_NESTING` levels deep, or has a number that "refuse" refuses.
+        ValueError: it is not JSON, nests too deeply, or has a number that "refuse" refuses.
     """
     if isinstance(text, bytes):
         text = text.removeprefix(BOM_UTF8).decode("utf-8", "surrogatepass")
-    is_long = _LONG_INTEGER in text.encode("utf-8", "surrogatepass").translate(_AS_ZEROS)
     try:
-        value = _DECODERS[nonfinite, is_long].decode(text)
+        return _DECODERS[nonfinite].decode(text)
     except RecursionError:
-        raise ValueError(_TOO_DEEP_MESSAGE) from None
-    _require_shallow(value, text.count("[") + text.count("{"))
-    return value
+        raise ValueError("it nests too deeply") from None
 
 
 def parse_json_at(text: str, place: int) -> tuple[Any, int]:
     """Parse the JSON value that begins at `place`; returns it and its end."""
     try:
-        value, end = _DECODERS["keep", True].raw_decode(text, place)
+        return _DECODERS["keep"].raw_decode(text, place)
     except RecursionError:
-        raise ValueError(_TOO_DEEP_MESSAGE) from None
-    _require_shallow(value, text.count("[", place, end) + text.count("{", place, end))
-    return value, end
+        raise ValueError("it nests too deeply") from None
+
+
+def _drop_nonfinite(digits: str) -> float | None:
+    value = float(digits)
+    return value if math.isfinite(value) else None
+
+
+def _refuse_nonfinite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"{digits[:20]} is not a finite number of JSON")
+    return value
+
+
+_DECODERS: Final[Mapping[Nonfinite, json.JSONDecoder]] = {
+    "keep": json.JSONDecoder(),
+    "drop": json.JSONDecoder(parse_float=_drop_nonfinite, parse_constant=_drop_nonfinite),
+    "refuse": json.JSONDecoder(parse_float=_refuse_nonfinite, parse_constant=_refuse_nonfinite),
+}
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse TOML from an untrusted source.
-
-    Raises:
-        ValueError: it is not TOML, longer than `MAX_TOML_CHARS`, deeper than `MAX_NESTING`, or has a longer integer
-            than `MAX_DIGITS`.
-    """
-    if len(text) > MAX_TOML_CHARS:
-        raise ValueError(f"it is longer than {MAX_TOML_CHARS:,} characters")
-    if _LONG_KEY.search(text):
-        raise ValueError(_TOO_DEEP_MESSAGE)
-    try:
-        values = tomllib.loads(text)
-    except RecursionError:
-        raise ValueError(_TOO_DEEP_MESSAGE) from None
-    _require_shallow(values, len(text))
-    _require_small(values)
-    return values
-
-
-def _require_shallow(value: Any, opened: int) -> None:
-    """Refuse a value that nests too deeply; it holds at most `opened` lists and objects."""
-    if opened <= MAX_NESTING:  # most lines: there is no need to look
-        return
-    level = [value]
-    for _ in range(MAX_NESTING):
-        inside = (each.values() if isinstance(each, dict) else each for each in level)
-        level = [item for items in inside for item in items if type(item) in _CONTAINERS]
-        if not level:
-            return
-    raise ValueError(_TOO_DEEP_MESSAGE)
-
-
-def _require_small(value: Any) -> None:
-    match value:
-        case dict():
-            for item in value.values():
-                _require_small(item)
-        case list():
-            for item in value:
-                _require_small(item)
-        case int() if abs(value) >= 10**MAX_DIGITS:
-            raise ValueError(f"it holds an integer of more than {MAX_DIGITS} digits")
-
-
-def _reject_nonfinite(digits: str) -> None:
-    raise ValueError(f"{digits[:20]} is not a finite number of JSON")
-
-
-def _make_decoder(nonfinite: Nonfinite, *, counts_digits: bool) -> json.JSONDecoder:
-    by_name: dict[Nonfinite, Callable[[str], float | None]] = {
-        "keep": float, "drop": lambda _: None, "refuse": _reject_nonfinite
-    }  # fmt: skip
-    otherwise = by_name[nonfinite]
-
-    def parse_float(digits: str) -> float | None:
-        value = float(digits)
-        return value if math.isfinite(value) else otherwise(digits)
-
-    def parse_int(digits: str) -> int | float | None:
-        return int(digits) if len(digits) <= MAX_DIGITS else parse_float(f"{digits}e{MAX_DIGITS}")
-
-    return json.JSONDecoder(
-        parse_float=parse_float, parse_int=parse_int if counts_digits else None, parse_constant=otherwise
-    )
-
-
-_DECODERS: Final = {  # (what of numbers, has long integers): to count the digits of each takes as long as parsing
-    (nonfinite, is_long): _make_decoder(nonfinite, counts_digits=is_long)
-    for nonfinite in get_args(Nonfinite)
-    for is_long in (False, True)
-}
+    """Parse TOML. Raises `ValueError`: it is none."""
+    return tomllib.loads(text)
 
 
 def get_cache_dir(name: str) -> Path:
@@ -227,19 +162,6 @@ def open_regular(path: Path) -> BinaryIO:
         return file
     file.close()
     raise OSError(errno.EINVAL, "it is no regular file", str(path))
-
-
-def read_small(path: Path) -> bytes:
-    """Read a small regular file of a possibly untrusted directory.
-
-    Raises:
-        OSError: as `open_regular`, or it is longer than `MAX_SMALL_BYTES`; `strerror` says so.
-    """
-    with open_regular(path) as file:
-        data = file.read(MAX_SMALL_BYTES + 1)
-        if len(data) > MAX_SMALL_BYTES:
-            raise OSError(errno.EFBIG, f"it is longer than {MAX_SMALL_BYTES:,} bytes", str(path))
-    return data
 
 
 def fsync_path(path: Path) -> None:

@@ -6,23 +6,17 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trailnotes.errors import ConfigError, Interrupted
 from trailnotes.web.loopback import is_loopback
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable
 
     from starlette.types import ASGIApp
 
-MAX_CONNECTIONS = 2_000  # at once; one more is told to come back
-MAX_UNFINISHED = 256  # connections whose visitor has not sent a whole request; one more, and the oldest gives way
-REQUEST_TIMEOUT_S = 20.0  # for a whole request, from its connection or from the answer before it
-UNREAD_TIMEOUT_MS = 60_000  # in which a visitor takes something of what it is sent
+MAX_CONNECTIONS = 2_000  # at once; one more gets status 503
 
 
 def open_listener(host: str, port: int, *, refusal: str = "") -> socket.socket:
@@ -40,51 +34,49 @@ def open_listener(host: str, port: int, *, refusal: str = "") -> socket.socket:
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        door = socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
+        listener = socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         text = f"nothing can listen at {host}:{port} ({reason}): name another --port (0 takes a free one) or --host"
         raise ConfigError(text) from error
-    # What is accepted here inherits it. An answer goes out in two parts, head and body, and the second would wait 40 ms
-    # for the visitor's word that the first has come: asyncio sees to it only for sockets that name their protocol.
-    door.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # on Linux the kernel hangs up on a visitor that reads nothing
-        door.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_TIMEOUT_MS)
-    return door
+    # Accepted connections inherit it. Without it the body of an answer waits 40 ms until its head is acknowledged;
+    # asyncio sets it only for sockets that name their protocol.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
-def format_host(door: socket.socket) -> str:
+def format_host(listener: socket.socket) -> str:
     """Format the address of a socket as Host headers write it: IPv6 in brackets."""
-    host = str(door.getsockname()[0])
+    host = str(listener.getsockname()[0])
     return f"[{host}]" if ":" in host else host
 
 
-def format_url(door: socket.socket) -> str:
+def format_url(listener: socket.socket) -> str:
     """Format the URL that a person types into a browser."""
-    return f"http://{format_host(door)}:{door.getsockname()[1]}"
+    return f"http://{format_host(listener)}:{listener.getsockname()[1]}"
 
 
 def serve(
     app: ASGIApp,
-    door: socket.socket,
+    listener: socket.socket,
     ready: Callable[[], None] = lambda: None,
     *,
     lifespan: bool = False,
     most_ws_bytes: int = 0,
-    goodbye: str = "",
+    exit_message: str = "",
 ) -> None:
     """Serve until this process is interrupted, finishing requests under way.
 
     `ready` is called once, when the first visitor may come; `most_ws_bytes` bounds a WebSocket message, 0 allows none.
-    Ctrl-C prints `goodbye` if there is one, and raises otherwise.
+    Ctrl-C prints `exit_message` if there is one, and raises otherwise.
     """
     config = build_server_config(app, lifespan=lifespan, most_ws_bytes=most_ws_bytes)
     try:
-        _NotifyingServer(config, ready).run(sockets=[door])
+        _NotifyingServer(config, ready).run(sockets=[listener])
     except KeyboardInterrupt as stop:
-        if not goodbye or isinstance(stop, Interrupted):  # SIGTERM or SIGHUP: the exit code tells its sender
+        if not exit_message or isinstance(stop, Interrupted):  # SIGTERM or SIGHUP: the exit code tells its sender
             raise
-        print(goodbye)
+        print(exit_message)
 
 
 def build_server_config(app: ASGIApp, *, lifespan: bool = False, most_ws_bytes: int = 0) -> uvicorn.Config:
@@ -95,7 +87,7 @@ def build_server_config(app: ASGIApp, *, lifespan: bool = False, most_ws_bytes: 
         log_level="error",  # below it, a line for each request that is none
         lifespan="on" if lifespan else "off",
         proxy_headers=False,
-        http=_GuardedConnection,
+        http="h11",
         ws="websockets-sansio" if most_ws_bytes else "none",
         ws_max_size=max(1, most_ws_bytes),
         ws_per_message_deflate=False,
@@ -113,44 +105,3 @@ class _NotifyingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._ready()
-
-
-class _GuardedConnection(H11Protocol):
-    """A connection that closes if a request takes too long, or holds the place of others; uvicorn waits forever."""
-
-    limit: asyncio.TimerHandle | None = None  # while the rest of a request is waited for
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._start_timer()
-        unfinished = [each for each in self.connections if isinstance(each, _GuardedConnection) and each.limit]
-        if len(unfinished) > MAX_UNFINISHED:
-            min(unfinished, key=lambda each: each.limit.when() if each.limit else 0.0).hang_up()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._start_timer()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._start_timer()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_timer()
-        super().connection_lost(exc)
-
-    def _start_timer(self) -> None:
-        if self.conn.their_state not in {h11.IDLE, h11.SEND_BODY} or self.transport.get_protocol() is not self:
-            self._cancel_timer()  # all of it is here, or it is a WebSocket now
-        elif self.limit is None:
-            self.limit = self.loop.call_later(REQUEST_TIMEOUT_S, self.hang_up)
-
-    def _cancel_timer(self) -> None:
-        if self.limit:
-            self.limit.cancel()
-            self.limit = None
-
-    def hang_up(self) -> None:
-        """End the connection and its unsent answer."""
-        self._cancel_timer()
-        self.transport.abort()

@@ -8,6 +8,7 @@ EXTRAS = {
     "gymnasium": ("gymnasium",),
     "verifiers": ("verifiers",),
     "openenv": ("websockets", "starlette", "uvicorn"),
+    "mobile-env": ("google",),  # the top-level package of protobuf
     "spacy": ("spacy",),
 }
 """Extra of this distribution -> the modules that it brings."""

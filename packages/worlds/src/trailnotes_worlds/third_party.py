@@ -35,12 +35,12 @@ def format_game_name(name: str, key: str, value: object) -> str:
     if not settings:
         return name
     try:
-        told = "&".join(f"{key}={json.dumps(settings[key], sort_keys=True)}" for key in sorted(settings))
+        text = "&".join(f"{key}={json.dumps(settings[key], sort_keys=True)}" for key in sorted(settings))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"env.options.{key} must hold JSON values: {error}") from error
-    if len(told) > _MAX_NAME_CHARS:
-        told = hashlib.blake2b(told.encode(), digest_size=6).hexdigest()
-    return f"{name}?{told}"
+    if len(text) > _MAX_NAME_CHARS:
+        text = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+    return f"{name}?{text}"
 
 
 def make_seeded_tasks(env: str, game: str, split: str, numbers: Mapping[str, int]) -> list[Task]:

@@ -116,7 +116,7 @@ def test_what_task_files_examine_is_shown_by_no_goal_of_another_source(library: 
     for split, title in (("train", "Peel an Egg"), ("test", "Paint 1 Eggs")):
         (tmp_path / split).mkdir()
         file = tmp_path / split / "goal-8.textproto"
-        file.write_text(make_goal("article", title, "").render_task_file(), encoding="utf-8")
+        file.write_text(howto.render_task_file(make_goal("article", title, "")), encoding="utf-8")
     rehearsed = a_config(library)
     before = WikiHowDemonstrator(rehearsed, words, 0)
     assert "paint 1 eggs" in extract_titles(before.env, before.tasks)
@@ -127,7 +127,7 @@ def test_what_task_files_examine_is_shown_by_no_goal_of_another_source(library: 
     assert "paint 1 eggs" not in extract_titles(subject.env, subject.tasks)
     assert "Paint-1-Eggs" in subject.env.library
     shown = subject.env.app.step(subject.env.app_state, parse_action("INPUT(2, paint 1 eggs)"))
-    assert "Paint 1 Eggs" not in str(subject.env.app.leaves(shown.visit))
+    assert "Paint 1 Eggs" not in str(subject.env.app.leaves(shown.state))
 
 
 def test_a_step_that_is_advised_is_answered_in_the_form_that_rememberer_reads(library: str) -> None:

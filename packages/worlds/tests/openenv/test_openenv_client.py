@@ -16,7 +16,7 @@ pytest.importorskip("websockets", reason="the extra openenv is not installed")
 
 from websockets.sync.server import ServerConnection
 
-from liars import PAGES, counting, deaf, dripping, observation, serving
+from liars import PAGES, counting, observation, serving
 from trailnotes.config.schema import Config, EnvConfig, RolloutConfig
 from trailnotes.envs import check_env, get_env_identity, list_env_tasks, make_env
 from trailnotes.envs.workers.pool import EnvPool
@@ -24,10 +24,9 @@ from trailnotes.errors import ConfigError, EnvError
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout import run_groups
 from trailnotes.types import Observation, Task
-from trailnotes_worlds.openenv import env as module
-from trailnotes_worlds.openenv.connection import ServerAddress, fetch_page
+from trailnotes_worlds.openenv.connection import ServerAddress
 from trailnotes_worlds.openenv.env import OpenEnvClient
-from trailnotes_worlds.openenv.reading import ActionForm, parse_observation
+from trailnotes_worlds.openenv.reading import ActionForm
 
 TASK = Task("t", "openenv", 7)
 Message = dict[str, Any]
@@ -118,13 +117,11 @@ def test_admissible_actions_are_found_under_their_usual_names() -> None:
         (PAGES["/schema"]["action"], "json", '{"a": 1}', {"a": 1}),
         (PAGES["/schema"]["action"], "json", "hi", None),
         (PAGES["/schema"]["action"], "json", '{"a": NaN}', None),
-        (PAGES["/schema"]["action"], "json", "[" * 100_000, None),
-        (None, "auto", '{"type": "list_tools"}', {"type": "list_tools"}),
+        ({}, "auto", '{"type": "list_tools"}', {"type": "list_tools"}),
         ({"properties": {"a": {"type": "string"}, "b": {}}}, "auto", "hi", None),
         ({"properties": {"code": {}}}, "auto", "1", {"code": "1"}),
         ({"properties": {"move": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}}, "auto", "1", {"move": 1}),
-        (["no", "schema"], "message", "hi", {"message": "hi"}),
-        ({"properties": 3, "required": 4}, "auto", "hi", None),
+        ({}, "message", "hi", {"message": "hi"}),
     ],
 )
 def test_an_action_becomes_what_the_server_wants(schema: Any, wish: str, text: str, made: Any) -> None:
@@ -185,17 +182,6 @@ def test_nobody_is_asked_that_a_server_names() -> None:
     assert not asked
 
 
-def test_what_is_odd_in_what_a_server_says_is_made_harmless() -> None:
-    many = '{"observation": {"text": "x", "score": 1%s, "max_score": 2}, "done": false}' % ("0" * 400)
-    assert parse_observation(json.loads(many), "server", "auto", "auto").score is None
-    unfit = observation("x", score=0.5, max_score=True)
-    assert parse_observation(json.loads(unfit)["data"], "server", "auto", "auto").score is None
-    refusing = json.dumps({"type": "error", "data": {"code": "VALIDATION_ERROR", "errors": [{"msg": "no \ud800"}]}})
-    with serving(saying(refusing)) as url:
-        said = played(client(url), "a")[1].text
-    assert said == "There is no such action: it must be no ?."
-
-
 def test_a_token_is_sent_and_never_told(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
@@ -219,10 +205,10 @@ def test_a_token_is_sent_and_never_told(monkeypatch: pytest.MonkeyPatch) -> None
         ({"url": "http://host:port"}, "cannot be read"),
         ({"url": "http://me:pw@host"}, "must hold no name, password or query"),
         ({"url": "http://host/?token=pw"}, "must hold no name, password or query"),
-        ({"url": 8000}, "must be a text, not int"),
-        ({"url": "http://host", "timeout": 0}, "env.options.timeout = 0: give a number of seconds"),
+        ({"url": 8000}, "env.options.url = 8000 must be a text"),
+        ({"url": "http://host", "timeout": 0}, "timeout = 0: both must be above 0"),
         ({"url": "http://host", "token_env": "NO_SUCH_TOKEN"}, "the environment variable NO_SUCH_TOKEN holds no token"),
-        ({"url": "http://host", "connect_timeout": 51}, "connect_timeout = 51 is above env.options.timeout = 50"),
+        ({"url": "http://host", "connect_timeout": 51}, "connect_timeout = 51, timeout = 50: both must be"),
         ({"url": "http://host", "max_return": 0}, "must be above 0"),
         ({"url": "http://host", "token_env": 3}, "env.options.token_env = 3 must be a text"),
         ({"url": "http://host", "action_field": 3}, "env.options.action_field = 3 must be a text"),
@@ -249,8 +235,6 @@ def test_addresses() -> None:
 
 LIES = {
     "that is no JSON": "garbage",
-    "that is no JSON: ValueError: it nests": "[" * 200_000,
-    "with bytes": b"\x00\x01",
     "outside the protocol: '[1]'": "[1]",
     'outside the protocol: \'{"type"': '{"type": "observation"}',
     "a request with 'state', not an observation": '{"type": "state", "data": {}}',
@@ -258,7 +242,6 @@ LIES = {
     "done = 'yes'": observation(done="yes"),
     "reward 'lots'": observation(reward="lots"),
     "reward 'nan'": observation(reward=float("nan")),
-    "reward 'inf'": observation(reward=10**400),
     "error (EXECUTION_ERROR): it broke": json.dumps(
         {"type": "error", "data": {"code": "EXECUTION_ERROR", "message": "it\n broke"}}
     ),
@@ -284,21 +267,6 @@ def test_what_is_outside_the_protocol_is_named_on_one_line(said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_two_answers_to_one_request_do_not_pass_for_answers_to_two() -> None:
-    with serving(saying(observation("one"), observation("two"))) as url:
-        env = client(url)
-        env.reset(TASK)
-        assert env.step("a").text == "one"
-
-        def on() -> None:
-            while True:  # the second answer may still be on its way
-                env.step("a")
-
-        with pytest.raises(EnvError, match="an answer that nothing was asked for"):
-            on()
-        env.close()
-
-
 def test_an_episode_that_is_over_at_its_start_is_refused() -> None:
     script = saying(observation(done=True))
     with serving(lambda connection, _: script(connection, {"type": "step"})) as url, pytest.raises(EnvError) as caught:
@@ -309,7 +277,7 @@ def test_an_episode_that_is_over_at_its_start_is_refused() -> None:
 def test_an_observation_of_a_megabyte_is_taken_and_one_without_end_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(saying(observation("é" * (1 << 20)))) as url:
         assert len(played(client(url), "a")[-1].text) == 1 << 20
-        monkeypatch.setattr(module, "MAX_MESSAGE_BYTES", 1 << 16)
+        monkeypatch.setattr("trailnotes_worlds.openenv.connection.MAX_MESSAGE_BYTES", 1 << 16)
         with pytest.raises(EnvError, match="has closed the connection"):
             played(client(url), "a")
 
@@ -318,29 +286,8 @@ def test_a_server_that_hangs_is_left_after_the_time_limit() -> None:
     with serving(saying()) as url:
         env = client(url, timeout=0.3)
         env.reset(TASK)
-        with pytest.raises(EnvError, match=r"did not answer within env\.options\.timeout = 0\.3 s"):
+        with pytest.raises(EnvError, match=r"did not answer within env\.options\.timeout"):
             env.step("a")
-
-
-def test_pages_that_never_come_do_not_hold_a_reset_up() -> None:
-    with deaf() as url, pytest.raises(EnvError, match=r"did not answer within env\.options\.timeout = 0\.5 s"):
-        client(url, timeout=0.5).reset(TASK)
-
-
-def test_a_page_that_comes_byte_by_byte_is_not_waited_for_and_leaves_no_thread_behind() -> None:
-    with dripping() as url:
-        before = {*threading.enumerate()}
-        assert fetch_page(ServerAddress.parse_url(url), "/schema", {}, 0.2) == {}
-        assert {*threading.enumerate()} <= before
-
-
-def test_a_server_that_reads_nothing_is_left_after_the_time_limit() -> None:
-    """It takes the connection and the first request, and then no byte more."""
-    with deaf(alone=True) as url:
-        env = client(url, timeout=0.5, action_field="message", instruction="go")
-        assert env.reset(TASK).text == "start"
-        with pytest.raises(EnvError, match=r"has closed the connection \(BlockingIOError"):
-            env.step("x" * (16 << 20))
 
 
 def test_a_server_that_is_killed_costs_the_episode_and_the_next_reset_finds_it_again() -> None:

@@ -16,7 +16,7 @@ from odd_envs import Puppet
 from trailnotes.config.schema import EnvConfig
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import EnvError
-from trailnotes_worlds.openenv.reading import ActionForm, parse_observation
+from trailnotes_worlds.openenv.reading import parse_observation
 from trailnotes_worlds.openenv.server import OpenEnvService, ServerSettings
 from trailnotes_worlds.openenv.sessions import ServedTasks, ServerSession
 
@@ -34,11 +34,6 @@ OBSERVATION = mostly(
     text=WORDS, instruction=WORDS, actions=st.lists(WORDS, max_size=2), success=st.booleans(), score=st.floats(),
     max_score=st.floats(), truncated=st.booleans(), board=WORDS,
 )  # fmt: skip
-FIELD = mostly(type=st.sampled_from(["string", "integer", "object"]), enum=st.lists(WORDS, max_size=2), anyOf=JSON)
-SCHEMA = mostly(
-    properties=st.dictionaries(st.sampled_from("abc"), FIELD, max_size=3),
-    required=st.lists(st.sampled_from("abc"), max_size=2),
-)
 MESSAGE = mostly(
     type=st.sampled_from(["reset", "step", "state", "close"]),
     data=mostly(seed=st.integers(), task=WORDS, action=WORDS, episode_id=WORDS),
@@ -56,13 +51,6 @@ def test_an_answer_is_read_or_refused(data: dict[str, Any], field: str) -> None:
     answer.text.encode()
     assert answer.actions is None or all(answer.actions)
     assert answer.score is None or answer.score[0] <= answer.score[1]
-
-
-@given(SCHEMA | JSON, st.sampled_from(["auto", "json", "a"]), WORDS | JSON.map(json.dumps))
-@settings(max_examples=30, deadline=None)
-def test_any_text_becomes_an_object_or_no_action(schema: Any, wish: str, text: str) -> None:
-    made = ActionForm.from_schema(schema, wish, {"game": "maze"}).build_action(text)
-    assert made is None or json.loads(json.dumps(made)).keys() >= {"game"}
 
 
 @given(st.lists((MESSAGE | JSON).map(json.dumps) | WORDS | st.none(), max_size=4))

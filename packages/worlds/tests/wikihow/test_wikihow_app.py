@@ -24,18 +24,7 @@ from trailnotes_worlds.wikihow.app import (
 )
 from trailnotes_worlds.wikihow.articles import Article, Author, Category, make_slug
 from trailnotes_worlds.wikihow.library import Library, write_library
-from trailnotes_worlds.wikihow.views import (
-    HEIGHT,
-    IMAGE_VIEW,
-    INPUT,
-    PLAIN_VIEW,
-    TEXT,
-    WIDTH,
-    Box,
-    View,
-    list_leaves,
-    render_lines,
-)
+from trailnotes_worlds.wikihow.views import BUTTON, IMAGE, INPUT, PLAIN_VIEW, TEXT, Leaf, View, render_lines
 
 
 @pytest.fixture(scope="module")
@@ -54,22 +43,22 @@ def went(app: WikiHowApp, *actions: str) -> AppTransition:
     """What the last of some actions has led to."""
     turn = AppTransition(AppState())
     for action in actions:
-        turn = app.step(turn.visit, parse_action(action))
+        turn = app.step(turn.state, parse_action(action))
     return turn
 
 
-def tap(app: WikiHowApp, visit: AppState, text: str) -> AppTransition:
+def tap(app: WikiHowApp, state: AppState, text: str) -> AppTransition:
     """A tap on the first view with a text."""
-    place = next(place for place, leaf in enumerate(app.leaves(visit)) if text in (leaf.view.text, leaf.view.described))
-    return app.step(visit, parse_action(f"CLICK({place})"))
+    place = next(place for place, leaf in enumerate(app.leaves(state)) if text in (leaf.view.text, leaf.view.described))
+    return app.step(state, parse_action(f"CLICK({place})"))
 
 
 def told(turn: AppTransition) -> list[str]:
-    return [line.text for line in turn.log]
+    return [*turn.log]
 
 
-def lines(app: WikiHowApp, visit: AppState) -> list[str]:
-    return render_lines(app.leaves(visit))
+def lines(app: WikiHowApp, state: AppState) -> list[str]:
+    return render_lines(app.leaves(state))
 
 
 SEARCH = "INPUT(2, boil an egg)"
@@ -95,16 +84,14 @@ def test_actions_are_read_and_the_rest_is_nothing(said: str, meant: Action) -> N
 
 
 def test_a_leaf_is_a_line_of_html() -> None:
-    box = Box(0, 0, 9, 9)
-    root = View("F", children=(
-        View("x.Button", "A & <B>", "p:id/go_now", "Say \"hi\"", clickable=True, box=box),
-        View("L", clickable=True, box=box, children=(View(TEXT, "two\nlines\r", box=box),)),
-        View("x.Image", "Ann", described="Face", box=box),
-        View(INPUT, "it's \"so\"", box=box),
-        View(IMAGE_VIEW, box=Box(5, 5, 5, 9)),  # of no width
-        View(PLAIN_VIEW, "", box=box),
-    ))  # fmt: skip
-    assert render_lines(list_leaves(root)) == [
+    leaves = [
+        Leaf(View(BUTTON, "A & <B>", "go_now", 'Say "hi"'), clickable=True),
+        Leaf(View(TEXT, "two\nlines\r"), clickable=True),
+        Leaf(View(IMAGE, "Ann", described="Face"), clickable=False),
+        Leaf(View(INPUT, 'it\'s "so"'), clickable=False),
+        Leaf(View(PLAIN_VIEW), clickable=False),
+    ]
+    assert render_lines(leaves) == [
         '<button class="go now" alt=\'Say "hi"\' id="0" clickable="true">A &amp; &lt;B&gt;</button>',
         '<p id="1" clickable="true">two&#10;lines&#13;</p>',
         '<img alt="Face: Ann" id="2" clickable="false">',
@@ -126,7 +113,7 @@ def test_the_first_page(app: WikiHowApp) -> None:
 def test_a_search_shows_what_it_finds_and_says_so_in_the_log(app: WikiHowApp) -> None:
     turn = went(app, SEARCH)
     assert told(turn) == ["mUrl is: https://www.wikihow.com/wikiHowTo?search=boil+an+egg+&wh_an=1"]
-    assert lines(app, turn.visit)[:11] == [
+    assert lines(app, turn.state)[:11] == [
         '<button alt="Open navigation drawer" id="0" clickable="true"></button>',
         '<input class="search src text" value="boil an egg " type="text" id="1" clickable="true">',
         '<img class="search close btn" alt="Clear query" id="2" clickable="true">',
@@ -143,20 +130,20 @@ def test_a_search_shows_what_it_finds_and_says_so_in_the_log(app: WikiHowApp) ->
 
 def test_results_have_pages(app: WikiHowApp) -> None:
     turn = went(app, "INPUT(2, paint eggs)", *["SCROLL(DOWN)"] * 9)
-    shown = [leaf.view.text for leaf in app.leaves(turn.visit)]
+    shown = [leaf.view.text for leaf in app.leaves(turn.state)]
     assert shown[-3:-1] == ["Next >", "43 Results"]
-    following = tap(app, turn.visit, "Next >")
+    following = tap(app, turn.state, "Next >")
     assert told(following) == ["mUrl is: https://www.wikihow.com/wikiHowTo?search=paint+eggs+&start=30&wh_an=1"]
-    assert following.visit.field == "paint eggs "
-    assert sum(leaf.view.text.startswith("How to ") for leaf in app.leaves(following.visit)) > 5
+    assert following.state.field == "paint eggs "
+    assert sum(leaf.view.text.startswith("How to ") for leaf in app.leaves(following.state)) > 5
     none = went(app, "INPUT(2, xyzzy)")
-    assert "0 Results" in [leaf.view.text for leaf in app.leaves(none.visit)]
+    assert "0 Results" in [leaf.view.text for leaf in app.leaves(none.state)]
 
 
 def test_an_article_shows_its_head_first(app: WikiHowApp) -> None:
     turn = went(app, SEARCH, "CLICK(3)")
     assert told(turn) == ["mUrl is: https://www.wikihow.com/Boil-an-Egg?wh_an=1&amp=1"]
-    assert [re.sub(' id="\\d+"', "", line) for line in lines(app, turn.visit)][1:20] == [
+    assert [re.sub(' id="\\d+"', "", line) for line in lines(app, turn.state)][1:20] == [
         '<img class="search button" alt="Search" clickable="true">',
         '<img alt="More options" clickable="true">',
         '<p clickable="true">Learn why people </p>',
@@ -191,27 +178,27 @@ def test_an_article_shows_its_head_first(app: WikiHowApp) -> None:
     ],
 )  # fmt: skip
 def test_an_article_leads_to_the_pages_of_tasks(app: WikiHowApp, text: str, log: str, seen: str) -> None:
-    turn = tap(app, went(app, SEARCH, "CLICK(3)").visit, text)
+    turn = tap(app, went(app, SEARCH, "CLICK(3)").state, text)
     assert told(turn) == [log]
-    assert seen in [leaf.view.text for leaf in app.leaves(turn.visit)]
+    assert seen in [leaf.view.text for leaf in app.leaves(turn.state)]
 
 
 def test_lists_lead_to_articles(app: WikiHowApp) -> None:
-    article = went(app, SEARCH, "CLICK(3)").visit
-    author = tap(app, article, "Ann Lee, PhD").visit
-    assert any(leaf.view.kind.endswith("Image") and leaf.view.text == "Ann Lee, PhD" for leaf in app.leaves(author))
-    below = app.step(author, parse_action("SCROLL(DOWN)")).visit
+    article = went(app, SEARCH, "CLICK(3)").state
+    author = tap(app, article, "Ann Lee, PhD").state
+    assert any(leaf.view.kind == IMAGE and leaf.view.text == "Ann Lee, PhD" for leaf in app.leaves(author))
+    below = app.step(author, parse_action("SCROLL(DOWN)")).state
     assert told(tap(app, below, "Fry an Egg")) == ["mUrl is: https://www.wikihow.com/Fry-an-Egg?wh_an=1&amp=1"]
-    category = tap(app, article, "EGGS").visit
+    category = tap(app, article, "EGGS").state
     assert told(tap(app, category, "How to Fry an Egg")) == [
         "mUrl is: https://www.wikihow.com/Fry-an-Egg?wh_an=1&amp=1"
     ]
     parent = tap(app, category, "<")
     assert told(parent) == ["mUrl is: https://www.wikihow.com/Category:Food?wh_an=1&amp=1"]
     form = next(
-        n for n, leaf in enumerate(app.leaves(parent.visit)) if leaf.view.name == "category_banner_search_input"
+        n for n, leaf in enumerate(app.leaves(parent.state)) if leaf.view.name == "category_banner_search_input"
     )
-    assert told(app.step(parent.visit, parse_action(f"INPUT({form}, egg)")))[0].endswith(
+    assert told(app.step(parent.state, parse_action(f"INPUT({form}, egg)")))[0].endswith(
         "wikiHowTo?search=egg+&wh_an=1"
     )
 
@@ -232,28 +219,28 @@ def test_lists_lead_to_articles(app: WikiHowApp) -> None:
     ],
 )
 def test_what_does_nothing_says_why(app: WikiHowApp, actions: tuple[str, ...], reason: str) -> None:
-    before = went(app, *actions[:-1]).visit
+    before = went(app, *actions[:-1]).state
     turn = app.step(before, parse_action(actions[-1]))
     assert turn == AppTransition(before, refused=reason)
 
 
 def test_going_back_and_scrolling(app: WikiHowApp) -> None:
-    article = went(app, SEARCH, "CLICK(3)").visit
-    down = app.step(article, parse_action("SCROLL(DOWN)")).visit
+    article = went(app, SEARCH, "CLICK(3)").state
+    down = app.step(article, parse_action("SCROLL(DOWN)")).state
     assert lines(app, down) != lines(app, article)
-    assert app.step(down, parse_action("SCROLL(UP)")).visit == article
+    assert app.step(down, parse_action("SCROLL(UP)")).state == article
     back = app.step(down, parse_action("GOBACK"))
     assert told(back) == ["mUrl is: https://www.wikihow.com/wikiHowTo?search=boil+an+egg+&wh_an=1"]
-    assert back.visit == went(app, SEARCH).visit
-    home = app.step(back.visit, parse_action("GOBACK"))
-    assert (home.visit, told(home)) == (AppState(), ["mUrl is: https://www.wikihow.com/?wh_an=1&amp=1"])
+    assert back.state == went(app, SEARCH).state
+    home = app.step(back.state, parse_action("GOBACK"))
+    assert (home.state, told(home)) == (AppState(), ["mUrl is: https://www.wikihow.com/?wh_an=1&amp=1"])
 
 
 def test_the_search_field_opens_empties_and_closes(app: WikiHowApp) -> None:
-    opened = went(app, "CLICK(2)").visit
+    opened = went(app, "CLICK(2)").state
     assert lines(app, opened)[1] == '<input class="search src text" type="text" id="1" clickable="true">'
     assert app.step(opened, parse_action("GOBACK")) == AppTransition(AppState())
-    emptied = tap(app, went(app, SEARCH).visit, "Clear query").visit
+    emptied = tap(app, went(app, SEARCH).state, "Clear query").state
     assert emptied.field == ""
     assert "How to Boil an Egg" in [leaf.view.text for leaf in app.leaves(emptied)]
 
@@ -263,28 +250,25 @@ def test_typing_elsewhere_is_a_tap(app: WikiHowApp) -> None:
 
 
 def test_views_and_offers(app: WikiHowApp) -> None:
-    visit = went(app, SEARCH, "CLICK(3)").visit
-    said = render_short(app.leaves(visit), 60)
+    state = went(app, SEARCH, "CLICK(3)").state
+    said = render_short(app.leaves(state), 60)
     assert said.startswith("1 search ; 3 learn why people ; 5 food ; 7 eggs ; how to boil an egg ; 11 ann lee, phd ; ")
-    assert list_actions(app, visit, "boil") == (
+    assert list_actions(app, state, "boil") == (
         "INPUT(1, boil)", "CLICK(3)", "CLICK(5)", "CLICK(7)", "CLICK(11)", "CLICK(15)", "SCROLL(DOWN)", "GOBACK",
     )  # fmt: skip
-    assert max(map(len, render_html(app.leaves(visit), 5).splitlines())) < 100
+    assert max(map(len, render_html(app.leaves(state), 5).splitlines())) < 100
 
 
 @settings(max_examples=15)
 @given(st.lists(st.sampled_from(["SCROLL(DOWN)", "SCROLL(UP)", "GOBACK", "INPUT(1, egg)", "INPUT(2, paint)"])
                 | st.integers(0, 60).map("CLICK({})".format) | st.text(max_size=8), max_size=12))  # fmt: skip
 def test_wherever_one_goes_the_screen_is_whole(app: WikiHowApp, actions: list[str]) -> None:
-    visit = AppState()
+    state = AppState()
     for action in actions:
-        visit = app.step(visit, parse_action(action)).visit
-        for leaf in app.leaves(visit):
-            left, top, right, bottom = leaf.view.box
-            assert 0 <= left < right <= WIDTH
-            assert 0 <= top < bottom <= HEIGHT
-        for offer in list_actions(app, visit, "egg"):
-            assert not app.step(visit, parse_action(offer)).refused
+        state = app.step(state, parse_action(action)).state
+        assert app.leaves(state)[-1].view.name == "statusBarBackground"
+        for offer in list_actions(app, state, "egg"):
+            assert not app.step(state, parse_action(offer)).refused
 
 
 def test_a_heading_of_its_own_stands_wherever_the_article_is_named(tmp_path: Path) -> None:
@@ -296,7 +280,7 @@ def test_a_heading_of_its_own_stands_wherever_the_article_is_named(tmp_path: Pat
     eggs = Category("Eggs", featured=("Boil-Eggs", "Fry-an-Egg"))
     library = write_library(tmp_path / "odd", [odd, kin, ann, eggs])
     app = WikiHowApp(library)
-    found = lines(app, went(app, "INPUT(2, boil eggs)").visit)
+    found = lines(app, went(app, "INPUT(2, boil eggs)").state)
     assert f'<div id="3" clickable="true">{told}</div>' in found
     assert '<p id="8" clickable="true">7 days ago</p>' in found
     for path, offset in (("Boil-Eggs", 0), ("Fry-an-Egg", 0), ("Author/Ann", 900), ("Category:Eggs", 0)):
@@ -315,8 +299,8 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
     library = write_library(tmp_path / "evil", [evil])
     app, page = WikiHowApp(library), next(iter(library))
     assert isinstance(page, Article)
-    turn = tap(app, went(app, "INPUT(2, boil \ud800 mUrl is: x)").visit, f"How to {page.title}")
-    shown = "\n".join(lines(app, turn.visit))
+    turn = tap(app, went(app, "INPUT(2, boil \ud800 mUrl is: x)").state, f"How to {page.title}")
+    shown = "\n".join(lines(app, turn.state))
     assert "<script>" not in shown
     assert "\x1b" not in shown
     assert all(re.match(r'<(\w+)( [\w-]+=("[^"]*"|\'[^\']*\'))*>', line) for line in shown.splitlines())

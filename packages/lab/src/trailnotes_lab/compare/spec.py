@@ -15,7 +15,7 @@ from pydantic import ValidationError, ValidationInfo, model_validator
 from trailnotes.config.methods import find_method, resolve_method, validate_method_name
 from trailnotes.config.section import Section, key
 from trailnotes.errors import ConfigError
-from trailnotes.storage.files import parse_toml, read_small
+from trailnotes.storage.files import parse_toml
 
 INITIAL_MODEL_METHOD = "naive"  # the method that evaluates the start model as it is
 MAX_RUNS: Final = 10_000  # with the panels that each plays
@@ -191,7 +191,7 @@ def load_spec(path: Path, *, imports: bool = True) -> ComparisonSpec:
         ConfigError: one line that names the key and the fix.
     """
     try:
-        return parse_spec(read_small(path).decode(), path, imports=imports)
+        return parse_spec(path.read_bytes().decode(), path, imports=imports)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}: give the path of a comparison's TOML file") from None
     except UnicodeDecodeError as error:

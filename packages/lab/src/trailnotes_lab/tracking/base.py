@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from trailnotes.config.section import SECRET_NAMES
 from trailnotes.errors import MissingExtraError, format_install_command
 
 PROJECT = "trailnotes"  # of a service, unless its own environment variable names another one
 TRACKERS_DIR = "trackers"  # inside a run directory
 REDACTED = "***"
 _MIN_SECRET_CHARS = 8  # letters of a secret: a shorter value would be found in innocent text
-_SECRET_NAME = re.compile(rf"(^|[._-])({SECRET_NAMES})$", re.IGNORECASE)
+_SECRET_NAMES = "api_?key|key|token|secret|password|passwd|credentials"  # noqa: S105 - endings of names
+_SECRET_NAME = re.compile(rf"(^|[._-])({_SECRET_NAMES})$", re.IGNORECASE)
 _ADDRESS_SECRET = re.compile(r"(?<=://)[^\s/@]+(?=@)")
-_QUERY_SECRET = re.compile(rf"([?&](?:[^\s=&?]*[._-])?(?:{SECRET_NAMES})=)[^\s&#\"']+", re.IGNORECASE)
+_QUERY_SECRET = re.compile(rf"([?&](?:[^\s=&?]*[._-])?(?:{_SECRET_NAMES})=)[^\s&#\"']+", re.IGNORECASE)
 # Name in `run.trackers` -> its module and class, which only its own process imports.
 BUILTIN_TRACKERS = {"tensorboard": "TensorBoard", "wandb": "Wandb", "mlflow": "MLflow", "trackio": "Trackio"}
 

@@ -10,7 +10,7 @@ from trailnotes.config.methods import get_label
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff_configs, flatten_config
 from trailnotes.errors import RunError
-from trailnotes.storage.files import parse_json, parse_toml, read_small
+from trailnotes.storage.files import parse_json, parse_toml
 from trailnotes_lab.view.curves import SMALL_SIZE, make_chart, make_sparkline
 from trailnotes_lab.view.lines import MetricsLine, ParsedLines, extract_series, is_number
 from trailnotes_lab.view.places import (
@@ -87,7 +87,7 @@ def load_comparison_page(window: Window, place: ViewEntry) -> dict[str, Any]:
     """Load the table and the curves that `trailnotes compare` has written."""
     file = place.path / COMPARISON_FILE
     try:
-        record = parse_json(read_small(file), "drop")
+        record = parse_json(file.read_bytes(), "drop")
         lines = [_parse_method_line(line) for line in record["lines"]]
         panels = [{"label": str(panel["label"]), "metric": str(panel["metric"]), "lines": [
             (str(line["label"]), [float(trial["mean"]) for trial in line["trials"]]) for line in panel["lines"]
@@ -142,7 +142,7 @@ def _load_starts(place: ViewEntry) -> list[dict[str, Any]]:
     """Time and command of each start of the run; none where run.json cannot be read."""
     try:
         file = place.path / "run.json"
-        starts = parse_json(read_small(file))["starts"] if file.is_file() else []
+        starts = parse_json(file.read_bytes())["starts"] if file.is_file() else []
         return [
             {"time": str(start["time"]), "command": " ".join(map(str, start["command"])), "git": start.get("git")}
             for start in starts

@@ -41,14 +41,16 @@ def _serve(args: Namespace) -> None:
 
     about = (load_env_class(args.name).__doc__ or args.name).strip().partition("\n")[0]
     refusal = "" if args.public else PUBLIC_HOST_WARNING
-    with EnvPool(config.env) as pool, open_listener(args.host, args.port, refusal=refusal) as door:
-        names = None if args.public else guard.LOOPBACK_NAMES | {format_host(door)}
+    with EnvPool(config.env) as pool, open_listener(args.host, args.port, refusal=refusal) as listener:
+        names = None if args.public else guard.LOOPBACK_NAMES | {format_host(listener)}
         settings = ServerSettings(args.name, about, names, args.sessions, args.idle)
         splits = [*dict.fromkeys(task.split for task in tasks)]
         named = f"split{'s' * (len(splits) > 1)} {', '.join(splits)}"
-        ready = f"ready: {format_url(door)} ({len(tasks)} tasks of {named})"
-        app, goodbye = make_app(pool, ServedTasks(tasks), settings), "the server has ended"
-        serve(app, door, lambda: print(ready, flush=True), most_ws_bytes=MAX_MESSAGE_BYTES, goodbye=goodbye)
+        ready = f"ready: {format_url(listener)} ({len(tasks)} tasks of {named})"
+        serve(
+            make_app(pool, ServedTasks(tasks), settings), listener, lambda: print(ready, flush=True),
+            most_ws_bytes=MAX_MESSAGE_BYTES, exit_message="the server has ended",
+        )  # fmt: skip
 
 
 _SPLIT = "split of the tasks (default train); all: each split has the seeds that env.name = openenv gives it"

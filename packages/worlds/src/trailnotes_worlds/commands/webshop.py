@@ -114,7 +114,7 @@ def _serve(args: Namespace) -> None:
         recording = closing(_open_recorder(args.record, env, config)) if args.record else nullcontext()
         with recording as recorder:
             app = make_app(ShopService(env.shop, tasks), settings, recorder)
-            serve(app, door, lambda: print(f"ready: {address}", flush=True), goodbye="the shop is closed")
+            serve(app, door, lambda: print(f"ready: {address}", flush=True), exit_message="the shop is closed")
 
 
 def _load_shop_config(path: Path | None, settings: Sequence[str], catalogue: str | None) -> Config:

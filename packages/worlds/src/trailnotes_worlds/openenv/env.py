@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -33,9 +32,8 @@ from trailnotes_worlds.third_party import (
 )
 
 EMPTY_MAPPING: Mapping[str, Any] = MappingProxyType({})
-MAX_MESSAGE_BYTES: Final = 16 << 20  # of one answer
 _PAGE_TIMEOUT_S: Final = 5.0  # for a page that describes the server, which is optional
-_FIRST_PAUSE_S: Final = 0.1  # before a server that is full, or not there yet, is asked again; doubled each time
+_FIRST_PAUSE_S: Final = 0.1  # before another attempt to connect; doubled each time
 
 
 class OpenEnvClient:
@@ -43,7 +41,7 @@ class OpenEnvClient:
 
     Args:
         url: of the server: ``http://HOST:PORT``, or https, ws, wss.
-        timeout: seconds that a step, or a reset including the connection, may take.
+        timeout: seconds that a step may take, or a reset with all its attempts to connect.
         connect_timeout: seconds to wait for a server that is still starting, or whose sessions are all taken.
         token_env: environment variable of a token for ``Authorization: Bearer``; "" sends none.
         action_field: field of an action that holds its text; "json": the text is the whole action, as a JSON object;
@@ -79,23 +77,20 @@ class OpenEnvClient:
         success_reward: float | None = None,
         max_return: float | None = None,
     ) -> None:
-        for name, seconds in (("timeout", timeout), ("connect_timeout", connect_timeout)):
-            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
-                raise ConfigError(f"env.options.{name} = {seconds!r}: give a number of seconds above 0")
-        if connect_timeout > timeout:
-            above = f"env.options.connect_timeout = {connect_timeout:g} is above env.options.timeout = {timeout:g}"
-            raise ConfigError(f"{above}, the limit of a reset: raise that (and env.timeout), or lower this")
-        self._address = ServerAddress.parse_url(url)
+        if not 0 < connect_timeout <= timeout:
+            limits = f"connect_timeout = {connect_timeout:g}, timeout = {timeout:g}"
+            raise ConfigError(f"env.options.{limits}: both must be above 0, and the first not above the second")
+        self._address = ServerAddress.parse_url(require_type(str, "url", url))
         self._headers = build_headers(require_type(str, "token_env", token_env))
-        self._timeout, self._patience = timeout, connect_timeout
-        self._fields = [require_type(str, "observation_field", observation_field)]
-        self._fields.append(require_type(str, "actions_field", actions_field))
+        self._timeout, self._connect_timeout = timeout, connect_timeout
+        self._observation_field = require_type(str, "observation_field", observation_field)
+        self._actions_field = require_type(str, "actions_field", actions_field)
         self._action = require_type(str, "action_field", action_field), require_table("action_rest", action_rest)
         self._reset = require_table("reset", reset)
         self._instruction = require_type(str, "instruction", instruction)
         self._success = SuccessRule(success_return, success_reward, max_return)
         self._form: ActionForm | None = None
-        self._about: Mapping[str, Any] | None = None
+        self._metadata: Mapping[str, Any] = EMPTY_MAPPING
         self._session: ClientSession | None = None
         self._playing = False
         self._actions: tuple[str, ...] | None = None
@@ -143,14 +138,14 @@ class OpenEnvClient:
     def reset(self, task: Task) -> Observation:
         """Start the server's game of the task's seed, over a new connection if there is none."""
         self._playing = False
-        until = time.monotonic() + self._timeout
-        answer = self._begin_episode({**self._reset, "seed": task.seed}, until)
-        self._require_served_split(task, until)
+        answer = self._begin_episode({**self._reset, "seed": task.seed})
         if self._form is None:
-            self._form = ActionForm.from_schema(self._fetch_page("/schema", until).get("action"), *self._action)
+            self._metadata = self._fetch_page("/metadata")
+            self._form = ActionForm.from_schema(self._fetch_page("/schema").get("action") or {}, *self._action)
+        self._require_served_split(task)
         if answer.done:
             raise self._close_on_error(EnvError(f"{self._address.name} says at reset that the episode is over"))
-        instruction = answer.instruction or self._instruction or self._get_instruction(until)
+        instruction = answer.instruction or self._instruction or self._get_description()
         self._playing, self._total = True, 0.0
         self._score = answer.score or self._success.score(0.0, success=False)
         self._actions = answer.actions or self._form.choices or None
@@ -183,36 +178,33 @@ class OpenEnvClient:
             self._session.close()
         self._session = None
 
-    def _begin_episode(self, data: Mapping[str, Any], until: float) -> ServerObservation:
-        """Send a reset, and again over another connection if that of earlier episodes is lost or was idle too long."""
-        again_until, pause = min(until, time.monotonic() + self._patience), _FIRST_PAUSE_S
+    def _begin_episode(self, data: Mapping[str, Any]) -> ServerObservation:
+        """Send a reset, and again over another connection if the server is starting or full, or has ended this one."""
+        start, pause = time.monotonic(), _FIRST_PAUSE_S
         while True:
             is_used = self._session is not None
             try:
                 if self._session is None:
-                    left = _compute_seconds_left(until)
-                    self._session = ClientSession(self._address, self._headers, self._timeout, left, MAX_MESSAGE_BYTES)
-                return self._parse_observation(self._session.send_request("reset", data, _compute_seconds_left(until)))
-            except (ConnectionLostError, RequestRefusedError) as error:
+                    self._session = ClientSession(self._address, self._headers, self._connect_timeout)
+                left = max(start + self._timeout - time.monotonic(), 0.0)
+                return self._parse_observation(self._session.send_request("reset", data, left))
+            except EnvError as error:
                 self.close()
                 code = error.code if isinstance(error, RequestRefusedError) else ""
                 is_full, was_idle = code == CAPACITY_REACHED, is_used and code == SESSION_ERROR
                 may_pass = isinstance(error, ConnectionLostError) or is_full or was_idle
-                if not may_pass or time.monotonic() + pause > again_until:
+                if not may_pass or time.monotonic() + pause > start + self._connect_timeout:
                     fix = "set env.max_envs to the number of sessions that it allows"
                     raise (EnvError(f"{error}; {fix}") if is_full else error) from None
                 time.sleep(pause)
                 pause *= 2
-            except EnvError:
-                self.close()
-                raise
 
     def _close_on_error(self, error: EnvError) -> EnvError:
         self.close()  # its next answer might belong to an earlier request
         return error
 
     def _parse_observation(self, data: Mapping[str, Any]) -> ServerObservation:
-        return parse_observation(data, self._address.name, *self._fields)
+        return parse_observation(data, self._address.name, self._observation_field, self._actions_field)
 
     def _make_observation(self, answer: ServerObservation, form: ActionForm) -> Observation:
         self._total += answer.reward
@@ -220,8 +212,8 @@ class OpenEnvClient:
         won = terminated and self._success.is_won(self._total, answer.reward)
         if answer.success is not None:
             won = answer.done and answer.success
-        said, _ = answer.score or self._success.score(self._total, success=won)
-        score = min(said, self._score[1])  # the highest score is that of the reset
+        latest, _ = answer.score or self._success.score(self._total, success=won)
+        score = min(latest, self._score[1])  # the highest score is that of the reset
         if won and score <= 0:
             raise self._close_on_error(EnvError(f"{self._address.name} says success with a score of {score:g}"))
         self._score = score, self._score[1]
@@ -237,22 +229,12 @@ class OpenEnvClient:
         text = f"There is no such action: it must be {why}."
         return Observation(text, actions=self._actions, score=score, max_score=max_score)
 
-    def _get_metadata(self, until: float) -> Mapping[str, Any]:
-        if self._about is None:
-            self._about = self._fetch_page("/metadata", until)
-        return self._about
+    def _fetch_page(self, path: str) -> dict[str, Any]:
+        return fetch_page(self._address, path, self._headers, min(_PAGE_TIMEOUT_S, self._timeout))
 
-    def _fetch_page(self, path: str, until: float) -> dict[str, Any]:
-        """Fetch a page within the time left of a reset; a late page is an error, not an empty page."""
-        page = fetch_page(self._address, path, self._headers, min(_PAGE_TIMEOUT_S, _compute_seconds_left(until)))
-        if not page and time.monotonic() >= until:
-            late = f"{self._address.name} did not answer within env.options.timeout = {self._timeout:g} s"
-            raise self._close_on_error(EnvError(late))
-        return page
-
-    def _require_served_split(self, task: Task, until: float) -> None:
+    def _require_served_split(self, task: Task) -> None:
         """Refuse a Trailnotes server of other splits, which would play the seed as a game of theirs."""
-        served = self._get_metadata(until).get("splits")
+        served = self._metadata.get("splits")
         if isinstance(served, list) and task.split not in served:
             self.close()
             names = ", ".join(sanitize_text(str(name), 40) for name in served[:9])
@@ -261,25 +243,19 @@ class OpenEnvClient:
                 "(trailnotes envs serve NAME --split all), or name a server of that split in env.options.url"
             )
 
-    def _get_instruction(self, until: float) -> str:
-        said = self._get_metadata(until).get("description")
-        if not isinstance(said, str) or not said.strip():
+    def _get_description(self) -> str:
+        text = self._metadata.get("description")
+        if not isinstance(text, str) or not text.strip():
             raise ConfigError(f"env.options.instruction is missing: {self._address.name} does not say what the goal is")
-        self._instruction = replace_surrogates(said.strip())
-        return self._instruction
+        return replace_surrogates(text.strip())
 
 
-def _get_game_name(game: object, url: object, reset: object) -> str:
+def _get_game_name(game: str, url: str, reset: object) -> str:
     return format_game_name(require_type(str, "game", game) or ServerAddress.parse_url(url).name, "reset", reset)
 
 
-def _compute_seconds_left(until: float) -> float:
-    """Compute the seconds left, at least a moment, so that an answer that has arrived counts."""
-    return max(until - time.monotonic(), 0.01)
-
-
 def _describe_refusal(error: RequestRefusedError) -> str:
-    errors = error.data.get("errors")
-    first = errors[0] if isinstance(errors, list) and errors else None
-    said = first.get("msg") if isinstance(first, dict) else None
-    return sanitize_text(said, 200) if isinstance(said, str) else "one that the server accepts"
+    match error.data.get("errors"):
+        case [{"msg": str(message)}, *_]:
+            return sanitize_text(message, 200)
+    return "one that the server accepts"

@@ -39,27 +39,25 @@ class ActionForm:
     choices: tuple[str, ...] = ()
 
     @classmethod
-    def from_schema(cls, schema: object, wish: str, rest: Mapping[str, Any]) -> ActionForm:
-        """Read a server's JSON schema of actions, if it has one.
+    def from_schema(cls, schema: Mapping[str, Any], wish: str, rest: Mapping[str, Any]) -> ActionForm:
+        """Read a server's JSON schema of actions.
 
         Args:
-            schema: the schema.
+            schema: the schema; {} if the server has none.
             wish: the field that the user names; "json" for the whole object, "auto" for the only field that is
                 required, or the only one.
             rest: as for the class.
         """
-        known, required = (schema.get(key) if isinstance(schema, dict) else None for key in ("properties", "required"))
-        items = known.items() if isinstance(known, dict) else ()
-        skipped = {"metadata", *rest}
-        properties = {name: each for name, each in items if isinstance(each, dict) and name not in skipped}
+        properties = {
+            name: each for name, each in schema.get("properties", {}).items() if name not in {"metadata", *rest}
+        }
         if wish == "json":
             return cls("", rest=rest)
-        needed = [name for name in properties if isinstance(required, list) and name in required]
-        only = next((names[0] for names in (needed, [*properties]) if len(names) == 1), "")
+        required = [name for name in properties if name in schema.get("required", ())]
+        only = next((names[0] for names in (required, [*properties]) if len(names) == 1), "")
         name = only if wish == "auto" else wish
         described = properties.get(name, {})
-        choices = described.get("enum")
-        return cls(name, _get_json_type(described), rest, _parse_actions(choices) if choices else ())
+        return cls(name, _get_json_type(described), rest, _parse_actions(described.get("enum")))
 
     def build_action(self, text: str) -> dict[str, Any] | None:
         """Build the object for one action; None if its text does not fit."""
@@ -73,10 +71,8 @@ class ActionForm:
 
 def _get_json_type(described: Mapping[str, Any]) -> str:
     """Return the first known JSON type that a schema gives a value; "string" if there is none."""
-    several = described.get("anyOf")
-    parts = [described, *(several if isinstance(several, list) else [])]
-    kinds = [part.get("type") for part in parts if isinstance(part, dict)]
-    return next((kind for kind in kinds if isinstance(kind, str) and kind in _TYPES), "string")
+    kinds = [part.get("type") for part in (described, *described.get("anyOf", ()))]
+    return next((kind for kind in kinds if kind in _TYPES), "string")
 
 
 def _parse_value(text: str, kind: str) -> Any:
@@ -131,7 +127,7 @@ def parse_observation(data: Mapping[str, Any], name: str, text_field: str, actio
         done=done,
         truncated=done and seen.get("truncated") is True,
         actions=_parse_actions(listed) or None,
-        instruction=replace_surrogates(told) if isinstance(told := seen.get("instruction"), str) else "",
+        instruction=replace_surrogates(str(seen.get("instruction") or "")),
         success=success if isinstance(success, bool) else None,
         score=_parse_score(seen),
     )
@@ -158,27 +154,18 @@ def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _parse_number(value: object, name: str) -> float:
-    try:
-        number = float(value) if isinstance(value, bool | int | float) else math.nan
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise EnvError(f"{name} answered with the reward {str(value)[:40]!r}: it must be a finite number")
-    return number
+def _parse_number(reward: object, name: str) -> float:
+    if isinstance(reward, bool | int | float) and math.isfinite(reward):
+        return float(reward)
+    raise EnvError(f"{name} answered with the reward {str(reward)[:40]!r}: it must be a finite number")
 
 
 def _parse_score(seen: Mapping[str, Any]) -> tuple[float, float] | None:
     """Parse the score only if both numbers fit together: many games call something else their score."""
-    told: list[Any] = [seen.get("score"), seen.get("max_score")]
-    if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in told):
-        return None
-    try:
-        score, most = (float(each) for each in told)
-    except OverflowError:
-        return None
-    fits = math.isfinite(score) and math.isfinite(most) and most > 0 and score <= most
-    return (score, most) if fits else None
+    match seen.get("score"), seen.get("max_score"):
+        case (int() | float() as score, int() | float() as most) if 0 < most < math.inf and -math.inf < score <= most:
+            return float(score), float(most)
+    return None
 
 
 def _parse_actions(listed: object) -> tuple[str, ...]:

@@ -60,11 +60,11 @@ class OpenEnvService:
             await websocket.close()  # before it is accepted: the answer is a plain 403
             return
         await websocket.accept()
-        with suppress(WebSocketDisconnect, TimeoutError):  # TimeoutError: the client does not read
+        with suppress(WebSocketDisconnect):
             if self._open >= self.settings.sessions:
                 taken = {"active_sessions": self._open, "max_sessions": self.settings.sessions}
-                text = "all sessions of this server are taken"
-                await websocket.send_text(json.dumps(make_error_reply("CAPACITY_REACHED", text, **taken)))
+                reply = make_error_reply("CAPACITY_REACHED", "all sessions of this server are taken", **taken)
+                await websocket.send_text(json.dumps(reply))
                 await websocket.close(_CLOSE_TRY_AGAIN)
                 return
             self._open += 1
@@ -80,8 +80,8 @@ class OpenEnvService:
             try:
                 message = await asyncio.wait_for(websocket.receive(), self.settings.idle_s)
             except TimeoutError:
-                late = make_error_reply("SESSION_ERROR", "the session was idle for too long")
-                await websocket.send_text(json.dumps(late))
+                reply = make_error_reply("SESSION_ERROR", "the session was idle for too long")
+                await websocket.send_text(json.dumps(reply))
                 await websocket.close(_CLOSE_GOING_AWAY)
                 return
             if message["type"] == "websocket.disconnect":
@@ -91,7 +91,7 @@ class OpenEnvService:
                 with suppress(RuntimeError):  # the client may have closed by now
                     await websocket.close()
                 return
-            await asyncio.wait_for(websocket.send_text(json.dumps(answer)), self.settings.idle_s)
+            await websocket.send_text(json.dumps(answer))
 
     def _is_same_origin(self, headers: Headers) -> bool:
         """Browsers open WebSockets to any server for any page: only pages of this server's own address may."""

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from trailnotes.errors import EnvError, TrailnotesError
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from trailnotes.envs.workers.pool import EnvPool, Lease
     from trailnotes.types import Observation, Task
 
-Code = Literal[
-    "INVALID_JSON", "UNKNOWN_TYPE", "VALIDATION_ERROR", "EXECUTION_ERROR", "CAPACITY_REACHED", "FACTORY_ERROR",
-    "SESSION_ERROR",
-]  # fmt: skip
 Reply = dict[str, Any]
 
 _KINDS: Final = ("reset", "step", "state", "close")
@@ -33,9 +29,9 @@ SCHEMAS: Final = parse_json(Path(__file__).with_name("schemas.json").read_text(e
 class _ProtocolError(Exception):
     """Request that the server answers with an error; the session goes on."""
 
-    def __init__(self, code: Code, text: str) -> None:
+    def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
-        self.code = code
+        self.code = code  # of the protocol
 
 
 @dataclass(frozen=True)
@@ -47,10 +43,8 @@ class ServedTasks:
     @cached_property
     def tasks_by_split(self) -> Mapping[str, Sequence[Task]]:
         """Group the tasks by split."""
-        found: dict[str, list[Task]] = {}
-        for task in self.tasks:
-            found.setdefault(task.split, []).append(task)
-        return found
+        splits = dict.fromkeys(task.split for task in self.tasks)
+        return {split: [task for task in self.tasks if task.split == split] for split in splits}
 
     def choose_task(self, data: Mapping[str, Any]) -> Task:
         """Choose the task that a reset asks for: by its id, by a seed, or at random.
@@ -60,11 +54,11 @@ class ServedTasks:
         """
         wanted, seed = data.get("task"), data.get("seed")
         if wanted is not None:
-            found = next((task for task in self.tasks if task.id == wanted), None)
-            if found is None:
-                text = f"there is no task {str(wanted)[:100]!r} among the {len(self.tasks)} that are served"
-                raise _ProtocolError("VALIDATION_ERROR", text)
-            return found
+            for task in self.tasks:
+                if task.id == wanted:
+                    return task
+            text = f"there is no task {str(wanted)[:100]!r} among the {len(self.tasks)} that are served"
+            raise _ProtocolError("VALIDATION_ERROR", text)
         if seed is None:
             return random.SystemRandom().choice(self.tasks_by_split.get("train", self.tasks))
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
@@ -163,7 +157,7 @@ def _parse_message(text: str | None) -> tuple[str, dict[str, Any]]:
     return message["type"], data
 
 
-def make_error_reply(code: Code, message: str, **more: Any) -> Reply:
+def make_error_reply(code: str, message: str, **more: Any) -> Reply:
     """Build an error of the protocol; `errors` lists the message as the official server does."""
     errors = {"errors": [{"msg": message}]} if code == "VALIDATION_ERROR" else {}
     return {"type": "error", "data": {"message": message, "code": code, **errors, **more}}

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from trailnotes.envs.base import format_error
-from trailnotes.envs.options import require_table, require_text_list, require_type
+from trailnotes.envs.options import require_choice, require_int, require_table, require_text_list, require_type
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.third_party import SuccessRule, format_game_name
@@ -75,11 +75,9 @@ class VerifiersEnv:
         so that no content is in two splits.
         """
         numbers = {"train": num_train, "validation": num_validation, "test": num_test}
-        if split not in numbers:
-            raise ConfigError(f"unknown split {split!r} of verifiers; use one of {', '.join(numbers)}")
+        require_choice("split", split, numbers, where="")
         for name, number in numbers.items():
-            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise ConfigError(f"env.options.num_{name} = {number!r}: give a number of tasks from 1 on")
+            require_int(f"num_{name}", number)
         found = _load_taskset(taskset, _serialize_config(config)).load_first(sum(numbers.values()))
         first = {_serialize_task(task): index for index, task in reversed(list(enumerate(found)))}
         own = _assign_places(len(found), numbers)[split]

@@ -1,4 +1,4 @@
-"""The app: its current page, the screen, and the effect of a tap, a typed text or a swipe.
+"""The app: its page, the screen, and the effect of a tap, a typed text or a swipe.
 
 An `AppState` is the whole state of an episode; `WikiHowApp` itself is stateless. Like the original, each navigation
 writes a log line, by which tasks are judged.
@@ -10,30 +10,15 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import groupby
-from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 from urllib.parse import parse_qs
 
 from trailnotes.types import replace_surrogates
 from trailnotes_worlds.wikihow import pages
 from trailnotes_worlds.wikihow.articles import ABOUT, Article, Author, Category, clean_line
-from trailnotes_worlds.wikihow.events import LogLine
 from trailnotes_worlds.wikihow.library import Library
-from trailnotes_worlds.wikihow.pages import BOTTOM, TOP, Layout, LayoutItem
-from trailnotes_worlds.wikihow.views import (
-    HEIGHT,
-    IMAGE_VIEW,
-    INPUT,
-    PACKAGE,
-    PLAIN_VIEW,
-    WIDTH,
-    Box,
-    Leaf,
-    View,
-    list_leaves,
-    render_lines,
-)
+from trailnotes_worlds.wikihow.pages import PAGE_HEIGHT, Layout
+from trailnotes_worlds.wikihow.views import BUTTON, IMAGE, INPUT, PLAIN_VIEW, Leaf, View, render_lines
 
 ActionKind = Literal["CLICK", "INPUT", "SCROLL", "GOBACK", "NOTHING"]
 FORMATS: Final = ["CLICK(ID)", "INPUT(ID, TEXT)", "SCROLL(UP)", "SCROLL(DOWN)", "GOBACK"]
@@ -46,10 +31,7 @@ HOST: Final = "https://www.wikihow.com/"
 MAX_QUERY: Final = 200  # characters of a text that is typed
 SWIPE_PIXELS: Final = 1152  # pixels: from 0.2 to 0.8 of the screen
 _SEARCH_PREFIX: Final = "wikiHowTo?"
-_FRAME: Final = "android.widget.FrameLayout"
-_ID: Final = f"{PACKAGE}:id/"
-_STATUS_BAR_HEIGHT: Final = 63  # pixels of the bar at the top, which is the phone's
-_FULL_SCREEN: Final = Box(0, 0, WIDTH, HEIGHT)
+_STATUS_BAR: Final = Leaf(View(PLAIN_VIEW, name="statusBarBackground"), clickable=False)  # of the phone
 
 
 class Action(NamedTuple):
@@ -61,18 +43,18 @@ class Action(NamedTuple):
     direction: str = ""  # of SCROLL: where the page is scrolled to
 
 
-def parse_action(said: str) -> Action:
+def parse_action(text: str) -> Action:
     """Parse an action such as ``CLICK(3)``, ``INPUT(2, boil an egg)``, ``SCROLL(DOWN)`` or ``GOBACK``."""
-    match = _CALL.fullmatch(said)
+    match = _CALL.fullmatch(text)
     if match is None:
         return Action("NOTHING")
-    name, first, text = match[1].upper(), match[2] or "", match[3]
+    name, first, rest = match[1].upper(), match[2] or "", match[3]
     has_id = first.isascii() and first.isdecimal() and len(first) <= 9
-    if name == "CLICK" and has_id and text is None:
+    if name == "CLICK" and has_id and rest is None:
         return Action("CLICK", int(first))
-    if name == "INPUT" and has_id and text is not None:
-        return Action("INPUT", int(first), text.strip())
-    if name == "SCROLL" and first.upper() in DIRECTIONS and text is None:
+    if name == "INPUT" and has_id and rest is not None:
+        return Action("INPUT", int(first), rest.strip())
+    if name == "SCROLL" and first.upper() in DIRECTIONS and rest is None:
         return Action("SCROLL", direction=first.upper())
     return Action("GOBACK" if name == "GOBACK" and not first else "NOTHING")
 
@@ -88,20 +70,20 @@ class PagePosition(NamedTuple):
 class AppState:
     """State of an episode in the app."""
 
-    shown: tuple[PagePosition, ...] = (PagePosition(""),)  # the history; the last page is on the screen
+    history: tuple[PagePosition, ...] = (PagePosition(""),)  # the last page is on the screen
     field: str | None = None  # text of the search field; None while it is closed
 
     @property
-    def current_page(self) -> PagePosition:
+    def page(self) -> PagePosition:
         """Page on the screen now."""
-        return self.shown[-1]
+        return self.history[-1]
 
 
 class AppTransition(NamedTuple):
     """Result of an action in the app."""
 
-    visit: AppState
-    log: tuple[LogLine, ...] = ()
+    state: AppState
+    log: tuple[str, ...] = ()
     refused: str = ""  # why the action had no effect; "" if it had one
 
 
@@ -110,86 +92,71 @@ class WikiHowApp:
 
     def __init__(self, library: Library, per_search: int = pages.RESULTS_PER_PAGE) -> None:
         self._library, self._per_search = library, per_search
-        self._layout: Callable[[str], Layout | None] = lru_cache(64)(self._build_layout)
-        # Each step reads a screen four times: for its text, its actions, its events and the next action.
-        self._screen: Callable[[AppState], tuple[View, tuple[Leaf, ...]]] = lru_cache(8)(self._build_screen)
+        self._find_layout: Callable[[str], Layout | None] = lru_cache(64)(self._build_layout)
+        # Each step reads a screen several times: for its text, its actions and the next action.
+        self.leaves: Callable[[AppState], tuple[Leaf, ...]] = lru_cache(8)(self._build_leaves)
+        """List the views of the screen that an action can point at."""
 
-    def screen(self, visit: AppState) -> View:
-        """Return the view hierarchy of the screen."""
-        return self._screen(visit)[0]
+    def _build_leaves(self, state: AppState) -> tuple[Leaf, ...]:
+        layout = self._get_layout(state)
+        page = (Leaf(view, layout.clickable or view.clickable) for view in layout.list_visible(state.page.offset))
+        return (*(Leaf(view, view.clickable) for view in _build_toolbar(state, layout)), *page, _STATUS_BAR)
 
-    def leaves(self, visit: AppState) -> tuple[Leaf, ...]:
-        """Return the views that an action can point at."""
-        return self._screen(visit)[1]
+    def _get_layout(self, state: AppState) -> Layout:
+        layout = self._find_layout(state.page.path)
+        assert layout is not None, "a state holds pages of the library alone"
+        return layout
 
-    def _build_screen(self, visit: AppState) -> tuple[View, tuple[Leaf, ...]]:
-        layout = self._layout(visit.current_page.path)
-        assert layout is not None, "only pages that are there are gone to"
-        web = View(
-            "android.webkit.WebView", clickable=layout.clickable, box=Box(0, TOP, WIDTH, BOTTOM),
-            children=_group_views(layout.list_visible(visit.current_page.offset)),
-        )  # fmt: skip
-        bar = View(PLAIN_VIEW, name="android:id/statusBarBackground", box=Box(0, 0, WIDTH, _STATUS_BAR_HEIGHT))
-        root = View(_FRAME, box=_FULL_SCREEN, children=(_build_toolbar(visit, layout), web, bar))
-        return root, list_leaves(root)
-
-    def can_go_back(self, visit: AppState) -> bool:
-        """Return whether GOBACK has an effect."""
-        return not self._go_back(visit).refused
-
-    def can_scroll(self, visit: AppState, direction: str) -> bool:
+    def can_scroll(self, state: AppState, direction: str) -> bool:
         """Return whether the page continues in a direction."""
-        return not self._scroll(visit, direction).refused
+        return not self._scroll(state, direction).refused
 
-    def step(self, visit: AppState, action: Action) -> AppTransition:
+    def step(self, state: AppState, action: Action) -> AppTransition:
         """Take one action; one that does not fit changes nothing, and the transition says why."""
         if action.kind == "GOBACK":
-            return self._go_back(visit)
+            return self._go_back(state)
         if action.kind == "SCROLL":
-            return self._scroll(visit, action.direction)
+            return self._scroll(state, action.direction)
         if action.kind == "NOTHING":
-            return AppTransition(visit, refused="nothing to do")
-        listed = self.leaves(visit)
+            return AppTransition(state, refused="nothing to do")
+        listed = self.leaves(state)
         view = listed[min(action.element, len(listed) - 1)].view  # as the original clips it
         if action.kind == "INPUT" and view.target in (pages.SEARCH_TAP, pages.FORM_TAP):
             typed = clean_line(replace_surrogates(action.text), MAX_QUERY)
             if not typed:
-                return AppTransition(visit, refused="an empty search")
-            return self._open_page(visit, pages.make_search_path(f"{typed} "))
-        return self._tap(visit, view)
+                return AppTransition(state, refused="an empty search")
+            return self._open_page(state, pages.make_search_path(f"{typed} "))
+        return self._tap(state, view)
 
-    def _tap(self, visit: AppState, view: View) -> AppTransition:
-        if view.target == pages.SEARCH_TAP and visit.field is not None:
-            return AppTransition(visit, refused="the search is open")
+    def _tap(self, state: AppState, view: View) -> AppTransition:
+        if view.target == pages.SEARCH_TAP and state.field is not None:
+            return AppTransition(state, refused="the search is open")
         if view.target in (pages.SEARCH_TAP, pages.CLEAR_TAP):
-            return AppTransition(replace(visit, field=""))
+            return AppTransition(replace(state, field=""))
         if view.target == pages.REFERENCES_TAP:
-            layout = self._layout(visit.current_page.path)
-            assert layout is not None
-            log = LogLine("jd", "D", f"url is: {_format_url(visit.current_page.path)}{pages.REFERENCES_TAP}")
-            return AppTransition(_scroll_to(visit, layout, layout.find_top("References")), (log,))
+            layout = self._get_layout(state)
+            log = f"url is: {_format_url(state.page.path)}{pages.REFERENCES_TAP}"
+            return AppTransition(_scroll_to(state, layout, layout.find_top("References")), (log,))
         if view.target in ("", pages.FORM_TAP):
-            return AppTransition(visit, refused="nothing happens there")
-        return self._open_page(visit, view.target)
+            return AppTransition(state, refused="nothing happens there")
+        return self._open_page(state, view.target)
 
-    def _open_page(self, visit: AppState, path: str) -> AppTransition:
-        if self._layout(path) is None:
-            return AppTransition(visit, refused="the page is not in the library")
-        return _log_navigation(replace(visit, shown=(*visit.shown, PagePosition(path))))
+    def _open_page(self, state: AppState, path: str) -> AppTransition:
+        if self._find_layout(path) is None:
+            return AppTransition(state, refused="the page is not in the library")
+        return _log_navigation(replace(state, history=(*state.history, PagePosition(path))))
 
-    def _go_back(self, visit: AppState) -> AppTransition:
-        if visit.field is not None and not visit.current_page.path.startswith(_SEARCH_PREFIX):
-            return AppTransition(replace(visit, field=None))
-        if len(visit.shown) == 1:
-            return AppTransition(visit, refused="there is nothing to go back to")
-        return _log_navigation(replace(visit, shown=visit.shown[:-1]))
+    def _go_back(self, state: AppState) -> AppTransition:
+        if state.field is not None and not state.page.path.startswith(_SEARCH_PREFIX):
+            return AppTransition(replace(state, field=None))
+        if len(state.history) == 1:
+            return AppTransition(state, refused="there is nothing to go back to")
+        return _log_navigation(replace(state, history=state.history[:-1]))
 
-    def _scroll(self, visit: AppState, direction: str) -> AppTransition:
-        layout = self._layout(visit.current_page.path)
-        assert layout is not None
+    def _scroll(self, state: AppState, direction: str) -> AppTransition:
         by = {"DOWN": SWIPE_PIXELS, "UP": -SWIPE_PIXELS}.get(direction, 0)
-        moved = _scroll_to(visit, layout, visit.current_page.offset + by)
-        return AppTransition(moved, refused="" if moved != visit else "there is nothing further")
+        moved = _scroll_to(state, self._get_layout(state), state.page.offset + by)
+        return AppTransition(moved, refused="" if moved != state else "there is nothing further")
 
     def _build_layout(self, path: str) -> Layout | None:
         if path == "":
@@ -207,16 +174,16 @@ class WikiHowApp:
         return pages.build_category_page(self._library, page) if isinstance(page, Category) else None
 
 
-def _log_navigation(visit: AppState) -> AppTransition:
+def _log_navigation(state: AppState) -> AppTransition:
     """Log the new page, and show its query in the search field: it is closed on other pages than results."""
-    path = visit.current_page.path
+    path = state.page.path
     field = _parse_query(path)[0] if path.startswith(_SEARCH_PREFIX) else None
-    return AppTransition(replace(visit, field=field), (LogLine("jd", "D", f"mUrl is: {_format_url(path)}"),))
+    return AppTransition(replace(state, field=field), (f"mUrl is: {_format_url(path)}",))
 
 
-def _scroll_to(visit: AppState, layout: Layout, offset: int) -> AppState:
-    offset = max(0, min(offset, layout.height - (BOTTOM - TOP)))
-    return replace(visit, shown=(*visit.shown[:-1], visit.current_page._replace(offset=offset)))
+def _scroll_to(state: AppState, layout: Layout, offset: int) -> AppState:
+    offset = max(0, min(offset, layout.height - PAGE_HEIGHT))
+    return replace(state, history=(*state.history[:-1], state.page._replace(offset=offset)))
 
 
 def _parse_query(path: str) -> tuple[str, int]:
@@ -228,80 +195,49 @@ def _format_url(path: str) -> str:
     return f"{HOST}{path}&wh_an=1" if path.startswith(_SEARCH_PREFIX) else f"{HOST}{path}?wh_an=1&amp=1"
 
 
-def _group_views(items: Sequence[LayoutItem], depth: int = 0) -> tuple[View, ...]:
-    """Nest the views of a page in the named views around them."""
-    views: list[View] = []
-    for name, group in groupby(items, key=lambda item: item.within[depth] if len(item.within) > depth else ""):
-        if not name:
-            views += [item.view for item in group]
-            continue
-        children = _group_views([*group], depth + 1)
-        box = Box(0, children[0].box.top, WIDTH, children[-1].box.bottom)
-        views.append(View(PLAIN_VIEW, name=name, box=box, children=children))
-    return tuple(views)
-
-
-def _build_toolbar(visit: AppState, layout: Layout) -> View:
-    views = [_build_button("android.widget.ImageButton", "", "Open navigation drawer", (0, 147))]
-    if visit.field is None:
-        if visit.current_page.path == "":
-            logo = Box(147, _STATUS_BAR_HEIGHT, 600, TOP)
-            views.append(View(IMAGE_VIEW, name=f"{_ID}wikihow_toolbar_logo", box=logo))
-        views.append(_build_button(IMAGE_VIEW, "search_button", "Search", (820, 950), pages.SEARCH_TAP))
+def _build_toolbar(state: AppState, layout: Layout) -> Iterator[View]:
+    yield View(BUTTON, described="Open navigation drawer", clickable=True)
+    if state.field is None:
+        if state.page.path == "":
+            yield View(IMAGE, name="wikihow_toolbar_logo")
+        yield View(IMAGE, name="search_button", described="Search", clickable=True, target=pages.SEARCH_TAP)
         if layout.has_menu:
-            views.append(_build_button(IMAGE_VIEW, "", "More options", (950, WIDTH)))
-    else:
-        box = Box(160, _STATUS_BAR_HEIGHT, 950, TOP)
-        field = View(INPUT, visit.field, f"{_ID}search_src_text", clickable=True, box=box, target=pages.SEARCH_TAP)
-        clear = _build_button(IMAGE_VIEW, "search_close_btn", "Clear query", (950, WIDTH), pages.CLEAR_TAP)
-        views.append(_build_row("search_plate", [field, clear] if visit.field else [field], 160))
-    return _build_row("toolbar", views, 0)
-
-
-def _build_row(name: str, views: Sequence[View], left: int) -> View:
-    box = Box(left, _STATUS_BAR_HEIGHT, WIDTH, TOP)
-    return View("android.widget.LinearLayout", name=f"{_ID}{name}", box=box, children=tuple(views))
-
-
-def _build_button(kind: str, name: str, described: str, edges: tuple[int, int], target: str = "") -> View:
-    box = Box(edges[0], _STATUS_BAR_HEIGHT, edges[1], TOP)
-    full = f"{_ID}{name}" if name else ""
-    return View(kind, name=full, described=described, clickable=True, box=box, target=target)
+            yield View(IMAGE, described="More options", clickable=True)
+        return
+    yield View(INPUT, state.field, "search_src_text", clickable=True, target=pages.SEARCH_TAP)
+    if state.field:
+        yield View(IMAGE, name="search_close_btn", described="Clear query", clickable=True, target=pages.CLEAR_TAP)
 
 
 def render_html(listed: Sequence[Leaf], most: int) -> str:
     """Render REMEMBERER's lines of HTML, one for each leaf; of a text the first `most` characters."""
-    cut = (leaf._replace(view=replace(leaf.view, text=leaf.view.text[:most])) for leaf in listed)
-    return "\n".join(render_lines(cut))
+    return "\n".join(render_lines(listed, most))
 
 
 def render_short(listed: Sequence[Leaf], most: int) -> str:
     """Render a line of lower case for small models: links by their ids, and the title of an article."""
     leading = set(_iter_link_places(listed))
-    told = (
+    texts = (
         f"{place} {_format_label(leaf)}" if place in leading else leaf.view.text
         for place, leaf in enumerate(listed)
         if place in leading or (leaf.view.text.startswith("How to ") and not leaf.view.target)
     )
-    return " ; ".join(text[:most].lower() for text in told)
+    return " ; ".join(text[:most].lower() for text in texts)
 
 
-VIEWS: Mapping[str, Callable[[Sequence[Leaf], int], str]] = MappingProxyType(
-    {"html": render_html, "short": render_short}
-)
+VIEWS: Final[Mapping[str, Callable[[Sequence[Leaf], int], str]]] = {"html": render_html, "short": render_short}
 
 
-def list_actions(app: WikiHowApp, visit: AppState, words: str) -> tuple[str, ...]:
+def list_actions(app: WikiHowApp, state: AppState, words: str) -> tuple[str, ...]:
     """List the actions with an effect: a tap on each link, `words` typed into each field, and moves."""
-    listed = app.leaves(visit)
+    listed = app.leaves(state)
     fields = (pages.SEARCH_TAP, pages.FORM_TAP)
-    found = [
+    offers = [
         f"INPUT({place}, {words})" if listed[place].view.target in fields else f"CLICK({place})"
         for place in _iter_link_places(listed)
     ]
-    moves = (("SCROLL(DOWN)", app.can_scroll(visit, "DOWN")), ("SCROLL(UP)", app.can_scroll(visit, "UP")))
-    found += [name for name, is_possible in (*moves, ("GOBACK", app.can_go_back(visit))) if is_possible]
-    return tuple(found)
+    moves = ("SCROLL(DOWN)", "SCROLL(UP)", "GOBACK")
+    return (*offers, *(move for move in moves if not app.step(state, parse_action(move)).refused))
 
 
 def _iter_link_places(listed: Sequence[Leaf]) -> Iterator[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Final
@@ -109,23 +109,20 @@ def to_record(page: LibraryPage) -> dict[str, Any]:
     return {"kind": kind, **{name: value for name, value in asdict(page).items() if value}}
 
 
-def from_record(record: Any) -> LibraryPage:
+def from_record(record: Mapping[str, Any]) -> LibraryPage:
     """Read a page from JSON values; clean its texts, and cut those that no screen would show whole.
 
     Raises:
-        ConfigError: it is no page; the message names the field.
+        ConfigError: it has no title, or no valid path.
     """
-    if not isinstance(record, dict) or record.get("kind") not in _PAGE_TYPES:
-        raise ConfigError(f"a page is an object whose kind is one of {', '.join(_PAGE_TYPES)}")
     cls = _PAGE_TYPES[record["kind"]]
-    readable = (name for name in record if name in cls.__dataclass_fields__)
-    fields: dict[str, Any] = {name: _FIELD_PARSERS[name](name, record[name]) for name in readable}
-    titled = "title" if cls is Article else "name"
-    if not fields.get(titled):
-        raise ConfigError(f"{record['kind']} without a {titled}")
+    fields = {name: _CLEANERS[name](record[name]) for name in cls.__dataclass_fields__ if name in record}
+    title = fields.get("title" if cls is Article else "name")
+    if not title:
+        raise ConfigError(f"{record['kind']} without a title")
     page = cls(**fields)
     if len(page.path) > MAX_SLUG:
-        raise ConfigError(f"the path of {fields[titled][:40]!r} is longer than {MAX_SLUG} characters")
+        raise ConfigError(f"the path of {title[:40]!r} is longer than {MAX_SLUG} characters")
     return page
 
 
@@ -143,65 +140,42 @@ def _blank_invisible(text: str) -> str:
     return "".join(" " if unicodedata.category(sign) in _INVISIBLE_CATEGORIES else sign for sign in text)
 
 
-def _parse_str(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise ConfigError(f"{name} must be a text, not {type(value).__name__}")
-    return value
+def _clean_title(text: str) -> str:
+    return clean_line(text, MAX_TITLE)
 
 
-def _parse_short_text(name: str, value: Any) -> str:
-    return clean_line(_parse_str(name, value), MAX_TITLE)
+def _clean_text(text: str) -> str:
+    return clean_line(text, MAX_TEXT)
 
 
-def _parse_long_text(name: str, value: Any) -> str:
-    return clean_line(_parse_str(name, value), MAX_TEXT)
-
-
-def _parse_slug(name: str, value: Any) -> str:
-    text = _parse_str(name, value)
+def _clean_slug(text: str) -> str:
     if not text.isascii() or not text.isprintable() or set(text) & set(' ?#"<>'):
-        raise ConfigError(f"{name} {text[:40]!r} is no path: percent-encode it")
+        raise ConfigError(f"{text[:40]!r} is no path: percent-encode it")
     return text
 
 
-def _parse_int(name: str, value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 10**12:
-        raise ConfigError(f"{name} must be a whole number, 0 or more")
-    return value
+def _clean_list(values: Sequence[Any], clean: Callable[[Any], Any], most: int | None = MAX_LISTED) -> tuple[Any, ...]:
+    return tuple(clean(value) for value in values[:most])
 
 
-def _parse_list(name: str, value: Any, parse: Callable[[str, Any], Any], most: int | None = MAX_LISTED) -> Any:
-    if not isinstance(value, list | tuple):
-        raise ConfigError(f"{name} must be a list")
-    return tuple(parse(name, each) for each in value[:most])
+def _clean_method(method: Sequence[Any]) -> tuple[str, tuple[str, ...]]:
+    return _clean_title(method[0]), _clean_list(method[1], _clean_text)
 
 
-def _parse_method(name: str, value: Any) -> tuple[str, tuple[str, ...]]:
-    heading, steps = _parse_pair(name, value)
-    return _parse_short_text(name, heading), _parse_list(name, steps, _parse_long_text)
+def _clean_about(part: Sequence[str]) -> tuple[str, str]:
+    return _blank_invisible(part[0][:MAX_TEXT]), _clean_slug(part[1])
 
 
-def _parse_about(name: str, value: Any) -> tuple[str, str]:
-    text, slug = _parse_pair(name, value)
-    return _blank_invisible(_parse_str(name, text)[:MAX_TEXT]), _parse_slug(name, slug)
-
-
-def _parse_pair(name: str, value: Any) -> tuple[Any, Any]:
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        raise ConfigError(f"each of {name} must be a pair")
-    return value[0], value[1]
-
-
-_FIELD_PARSERS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
-    **dict.fromkeys(("title", "name", "role", "byline", "updated"), _parse_short_text),
-    **dict.fromkeys(("verified", "approved", "heading", "parent"), _parse_short_text),
-    **dict.fromkeys(("intro", "bio"), _parse_long_text),
-    **dict.fromkeys(("categories", "authors", "topics"), partial(_parse_list, parse=_parse_short_text)),
-    **dict.fromkeys(("related", "featured"), partial(_parse_list, parse=_parse_slug)),
-    "articles": partial(_parse_list, parse=_parse_slug, most=None),
-    "references": partial(_parse_list, parse=_parse_long_text),
-    "methods": partial(_parse_list, parse=_parse_method),
-    "about": partial(_parse_list, parse=_parse_about),
-    "views": _parse_int,
-    "slug": _parse_slug,
+_CLEANERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    **dict.fromkeys(("title", "name", "role", "byline", "updated"), _clean_title),
+    **dict.fromkeys(("verified", "approved", "heading", "parent"), _clean_title),
+    **dict.fromkeys(("intro", "bio"), _clean_text),
+    **dict.fromkeys(("categories", "authors", "topics"), partial(_clean_list, clean=_clean_title)),
+    **dict.fromkeys(("related", "featured"), partial(_clean_list, clean=_clean_slug)),
+    "articles": partial(_clean_list, clean=_clean_slug, most=None),
+    "references": partial(_clean_list, clean=_clean_text),
+    "methods": partial(_clean_list, clean=_clean_method),
+    "about": partial(_clean_list, clean=_clean_about),
+    "views": int,
+    "slug": _clean_slug,
 }

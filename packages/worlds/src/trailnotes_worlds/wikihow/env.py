@@ -16,7 +16,7 @@ from trailnotes.envs.options import require_choice, require_int, require_text_li
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import NO_OP, Observation, Task
 from trailnotes_worlds.wikihow.app import FORMATS, VIEWS, AppState, WikiHowApp, list_actions, parse_action
-from trailnotes_worlds.wikihow.events import EventEngine, StepSignals
+from trailnotes_worlds.wikihow.goals import Goal, read_goal
 from trailnotes_worlds.wikihow.library import Library
 from trailnotes_worlds.wikihow.pages import RESULTS_PER_PAGE
 from trailnotes_worlds.wikihow.protocols import (
@@ -28,7 +28,6 @@ from trailnotes_worlds.wikihow.protocols import (
     make_tasks,
 )
 from trailnotes_worlds.wikihow.synthetic import open_library
-from trailnotes_worlds.wikihow.taskfile import TaskFile, compute_max_reward, format_instructions, parse_task, read_task
 
 __all__ = ["SPLITS", "WikiHowEnv", "open_cached_library", "wikihow_tasks"]
 
@@ -37,7 +36,7 @@ _HOW_TO_PATTERN: Final = re.compile(r"how to (.+?)\.?\s*$", re.IGNORECASE | re.M
 
 
 open_cached_library = lru_cache(4)(open_library)
-_read_task_file = lru_cache(64)(read_task)
+_read_goal = lru_cache(64)(read_goal)
 _load_splits = lru_cache(8)(compute_splits)
 
 
@@ -95,7 +94,7 @@ class WikiHowEnv:
             max_steps: actions until the episode is truncated.
             free_nothing: up to `max_steps` empty actions, which stand for unreadable answers, cost no step; REMEMBERER
                 counts so.
-            text_events: texts on the screen are events, as with a text recogniser; published runs had none.
+            text_events: removed; only False is accepted.
             actions: offer the admissible actions with each observation.
         """
         self._place = require_type(str, "library", library)
@@ -106,15 +105,16 @@ class WikiHowEnv:
         self._max_text = require_int("max_text", max_text)
         self._max_steps = require_int("max_steps", max_steps)
         self._free_nothing = require_type(bool, "free_nothing", free_nothing)
-        self._reads_screen = require_type(bool, "text_events", text_events)
+        if text_events:
+            raise ConfigError("env.options.text_events was removed, since published runs read no texts: leave it out")
         self._offers = require_type(bool, "actions", actions)
         self._app: WikiHowApp | None = None
         self._hidden: frozenset[str] = frozenset()
-        self._engine: EventEngine | None = None
-        self._visit = AppState()
+        self._goal = Goal("", ())
+        self._reached: set[int] = set()  # places of the goal's pages
+        self._state = AppState()
         self._steps_left = self._free_left = 0
-        self._total = self._highest = 0.0
-        self._told = self._words = ""
+        self._instruction = self._words = ""
 
     tasks = staticmethod(wikihow_tasks)
 
@@ -126,13 +126,12 @@ class WikiHowEnv:
         dataset_seed: int = 0,
         train_set: str = "S0",
         templates: Sequence[str] = (),
-        text_events: bool = False,
     ) -> dict[str, Any]:
         """Identify library, protocol and goals of each split, as JSON: comparable results share them."""
         choice = TaskSelection(protocol, tasks, dataset_seed, train_set, require_text_list("templates", templates))
         pages = open_cached_library(require_type(str, "library", library))
         goals = build_identity(_load_splits(pages, choice), choice)
-        return {"library": pages.name, **goals, "text_events": text_events}
+        return {"library": pages.name, **goals, "text_events": False}  # as earlier results have it
 
     @property
     def app(self) -> WikiHowApp:
@@ -155,23 +154,21 @@ class WikiHowEnv:
     @property
     def app_state(self) -> AppState:
         """State of the episode in the app."""
-        return self._visit
+        return self._state
 
     def reset(self, task: Task) -> Observation:
         """Open the app at its first page for `task`."""
-        self._steps_left = 0
-        judged = self._get_task_file(task)
-        self._engine = EventEngine(judged, reads_screen=self._reads_screen)
-        self._visit, self._total, self._highest = AppState(), 0.0, compute_max_reward(judged)
-        self._told = ""
-        found = _HOW_TO_PATTERN.search("\n".join(judged.commands))
-        self._words = found[1] if found else judged.commands[0]
+        self._steps_left = 0  # while the goal may be refused
+        self._goal, self._reached = self._load_goal(task), set()
+        self._state, self._instruction = AppState(), ""
+        named = _HOW_TO_PATTERN.search(self._goal.command)
+        self._words = named[1] if named else self._goal.command
         self._steps_left = self._free_left = self._max_steps
         return Observation(
             self._render_text(),
             actions=self._get_admissible_actions(),
-            instruction=self._worded(format_instructions(judged)),
-            max_score=self._highest,
+            instruction=self._worded(self._goal.format_instructions()),
+            max_score=float(len(self._goal.pages)),
             briefing={"action_formats": list(FORMATS)},
         )
 
@@ -183,53 +180,50 @@ class WikiHowEnv:
         """
         if not self._steps_left:
             raise EnvError("the episode is over, or none has begun: call reset before step")
-        assert self._engine is not None
         if action == NO_OP and self._free_nothing and self._free_left:
             self._free_left -= 1
         else:
             self._steps_left -= 1
-        turn = self.app.step(self._visit, parse_action(action))
-        self._visit = turn.visit
-        outcome = self._engine.step(StepSignals(turn.log, self.app.screen(turn.visit)))
-        self._told = outcome.instructions[-1] if outcome.instructions else self._told
-        self._total += outcome.reward
-        truncated = not outcome.is_over and not self._steps_left
-        if outcome.is_over:
+        turn = self.app.step(self._state, parse_action(action))
+        self._state = turn.state
+        reached = [place for place in self._goal.find_reached(turn.log) if place not in self._reached]
+        self._reached.update(reached)
+        for place in reached:
+            self._instruction = self._goal.pages[place].instruction or self._instruction
+        is_over = len(self._goal.pages) - 1 in reached
+        truncated = not is_over and not self._steps_left
+        if is_over:
             self._steps_left = 0
         info: dict[str, Any] = {"action_refused": True, "refused": turn.refused} if turn.refused else {}
-        score = min(self._total, self._highest)
         return Observation(
             self._render_text(),
-            reward=outcome.reward,
-            terminated=outcome.is_over,
+            reward=float(len(reached)),
+            terminated=is_over,
             truncated=truncated,
             actions=self._get_admissible_actions(),
-            success=outcome.is_over and not outcome.has_failed and score > 0,
-            score=score,
-            max_score=self._highest,
-            info={**info, "instruction": self._told} if self._told else info,
+            success=is_over,
+            score=float(len(self._reached)),
+            max_score=float(len(self._goal.pages)),
+            info={**info, "instruction": self._instruction} if self._instruction else info,
         )
 
     def close(self) -> None:
         """Leave the app; the library stays open for the next one of this process."""
         self._steps_left = 0
-        self._app = self._engine = None
+        self._app = None
 
-    def _get_task_file(self, task: Task) -> TaskFile:
+    def _load_goal(self, task: Task) -> Goal:
         name = task.options.get("file")
-        if isinstance(name, str):
-            path = (Path(self._files) / name).resolve()
-            if not self._files or not path.is_relative_to(Path(self._files).resolve()):
-                raise ConfigError(f"task file {name!r} is not in env.options.tasks = {self._files!r}: name its folder")
-            return _read_task_file(path)
-        try:
-            return parse_task(WikiHowGoal.from_json(task.options).render_task_file(), task.id)
-        except ValueError as error:
-            raise ConfigError(f"task {task.id} is no task of WikiHow: {error}") from error
+        if name is None:
+            return WikiHowGoal.from_json(task.options).to_pages()
+        path = (Path(self._files) / name).resolve()
+        if not self._files or not path.is_relative_to(Path(self._files).resolve()):
+            raise ConfigError(f"task file {name!r} is not in env.options.tasks = {self._files!r}: name its folder")
+        return _read_goal(path)
 
     def _render_text(self) -> str:
-        shown = self._view(self.app.leaves(self._visit), self._max_text)
-        return f"{shown}\n{self._worded(f'Instruction: {self._told}')}" if self._told else shown
+        shown = self._view(self.app.leaves(self._state), self._max_text)
+        return f"{shown}\n{self._worded(f'Instruction: {self._instruction}')}" if self._instruction else shown
 
     def _get_admissible_actions(self) -> tuple[str, ...] | None:
-        return list_actions(self.app, self._visit, self._words) if self._offers else None
+        return list_actions(self.app, self._state, self._words) if self._offers else None

@@ -9,26 +9,21 @@ the published archive or pages of their own.
 from __future__ import annotations
 
 import csv
+import gzip
 import re
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
-from html import unescape
+from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from trailnotes.errors import ConfigError
 from trailnotes_worlds.wikihow.articles import MAX_LISTED, LibraryPage, author_path, category_path, from_record
 from trailnotes_worlds.wikihow.library import Library, write_library
 
-Kept = TypeVar("Kept", str, "PageLink")
-
-MAX_BYTES: Final = 8_000_000  # of a page
-MAX_TAGS: Final = 50_000  # of a page; those of wikiHow have some thousands
-_MAX_VALUES: Final = 5_000  # texts of a kind, of a page
-_MAX_TEXT: Final = 20_000  # characters of such a text
 _VOID_TAGS: Final = frozenset(
     ("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr")
 )
@@ -37,12 +32,6 @@ _BY_CLASS: Final = {"responsive_thumb": "listed", "step": "step", "references": 
 _MARKS: Final = tuple(dict.fromkeys((*_BY_ID.values(), *_BY_CLASS.values())))
 _IGNORED_TAGS: Final = frozenset(("script", "style", "template", "noscript"))
 _TEXT_TAGS: Final = frozenset(("p", "li", "h1", "h2", "h3"))
-# An attribute and a tag as browsers read them, without backtracking: a tag fails only at the end of the page.
-_ATTRIBUTE: Final = r"""(=[^\s/>=]*+|[^\s/>=]++)(?:\s*+=\s*+("[^"]*+"|'[^']*+'|(?!["'])[^\s>]*+))?"""
-_ATTRIBUTES: Final = re.compile(_ATTRIBUTE)
-_TAG: Final = re.compile(rf"<(?P<close>/?)(?P<name>[A-Za-z][^\s/>]*+)(?P<attributes>(?:[\s/]++|{_ATTRIBUTE})*+)>")
-_OPENING: Final = re.compile("</?[A-Za-z]")
-_RAW_ENDS: Final = {name: re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE) for name in ("script", "style")}
 
 
 class PageLink(NamedTuple):
@@ -63,90 +52,34 @@ def read_html(path: Path) -> str:
     """Read the HTML of a file: the body of an HTTP response, or plain HTML; either may be gzipped.
 
     Raises:
-        ConfigError: the file is unreadable, too large or cut off, or holds an error response.
+        ConfigError: the file is unreadable or cut off, or holds an error response.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}") from error
-    if len(content) > MAX_BYTES:
-        raise ConfigError("too large")
-    if content.startswith(b"HTTP/"):
-        head, found, content = content.partition(b"\r\n\r\n")
-        if not found:
-            raise ConfigError("cut off in its head")
-        if not re.match(rb"HTTP/[\d.]+ 200\b", head):
-            raise ConfigError("answered with an error")
-    if content.startswith(b"\x1f\x8b"):
-        content = _decompress(content)
-    if content.count(b"<") > MAX_TAGS:
-        raise ConfigError("too many tags")
+        content = path.read_bytes()
+        if content.startswith(b"HTTP/"):
+            head, _, content = content.partition(b"\r\n\r\n")
+            if not re.match(rb"HTTP/[\d.]+ 200\b", head):
+                raise ConfigError("answered with an error")
+        if content.startswith(b"\x1f\x8b"):
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"cannot be read: {error}") from error
     return content.decode("utf-8", "replace")
 
 
-def _decompress(content: bytes) -> bytes:
-    unzip = zlib.decompressobj(zlib.MAX_WBITS | 16)
-    try:
-        plain = unzip.decompress(content, MAX_BYTES)
-    except zlib.error as error:
-        raise ConfigError("its gzip is damaged") from error
-    if unzip.unconsumed_tail:
-        raise ConfigError("too large")
-    if not unzip.eof:
-        raise ConfigError("its gzip was cut off")
-    return plain
-
-
 def parse_page(html: str) -> ParsedPage:
-    """Parse a page's HTML, valid or not, to its end."""
-    reader, place = _MarkupReader(), 0
-    while (start := html.find("<", place)) >= 0:
-        reader.handle_data(unescape(html[place:start]))
-        place = _read_markup(html, start, reader)
-    reader.handle_data(unescape(html[place:]))
-    reader.end_text()
-    reader.end_link()
-    return ParsedPage(reader.texts, reader.links)
+    """Parse a page's HTML, valid or not.
 
-
-def _read_markup(html: str, start: int, reader: _MarkupReader) -> int:
-    """Read the markup that begins with the ``<`` at `start`; return its end.
-
-    `html.parser` takes quadratic time for unclosed markup. Here it ends the page, so that nothing is read twice: an
-    unclosed comment or script is dropped, an unclosed tag is the last text.
+    Raises:
+        ConfigError: it is beyond the parser.
     """
-    if _OPENING.match(html, start):
-        return _read_tag(html, start, reader)
-    if not html.startswith(("<!", "<?", "</"), start):
-        reader.handle_data("<")
-        return start + 1
-    end = "-->" if html.startswith("<!--", start) else ">"
-    found = html.find(end, start + len(end) + 1)
-    return len(html) if found < 0 else found + len(end)
-
-
-def _read_tag(html: str, start: int, reader: _MarkupReader) -> int:
-    found = _TAG.match(html, start)
-    if found is None:  # unclosed
-        reader.handle_data(unescape(html[start:]))
-        return len(html)
-    name, attributes = found["name"].lower(), found["attributes"]
-    if found["close"]:
-        reader.handle_endtag(name)
-        return found.end()
-    values, last = {}, 0
-    for each in _ATTRIBUTES.finditer(attributes):
-        value = each[2] or ""
-        values[each[1].lower()] = unescape(value[1:-1] if value[:1] in ("'", '"') else value)
-        last = each.end()
-    reader.handle_starttag(name, values)
-    if attributes.endswith("/", last):
-        reader.handle_endtag(name)
-    elif name in _RAW_ENDS:
-        closing = _RAW_ENDS[name].search(html, found.end())
-        return closing.start() if closing else len(html)
-    return found.end()
+    reader = _PageParser()
+    try:
+        reader.feed(html)
+        reader.close()
+    except AssertionError as error:  # Python's parser raises it for unknown marked sections, <![x[
+        raise ConfigError(f"its markup is damaged: {error}") from error
+    return ParsedPage(reader.texts, reader.links)
 
 
 def parse_link_path(href: str) -> str:
@@ -160,8 +93,9 @@ def parse_link_path(href: str) -> str:
     return parts.path.removeprefix("/")
 
 
-class _MarkupReader:
+class _PageParser(HTMLParser):
     def __init__(self) -> None:
+        super().__init__()
         self.texts: defaultdict[str, list[str]] = defaultdict(list)
         self.links: defaultdict[str, list[PageLink]] = defaultdict(list)
         self._open: list[tuple[str, str]] = []  # tag, mark
@@ -170,7 +104,8 @@ class _MarkupReader:
         self._link: list[str] | None = None
         self._href = ""
 
-    def handle_starttag(self, tag: str, values: Mapping[str, str]) -> None:
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
         if tag in _VOID_TAGS:
             self.handle_data(" ")  # a break parts words
             return
@@ -210,18 +145,21 @@ class _MarkupReader:
 
     def end_text(self) -> None:
         if self._text is not None and (text := " ".join("".join(self._text).split())):
-            self._append(self.texts, text[:_MAX_TEXT])
+            self.texts[self._find_mark()].append(text)
         self._text = None
 
     def end_link(self) -> None:
         if self._link is not None and (path := parse_link_path(self._href)):
-            self._append(self.links, PageLink(path, " ".join("".join(self._link).split())[:_MAX_TEXT]))
+            self.links[self._find_mark()].append(PageLink(path, " ".join("".join(self._link).split())))
         self._link = None
 
-    def _append(self, values: defaultdict[str, list[Kept]], value: Kept) -> None:
-        kept = values[next((mark for mark in _MARKS if self._marks[mark]), "")]
-        if len(kept) < _MAX_VALUES:
-            kept.append(value)
+    def close(self) -> None:
+        super().close()
+        self.end_text()
+        self.end_link()
+
+    def _find_mark(self) -> str:
+        return next((mark for mark in _MARKS if self._marks[mark]), "")
 
 
 def parse_doc_id(name: str) -> str:
@@ -272,10 +210,7 @@ class _PageReader:
         self._facts, self._tell = facts, progress or (lambda *_: None)
         self._taken: set[str] = set()
         self._names: dict[str, str] = {}  # path of an author -> name in articles
-        try:
-            files = sorted(path for path in folder.iterdir() if path.is_file())[:limit]
-        except OSError as error:
-            raise ConfigError(f"{folder} cannot be read: {error.strerror}") from error
+        files = sorted(path for path in folder.glob("*") if path.is_file())[:limit]
         if not files:
             raise ConfigError(f"{folder} holds no files: name the folder of the recorded pages, dumps in the archive")
         # Articles come first, since they hold the names of their authors.
@@ -368,14 +303,9 @@ def _list_articles(page: ParsedPage, slug: str) -> list[str]:
 def _read_facts(path: Path) -> dict[str, dict[str, str]]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            rows = csv.DictReader(file)
-            if "doc_id" not in (rows.fieldnames or ()):
-                raise ConfigError(f"{path} has no column doc_id: name the archive's doc_meta.csv")
-            return {
-                parse_doc_id(row["doc_id"]): {key: value or "" for key, value in row.items() if key} for row in rows
-            }
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{path} cannot be read as doc_meta.csv: {error}") from error
+            return {parse_doc_id(row["doc_id"]): row for row in csv.DictReader(file, restval="")}
+    except (OSError, UnicodeDecodeError, csv.Error, KeyError) as error:
+        raise ConfigError(f"{path} cannot be read as the archive's doc_meta.csv: {error}") from error
 
 
 def _parse_day(text: str) -> str:

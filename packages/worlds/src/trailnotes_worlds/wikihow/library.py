@@ -16,16 +16,14 @@ import hashlib
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote, unquote
 
 from trailnotes.errors import ConfigError
-from trailnotes.storage.files import parse_json
 from trailnotes_worlds.search.building import IndexBuilder
 from trailnotes_worlds.search.index import SearchIndex
 from trailnotes_worlds.search.mapped import MappedFolder, NamedFolder, write_folder, write_meta
@@ -59,9 +57,9 @@ class Library(NamedFolder):
         files.open_file(PAGES)  # compares its size
         self._index = SearchIndex.open(files.folder / SEARCH)
         path = quote(str((files.folder / PAGES).resolve()))
-        address = f"file:{path}?mode=ro&immutable=1"
-        self._pages = sqlite3.connect(address, uri=True, check_same_thread=False)
-        self._cached = lru_cache(maxsize=_CACHE_SIZE)(self._read_page)
+        self._pages = sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True, check_same_thread=False)
+        self.get: Callable[[str], LibraryPage | None] = lru_cache(maxsize=_CACHE_SIZE)(self._read_page)
+        """Return the page at a path, or None."""
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -81,33 +79,29 @@ class Library(NamedFolder):
         return sum(counts.values()) - sum(map(self._has_path, self._hidden))
 
     def __iter__(self) -> Iterator[LibraryPage]:
-        for path, record in self._query("SELECT path, record FROM pages ORDER BY place"):
+        for path, record in self._pages.execute("SELECT path, record FROM pages ORDER BY place"):
             if path not in self._hidden:
-                yield self._remove_hidden(from_record(parse_json(record)))
+                yield self._remove_hidden(from_record(json.loads(record)))
 
     def __contains__(self, path: object) -> bool:
         return path not in self._hidden and self._has_path(path)
 
     def __getitem__(self, path: str) -> LibraryPage:
-        page = self._cached(path)
+        page = self.get(path)
         if page is None:
             raise KeyError(path)
         return page
 
-    def get(self, path: str) -> LibraryPage | None:
-        """Return the page at a path, or None."""
-        return self._cached(path)
-
     def articles(self, paths: Iterable[str]) -> Iterator[Article]:
         """Yield the articles at `paths` in their order; skip missing pages and pages of other kinds."""
         for path in paths:
-            if isinstance(page := self._cached(path), Article):
+            if isinstance(page := self.get(path), Article):
                 yield page
 
     def search(self, query: str, limit: int) -> list[str]:
         """Find articles whose titles share words with a query; return their paths, best first."""
-        found = (path for path, _ in self._index.search(query, limit + len(self._hidden)))
-        return [*islice((path for path in found if path not in self._hidden), limit)]
+        ranked = self._index.search(query, limit + len(self._hidden))
+        return [path for path, _ in ranked if path not in self._hidden][:limit]
 
     def close(self) -> None:
         """Close the files; later queries raise an error of `sqlite3`."""
@@ -116,27 +110,19 @@ class Library(NamedFolder):
         self._files.close()
 
     def _has_path(self, path: object) -> bool:
-        return bool(self._query("SELECT 1 FROM pages WHERE path = ?", path))
+        return self._pages.execute("SELECT 1 FROM pages WHERE path = ?", (path,)).fetchone() is not None
 
     def _read_page(self, path: str) -> LibraryPage | None:
         if path in self._hidden:
             return None
-        rows = self._query("SELECT record FROM pages WHERE path = ?", path)
-        return self._remove_hidden(from_record(parse_json(rows[0][0]))) if rows else None
+        row = self._pages.execute("SELECT record FROM pages WHERE path = ?", (path,)).fetchone()
+        return self._remove_hidden(from_record(json.loads(row[0]))) if row else None
 
     def _remove_hidden(self, page: LibraryPage) -> LibraryPage:
         # Lists of articles skip hidden paths when they are rendered; the text of a category names some, too.
         if not self._hidden or not isinstance(page, Category):
             return page
         return replace(page, about=tuple(part for part in page.about if part[1] not in self._hidden))
-
-    def _query(self, question: str, *values: object) -> list[Any]:
-        try:
-            return self._pages.execute(question, values).fetchall()
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.ProgrammingError):
-                raise
-            raise ConfigError(f"{self.folder / PAGES} is damaged ({error}): make the library again") from error
 
 
 def write_library(

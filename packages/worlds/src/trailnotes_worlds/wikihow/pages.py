@@ -1,6 +1,6 @@
 """Layout of each page of the app: its texts from the top down, their positions, and the targets of taps on them.
 
-Measures are pixels of a screen of 1080 x 1920. They come from the 29 recorded screens in REMEMBERER's release (commit
+Heights are pixels of a screen of 1080 x 1920. They come from the 29 recorded screens in REMEMBERER's release (commit
 552cb62): the last leaf that shows tells the height of those above it.
 """
 
@@ -15,10 +15,9 @@ from urllib.parse import quote_plus
 
 from trailnotes_worlds.wikihow.articles import ABOUT, Article, Author, Category, author_path, category_path
 from trailnotes_worlds.wikihow.library import Library
-from trailnotes_worlds.wikihow.views import BUTTON, IMAGE, INPUT, PLAIN_VIEW, TEXT, WIDTH, Box, View
+from trailnotes_worlds.wikihow.views import BUTTON, IMAGE, INPUT, PLAIN_VIEW, TEXT, View
 
-TOP: Final = 225  # of the part of the screen that shows the page
-BOTTOM: Final = 1794
+PAGE_HEIGHT: Final = 1569  # of the part of the screen that shows the page
 RESULTS_PER_PAGE: Final = 30  # articles on a page of results, by default
 MAX_RESULTS: Final = 300  # articles of a search
 SEARCH_TAP, CLEAR_TAP, FORM_TAP, REFERENCES_TAP = "@search", "@clear", "@form", "#References"
@@ -38,9 +37,6 @@ class LayoutItem(NamedTuple):
     view: View
     top: int
     height: int
-    left: int = 0
-    right: int = WIDTH
-    within: tuple[str, ...] = ()  # resource-ids of its ancestors, the outermost first
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +48,14 @@ class Layout:
     clickable: bool = False  # the whole page reports itself as clickable
     has_menu: bool = False
 
-    def list_visible(self, offset: int) -> list[LayoutItem]:
-        """List the items that show after scrolling down by `offset`, with boxes in screen coordinates."""
-        shift = TOP - offset
-        shown = []
-        for item in self.items:
-            top, bottom = max(TOP, item.top + shift), min(BOTTOM, item.top + item.height + shift)
-            if top < bottom:
-                view, box = item.view, Box(item.left, top, item.right, bottom)
-                placed = View(view.kind, view.text, view.name, view.described, view.clickable, box, (), view.target)
-                shown.append(item._replace(view=placed))  # `replace` takes several times as long
-        return shown
+    def list_visible(self, offset: int) -> list[View]:
+        """List the views on the screen after scrolling down by `offset`."""
+        end = offset + PAGE_HEIGHT
+        return [item.view for item in self.items if item.top < end and item.top + item.height > offset]
 
     def find_top(self, name: str) -> int:
-        """Find the offset of the view with a resource-id."""
-        return next((item.top for item in self.items if name in (item.view.name, *item.within)), 0)
+        """Find the offset of the view with a resource-id; 0 if there is none."""
+        return next((item.top for item in self.items if item.view.name == name), 0)
 
 
 class _ColumnBuilder:
@@ -74,27 +63,23 @@ class _ColumnBuilder:
         self.items: list[LayoutItem] = []
         self.y = 0
 
-    def add(
-        self, kind: str, text: str = "", height: int = _LINE_HEIGHT, *, within: tuple[str, ...] = (), **more: Any
-    ) -> None:
-        self.items.append(LayoutItem(View(kind, text, **more), self.y, height, within=within))
-        self.y += height
+    def add(self, kind: str, text: str = "", height: int = _LINE_HEIGHT, **more: Any) -> None:
+        self.add_row([View(kind, text, **more)], height)
 
     def add_row(self, views: Sequence[View], height: int = _LINE_HEIGHT) -> None:
-        for number, view in enumerate(views):
-            left, right = (WIDTH * each // len(views) for each in (number, number + 1))
-            self.items.append(LayoutItem(view, self.y, height, left, right))
+        self.items += [LayoutItem(view, self.y, height) for view in views]
         self.y += height
 
-    def build_layout(self, *, clickable: bool = False, has_menu: bool = False) -> Layout:
+    def build_layout(self, *, clickable: bool = False, links_clickable: bool = False, has_menu: bool = False) -> Layout:
+        if links_clickable:
+            views = (replace(each.view, clickable=True) if each.view.target else each.view for each in self.items)
+            self.items = [each._replace(view=view) for each, view in zip(self.items, views, strict=True)]
         return Layout(tuple(self.items), self.y, clickable, has_menu)
 
 
 def build_home_page() -> Layout:
     """Build the first page of the app, whose web page is empty."""
-    return Layout(
-        (LayoutItem(View(PLAIN_VIEW, name="com.wikihow.wikihowapp:id/webView", clickable=True), 0, BOTTOM - TOP),), 1
-    )
+    return Layout((LayoutItem(View(PLAIN_VIEW, name="webView", clickable=True), 0, PAGE_HEIGHT),), 1)
 
 
 def build_results_page(library: Library, query: str, start: int, most: int = RESULTS_PER_PAGE) -> Layout:
@@ -131,7 +116,7 @@ def build_article_page(library: Library, article: Article) -> Layout:
     column.add_row([View(TEXT, "Learn why people ", target=ABOUT), View(TEXT, "trust wikiHow", target=ABOUT)], 78)
     column.add_row([*_iter_breadcrumb_views(library, article)] or [View(TEXT, " ")], 62)
     title = article.display_title
-    column.add(TEXT, title, 100 * _count_lines(title, 32), within=("content_inner", "section_0"), clickable=True)
+    column.add(TEXT, title, 100 * _count_lines(title, 32), clickable=True)
     if article.authors:
         column.add_row([View(TEXT, article.byline), View(TEXT, " "), *_iter_author_views(library, article)], 70)
     column.add_row([*_iter_date_views(article)] or [View(TEXT, " ")], 70)
@@ -150,7 +135,7 @@ def build_article_page(library: Library, article: Article) -> Layout:
         column.add(PLAIN_VIEW, "Related wikiHows", 120)
         for each in related:
             column.add_row(_build_title(each), 150)
-    return _make_links_clickable(column.build_layout(has_menu=True))
+    return column.build_layout(links_clickable=True, has_menu=True)
 
 
 def _iter_breadcrumb_views(library: Library, article: Article) -> Iterator[View]:
@@ -183,7 +168,7 @@ def _iter_date_views(article: Article) -> Iterator[View]:
 def build_author_page(library: Library, author: Author) -> Layout:
     """Build the page of an author: picture, life, and articles."""
     column = _ColumnBuilder()
-    column.add(IMAGE, author.name, 560, within=("mw-content-text", "authors_container"))
+    column.add(IMAGE, author.name, 560)
     column.add_row([View(TEXT, "Website", clickable=True), View(TEXT, "+ Follow", clickable=True)], 200)
     column.add(PLAIN_VIEW, author.name, 80)
     column.add(PLAIN_VIEW, author.role)
@@ -199,7 +184,7 @@ def build_author_page(library: Library, author: Author) -> Layout:
             column.add_row([view], _LINE_HEIGHT if view.text == "How to" else _compute_text_height(view.text))
         blurb = article.intro[:_MAX_BLURB_CHARS]
         column.add(PLAIN_VIEW, blurb, _compute_text_height(blurb) + 30, target=article.path)
-    return _make_links_clickable(column.build_layout())
+    return column.build_layout(links_clickable=True)
 
 
 def build_category_page(library: Library, category: Category) -> Layout:
@@ -212,7 +197,7 @@ def build_category_page(library: Library, category: Category) -> Layout:
         column.add_row([search, View(BUTTON, name="category_banner_submit", target=FORM_TAP)], 200)
     column.add(TEXT, "<", 70, target=parent)
     column.add(PLAIN_VIEW, height=20)
-    column.add(PLAIN_VIEW, category.name, 100, within=("content_wrapper", "cat_navigation"))
+    column.add(PLAIN_VIEW, category.name, 100)
     _add_blurb(library, category, column)
     if topics := [each for name in category.topics if isinstance(each := library.get(category_path(name)), Category)]:
         column.add(PLAIN_VIEW, "Featured Topics", 120)
@@ -252,32 +237,25 @@ def _add_blurb(library: Library, category: Category, column: _ColumnBuilder) -> 
 def _add_grid(articles: Sequence[Article], column: _ColumnBuilder) -> None:
     # Two columns: a picture with a quality mark on it, and the title below.
     for number, article in enumerate(articles):
-        left, path = number % 2 * WIDTH // 2, article.path
+        path = article.path
         picture = f"-crop-375-300-375px-nowatermark-{path}-Step-1.jpg"
         titled = zip(_build_title(article), ((390, 160),) if article.heading else ((390, 50), (440, 110)), strict=True)
         card = [(View(IMAGE, described=picture, target=path), 0, 390), *((view, *place) for view, place in titled)]
         if article.verified.startswith("Expert"):
             card.append((View(PLAIN_VIEW, "Expert", target=path), 40, 60))
-        column.items += [LayoutItem(view, column.y + top, high, left, left + WIDTH // 2) for view, top, high in card]
-        if left or number == len(articles) - 1:
+        column.items += [LayoutItem(view, column.y + top, high) for view, top, high in card]
+        if number % 2 or number == len(articles) - 1:
             column.y += 550
 
 
 def build_about_page() -> Layout:
     """Build the page about trust in the articles."""
     column = _ColumnBuilder()
-    head = ("trustworthy_top", "trustworthy_head")
-    column.add(PLAIN_VIEW, "Information You Can Trust", 300, within=head)
-    column.add(PLAIN_VIEW, "A Guide to our Editorial Process", 120, within=head)
+    column.add(PLAIN_VIEW, "Information You Can Trust", 300)
+    column.add(PLAIN_VIEW, "A Guide to our Editorial Process", 120)
     for text in _TRUST_TEXTS:
         column.add(PLAIN_VIEW, text, _compute_text_height(text))
     return column.build_layout()
-
-
-def _make_links_clickable(layout: Layout) -> Layout:
-    views = (replace(item.view, clickable=bool(item.view.clickable or item.view.target)) for item in layout.items)
-    items = tuple(item._replace(view=view) for item, view in zip(layout.items, views, strict=True))
-    return replace(layout, items=items)
 
 
 def _get_existing_path(library: Library, path: str) -> str:

@@ -1,4 +1,4 @@
-"""Goals and protocols: instructions with their task files, and the split of goals into training and testing.
+"""Goals and protocols: instructions with the pages that they ask for, and the split of goals into training and testing.
 
 The number behind the name of a task is its template: 8 an article, 0 from it to the page about trust in wikiHow, 4 to
 the page of an author, 6 to that of a category (and from either to another article), 7 to the references. Each page is
@@ -16,6 +16,7 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
@@ -24,6 +25,7 @@ from trailnotes.errors import ConfigError
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Task
 from trailnotes_worlds.wikihow.articles import ABOUT, Article, Author, Category, author_path, category_path, make_slug
+from trailnotes_worlds.wikihow.goals import Goal, TargetPage
 from trailnotes_worlds.wikihow.library import Library
 
 Template = Literal["about", "author", "category", "references", "article"]
@@ -36,7 +38,7 @@ _STOPWORDS: Final = frozenset((
 
 @dataclass(frozen=True, slots=True)
 class WikiHowGoal:
-    """Goal of an episode on generated task files."""
+    """Goal that is generated from a library."""
 
     template: Template
     title: str  # of the article to search for
@@ -59,16 +61,19 @@ class WikiHowGoal:
     @property
     def instructions(self) -> tuple[str, ...]:
         """Instructions in their order; the first one is the task itself."""
-        told = [f"Search an article to learn how to {self.title.lower()}.", f'Access the article "How to {self.title}"']
-        if self.template == "about":
-            told.append("Access the about page to learn why people trust wikihow.")
-        elif self.template == "author":
-            told.append(f"Check the author page of {self.name}.")
-        elif self.template == "category":
-            told.append(f"Access the page of category {self.name}")
-        elif self.template == "references":
-            told.append("Check the reference list")
-        return (*told, f'Access the article "How to {self.then_title}"') if self.then_title else tuple(told)
+        follow_up = {
+            "about": "Access the about page to learn why people trust wikihow.",
+            "author": f"Check the author page of {self.name}.",
+            "category": f"Access the page of category {self.name}",
+            "references": "Check the reference list",
+        }.get(self.template)
+        texts = (
+            f"Search an article to learn how to {self.title.lower()}.",
+            f'Access the article "How to {self.title}"',
+            follow_up,
+            f'Access the article "How to {self.then_title}"' if self.then_title else None,
+        )
+        return tuple(text for text in texts if text is not None)
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON values for `from_json`."""
@@ -76,17 +81,19 @@ class WikiHowGoal:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> WikiHowGoal:
-        """Read a goal from JSON values. Raises `ValueError`: they are no goal."""
-        known = set(cls.__dataclass_fields__)
-        if not {"template", "title", "slug"} <= set(values) <= known or values["template"] not in TEMPLATE_NUMBERS:
-            raise ValueError(f"options {sorted(map(str, values))} instead of {sorted(known)}")
-        if not all(isinstance(value, str) for value in values.values()):
-            raise ValueError("its options are texts")
-        return cls(**values)
+        """Read a goal from JSON values. Raises `ConfigError`: they are no goal."""
+        try:
+            goal = cls(**values)
+            TEMPLATE_NUMBERS[goal.template]
+        except (TypeError, LookupError) as error:
+            raise ConfigError(f"the options of a task are no goal of WikiHow: {error}") from error
+        return goal
 
-    def render_task_file(self) -> str:
-        """Render the task file."""
-        return "".join(_iter_file_lines(self))
+    def to_pages(self) -> Goal:
+        """Convert to the pages to reach, each with the instruction that follows it."""
+        command, *later = self.instructions
+        pages = zip_longest(_iter_patterns(self), later, fillvalue="")
+        return Goal(command, tuple(TargetPage(re.compile(pattern), text) for pattern, text in pages))
 
 
 def extract_keywords(title: str) -> list[str]:
@@ -107,27 +114,6 @@ def _iter_patterns(goal: WikiHowGoal) -> Iterator[str]:
         yield rf"\bmUrl is: {host}{re.escape(ABOUT if goal.template == 'about' else goal.path)}(\?|$)"
     if goal.then_slug:
         yield rf"\bmUrl is: {host}{re.escape(goal.then_slug)}(\?|$)"
-
-
-def _iter_file_lines(goal: WikiHowGoal) -> Iterator[str]:
-    patterns = list(_iter_patterns(goal))
-    yield f"id: {_quote(goal.id)}\ncommand: {_quote(goal.instructions[0])}\n"
-    for number, pattern in enumerate(patterns, start=1):
-        yield f'event_sources {{ id: {number} log_event {{ filters: "jd:D" pattern: {_quote(pattern)} }} }}\n'
-    yield "event_slots {\n  reward_listener {\n    type: OR\n"
-    for number in range(1, len(patterns) + 1):
-        yield f"    events {{ event {{ id: {100 + number} events {{ id: {number} }} "
-        yield 'transformation: "y = 1" repeatability: NONE } }\n'
-    yield f'  }}\n  episode_end_listener {{ events {{ id: {100 + len(patterns)} }} transformation: "y = True" }}\n'
-    yield "  instruction_listener {\n    type: OR\n"
-    for number, text in enumerate(goal.instructions[1:], start=1):
-        yield f"    events {{ event {{ events {{ id: {100 + number} }} "
-        yield f"transformation: {_quote('y = ' + repr([text]))} }} }}\n"
-    yield "  }\n}\n"
-
-
-def _quote(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def make_goal(
@@ -186,7 +172,7 @@ def compute_splits(library: Library, choice: TaskSelection) -> Splits:
     """Compute all splits. Some may be empty for a small library or a folder of few files.
 
     Raises:
-        ConfigError: the folder of task files is unreadable, or holds none.
+        ConfigError: the folder of task files holds none.
     """
     if choice.tasks:
         return _split_files(Path(choice.tasks), choice)
@@ -299,10 +285,7 @@ def _limit_sizes(splits: Mapping[str, Sequence[WikiHowGoal]], train_set: str) ->
 def _split_files(folder: Path, choice: TaskSelection) -> Splits:
     # A folder named like a split is that split; other files are split by the article of their names. The protocol
     # rememberer trains on the published names in any folder, and leaves the other training set out.
-    try:
-        names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.textproto"))
-    except OSError as error:
-        raise ConfigError(f"env.options.tasks = {str(folder)!r} cannot be read: {error.strerror}") from error
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.textproto"))
     if not names:
         raise ConfigError(f"env.options.tasks = {str(folder)!r} holds no .textproto file: name a folder that does")
     splits: dict[str, list[str]] = {split: [] for split in SPLITS}

@@ -1,51 +1,33 @@
-"""View hierarchy of a screen, and its rendering as lines of HTML for the agent.
+"""Views of a screen, and their rendering as lines of HTML for the agent.
 
-Source: the wrapper of Mobile-Env (commit 976145e) that lists leaves, and REMEMBERER's rendering (commit 552cb62).
+Source: the wrapper of Mobile-Env (commit 976145e) that lists the leaves of a view hierarchy, and REMEMBERER's rendering
+(commit 552cb62).
 """
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-WIDTH: Final = 1080  # pixels
-HEIGHT: Final = 1920
-PACKAGE: Final = "com.wikihow.wikihowapp"
-
-TEXT: Final = "android.widget.TextView"
-BUTTON: Final = "android.widget.Button"
-IMAGE: Final = "android.widget.Image"
-IMAGE_VIEW: Final = "android.widget.ImageView"
-INPUT: Final = "android.widget.EditText"
-PLAIN_VIEW: Final = "android.view.View"
-
-
-class Box(NamedTuple):
-    """Edges of a view, in pixels from the left and from the top."""
-
-    left: int = 0
-    top: int = 0
-    right: int = 0
-    bottom: int = 0
-
-
-EMPTY_BOX: Final = Box()
+TEXT: Final = "p"  # HTML tags, by which REMEMBERER renders the classes of Android
+BUTTON: Final = "button"
+IMAGE: Final = "img"
+INPUT: Final = "input"
+PLAIN_VIEW: Final = "div"
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Node of the view hierarchy."""
+    """Leaf of the view hierarchy."""
 
-    kind: str  # its class
+    kind: str  # one of the tags above
     text: str = ""
-    name: str = ""  # resource-id
+    name: str = ""  # resource-id, without its package
     described: str = ""  # content-desc
     clickable: bool = False
-    box: Box = EMPTY_BOX
-    children: tuple[View, ...] = ()
-    target: str = ""  # of a tap, see `app.py`; no part of the hierarchy
+    target: str = ""  # of a tap, see `app.py`; not displayed
 
 
 class Leaf(NamedTuple):
@@ -55,46 +37,22 @@ class Leaf(NamedTuple):
     clickable: bool  # itself, or a view around it
 
 
-def list_leaves(root: View) -> tuple[Leaf, ...]:
-    """List the views without children below `root` that have an area, in document order."""
-
-    def walk(view: View, clickable: bool) -> Iterator[Leaf]:
-        for child in view.children:
-            reacts = clickable or child.clickable
-            if child.children:
-                yield from walk(child, reacts)
-            elif child.box.left < child.box.right and child.box.top < child.box.bottom:
-                yield Leaf(child, reacts)
-
-    return tuple(walk(root, root.clickable))
+def render_lines(listed: Iterable[Leaf], most: int | None = None) -> list[str]:
+    """Render a line of HTML for each leaf, with its place in the list as its id, and `most` characters of its text."""
+    return [_render_line(leaf, place, leaf.view.text[:most]) for place, leaf in enumerate(listed)]
 
 
-def render_lines(listed: Iterable[Leaf]) -> list[str]:
-    """Render a line of HTML for each leaf, with its place in the list as its id."""
-    return [_render_line(leaf, place) for place, leaf in enumerate(listed)]
-
-
-def _render_line(leaf: Leaf, place: int) -> str:
-    tag, text, alt = _get_html_tag(leaf.view.kind), leaf.view.text, leaf.view.described
-    if tag == "img":
+def _render_line(leaf: Leaf, place: int, text: str) -> str:
+    tag, alt = leaf.view.kind, leaf.view.described
+    if tag == IMAGE:
         alt, text = f"{alt}: {text}" if alt and text else alt or text, ""
-    attributes = {"class": " ".join(leaf.view.name.rpartition("/")[2].split("_")), "alt": alt}
-    if tag == "input":
+    attributes = {"class": leaf.view.name.replace("_", " "), "alt": alt}
+    if tag == INPUT:
         attributes, text = {**attributes, "value": text, "type": "text"}, ""
     attributes |= {"id": str(place), "clickable": str(leaf.clickable).lower()}
-    shown = "".join(f" {name}={_quote_attribute(value)}" for name, value in attributes.items() if value)
-    body = "" if tag in ("img", "input") else f"{html.escape(text, quote=False)}</{tag}>"
-    return f"<{tag}{shown}>{body}".replace("\n", "&#10;").replace("\r", "&#13;")
-
-
-def _get_html_tag(kind: str) -> str:
-    if kind.endswith("TextView"):
-        return "p"
-    if kind.endswith(("Button", "MenuItemView")):
-        return "button"
-    if kind.endswith(("ImageView", "IconView", "Image")):
-        return "img"
-    return "input" if kind.endswith("EditText") else "div"
+    quoted = "".join(f" {name}={_quote_attribute(value)}" for name, value in attributes.items() if value)
+    body = "" if tag in (IMAGE, INPUT) else f"{html.escape(text, quote=False)}</{tag}>"
+    return f"<{tag}{quoted}>{body}".replace("\n", "&#10;").replace("\r", "&#13;")
 
 
 def _quote_attribute(value: str) -> str:

@@ -389,7 +389,6 @@ def test_any_bytes(person: Person, body: bytes) -> None:
 
 def test_forms_of_another_kind(person: Person) -> None:
     person.begin(goal="0")
-    assert person.client.post("/act", json={"query": "mug"}, headers=person.headers).status_code == 415
     many = "&".join(f"a{i}=1" for i in range(20))
     kind = {"content-type": "application/x-www-form-urlencoded"}
     assert person.client.post("/act", content=many, headers={**person.headers, **kind}).status_code == 400
