@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from trailnotes.config import section
 from trailnotes.config.presets import PRESETS
-from trailnotes.config.schema import Config
+from trailnotes.config.schema import Config, full_config_type
+from trailnotes.config.section import REMOVED_KEYS
 from trailnotes.config.toml import (
     collect_fields,
     diff_configs,
     flatten_config,
+    format_toml_value,
     load_config,
     parse_overrides,
     render_config,
@@ -276,6 +278,21 @@ def test_missing_file_and_directory_are_named(tmp_path: Path) -> None:
 def test_numbers_in_quotes_are_no_numbers(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="valid integer"):
         load_config(write(tmp_path, '[rollout]\ngroup_size = "8"\n'))
+
+
+@pytest.mark.parametrize("name", REMOVED_KEYS)
+def test_a_removed_key_is_dropped_at_its_former_default_and_refused_at_another(name: str, tmp_path: Path) -> None:
+    assert name not in collect_fields(full_config_type())
+    default, hint = REMOVED_KEYS[name]
+    path = write(tmp_path, f"{name} = {format_toml_value(default)}\n")
+    assert resolve_config(path, [f"--{name}", format_toml_value(default)]) == resolve_config()
+    write(tmp_path, f'{name} = ["another"]\n')
+    for source, origin in ((path, str(path)), (None, "command line")):
+        words = [] if source else [f"--{name}", '["another"]']
+        with pytest.raises(ConfigError) as caught:
+            load_config(source, words)
+        assert str(caught.value).startswith(f"{origin}: {name} is no longer a setting: {hint or 'it is always '}")
+        assert "\n" not in str(caught.value)
 
 
 json_values = st.recursive(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import types
@@ -54,6 +55,21 @@ RENAMED_KEYS: Final = {  # former -> present; the former are read, with a warnin
     "warmstart.whole": "warmstart.p_full_loss",
     "warmstart.exact": "warmstart.lossless_vocab",
 }
+REMOVED_KEYS: Final[Mapping[str, tuple[Any, str]]] = {  # former -> (its former default, as TOML reads it; a hint)
+    "retrospex.embed_size": (64, ""),
+    "retrospex.hidden_size": (128, ""),
+    "retrospex.encoder": ("gru", ""),
+    "retrospex.expectile": (0.7, ""),
+    "retrospex.gamma": (0.99, ""),
+    "retrospex.target_rate": (0.005, ""),
+    "retrospex.lr": (1e-4, ""),
+    "retrospex.batch_size": (128, ""),
+    "retrospex.held_out": (0.2, ""),
+    "retrospex.top_p": (0.95, ""),
+    "retrospex.score_clip": (0.0, ""),
+    "retrospex.heuristics": ([], ""),
+}
+"""Settings that are constants now. A key at its former default is dropped; another value is refused with the hint."""
 _warned_keys: set[str] = set()
 
 
@@ -79,6 +95,32 @@ def rename_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
         pairs = ", ".join(f"{former} is now {RENAMED_KEYS[former]}" for former in unseen)
         logger.warning("settings have new names, and 1.0 will refuse the former: %s", pairs)
     return renamed
+
+
+def has_former_default(name: str, value: Any) -> bool:
+    """Tell whether a key was removed, and `value` is what it does without."""
+    return name in REMOVED_KEYS and REMOVED_KEYS[name][0] == value
+
+
+def drop_removed_keys(tree: Mapping[str, Any], origin: str, prefix: str = "") -> dict[str, Any]:
+    """Drop removed keys at their former defaults from a tree of sections, and sections that become empty by it.
+
+    Raises:
+        ConfigError: a removed key has another value; the text names the origin and what replaces the key.
+    """
+    kept: dict[str, Any] = {}
+    for name, value in tree.items():
+        dotted = prefix + name
+        if dotted in REMOVED_KEYS:
+            if not has_former_default(dotted, value):
+                default, hint = REMOVED_KEYS[dotted]
+                hint = hint or f"it is always {json.dumps(default)}"
+                raise ConfigError(f"{origin}: {dotted} is no longer a setting: {hint}")
+            continue
+        kept[name] = drop_removed_keys(value, origin, f"{dotted}.") if isinstance(value, Mapping) else value
+        if value and kept[name] == {}:
+            del kept[name]
+    return kept
 
 
 class Section(BaseModel):
