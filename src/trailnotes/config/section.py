@@ -56,6 +56,11 @@ RENAMED_KEYS: Final = {  # former -> present; the former are read, with a warnin
     "warmstart.exact": "warmstart.lossless_vocab",
 }
 REMOVED_KEYS: Final[Mapping[str, tuple[Any, str]]] = {  # former -> (its former default, as TOML reads it; a hint)
+    "rememberer.lr": (0.0, "a value is always the mean of its targets"),
+    "rememberer.double_q": (False, ""),
+    "rememberer.good": (0.0, ""),
+    "rememberer.bad": (0.0, ""),
+    "rememberer.random_advice": (True, ""),
     "retrospex.embed_size": (64, ""),
     "retrospex.hidden_size": (128, ""),
     "retrospex.encoder": ("gru", ""),

@@ -110,8 +110,6 @@ def test_defect_2_the_action_that_goes_has_the_smallest_value_not_the_smallest_r
     [
         {"n_step": 1},
         {"gamma": 0.5},
-        {"lr": 0.25},
-        {"n_step": 1, "double_q": True},
         {"action_capacity": 1},
         {"record_capacity": 2},
         {"task_weight": 1.0},
@@ -147,12 +145,6 @@ def test_defect_4_a_full_table_takes_in_what_is_new() -> None:
     assert any("room 4" in record.observation for record in all_records(taught))
 
 
-def test_defect_5_reading_averages_both_tables() -> None:
-    taught = teach(table(double_q=True), episode(1.0), episode(0.0))
-    assert [tuple(e) for e in taught.find("g", "s0").values["a0"].estimates] == [(1.0, 1), (0.0, 1)]
-    assert value(taught, "s0", "a0") == 0.5
-
-
 def test_defect_5_similarity_compares_the_query_with_each_record() -> None:
     taught = teach(table(), episode(1.0, states="a red door"), episode(1.0, states="a blue lake"))
     assert next(taught.iter_nearest("g", "the red door")).observation == "a red door"
@@ -168,18 +160,6 @@ def test_defect_8_an_unknown_state_is_not_valued_by_the_record_that_is_updated()
 
 
 # -- learning
-
-
-def test_a_constant_rate_moves_by_that_share() -> None:
-    taught = teach(table(lr=0.1), episode(1.0), episode(0.0), episode(0.0))
-    assert value(taught, "s0", "a0") == pytest.approx(0.9 * 0.9)
-
-
-def test_double_q_takes_turns_and_bootstraps_from_the_other_table() -> None:
-    taught = teach(table(double_q=True, n_step=1, gamma=0.5), *[episode(0, 1.0)] * 3)
-    first, second = taught.find("g", "s0").values["a0"].estimates
-    # 1st episode, table A: B knows nothing of s1, so 0. 2nd, table B: 0.5 of A's 1. 3rd, table A: 0.5 of B's 1.
-    assert (first, second) == ((0.25, 2), (0.5, 1))
 
 
 def test_a_value_in_the_exact_record_beats_a_more_valued_neighbour() -> None:
@@ -335,7 +315,7 @@ experiences = st.builds(
 @settings(deadline=None, max_examples=15)
 @given(
     st.lists(st.lists(experiences, max_size=6), max_size=4),
-    st.sampled_from([{}, {"n_step": 2}, {"double_q": True, "n_step": 1}, {"record_capacity": 3, "action_capacity": 2}]),
+    st.sampled_from([{}, {"n_step": 2}, {"record_capacity": 3, "action_capacity": 2}]),
 )
 def test_a_file_that_is_read_again_holds_what_was_learned(tmp_path_factory, episodes, chosen) -> None:
     path = tmp_path_factory.mktemp("table") / "experience.db"
