@@ -391,7 +391,6 @@ def test_containers_on_the_command_line_are_toml() -> None:
 def test_a_share_of_members_that_rounds_to_none_is_refused() -> None:
     with pytest.raises(ConfigError, match="rounds to no member"):
         load_config(None, ["--rollout.group_size", "2"])
-    assert load_config(None, ["--rollout.group_size", "2", "--algorithm.draw", "independent"]).rollout.group_size == 2
     assert load_config(None, ["--rollout.group_size", "2", "--algorithm.name", "grpo"]).rollout.group_size == 2
 
 

@@ -28,9 +28,6 @@ class AlgorithmConfig(Section):
     p_memory: float = key(0.25, "p, share of rollouts that act with tips", PAPER, ge=0, le=1)
     q_off_policy: float = key(2 / 3, "q, share of these that train without their tips", PAPER, ge=0, le=1)
     mode_unit: Literal["iteration", "trajectory"] = key("trajectory", "unit of the mode: batch (paper), or each member")
-    draw: Literal["stratified", "independent"] = key(
-        "stratified", "mixed groups: round(p N) members act with tips, or each member draws for itself"
-    )
     old_logprobs: Literal["acting", "tip_free"] = key(
         "tip_free", "off-policy denominator: under the tip-free context (4.2), or under the one acted on (Table 3, and "
         "the release)", PAPER)  # fmt: skip
@@ -52,7 +49,6 @@ class AlgorithmConfig(Section):
         "to the last that raised the score), or openai:NAME, the model NAME of the [endpoint]")  # fmt: skip
     anchor_weight: float = key(0.4, "weight of KL(start model || model) on the anchored tips; 0 = none", ge=0)
     anchor_reading_weight: float = key(0.1, "weight of that KL on episodes with tips; 0.4 slowed learning", ge=0)
-    penalty_stage: Literal["before", "after"] = key("before", "subtract penalties before normalising (GiGPO), or after")
     author_credit: float = key(0.0, "weight of the credit that a tip gets for its readers' gain; 0 = off", ge=0)
     author_age: int = key(
         3, "iterations after which a tip is too old to be credited to its author; take twice the training tasks over "

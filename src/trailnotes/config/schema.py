@@ -349,11 +349,11 @@ class Config(Section):
 
     def _validate_method(self, method: Method) -> None:
         algorithm, rollout = self.algorithm, self.rollout
-        mixed = method.shows_tips and algorithm.mode_unit == "trajectory" and algorithm.draw == "stratified"
+        mixed = method.shows_tips and algorithm.mode_unit == "trajectory"
         if mixed and algorithm.p_memory and not round(algorithm.p_memory * rollout.group_size):
             raise ConfigError(
                 f"algorithm.p_memory = {algorithm.p_memory:g} of rollout.group_size = {rollout.group_size} rounds to "
-                'no member with tips: raise either, or set algorithm.draw = "independent"'
+                "no member with tips: raise either"
             )
         if method.trains and not method.shows_tips and algorithm.intrinsic == "tips":
             raise ConfigError(f'{algorithm.name} retrieves no tips: set algorithm.intrinsic = "states" or "none"')

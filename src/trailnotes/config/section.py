@@ -56,6 +56,19 @@ RENAMED_KEYS: Final = {  # former -> present; the former are read, with a warnin
     "warmstart.exact": "warmstart.lossless_vocab",
 }
 REMOVED_KEYS: Final[Mapping[str, tuple[Any, str]]] = {  # former -> (its former default, as TOML reads it; a hint)
+    "algorithm.draw": ("stratified", ""),
+    "algorithm.penalty_stage": ("before", ""),
+    "gigpo.statistics": ("trajectories", ""),
+    "gigpo.ddof": (1, ""),
+    "gigpo.std_floor": (0.0, ""),
+    "gigpo.dedup": (False, ""),
+    "notebook.retrieved": (1, ""),
+    "notebook.capacity": (100, ""),
+    "opid.clip": (0.0, ""),
+    "opsd.teacher": ("form", 'opsd.form = "opcd" is the one with the initial model as teacher'),
+    "opsd.beta": (5.0, ""),
+    "opsd.clip": (5.0, ""),
+    "reflexion.window": (3, ""),
     "rememberer.lr": (0.0, "a value is always the mean of its targets"),
     "rememberer.double_q": (False, ""),
     "rememberer.good": (0.0, ""),
@@ -73,6 +86,11 @@ REMOVED_KEYS: Final[Mapping[str, tuple[Any, str]]] = {  # former -> (its former 
     "retrospex.top_p": (0.95, ""),
     "retrospex.score_clip": (0.0, ""),
     "retrospex.heuristics": ([], ""),
+    "ucob.margin": (0.05, ""),
+    "ucob.tau": (0.2, ""),
+    "ucob.weight_max": (2.0, ""),
+    "ucob.max_pairs": (2, ""),
+    "ucob.beta": (5.0, ""),
 }
 """Settings that are constants now. A key at its former default is dropped; another value is refused with the hint."""
 _warned_keys: set[str] = set()
