@@ -31,7 +31,7 @@ def draw(num_tasks: int, group_size: int, seed: int = 0, **options: Any) -> list
 
 
 @given(p=st.floats(0, 1), q=st.floats(0, 1), size=st.integers(2, 16), tasks=st.integers(1, 5), seed=st.integers(0, 99))
-def test_a_stratified_draw_has_the_same_number_of_tips_members_in_each_group(
+def test_a_draw_has_the_same_number_of_tips_members_in_each_group(
     p: float, q: float, size: int, tasks: int, seed: int
 ) -> None:
     modes = draw(tasks, size, seed, p_memory=p, q_off_policy=q)
@@ -50,14 +50,6 @@ def test_each_tips_member_draws_its_update_mode() -> None:
     assert modes.count("off_policy") / 6000 == pytest.approx(2 / 3, abs=0.03)
 
 
-def test_independent_members_draw_for_themselves() -> None:
-    rows = draw(2000, 8, p_memory=0.25, q_off_policy=2 / 3, draw="independent")
-    modes = [mode for row in rows for mode in row]
-    shares = [modes.count(mode) / len(modes) for mode in ("plain", "on_policy_tips", "off_policy")]
-    assert shares == pytest.approx([0.75, 0.25 / 3, 0.5 / 3], abs=0.02)
-    assert len({sum(mode != "plain" for mode in row) for row in rows}) > 4
-
-
 def test_an_iteration_has_one_mode_for_all() -> None:
     drawn = [draw(3, 4, seed, p_memory=0.25, q_off_policy=2 / 3, mode_unit="iteration") for seed in range(4000)]
     assert all(len({mode for row in rows for mode in row}) == 1 for rows in drawn)
@@ -67,14 +59,13 @@ def test_an_iteration_has_one_mode_for_all() -> None:
 
 
 @pytest.mark.parametrize("unit", ["iteration", "trajectory"])
-@pytest.mark.parametrize("kind", ["stratified", "independent"])
-def test_the_draw_follows_from_the_generator(unit: str, kind: str) -> None:
-    options: dict[str, Any] = {"p_memory": 0.5, "q_off_policy": 0.5, "mode_unit": unit, "draw": kind}
+def test_the_draw_follows_from_the_generator(unit: str) -> None:
+    options: dict[str, Any] = {"p_memory": 0.5, "q_off_policy": 0.5, "mode_unit": unit}
     assert draw(4, 8, 7, **options) == draw(4, 8, 7, **options)
     assert len({str(draw(4, 8, seed, **options)) for seed in range(20)}) > 1
 
 
-@pytest.mark.parametrize("options", [{}, {"draw": "independent"}, {"mode_unit": "iteration"}])
+@pytest.mark.parametrize("options", [{}, {"mode_unit": "iteration"}])
 def test_shares_of_none_and_all(options: dict[str, Any]) -> None:
     assert draw(2, 3, p_memory=0.0, **options) == [["plain"] * 3] * 2
     assert draw(2, 3, p_memory=1.0, q_off_policy=1.0, **options) == [["off_policy"] * 3] * 2

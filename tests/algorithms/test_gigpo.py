@@ -22,6 +22,7 @@ from trailnotes.credit import (
     build_histories,
     collect_visits,
     group_advantages,
+    step_relative,
     weigh_levels,
 )
 from trailnotes.runs.directory import RunDir
@@ -36,8 +37,7 @@ def scores_by_hand(*walks: list[tuple[str, float, float]]) -> Scores:
         returns=np.array([row.sum() for row in rewards]),
         rewards=rewards,
         states=tuple(tuple(state for state, _, _ in walk) for walk in walks),
-        penalties_before=tuple(np.array([penalty for _, _, penalty in walk]) for walk in walks),
-        penalties_after=tuple(np.zeros(len(walk)) for walk in walks),
+        penalties=tuple(np.array([penalty for _, _, penalty in walk]) for walk in walks),
     )
 
 
@@ -62,63 +62,25 @@ def test_a_penalty_is_taken_off_after_discounting() -> None:
     assert collect_visits(VECTOR, 0.95).step_scores.tolist() == [9.025, 9.5, 10, 0, -0.1, 0, 0]
 
 
-def test_both_terms_over_steps_without_deviation() -> None:
-    terms = terms_of(VECTOR, statistics="steps")
-    assert terms.episode.round(4).tolist() == [5.7286, 5.7286, 5.7286, -4.2714, -4.3714, -4.2714, -4.2714]
-    assert terms.step.round(4).tolist() == [4.5125, 6.3667, 0, -4.5125, -3.2333, -3.1333, 0]
-
-
 @pytest.mark.parametrize(
-    ("norm", "statistics", "expected"),
+    ("norm", "expected"),
     [
-        ("mean", "steps", [10.2411, 12.0952, 5.7286, -8.7839, -7.6048, -7.4048, -4.2714]),
-        ("mean", "trajectories", [9.5125, 11.3667, 5.0, -9.5125, -8.3333, -8.1333, -5.0]),
-        ("mean_std", "steps", [1.7761, 2.2237, 1.0690, -1.5042, -1.4022, -1.3654, -0.7971]),
-        ("mean_std", "trajectories", [1.4142, 1.8618, 0.7071, -1.4142, -1.3076, -1.2754, -0.7071]),
+        ("mean", [9.5125, 11.3667, 5.0, -9.5125, -8.3333, -8.1333, -5.0]),
+        ("mean_std", [1.4142, 1.8618, 0.7071, -1.4142, -1.3076, -1.2754, -0.7071]),
     ],
 )
-def test_the_published_arithmetic(norm: str, statistics: str, expected: list[float]) -> None:
-    assert advantages(VECTOR, norm=norm, statistics=statistics) == pytest.approx(expected, abs=5.1e-5)
-
-
-def test_a_penalty_after_normalisation_is_what_it_says() -> None:
-    penalties = VECTOR.penalties_before
-    free = replace(VECTOR, penalties_before=VECTOR.penalties_after)
-    after = replace(free, penalties_after=penalties)
-    difference = np.subtract(advantages(free, norm="mean_std"), advantages(after, norm="mean_std"))
-    np.testing.assert_allclose(difference, [0, 0, 0, 0, INVALID, 0, 0], atol=1e-12)
+def test_the_published_arithmetic(norm: str, expected: list[float]) -> None:
+    assert advantages(VECTOR, norm=norm) == pytest.approx(expected, abs=5.1e-5)
 
 
 # --- options, by hand
 
 
-def test_one_state_in_one_episode_only_has_nobody_to_be_compared_with_if_it_counts_once() -> None:
+def test_each_visit_of_a_state_counts() -> None:
     # B meets s1 three times (0, 2, 4 from there on), A once (6).
     scores = scores_by_hand([("s1", 6, 0)], [("s1", -2, 0), ("s1", -2, 0), ("s1", 4, 0)], [("s9", 1, 0), ("s9", 1, 0)])
     step = terms_of(scores, gamma=1.0).step
     assert step.tolist() == [3, -3, -1, 1, 0.5, -0.5]  # mean of 6 0 2 4 is 3, of 2 1 is 1.5
-    dedup = terms_of(scores, gamma=1.0, dedup=True).step
-    assert dedup.tolist() == [3, -3, -1, 1, 0, 0]  # mean of 6 and 0 is 3 too; s9 was met by one episode
-
-
-def test_dedup_counts_the_first_visit() -> None:
-    scores = scores_by_hand([("s1", 6, 0)], [("s1", 0, 0), ("s1", 2, 0)])  # 6 | 2 2
-    assert terms_of(scores, gamma=1.0).step.round(4).tolist() == [2.6667, -1.3333, -1.3333]
-    assert terms_of(scores, gamma=1.0, dedup=True).step.tolist() == [2, -2, -2]
-
-
-@pytest.mark.parametrize(("ddof", "deviation"), [(0, 5.0), (1, 50**0.5)])
-def test_the_deviation_has_the_ddof_that_is_asked_for(ddof: int, deviation: float) -> None:
-    scores = scores_by_hand([("a", 10, 0)], [("b", 0, 0)])
-    assert advantages(scores, norm="mean_std", ddof=ddof) == pytest.approx([5 / deviation, -5 / deviation], rel=1e-5)
-
-
-def test_a_floor_keeps_one_malformed_step_from_becoming_many_deviations() -> None:
-    failed = scores_by_hand([("a", 0, 0), ("b", 0, 0)], [("c", 0, 0), ("d", 0, INVALID)])
-    release = {"norm": "mean_std", "statistics": "steps"}
-    assert advantages(failed, **release)[-1] == pytest.approx(-1.5, abs=1e-3)  # of a difference of 0.1
-    assert advantages(failed, **release, std_floor=1.0)[-1] == pytest.approx(-0.075, abs=1e-3)
-    assert advantages(failed, norm="mean_std")[-1] == pytest.approx(-0.1)  # no spread of returns: not divided at all
 
 
 def test_similar_observations_share_a_state_by_first_fit() -> None:
@@ -189,9 +151,6 @@ norms = st.sampled_from(["mean", "mean_std"])
 choices = st.fixed_dictionaries(
     {
         "norm": norms,
-        "statistics": st.sampled_from(["trajectories", "steps"]),
-        "ddof": st.sampled_from([0, 1]),
-        "dedup": st.booleans(),
         "hierarchical": st.booleans(),
         "base_group": st.booleans(),
         "history": st.integers(0, 2),
@@ -214,8 +173,9 @@ def test_without_a_repeated_state_it_is_grpo_bit_for_bit(scores: Scores, norm: s
 
 @given(groups, norms)
 def test_without_history_hgpo_is_the_step_term_of_gigpo(scores: Scores, norm: str) -> None:
-    gigpo = terms_of(scores, norm=norm, ddof=0)
-    assert advantages(scores, norm=norm, hierarchical=True, history=0) == gigpo.step.tolist()
+    visits = collect_visits(scores, GigpoConfig().gamma)
+    step = step_relative(visits, visits.states, norm == "mean_std", ddof=0)
+    assert advantages(scores, norm=norm, hierarchical=True, history=0) == step.tolist()
 
 
 def reordered(visits: Visits, order: list[int]) -> Visits:

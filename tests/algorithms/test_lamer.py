@@ -36,7 +36,7 @@ def lamer_config(start: Path, **sections: dict[str, Any]) -> Config:
 
 def scores(*returns: float) -> Scores:
     none = tuple(np.zeros(0) for _ in returns)
-    return Scores(np.array(returns), none, tuple(() for _ in returns), none, none)
+    return Scores(np.array(returns), none, tuple(() for _ in returns), none)
 
 
 def returns_of(gamma: float) -> list[list[float]]:

@@ -158,7 +158,7 @@ def update(notebook: Notebook, groups: Sequence[TrajectoryGroup], answers: Seque
 
 
 NOTEBOOKS = {
-    "clin": lambda: CausalStatements(5), "bank": lambda: Bank(HashingEmbedder(), 1), "ace": lambda: Playbook(3),
+    "clin": lambda: CausalStatements(5), "bank": lambda: Bank(HashingEmbedder()), "ace": lambda: Playbook(3),
     "grpo": lambda: Experiences(3),
 }  # fmt: skip
 

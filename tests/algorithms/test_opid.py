@@ -17,7 +17,7 @@ from tinyrun import (
     tip_rows,
     trained,
 )
-from trailnotes.algorithms.opid import rebuild_with_own_tips
+from trailnotes.algorithms.opid import UnboundedSignal, rebuild_with_own_tips
 from trailnotes.algorithms.opsd import OpsdConfig, add_teacher_signal
 from trailnotes.memory.tips import clean_tip
 from trailnotes.training.iteration import Iteration
@@ -26,10 +26,10 @@ OPID = {"name": "opid"}
 
 
 def test_the_signal_by_hand() -> None:
-    """A = 1.5, c = .1, log ratios .5, -2 and one without a teacher: 1.55, 1.3 and 1.5."""
-    options = OpsdConfig(form="additive", coefficient=0.1, clip=0.0, gate="none")
-    ratios, known = np.array([0.5, -2.0, 0.0]), np.array([True, True, False])
-    assert add_teacher_signal(np.full(3, 1.5), ratios, known, options) == pytest.approx([1.55, 1.3, 1.5])
+    """A = 1.5, c = .1, log ratios .5, -20 and one without a teacher: 1.55, -.5 and 1.5."""
+    options = UnboundedSignal(form="additive", coefficient=0.1, gate="none")
+    ratios, known = np.array([0.5, -20.0, 0.0]), np.array([True, True, False])
+    assert add_teacher_signal(np.full(3, 1.5), ratios, known, options) == pytest.approx([1.55, -0.5, 1.5])
     assert OpsdConfig(form="additive").weight == 0.001, "as the release's script"
 
 

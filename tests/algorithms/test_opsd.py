@@ -24,6 +24,7 @@ from tinyrun import (
     train_in_process,
     trained,
 )
+from trailnotes.algorithms.opid import UnboundedSignal
 from trailnotes.algorithms.opsd import (
     OpsdConfig,
     build_distillation_rows,
@@ -127,7 +128,7 @@ def test_each_token_gets_its_own_word_however_rows_are_cut(kind: Any, fork: int 
     sampled = [p for step in student.steps for p in step.completion.logprobs]
     expected = [i + 1 - p if d else 0 for i, (d, p) in enumerate(zip(differs, sampled, strict=True))]
     assert ratios == pytest.approx(expected)
-    trained = [lesson.build_sample(OpsdConfig(clip=0, gate="none")) for lesson in lessons]
+    trained = [lesson.build_sample(UnboundedSignal(gate="none")) for lesson in lessons]
     laid = [a for row in trained for a, mask in zip(row.advantages, row.loss_mask, strict=True) if mask]
     assert laid == pytest.approx([e if d else 2.0 for e, d in zip(expected, differs, strict=True)])
     assert all(a == 0 for row in trained for a, mask in zip(row.advantages, row.loss_mask, strict=True) if not mask)

@@ -10,7 +10,7 @@ import pytest
 
 from tiny import group, step, trajectory
 from tinyrun import distance, equal_weights, metrics, trained
-from trailnotes.algorithms.ucob import Lesson, Turn, UcobConfig, collect_turns, find_lessons, lesson_metrics, weigh_rows
+from trailnotes.algorithms.ucob import Lesson, Turn, collect_turns, find_lessons, lesson_metrics, weigh_rows
 from trailnotes.credit.steps import Visits
 from trailnotes.types import NO_OP, Completion
 
@@ -39,7 +39,7 @@ def test_the_better_branch_teaches_the_other_context() -> None:
     """Returns of 100: gaps .60, .10 and .04 at a margin of .05; weights .6 / .2, held at 2, and .1 / .2."""
     turns = [turn(1, has_tips=True, other=11), turn(2, has_tips=False, other=12), turn(3, has_tips=True, other=13),
              turn(4, has_tips=False, other=14)]  # fmt: skip
-    lessons = find_lessons(visits(90.0, 30.0, 80.0, 86.0), turns, 100.0, UcobConfig())
+    lessons = find_lessons(visits(90.0, 30.0, 80.0, 86.0), turns, 100.0)
     assert [(each.prompt, round(each.gap, 2), round(each.weight, 2)) for each in lessons] == [
         ((2,), 0.6, 2.0),  # played without tips: its own prompt
         ((13,), 0.1, 0.5),  # played with tips: its prompt without them
@@ -49,31 +49,31 @@ def test_the_better_branch_teaches_the_other_context() -> None:
 
 def test_an_answer_without_tips_teaches_the_context_with_tips() -> None:
     turns = [turn(1, has_tips=True, other=11), turn(2, has_tips=False, other=12), turn(3, has_tips=False)]
-    lessons = find_lessons(visits(0.0, 1.0, 0.0), turns, 1.0, UcobConfig())
+    lessons = find_lessons(visits(0.0, 1.0, 0.0), turns, 1.0)
     (lesson,) = lessons  # the third had no tips
     assert (lesson.prompt, lesson.from_tips, lesson.weight) == ((1,), False, 2.0)
 
 
 def test_only_the_largest_gaps_of_a_state_are_taught() -> None:
     turns = [turn(i, has_tips=i == 1, other=10 + i) for i in range(1, 6)]
-    lessons = find_lessons(visits(1.0, 0.4, 0.2, 0.3, 0.1), turns, 1.0, UcobConfig(max_pairs=3))
-    assert [each.prompt for each in lessons] == [(5,), (3,), (4,)]
-    assert find_lessons(visits(1.0, 1.0, 0.96), turns[:3], 1.0, UcobConfig()) == [], "within the margin"
+    lessons = find_lessons(visits(1.0, 0.4, 0.2, 0.3, 0.1), turns, 1.0)
+    assert [each.prompt for each in lessons] == [(5,), (3,)]
+    assert find_lessons(visits(1.0, 1.0, 0.96), turns[:3], 1.0) == [], "within the margin"
 
 
 def test_states_that_one_episode_alone_met_teach_nothing() -> None:
     alone = visits(1.0, 0.0)
     alone = Visits(alone.trajectory, alone.step, ("here", "there"), alone.episode_scores, alone.step_scores)
     turns = [turn(1, has_tips=True, other=2), turn(2, has_tips=False, other=3)]
-    assert find_lessons(alone, turns, 1.0, UcobConfig()) == []
+    assert find_lessons(alone, turns, 1.0) == []
 
 
 def test_an_invalid_action_neither_teaches_nor_is_taught() -> None:
     """Returns 1, .5 and 0: without the first and the last step nobody earned less than the second."""
     turns = [turn(1, has_tips=True, other=11), turn(2, has_tips=False, other=12), turn(3, has_tips=True, other=13)]
-    assert len(find_lessons(visits(1.0, 0.5, 0.0), turns, 1.0, UcobConfig())) == 2
+    assert len(find_lessons(visits(1.0, 0.5, 0.0), turns, 1.0)) == 2
     turns = [replace(turns[0], valid=False), turns[1], replace(turns[2], valid=False)]
-    assert find_lessons(visits(1.0, 0.5, 0.0), turns, 1.0, UcobConfig()) == []
+    assert find_lessons(visits(1.0, 0.5, 0.0), turns, 1.0) == []
 
 
 def test_turns_know_both_contexts() -> None:
@@ -89,23 +89,17 @@ def test_turns_know_both_contexts() -> None:
 
 
 def test_the_gate_of_a_token_by_hand() -> None:
-    """log pi_teacher = -1 and -1, log pi_pupil = -1 and -3: gates 1/2 and sigmoid(2) = .8808, times .1 times 2."""
+    """log pi_teacher = -1 and -1, log pi_pupil = -1 and -3: gates 1/2 and sigmoid(10) = .99995, times .1 times 2."""
     lesson = Lesson(answer(1, -1.0, -1.0), True, (2, 3), 0.6, 2.0)
     row = lesson.build_row()
     assert (row.token_ids, row.loss_mask, row.role) == ((2, 3, 10, 11), (0, 0, 1, 1), "lesson")
-    (taught,), gates = weigh_rows([lesson], [row], [[0.0, 0.0, -1.0, -3.0]], UcobConfig(beta=1.0))
-    assert taught.advantages == pytest.approx((0.0, 0.0, 0.1, 0.2 * 0.880797))
+    (taught,), gates = weigh_rows([lesson], [row], [[0.0, 0.0, -1.0, -3.0]], coefficient=0.1)
+    assert taught.advantages == pytest.approx((0.0, 0.0, 0.1, 0.2 * 0.9999546))
     assert taught.behavior_logprobs == (0.0, 0.0, -1.0, -3.0), "the ratio of the first step is 1"
     assert lesson_metrics([lesson], gates) == pytest.approx(
-        {"lessons": 1.0, "from_tips": 1.0, "gap": 0.6, "gate": (0.5 + 0.880797) / 2}
+        {"lessons": 1.0, "from_tips": 1.0, "gap": 0.6, "gate": (0.5 + 0.9999546) / 2}
     )
     assert set(lesson_metrics([], []).values()) == {0.0}
-
-
-def test_a_gate_of_beta_0_weighs_all_tokens_alike() -> None:
-    lesson = Lesson(answer(1, -1.0, -9.0), False, (2,), 0.2, 1.0)
-    (taught,), _ = weigh_rows([lesson], [lesson.build_row()], [[0.0, -5.0, -0.1]], UcobConfig(beta=0.0))
-    assert taught.advantages == pytest.approx((0.0, 0.05, 0.05))
 
 
 # --- reductions, on whole runs

@@ -8,11 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trailnotes.config.presets import PRESETS
-from trailnotes.config.schema import Config
+from trailnotes.config.schema import Config, full_config_type
+from trailnotes.config.section import REMOVED_KEYS
 from trailnotes.config.toml import (
     collect_fields,
     diff_configs,
     flatten_config,
+    format_toml_value,
     load_config,
     parse_overrides,
     render_config,
@@ -20,6 +22,7 @@ from trailnotes.config.toml import (
     to_toml,
 )
 from trailnotes.errors import ConfigError
+from trailnotes.learner.samples import ANCHOR_WEIGHT
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -86,7 +89,7 @@ def test_presets_set_only_known_keys() -> None:
         (["--run.name", '"7"'], "run.name", "7"),
         (["--run.name=--odd"], "run.name", "--odd"),
         (["--run.name", "a\nb = 3"], "run.name", "a\nb = 3"),
-        (["--run.tensorboard", "true"], "run.tensorboard", True),
+        (["--run.deterministic", "false"], "run.deterministic", False),
         (["--memory.order", '["score", "recency"]'], "memory.order", ("score", "recency")),
         (["--loss.mask_logprob", "none"], "loss.mask_logprob", None),
         (["--rollout.system_prompt", ""], "rollout.system_prompt", ""),
@@ -225,6 +228,21 @@ def test_numbers_in_quotes_are_no_numbers(tmp_path: Path) -> None:
         load_config(write(tmp_path, '[rollout]\ngroup_size = "8"\n'))
 
 
+@pytest.mark.parametrize("name", REMOVED_KEYS)
+def test_a_removed_key_is_dropped_at_its_former_default_and_refused_at_another(name: str, tmp_path: Path) -> None:
+    assert name not in collect_fields(full_config_type())
+    default, hint = REMOVED_KEYS[name]
+    path = write(tmp_path, f"{name} = {format_toml_value(default)}\n")
+    assert resolve_config(path, [f"--{name}", format_toml_value(default)]) == resolve_config()
+    write(tmp_path, f'{name} = ["another"]\n')
+    for source, origin in ((path, str(path)), (None, "command line")):
+        words = [] if source else [f"--{name}", '["another"]']
+        with pytest.raises(ConfigError) as caught:
+            load_config(source, words)
+        assert str(caught.value).startswith(f"{origin}: {name} is no longer a setting: {hint or 'it is always '}")
+        assert "\n" not in str(caught.value)
+
+
 json_values = st.recursive(
     st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -321,9 +339,8 @@ def test_containers_on_the_command_line_are_toml() -> None:
 def test_a_share_of_members_that_rounds_to_none_is_refused() -> None:
     with pytest.raises(ConfigError, match="rounds to no member"):
         load_config(None, ["--rollout.group_size", "2"])
-    assert load_config(None, ["--rollout.group_size", "2", "--algorithm.draw", "independent"]).rollout.group_size == 2
     assert load_config(None, ["--rollout.group_size", "2", "--algorithm.name", "grpo"]).rollout.group_size == 2
 
 
 def test_what_is_held_has_one_weight_by_default_whoever_holds_it() -> None:
-    assert Config().algorithm.anchor_weight == Config().rehearsal.hold
+    assert Config().rehearsal.hold == ANCHOR_WEIGHT

@@ -29,13 +29,12 @@ class NotebookConfig(Section):
     """Written entries that an episode begins with: clin, reasoningbank, ace and training-free-grpo."""
 
     shown: int = key(20, "entries in the first prompt at most; clin: statements of a task", ge=1)
-    retrieved: int = key(1, "reasoningbank: episodes whose insights are shown", "ReasoningBank, arXiv 2509.25140", ge=1)
-    capacity: int = key(100, "ace, training-free-grpo: entries kept", ge=1)
     max_entry_tokens: int = key(96, "a shown entry is cut here", ge=4)
     max_write_tokens: int = key(512, "decoding limit of an answer", ge=1)
     temperature: float = key(1.0, "sampling temperature of answers", "ReasoningBank release ed80611", ge=0)
 
 
+CAPACITY: Final = 100  # entries that ace and training-free-grpo keep
 _BULLET: Final = re.compile(r"^(?:(?:[-*#\u2022]+|\d{1,3}[.):])\s+)+")
 
 

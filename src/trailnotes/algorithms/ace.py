@@ -10,7 +10,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from trailnotes.algorithms._notebook import NotebookConfig, Question, adapt_by_notebook, describe_outcome, read_lines
+from trailnotes.algorithms._notebook import (
+    CAPACITY,
+    NotebookConfig,
+    Question,
+    adapt_by_notebook,
+    describe_outcome,
+    read_lines,
+)
 from trailnotes.config.methods import Method
 from trailnotes.rollout import select_usable
 
@@ -38,7 +45,7 @@ _CURATE: Final = (
 
 async def ace(run: AdaptationRun) -> None:
     """Adapt to all tasks by one playbook."""
-    await adapt_by_notebook(run, Playbook(run.config.section(NotebookConfig).capacity))
+    await adapt_by_notebook(run, Playbook(CAPACITY))
 
 
 @dataclass(slots=True)

@@ -25,20 +25,15 @@ def draw_modes(algorithm: AlgorithmConfig, num_tasks: int, group_size: int, rng:
     """Draw the mode of each member of each group, as [task][member].
 
     `mode_unit = "iteration"`: one draw for the whole batch (the paper). `"trajectory"`: mixed groups, in which
-    round(p N) members act with tips when the draw is stratified, or each member draws for itself.
+    round(p N) members act with tips, each in a mode of its own.
     """
 
     def tips_mode() -> Mode:
         return "off_policy" if rng.random() < algorithm.q_off_policy else "on_policy_tips"
 
-    def member() -> Mode:
-        return tips_mode() if rng.random() < algorithm.p_memory else "plain"
-
     if algorithm.mode_unit == "iteration":
-        mode = member()
+        mode = tips_mode() if rng.random() < algorithm.p_memory else "plain"
         return [[mode] * group_size for _ in range(num_tasks)]
-    if algorithm.draw == "independent":
-        return [[member() for _ in range(group_size)] for _ in range(num_tasks)]
     with_tips = round(algorithm.p_memory * group_size)
     return [[tips_mode() if i < with_tips else "plain" for i in range(group_size)] for _ in range(num_tasks)]
 

@@ -33,11 +33,7 @@ class GigpoConfig(Section):
     omega: float = key(1.0, "weight of the step advantages; 0 is GRPO", GIGPO, ge=0)
     gamma: float = key(0.95, "discount of the return from each step on", GIGPO, gt=0, le=1)
     norm: Literal["mean", "mean_std"] = key("mean", "subtract the mean, or also divide by the deviation", GIGPO)
-    statistics: Literal["trajectories", "steps"] = key("trajectories", "unit of episode statistics (steps: release)")
-    ddof: Literal[0, 1] = key(1, "of the standard deviation: 1 in the release; HGPO's levels always have 0")
-    std_floor: float = key(0.0, "no group is divided by less than this", ge=0)
     similarity: float = key(1.0, "difflib ratio from which observations share a state; 1 = equality", GIGPO, gt=0, le=1)
-    dedup: bool = key(False, "count a state once for each episode, by its first visit, in the step statistics")
     hierarchical: bool = key(False, "HGPO: group by the last k observations, k = 1..history + 1")
     history: int = key(2, "HGPO: K, observations of context before the newest", needs="gigpo.hierarchical", ge=0)
     alpha: float = key(1.0, "HGPO: level k weighs (k + 1)^alpha", needs="gigpo.hierarchical", ge=0)
@@ -53,27 +49,24 @@ class TwoLevelAdvantages:
     step: NDArray[np.float64]  # (M,) omega A^S
 
     def sum_by_episode(self, scores: Scores) -> list[NDArray[np.float64]]:
-        """Return N times (T_i,): the sum, less the penalties subtracted afterwards."""
+        """Return the sum of both terms by episode, N times (T_i,)."""
         ends = np.cumsum([len(row) for row in scores.rewards])
-        rows = np.split(self.episode + self.step, ends[:-1])
-        return [row - off for row, off in zip(rows, scores.penalties_after, strict=True)]
+        return np.split(self.episode + self.step, ends[:-1])
 
 
 def compute_two_level_advantages(
     visits: Visits, returns: NDArray[np.float64], gigpo: GigpoConfig
 ) -> TwoLevelAdvantages:
     """Compute A = A^E + omega A^S of visits (M,) and returns (N,), or HGPO's sum over the levels of history."""
-    with_std, floor = gigpo.norm == "mean_std", gigpo.std_floor
-    over_steps = gigpo.statistics == "steps"
-    episode = episode_relative(visits, returns, with_std, over_steps=over_steps, ddof=gigpo.ddof, std_floor=floor)
+    with_std = gigpo.norm == "mean_std"
+    episode = episode_relative(visits, returns, with_std)
     if not gigpo.hierarchical:
-        step = step_relative(visits, visits.states, with_std, ddof=gigpo.ddof, std_floor=floor, dedup=gigpo.dedup)
+        step = step_relative(visits, visits.states, with_std)
         return TwoLevelAdvantages(visits, episode, gigpo.omega * step)
 
     levels = {0: episode} if gigpo.base_group else {}
     for k in range(1, gigpo.history + 2):
-        past = build_histories(visits, k)
-        levels[k] = step_relative(visits, past, with_std, ddof=0, std_floor=floor, dedup=gigpo.dedup)
+        levels[k] = step_relative(visits, build_histories(visits, k), with_std, ddof=0)
     weighed = weigh_levels(levels, gigpo.alpha)
     nothing = np.zeros_like(episode)
     return TwoLevelAdvantages(visits, weighed.pop(0, nothing), sum(weighed.values(), nothing))

@@ -7,8 +7,9 @@ where this departs from it.
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from trailnotes.algorithms.opsd import OpsdConfig, build_lessons, distillation_metrics, rebuild_with_tips
 from trailnotes.config.methods import Method
@@ -30,14 +31,19 @@ class OpidConfig(Section):
 
     coefficient: float = key(0.001, "c, weight of the log ratio beside the group's advantage; 0 is GRPO",
                              "OPID release 37a15a5, its ALFWorld script", ge=0)  # fmt: skip
-    clip: float = key(0.0, "largest log ratio that counts, either way; 0 = no limit", ge=0)
+
+
+class UnboundedSignal(OpsdConfig):
+    """The signal of OPSD, whose log ratios OPID does not bound."""
+
+    max_log_ratio: ClassVar[float] = math.inf
 
 
 async def opid(iteration: Iteration) -> None:
     """Run one iteration of OPID."""
     config, algorithm = iteration.config, iteration.config.algorithm
-    own = config.section(OpidConfig)
-    options = OpsdConfig(form="additive", coefficient=own.coefficient, clip=own.clip, gate="none")
+    coefficient = config.section(OpidConfig).coefficient
+    options = UnboundedSignal(form="additive", coefficient=coefficient, gate="none")
     groups = await iteration.rollout(iteration.tasks())
     written = await iteration.write_tips(groups)
     teachers = await rebuild_with_own_tips(iteration, groups, written)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Final, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,8 +34,13 @@ if TYPE_CHECKING:
     from trailnotes.types import Completion, Message, Mode, Sample, Sampling, Step, Trajectory
 
 
+BETA = 5.0  # sdar: steepness of the sigmoid (SDAR release)
+
+
 class OpsdConfig(Section):
     """OPSD: the policy with its tips in the prompt scores what it sampled without them."""
+
+    max_log_ratio: ClassVar[float] = 5.0  # that counts, either way
 
     form: Literal["sdpo", "sdar", "opcd", "additive"] = key(
         "sdpo", "the log ratio as advantage (SDPO, 2601.20802); as a sigmoid beside the group's (SDAR, 2605.15155); "
@@ -43,14 +48,9 @@ class OpsdConfig(Section):
     coefficient: float | None = key(
         None, "c, weight of the teacher; none = as published: 1 for sdpo and opcd, where the group has 1 - c; 0.01 for "
         "sdar; 0.001 for additive; 0 is GRPO", ge=0)  # fmt: skip
-    teacher: Literal["form", "policy", "start"] = key(
-        "form", "weights of the teacher: the policy's (sdpo, sdar) or the start model's (opcd), or either for all forms"
-    )
     gate: Literal["none", "agree", "positive"] = key(
         "agree", "tokens left to the teacher: all (as published), those where the group's advantage does not say the "
         "opposite, or those of episodes better than their group; of the others the group decides")  # fmt: skip
-    beta: float = key(5.0, "sdar: steepness of the sigmoid", "SDAR release", needs="opsd.form = sdar", ge=0)
-    clip: float = key(5.0, "largest log ratio that counts, either way; 0 = no limit", ge=0)
 
     @property
     def weight(self) -> float:
@@ -66,7 +66,7 @@ class OpsdConfig(Section):
     @property
     def has_frozen_teacher(self) -> bool:
         """Tell whether the start model is the teacher."""
-        return self.teacher == "start" or (self.teacher == "form" and self.form == "opcd")
+        return self.form == "opcd"
 
     @model_validator(mode="after")
     def validate_weight(self) -> Self:
@@ -253,7 +253,7 @@ def distillation_metrics(lessons: Sequence[DistillationRow], options: OpsdConfig
     log_ratio    mean log pi(y | tips) - log pi(y): the negated KL(student || teacher), in nats
     endorsed     share whose log ratio is above 0
     gated        share that the reward keeps the teacher from speaking of (`opsd.gate`)
-    signal       mean size of what the teacher adds to the advantage, gate, clip and weight included
+    signal       mean size of what the teacher adds to the advantage, gate, bound and weight included
     ===========  ===================================================================================
     """
     ratios, advantages, known = (
@@ -299,14 +299,14 @@ def compute_gate(ratios: Array, advantages: Array, gate: str) -> Mask:
 def compute_teacher_signal(ratios: Array, options: OpsdConfig) -> Array:
     """Compute the teacher's addition to the advantage of each token (n,), from its log ratios (n,).
 
-    With c = `options.weight`, and d the log ratio within +- `options.clip`: sdpo (arXiv 2601.20802, eq. 2), opcd (arXiv
-    2602.12275, eq. 1) and additive (OPID, arXiv 2606.26790) add c d, sdar (arXiv 2605.15155) adds
-    c (sigmoid(beta d) - 1/2). The 1/2 is a baseline: it changes no expectation, and a teacher who agrees with the
+    With c = `options.weight`, and d the log ratio within +- `options.max_log_ratio`: sdpo (arXiv 2601.20802, eq. 2),
+    opcd (arXiv 2602.12275, eq. 1) and additive (OPID, arXiv 2606.26790) add c d, sdar (arXiv 2605.15155) adds
+    c (sigmoid(BETA d) - 1/2). The 1/2 is a baseline: it changes no expectation, and a teacher who agrees with the
     student adds nothing.
     """
-    d = np.clip(ratios, -options.clip, options.clip) if options.clip else ratios
+    d = np.clip(ratios, -options.max_log_ratio, options.max_log_ratio)
     if options.form == "sdar":
-        d = np.tanh(options.beta * d / 2) / 2  # sigmoid(beta d) - 1/2, which never overflows
+        d = np.tanh(BETA * d / 2) / 2  # sigmoid(BETA d) - 1/2, which never overflows
     return options.weight * d
 
 

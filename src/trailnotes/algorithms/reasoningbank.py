@@ -44,7 +44,7 @@ _WHY: Final = {
 
 async def reasoningbank(run: AdaptationRun) -> None:
     """Adapt to all tasks by one bank of insights."""
-    await adapt_by_notebook(run, Bank(embedder_of(run.config), run.config.section(NotebookConfig).retrieved))
+    await adapt_by_notebook(run, Bank(embedder_of(run.config)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,26 +56,25 @@ class Record:
 
 
 class Bank:
-    """The insights of all episodes; an attempt is shown those of the most similar ones, the newest of equals first."""
+    """The insights of all episodes; an attempt is shown those of the most similar one, of equals the newest."""
 
     header = "Insights from earlier attempts at similar tasks (quoted; they may be wrong):"
 
-    def __init__(self, embedder: Embedder, num_retrieved: int) -> None:
-        self.embedder, self.num_retrieved = embedder, num_retrieved
-        self.records: list[Record] = []
+    def __init__(self, embedder: Embedder) -> None:
+        self.embedder, self.records = embedder, list[Record]()
 
     def __len__(self) -> int:
         """Count the insights."""
         return sum(len(record.items) for record in self.records)
 
     def find(self, task: Task, instruction: str) -> Sequence[str]:
-        """Return the insights of the `notebook.retrieved` most similar episodes."""
+        """Return the insights of the most similar episode (arXiv 2509.25140 shows one)."""
         if not self.records:
             return ()
         wanted = self.embedder.embed([instruction or task.id])[0]
         similarity = np.array([record.vector @ wanted for record in self.records])
-        order = np.lexsort((-np.arange(len(self.records)), -similarity))[: self.num_retrieved]
-        return [item for index in order for item in self.records[index].items]
+        nearest = np.lexsort((-np.arange(len(self.records)), -similarity))[0]
+        return self.records[nearest].items
 
     async def update(self, groups: Sequence[TrajectoryGroup], ask: Ask) -> int:
         """Add what each episode taught, successful or not."""

@@ -39,10 +39,12 @@ if TYPE_CHECKING:
     from trailnotes.types import TrajectoryGroup
 
 
+WINDOW: Final = 3  # plans shown, the newest ones (arXiv 2303.11366)
+
+
 class ReflexionConfig(Section):
     """Reflexion: plans written after failures, per task."""
 
-    window: int = key(3, "reflections shown, the newest ones", "Reflexion, arXiv 2303.11366", ge=1)
     max_write_tokens: int = key(256, "decoding limit of a reflection", "Reflexion release 218cf0e", ge=1)
     temperature: float = key(0.0, "sampling temperature of the reflector", "Reflexion release 218cf0e", ge=0)
     max_shown_tokens: int = key(128, "a shown reflection is cut here", ge=4)
@@ -56,7 +58,7 @@ async def reflexion(run: AdaptationRun) -> None:
         raise ConfigError("reflexion plays a task once in each trial: set eval.num_samples = 1")
     latest: dict[str, TrajectoryGroup] = {}  # of each task; a solved one stays
     solved: set[str] = set()
-    with ReflectionMemory(run.directory.memory_path, options.window) as memory:
+    with ReflectionMemory(run.directory.memory_path, WINDOW) as memory:
         for trial in range(config.eval.trials + 1):
             phase, again = f"trial-{trial}", options.replay_last and trial == config.eval.trials
             tasks = [task for task in run.tasks if again or task.id not in solved]
@@ -85,7 +87,7 @@ async def write_plans(
     requests = [
         CompletionRequest(
             build_plan_messages(
-                t, memory.search(t.task.id, "", options.window), config.rollout, config.memory, policy.count_tokens,
+                t, memory.search(t.task.id, "", WINDOW), config.rollout, config.memory, policy.count_tokens,
                 options.max_shown_tokens,
             ),
             Sampling(

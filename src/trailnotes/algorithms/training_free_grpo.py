@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from trailnotes.algorithms._notebook import NotebookConfig, Question, adapt_by_notebook, read_lines
+from trailnotes.algorithms._notebook import CAPACITY, NotebookConfig, Question, adapt_by_notebook, read_lines
 from trailnotes.config.methods import Method
 from trailnotes.errors import ConfigError
 from trailnotes.prompts import get_instruction, quoted
@@ -36,7 +36,7 @@ async def training_free_grpo(run: AdaptationRun) -> None:
     if run.config.eval.num_samples < 2:
         raise ConfigError("training-free-grpo compares attempts at one task: set eval.num_samples to 2 or more "
                           "(release: 5)")  # fmt: skip
-    await adapt_by_notebook(run, Experiences(run.config.section(NotebookConfig).capacity))
+    await adapt_by_notebook(run, Experiences(CAPACITY))
 
 
 class Experiences:

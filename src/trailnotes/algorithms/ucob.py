@@ -30,15 +30,18 @@ if TYPE_CHECKING:
     from trailnotes.types import Completion, Sample, TokenIds, TrajectoryGroup
 
 
+# Of the release's ALFWorld script (d38292c)
+MARGIN = 0.05  # least gap of returns, as a share of the highest score
+TAU = 0.2  # a lesson weighs its gap over this, ...
+WEIGHT_MAX = 2.0  # ... and at most this
+MAX_PAIRS = 2  # lessons at one state, the largest gaps first
+BETA = 5.0  # steepness of the gate of a token
+
+
 class UcobConfig(Section):
     """UCOB: lessons between members with tips and without that met the same state; advantages as of [gigpo]."""
 
     coefficient: float = key(0.1, "weight of the lessons; 0 is GiGPO on mixed groups", "UCOB release d38292c", ge=0)
-    margin: float = key(0.05, "least gap of returns, as a share of the highest score", "UCOB release d38292c", ge=0)
-    tau: float = key(0.2, "a lesson weighs its gap over this...", "UCOB release d38292c", gt=0)
-    weight_max: float = key(2.0, "...and at most this", "UCOB release d38292c", gt=0)
-    max_pairs: int = key(2, "lessons at one state, the largest gaps first", "UCOB release d38292c", ge=1)
-    beta: float = key(5.0, "steepness of the gate of a token; 0 weighs all alike", "UCOB release d38292c", ge=0)
 
 
 async def ucob(iteration: Iteration) -> None:
@@ -65,11 +68,11 @@ async def ucob(iteration: Iteration) -> None:
             terms.append(compute_two_level_advantages(visits, scores.returns, gigpo))
             advantages.append(terms[-1].sum_by_episode(scores))
             turns = collect_turns(group, rebuilt, config.algorithm.invalid)
-            lessons += find_lessons(visits, turns, group.trajectories[0].max_score, options)
+            lessons += find_lessons(visits, turns, group.trajectories[0].max_score)
         iteration.add_metrics("gigpo", term_metrics(terms))
 
         rows = [lesson.build_row() for lesson in lessons]
-        taught, gates = weigh_rows(lessons, rows, iteration.learner.logprobs(rows), options)
+        taught, gates = weigh_rows(lessons, rows, iteration.learner.logprobs(rows), options.coefficient)
         iteration.add_metrics("ucob", lesson_metrics(lessons, gates))
         samples = [*iteration.samples(groups, advantages), *taught]
         samples += [*iteration.anchor_samples(written, groups), *iteration.author_samples(written, groups)]
@@ -98,7 +101,7 @@ class Lesson:
     from_tips: bool  # whether the teacher acted with tips
     prompt: TokenIds  # of the pupil, in the context that the teacher did not have
     gap: float  # what the teacher earned more from there on, as a share of the game's highest score
-    weight: float  # min(gap / tau, weight_max)
+    weight: float  # min(gap / TAU, WEIGHT_MAX)
 
     def build_row(self) -> Sample:
         """Build the row: the pupil's prompt, the teacher's answer."""
@@ -121,17 +124,16 @@ def collect_turns(group: TrajectoryGroup, with_tips: TrajectoryGroup, rule: str)
     return turns
 
 
-def find_lessons(visits: Visits, turns: Sequence[Turn], max_score: float, options: UcobConfig) -> list[Lesson]:
+def find_lessons(visits: Visits, turns: Sequence[Turn], max_score: float) -> list[Lesson]:
     """Find who teaches whom: at each state the valid step with the highest return, and those that earned less.
 
     Args:
         visits: the M steps of a group, with their discounted returns.
         turns: (M,) the same steps as decisions.
-        max_score: highest score of the game, the unit of `ucob.margin` and `ucob.tau`.
-        options: `ucob.margin`, `tau`, `weight_max`, `max_pairs`.
+        max_score: highest score of the game, the unit of `MARGIN` and `TAU`.
 
     Returns:
-        At most `ucob.max_pairs` lessons of each state, the largest gaps first. The teacher is the earliest of equals. A
+        At most `MAX_PAIRS` lessons of each state, the largest gaps first. The teacher is the earliest of equals. A
         pupil counts whatever its own context was: what is taught is the context that the teacher did not have.
     """
     by_state: dict[object, list[int]] = defaultdict(list)
@@ -145,26 +147,26 @@ def find_lessons(visits: Visits, turns: Sequence[Turn], max_score: float, option
         found = [
             (gap, prompt)
             for gap, i in sorted(gaps, key=lambda pair: -pair[0])
-            if gap > options.margin and (prompt := turns[i].get_prompt(has_tips=not turns[best].has_tips))
+            if gap > MARGIN and (prompt := turns[i].get_prompt(has_tips=not turns[best].has_tips))
         ]
-        for gap, prompt in found[: options.max_pairs]:
-            weight = min(gap / options.tau, options.weight_max)
+        for gap, prompt in found[:MAX_PAIRS]:
+            weight = min(gap / TAU, WEIGHT_MAX)
             lessons.append(Lesson(turns[best].answer, turns[best].has_tips, prompt, gap, weight))
     return lessons
 
 
 def weigh_rows(
-    lessons: Sequence[Lesson], rows: Sequence[Sample], scored: Sequence[Sequence[float]], options: UcobConfig
+    lessons: Sequence[Lesson], rows: Sequence[Sample], scored: Sequence[Sequence[float]], coefficient: float
 ) -> tuple[list[Sample], list[Array]]:
     """Weigh each token of a lesson by coefficient * weight * gate.
 
-    The gate is sigmoid(beta (log pi_teacher - log pi_pupil)), each under its own context.
+    The gate is sigmoid(BETA (log pi_teacher - log pi_pupil)), each under its own context.
 
     Args:
         lessons: (L,) lessons.
         rows: their rows.
         scored: for each row log pi(token | pupil's context) now.
-        options: `ucob.coefficient` and `beta`.
+        coefficient: `ucob.coefficient`.
 
     Returns:
         The rows with these advantages, and the gates of their n tokens. At the first step the gradient of the clipped
@@ -174,9 +176,9 @@ def weigh_rows(
     for lesson, row, logprobs in zip(lessons, rows, scored, strict=True):
         positions = np.flatnonzero(row.loss_mask)
         ratios = log_ratio(lesson.answer.logprobs, np.array(logprobs)[positions])
-        gates.append((1 + np.tanh(options.beta * ratios / 2)) / 2)  # the sigmoid, which never overflows
+        gates.append((1 + np.tanh(BETA * ratios / 2)) / 2)  # the sigmoid, which never overflows
         advantages = np.zeros(len(row.token_ids))
-        advantages[positions] = options.coefficient * lesson.weight * gates[-1]
+        advantages[positions] = coefficient * lesson.weight * gates[-1]
         taught.append(replace(row, advantages=tuple(advantages.tolist()), behavior_logprobs=tuple(logprobs)))
     return taught, gates
 

@@ -28,9 +28,6 @@ class AlgorithmConfig(Section):
     p_memory: float = key(0.25, "p, share of rollouts that act with tips", PAPER, ge=0, le=1)
     q_off_policy: float = key(2 / 3, "q, share of these that train without their tips", PAPER, ge=0, le=1)
     mode_unit: Literal["iteration", "trajectory"] = key("trajectory", "unit of the mode: batch (paper), or each member")
-    draw: Literal["stratified", "independent"] = key(
-        "stratified", "mixed groups: round(p N) members act with tips, or each member draws for itself"
-    )
     old_logprobs: Literal["acting", "tip_free"] = key(
         "tip_free", "off-policy denominator: under the tip-free context (4.2), or under the one acted on (Table 3, and "
         "the release)", PAPER)  # fmt: skip
@@ -50,9 +47,6 @@ class AlgorithmConfig(Section):
     author: str = key(
         "policy", "writer of the tips: policy, start (the initial weights), extract (no model: quotes the actions up "
         "to the last that raised the score), or openai:NAME, the model NAME of the [endpoint]")  # fmt: skip
-    anchor_weight: float = key(0.4, "weight of KL(start model || model) on the anchored tips; 0 = none", ge=0)
-    anchor_reading_weight: float = key(0.1, "weight of that KL on episodes with tips; 0.4 slowed learning", ge=0)
-    penalty_stage: Literal["before", "after"] = key("before", "subtract penalties before normalising (GiGPO), or after")
     author_credit: float = key(0.0, "weight of the credit that a tip gets for its readers' gain; 0 = off", ge=0)
     author_age: int = key(
         3, "iterations after which a tip is too old to be credited to its author; take twice the training tasks over "
@@ -116,11 +110,9 @@ class RehearsalConfig(Section):
     split: str = key("", "games outside all panels that the start model plays and writes about first; '' = none")
     options: dict[str, Any] = key(dict, "env.options of these games, where they differ from those that are trained")
     num_tasks: int = key(0, "games of the split; 0 = all", ge=0)
-    num_samples: int = key(1, "episodes of each game in each trial", ge=1)
-    trials: int = key(1, "trials with tips, after one without; more games do more than more trials", ge=0)
     path: str = key("", "JSONL of conversations instead, of `trailnotes rehearsal record` or `script`; '' = none")
     rows: int = key(24, "conversations in each update", ge=1)
-    hold: float = key(0.4, "weight of KL(start model || model) on them, as algorithm.anchor_weight; 0 = none", ge=0)
+    hold: float = key(0.4, "weight of KL(start model || model) on them, as on anchored tips; 0 = none", ge=0)
     imitate: float = key(
         0.0, "weight of the likelihood of conversations that helped (won, or followed by a better trial), or of all "
         "of a file that does not say; 0 = none", ge=0)  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import types
 from collections.abc import Mapping
@@ -29,13 +30,69 @@ def key(default: Any, doc: str, source: str = "", needs: str = "", **limits: Any
 RENAMED_KEYS: Final = {  # former -> present; the former are read, with a warning, until 1.0
     "rollout.ahead": "rollout.max_async_iterations",
     "engine.tolerance": "engine.max_logprob_mismatch",
-    "train.eval_notes_every": "train.eval_tips_every",
     "memory.open_split": "memory.shared_split",
     "warmstart.obey": "warmstart.p_follow_tip",
     "warmstart.read": "warmstart.p_explore",
     "warmstart.whole": "warmstart.p_full_loss",
     "warmstart.exact": "warmstart.lossless_vocab",
 }
+REMOVED_KEYS: Final[Mapping[str, tuple[Any, str]]] = {  # former -> (its former default, as TOML reads it; a hint)
+    "algorithm.anchor_reading_weight": (0.1, ""),
+    "algorithm.anchor_weight": (0.4, ""),
+    "algorithm.draw": ("stratified", ""),
+    "algorithm.penalty_stage": ("before", ""),
+    "endpoint.log_prompts": (False, "trajectories.jsonl has what was seen and answered"),
+    "env.max_replacements": (2, ""),
+    "gigpo.ddof": (1, ""),
+    "gigpo.dedup": (False, ""),
+    "gigpo.statistics": ("trajectories", ""),
+    "gigpo.std_floor": (0.0, ""),
+    "notebook.capacity": (100, ""),
+    "notebook.retrieved": (1, ""),
+    "opid.clip": (0.0, ""),
+    "opsd.beta": (5.0, ""),
+    "opsd.clip": (5.0, ""),
+    "opsd.teacher": ("form", 'opsd.form = "opcd" is the one with the initial model as teacher'),
+    "optim.betas": ([0.9, 0.999], ""),
+    "optim.weight_decay": (0.0, ""),
+    "reflexion.window": (3, ""),
+    "rehearsal.num_samples": (1, ""),
+    "rehearsal.trials": (1, ""),
+    "rememberer.action_capacity": (20, ""),
+    "rememberer.bad": (0.0, ""),
+    "rememberer.double_q": (False, ""),
+    "rememberer.good": (0.0, ""),
+    "rememberer.history": (5, ""),
+    "rememberer.lr": (0.0, "a value is always the mean of its targets"),
+    "rememberer.random_advice": (True, ""),
+    "rememberer.record_capacity": (500, ""),
+    "rememberer.task_weight": (0.5, ""),
+    "retrospex.batch_size": (128, ""),
+    "retrospex.embed_size": (64, ""),
+    "retrospex.encoder": ("gru", ""),
+    "retrospex.expectile": (0.7, ""),
+    "retrospex.gamma": (0.99, ""),
+    "retrospex.held_out": (0.2, ""),
+    "retrospex.heuristics": ([], ""),
+    "retrospex.hidden_size": (128, ""),
+    "retrospex.lr": (1e-4, ""),
+    "retrospex.score_clip": (0.0, ""),
+    "retrospex.target_rate": (0.005, ""),
+    "retrospex.temperature": (0.9, ""),
+    "retrospex.top_p": (0.95, ""),
+    "rollout.max_staleness_weight": (2.0, ""),
+    "run.tensorboard": (False, 'set run.trackers = ["tensorboard"]'),
+    "train.eval_notes_every": (0, "trailnotes adapt --method empo2-tips plays with tips"),
+    "train.eval_notes_trials": (2, "trailnotes adapt --method empo2-tips plays with tips"),
+    "train.eval_tips_every": (0, "trailnotes adapt --method empo2-tips plays with tips"),
+    "train.new_split": ("", "trailnotes adapt --method empo2-tips --eval.split plays such games"),
+    "ucob.beta": (5.0, ""),
+    "ucob.margin": (0.05, ""),
+    "ucob.max_pairs": (2, ""),
+    "ucob.tau": (0.2, ""),
+    "ucob.weight_max": (2.0, ""),
+}
+"""Settings that are constants now. A key at its former default is dropped; another value is refused with the hint."""
 _warned_keys: set[str] = set()
 
 
@@ -61,6 +118,32 @@ def rename_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
         pairs = ", ".join(f"{former} is now {RENAMED_KEYS[former]}" for former in unseen)
         logger.warning("settings have new names, and 1.0 will refuse the former: %s", pairs)
     return renamed
+
+
+def has_former_default(name: str, value: Any) -> bool:
+    """Tell whether a key was removed, and `value` is what it does without."""
+    return name in REMOVED_KEYS and REMOVED_KEYS[name][0] == value
+
+
+def drop_removed_keys(tree: Mapping[str, Any], origin: str, prefix: str = "") -> dict[str, Any]:
+    """Drop removed keys at their former defaults from a tree of sections, and sections that become empty by it.
+
+    Raises:
+        ConfigError: a removed key has another value; the text names the origin and what replaces the key.
+    """
+    kept: dict[str, Any] = {}
+    for name, value in tree.items():
+        dotted = prefix + name
+        if dotted in REMOVED_KEYS:
+            if not has_former_default(dotted, value):
+                default, hint = REMOVED_KEYS[dotted]
+                hint = hint or f"it is always {json.dumps(default)}"
+                raise ConfigError(f"{origin}: {dotted} is no longer a setting: {hint}")
+            continue
+        kept[name] = drop_removed_keys(value, origin, f"{dotted}.") if isinstance(value, Mapping) else value
+        if value and kept[name] == {}:
+            del kept[name]
+    return kept
 
 
 class Section(BaseModel):

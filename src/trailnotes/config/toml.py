@@ -23,7 +23,7 @@ from trailnotes.config.methods import find_method, list_names, list_sections
 from trailnotes.config.model_schema import EngineConfig
 from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config, config_type, full_config_type
-from trailnotes.config.section import RENAMED_KEYS, Section, describe_allowed, rename_keys
+from trailnotes.config.section import RENAMED_KEYS, Section, describe_allowed, drop_removed_keys, rename_keys
 from trailnotes.errors import ConfigError
 from trailnotes.storage.files import parse_toml
 from trailnotes.types import StrPath
@@ -61,9 +61,10 @@ def load_config(path: StrPath | None = None, overrides: Sequence[str] = ()) -> C
 
 def resolve_config(path: StrPath | None = None, overrides: Sequence[str] = ()) -> ResolvedConfig:
     """Read settings as `load_config` does, with the origin of every key."""
-    trees: list[tuple[str, Mapping[str, Any]]] = [("command line", rename_keys(parse_overrides(overrides)))]
+    given = [("command line", parse_overrides(overrides))]
     if path is not None:
-        trees.insert(0, (str(path), rename_keys(_read_config_file(find_config(path)))))
+        given.insert(0, (str(path), _read_config_file(find_config(path))))
+    trees = [(origin, drop_removed_keys(rename_keys(tree), origin)) for origin, tree in given]
     preset = next((tree["preset"] for _, tree in reversed(trees) if "preset" in tree), "")
     if isinstance(preset, str) and preset in PRESETS:
         trees.insert(0, ("preset", PRESETS[preset]))

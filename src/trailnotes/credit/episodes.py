@@ -23,12 +23,10 @@ class Scores:
     returns: Array  # (N,) R_i, the whole episode's, undiscounted; statistics are taken over these
     rewards: tuple[Array, ...]  # N times (T_i,): r_it
     states: tuple[tuple[Hashable, ...], ...]  # N times T_i: what was seen before each action
-    penalties_before: tuple[Array, ...]  # N times (T_i,): subtracted from a step's score, before it is compared
-    penalties_after: tuple[Array, ...]  # N times (T_i,): subtracted from a step's advantage
+    penalties: tuple[Array, ...]  # N times (T_i,): subtracted from a step's score, before it is compared
 
     def __post_init__(self) -> None:
-        of_steps = self.rewards, self.states, self.penalties_before, self.penalties_after
-        lengths = {tuple(map(len, rows)) for rows in of_steps}
+        lengths = {tuple(map(len, rows)) for rows in (self.rewards, self.states, self.penalties)}
         if len(lengths) != 1 or len(self.returns) != len(self.rewards):
             raise ValueError(f"the numbers of a group differ in length: {sorted(lengths)}, {len(self.returns)} returns")
 
@@ -37,21 +35,17 @@ def score_group(group: TrajectoryGroup, algorithm: AlgorithmConfig) -> Scores:
     """Score the episodes of a group, with `algorithm.beta` times their novelty.
 
     A state is the raw text of an observation. `algorithm.invalid_penalty` of each invalid action is subtracted before
-    advantages are computed, or from the advantage of its step.
+    advantages are computed.
     """
     episodes = group.trajectories
     invalid = ([is_invalid(step, algorithm.invalid) for step in t.steps] for t in episodes)
-    penalties = tuple(algorithm.invalid_penalty * np.array(row, dtype=float) for row in invalid)
-    none = tuple(np.zeros(len(t.steps)) for t in episodes)
-    before = algorithm.penalty_stage == "before"
     return Scores(
         returns=np.array([episode_return(t, algorithm.beta) for t in episodes]),
         rewards=tuple(
             np.array([step.reward + algorithm.beta * step.reward_intrinsic for step in t.steps]) for t in episodes
         ),
         states=tuple(tuple(step.observation.text for step in t.steps) for t in episodes),
-        penalties_before=penalties if before else none,
-        penalties_after=none if before else penalties,
+        penalties=tuple(algorithm.invalid_penalty * np.array(row, dtype=float) for row in invalid),
     )
 
 
@@ -89,12 +83,11 @@ def group_relative(
     *,
     group: ArrayLike | None = None,
     ddof: int = 1,
-    std_floor: float = 0.0,
 ) -> Array:
     """Compute A = (x - mean R) / (std R + 1e-6) with the sample deviation (GRPO, arXiv 2402.03300, eq. 3).
 
     `values` (M,) are x; `group` (N,) is R, None for x itself. Without `normalize_std` only the mean is subtracted (Dr.
-    GRPO, arXiv 2503.20783). `std_floor` is the least deviation to divide by.
+    GRPO, arXiv 2503.20783).
 
     Returns:
         (M,) advantages; exact zeros in a group of equal values.
@@ -108,7 +101,7 @@ def group_relative(
         return np.zeros_like(compared)
     equal = np.ptp(reference) == 0.0
     centred: Array = compared - (reference[0] if equal else reference.mean())
-    spread = max(0.0 if equal else float(reference.std(ddof=ddof)), std_floor)
+    spread = 0.0 if equal else float(reference.std(ddof=ddof))
     return centred / (spread + EPSILON) if normalize_std and spread else centred
 
 
@@ -137,14 +130,14 @@ def group_advantages(scores: Scores, algorithm: AlgorithmConfig) -> list[Array]:
                 "algorithm.normalize_mean divides by the mean return, and one is negative: set it to false"
             )
         scale, by_std = float(scores.returns.mean()) or math.inf, False
-    rows = zip(scores.returns, scores.penalties_before, scores.penalties_after, strict=True)
-    return [group_relative(R - before, by_std, group=scores.returns) / scale - after for R, before, after in rows]
+    rows = zip(scores.returns, scores.penalties, strict=True)
+    return [group_relative(R - penalties, by_std, group=scores.returns) / scale for R, penalties in rows]
 
 
 def leave_one_out_advantages(scores: Scores) -> list[Array]:
     """Compute `leave_one_out` of each step's score, N times (T_i,); a penalty counts unchanged."""
-    rows = zip(leave_one_out(scores.returns), scores.penalties_before, scores.penalties_after, strict=True)
-    return [advantage - before - after for advantage, before, after in rows]
+    rows = zip(leave_one_out(scores.returns), scores.penalties, strict=True)
+    return [advantage - penalties for advantage, penalties in rows]
 
 
 def _to_array(values: ArrayLike) -> Array:

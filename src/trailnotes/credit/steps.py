@@ -35,7 +35,7 @@ def collect_visits(scores: Scores, gamma: float, similarity: float = 1.0) -> Vis
     """
     lengths = [len(row) for row in scores.rewards]
     returns = [discounted_return(row, gamma) for row in scores.rewards]
-    penalties = np.concatenate([np.zeros(0), *scores.penalties_before])
+    penalties = np.concatenate([np.zeros(0), *scores.penalties])
     return Visits(
         trajectory=np.repeat(np.arange(len(lengths)), lengths),
         step=np.array([t for length in lengths for t in range(length)], dtype=np.int64),
@@ -75,13 +75,11 @@ def step_relative(
     normalize_std: bool = False,
     *,
     ddof: int = 1,
-    std_floor: float = 0.0,
-    dedup: bool = False,
 ) -> Array:
     """Compute A^S (M,): each visit's score relative to visits of the same state (GiGPO, arXiv 2505.10978).
 
-    `states` (M,) are groups of visits, `visits.states` or longer histories; None belongs to none. With `dedup` only the
-    first visit of each episode counts in mean and deviation. Exact zeros where fewer than two visits count.
+    `states` (M,) are groups of visits, `visits.states` or longer histories; None belongs to none. Exact zeros where
+    fewer than two visits count.
     """
     members: dict[Hashable, list[int]] = defaultdict(list)
     for index, state in enumerate(states):
@@ -89,37 +87,25 @@ def step_relative(
             members[state].append(index)
     advantages = np.zeros(len(visits.step))
     for indices in members.values():
-        counted = _deduplicate(visits, indices, dedup)
+        counted = _deduplicate(visits, indices)
         if len(counted) > 1:
             values, group = visits.step_scores[indices], visits.step_scores[counted]
-            advantages[indices] = group_relative(values, normalize_std, group=group, ddof=ddof, std_floor=std_floor)
+            advantages[indices] = group_relative(values, normalize_std, group=group, ddof=ddof)
     return advantages
 
 
-def _deduplicate(visits: Visits, indices: Sequence[int], dedup: bool = False) -> list[int]:
-    """Keep each visit once, or the first of each episode, ordered so that sums are always the same."""
+def _deduplicate(visits: Visits, indices: Sequence[int]) -> list[int]:
+    """Keep each visit once, ordered so that sums are always the same."""
     ordered = sorted(indices, key=lambda i: (visits.trajectory[i], visits.step[i]))
     unique: dict[Hashable, int] = {}
     for i in ordered:
-        unique.setdefault(visits.trajectory[i] if dedup else (visits.trajectory[i], visits.step[i]), i)
+        unique.setdefault((visits.trajectory[i], visits.step[i]), i)
     return list(unique.values())
 
 
-def episode_relative(
-    visits: Visits,
-    returns: Array,
-    normalize_std: bool = False,
-    *,
-    over_steps: bool = False,
-    ddof: int = 1,
-    std_floor: float = 0.0,
-) -> Array:
-    """Compute A^E (M,): each visit's episode score relative to the group (GiGPO, arXiv 2505.10978, eq. 3).
-
-    `returns` (N,) are the episodes'. With `over_steps` the statistics are those of all steps' scores (the release).
-    """
-    group = visits.episode_scores[_deduplicate(visits, range(len(visits.step)))] if over_steps else returns
-    return group_relative(visits.episode_scores, normalize_std, group=group, ddof=ddof, std_floor=std_floor)
+def episode_relative(visits: Visits, returns: Array, normalize_std: bool = False) -> Array:
+    """Compute A^E (M,): each visit's episode score relative to the returns (N,) (GiGPO, arXiv 2505.10978, eq. 3)."""
+    return group_relative(visits.episode_scores, normalize_std, group=returns)
 
 
 def weigh_levels(levels: Mapping[int, Array], alpha: float = 1.0) -> dict[int, Array]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.config.schema import Config
-from trailnotes.config.section import RENAMED_KEYS
+from trailnotes.config.section import RENAMED_KEYS, has_former_default
 from trailnotes.config.toml import RUNTIME_KEYS, flatten_config, is_within
 from trailnotes.config.unused import warn_unused
 from trailnotes.envs.tasks import describe_tip_overlap, load_panel, tasks_of
@@ -140,7 +140,7 @@ class EpisodeJournal:
         if torn is not None:
             torn.unlink()  # a part of an episode, which is played again
         before, *records = [*read_jsonl(path)] or [about]
-        before = {RENAMED_KEYS.get(name, name): value for name, value in before.items()}
+        before = {RENAMED_KEYS.get(n, n): value for n, value in before.items() if not has_former_default(n, value)}
         if others := [name for name in before | about if before.get(name) != about.get(name)]:
             aside = path.replace(find_free_path(path))
             self._notify(f"set aside {aside}: its {len(records)} episodes were played with another {', '.join(others)}")

@@ -35,7 +35,6 @@ _SECRET = re.compile(  # a key of the well-known kinds, or an address with a pas
 _LOCAL_KEYS = (
     *RUNTIME_KEYS,
     "run.trackers",
-    "run.tensorboard",
     "model.device",
     "model.base",
 )  # of the author's machine

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from trailnotes.runs.console import ProgressBar
 
 REHEARSAL_DIR, REHEARSAL_FILE = "rehearsal", "rehearsal.jsonl"
-CHANGEABLE_KEYS = (*RUNTIME_KEYS, "run.name", "run.tensorboard", "run.trackers")
+CHANGEABLE_KEYS = (*RUNTIME_KEYS, "run.name", "run.trackers")
 """What may differ when a recording is continued, or used."""
 
 
@@ -136,7 +136,7 @@ def build_recording_config(config: Config) -> Config:
     env = config.env.model_copy(update={"options": {**config.env.options, **rehearsal.options}})
     played = Config().model_copy(
         update={
-            "run": config.run.model_copy(update={"tensorboard": False, "trackers": ()}),
+            "run": config.run.model_copy(update={"trackers": ()}),
             "model": config.model.model_copy(update={"lora": LoraConfig()}),
             "engine": config.engine,
             "learner": LearnerConfig(name=config.learner.name, url=config.learner.url),  # where the model plays
@@ -148,8 +148,8 @@ def build_recording_config(config: Config) -> Config:
             "eval": EvalConfig(
                 split=rehearsal.split,
                 num_tasks=rehearsal.num_tasks,
-                num_samples=rehearsal.num_samples,
-                trials=rehearsal.trials,
+                num_samples=1,
+                trials=1,  # more games do more than more trials
                 temperature=config.rollout.temperature,
             ),
         }
@@ -269,5 +269,5 @@ def require_remaining_budget(train: TrainConfig, spent: Mapping[str, float]) -> 
         raise ConfigError(
             f"recording the rehearsal takes {spent['env_steps']:,.0f} environment steps and "
             f"{spent['tokens_generated']:,.0f} tokens, and leaves nothing to train: raise train.max_env_steps and "
-            "train.max_tokens, or lower rehearsal.num_tasks, num_samples or trials"
+            "train.max_tokens, or lower rehearsal.num_tasks"
         )

@@ -26,7 +26,6 @@ from trailnotes.algorithms.rememberer.situations import (
     ActionValue,
     Experience,
     ExperienceRecord,
-    QEstimate,
     SituationIndex,
 )
 from trailnotes.commands.adapt import adapt
@@ -71,7 +70,8 @@ def successes(lines: Sequence[dict[str, Any]], capacity: int) -> list[float]:
 
 
 def test_defect_4_success_keeps_rising_when_the_table_is_full(tmp_path: Path, monkeypatch) -> None:
-    curve = successes(run(tmp_path, monkeypatch, epochs=8, record_capacity=40), 40)
+    monkeypatch.setattr(RemembererConfig, "record_capacity", 40)
+    curve = successes(run(tmp_path, monkeypatch, epochs=8), 40)
     assert len(curve) == 8  # full after the first epoch, with the first falls into fog
     assert curve[0] == 0.0
     assert sum(after > before for before, after in pairwise(curve)) >= 4
@@ -83,7 +83,8 @@ def test_with_an_eviction_that_refuses_new_keys_it_does_not(tmp_path: Path, monk
         return len(self.records) if len(self.records) < self._capacity else None
 
     monkeypatch.setattr(SituationIndex, "choose_row", first_come)
-    curve = successes(run(tmp_path, monkeypatch, epochs=8, record_capacity=40), 40)
+    monkeypatch.setattr(RemembererConfig, "record_capacity", 40)
+    curve = successes(run(tmp_path, monkeypatch, epochs=8), 40)
     assert len(curve) == 8
     assert max(curve) < 0.2
 
@@ -123,14 +124,12 @@ def test_defect_6_an_unreadable_answer_is_no_transition_and_no_reward_counts_twi
 
 
 def record(admissible: tuple[str, ...] = (), **values: float) -> ExperienceRecord:
-    known = {a: ActionValue(a, 0.0, (QEstimate(q, 1), QEstimate())) for a, q in values.items()}
+    known = {a: ActionValue(a, 0.0, q, 1) for a, q in values.items()}
     return ExperienceRecord(1, "goal", "seen", admissible=admissible, values=known)
 
 
-def advice(
-    of: ExperienceRecord, seed: int = 0, **keys: Any
-) -> tuple[tuple[ValuedAction, ...], tuple[ValuedAction, ...]]:
-    return choose_advice(of, RemembererConfig(**keys), random.Random(seed))
+def advice(of: ExperienceRecord, seed: int = 0) -> tuple[tuple[ValuedAction, ...], tuple[ValuedAction, ...]]:
+    return choose_advice(of, random.Random(seed))
 
 
 def test_the_best_action_is_encouraged_and_worthless_ones_are_discouraged() -> None:
@@ -140,8 +139,7 @@ def test_the_best_action_is_encouraged_and_worthless_ones_are_discouraged() -> N
 def test_defect_7_negative_values_are_seen_the_worst_first() -> None:
     of = record(a=-1.0, b=-100.0, c=0.0, d=-5.0)
     bad = (ValuedAction("b", -100.0), ValuedAction("d", -5.0), ValuedAction("a", -1.0), ValuedAction("c", 0.0))
-    assert advice(of, random_advice=False) == (NONE, bad)
-    assert advice(of, good=-2.0, bad=-2.0, random_advice=False) == ((ValuedAction("c", 0.0),), bad[:2])
+    assert advice(of) == (NONE, bad)
 
 
 def test_where_nothing_is_good_an_untried_action_is_encouraged_never_a_discouraged_one() -> None:
@@ -151,14 +149,7 @@ def test_where_nothing_is_good_an_untried_action_is_encouraged_never_a_discourag
     assert advice(of, 7) == advice(of, 7)
     assert all(0 <= advice(of, seed)[0][0].value < 0.5 for seed in range(30))
     assert advice(record(("a",), a=0.0))[0] == NONE  # all are bad
-    assert advice(record(("a", "b"), a=0.0, b=0.2), good=0.5)[0][0].action == "b"  # tried, but not bad
     assert advice(record((), a=0.0))[0] == NONE
-    assert advice(of, random_advice=False)[0] == NONE
-
-
-def test_thresholds_that_overlap_are_refused() -> None:
-    with pytest.raises(ValueError, match="must not be below"):
-        RemembererConfig(good=-1.0, bad=0.0)
 
 
 # -- the actor
@@ -202,7 +193,7 @@ def table_of(config: Config, *texts: str, action: str = "go", reward: float = 1.
 
 
 def test_the_answers_most_valued_action_is_done_and_an_unreadable_one_is_the_no_op() -> None:
-    config = cave_config(history=2)
+    config = cave_config()
     policy = Listener("wait -> 0.1\ntake cup -> 0.9\ngo -> 0.5", "no idea", "go -> 1")
     seen = (hall(), hall(reward=0.5), hall())
     decisions = decide(policy, open_experience(None, config), config, *seen)
@@ -244,10 +235,6 @@ def test_actions_are_done_in_their_own_spelling_though_examples_quote_them() -> 
     "changed",
     [
         {"examples": 1},
-        {"good": 1.0},
-        {"good": 0.7, "bad": 0.7},
-        {"random_advice": False},
-        {"history": 1},
         {"max_write_tokens": 50},
         {"temperature": 0.7},
     ],

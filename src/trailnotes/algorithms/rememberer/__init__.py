@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from trailnotes.config.methods import Method
 from trailnotes.config.section import Section, key
@@ -19,34 +17,24 @@ REMEMBERER = "REMEMBERER, arXiv 2306.07929"
 class RemembererConfig(Section):
     """REMEMBERER: a table of (task, observation, action) and its value, shown as examples with advice."""
 
+    # Of the release (552cb62)
+    task_weight: ClassVar[float] = 0.5  # lambda, weight of the task in the similarity
+    record_capacity: ClassVar[int] = 500  # records (task, observation)
+    action_capacity: ClassVar[int] = 20  # actions of a record
+    history: ClassVar[int] = 5  # last actions shown
+
     epochs: int = key(3, "passes over the training tasks that fill the table", "Rememberer release 552cb62", ge=0)
     num_tasks: int = key(0, "training tasks, evenly spaced in train.split; 0 = all (release: 10)", ge=0)
     group_size: int = key(1, "episodes of each training task in an epoch", ge=1)
     examples: int = key(2, "records shown", "Rememberer release 552cb62", ge=0)
     n_step: int = key(0, "rewards before the bootstrap; 0 = Monte Carlo, as the released launchers", REMEMBERER, ge=0)
     gamma: float = key(1.0, "discount", "Rememberer release 552cb62", gt=0, le=1)
-    lr: float = key(0.0, "constant learning rate; 0 = 1/N, N the updates of the entry", REMEMBERER, ge=0, le=1)
-    double_q: bool = key(False, "two tables, each bootstrapped from the other", "Rememberer release 552cb62")
-    task_weight: float = key(0.5, "lambda, weight of the task in the similarity", REMEMBERER, ge=0, le=1)
     task_similarity: Literal["embedding", "words", "equal"] = key("embedding", "how two tasks are compared")
     observation_similarity: Literal["embedding", "words", "lines"] = key(
         "words", "how two observations are compared: embeddings, shared words, or the longest common subsequence of "
         "lines")  # fmt: skip
-    record_capacity: int = key(500, "records (task, observation)", "Rememberer release 552cb62", ge=1)
-    action_capacity: int = key(20, "actions of a record", "Rememberer release 552cb62", ge=1)
-    good: float = key(0.0, "an action is encouraged if its value is above this", ge=-1e9)
-    bad: float = key(0.0, "actions up to this value are discouraged, the worst first; not above good", ge=-1e9)
-    random_advice: bool = key(True, "where no action is good, encourage an untried admissible one at random")
-    history: int = key(5, "last actions shown", "Rememberer release 552cb62", ge=0)
     max_write_tokens: int = key(100, "decoding limit of an answer", "Rememberer release 552cb62", ge=1)
     temperature: float = key(0.1, "sampling temperature", "Rememberer release 552cb62", ge=0)
-
-    @model_validator(mode="after")
-    def validate_thresholds(self) -> Self:
-        """Refuse thresholds by which the same action would be encouraged and discouraged."""
-        if self.good < self.bad:
-            raise ValueError("rememberer.good must not be below rememberer.bad: an action would be both")
-        return self
 
 
 def count_episodes(config: Config, planned: int) -> int:

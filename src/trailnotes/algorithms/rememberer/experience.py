@@ -123,13 +123,11 @@ class ExperienceTable(MemoryFile):
         experience = replace(episode[position], action=replace_surrogates(episode[position].action))
         texts = _make_situation(experience.task, experience.observation)
         old = situations.find(texts) or ExperienceRecord(0, *texts)
-        before = old.values.get(experience.action)
-        turn = before.number % 2 if config.double_q and before else 0  # each entry takes its own turns: see the docs
         after = position + (config.n_step or len(episode))
         rewards = [each.reward for each in episode[position:after]]
-        bootstrap = self._compute_bootstrap(episode[after], episode[position], turn) if after < len(episode) else 0.0
+        bootstrap = self._compute_bootstrap(episode[after], episode[position]) if after < len(episode) else 0.0
         target = arithmetic.n_step_target(rewards, config.gamma, bootstrap)
-        record = arithmetic.update_record(old, experience, target, turn, config.lr)
+        record = arithmetic.update_record(old, experience, target)
         kept = arithmetic.drop_worst_actions(record.values, config.action_capacity)
         record = replace(record, values=kept, age=situations.age + 1)
         if not old.id:
@@ -148,15 +146,14 @@ class ExperienceTable(MemoryFile):
         situations.update(record)
         self._save(record, old.values.keys() - record.values.keys())
 
-    def _compute_bootstrap(self, after: Experience, own: Experience, turn: int) -> float:
+    def _compute_bootstrap(self, after: Experience, own: Experience) -> float:
         """The best value of the situation of `after`; where it is unknown, that of another record than `own`."""
-        table = 1 - turn if self.config.double_q else None
         exact = self.find(after.task, after.observation)
-        if exact is not None and (best := exact.max_value(table)) is not None:
+        if exact is not None and (best := exact.max_value()) is not None:
             return best
         left_out = _make_situation(own.task, own.observation)
         for record in self.iter_nearest(after.task, after.observation):
-            if (record.task, record.observation) != left_out and (best := record.max_value(table)) is not None:
+            if (record.task, record.observation) != left_out and (best := record.max_value()) is not None:
                 return best
         return 0.0
 
@@ -176,8 +173,8 @@ class ExperienceTable(MemoryFile):
             self._write("DELETE FROM experience_values WHERE record = ? AND action = ?", (record.id, action))
         for value in record.values.values():
             self._write(
-                "INSERT OR REPLACE INTO experience_values VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (record.id, value.action, value.reward, *value.estimates[0], *value.estimates[1]),
+                "INSERT OR REPLACE INTO experience_values VALUES (?, ?, ?, ?, ?, 0.0, 0)",  # two unused columns
+                (record.id, value.action, value.reward, value.value, value.number),
             )
 
     def _load_situations(self) -> SituationIndex:
@@ -195,7 +192,7 @@ class ExperienceTable(MemoryFile):
         schema.require_identity(schema.read_identity(connection), wanted, path)
         (number,) = connection.execute("SELECT COUNT(*) FROM experience").fetchone()
         if number > self.config.record_capacity:
-            raise MemoryStoreError(f"{path} holds {number} records: set rememberer.record_capacity to that, or more")
+            raise MemoryStoreError(f"{path} holds {number} records, above the {self.config.record_capacity} of a table")
 
 
 def open_experience(path: Path | None, config: Config) -> ExperienceTable:
@@ -220,9 +217,8 @@ def _encode_columns(record: ExperienceRecord) -> tuple[Any, ...]:
 def _iter_records(connection: Any, dim: int) -> Iterator[tuple[ExperienceRecord, Floats]]:
     """Every record with its vectors (2, dim), the oldest first."""
     values: dict[int, dict[str, arithmetic.ActionValue]] = {}
-    for record, action, reward, *numbers in connection.execute("SELECT * FROM experience_values"):
-        estimates = (arithmetic.QEstimate(*numbers[:2]), arithmetic.QEstimate(*numbers[2:]))
-        values.setdefault(record, {})[action] = arithmetic.ActionValue(action, reward, estimates)
+    for record, action, reward, q, number, *_ in connection.execute("SELECT * FROM experience_values"):
+        values.setdefault(record, {})[action] = arithmetic.ActionValue(action, reward, q, number)
     rows = connection.execute(f"SELECT id, {', '.join(COLUMNS)}, vectors FROM experience ORDER BY id")  # noqa: S608
     for record_id, task, observation, history, admissible, *numbers, blob in rows:
         facts: dict[str, Any] = {"history": tuple(parse_json(history)), "admissible": tuple(parse_json(admissible))}

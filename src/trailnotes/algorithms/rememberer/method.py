@@ -94,18 +94,17 @@ def extract_experiences(trajectory: Trajectory) -> list[Experience]:
 
 
 def choose_advice(
-    record: ExperienceRecord, config: RemembererConfig, rng: random.Random
+    record: ExperienceRecord, rng: random.Random
 ) -> tuple[tuple[ValuedAction, ...], tuple[ValuedAction, ...]]:
     """Choose the encouraged and discouraged actions of a record.
 
-    Encouraged is the best action, if its value is above `config.good`; else, with `config.random_advice`, a random
-    admissible one that was not tried, or is not discouraged, with a made-up value below 0.5. Discouraged are all with a
-    value up to `config.bad`, the worst first.
+    Encouraged is the best action, if its value is above 0; else a random admissible one that was not tried, or is not
+    discouraged, with a made-up value below 0.5. Discouraged are all others, the worst first.
     """
     ranked = sorted(record.values.values(), key=lambda value: (-value.value, -value.number, value.action))
-    encouraged = [ValuedAction(value.action, value.value) for value in ranked[:1] if value.value > config.good]
-    discouraged = [ValuedAction(value.action, value.value) for value in reversed(ranked) if value.value <= config.bad]
-    if not encouraged and config.random_advice:
+    encouraged = [ValuedAction(value.action, value.value) for value in ranked[:1] if value.value > 0]
+    discouraged = [ValuedAction(value.action, value.value) for value in reversed(ranked) if value.value <= 0]
+    if not encouraged:
         bad = {valued.action for valued in discouraged}
         left = [action for action in record.admissible if action not in bad]
         if choices := [action for action in left if action not in record.values] or left:
@@ -170,7 +169,7 @@ class AdvisedActor:
                 capped(record.task), capped(record.observation), self._select_recent(record.history),
                 last_reward=record.last_reward, total_reward=record.total_reward,
             )  # fmt: skip
-            longer = [Example(situation, *choose_advice(record, config, rng)), *examples]
+            longer = [Example(situation, *choose_advice(record, rng)), *examples]
             candidate = words.build_advice_messages(present, longer, style)
             if count_prompt_tokens(context.policy, candidate) <= self._max_prompt_tokens():
                 examples, messages = longer, candidate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,31 +28,14 @@ class Experience:
     total_reward: float = 0.0  # of the episode until o_t
 
 
-class QEstimate(NamedTuple):
-    """A value and the number of updates that made it."""
-
-    q: float = 0.0
-    number: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class ActionValue:
     """The estimated value of one action in one situation."""
 
     action: str
     reward: float  # running mean of the immediate reward
-    estimates: tuple[QEstimate, QEstimate] = (QEstimate(), QEstimate())  # the second is used by double Q-learning only
-
-    @property
-    def number(self) -> int:
-        """Return the number of updates of both estimates."""
-        return sum(estimate.number for estimate in self.estimates)
-
-    @property
-    def value(self) -> float:
-        """Return Q: the mean of the estimates that exist."""
-        known = [estimate.q for estimate in self.estimates if estimate.number]
-        return math.fsum(known) / len(known)
+    value: float = 0.0  # Q
+    number: int = 0  # of the updates that made it
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +58,14 @@ class ExperienceRecord:
         """Return the number of updates of all actions."""
         return sum(value.number for value in self.values.values())
 
-    def max_value(self, table: int | None = None) -> float | None:
-        """Return the highest Q, or that of one of the two tables alone; None without any estimate."""
-        if table is None:
-            return max((value.value for value in self.values.values()), default=None)
-        estimates = (value.estimates[table] for value in self.values.values())
-        return max((estimate.q for estimate in estimates if estimate.number), default=None)
+    def max_value(self) -> float | None:
+        """Return the highest Q; None without any."""
+        return max((value.value for value in self.values.values()), default=None)
 
 
-def update_mean(old: float, new: float, number: int, lr: float) -> float:
-    """Move `old` towards `new` after `number` earlier values: by 1 / (number + 1), or by `lr` if that is not 0.
-
-    The first value is taken as it is.
-    """
-    rate = lr if lr and number else 1 / (number + 1)
-    return old + rate * (new - old)
+def update_mean(old: float, new: float, number: int) -> float:
+    """Return the mean of `number` values of mean `old`, and a new one."""
+    return old + 1 / (number + 1) * (new - old)
 
 
 def n_step_target(rewards: Sequence[float], gamma: float, bootstrap: float) -> float:
@@ -98,21 +74,17 @@ def n_step_target(rewards: Sequence[float], gamma: float, bootstrap: float) -> f
     return discounted + gamma ** len(rewards) * bootstrap
 
 
-def update_record(
-    record: ExperienceRecord, experience: Experience, target: float, turn: int, lr: float
-) -> ExperienceRecord:
-    """Update a record by one more visit: the value of the action moves towards `target` in table `turn`."""
+def update_record(record: ExperienceRecord, experience: Experience, target: float) -> ExperienceRecord:
+    """Update a record by one more visit: the value of the action moves towards `target`."""
     old = record.values.get(experience.action, ActionValue(experience.action, 0.0))
-    q, number = old.estimates[turn]
-    estimate = QEstimate(update_mean(q, target, number, lr), number + 1)
-    estimates = (estimate, old.estimates[1]) if turn == 0 else (old.estimates[0], estimate)
-    value = ActionValue(old.action, update_mean(old.reward, experience.reward, old.number, lr), estimates)
+    reward = update_mean(old.reward, experience.reward, old.number)
+    value = ActionValue(old.action, reward, update_mean(old.value, target, old.number), old.number + 1)
     shorter = not record.visits or len(experience.history) <= len(record.history)
     return replace(
         record, history=experience.history if shorter else record.history,
         admissible=experience.admissible or record.admissible,
-        last_reward=update_mean(record.last_reward, experience.last_reward, record.visits, lr),
-        total_reward=update_mean(record.total_reward, experience.total_reward, record.visits, lr),
+        last_reward=update_mean(record.last_reward, experience.last_reward, record.visits),
+        total_reward=update_mean(record.total_reward, experience.total_reward, record.visits),
         visits=record.visits + 1, values={**record.values, value.action: value},
     )  # fmt: skip
 

@@ -17,26 +17,11 @@ class RetrospexConfig(Section):
     critic: str = key("", "a critic trained before, instead of data")
     reward: Literal["raw", "spread"] = key("raw", "rewards as given, or the return spread over the steps (WebShop)")
     failure: Literal["raw", "floor0", "last_positive"] = key("raw", "negative final score: as is, 0, or last positive")
-    embed_size: int = key(64, "width of the token embedding", "Retrospex release 6d169a4", ge=1)
-    hidden_size: int = key(128, "width of each field's encoder", "Retrospex release 6d169a4", ge=1)
-    encoder: Literal["gru", "embedding"] = key("gru", "one GRU a field (release), or memory.embedder's vectors")
-    expectile: float = key(0.7, "tau of the value loss", RETROSPEX, gt=0, lt=1)
-    gamma: float = key(0.99, "discount", RETROSPEX, gt=0, le=1)
-    target_rate: float = key(0.005, "share of the critic that enters its target after each step", ge=0, le=1)
-    lr: float = key(1e-4, "learning rate of the critic's Adam", "Retrospex release 6d169a4", gt=0)
-    batch_size: int = key(128, "transitions in a step", "Retrospex release 6d169a4", ge=1)
     epochs: int = key(20, "passes over the transitions", "Retrospex release 6d169a4", ge=1)
-    held_out: float = key(0.2, "share of the tasks kept apart to measure the critic", ge=0, lt=1)
     candidates: int = key(4, "k, actions that the policy proposes", "Retrospex release 6d169a4", ge=1)
-    temperature: float = key(0.9, "sampling temperature of the candidates", "Retrospex release 6d169a4", gt=0)
-    top_p: float = key(0.95, "nucleus of the candidates", "Retrospex release 6d169a4", gt=0, le=1)
     decay: float = key(0.97, "d: the policy weighs max(floor, d^t) at step t", RETROSPEX, gt=0, le=1)
     first_step: Literal[0, 1] = key(0, "t of the first action; 1 in ALFWorld", "Retrospex release 6d169a4")
     floor: float = key(0.6, "b: the policy's least weight", RETROSPEX, ge=0, le=1)
-    score_clip: float = key(0.0, "largest advantage Q - V that counts, either way; 0 = no limit", ge=0)
-    heuristics: tuple[Literal["recent_actions", "focus_named"], ...] = key(
-        (), "rules of the release, off by default: no action of the last three; focus on what the task names only"
-    )
 
 
 METHOD = Method(

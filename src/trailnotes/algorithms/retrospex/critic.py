@@ -3,7 +3,7 @@
 ::
 
     critic.safetensors   the networks
-    vocabulary.json      the words that its encoders know ([] with an embedder)
+    vocabulary.json      the words that its encoders know
     critic.json          settings, data and held-out figures; written last, so its presence says that the rest is whole
     checkpoints/         only while it trains
 """
@@ -25,13 +25,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from trailnotes.algorithms.retrospex import RetrospexConfig, transitions
-from trailnotes.algorithms.retrospex.network import CriticNetworks, EmbeddingEncoder, GruEncoder, Vocabulary
+from trailnotes.algorithms.retrospex.network import CriticNetworks, Vocabulary
 from trailnotes.algorithms.retrospex.transitions import Transition
-from trailnotes.config.schema import Config, OptimConfig
+from trailnotes.config.schema import Config
+from trailnotes.config.section import drop_removed_keys
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.learner.states import MasterAdamW
-from trailnotes.memory.retrieval import load_file_embedder
-from trailnotes.memory.schema import normalize_embedder_name
 from trailnotes.reporting.intervals import Interval, compute_percentile_interval
 from trailnotes.runs.console import ProgressBar
 from trailnotes.seeds import derive_seed
@@ -39,10 +38,13 @@ from trailnotes.storage import checkpoint
 from trailnotes.storage.files import parse_json
 from trailnotes.storage.records import task_to_json
 
-LEARNING_SETTINGS = (  # keys of `retrospex` that a critic depends on; the others configure its use
-    "reward", "failure", "embed_size", "hidden_size", "encoder", "expectile", "gamma", "target_rate", "lr",
-    "batch_size", "epochs", "held_out",
-)  # fmt: skip
+LEARNING_SETTINGS = ("reward", "failure", "epochs")  # a critic depends on these; the others configure its use
+EXPECTILE = 0.7  # tau of the value loss (Retrospex, arXiv 2505.11807)
+GAMMA = 0.99  # discount (Retrospex, arXiv 2505.11807)
+TARGET_RATE = 0.005  # share of the critic that enters its target after each step
+LEARNING_RATE = 1e-4  # of Adam (Retrospex release 6d169a4)
+BATCH_SIZE = 128  # transitions in a step (Retrospex release 6d169a4)
+HELD_OUT_SHARE = 0.2  # of the tasks, to measure the critic
 JUDGE_BATCH_SIZE = 512
 Floats = NDArray[np.float32]
 
@@ -67,18 +69,17 @@ class Critic:
             v.append(self.networks.value(tasks[part], observations[part]).numpy())
         return np.concatenate(q), np.concatenate(v)
 
-    def compute_advantages(self, task: str, observation: str, actions: Sequence[str], clip: float = 0.0) -> list[float]:
-        """Compute Q(s, a) - V(s) of each action, cut to [-clip, clip] unless `clip` is 0."""
+    def compute_advantages(self, task: str, observation: str, actions: Sequence[str]) -> list[float]:
+        """Compute Q(s, a) - V(s) of each action."""
         q, v = self.predict_values([task] * len(actions), [observation] * len(actions), actions)
-        difference = q - v
-        return [float(each) for each in (np.clip(difference, -clip, clip) if clip else difference)]
+        return [float(each) for each in q - v]
 
 
 def train_critic(config: Config, places: Sequence[str | Path], out: Path) -> Critic:
     """Train a critic from the episodes in `places` into `out`, or resume it, or load it if it is finished.
 
     Args:
-        config: `retrospex`, `run.seed`, `run.threads`; `memory.embedder` with `retrospex.encoder = "embedding"`.
+        config: `retrospex`, `run.seed`, `run.threads`.
         places: run directories, or JSONL files of episodes.
         out: its directory.
 
@@ -88,19 +89,19 @@ def train_critic(config: Config, places: Sequence[str | Path], out: Path) -> Cri
     """
     settings = config.section(RetrospexConfig)
     data = transitions.read_transitions(places, settings.reward, settings.failure)
-    kept = transitions.select_held_out_tasks((step.task_id for step in data), settings.held_out, config.run.seed)
+    kept = transitions.select_held_out_tasks((step.task_id for step in data), HELD_OUT_SHARE, config.run.seed)
     about = _describe_critic(config, data, kept)
     if (out / "critic.json").is_file():
-        critic = load_critic(out, config.memory.embedder)
+        critic = load_critic(out)
         _require_same_critic(critic.about, about, out)
         return critic
     seen = [step for step in data if step.task_id not in kept]
     texts = (text for step in seen for text in (step.task, step.observation, step.action))
-    vocabulary = Vocabulary.from_texts(texts) if settings.encoder == "gru" else Vocabulary(())
+    vocabulary = Vocabulary.from_texts(texts)
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    networks = _build_networks(about, vocabulary, config.memory.embedder)
-    figures = _train_epochs(IQL(networks, settings, config.run.seed), seen, about, out / "checkpoints")
+    networks = _build_networks(about, vocabulary)
+    figures = _train_epochs(IQL(networks, config.run.seed), settings.epochs, seen, about, out / "checkpoints")
     held_out = [step for step in data if step.task_id in kept]
     figures |= evaluate_held_out(networks, held_out, confidence=config.eval.confidence, seed=config.run.seed)
     out.mkdir(parents=True, exist_ok=True)
@@ -113,23 +114,24 @@ def train_critic(config: Config, places: Sequence[str | Path], out: Path) -> Cri
     return Critic(networks, about, figures)
 
 
-def load_critic(path: Path, embedder: str = "") -> Critic:
-    """Load the critic in a directory of any origin: `embedder` is as `named` of `load_file_embedder`.
+def load_critic(path: Path) -> Critic:
+    """Load the critic in a directory of any origin.
 
     Raises:
-        ConfigError: there is none, or it is damaged, or as `load_file_embedder`.
+        ConfigError: there is none, or it is damaged, or of settings that this version does not have.
     """
     try:
         record = parse_json((path / "critic.json").read_text(encoding="utf-8"))
         vocabulary = Vocabulary(parse_json((path / "vocabulary.json").read_text(encoding="utf-8")))
-        networks = _build_networks(record["about"], vocabulary, embedder)
+        about = _drop_former_settings(record["about"], path)
+        networks = _build_networks(about, vocabulary)
         networks.load_state_dict(load_file(path / "critic.safetensors"))
     except FileNotFoundError as error:
         raise ConfigError(f"{path} holds no critic ({error.filename} is missing): train one with "
                           "`trailnotes critic`") from error  # fmt: skip
     except (ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"the critic in {path} is damaged ({error}): delete it and train it again") from error
-    return Critic(networks, record["about"], record["figures"])
+    return Critic(networks, about, record["figures"])
 
 
 def evaluate_held_out(
@@ -158,10 +160,15 @@ def _describe_critic(config: Config, data: Sequence[Transition], kept: frozenset
     settings, episodes = config.section(RetrospexConfig), {step.episode: step.success for step in data}
     return {
         "settings": {name: getattr(settings, name) for name in LEARNING_SETTINGS}, "seed": config.run.seed,
-        "embedder": normalize_embedder_name(config.memory.embedder) if settings.encoder == "embedding" else "",
         "transitions": len(data), "episodes": len(episodes), "episodes_won": sum(episodes.values()),
         "held_out_tasks": sorted(kept), "fingerprint": transitions.compute_fingerprint(data),
     }  # fmt: skip
+
+
+def _drop_former_settings(about: Mapping[str, Any], place: Path) -> dict[str, Any]:
+    """Drop what critics of earlier versions say of settings that are constants now, or refuse other values."""
+    settings = drop_removed_keys({"retrospex": about["settings"]}, str(place))
+    return {**about, "settings": settings["retrospex"]}
 
 
 def _require_same_critic(found: Mapping[str, Any], wanted: Mapping[str, Any], out: Path) -> None:
@@ -170,25 +177,21 @@ def _require_same_critic(found: Mapping[str, Any], wanted: Mapping[str, Any], ou
         raise ConfigError(f"{out} holds a critic with other {', '.join(changed)}: choose another directory")
 
 
-def _build_networks(about: Mapping[str, Any], vocabulary: Vocabulary, named: str) -> CriticNetworks:
+def _build_networks(about: Mapping[str, Any], vocabulary: Vocabulary) -> CriticNetworks:
     """Initial networks, the same for the same seed."""
-    settings = about["settings"]
-    hidden, embed = settings["hidden_size"], settings["embed_size"]
-    make_reader: Callable[[int], nn.Module] = lambda num: GruEncoder(vocabulary, num, embed, hidden)  # noqa: E731
-    if settings["encoder"] == "embedding":
-        embedder = load_file_embedder(about["embedder"], named)
-        make_reader = lambda num: EmbeddingEncoder(embedder, num, hidden)  # noqa: E731
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(about["seed"], "critic"))
-        return CriticNetworks(make_reader, hidden)
+        return CriticNetworks(vocabulary)
 
 
-def _train_epochs(iql: IQL, data: Sequence[Transition], about: Mapping[str, Any], root: Path) -> dict[str, Any]:
+def _train_epochs(
+    iql: IQL, epochs: int, data: Sequence[Transition], about: Mapping[str, Any], root: Path
+) -> dict[str, Any]:
     """Run the epochs that are left, each saved; returns the losses of the last."""
-    epochs, done, losses = iql.settings.epochs, 0, dict[str, float]()
+    done, losses = 0, dict[str, float]()
     if saved := checkpoint.find_latest(root, skip_damaged=True):
         meta = checkpoint.load_meta(saved)
-        _require_same_critic(meta["about"], about, root.parent)
+        _require_same_critic(_drop_former_settings(meta["about"], saved), about, root.parent)
         try:
             iql.load_state_dict(load_file(saved / "iql.safetensors"))
         except (ValueError, RuntimeError) as error:
@@ -231,10 +234,9 @@ class IQL:
     Source: IQL (arXiv 2110.06169) as Retrospex uses it (arXiv 2505.11807), except that both heads of Q are trained.
     """
 
-    def __init__(self, networks: CriticNetworks, settings: RetrospexConfig, seed: int) -> None:
-        self.networks, self.settings, self.seed = networks, settings, seed
-        plain_adam = OptimConfig(lr=settings.lr, weight_decay=0.0)
-        self._v_adam, self._q_adam = MasterAdamW(networks.v, plain_adam), MasterAdamW(networks.q, plain_adam)
+    def __init__(self, networks: CriticNetworks, seed: int) -> None:
+        self.networks, self.seed = networks, seed
+        self._v_adam, self._q_adam = (MasterAdamW(each, lr=LEARNING_RATE) for each in (networks.v, networks.q))
 
     def run_epoch(
         self, data: Sequence[Transition], epoch: int, progress: Callable[[float, dict[str, float]], None]
@@ -245,10 +247,9 @@ class IQL:
         """
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "critic", epoch))
         order = torch.randperm(len(data), generator=generator).tolist()
-        size = self.settings.batch_size
         sums, seen, losses = [0.0, 0.0], 0, {}
-        for start in range(0, len(order), size):
-            batch = [data[index] for index in order[start : start + size]]
+        for start in range(0, len(order), BATCH_SIZE):
+            batch = [data[index] for index in order[start : start + BATCH_SIZE]]
             for place, loss in enumerate(self._step(batch)):
                 sums[place] += loss * len(batch)
             seen += len(batch)
@@ -258,21 +259,21 @@ class IQL:
 
     def _step(self, batch: Sequence[Transition]) -> tuple[float, float]:
         """V, then Q, then the target: the order of the release."""
-        networks, settings = self.networks, self.settings
+        networks = self.networks
         tasks, observations = [step.task for step in batch], [step.observation for step in batch]
         actions, following = [step.action for step in batch], [step.next_observation for step in batch]
         with torch.no_grad():
             wanted = networks.target_q(tasks, observations, actions)
-        v_loss = expectile_loss(wanted - networks.value(tasks, observations), settings.expectile)
+        v_loss = expectile_loss(wanted - networks.value(tasks, observations), EXPECTILE)
         _optimizer_step(self._v_adam, v_loss)
         rewards = torch.tensor([step.reward for step in batch], dtype=torch.float32)
         terminated = torch.tensor([step.terminated for step in batch])
         with torch.no_grad():
-            target = td_target(rewards, terminated, networks.value(tasks, following), settings.gamma)
+            target = td_target(rewards, terminated, networks.value(tasks, following), GAMMA)
         both = networks.q(tasks, observations, actions)
         q_loss = (both - target[:, None]).square().mean()  # of each head: through `min` one of them would learn nothing
         _optimizer_step(self._q_adam, q_loss)
-        soft_update(networks.target, networks.q, settings.target_rate)
+        soft_update(networks.target, networks.q, TARGET_RATE)
         return float(v_loss.detach()), float(q_loss.detach())
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ settled choice, and where this departs from the paper and its release.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from trailnotes.rollout import EpisodeContext
     from trailnotes.runs.adaptation import AdaptationRun
     from trailnotes.types import Observation, TrajectoryGroup
+
+TEMPERATURE, TOP_P = 0.9, 0.95  # sampling of the candidates (Retrospex release 6d169a4)
 
 
 async def retrospex(run: AdaptationRun) -> None:
@@ -73,16 +75,16 @@ def load_or_train_critic(run: AdaptationRun) -> Critic:
 
     settings, own = run.config.section(RetrospexConfig), run.directory.path / "critic"
     if settings.critic or (own / "critic.json").is_file():  # the latter of an earlier start
-        return load_critic(Path(settings.critic) if settings.critic else own, run.config.memory.embedder)
+        return load_critic(Path(settings.critic) if settings.critic else own)
     if settings.data:
         return train_critic(run.config, settings.data, own)
     raise ConfigError("retrospex has no critic: set retrospex.data to runs that train one, or retrospex.critic to one")
 
 
 def override_sampling(context: EpisodeContext) -> EpisodeContext:
-    """Return the context of an actor that samples by `retrospex.temperature` and `retrospex.top_p`."""
-    settings, config = context.config.section(RetrospexConfig), context.config
-    rollout = config.rollout.model_copy(update={"temperature": settings.temperature, "top_p": settings.top_p})
+    """Return the context of an actor that samples by `TEMPERATURE` and `TOP_P`."""
+    config = context.config
+    rollout = config.rollout.model_copy(update={"temperature": TEMPERATURE, "top_p": TOP_P})
     return replace(context, config=config.model_copy(update={"rollout": rollout}))
 
 
@@ -96,7 +98,7 @@ class RescoringActor:
         config = context.config
         self.conversation = Conversation(config.rollout, config.memory, context.policy.count_tokens)
         self.instruction = ""
-        self.history: list[str] = []
+        self.num_steps = 0
 
     def start(self, observation: Observation) -> None:
         """Open the conversation with the instruction."""
@@ -106,7 +108,7 @@ class RescoringActor:
     async def act(self, observation: Observation) -> Decision | None:
         """Propose candidates, rescore them, choose one; None where the prompt no longer fits."""
         context, policy, config = self.context, self.context.policy, self.context.config
-        limit, step = compute_prompt_limit(policy, config), len(self.history)
+        limit, step = compute_prompt_limit(policy, config), self.num_steps
         if observe_within_limit(limit, policy, self.conversation, observation, ()) is None:
             return None
         said: list[Completion] = []
@@ -122,26 +124,22 @@ class RescoringActor:
         completion = speakers[chosen] or Completion(said[0].prompt_ids, (), (), actions[chosen])
         others = sum(each.num_tokens for each in said) - completion.num_tokens
         self.conversation.act(completion.text, completion.token_ids)
-        self.history.append(actions[chosen])
+        self.num_steps += 1
         return Decision(actions[chosen], completion, completion.prompt_ids, other_tokens=others)
 
     def _select_candidates(self, predicted: Sequence[str], observation: Observation) -> list[str]:
         """Different actions, at least one; an unreadable one only if there is no other."""
-        settings = self.context.config.section(RetrospexConfig)
         readable = [action for action in predicted if action != NO_OP]
-
-        def allowed(actions: Sequence[str]) -> list[str]:
-            return apply_heuristics(actions, settings.heuristics, self.instruction, self.history)
-
         if observation.actions:
-            return map_to_admissible(readable, allowed(observation.actions), settings.candidates, self.embedder)
-        return allowed(list(dict.fromkeys(readable))) or [NO_OP]
+            num = self.context.config.section(RetrospexConfig).candidates
+            return map_to_admissible(readable, observation.actions, num, self.embedder)
+        return list(dict.fromkeys(readable)) or [NO_OP]
 
     async def _choose(
         self, actions: Sequence[str], speakers: Sequence[Completion | None], observation: Observation
     ) -> int:
         """Index of the action to take; the decision goes to the journal."""
-        context, settings, step = self.context, self.context.config.section(RetrospexConfig), len(self.history)
+        context, settings, step = self.context, self.context.config.section(RetrospexConfig), self.num_steps
         weight = policy_weight(settings.first_step + step, settings.decay, settings.floor)
         likelihoods, advantages = [1.0], [0.0]
         if len(actions) > 1:
@@ -149,8 +147,7 @@ class RescoringActor:
             bare = [c.token_ids if c and c.text.strip() == a else a for a, c in zip(actions, speakers, strict=True)]
             logprobs = await context.policy.score(self.conversation.acting, bare)  # type: ignore[attr-defined]
             likelihoods = [math.exp(logprob) for logprob in logprobs]
-            clip, compute = settings.score_clip, self.critic.compute_advantages
-            advantages = compute(self.instruction, observation.text, actions, clip)
+            advantages = self.critic.compute_advantages(self.instruction, observation.text, actions)
         chosen = select_candidate(likelihoods, advantages, weight)
         self.journal({
             "task": context.task.id, "member": context.member, "step": step, "weight": weight, "actions": list(actions),
@@ -176,10 +173,6 @@ def decision_metrics(records: Sequence[dict[str, Any]], groups: Sequence[Traject
         "candidates": sum(len(r["actions"]) for r in made) / len(made),
         "not_sampled": sum(not r["sampled"][r["chosen"]] for r in made) / len(made),
     }
-
-
-NUM_RECENT = 3  # actions that the rule `recent_actions` leaves out
-FOCUS_PREFIX = "focus on "
 
 
 def policy_weight(step: int, decay: float, floor: float) -> float:
@@ -222,19 +215,3 @@ def map_to_admissible(predicted: Sequence[str], admissible: Sequence[str], num: 
         likeness = (embedder.embed(others) @ embedder.embed(list(predicted)).T).sum(axis=1)
         others = [others[index] for index in np.argsort(-np.round(likeness, 6), kind="stable")]
     return (exact + others)[:num]
-
-
-def apply_heuristics(
-    actions: Sequence[str], heuristics: Collection[str], instruction: str, history: Sequence[str]
-) -> list[str]:
-    """Filter `actions` by the named rules of the release; all of them stay where none would be left.
-
-    `recent_actions` drops the last three actions; `focus_named` drops "focus on X" unless the instruction names X.
-    """
-    left = list(actions)
-    if "recent_actions" in heuristics:
-        left = [action for action in left if action not in history[-NUM_RECENT:]]
-    if "focus_named" in heuristics:
-        named = instruction.lower()
-        left = [a for a in left if not a.startswith(FOCUS_PREFIX) or a.removeprefix(FOCUS_PREFIX).lower() in named]
-    return left or list(actions)

@@ -1,7 +1,8 @@
 """The networks of the critic: one small encoder for each field of text, their states concatenated, then two layers.
 
 Source: Retrospex (arXiv 2505.11807), whose networks follow DRRN (arXiv 1511.04636): a GRU for each field over an
-embedding that all fields share. The vocabulary comes from the critic's own data, and is saved with it as a JSON list.
+embedding that all fields share. Sizes are those of its release (6d169a4). The vocabulary comes from the critic's own
+data, and is saved with it as a JSON list.
 """
 
 from __future__ import annotations
@@ -9,17 +10,16 @@ from __future__ import annotations
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trailnotes.memory.retrieval import Embedder
-
 STATE_FIELDS = 2  # task, observation
 ACTION_FIELDS = 3  # task, observation, action
+EMBED_SIZE = 64  # width of the word embedding
+HIDDEN_SIZE = 128  # width of the encoder of a field
 CACHE_SIZE = 65536  # encoded texts remembered
 
 Column = Sequence[str]  # one field of B rows
@@ -28,14 +28,14 @@ Column = Sequence[str]  # one field of B rows
 class GruEncoder(nn.Module):
     """A word embedding for all fields, and for each field a GRU whose last state represents the text."""
 
-    def __init__(self, vocabulary: Vocabulary, num_fields: int, embed_size: int, hidden_size: int) -> None:
+    def __init__(self, vocabulary: Vocabulary, num_fields: int) -> None:
         super().__init__()
         self._encode = lru_cache(CACHE_SIZE)(vocabulary.encode)
-        self.embedding = nn.Embedding(vocabulary.size, embed_size)
-        self.grus = nn.ModuleList(nn.GRU(embed_size, hidden_size, batch_first=True) for _ in range(num_fields))
+        self.embedding = nn.Embedding(vocabulary.size, EMBED_SIZE)
+        self.grus = nn.ModuleList(nn.GRU(EMBED_SIZE, HIDDEN_SIZE, batch_first=True) for _ in range(num_fields))
 
     def forward(self, texts: Column, field: int) -> Tensor:
-        """Encode n texts as (n, hidden_size)."""
+        """Encode n texts as (n, HIDDEN_SIZE)."""
         ids = [torch.tensor(self._encode(text)) for text in texts]
         lengths = torch.tensor([len(row) for row in ids])
         padded = self.embedding(nn.utils.rnn.pad_sequence(ids, batch_first=True))
@@ -44,30 +44,14 @@ class GruEncoder(nn.Module):
         return state
 
 
-class EmbeddingEncoder(nn.Module):
-    """The fixed vectors of an embedder, with one trained layer for each field."""
-
-    def __init__(self, embedder: Embedder, num_fields: int, hidden_size: int) -> None:
-        super().__init__()
-        self._embedder = embedder
-        self.layers = nn.ModuleList(nn.Linear(embedder.dim, hidden_size) for _ in range(num_fields))
-
-    def forward(self, texts: Column, field: int) -> Tensor:
-        """Encode n texts as (n, hidden_size)."""
-        # Vectors have length 1; a component of about 1 is what layers are initialised for.
-        vectors = self._embedder.embed(texts) * np.float32(np.sqrt(self._embedder.dim))
-        state: Tensor = torch.relu(self.layers[field](torch.from_numpy(vectors)))
-        return state
-
-
 class FieldNetwork(nn.Module):
     """A network from texts to numbers: an encoder of each field, and `num_heads` times Linear, ReLU, Linear."""
 
-    def __init__(self, reader: nn.Module, num_fields: int, hidden_size: int, num_heads: int) -> None:
+    def __init__(self, vocabulary: Vocabulary, num_fields: int, num_heads: int) -> None:
         super().__init__()
-        self.reader = reader
+        self.reader = GruEncoder(vocabulary, num_fields)
         self.heads = nn.ModuleList(
-            nn.Sequential(nn.Linear(num_fields * hidden_size, hidden_size), nn.ReLU(), nn.Linear(hidden_size, 1))
+            nn.Sequential(nn.Linear(num_fields * HIDDEN_SIZE, HIDDEN_SIZE), nn.ReLU(), nn.Linear(HIDDEN_SIZE, 1))
             for _ in range(num_heads)
         )
 
@@ -84,11 +68,11 @@ class FieldNetwork(nn.Module):
 class CriticNetworks(nn.Module):
     """Twin Q(task, observation, action), V(task, observation), and the slow copy of Q that both learn from."""
 
-    def __init__(self, make_reader: Callable[[int], nn.Module], hidden_size: int) -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__()
-        self.q = FieldNetwork(make_reader(ACTION_FIELDS), ACTION_FIELDS, hidden_size, num_heads=2)
-        self.v = FieldNetwork(make_reader(STATE_FIELDS), STATE_FIELDS, hidden_size, num_heads=1)
-        self.target = FieldNetwork(make_reader(ACTION_FIELDS), ACTION_FIELDS, hidden_size, num_heads=2)
+        self.q = FieldNetwork(vocabulary, ACTION_FIELDS, num_heads=2)
+        self.v = FieldNetwork(vocabulary, STATE_FIELDS, num_heads=1)
+        self.target = FieldNetwork(vocabulary, ACTION_FIELDS, num_heads=2)
         self.target.load_state_dict(self.q.state_dict())
         self.target.requires_grad_(requires_grad=False)
 
