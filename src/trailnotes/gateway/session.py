@@ -37,7 +37,7 @@ class Report(BaseModel):
 
     score: float | None = None  # so far; None: as before
     success: bool | None = None  # None: whether the highest score is reached
-    max_score: float | None = Field(None, gt=0)  # None: as before, and 1 at first
+    max_score: float | None = Field(default=None, gt=0)  # None: as before, and 1 at first
     reward: float | None = None  # for what was done since the last report; None: the gain in score
     text: str = ""  # what there was to see at the end
     done: bool = True

@@ -58,11 +58,11 @@ class GatewayEnv:
 
 
 def _parse_task(record: Any, path: Path, number: int) -> Task:
-    match record:
-        case {"id": str() as name, **facts} if name:
-            known = {key: facts.pop(key) for key in FIELDS if key in facts}
-            if all(isinstance(value, int if key == "seed" else str) for key, value in known.items()):
-                return Task(name, "gateway", options=facts, **known)
+    if isinstance(record, dict) and isinstance(record.get("id"), str) and record["id"]:
+        known = {name: record[name] for name in FIELDS if name in record}
+        options = {name: value for name, value in record.items() if name not in {*FIELDS, "id"}}
+        if all(isinstance(value, int if name == "seed" else str) for name, value in known.items()):
+            return Task(record["id"], "gateway", options=options, **known)
     raise ConfigError(
         f'{path}, line {number}: {json.dumps(record)[:60]} is no task such as {{"id": "one"}}, with texts as split and '
         "family and a whole number as seed"
