@@ -28,8 +28,7 @@ from trailnotes.errors import EnvError
 from trailnotes.runs.directory import RunDir
 from trailnotes.storage.files import read_jsonl
 from trailnotes.training.iteration import Iteration, run_method
-from trailnotes.training.opening import open_run_with_pool
-from trailnotes.training.run import TrainingRun
+from trailnotes.training.run import TrainingRun, open_run
 from trailnotes.types import Observation, Task
 
 TIMINGS = ("seconds", "update/seconds", "update/seconds_reference")
@@ -54,7 +53,7 @@ def train_in_process(config: Config, directory: Path, method: str = "") -> Train
     """What `train` does, but the finished run comes back, closed."""
 
     async def body() -> TrainingRun:
-        with RunDir.open(directory, config) as opened, open_run_with_pool(config, opened) as run:
+        with RunDir.open(directory, config) as opened, open_run(config, opened) as run:
             await run_method(resolve_method(method or config.algorithm.name).load(), run)
         return run
 
@@ -71,7 +70,7 @@ def in_a_run(config: Config, directory: Path, body: Callable[[Iteration], Awaita
     """Open a run, and do something in its first iteration."""
 
     async def opened() -> None:
-        with RunDir.open(directory, config) as at, open_run_with_pool(config, at) as run:
+        with RunDir.open(directory, config) as at, open_run(config, at) as run:
             await body(Iteration(run, 0))
 
     asyncio.run(opened())

@@ -41,8 +41,8 @@ from trailnotes.runs.directory import RunDir
 from trailnotes.storage.files import read_jsonl
 from trailnotes.training import iteration as iterations
 from trailnotes.training.iteration import run_method
-from trailnotes.training.opening import open_run_with_pool
 from trailnotes.training.preflight import run_preflight
+from trailnotes.training.run import open_run
 from trailnotes.types import Sample
 
 pytestmark = [
@@ -482,7 +482,7 @@ def train_and_score(words: Sequence[str], rows: Sequence[Sample]) -> tuple[list[
     config = load_config(Path(words[1]))
 
     async def body() -> tuple[list[float], Path]:
-        with RunDir.open(words[3], config) as opened, open_run_with_pool(config, opened) as run:
+        with RunDir.open(words[3], config) as opened, open_run(config, opened) as run:
             await run_method(resolve_method(config.algorithm.name).load(), run)
             assert run.saved is not None
             return [value for row in run.learner.logprobs(rows) for value in row], run.saved / "model"

@@ -99,10 +99,9 @@ def _record_rehearsal(config: Config, directory: RunDir) -> None:
 async def _train(config: Config, directory: RunDir, tips: Sequence[Tip], cluster: Cluster | None) -> Path:
     from trailnotes.storage import checkpoint
     from trailnotes.training.iteration import run_method
-    from trailnotes.training.opening import open_run_with_pool
-    from trailnotes.training.run import delete_optimizer_state, save_checkpoint
+    from trailnotes.training.run import delete_optimizer_state, open_run, save_checkpoint
 
-    with open_run_with_pool(config, directory, tips, cluster) as run:
+    with open_run(config, directory, tips, cluster) as run:
         try:
             with request_stop_on_signals(partial(_request_stop, run)) as received:
                 await run_method(resolve_method(config.algorithm.name).load(), run)

@@ -19,11 +19,11 @@ from trailnotes.errors import RunError
 from trailnotes.learner.samples import build_anchor_samples, build_observation_samples, build_samples
 from trailnotes.memory.base import TipEffectMemory
 from trailnotes.memory.tip_stats import estimate_reliance, estimate_tip_effects
-from trailnotes.rollout import compute_rollout_metrics, compute_tip_metrics, write_tips
+from trailnotes.rollout import compute_rollout_metrics, compute_tip_metrics, run_groups, write_tips
+from trailnotes.rollout.dynamic import replace_equal_groups, sample_further_tasks
 from trailnotes.rollout.groups import select_from_start
 from trailnotes.seeds import derive_seed
 from trailnotes.training.authors import compute_author_credit, compute_author_metrics
-from trailnotes.training.collection import EpisodeCollector
 from trailnotes.training.run import save_checkpoint
 from trailnotes.training.staleness import MAX_STALENESS_WEIGHT, Correction, correct_samples
 
@@ -34,17 +34,16 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from trailnotes.config.model_schema import EngineConfig
-    from trailnotes.config.schema import Config
     from trailnotes.credit import Scores
-    from trailnotes.learner.base import ModelLearner
-    from trailnotes.memory import Embedder, Memory
-    from trailnotes.policies.base import TrainedPolicy
     from trailnotes.rollout import SelectMemory, WrittenTip
     from trailnotes.training.run import TrainingRun
-    from trailnotes.types import Mode, Sample, Task, Tip, TrajectoryGroup
+    from trailnotes.types import Mode, Sample, Task, Tip, Trajectory, TrajectoryGroup
 
     Method = Callable[["Iteration"], Awaitable[None]]
     PendingIterations = deque[tuple["Iteration", asyncio.Task[None]]]  # the oldest first
+
+
+MAX_EMPTY_ITERATIONS = 3  # without any episode, after which the environment counts as broken
 
 
 class Iteration:
@@ -61,12 +60,16 @@ class Iteration:
 
     def __init__(self, run: TrainingRun, number: int, before: Iteration | None = None) -> None:
         self.run, self.number, self.before = run, number, before
+        self.config, self.policy, self.learner = run.config, run.policy, run.learner
+        self.prompt_memory = run.prompt_memory  # None for a method without a memory
+        self.embedder = run.embedder  # the one of novelty and memory
         self.played, self.ended = asyncio.Event(), asyncio.Event()
         self.is_last = False  # known when it ends: none is learned from after it
         self._tips: list[Tip] = []  # written, and not stored yet
         self._timings: dict[str, float] = {}
         self._metrics: dict[str, float] = {}
-        self._episodes = EpisodeCollector(run, self.seed)
+        self._errors: list[Trajectory] = []
+        self._left_out: list[Trajectory] = []  # ended well, but too few others of their group did
         self._tokens_written = 0
         self._version = 0  # of the weights that play
         self._learning = False
@@ -76,32 +79,6 @@ class Iteration:
         self._version = self.run.policy.version
         self._metrics |= self.run.weights.pop_metrics()
         self.policy.report()  # drops the figures of earlier play
-
-    # -- reading
-
-    @property
-    def config(self) -> Config:
-        """Return the settings of the run."""
-        return self.run.config
-
-    @property
-    def policy(self) -> TrainedPolicy:
-        """Return the policy, which plays."""
-        return self.run.policy
-
-    @property
-    def learner(self) -> ModelLearner:
-        """Return the learner of the run."""
-        return self.run.learner
-
-    @property
-    def prompt_memory(self) -> Memory | None:
-        """Return the memory that prompts show; None for a method without one."""
-        return self.run.prompt_memory
-
-    def embedder(self) -> Embedder:
-        """Return the one embedder of novelty and memory."""
-        return self.run.embedder()
 
     def seed(self, *purpose: object) -> int:
         """Derive a seed for one purpose in this iteration, the same at every start."""
@@ -135,13 +112,42 @@ class Iteration:
             modes: a row for each task, a mode for each member; None plays all plain.
             memory_of: gives each member a memory of its own, as for `run_groups`; None: all read that of the run.
             purpose: a name of this call alone in an iteration, for its seeds.
+
+        Raises:
+            RunError: too many iterations in a row had no episode.
         """
-        plain: list[Mode] = ["plain"] * self.config.rollout.group_size
+        run, ids, ended = self.run, [task.id for task in tasks], list[Trajectory]()
+        rows = modes or [["plain"] * self.config.rollout.group_size] * len(tasks)
+
+        async def play(own: Sequence[Task], phase: str) -> list[TrajectoryGroup]:
+            pool, own_modes = run.pool, rows[: len(own)]
+            if run.archive is not None:
+                own, own_modes = run.archive.plan(own, own_modes, self.rng(f"archive-{phase}"))
+                pool = run.archive.wrap_pool(pool)
+            groups = await run_groups(
+                self.policy, pool, own, own_modes, self.prompt_memory, self.config, seed=self.seed(phase),
+                progress=ended.append, on_error=self._errors.append, memory_of=memory_of,
+            )  # fmt: skip
+            return run.archive.regroup(groups) if run.archive else groups
+
+        async def play_further(number: int, num: int) -> list[TrajectoryGroup]:
+            further = sample_further_tasks(run.tasks, ids, num, self.rng(f"further-{number}"))
+            ids.extend(task.id for task in further)
+            return await play(further, f"{purpose}-{number}")
+
         with self._time_section("rollout"):
-            groups, metrics = await self._episodes.collect(
-                tasks, modes or [plain] * len(tasks), self.prompt_memory, memory_of, purpose
+            groups = await play(tasks, purpose)
+            if rounds := self.config.algorithm.dynamic_sampling:
+                groups, replaced = await replace_equal_groups(groups, rounds, play_further)
+                success = sum(t.success for t in ended) / max(1, len(ended))
+                self.add_metrics("dynamic", {"groups_replaced": float(replaced), "success": success})
+        kept = {id(trajectory) for group in groups for trajectory in group.trajectories}
+        self._left_out += sorted((t for t in ended if id(t) not in kept), key=lambda t: (t.task.id, t.member))
+        run.empty = 0 if groups else run.empty + 1
+        if run.empty == MAX_EMPTY_ITERATIONS:
+            raise RunError(
+                f"no episode could be played in {run.empty} iterations; the last error was: {self._errors[-1].error}"
             )
-        self.add_metrics("dynamic", metrics)
         return groups
 
     async def write_tips(self, groups: Sequence[TrajectoryGroup], purpose: str = "tips") -> list[WrittenTip]:
@@ -275,7 +281,7 @@ class Iteration:
         """Count, log, validate and save the iteration."""
         run, count = self.run, self.run.count
         trajectories = [t for group in groups for t in group.trajectories]
-        played = [*trajectories, *self._episodes.left_out, *self._episodes.errors]  # all have been paid for
+        played = [*trajectories, *self._left_out, *self._errors]  # all have been paid for
         count.env_steps += sum(len(t.steps) for t in played)
         count.episodes += len(trajectories)
         count.tokens_generated += sum(t.num_tokens for t in played)
@@ -283,7 +289,7 @@ class Iteration:
         count.iteration += 1
         run.directory.append_trajectories(self.number, played)
         counted = select_from_start(groups) or groups
-        self.add_metrics("rollout", compute_rollout_metrics(counted, self._episodes.errors))
+        self.add_metrics("rollout", compute_rollout_metrics(counted, self._errors))
         if run.archive is not None:
             count.env_steps += run.archive.replayed_steps
             self.add_metrics("archive", run.archive.update(groups))

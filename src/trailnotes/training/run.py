@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,21 +18,31 @@ from safetensors.numpy import save_file as save_numpy
 from trailnotes.config.methods import resolve_method
 from trailnotes.envs.tasks import load_training_tasks, load_validation_tasks
 from trailnotes.errors import RunError
+from trailnotes.gateway.pool import open_pool
 from trailnotes.learner.sharded import make_learner
 from trailnotes.learner.states import REST, STATE
 from trailnotes.memory import TipMemory, embedder_of, open_memory
 from trailnotes.memory.controls import make_prompt_memory
+from trailnotes.memory.owner import discard_empty_start, reconcile
 from trailnotes.policies.hf.policy import HFPolicy, load_model
 from trailnotes.rollout.episode import Pool
 from trailnotes.runs.console import TrainingProgress
+from trailnotes.runs.directory import has_begun
 from trailnotes.runs.load_policy import build_model_policy, load_endpoint_author
 from trailnotes.runs.panels import play_panel
 from trailnotes.runs.usage import TRAINING_FIELDS
 from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
-from trailnotes.training.authors import AuthorRegistry
+from trailnotes.storage.files import find_free_path
+from trailnotes.training.authors import AuthorRegistry, check_author_age
 from trailnotes.training.exploration import Archive, make_novelty
-from trailnotes.training.rehearsal import Rehearsal, find_rehearsal, require_remaining_budget
+from trailnotes.training.rehearsal import (
+    REHEARSAL_DIR,
+    Rehearsal,
+    find_rehearsal,
+    read_recording_usage,
+    require_remaining_budget,
+)
 from trailnotes.training.weights import WeightSnapshot, WeightSync, has_shared_weights
 
 if TYPE_CHECKING:
@@ -47,7 +57,7 @@ if TYPE_CHECKING:
     from trailnotes.memory import Memory
     from trailnotes.policies.base import Policy, TrainedPolicy
     from trailnotes.runs.directory import RunDir
-    from trailnotes.types import Sample
+    from trailnotes.types import Sample, Tip
 
 T = TypeVar("T")
 
@@ -237,6 +247,57 @@ async def _run_in_thread(call: Callable[[], T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait({task})
         raise
+
+
+@contextlib.contextmanager
+def open_run(
+    config: Config, directory: RunDir, tips: Sequence[Tip] = (), cluster: Cluster | None = None
+) -> Iterator[TrainingRun]:
+    """Open a run at its last whole checkpoint, or at its start, inside the event loop that trains.
+
+    Later lines and tips go to files of their own, and are not counted. Changes by the memory's owner stay. A run that
+    has begun keeps its own tips in place of `tips`. `cluster` is that of `connect_cluster`.
+    """
+    with (
+        open_pool(config.env, make_host=cluster.make_env_host if cluster else None) as pool,
+        TrainingProgress(config, directory) as progress,
+    ):
+        start = directory.path / "memory.start.db"
+        if not has_begun(directory.path):
+            discard_empty_start(directory.memory_path, start)
+        with contextlib.closing(TrainingRun(config, directory, pool, progress, cluster)) as run:
+            _restore(run, start, tips)
+            yield run
+
+
+def _restore(run: TrainingRun, start: Path, tips: Sequence[Tip]) -> None:
+    config, directory, progress = run.config, run.directory, run.progress
+    saved = checkpoint.find_latest(directory.checkpoints)
+    done = int(checkpoint.load_meta(saved)["iteration"]) if saved else 0
+    if saved is not None:
+        load_checkpoint(run, saved)
+    elif run.rehearsal:
+        run.add_prior_usage(read_recording_usage(directory.path / REHEARSAL_DIR))
+    kept = directory.move_lines_after(done)
+    begins = saved is None
+    if run.memory is not None:
+        aside = find_free_path(directory.path / f"tips.after-{done:06d}.jsonl")
+        held = saved / "memory.db" if saved else None
+        if isinstance(run.memory, TipMemory):
+            begins = reconcile(run.memory, held, start, aside, tips)
+        else:
+            begins = run.memory.reconcile(held, start, aside, tips)
+        kept += [aside] if aside.exists() else []
+        run.memory.register_tasks(run.tasks)  # once: later ones would make another version of the memory
+    if saved is not None or kept:
+        progress.note(f"resuming after iteration {done}" + "".join(f"; set aside {path.name}" for path in kept))
+    if run.authors is not None and (warning := check_author_age(config, len(run.tasks))):
+        progress.note(warning)
+    if tips:
+        progress.note(
+            f"began with {len(tips)} tips" if begins else "this run has begun, and keeps its own tips: "
+            f"`trailnotes memory import {directory.path} FILE` adds others"
+        )  # fmt: skip
 
 
 # -- checkpoints
