@@ -116,7 +116,8 @@ class Iteration:
         Raises:
             RunError: too many iterations in a row had no episode.
         """
-        run, ids, ended = self.run, [task.id for task in tasks], list[Trajectory]()
+        run, ids = self.run, [task.id for task in tasks]
+        ended: list[Trajectory] = []
         rows = modes or [["plain"] * self.config.rollout.group_size] * len(tasks)
 
         async def play(own: Sequence[Task], phase: str) -> list[TrajectoryGroup]:
