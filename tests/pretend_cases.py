@@ -252,7 +252,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "algorithm": {"anchor_tips": 1.0, "anchor_reading": 1.0, "author_credit": 0.5, "intrinsic": "counts"},
         "memory": {"write_temperature": 1.0},
         "learner": {"packed": "shared"},
-        "train": {"iterations": 2, "eval_every": 1, "eval_tips_every": 2},
+        "train": {"iterations": 2, "eval_every": 1},
         "rehearsal": {"imitate": 0.1},
     },
     "ahead, with an embedder": {

@@ -299,8 +299,7 @@ def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
         "--env.name test_docs:Verbosity --env.num_workers 0 --model.path builtin:waymarks-start --train.iterations 2 "
         "--train.eval_every 1 --rollout.num_tasks 2 --rollout.group_size 4 --rollout.style terse "
         "--rollout.max_action_tokens 8 --rollout.max_context_tokens 512 --algorithm.p_memory 0.5 "
-        "--algorithm.q_off_policy 0.5 --loss.kl 0.05 --memory.max_write_tokens 8 "
-        "--train.eval_tips_every 2 --train.new_split new"
+        "--algorithm.q_off_policy 0.5 --loss.kl 0.05 --memory.max_write_tokens 8"
     )
     rehearsed = tmp_path / "rehearsed.jsonl"
     rehearsed.write_text('{"messages": [{"role": "user", "content": "say"}, {"role": "assistant", "content": "go"}]}\n')

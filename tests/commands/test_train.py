@@ -455,8 +455,9 @@ def test_workers_that_are_killed_cost_episodes_not_the_run(start_model: Path, tm
 def test_the_good_episodes_of_a_dropped_group_are_recorded_and_paid_for(
     start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("trailnotes.rollout.groups.MAX_REPLACEMENTS", 0)
     monkeypatch.setattr("tinyrun.Brittle.first", "")
-    env = {"name": "tinyrun:Brittle", "num_workers": 0, "max_replacements": 0}
+    env = {"name": "tinyrun:Brittle", "num_workers": 0}
     train(tiny_config(start_model, env=env, train={"iterations": 1}), tmp_path)
     (line,) = metrics(tmp_path)
     played = episodes(tmp_path)
@@ -468,15 +469,21 @@ def test_the_good_episodes_of_a_dropped_group_are_recorded_and_paid_for(
     assert line["env_steps"] > line["rollout/env_steps"]
 
 
-def test_an_iteration_without_any_episode_is_survived(start_model: Path, tmp_path: Path) -> None:
-    config = tiny_config(start_model, env={"name": "tinyrun:Broken", "max_replacements": 0}, train={"iterations": 2})
+def test_an_iteration_without_any_episode_is_survived(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trailnotes.rollout.groups.MAX_REPLACEMENTS", 0)
+    config = tiny_config(start_model, env={"name": "tinyrun:Broken"}, train={"iterations": 2})
     train(config, tmp_path)
     assert [line["rollout/errors"] for line in metrics(tmp_path)] == [20, 20]
     assert equal_weights(tmp_path, start_model)
 
 
-def test_an_environment_that_never_works_ends_the_run(start_model: Path, tmp_path: Path) -> None:
-    config = tiny_config(start_model, env={"name": "tinyrun:Broken", "max_replacements": 0}, train={"iterations": 9})
+def test_an_environment_that_never_works_ends_the_run(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trailnotes.rollout.groups.MAX_REPLACEMENTS", 0)
+    config = tiny_config(start_model, env={"name": "tinyrun:Broken"}, train={"iterations": 9})
     with pytest.raises(RunError, match="no episode could be played in 3 iterations; the last error was: "):
         train(config, tmp_path)
     assert len(metrics(tmp_path)) == 2

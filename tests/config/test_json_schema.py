@@ -49,7 +49,8 @@ def test_a_former_key_fits_the_schema_as_deprecated(former: str) -> None:
 @pytest.mark.parametrize(
     "line",
     ["rollout.group_sze = 2", "model.lora.rank = 0", 'model.dtype = "float8"', 'loss.mask_logprob = "off"', "run = 1",
-     "train.iterations = 1.5", 'algorithm.name = "empo"', 'run.trackers = ["tensorbord"]', "optim.betas = [0.9]"],
+     "train.iterations = 1.5", 'algorithm.name = "empo"', 'run.trackers = ["tensorbord"]',
+     'rollout.example_turns = [["a"]]'],
 )  # fmt: skip
 def test_what_the_settings_refuse_the_schema_refuses(line: str, tmp_path: Path) -> None:
     assert len(list_errors(line)) == 1

@@ -25,6 +25,7 @@ from trailnotes.config.toml import (
     to_toml,
 )
 from trailnotes.errors import ConfigError
+from trailnotes.learner.samples import ANCHOR_WEIGHT
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -91,7 +92,7 @@ def test_presets_set_only_known_keys() -> None:
         (["--run.name", '"7"'], "run.name", "7"),
         (["--run.name=--odd"], "run.name", "--odd"),
         (["--run.name", "a\nb = 3"], "run.name", "a\nb = 3"),
-        (["--run.tensorboard", "true"], "run.tensorboard", True),
+        (["--run.deterministic", "false"], "run.deterministic", False),
         (["--memory.order", '["score", "recency"]'], "memory.order", ("score", "recency")),
         (["--loss.mask_logprob", "none"], "loss.mask_logprob", None),
         (["--rollout.system_prompt", ""], "rollout.system_prompt", ""),
@@ -395,4 +396,4 @@ def test_a_share_of_members_that_rounds_to_none_is_refused() -> None:
 
 
 def test_what_is_held_has_one_weight_by_default_whoever_holds_it() -> None:
-    assert Config().algorithm.anchor_weight == Config().rehearsal.hold
+    assert Config().rehearsal.hold == ANCHOR_WEIGHT

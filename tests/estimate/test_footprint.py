@@ -99,7 +99,6 @@ def test_seven_billion_in_full_by_hand() -> None:
     [
         ({}, False),
         ({"algorithm": {"anchor_tips": 0.25}}, True),
-        ({"algorithm": {"anchor_tips": 0.25, "anchor_weight": 0.0}}, False),
         ({"algorithm": {"author": "start"}}, False),  # the author alone does
         ({"rehearsal": {"split": "spare"}}, True),
         ({"rehearsal": {"split": "spare", "hold": 0.0, "imitate": 0.1}}, False),

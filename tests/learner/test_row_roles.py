@@ -24,7 +24,13 @@ from trailnotes.errors import ConfigError, NonFiniteError
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.logprobs import TokenScorer
 from trailnotes.learner.losses import compute_token_weights
-from trailnotes.learner.samples import build_anchor_samples, build_samples, iter_minibatches
+from trailnotes.learner.samples import (
+    ANCHOR_READING_WEIGHT,
+    ANCHOR_WEIGHT,
+    build_anchor_samples,
+    build_samples,
+    iter_minibatches,
+)
 from trailnotes.types import Completion, Mode, RowRole, Sample, Tip, TrajectoryGroup
 
 Settings = dict[str, Any]
@@ -344,7 +350,7 @@ def played() -> list[TrajectoryGroup]:
 
 
 def anchors(tips: float, reading: float, seed: int = 0, num: int = 7) -> list[Sample]:
-    algorithm = AlgorithmConfig(anchor_tips=tips, anchor_reading=reading, anchor_weight=0.3, anchor_reading_weight=0.3)
+    algorithm = AlgorithmConfig(anchor_tips=tips, anchor_reading=reading)
     return build_anchor_samples(written(num), played(), algorithm, "auto", seed)
 
 
@@ -353,7 +359,8 @@ def test_shares_are_whole_rows(share: float, tips: int, read: int) -> None:
     """Of 7 tips and 4 episodes that read one; tips without a token, and episodes without a tip, do not count."""
     rows = anchors(share, share)
     assert Counter(row.role for row in rows) == Counter({"tip": tips, "reading": read})
-    assert all(row.hold == 0.3 and not row.imitate and not any(row.advantages) for row in rows)
+    assert {row.hold for row in rows} <= {ANCHOR_WEIGHT, ANCHOR_READING_WEIGHT}
+    assert all(not row.imitate and not any(row.advantages) for row in rows)
 
 
 def test_which_rows_are_held_is_the_seeds() -> None:
@@ -366,7 +373,7 @@ def test_which_rows_are_held_is_the_seeds() -> None:
 
 def test_anchored_rows_are_what_was_sampled_under_what_it_was_sampled_under() -> None:
     tip, *_ = anchors(1, 0)
-    assert tip == Sample((1, 2, 3, 0), (0, 0, 1, 1), (0.0, 0.0, -1.0, -0.5), (0.0,) * 4, role="tip", hold=0.3)
+    assert tip == Sample((1, 2, 3, 0), (0, 0, 1, 1), (0.0, 0.0, -1.0, -0.5), (0.0,) * 4, role="tip", hold=0.4)
     read = [row for row in anchors(0, 1) if row.role == "reading"]
     for row, one in zip(read, [t for g in played() for t in g.trajectories], strict=False):
         last = one.steps[-1].completion

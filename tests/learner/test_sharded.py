@@ -241,7 +241,7 @@ def test_dropout_of_two_processes_follows_from_the_seed_alone(start_model: Path,
 def test_adapters_on_the_head_are_not_compared_with_the_start_by_several_processes(start_model: Path) -> None:
     lora = {"enabled": True, "rank": 2, "target_modules": ("q_proj", "lm_head")}
     sections = {"model": {"path": str(start_model), "device": "cpu", "lora": lora}}
-    held = small_config(**sections, algorithm={"name": "empo2", "anchor_tips": 1.0, "anchor_weight": 0.3})
+    held = small_config(**sections, algorithm={"name": "empo2", "anchor_tips": 1.0})
     assert held.has_anchor_rows
     model = load_model(held.model)[0]
     with pytest.raises(ConfigError, match=r"leave it out of model\.lora\.target_modules, or set learner\.world_size"):

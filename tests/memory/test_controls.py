@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from adaptrun import Guesser, adapt_by, gate_config
+from adaptrun import Guesser, adapt_by
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.toml import load_config
-from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError
-from trailnotes.memory import TipMemory, embedder_of, open_memory
+from trailnotes.memory import TipMemory, open_memory
 from trailnotes.memory.controls import EMPTY_TEXT, make_prompt_memory
-from trailnotes.training.periodic_eval import evaluate_adaptation
 from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory
 
 TASKS = ["maze/amber/train-0", "maze/amber/train-1", "vault/hazel/train-0", "vault/hazel/train-1"]
@@ -118,21 +115,6 @@ def test_readers_of_a_control_count_for_no_tip() -> None:
         make_prompt_memory(memory, show).report([read])
         counted = [readers.shown for readers in memory.store.load_reader_stats().values()]
         assert counted == ([1, 0, 0, 0] if show == "own" else [0] * 4)
-
-
-@pytest.mark.parametrize(("show", "curve"), [("own", [0.25, 0.5]), ("empty", [0.25, 0.25])])
-def test_curves_during_training_show_what_panels_show(show: str, curve: list[float]) -> None:
-    config = gate_config(
-        eval={"num_tasks": 0, "show_tips": show},
-        train={"eval_tips_every": 1, "eval_notes_trials": 1, "validation_split": "test"},
-    )
-    player = Guesser()
-
-    async def watched() -> dict[str, float]:
-        with EnvPool(config.env) as pool:
-            return await evaluate_adaptation(player, pool, config, embedder_of(config), lambda: nullcontext(player))
-
-    assert asyncio.run(watched()) == {f"validation_tips/trial_{i}": mean for i, mean in enumerate(curve)}
 
 
 @pytest.mark.parametrize(

@@ -131,9 +131,12 @@ def test_who_fails_is_played_again_before_the_next_begins(limit: int) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 2])
-def test_a_seat_that_fails_for_good_makes_room(limit: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_seat_that_fails_for_good_makes_room(
+    limit: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trailnotes.rollout.groups.MAX_REPLACEMENTS", 0)
     policy = WatchedPolicy(right)
-    config = settings(max_envs=limit, max_replacements=0)
+    config = settings(max_envs=limit)
     groups = play_groups(policy, FakePool(failing(0, 1)), config)
     assert [[t.member for t in group.trajectories] for group in groups] == [[0, 1, 2]]
     assert "task a is left out: 2 of 3 episodes failed" in caplog.text

@@ -505,9 +505,12 @@ def test_the_number_of_announced_episodes_never_dips_while_one_is_replaced() -> 
     assert lives[-1] == 0
 
 
-def test_a_group_goes_on_without_a_member_that_keeps_failing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_group_goes_on_without_a_member_that_keeps_failing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trailnotes.rollout.groups.MAX_REPLACEMENTS", 1)
     errors: list[Trajectory] = []
-    config = settings(max_replacements=1)
+    config = settings()
     with caplog.at_level(logging.WARNING):
         (group,) = play_groups(
             ScriptedPolicy(right), FakePool(failing(1, 3)), config, tasks=[TASK], on_error=errors.append
@@ -517,15 +520,19 @@ def test_a_group_goes_on_without_a_member_that_keeps_failing(caplog: pytest.LogC
     assert not caplog.records
 
 
-def test_a_group_of_fewer_than_two_is_dropped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    config = settings(max_replacements=0)
+def test_a_group_of_fewer_than_two_is_dropped_with_a_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trailnotes.rollout.groups.MAX_REPLACEMENTS", 0)
+    config = settings()
     groups = play_groups(ScriptedPolicy(right), FakePool(failing(0, 2)), config)
     assert [group.task.id for group in groups] == ["b"]
     assert "task a is left out: 2 of 3 episodes failed: the corridor fell at 1" in caplog.text
 
 
-def test_a_group_of_one_needs_only_its_one() -> None:
-    config = settings(max_replacements=0)
+def test_a_group_of_one_needs_only_its_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trailnotes.rollout.groups.MAX_REPLACEMENTS", 0)
+    config = settings()
     groups = play_groups(ScriptedPolicy(right), FakePool(failing(0)), config, modes=[["plain"]] * 2)
     assert [group.task.id for group in groups] == ["b"]
     assert len(groups[0].trajectories) == 1

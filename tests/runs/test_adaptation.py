@@ -141,8 +141,11 @@ def test_a_spending_limit_stops_a_run_cleanly_and_a_higher_one_lets_it_go_on(tmp
     assert (tmp_path / "cut/trajectories.jsonl").read_bytes() == (tmp_path / "whole/trajectories.jsonl").read_bytes()
 
 
-def test_episodes_that_failed_for_good_are_remembered_and_not_played_again(tmp_path: Path) -> None:
-    options = {"env": {"options": {"broken": [1]}, "max_replacements": 1}}
+def test_episodes_that_failed_for_good_are_remembered_and_not_played_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trailnotes.rollout.groups.MAX_REPLACEMENTS", 1)
+    options = {"env": {"options": {"broken": [1]}}}
     adapt_by(Guesser(), "empo2-tips", tmp_path, **options, eval={"trials": 0})
     failed = [record for record in lines(tmp_path / "trajectories.jsonl") if record["outcome"] == "error"]
     assert [record["task"]["id"] for record in failed] == ["gate/test-1"] * 2
@@ -160,7 +163,7 @@ def test_episodes_that_failed_for_good_are_remembered_and_not_played_again(tmp_p
 
 
 def test_a_first_attempt_that_failed_before_a_restart_counts(tmp_path: Path) -> None:
-    options = {"env": {"options": {"broken": [1]}, "max_replacements": 2}}
+    options = {"env": {"options": {"broken": [1]}}}
     adapt_by(Guesser(), "naive", tmp_path, **options)
     whole = (tmp_path / "trajectories.jsonl").read_bytes()
     journal = tmp_path / "phases/trial-0.episodes.jsonl"

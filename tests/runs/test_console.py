@@ -157,14 +157,6 @@ def test_without_any_tips_one_number_says_it(fake_time: Clock) -> None:
     )
 
 
-def test_training_shows_the_newest_points_of_its_curves_with_tips(fake_time: Clock) -> None:
-    points = {"validation_tips/trial_0": 0.0, "validation_tips/trial_1": 0.905, "validation_new/trial_0": 0.25}
-    lines = [{"iteration": 0, "rollout/success": 0.5, **points}, {"iteration": 1, "rollout/success": 0.75}]
-    shown = lines_of(load_config(None, ["--train.iterations", "4"]), lines, fake_time)
-    assert shown[0] == "empo2 a  iteration 1/4  success 0.5  tips 0.00 0.91  new 0.25"
-    assert shown[1] == "empo2 a  iteration 2/4  success 0.75  tips 0.00 0.91  new 0.25  0:40 left"
-
-
 def test_environment_steps_end_a_run_too(fake_time: Clock) -> None:
     config = load_config(None, ["--train.iterations", "1000", "--train.max_env_steps", "400"])
     shown = lines_of(config, [{"iteration": i, "env_steps": 100 * (i + 1)} for i in range(2)], fake_time)

@@ -58,7 +58,7 @@ def test_a_missing_package_is_named_with_the_setting_and_the_extra(
 def test_what_no_setting_asks_for_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "textworld", "openai", "tensorboard", "sentence_transformers", "matplotlib", "py4j")
     require_dependencies(load_config(None, [*GRPO, "--memory.embedder", "minilm"]))
-    require_dependencies(load_config(None, [*GRPO, "--run.tensorboard", "true", "--run.trackers", '["my:Own"]']))
+    require_dependencies(load_config(None, [*GRPO, "--run.trackers", '["tensorboard", "my:Own"]']))
     without(monkeypatch, "torch")
     require_dependencies(load_config(None, GRPO), model="random")
 

@@ -26,7 +26,6 @@ from trailnotes.types import Observation, Task, Trajectory
 VALUES = {
     "rollout.max_async_iterations": "1",
     "engine.max_logprob_mismatch": "0.5",
-    "train.eval_tips_every": "3",
     "memory.shared_split": "''",
     "warmstart.p_follow_tip": "0.1",
     "warmstart.p_explore": "0.2",
@@ -246,7 +245,7 @@ def test_a_full_disk_at_the_start_is_named_and_frees_the_lock(tmp_path: Path, mo
 def test_tensorboard_shows_exactly_the_lines(tmp_path: Path) -> None:
     event_file_loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
     tensor_util = pytest.importorskip("tensorboard.util.tensor_util")
-    config = load_config(None, ["--run.tensorboard", "true"])
+    config = load_config(None, ["--run.trackers", '["tensorboard"]'])
     with RunDir.open(tmp_path, config) as run:
         for i in range(3):
             run.append_metrics({"iteration": i, "loss": float(i), "mode": "plain"})
@@ -261,7 +260,7 @@ def test_tensorboard_shows_exactly_the_lines(tmp_path: Path) -> None:
         for value in event.summary.value
     ]
     (tag, _, settings), *curve = points
-    assert (tag, b"    run.tensorboard = True" in settings) == ("config", True)
+    assert (tag, b"run.trackers" in settings) == ("config", True)
     assert curve == [("loss", 0, 0.0), ("loss", 1, 7.0), ("loss", 2, 8.0)]
 
 

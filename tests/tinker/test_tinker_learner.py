@@ -125,7 +125,7 @@ METHODS = {  # modes of a group's members, and settings
         ["--loss.kl", "0.05", "--loss.mask_logprob", "-6.0", "--optim.epochs", "2"],
     ),
     "rloo": (["plain"] * 4, ["--loss.aggregation", "sequence"]),
-    "gigpo": (["plain"] * 4, ["--optim.weight_decay", "0.1", "--optim.betas", "[0.8, 0.9]"]),
+    "gigpo": (["plain"] * 4, []),
 }
 
 

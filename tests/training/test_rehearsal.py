@@ -46,7 +46,7 @@ from trailnotes.training.rehearsal import (
 )
 from trailnotes.types import Completion, Message, Observation, Task
 
-SPARE = {"split": "spare", "num_tasks": 2, "num_samples": 2, "trials": 1, "rows": 3}
+SPARE = {"split": "spare", "num_tasks": 2, "rows": 3}
 
 
 def rehearsing(start: Path, **sections: dict[str, Any]) -> Config:
@@ -151,14 +151,14 @@ def test_what_is_recorded_is_what_was_said(start_model: Path, tmp_path: Path, mo
     chat = ChatFormat(load_tokenizer(config.model))
     said = {(*each.prompt_ids, *each.token_ids) for each in heard}
     found = read_demonstrations(path, "rehearsal.path")
-    assert len(found) == 16, "2 games, 2 episodes, 2 trials: an episode and its tip each"
+    assert len(found) == 8, "2 games, 2 trials: an episode and its tip each"
     rows = [chat.encode_with_mask(each.messages, each.taught) for each in found]
     for ids, mask in rows:
         assert tuple(ids[: len(mask) - mask[::-1].index(1)]) in said
     assert sum(sum(mask) for _, mask in rows) == sum(len(each.token_ids) for each in heard)
     assert {each.task.id for each in found if each.task} == {task.id for task in load_rehearsal_tasks(config)}
     tips = [each for each in found if each.taught == {len(each.messages) - 1} and "note ?" in each.messages[-2].content]
-    assert len(tips) == 8
+    assert len(tips) == 4
     shown = {message.content for each in tips for message in each.messages if message.role == "assistant"}
     assert any(
         "note" in m.content and any(text in m.content for text in shown) for each in found for m in each.messages
@@ -198,19 +198,17 @@ def test_ids_that_are_none_are_named(ids: Any, tmp_path: Path) -> None:
         read_demonstrations(tmp_path / "r.jsonl", "rehearsal.path")
 
 
-def test_tips_stay_with_their_episodes_where_a_group_was_dropped(
-    start_model: Path, recorded: Path, tmp_path: Path
-) -> None:
-    """One of a game's two episodes failed for good: no tip was asked for about the other, so all later ones move up."""
+def test_tips_stay_with_their_episodes_where_one_failed(start_model: Path, recorded: Path, tmp_path: Path) -> None:
+    """The episode of a game failed for good: no tip was asked for about it, so all later ones move up."""
     config = build_recording_config(rehearsing(start_model))
     policy_counts = ChatFormat(load_tokenizer(config.model)).count_tokens
     (tmp_path / "phases").mkdir()
     first = next(iter(task.id for task in load_rehearsal_tasks(rehearsing(start_model))))
     for trial in (0, 1):
         episodes = [*read_jsonl(recorded / f"phases/trial-{trial}.episodes.jsonl")]
-        left = [e for e in episodes if not (e["task"]["id"] == first and e["member"] == 0)]
+        left = [e for e in episodes if e["task"]["id"] != first]
         notes = sorted(read_jsonl(recorded / f"phases/trial-{trial}.notes.jsonl"), key=lambda note: note["index"])
-        moved = [{**note, "index": note["index"] - 2} for note in notes[2:]]
+        moved = [{**note, "index": note["index"] - 1} for note in notes[1:]]
         for name, lines in (("episodes", left), ("notes", moved)):
             text = "".join(json.dumps(line) + "\n" for line in lines)
             (tmp_path / f"phases/trial-{trial}.{name}.jsonl").write_text(text)
@@ -220,7 +218,7 @@ def test_tips_stay_with_their_episodes_where_a_group_was_dropped(
         if each.task and each.task.id != first
     ]
     assert [*iter_recorded_demonstrations(config, tmp_path, policy_counts)] == whole
-    assert len(whole) == 8
+    assert len(whole) == 4
 
 
 @pytest.mark.parametrize(
@@ -237,7 +235,8 @@ def test_what_helped_is_told_by_what_followed(
     start_model: Path, recorded: Path, tmp_path: Path,
 ) -> None:  # fmt: skip
     """Of one game with an episode in each of three trials."""
-    played = build_recording_config(rehearsing(start_model, rehearsal={"num_tasks": 1, "num_samples": 1, "trials": 2}))
+    played = build_recording_config(rehearsing(start_model, rehearsal={"num_tasks": 1}))
+    played = played.model_copy(update={"eval": played.eval.model_copy(update={"trials": 2})})
     (game,) = (task.id for task in load_panel(played))
     (tmp_path / "phases").mkdir()
     (one, *_) = (e for e in read_jsonl(recorded / "phases/trial-0.episodes.jsonl") if e["task"]["id"] == game)
@@ -326,10 +325,10 @@ def test_a_method_without_tips_neither_records_nor_rehearses(start_model: Path, 
 
 
 def test_a_dry_run_records_little_and_foretells_the_rest(start_model: Path, tmp_path: Path) -> None:
-    rehearsal = {"num_tasks": 8, "num_samples": 3, "trials": 4}
+    rehearsal = {"num_tasks": 60}
     config = rehearsing(start_model, rehearsal=rehearsal, train={"iterations": 1000, "max_env_steps": 1000})
     copy = shrink_config(config)
-    assert (count_rehearsal_episodes(config), count_rehearsal_episodes(copy)) == (8 * 3 * 5, 4 * 1 * 2)
+    assert (count_rehearsal_episodes(config), count_rehearsal_episodes(copy)) == (60 * 2, 4 * 2)
     line = {"env_steps": 56, "tokens_generated": 110, "seconds": 5.0}
     first, before = split_usage(config, copy, line, {"env_steps": 16, "tokens_generated": 30, "seconds": 1.0})
     assert first == {"env_steps": 40, "tokens_generated": 80, "seconds": 4.0}
@@ -406,9 +405,7 @@ def test_a_damaged_file_is_named_and_made_again_without_playing(
             (out / file.relative_to(recorded)).write_bytes(file.read_bytes())
     whole = (out / "rehearsal.jsonl").read_bytes()
     (out / "rehearsal.jsonl").write_bytes(whole[:-40])
-    with pytest.raises(
-        ConfigError, match=r"rehearsal\.jsonl:16 .*remove the file, and the same command makes it again"
-    ):
+    with pytest.raises(ConfigError, match=r"rehearsal\.jsonl:8 .*remove the file, and the same command makes it again"):
         read_rehearsal(config, out / "rehearsal.jsonl")
     (out / "rehearsal.jsonl").unlink()
     monkeypatch.setattr(Paid, "step", never)
@@ -439,17 +436,15 @@ def test_the_model_that_recorded_makes_room(start_model: Path, tmp_path: Path, m
         return policy
 
     monkeypatch.setattr("trailnotes.runs.load_policy.load_policy", watched)
-    record_rehearsal(
-        rehearsing(start_model, rehearsal={"num_tasks": 1, "num_samples": 1, "trials": 0}), tmp_path / "out"
-    )
+    record_rehearsal(rehearsing(start_model, rehearsal={"num_tasks": 1}), tmp_path / "out")
     assert [model() for model in models] == [None]
 
 
 def test_a_recording_of_other_settings_is_refused_and_of_other_training_is_not(
     start_model: Path, recorded: Path
 ) -> None:
-    other = rehearsing(start_model, rehearsal={"num_samples": 3})
-    with pytest.raises(ConfigError, match=r"recording with another eval\.num_samples: set it back, or remove"):
+    other = rehearsing(start_model, rehearsal={"num_tasks": 1})
+    with pytest.raises(ConfigError, match=r"recording with another eval\.num_tasks: set it back, or remove"):
         record_rehearsal(other, recorded)
     longer = rehearsing(start_model, train={"iterations": 9}, optim={"lr": 0.5}, env={"num_workers": 1})
     assert record_rehearsal(longer, recorded) == recorded / "rehearsal.jsonl"
@@ -466,7 +461,7 @@ def test_the_command_records_and_says_what_it_took(
     assert main([*words, str(recorded)]) == 0
     steps = int(read_recording_usage(recorded)["env_steps"])
     said = capsys.readouterr().out
-    assert f"16 conversations, which took {steps} environment steps and " in said
+    assert f"8 conversations, which took {steps} environment steps and " in said
     assert f"written to {recorded / 'rehearsal.jsonl'}" in said
     assert main([*words, str(tmp_path / "out"), "--rehearsal.split", ""]) == 2
     assert "rehearsal.split is empty: name the games to record" in capsys.readouterr().err
@@ -511,20 +506,3 @@ def test_an_adaptation_of_the_run_has_the_same_author(author: str, start_model: 
     with closing(sqlite3.connect(tmp_path / "adapted" / "memory.db")) as connection:
         wrote = {model for (model,) in connection.execute("SELECT model FROM tips")}
     assert wrote == {str(start_model if author == "start" else last)}
-
-
-def test_curves_with_tips_have_the_same_author(
-    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    authors = []
-
-    async def listening(policy: HFPolicy, *arguments: Any, **options: Any) -> TipBatch:
-        authors.append(policy)
-        return await write_tips(policy, *arguments, **options)
-
-    monkeypatch.setattr("trailnotes.training.periodic_eval.write_tips", listening)
-    train_section = {"iterations": 1, "eval_tips_every": 1, "eval_notes_trials": 1}
-    config = tiny_config(start_model, algorithm={"author": "start"}, train=train_section, eval={"num_tasks": 1})
-    run = train_in_process(config, tmp_path)
-    assert authors
-    assert all(author is not run.policy and author.name == str(start_model) for author in authors)

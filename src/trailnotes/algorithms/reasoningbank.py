@@ -61,8 +61,7 @@ class Bank:
     header = "Insights from earlier attempts at similar tasks (quoted; they may be wrong):"
 
     def __init__(self, embedder: Embedder) -> None:
-        self.embedder = embedder
-        self.records: list[Record] = []
+        self.embedder, self.records = embedder, list[Record]()
 
     def __len__(self) -> int:
         """Count the insights."""

@@ -40,15 +40,12 @@ class AlgorithmConfig(Section):
     dynamic_sampling: int = key(
         0, "rounds that replace groups of equal returns by freshly played ones; 0 = off", "DAPO, arXiv 2503.14476", ge=0
     )
-    invalid_penalty: float = key(0.0, "penalty for each action that is unreadable or not admissible", ge=0)
-    invalid: Literal["format", "inadmissible"] = key("format", "invalid: unreadable (GiGPO release), or inadmissible")
+    invalid_penalty: float = key(0.0, "penalty for each unreadable action", ge=0)
     anchor_tips: float = key(0.0, "share of an iteration's tips that are anchored to the start model", ge=0, le=1)
     anchor_reading: float = key(0.0, "share of off-policy episodes that are also anchored, with their tips", ge=0, le=1)
     author: str = key(
         "policy", "writer of the tips: policy, start (the initial weights), extract (no model: quotes the actions up "
         "to the last that raised the score), or openai:NAME, the model NAME of the [endpoint]")  # fmt: skip
-    anchor_weight: float = key(0.4, "weight of KL(start model || model) on the anchored tips; 0 = none", ge=0)
-    anchor_reading_weight: float = key(0.1, "weight of that KL on episodes with tips; 0.4 slowed learning", ge=0)
     author_credit: float = key(0.0, "weight of the credit that a tip gets for its readers' gain; 0 = off", ge=0)
     author_age: int = key(
         3, "iterations after which a tip is too old to be credited to its author; take twice the training tasks over "
@@ -112,11 +109,9 @@ class RehearsalConfig(Section):
     split: str = key("", "games outside all panels that the start model plays and writes about first; '' = none")
     options: dict[str, Any] = key(dict, "env.options of these games, where they differ from those that are trained")
     num_tasks: int = key(0, "games of the split; 0 = all", ge=0)
-    num_samples: int = key(1, "episodes of each game in each trial", ge=1)
-    trials: int = key(1, "trials with tips, after one without; more games do more than more trials", ge=0)
     path: str = key("", "JSONL of conversations instead, of `trailnotes rehearsal record` or `script`; '' = none")
     rows: int = key(24, "conversations in each update", ge=1)
-    hold: float = key(0.4, "weight of KL(start model || model) on them, as algorithm.anchor_weight; 0 = none", ge=0)
+    hold: float = key(0.4, "weight of KL(start model || model) on them, as on anchored tips; 0 = none", ge=0)
     imitate: float = key(
         0.0, "weight of the likelihood of conversations that helped (won, or followed by a better trial), or of all "
         "of a file that does not say; 0 = none", ge=0)  # fmt: skip

@@ -114,7 +114,6 @@ class EndpointConfig(Section):
     price_output: float = key(0.0, "price of a million completion tokens", ge=0)
     max_cost: float = key(0.0, "stop cleanly before the spending of a run passes this; 0 = no limit", ge=0)
     max_tokens_total: int = key(0, "stop cleanly before prompt and completion tokens pass this; 0 = no limit", ge=0)
-    log_prompts: bool = key(False, "keep what was sent and answered in requests.jsonl of the run")
 
     @model_validator(mode="after")
     def validate_extra_fields(self) -> Self:

@@ -41,7 +41,6 @@ class RunConfig(Section):
     seed: int = key(0, "seed of every source of randomness", ge=0)
     deterministic: bool = key(True, "gather all live episodes before each batch: bit-reproducible on one machine")
     threads: int = key(1, "torch threads; 0 leaves torch's default (many threads slow a tiny model down)", ge=0)
-    tensorboard: bool = key(False, 'also write TensorBoard event files: short for "tensorboard" in run.trackers')
     trackers: tuple[str, ...] = key(
         (), "services that show the run as well: tensorboard, wandb, mlflow, trackio, or module:Class of your own"
     )
@@ -57,12 +56,6 @@ class RunConfig(Section):
             raise ValueError("a tracker is named twice: name each once")
         return names
 
-    @property
-    def all_trackers(self) -> tuple[str, ...]:
-        """Return all trackers of the run, `run.tensorboard` included."""
-        also = ("tensorboard",) if self.tensorboard and "tensorboard" not in self.trackers else ()
-        return (*also, *self.trackers)
-
 
 class EnvConfig(Section):
     """The environment and the processes that run it."""
@@ -72,7 +65,6 @@ class EnvConfig(Section):
     num_workers: int = key(2, "worker processes; 0 = in this process, which an environment's crash ends", ge=0)
     max_envs: int = key(0, "episodes alive and tips being written at a time; 0 = as many as there are", ge=0)
     timeout: float = key(60.0, "seconds that one call may take before its worker is killed and replaced", gt=0)
-    max_replacements: int = key(2, "how often a failed episode is tried afresh before its group is dropped", ge=0)
 
 
 class RolloutConfig(Section):
@@ -105,9 +97,6 @@ class RolloutConfig(Section):
         0, "iterations that may be played while earlier ones are learned from; 0 = none, and every token is of the "
         "newest weights; up to 1 repeats bit for bit, but for what memory.distilled, or a memory.order or "
         "memory.retire that goes by readers, changes meanwhile", ge=0)  # fmt: skip
-    max_staleness_weight: float = key(
-        2.0, "with max_async_iterations: upper bound of a token's weight, the ratio of its probability under the "
-        "weights now to that under those that sampled it", ge=1)  # fmt: skip
 
     @model_validator(mode="after")
     def validate_stop(self) -> Self:
@@ -164,8 +153,6 @@ class OptimConfig(Section):
 
     lr: float = key(1e-6, "learning rate of AdamW", PAPER, gt=0)
     lr_decay: float = key(0.0, "last share of the run over which the learning rate falls linearly to 0", ge=0, le=1)
-    weight_decay: float = key(0.0, "decoupled weight decay", ge=0)
-    betas: tuple[float, float] = key((0.9, 0.999), "AdamW's moment decays")
     grad_clip: float = key(1.0, "largest gradient norm; 0 = off", ge=0)
     epochs: int = key(1, "passes over each batch", ge=1)
     minibatch: int = key(16, "trajectories in a mini-batch (one optimizer step); 0 = the whole batch", PAPER, ge=0)
@@ -187,9 +174,6 @@ class TrainConfig(Section):
     split: str = key("train", "split of the training tasks")
     num_tasks: int = key(0, "how many of them, evenly spaced; 0 = all. Tips are read when a task comes again", ge=0)
     validation_split: str = key("validation", "held-out variations that choose the best checkpoint; never the test")
-    eval_tips_every: int = key(0, "iterations between panels played with tips, from an empty memory; 0 = never", ge=0)
-    eval_notes_trials: int = key(2, "trials with tips of these panels, after one without", ge=1)
-    new_split: str = key("", "games of families never trained, played with tips beside the validation's; '' = none")
 
     def compute_progress(self, spent: Mapping[str, float]) -> float:
         """Compute the used share of the nearest limit, 1 and more at its end; `spent`: a checkpoint's counters."""
@@ -324,7 +308,7 @@ class Config(Section):
             )
         if rollout.max_action_tokens >= rollout.max_context_tokens:
             raise ValueError("rollout.max_action_tokens must be smaller than rollout.max_context_tokens")
-        if self.train.split == self.train.validation_split and (self.train.eval_every or self.train.eval_tips_every):
+        if self.train.split == self.train.validation_split and self.train.eval_every:
             raise ValueError("train.validation_split must differ from train.split, or training games choose the best")
         if rollout.example_turns and (self.rehearsal.path or self.rehearsal.split):
             raise ValueError("rehearsal imitates whole conversations, rollout.example_turns too: set these to []")
@@ -428,8 +412,7 @@ class Config(Section):
     def has_anchor_rows(self) -> bool:
         """Tell whether rows besides episodes are anchored to the start model, by whole distributions."""
         algorithm, rehearsal = self.algorithm, self.rehearsal
-        anchored = algorithm.anchor_weight and algorithm.anchor_tips and algorithm.author in ("policy", "start")
-        anchored = anchored or (algorithm.anchor_reading_weight and algorithm.anchor_reading)
+        anchored = (algorithm.anchor_tips and algorithm.author in ("policy", "start")) or algorithm.anchor_reading
         rehearsed = (rehearsal.path or rehearsal.split) and rehearsal.hold
         method = resolve_method(algorithm.name)
         if method.anchors_rows and method.anchors_rows(self):

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 DEFAULT_TRIALS = 2  # after trial 0: by then a link that is weak shows, and one that heals itself, too
-CHANGEABLE_KEYS = (*RUNTIME_KEYS, "eval.trials", "eval.confidence", "run.tensorboard", "run.trackers")
+CHANGEABLE_KEYS = (*RUNTIME_KEYS, "eval.trials", "eval.confidence", "run.trackers")
 """What may differ when an exchange is resumed."""
 MakeBar = Callable[[str], AbstractContextManager["ProgressBar | None"]]
 

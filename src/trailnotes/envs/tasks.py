@@ -87,11 +87,6 @@ def load_validation_tasks(config: Config) -> list[Task]:
     return panel(tasks_of(config, config.train.validation_split), config.eval.num_tasks)
 
 
-def load_new_tasks(config: Config) -> list[Task]:
-    """Load the tasks of families never trained, as many as the panel's, of `train.new_split`."""
-    return panel(tasks_of(config, config.train.new_split), config.eval.num_tasks)
-
-
 def validate_splits(config: Config) -> None:
     """Refuse to learn from games of the panel or the validation. Plays and loads nothing.
 
@@ -101,31 +96,18 @@ def validate_splits(config: Config) -> None:
     method, train = resolve_method(config.algorithm.name), config.train
     if method.trains:
         games, source = tasks_of(config, train.split), f"train.split = {train.split!r}"
-        if train.eval_every or train.eval_tips_every:
+        if train.eval_every:
             validation = load_validation_tasks(config)
             chosen_by = f"train.validation_split = {train.validation_split!r}"
             _require_disjoint(games, source, validation, f"the validation ({chosen_by})")
             validate_learning_tasks(validation, chosen_by, config)
         validate_learning_tasks(games, source, config)
-        if train.eval_tips_every and train.new_split:
-            require_outside_panel(tasks_of(config, train.new_split), f"train.new_split = {train.new_split!r}", config)
     if learned_from := method.load_task_lister():
         validate_learning_tasks(learned_from(config), f"what {method.label} learns from", config)
 
 
 def validate_learning_tasks(games: Iterable[Task], source: str, config: Config) -> None:
-    """Refuse to learn from `games`, which `source` names, where a panel of `config` holds one of them.
-
-    The panels are that of `eval.split`, if there is such a split, and the new families watched during training.
-    """
-    games = list(games)
-    if config.train.eval_tips_every and (split := config.train.new_split):
-        _require_disjoint(games, source, tasks_of(config, split), f"the new families (train.new_split = {split!r})")
-    require_outside_panel(games, source, config)
-
-
-def require_outside_panel(games: Iterable[Task], source: str, config: Config) -> None:
-    """Refuse `games`, which `source` names, where the panel of `config` holds one of them."""
+    """Refuse to learn from `games`, which `source` names, where the panel of `config`, if any, holds one of them."""
     _require_disjoint(games, source, _load_panel_if_any(config), f"the panel (eval.split = {config.eval.split!r})")
 
 
@@ -158,10 +140,8 @@ def load_used_tasks(config: Config) -> dict[str, list[Task]]:
     """Load the games that a training itself plays, by the setting that names them."""
     train = config.train
     used = {f"train.split = {train.split!r}": tasks_of(config, train.split)}
-    if train.eval_every or train.eval_tips_every:
+    if train.eval_every:
         used[f"train.validation_split = {train.validation_split!r}"] = load_validation_tasks(config)
-    if train.eval_tips_every and train.new_split:
-        used[f"train.new_split = {train.new_split!r}"] = tasks_of(config, train.new_split)
     return used
 
 

@@ -34,9 +34,8 @@ def shrink_config(config: Config) -> Config:
         changes = {"train": {"iterations": 1, "keep_optimizer": True}}  # whose size is to be known
         if count_rehearsal_episodes(config):
             rehearsal = config.rehearsal
-            num_tasks, trials = min(NUM_TRIAL_GAMES, rehearsal.num_tasks) or NUM_TRIAL_GAMES, min(1, rehearsal.trials)
-            changes["rehearsal"] = {"num_tasks": num_tasks, "num_samples": 1, "trials": trials}
-    changes["run"] = {"name": "dry run", "tensorboard": False, "trackers": ()}
+            changes["rehearsal"] = {"num_tasks": min(NUM_TRIAL_GAMES, rehearsal.num_tasks) or NUM_TRIAL_GAMES}
+    changes["run"] = {"name": "dry run", "trackers": ()}
     sections = {name: getattr(config, name).model_copy(update=values) for name, values in changes.items()}
     return config.model_copy(update=sections)
 
@@ -107,7 +106,7 @@ def count_bytes(place: Path) -> int:
 
 def count_rehearsal_episodes(config: Config) -> int:
     """Count the episodes that a training's initial model records."""
-    return len(load_recorded_tasks(config)) * config.rehearsal.num_samples * (config.rehearsal.trials + 1)
+    return 2 * len(load_recorded_tasks(config))  # a trial without tips, and one with
 
 
 def _count_episodes(config: Config) -> int:

@@ -79,7 +79,7 @@ class Learner:
         self._start = {p: p.detach().clone() for p in model.parameters() if p.requires_grad} if own else {}
         head = self._score.parts.head.parameters() if self._score.parts else ()
         self._adapts_head = any(parameter in self._start for parameter in head)
-        self._optimizer = MasterAdamW(model, optim)
+        self._optimizer = MasterAdamW(model, lr=optim.lr)
         self._training_mode = needs_training_mode(model)
 
     @property

@@ -114,6 +114,10 @@ def build_observation_samples(samples: Sequence[Sample], weight: float) -> list[
     return rows
 
 
+ANCHOR_WEIGHT = 0.4  # of KL(start model || model) on anchored tips
+ANCHOR_READING_WEIGHT = 0.1  # of that KL on episodes with tips; 0.4 slowed learning
+
+
 def build_anchor_samples(
     tips: Sequence[Completion], groups: Sequence[TrajectoryGroup], algorithm: AlgorithmConfig,
     rows: Literal["auto", "step"], seed: int,
@@ -121,17 +125,17 @@ def build_anchor_samples(
     """Build rows that hold the model to its initial behaviour where it writes tips and where it acts on them.
 
     `algorithm.anchor_tips` and `anchor_reading` are shares of the tips and of the off-policy episodes that were shown
-    any, each drawn by itself and rounded to whole rows; `anchor_weight` and `anchor_reading_weight` hold them.
+    any, each drawn by itself and rounded to whole rows; `ANCHOR_WEIGHT` and `ANCHOR_READING_WEIGHT` hold them.
     """
     written = [tip for tip in tips if tip.token_ids]
     held = [
-        anchor_sample(tip, "tip", algorithm.anchor_weight)
+        anchor_sample(tip, "tip", ANCHOR_WEIGHT)
         for tip in _draw_share(written, algorithm.anchor_tips, random.Random(seed))
     ]
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     read = [t for t in trajectories if t.mode == "off_policy" and any(step.tips for step in t.steps)]
     acted = _draw_share(read, algorithm.anchor_reading, random.Random(seed))
-    return held + build_reading_samples(acted, algorithm.anchor_reading_weight, rows)
+    return held + build_reading_samples(acted, ANCHOR_READING_WEIGHT, rows)
 
 
 def _draw_share(of: Sequence[T], share: float, rng: random.Random) -> list[T]:

@@ -26,7 +26,6 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from trailnotes.config.schema import OptimConfig
 from trailnotes.errors import NonFiniteError
 from trailnotes.learner.samples import Ranks
 from trailnotes.policies.hf.adapters import get_adapter_state_dict, save_adapters
@@ -34,6 +33,7 @@ from trailnotes.storage.checkpoint import atomic_directory, read_json, write_jso
 from trailnotes.types import Sample
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+BETAS = (0.9, 0.999)  # decays of these: the defaults of AdamW
 MakeBlank = Callable[[Collection[str]], dict[str, Tensor]]
 FILE, SHARDS, REST = "learner.safetensors", "learner.dcp", "learner.json"
 STATE = (REST, FILE, SHARDS)  # all files of `save_state`; deletion begins with the first
@@ -50,7 +50,9 @@ class MasterAdamW:
         ValueError: nothing is trainable.
     """
 
-    def __init__(self, model: nn.Module, config: OptimConfig) -> None:
+    def __init__(
+        self, model: nn.Module, *, lr: float, betas: tuple[float, float] = BETAS, weight_decay: float = 0.0
+    ) -> None:
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise ValueError("the model has no trainable parameter: unfreeze it, or turn model.lora.enabled on")
@@ -59,7 +61,7 @@ class MasterAdamW:
             for name, p in self.parameters.items()
         }
         self._adamw = torch.optim.AdamW(
-            self.masters.values(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
+            self.masters.values(), lr=lr, betas=betas, weight_decay=weight_decay, fused=True
         )
 
     def zero_grad(self) -> None:

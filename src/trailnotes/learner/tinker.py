@@ -37,7 +37,7 @@ from trailnotes.learner import losses
 from trailnotes.learner.logprobs import Batch
 from trailnotes.learner.losses import UpdateMetrics, compute_advantage_metrics, compute_token_weights, is_trained
 from trailnotes.learner.samples import iter_minibatches
-from trailnotes.learner.states import REST, raise_non_finite
+from trailnotes.learner.states import BETAS, REST, raise_non_finite
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.checkpoint import atomic_directory, read_json, write_json
 from trailnotes.types import Sample
@@ -294,9 +294,8 @@ class TinkerLearner:
             if answer.metrics and self.server.dialect.averages_rows and self.config.learner.reduction == "auto":
                 raise ConfigError(f"{self.server.url} is SkyRL with another backend than JAX, which sums losses: "
                                   'set learner.reduction = "sum"')  # fmt: skip
-        first, second = self.optim.betas
         step = self._client.optim_step(tinker.AdamParams(
-            learning_rate=lr, beta1=first, beta2=second, eps=ADAM_EPSILON, weight_decay=self.optim.weight_decay,
+            learning_rate=lr, beta1=BETAS[0], beta2=BETAS[1], eps=ADAM_EPSILON, weight_decay=0.0,
             grad_clip_norm=self.optim.grad_clip,
         ))  # fmt: skip
         if not self.server.dialect.keeps_order:

@@ -23,6 +23,7 @@ from trailnotes.types import MODES, NO_OP, Mode, Task, Trajectory, TrajectoryGro
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+MAX_REPLACEMENTS = 2  # tries of a failed episode after the first, before it is left out
 OnTrajectory = Callable[[Trajectory], None]
 SelectMemory = Callable[[int, int], Memory]
 """From the index of a group in the batch and a member of it to the memory of that member alone."""
@@ -63,7 +64,7 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
 ) -> list[TrajectoryGroup]:
     """Play `modes[i][j]` for task i and member j, at most `env.max_envs` at once; results are in this order.
 
-    A failed episode goes to `on_error` and is tried afresh, `env.max_replacements` times. A group continues while two
+    A failed episode goes to `on_error` and is tried afresh, `MAX_REPLACEMENTS` times. A group continues while two
     members are left (or all, of a group of one); else it is dropped with a warning. Episodes that begin together are
     announced to the policy before the first of them begins, and each later one before the one that it follows is
     closed. A task that stands in `tasks` twice gets other seeds the second time. A `FeedbackMemory` hears at the end
@@ -73,7 +74,7 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
     before a restart, by task and member; failed ones count as attempts, and no task may then stand in `tasks` twice.
     """
     rows = _make_slots(tasks, modes, memory_of or (lambda _, __: memory), seed)
-    attempts = 1 + config.env.max_replacements
+    attempts = 1 + MAX_REPLACEMENTS
     failed: Counter[tuple[str, int]] = Counter()
     reasons: dict[tuple[str, int], str] = {}  # of each slot the last one
     before: dict[tuple[str, int], Trajectory | None] = {}

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from trailnotes.config.schema import Config
 
-TIP_CURVES = {"tips": "validation_tips", "new": "validation_new"}  # as shown -> as `training/periodic_eval.py` calls it
-
 
 class ProgressBar:
     """Progress bar of a task with an end, as a context manager.
@@ -95,7 +93,6 @@ class TrainingProgress:
         title = " ".join(dict.fromkeys((config.algorithm.name, directory.path.name)))  # not "grpo grpo"
         self._bar = ProgressBar(1.0, title, stream=stream)
         self._previous: tuple[float, Mapping[str, Any]] | None = None
-        self._tip_curves: dict[str, str] = {}  # the newest point of each curve with tips
 
     def __enter__(self) -> Self:
         self._bar.__enter__()
@@ -119,10 +116,6 @@ class TrainingProgress:
         if plain in line and modes != ["plain"]:  # the mean mixes those that read tips with those that do not
             names = {f"{self._metric} without tips": plain, self._metric: names[self._metric]} | names
         facts: dict[str, float | str] = {name: line[key] for name, key in names.items() if key in line}
-        self._tip_curves |= {
-            shown: trials for shown, name in TIP_CURVES.items() if (trials := _format_trials(line, name))
-        }
-        facts |= self._tip_curves
         facts |= self._compute_rates(line) | ({"mode": "+".join(modes)} if modes else {})
         self._bar.update(min(share, 1.0), facts, count)
 
@@ -181,10 +174,6 @@ def _format_number(value: float | str) -> str:
     if isinstance(value, str):
         return value
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _format_trials(line: Mapping[str, Any], name: str) -> str:
-    return " ".join(f"{value:.2f}" for key, value in line.items() if key.startswith(f"{name}/trial_"))
 
 
 def _build_rich_bar(stream: IO[str]) -> RichProgress:

@@ -26,7 +26,7 @@ def require_dependencies(
         ConfigError: `engine.python` or `engine.urls` cannot be used.
         MissingExtraError: one line with each package, the setting that needs it, and the command that installs all.
     """
-    if config.run.all_trackers:
+    if config.run.trackers:
         load_trackers()
     absent = {
         extra: (find_missing_module(extra), why)
@@ -63,7 +63,7 @@ def _collect_extras(config: Config, model: str | None) -> dict[str, str]:
     if writes and config.algorithm.author.startswith(OPENAI_PREFIX):
         wanted["openai"] = f"algorithm.author = {config.algorithm.author!r}"
     embeds = writes or config.algorithm.intrinsic != "none"
-    if config.memory.embedder != "hashing" and (embeds or config.train.eval_tips_every > 0):
+    if config.memory.embedder != "hashing" and embeds:
         extra = "openai" if config.memory.embedder.startswith(OPENAI_PREFIX) else "embed"
         wanted[extra] = f"memory.embedder = {config.memory.embedder!r}"
     return wanted

@@ -73,7 +73,7 @@ class RunDir:
         self.trajectories_path = path / TRAJECTORIES
         self.memory_path = path / "memory.db"
         self.checkpoints = path / "checkpoints"
-        self._tracked = config.run.all_trackers
+        self._tracked = config.run.trackers
         self._trackers: TrackerClient | None = None  # once no line is set aside any more
 
     @classmethod

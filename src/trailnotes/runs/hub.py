@@ -33,7 +33,6 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _LOCAL_KEYS = (
     *RUNTIME_KEYS,
     "run.trackers",
-    "run.tensorboard",
     "model.device",
     "model.base",
 )  # of the author's machine

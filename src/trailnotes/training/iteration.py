@@ -24,9 +24,8 @@ from trailnotes.rollout.archive import select_from_start
 from trailnotes.seeds import derive_seed
 from trailnotes.training.authors import compute_author_credit, compute_author_metrics
 from trailnotes.training.collection import EpisodeCollector
-from trailnotes.training.periodic_eval import evaluate_adaptation
 from trailnotes.training.run import save_checkpoint
-from trailnotes.training.staleness import Correction, correct_samples
+from trailnotes.training.staleness import MAX_STALENESS_WEIGHT, Correction, correct_samples
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -199,7 +198,7 @@ class Iteration:
             self.add_metrics("stale", {"versions": float(stale)})
         loss = self.config.loss
         if stale:
-            section, correction = "stale", Correction(self.config.rollout.max_staleness_weight)
+            section, correction = "stale", Correction(MAX_STALENESS_WEIGHT)
         elif loss.mismatch != "none" and self.config.has_other_sampler:
             section, correction = "engine", Correction(loss.mismatch_cap, loss.mismatch_unit, loss.mismatch)
         else:
@@ -250,7 +249,7 @@ class Iteration:
 
     def scores(self, groups: Sequence[TrajectoryGroup]) -> list[Scores]:
         """Score the episodes of each group in the numbers that credit assignment takes."""
-        self.add_metrics("credit", {"valid_actions": compute_valid_share(groups, self.config.algorithm.invalid)})
+        self.add_metrics("credit", {"valid_actions": compute_valid_share(groups)})
         return [score_group(group, self.config.algorithm) for group in groups]
 
     def add_metrics(self, section: str, metrics: Mapping[str, float]) -> None:
@@ -312,18 +311,11 @@ class Iteration:
         return groups if self.run.archive is None else select_from_start(groups)
 
     async def _periodic_eval(self, done: int) -> None:
-        train = self.config.train
-        if not any(every and done % every == 0 for every in (train.eval_every, train.eval_tips_every)):
-            return
-        async with self.run.weights.use_policy() as policy:
-            if train.eval_every and done % train.eval_every == 0:
+        every = self.config.train.eval_every
+        if every and done % every == 0:
+            async with self.run.weights.use_policy() as policy:
                 with self._time_section("validate"):
                     self._metrics |= await self.run.validate(policy)
-            if train.eval_tips_every and done % train.eval_tips_every == 0:
-                with self._time_section("watch"):
-                    self._metrics |= await evaluate_adaptation(
-                        policy, self.run.pool, self.config, self.embedder(), self.run.weights.use_author
-                    )
 
     @contextlib.contextmanager
     def _time_section(self, name: str) -> Iterator[None]:

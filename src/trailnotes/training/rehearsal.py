@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from trailnotes.runs.console import ProgressBar
 
 REHEARSAL_DIR, REHEARSAL_FILE = "rehearsal", "rehearsal.jsonl"
-CHANGEABLE_KEYS = (*RUNTIME_KEYS, "run.name", "run.tensorboard", "run.trackers")
+CHANGEABLE_KEYS = (*RUNTIME_KEYS, "run.name", "run.trackers")
 """What may differ when a recording is continued, or used."""
 
 
@@ -136,7 +135,7 @@ def build_recording_config(config: Config) -> Config:
     env = config.env.model_copy(update={"options": {**config.env.options, **rehearsal.options}})
     played = Config().model_copy(
         update={
-            "run": config.run.model_copy(update={"tensorboard": False, "trackers": ()}),
+            "run": config.run.model_copy(update={"trackers": ()}),
             "model": config.model.model_copy(update={"lora": LoraConfig()}),
             "engine": config.engine,
             "learner": LearnerConfig(name=config.learner.name, url=config.learner.url),  # where the model plays
@@ -148,8 +147,8 @@ def build_recording_config(config: Config) -> Config:
             "eval": EvalConfig(
                 split=rehearsal.split,
                 num_tasks=rehearsal.num_tasks,
-                num_samples=rehearsal.num_samples,
-                trials=rehearsal.trials,
+                num_samples=1,
+                trials=1,  # more games do more than more trials
                 temperature=config.rollout.temperature,
             ),
         }
@@ -240,12 +239,10 @@ def iter_recorded_demonstrations(config: Config, run_dir: Path, count_tokens: Co
 
 
 def _parse_episodes(config: Config, records: Iterator[Mapping[str, object]]) -> list[Trajectory]:
-    """Return a phase's episodes in the order in which tips were asked for, without dropped groups."""
+    """Return a phase's episodes in the order in which tips were asked for."""
     order = {task.id: index for index, task in enumerate(load_panel(config))}
     ended = [t for t in map(trajectory_from_json, records) if t.outcome != "error"]
-    ended.sort(key=lambda t: (order[t.task.id], t.member))
-    groups = [[*group] for _, group in groupby(ended, key=lambda t: t.task.id)]
-    return [t for group in groups if len(group) >= min(2, config.eval.num_samples) for t in group]
+    return sorted(ended, key=lambda t: order[t.task.id])
 
 
 def is_recording(run_dir: Path) -> bool:
@@ -269,5 +266,5 @@ def require_remaining_budget(train: TrainConfig, spent: Mapping[str, float]) -> 
         raise ConfigError(
             f"recording the rehearsal takes {spent['env_steps']:,.0f} environment steps and "
             f"{spent['tokens_generated']:,.0f} tokens, and leaves nothing to train: raise train.max_env_steps and "
-            "train.max_tokens, or lower rehearsal.num_tasks, num_samples or trials"
+            "train.max_tokens, or lower rehearsal.num_tasks"
         )

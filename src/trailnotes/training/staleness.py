@@ -26,6 +26,9 @@ class TokenLogprobs(NamedTuple):
     now: float
 
 
+MAX_STALENESS_WEIGHT = 2.0  # largest ratio that counts where older weights sampled a token
+
+
 class Correction(NamedTuple):
     """How the ratio pi_now / pi_then weighs a token."""
 

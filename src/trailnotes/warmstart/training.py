@@ -220,12 +220,10 @@ class SupervisedTrainer:
     """
 
     def __init__(self, model: Any, config: Config) -> None:
-        warm = config.warmstart
-        plain = {"lr": warm.lr, "weight_decay": 0.01, "betas": (0.9, 0.95)}
         self.model, self.config = model, config
         self.step = 0
         self._recent: deque[float] = deque(maxlen=LOSS_WINDOW)
-        self._optimizer = MasterAdamW(model, config.optim.model_copy(update=plain))
+        self._optimizer = MasterAdamW(model, lr=config.warmstart.lr, betas=(0.9, 0.95), weight_decay=0.01)
         self._score = TokenScorer(model, chunk=config.optim.logprob_chunk)
 
     @property

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trailnotes.algorithms.rememberer import RemembererConfig
-from trailnotes.algorithms.rememberer.experience import ExperienceTable, open_experience
+from trailnotes.algorithms.rememberer.experience import ExperienceTable
 from trailnotes.algorithms.rememberer.situations import (
     Experience,
     ExperienceRecord,
@@ -39,8 +39,15 @@ class CountingEmbedder(HashingEmbedder):
         return super().embed(texts)
 
 
+def make_settings(**keys: Any) -> RemembererConfig:
+    """Make settings in which `keys` may be constants as well."""
+    constants = {name: keys.pop(name) for name in [*keys] if name not in RemembererConfig.model_fields}
+    kind: type[RemembererConfig] = type("Settings", (RemembererConfig,), {"__module__": __name__, **constants})
+    return kind(**keys)
+
+
 def table(path: Path | None = None, **keys: Any) -> ExperienceTable:
-    return open_experience(path, Config(rememberer=RemembererConfig(**keys)))
+    return ExperienceTable(path, HashingEmbedder(), make_settings(**keys))
 
 
 def episode(*rewards: float, goal: str = "g", states: str = "s{}", actions: str = "a{}") -> list[Experience]:
@@ -249,7 +256,7 @@ def test_lines_are_compared_by_their_longest_common_subsequence(texts: list[str]
 
 def situations(capacity: int, *observations: str, samples: Sequence[int] = ()) -> SituationIndex:
     """Records compared by the words of their observations alone, updated in the order given."""
-    config = RemembererConfig(record_capacity=capacity, task_weight=0.0)
+    config = make_settings(record_capacity=capacity, task_weight=0.0)
     made = SituationIndex(config, 4)
     for row, text in enumerate(observations):
         (record,) = all_records(teach(table(), *[episode(1.0, states=text)] * (samples[row] if samples else 1)))
@@ -376,7 +383,7 @@ def test_a_table_of_another_embedder_or_above_the_capacity_is_refused(path: Path
     with table(path) as taught:
         teach(taught, episode(1.0, 1.0, 1.0))
         taught.snapshot(tmp_path / "copy.db")
-    with pytest.raises(MemoryStoreError, match=r"holds 3 records: set rememberer\.record_capacity"):
+    with pytest.raises(MemoryStoreError, match=r"holds 3 records, above the 2"):
         table(path, record_capacity=2)
     with pytest.raises(MemoryStoreError, match=r"set memory.embedder = 'hashing'"):
         ExperienceTable(path, HashingEmbedder(64), RemembererConfig())

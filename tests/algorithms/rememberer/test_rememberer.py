@@ -18,6 +18,7 @@ import pytest
 
 import caves
 from small import small_config
+from trailnotes.algorithms.rememberer import RemembererConfig
 from trailnotes.algorithms.rememberer.advice import ValuedAction
 from trailnotes.algorithms.rememberer.experience import ExperienceTable, open_experience
 from trailnotes.algorithms.rememberer.method import AdvisedActor, choose_advice, extract_experiences
@@ -69,7 +70,8 @@ def successes(lines: Sequence[dict[str, Any]], capacity: int) -> list[float]:
 
 
 def test_defect_4_success_keeps_rising_when_the_table_is_full(tmp_path: Path, monkeypatch) -> None:
-    curve = successes(run(tmp_path, monkeypatch, epochs=8, record_capacity=40), 40)
+    monkeypatch.setattr(RemembererConfig, "record_capacity", 40)
+    curve = successes(run(tmp_path, monkeypatch, epochs=8), 40)
     assert len(curve) == 8  # full after the first epoch, with the first falls into fog
     assert curve[0] == 0.0
     assert sum(after > before for before, after in pairwise(curve)) >= 4
@@ -81,7 +83,8 @@ def test_with_an_eviction_that_refuses_new_keys_it_does_not(tmp_path: Path, monk
         return len(self.records) if len(self.records) < self._capacity else None
 
     monkeypatch.setattr(SituationIndex, "choose_row", first_come)
-    curve = successes(run(tmp_path, monkeypatch, epochs=8, record_capacity=40), 40)
+    monkeypatch.setattr(RemembererConfig, "record_capacity", 40)
+    curve = successes(run(tmp_path, monkeypatch, epochs=8), 40)
     assert len(curve) == 8
     assert max(curve) < 0.2
 
@@ -190,7 +193,7 @@ def table_of(config: Config, *texts: str, action: str = "go", reward: float = 1.
 
 
 def test_the_answers_most_valued_action_is_done_and_an_unreadable_one_is_the_no_op() -> None:
-    config = cave_config(history=2)
+    config = cave_config()
     policy = Listener("wait -> 0.1\ntake cup -> 0.9\ngo -> 0.5", "no idea", "go -> 1")
     seen = (hall(), hall(reward=0.5), hall())
     decisions = decide(policy, open_experience(None, config), config, *seen)
@@ -232,7 +235,6 @@ def test_actions_are_done_in_their_own_spelling_though_examples_quote_them() -> 
     "changed",
     [
         {"examples": 1},
-        {"history": 1},
         {"max_write_tokens": 50},
         {"temperature": 0.7},
     ],

@@ -255,8 +255,8 @@ def test_unreadable_answers_count_only_where_there_is_nothing_else() -> None:
 
 def test_candidates_are_drawn_as_the_settings_say_each_with_a_seed_of_its_own() -> None:
     policy = Talker("north", "south")
-    play(policy, Taste({}), candidates=4, temperature=0.7)
-    assert {(each.temperature, each.top_p) for each in policy.asked} == {(0.7, 0.95)}
+    play(policy, Taste({}), candidates=4)
+    assert {(each.temperature, each.top_p) for each in policy.asked} == {(0.9, 0.95)}
     assert len({each.seed for each in policy.asked}) == len(policy.asked) == 8
 
 

@@ -28,7 +28,7 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config, to_toml
 from trailnotes.endpoint import faults, wire
 from trailnotes.errors import BudgetError, ConfigError, PolicyError, RunError
-from trailnotes.policies.openai.endpoint import AnswerCache, ChatRequest, PaidAnswer, TokenUsage, hash_request
+from trailnotes.policies.openai.endpoint import AnswerCache, PaidAnswer, TokenUsage, hash_request
 from trailnotes.policies.openai.policy import OpenAIPolicy
 from trailnotes.rollout import gather_or_cancel
 from trailnotes.types import Completion, Message, Sampling
@@ -343,7 +343,7 @@ def test_the_key_is_in_nothing_that_is_written_said_or_shown(
         refusal(400, echo["message"]),
     ]  # fmt: skip
     with caplog.at_level(logging.DEBUG):
-        endpoint = policy(proxy.url, tmp_path / "a.jsonl", api_key_env="MY_KEY", log_prompts=True)
+        endpoint = policy(proxy.url, tmp_path / "a.jsonl", api_key_env="MY_KEY")
         with pytest.raises(PolicyError) as caught:
             ask(endpoint, sampling(), sampling(1), sampling(2))
     assert proxy.asked[0].headers["authorization"] == f"Bearer {KEY}"
@@ -351,7 +351,7 @@ def test_the_key_is_in_nothing_that_is_written_said_or_shown(
     cause = caught.value.__cause__
     shown = [repr(endpoint), str(endpoint), repr(caught.value), repr(cause), caplog.text, str(endpoint.answers.path)]
     shown += [file.read_text() for file in tmp_path.rglob("*") if file.is_file()]
-    assert len(shown) == 8
+    assert len(shown) == 7
     assert not [text for text in shown if KEY in text]
     assert PROMPT[0].content.splitlines()[0] not in caplog.text  # not even the client's own log has prompts
 
@@ -590,7 +590,7 @@ def test_max_cost_counts_what_is_under_way() -> None:
     answers.reserved.append(amount)
     assert "endpoint.max_cost = 0.001" in answers.explain_limit(amount)
     answers.reserved.clear()
-    answers.store(PaidAnswer("k", "x", "stop", 300, 40, 0.00096), ChatRequest("k", (), sampling(), amount))
+    answers.store(PaidAnswer("k", "x", "stop", 300, 40, 0.00096))
     assert "0.00096 is spent, and it may cost 0.0004" in answers.explain_limit(amount)
 
 
@@ -623,14 +623,10 @@ def test_a_damaged_line_is_named(line: str, tmp_path: Path) -> None:
         policy("http://h/v1", tmp_path / "a.jsonl")
 
 
-def test_prompts_are_written_only_where_that_is_asked_for(proxy: Proxy, tmp_path: Path) -> None:
+def test_no_prompt_is_written(proxy: Proxy, tmp_path: Path) -> None:
     ask(policy(proxy.url, tmp_path / "a.jsonl"), sampling())
     assert [file.name for file in tmp_path.iterdir()] == ["a.jsonl"]
     assert "cobalt" not in (tmp_path / "a.jsonl").read_text()
-    ask(policy(proxy.url, tmp_path / "a.jsonl", log_prompts=True), sampling(1))
-    (said,) = lines(tmp_path / "requests.jsonl")
-    assert said["messages"] == [{"role": "user", "content": PROMPT[0].content}]
-    assert said["answer"]["text"]
 
 
 @pytest.mark.parametrize(

@@ -149,12 +149,8 @@ def test_what_cannot_be_examined_is_refused_before_anything_starts(text: str, me
 def test_games_by_which_a_model_was_chosen_are_no_panel(tmp_path: Path) -> None:
     path = write_plan(tmp_path / "plan.toml", PLAN.replace('"new"', '"validation"'))
     assert planned(path, tmp_path)
-    for watched in ({"eval_every": 1}, {"eval_tips_every": 1}):
-        write_plan(path, path.read_text(), base_config(train=watched))
-        with pytest.raises(ConfigError, match=r"panels\.new: train\.validation_split = 'validation': 2 of the 2 games"):
-            planned(path, tmp_path)
-    write_plan(path, base=base_config(train={"eval_tips_every": 1, "new_split": "new"}))
-    with pytest.raises(ConfigError, match=r"panels\.new: train\.new_split = 'new': 2 of the 2 games"):
+    write_plan(path, path.read_text(), base_config(train={"eval_every": 1}))
+    with pytest.raises(ConfigError, match=r"panels\.new: train\.validation_split = 'validation': 2 of the 2 games"):
         planned(path, tmp_path)
 
 

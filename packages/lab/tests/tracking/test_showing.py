@@ -160,9 +160,3 @@ def test_hostile_episodes_and_tips_are_plain_text(tmp_path: Path) -> None:
 def test_trackers_that_there_are_not_are_refused(value: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load_config(None, ["--run.trackers", value])
-
-
-def test_tensorboard_has_a_short_name() -> None:
-    config = load_config(None, ["--run.tensorboard", "true", "--run.trackers", '["wandb", "my:Own"]'])
-    assert config.run.all_trackers == ("tensorboard", "wandb", "my:Own")
-    assert Config().run.all_trackers == ()

@@ -425,7 +425,8 @@ def test_a_server_without_pages_needs_an_instruction() -> None:
     assert (start.instruction, first.text) == ("count", "a")
 
 
-def test_the_run_goes_on_where_episodes_are_lost() -> None:
+def test_the_run_goes_on_where_episodes_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trailnotes.rollout.groups.MAX_REPLACEMENTS", 0)
     """Every other episode breaks off, and the others are played to their end."""
     begun = []
 
@@ -438,7 +439,7 @@ def test_the_run_goes_on_where_episodes_are_lost() -> None:
             counting(connection, message)
 
     with serving(script) as url:
-        env = EnvConfig(name="openenv", options={"url": url, "num_train": 2}, num_workers=0, max_replacements=0)
+        env = EnvConfig(name="openenv", options={"url": url, "num_train": 2}, num_workers=0)
         config = Config(env=env, rollout=RolloutConfig(max_steps=4))
         policy = ScriptedPolicy(lambda messages: "on", name="on")
         tasks = list_env_tasks("openenv", "train", env.options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from trailnotes.config.methods import Method
 from trailnotes.config.section import Section, key
@@ -17,20 +17,22 @@ REMEMBERER = "REMEMBERER, arXiv 2306.07929"
 class RemembererConfig(Section):
     """REMEMBERER: a table of (task, observation, action) and its value, shown as examples with advice."""
 
+    # Of the release (552cb62)
+    task_weight: ClassVar[float] = 0.5  # lambda, weight of the task in the similarity
+    record_capacity: ClassVar[int] = 500  # records (task, observation)
+    action_capacity: ClassVar[int] = 20  # actions of a record
+    history: ClassVar[int] = 5  # last actions shown
+
     epochs: int = key(3, "passes over the training tasks that fill the table", "Rememberer release 552cb62", ge=0)
     num_tasks: int = key(0, "training tasks, evenly spaced in train.split; 0 = all (release: 10)", ge=0)
     group_size: int = key(1, "episodes of each training task in an epoch", ge=1)
     examples: int = key(2, "records shown", "Rememberer release 552cb62", ge=0)
     n_step: int = key(0, "rewards before the bootstrap; 0 = Monte Carlo, as the released launchers", REMEMBERER, ge=0)
     gamma: float = key(1.0, "discount", "Rememberer release 552cb62", gt=0, le=1)
-    task_weight: float = key(0.5, "lambda, weight of the task in the similarity", REMEMBERER, ge=0, le=1)
     task_similarity: Literal["embedding", "words", "equal"] = key("embedding", "how two tasks are compared")
     observation_similarity: Literal["embedding", "words", "lines"] = key(
         "words", "how two observations are compared: embeddings, shared words, or the longest common subsequence of "
         "lines")  # fmt: skip
-    record_capacity: int = key(500, "records (task, observation)", "Rememberer release 552cb62", ge=1)
-    action_capacity: int = key(20, "actions of a record", "Rememberer release 552cb62", ge=1)
-    history: int = key(5, "last actions shown", "Rememberer release 552cb62", ge=0)
     max_write_tokens: int = key(100, "decoding limit of an answer", "Rememberer release 552cb62", ge=1)
     temperature: float = key(0.1, "sampling temperature", "Rememberer release 552cb62", ge=0)
 

@@ -191,7 +191,7 @@ class ExperienceTable(MemoryFile):
         schema.require_identity(schema.read_identity(connection), wanted, path)
         (number,) = connection.execute("SELECT COUNT(*) FROM experience").fetchone()
         if number > self.config.record_capacity:
-            raise MemoryStoreError(f"{path} holds {number} records: set rememberer.record_capacity to that, or more")
+            raise MemoryStoreError(f"{path} holds {number} records, above the {self.config.record_capacity} of a table")
 
 
 def open_experience(path: Path | None, config: Config) -> ExperienceTable:

@@ -19,7 +19,6 @@ class RetrospexConfig(Section):
     failure: Literal["raw", "floor0", "last_positive"] = key("raw", "negative final score: as is, 0, or last positive")
     epochs: int = key(20, "passes over the transitions", "Retrospex release 6d169a4", ge=1)
     candidates: int = key(4, "k, actions that the policy proposes", "Retrospex release 6d169a4", ge=1)
-    temperature: float = key(0.9, "sampling temperature of the candidates", "Retrospex release 6d169a4", gt=0)
     decay: float = key(0.97, "d: the policy weighs max(floor, d^t) at step t", RETROSPEX, gt=0, le=1)
     first_step: Literal[0, 1] = key(0, "t of the first action; 1 in ALFWorld", "Retrospex release 6d169a4")
     floor: float = key(0.6, "b: the policy's least weight", RETROSPEX, ge=0, le=1)

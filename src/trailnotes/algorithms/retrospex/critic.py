@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from trailnotes.algorithms.retrospex import RetrospexConfig, transitions
 from trailnotes.algorithms.retrospex.network import CriticNetworks, Vocabulary
 from trailnotes.algorithms.retrospex.transitions import Transition
-from trailnotes.config.schema import Config, OptimConfig
+from trailnotes.config.schema import Config
 from trailnotes.config.section import drop_removed_keys
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.learner.states import MasterAdamW
@@ -236,8 +236,7 @@ class IQL:
 
     def __init__(self, networks: CriticNetworks, seed: int) -> None:
         self.networks, self.seed = networks, seed
-        plain_adam = OptimConfig(lr=LEARNING_RATE, weight_decay=0.0)
-        self._v_adam, self._q_adam = MasterAdamW(networks.v, plain_adam), MasterAdamW(networks.q, plain_adam)
+        self._v_adam, self._q_adam = (MasterAdamW(each, lr=LEARNING_RATE) for each in (networks.v, networks.q))
 
     def run_epoch(
         self, data: Sequence[Transition], epoch: int, progress: Callable[[float, dict[str, float]], None]

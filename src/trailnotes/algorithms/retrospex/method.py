@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from trailnotes.runs.adaptation import AdaptationRun
     from trailnotes.types import Observation, TrajectoryGroup
 
-TOP_P = 0.95  # nucleus of the candidates (Retrospex release 6d169a4)
+TEMPERATURE, TOP_P = 0.9, 0.95  # sampling of the candidates (Retrospex release 6d169a4)
 
 
 async def retrospex(run: AdaptationRun) -> None:
@@ -82,9 +82,9 @@ def load_or_train_critic(run: AdaptationRun) -> Critic:
 
 
 def override_sampling(context: EpisodeContext) -> EpisodeContext:
-    """Return the context of an actor that samples by `retrospex.temperature` and `TOP_P`."""
-    settings, config = context.config.section(RetrospexConfig), context.config
-    rollout = config.rollout.model_copy(update={"temperature": settings.temperature, "top_p": TOP_P})
+    """Return the context of an actor that samples by `TEMPERATURE` and `TOP_P`."""
+    config = context.config
+    rollout = config.rollout.model_copy(update={"temperature": TEMPERATURE, "top_p": TOP_P})
     return replace(context, config=config.model_copy(update={"rollout": rollout}))
 
 

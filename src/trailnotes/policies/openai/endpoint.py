@@ -69,8 +69,7 @@ class ChatRequest:
 class AnswerCache:
     """All answers of a run by key, with their sums, kept in `path` as one JSON object a line; None keeps no file.
 
-    A line is on disk before its answer is used. Prompts are not in it; with `endpoint.log_prompts` they go to
-    ``requests.jsonl`` beside it.
+    A line is on disk before its answer is used. Prompts are not in it.
 
     Raises:
         RunError: a damaged line, or a file that cannot be written.
@@ -85,9 +84,7 @@ class AnswerCache:
         self._answers: dict[str, PaidAnswer] = {}
         self._old: frozenset[str] = frozenset()
         if path is not None:
-            self._requests = path.with_name("requests.jsonl")
-            for file in (path, self._requests):
-                split_after(file)
+            split_after(path)
             for number, record in enumerate(read_jsonl(path), 1):
                 try:
                     self._add_to_totals(PaidAnswer(**record))
@@ -100,15 +97,11 @@ class AnswerCache:
         self.reused += key in self._old
         return self._answers.get(key)
 
-    def store(self, answer: PaidAnswer, query: ChatRequest) -> None:
+    def store(self, answer: PaidAnswer) -> None:
         """Write an answer down, and count it."""
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             append_jsonl(self.path, [asdict(answer)], sync=True)
-            if self.endpoint.log_prompts:
-                messages = [{"role": message.role, "content": message.content} for message in query.messages]
-                record = {"messages": messages, "sampling": asdict(query.sampling), "answer": asdict(answer)}
-                append_jsonl(self._requests, [record])
         self._add_to_totals(answer)
 
     def compute_cost(self, amount: TokenUsage) -> float:

@@ -152,14 +152,14 @@ class OpenAIPolicy:
                     "", "", "stop", most.prompt_tokens, most.completion_tokens, cost, estimated=True,
                     lost=trouble.reason,
                 )  # fmt: skip
-                self.answers.store(lost, query)
+                self.answers.store(lost)
             raise
         amount = said.usage or TokenUsage(query.most.prompt_tokens, self.count_tokens(said.text))
         answer = PaidAnswer(
             query.key, said.text, said.finish_reason, amount.prompt_tokens, amount.completion_tokens,
             self.answers.compute_cost(amount), estimated=said.usage is None, retries=tries, model=said.model,
         )  # fmt: skip
-        self.answers.store(answer, query)
+        self.answers.store(answer)
         if not answer.text and answer.finish_reason == "length":
             self._warn_once(
                 f"{self.name} used up {query.sampling.max_tokens} tokens before its first word, as models that think "

@@ -119,8 +119,8 @@ def _validate_panels(runs: Mapping[str, PlannedRun], path: Path) -> None:
                     key = "path" if rehearsal.path else "split"
                     source = f"rehearsal.{key} = {getattr(rehearsal, key)!r}"
                     for used, learned in tasks.load_used_tasks(run.config).items():
-                        tasks.require_outside_panel(learned, used, panel.config)
-                    tasks.require_outside_panel(tasks.load_rehearsal_tasks(run.config), source, panel.config)
+                        tasks.validate_learning_tasks(learned, used, panel.config)
+                    tasks.validate_learning_tasks(tasks.load_rehearsal_tasks(run.config), source, panel.config)
             except ConfigError as error:
                 raise ConfigError(f"{path}: panels.{panel.name}: {error}") from None
             if games.setdefault(panel.name, own) != own:

@@ -15,7 +15,7 @@ from trailnotes_lab.compare.evaluations import Evaluation, get_panel_row, get_va
 from trailnotes_lab.compare.published.figures import DIFFERENCE_PHRASES, PublishedTable
 
 # Settings in which the runs of one column may differ without a word: they are its seeds and tasks, or change nothing.
-_IGNORED_SETTINGS = ("run.", "env.options", "env.num_workers", "env.max_envs", "env.timeout", "env.max_replacements",
+_IGNORED_SETTINGS = ("run.", "env.options", "env.num_workers", "env.max_envs", "env.timeout",
                      "eval.", "model.path", "model.device", "train.save_every", "train.keep_last",
                      "train.keep_optimizer")  # fmt: skip
 
