@@ -212,8 +212,3 @@ def _validate_config(config: Config) -> None:
     endpoint = config.endpoint
     if endpoint.max_cost and not (endpoint.price_input or endpoint.price_output):
         raise ConfigError("endpoint.max_cost needs prices: set endpoint.price_input and endpoint.price_output")
-    if config.rollout.top_k:
-        raise ConfigError(
-            "rollout.top_k is not a parameter of OpenAI-compatible endpoints: set rollout.top_k = 0, and where the "
-            "server takes it all the same, endpoint.extra = { top_k = ... }"
-        )
