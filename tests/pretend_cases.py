@@ -320,7 +320,7 @@ def test_adapters_train_resume_and_are_evaluated_as_on_the_cpu(
 
 def test_a_critic_decides_as_on_the_cpu(start_model: Path, tmp_path: Path) -> None:
     env = {"options": {"families": ["keys/granite"], "max_steps": 2, "actions": True}}
-    retrospex = {"epochs": 1, "embed_size": 4, "hidden_size": 4, "batch_size": 8, "candidates": 3, "first_step": 1}
+    retrospex = {"epochs": 1, "candidates": 3, "first_step": 1}
     played = small_config(model={"path": str(start_model)}, env=env, eval={"split": "train", "num_tasks": 2})
     adapt(played, start_model, method="naive", out=tmp_path / "data")
     decided = []

@@ -272,15 +272,15 @@ def test_a_resumed_run_goes_on_as_it_would_have(start_model: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "gigpo", "empo2"])
-def test_a_penalty_for_invalid_actions_teaches_where_nothing_pays(start_model: Path, tmp_path: Path, name: str) -> None:
-    """A random model rarely says what is admitted; whoever does is better off, though no game ends or pays."""
-    env = {"name": "tinyrun:Echo", "options": {"families": ["keys/granite"], "max_steps": 3, "actions": True}}
+def test_a_penalty_for_unreadable_actions_teaches_where_nothing_pays(
+    start_model: Path, tmp_path: Path, name: str
+) -> None:
+    """Words with certain first letters are cut to nothing; other words are better off, though no game ends or pays."""
+    env = {"name": "tinyrun:Echo", "options": {"families": ["keys/granite"], "max_steps": 3}}
+    same = {"env": env, "rollout": {"stop": list("\nabcdefghm")}, "loss": {"kl": 0.0}, "train": {"iterations": 1}}
     for penalty in (0.0, 0.5):
-        algorithm = {"name": name, "invalid": "inadmissible", "invalid_penalty": penalty}
-        train_in_process(
-            tiny_config(start_model, algorithm=algorithm, env=env, loss={"kl": 0.0}, train={"iterations": 1}),
-            tmp_path / str(penalty),
-        )
+        algorithm = {"name": name, "invalid_penalty": penalty}
+        train_in_process(tiny_config(start_model, algorithm=algorithm, **same), tmp_path / str(penalty))
     assert equal_weights(tmp_path / "0.0", start_model)
     assert distance(tmp_path / "0.5", start_model) > 1e-3
     assert metrics(tmp_path / "0.5")[0]["credit/valid_actions"] < 1

@@ -80,7 +80,7 @@ def test_turns_know_both_contexts() -> None:
     with_tips = trajectory([step([1, 9], [5], plain=[1])], "on_policy_tips")
     plain = trajectory([step([1], [6]), replace(step([1, 6, 2], [7]), action=NO_OP)])
     told = trajectory([step([1, 8], [6], plain=[1])], "on_policy_tips")  # its second turn did not fit
-    turns = collect_turns(group(with_tips, plain), group(with_tips, told), "format")
+    turns = collect_turns(group(with_tips, plain), group(with_tips, told))
     assert [(each.has_tips, each.other_prompt) for each in turns] == [(True, (1,)), (False, (1, 8)), (False, ())]
     assert [each.valid for each in turns] == [True, True, False]
 

@@ -560,7 +560,7 @@ def test_adapters_are_not_taken_for_a_whole_model(start_model: Path, tmp_path: P
         ("--rollout.num_tasks many", "rollout.num_tasks"),
         ("--rollout.num_task 3", "did you mean"),
         ("--rollout.top_p 0.9", "rollout.top_p"),
-        ("--rollout.top_k 5", "rollout.top_k"),
+        ("--rollout.top_k 5", "endpoint.extra"),
         ("--rollout.max_context_tokens 257", "rollout.max_context_tokens to 256 or less"),
         ("--rollout.max_action_tokens 256", "rollout.max_action_tokens"),
     ],

@@ -19,7 +19,7 @@ from trailnotes.credit import (
     group_relative,
     leave_one_out_advantages,
 )
-from trailnotes.credit.episodes import compute_valid_share, is_invalid, score_group
+from trailnotes.credit.episodes import compute_valid_share, score_group
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory, TrajectoryGroup
 
 finite = st.floats(-100, 100, allow_nan=False)
@@ -105,32 +105,12 @@ def test_values_may_be_compared_with_a_group_they_are_not_of() -> None:
 # --- what episodes earned, and penalties
 
 
-def acted(action: str, offered: tuple[str, ...] | None = None, reward: float = 0.0) -> Step:
-    return Step(
-        Observation(f"at {action}", actions=offered), (), Completion((1,), (2,), (-0.5,), action), (1,), action, reward
-    )
+def acted(action: str, reward: float = 0.0) -> Step:
+    return Step(Observation(f"at {action}"), (), Completion((1,), (2,), (-0.5,), action), (1,), action, reward)
 
 
 def played(*steps: Step) -> Trajectory:
     return Trajectory(Task("t", "e"), steps, Observation("end"), "terminated", True, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("action", "offered", "by_format", "by_admission"),
-    [
-        ("go west", ("go west", "wait"), False, False),
-        ("Go  West", ("go west", "wait"), False, False),
-        ("go north", ("go west", "wait"), False, True),
-        ("go north", None, False, False),  # nobody says what is admitted
-        ("", ("go west",), True, True),
-        ("", None, True, True),
-    ],
-)
-def test_what_counts_as_invalid(
-    action: str, offered: tuple[str, ...] | None, by_format: bool, by_admission: bool
-) -> None:
-    step = acted(action, offered)
-    assert (is_invalid(step, "format"), is_invalid(step, "inadmissible")) == (by_format, by_admission)
 
 
 PAIR = TrajectoryGroup(
@@ -148,8 +128,8 @@ def test_scores_hold_what_was_earned_where() -> None:
     assert [row.tolist() for row in scores.rewards] == [[1.0, 3.0], [0.0, 0.0]]
     assert scores.states == (("at go", "at "), ("at go", "at go"))
     assert [row.tolist() for row in scores.penalties] == [[0.0, 0.5], [0.0, 0.0]]
-    assert compute_valid_share([PAIR], "format") == 0.75
-    assert compute_valid_share([], "format") == 0.0
+    assert compute_valid_share([PAIR]) == 0.75
+    assert compute_valid_share([]) == 0.0
 
 
 def test_novelty_is_part_of_what_was_earned() -> None:

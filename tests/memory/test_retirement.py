@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -23,8 +24,13 @@ ALIKE = "go left at the old well and take the brass key that lies on the second 
 OTHER = "the red door needs no key"
 
 
+class LaxConfig(MemoryConfig):
+    merge_similarity: ClassVar[float] = 0.5
+    distilled_readers: ClassVar[int] = 2
+
+
 def memory_of(path: Path | None = None, **settings: object) -> TipMemory:
-    return open_memory(path, MemoryConfig(threshold=-1, **settings), clock=lambda: "today")
+    return open_memory(path, LaxConfig(threshold=-1, **settings), clock=lambda: "today")
 
 
 def write(memory: TipMemory, *texts: str, namespace: str = "task", **fields: object) -> None:
@@ -184,7 +190,7 @@ def test_tips_of_a_megabyte_are_bounded_and_found() -> None:
 
 
 def test_the_lead_is_a_mean_of_the_first_readers_and_then_one_that_forgets() -> None:
-    memory = memory_of(distilled_readers=2)
+    memory = memory_of()
     write(memory, "one")
     leads = []
     for nats in (4.0, 2.0, 1.0, 0.0):
@@ -196,7 +202,7 @@ def test_the_lead_is_a_mean_of_the_first_readers_and_then_one_that_forgets() -> 
 
 
 def test_what_the_policy_does_anyway_is_retired_and_stays_so() -> None:
-    memory = memory_of(distilled=0.5, distilled_readers=2)
+    memory = memory_of(distilled=0.5)
     write(memory, "known", "new")
     memory.record_effects([TipEffect(1, 0.25), TipEffect(2, 3.0)])
     assert found(memory) == {"known", "new"}, "one reader does not tell"
@@ -270,7 +276,7 @@ def test_a_run_that_goes_back_has_the_marks_of_then_and_its_owner_s_wishes(path:
 
 
 def test_the_command_line_shows_what_is_retired_and_why(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with memory_of(path, retire="merge", capacity=2, merge_similarity=0.5) as memory:
+    with memory_of(path, retire="merge", capacity=2) as memory:
         memory.record_effects([TipEffect(2, 0.5)])
         write(memory, "three")
     assert main(["memory", "list", str(path.parent)]) == 0

@@ -14,6 +14,7 @@ import random
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -40,10 +41,14 @@ pytest.importorskip("faiss", reason="the index needs the extra index")
 
 CAPACITY = 40
 LIKE = 0.3  # of keys and words: two short texts share a word in three
-CONFIG = MemoryConfig(
-    threshold=-0.2, exact_below=1, capacity=CAPACITY, candidates=8, merge_similarity=LIKE, distilled=0.5,
-    distilled_readers=2,
-)  # fmt: skip
+
+
+class LaxConfig(MemoryConfig):
+    merge_similarity: ClassVar[float] = LIKE
+    distilled_readers: ClassVar[int] = 2
+
+
+CONFIG = LaxConfig(threshold=-0.2, exact_below=1, capacity=CAPACITY, candidates=8, distilled=0.5)
 RULES = ("oldest", "least_used", "least_worth", "merge")
 NAMESPACES = ("one", "two")
 WRITERS = st.integers(0, 1)

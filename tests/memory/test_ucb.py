@@ -253,10 +253,11 @@ def test_an_adaptation_counts_each_reader_once_however_often_it_is_started(
 def test_training_counts_and_a_resumed_run_is_the_same(
     start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(MemoryConfig, "distilled_readers", 1)
     monkeypatch.setattr("trailnotes.memory.tip_stats.SUCCESS_THRESHOLD", 0.0)  # a random model does nothing well
 
     def config(iterations: int) -> Config:
-        memory = {"order": ["ucb"], "capacity": 3, "retire": "least_worth", "distilled": 0.1, "distilled_readers": 1}
+        memory = {"order": ["ucb"], "capacity": 3, "retire": "least_worth", "distilled": 0.1}
         return tiny_config(
             start_model,
             memory=memory,

@@ -198,19 +198,17 @@ def test_ids_that_are_none_are_named(ids: Any, tmp_path: Path) -> None:
         read_demonstrations(tmp_path / "r.jsonl", "rehearsal.path")
 
 
-def test_tips_stay_with_their_episodes_where_a_group_was_dropped(
-    start_model: Path, recorded: Path, tmp_path: Path
-) -> None:
-    """One of a game's two episodes failed for good: no tip was asked for about the other, so all later ones move up."""
+def test_tips_stay_with_their_episodes_where_one_failed(start_model: Path, recorded: Path, tmp_path: Path) -> None:
+    """The episode of a game failed for good: no tip was asked for about it, so all later ones move up."""
     config = build_recording_config(rehearsing(start_model))
     policy_counts = ChatFormat(load_tokenizer(config.model)).count_tokens
     (tmp_path / "phases").mkdir()
     first = next(iter(task.id for task in load_rehearsal_tasks(rehearsing(start_model))))
     for trial in (0, 1):
         episodes = [*read_jsonl(recorded / f"phases/trial-{trial}.episodes.jsonl")]
-        left = [e for e in episodes if not (e["task"]["id"] == first and e["member"] == 0)]
+        left = [e for e in episodes if e["task"]["id"] != first]
         notes = sorted(read_jsonl(recorded / f"phases/trial-{trial}.notes.jsonl"), key=lambda note: note["index"])
-        moved = [{**note, "index": note["index"] - 2} for note in notes[2:]]
+        moved = [{**note, "index": note["index"] - 1} for note in notes[1:]]
         for name, lines in (("episodes", left), ("notes", moved)):
             text = "".join(json.dumps(line) + "\n" for line in lines)
             (tmp_path / f"phases/trial-{trial}.{name}.jsonl").write_text(text)
@@ -220,7 +218,7 @@ def test_tips_stay_with_their_episodes_where_a_group_was_dropped(
         if each.task and each.task.id != first
     ]
     assert [*iter_recorded_demonstrations(config, tmp_path, policy_counts)] == whole
-    assert len(whole) == 8
+    assert len(whole) == 4
 
 
 @pytest.mark.parametrize(
@@ -407,9 +405,7 @@ def test_a_damaged_file_is_named_and_made_again_without_playing(
             (out / file.relative_to(recorded)).write_bytes(file.read_bytes())
     whole = (out / "rehearsal.jsonl").read_bytes()
     (out / "rehearsal.jsonl").write_bytes(whole[:-40])
-    with pytest.raises(
-        ConfigError, match=r"rehearsal\.jsonl:16 .*remove the file, and the same command makes it again"
-    ):
+    with pytest.raises(ConfigError, match=r"rehearsal\.jsonl:8 .*remove the file, and the same command makes it again"):
         read_rehearsal(config, out / "rehearsal.jsonl")
     (out / "rehearsal.jsonl").unlink()
     monkeypatch.setattr(Paid, "step", never)
@@ -465,7 +461,7 @@ def test_the_command_records_and_says_what_it_took(
     assert main([*words, str(recorded)]) == 0
     steps = int(read_recording_usage(recorded)["env_steps"])
     said = capsys.readouterr().out
-    assert f"16 conversations, which took {steps} environment steps and " in said
+    assert f"8 conversations, which took {steps} environment steps and " in said
     assert f"written to {recorded / 'rehearsal.jsonl'}" in said
     assert main([*words, str(tmp_path / "out"), "--rehearsal.split", ""]) == 2
     assert "rehearsal.split is empty: name the games to record" in capsys.readouterr().err

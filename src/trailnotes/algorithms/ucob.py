@@ -19,8 +19,8 @@ from trailnotes.algorithms.opsd import Array, log_ratio, rebuild_with_tips
 from trailnotes.config.methods import Method
 from trailnotes.config.section import Section, key
 from trailnotes.credit import collect_visits
-from trailnotes.credit.episodes import is_invalid
 from trailnotes.learner.samples import anchor_sample
+from trailnotes.types import NO_OP
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +67,7 @@ async def ucob(iteration: Iteration) -> None:
             visits = collect_visits(scores, gigpo.gamma, gigpo.similarity)
             terms.append(compute_two_level_advantages(visits, scores.returns, gigpo))
             advantages.append(terms[-1].sum_by_episode(scores))
-            turns = collect_turns(group, rebuilt, config.algorithm.invalid)
+            turns = collect_turns(group, rebuilt)
             lessons += find_lessons(visits, turns, group.trajectories[0].max_score)
         iteration.add_metrics("gigpo", term_metrics(terms))
 
@@ -86,7 +86,7 @@ class Turn:
     answer: Completion  # under the context that was acted on
     has_tips: bool  # whether that context held tips
     other_prompt: TokenIds  # the same history in the other context; () where no tip would have been shown
-    valid: bool = True  # by `algorithm.invalid`
+    valid: bool = True  # its action could be read
 
     def get_prompt(self, *, has_tips: bool) -> TokenIds:
         """Return the prompt in the context with tips or without; () if there is none."""
@@ -108,10 +108,10 @@ class Lesson:
         return anchor_sample(replace(self.answer, prompt_ids=self.prompt), "lesson", hold=0.0, advantage=1.0)
 
 
-def collect_turns(group: TrajectoryGroup, with_tips: TrajectoryGroup, rule: str) -> list[Turn]:
+def collect_turns(group: TrajectoryGroup, with_tips: TrajectoryGroup) -> list[Turn]:
     """Collect all decisions of a group in the order of `Visits`.
 
-    `with_tips` is the group with tips in its prompts, `rule` that of `is_invalid`.
+    `with_tips` is the group with tips in its prompts.
     """
     turns = []
     for trajectory, rebuilt in zip(group.trajectories, with_tips.trajectories, strict=True):
@@ -120,7 +120,7 @@ def collect_turns(group: TrajectoryGroup, with_tips: TrajectoryGroup, rule: str)
             told = rebuilt.steps[i].completion.prompt_ids if i < len(rebuilt.steps) else plain
             other = plain if acted != plain else told
             other = other if other != acted else ()
-            turns.append(Turn(step.completion, acted != plain, other, not is_invalid(step, rule)))
+            turns.append(Turn(step.completion, acted != plain, other, step.action != NO_OP))
     return turns
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -21,6 +21,9 @@ def validate_embedder_name(embedder: str) -> None:
 class MemoryConfig(Section):
     """The store of tips."""
 
+    merge_similarity: ClassVar[float] = 0.9  # merge: cosine of keys and of texts from which two tips become one
+    distilled_readers: ClassVar[int] = 4  # successful readers that a tip needs for `distilled`
+
     embedder: str = key(
         "hashing", "hashing (no dependency), minilm (extra embed), a sentence-transformers name, or openai:NAME, the "
         "model NAME of the [endpoint]; openai:NAME@URL is that of another server")  # fmt: skip
@@ -28,12 +31,10 @@ class MemoryConfig(Section):
     retire: Literal["oldest", "least_used", "least_worth", "merge"] = key(
         "oldest", "tips evicted above the capacity: the oldest (paper), those with the fewest readers, those of the "
         "least worth, or (merge) one of two that say nearly the same, then the oldest")  # fmt: skip
-    merge_similarity: float = key(0.9, "merge: cosine of keys and of texts from which two tips become one", gt=0, le=1)
     distilled: float = key(
         0.0, "retire a tip once the policy repeats its readers' actions without it with at least this relative "
         "probability; 0 = never (empo2). With rollout.max_async_iterations, timing decides which tips the next batch "
         "still finds", ge=0, le=1)  # fmt: skip
-    distilled_readers: int = key(4, "successful readers that a tip needs for memory.distilled", ge=1)
     scope: Literal["task", "family", "env", "all"] = key(
         "task", "tasks whose tips an episode reads: its own (paper) or more"
     )

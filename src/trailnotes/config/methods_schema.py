@@ -40,8 +40,7 @@ class AlgorithmConfig(Section):
     dynamic_sampling: int = key(
         0, "rounds that replace groups of equal returns by freshly played ones; 0 = off", "DAPO, arXiv 2503.14476", ge=0
     )
-    invalid_penalty: float = key(0.0, "penalty for each action that is unreadable or not admissible", ge=0)
-    invalid: Literal["format", "inadmissible"] = key("format", "invalid: unreadable (GiGPO release), or inadmissible")
+    invalid_penalty: float = key(0.0, "penalty for each unreadable action", ge=0)
     anchor_tips: float = key(0.0, "share of an iteration's tips that are anchored to the start model", ge=0, le=1)
     anchor_reading: float = key(0.0, "share of off-policy episodes that are also anchored, with their tips", ge=0, le=1)
     author: str = key(

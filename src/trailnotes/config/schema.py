@@ -75,7 +75,6 @@ class RolloutConfig(Section):
     max_steps: int = key(30, "steps in an episode at most", PAPER, ge=1)
     temperature: float = key(1.0, "sampling temperature while training", PAPER, gt=0)
     top_p: float = key(1.0, "nucleus; refused in training, where log-probabilities must be the sampler's", gt=0, le=1)
-    top_k: int = key(0, "0 = off; refused in training", ge=0)
     style: Literal["full", "terse"] = key("full", "wording of all prompts: full for real models, terse for tiny ones")
     max_action_tokens: int = key(32, "tokens of one action", PAPER, ge=1)
     max_context_tokens: int = key(4500, "tokens of a whole episode, prompt and actions together", PAPER, ge=8)
@@ -427,10 +426,8 @@ class Config(Section):
                 f"model.path = {self.model.path!r} cannot be trained: an OpenAI-compatible server returns no token "
                 "ids, and its weights are not ours to change; name a model directory or hub name, or `trailnotes adapt`"
             )
-        if self.rollout.top_p < 1 or self.rollout.top_k:
-            raise ConfigError(
-                "training needs the sampler's log-probabilities: set rollout.top_p = 1 and rollout.top_k = 0"
-            )
+        if self.rollout.top_p < 1:
+            raise ConfigError("training needs the sampler's log-probabilities: set rollout.top_p = 1")
         if self.rollout.group_size < 2:
             raise ConfigError("training compares the members of a group: set rollout.group_size to 2 or more")
         self.algorithm.require_equal_temperature(self.memory.write_temperature, self.rollout.temperature)

@@ -31,7 +31,6 @@ REQUIREMENTS = {
     "learner.timeout": "learner.world_size > 1 or learner.name = tinker",
     **{f"learner.{name}": "learner.name = tinker" for name in _TINKER_KEYS},
     "cluster": "cluster.address",
-    "memory.merge_similarity": "memory.retire = merge",
     "memory.shared_split": "memory.scope = family|env|all",
     "memory.exact_below": "memory.index = auto",
     "memory.candidates": "memory.index = auto",

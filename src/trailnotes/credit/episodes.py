@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trailnotes.config.methods_schema import AlgorithmConfig
-from trailnotes.types import NO_OP, Step, Trajectory, TrajectoryGroup
+from trailnotes.types import NO_OP, Trajectory, TrajectoryGroup
 
 Array = NDArray[np.float64]
 EPSILON = 1e-6  # keeps a group of nearly equal returns from dividing by nothing (EMPO2, release 0b40cb72)
@@ -34,18 +34,18 @@ class Scores:
 def score_group(group: TrajectoryGroup, algorithm: AlgorithmConfig) -> Scores:
     """Score the episodes of a group, with `algorithm.beta` times their novelty.
 
-    A state is the raw text of an observation. `algorithm.invalid_penalty` of each invalid action is subtracted before
-    advantages are computed.
+    A state is the raw text of an observation. `algorithm.invalid_penalty` of each unreadable action is subtracted
+    before advantages are computed.
     """
     episodes = group.trajectories
-    invalid = ([is_invalid(step, algorithm.invalid) for step in t.steps] for t in episodes)
+    unreadable = ([step.action == NO_OP for step in t.steps] for t in episodes)
     return Scores(
         returns=np.array([episode_return(t, algorithm.beta) for t in episodes]),
         rewards=tuple(
             np.array([step.reward + algorithm.beta * step.reward_intrinsic for step in t.steps]) for t in episodes
         ),
         states=tuple(tuple(step.observation.text for step in t.steps) for t in episodes),
-        penalties=tuple(algorithm.invalid_penalty * np.array(row, dtype=float) for row in invalid),
+        penalties=tuple(algorithm.invalid_penalty * np.array(row, dtype=float) for row in unreadable),
     )
 
 
@@ -56,25 +56,10 @@ def episode_return(trajectory: Trajectory, beta: float = 0.0) -> float:
     return math.fsum(part for step in trajectory.steps for part in (step.reward, beta * step.reward_intrinsic))
 
 
-def is_invalid(step: Step, rule: str) -> bool:
-    """Tell whether the action was unreadable or, by the rule "inadmissible", not among the offered ones.
-
-    Case and blanks are ignored; without offered actions only unreadable ones are invalid.
-    """
-    offered = step.observation.actions
-    if step.action == NO_OP or rule == "format" or offered is None:
-        return step.action == NO_OP
-    return _normalize_action(step.action) not in map(_normalize_action, offered)
-
-
-def _normalize_action(action: str) -> str:
-    return " ".join(action.lower().split())
-
-
-def compute_valid_share(groups: Sequence[TrajectoryGroup], rule: str) -> float:
-    """Compute the share of valid actions; 0 of none."""
+def compute_valid_share(groups: Sequence[TrajectoryGroup]) -> float:
+    """Compute the share of readable actions; 0 of none."""
     steps = [step for group in groups for trajectory in group.trajectories for step in trajectory.steps]
-    return sum(not is_invalid(step, rule) for step in steps) / max(1, len(steps))
+    return sum(step.action != NO_OP for step in steps) / max(1, len(steps))
 
 
 def group_relative(

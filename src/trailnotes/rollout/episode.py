@@ -268,5 +268,5 @@ def build_action_sampling(config: Config, seed: int) -> Sampling:
     """Build the sampling of actions from the settings."""
     rollout = config.rollout
     return Sampling(
-        rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_action_tokens, rollout.stop, seed=seed
+        rollout.temperature, rollout.top_p, max_tokens=rollout.max_action_tokens, stop=rollout.stop, seed=seed
     )

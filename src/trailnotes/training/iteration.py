@@ -253,7 +253,7 @@ class Iteration:
 
     def scores(self, groups: Sequence[TrajectoryGroup]) -> list[Scores]:
         """Score the episodes of each group in the numbers that credit assignment takes."""
-        self.add_metrics("credit", {"valid_actions": compute_valid_share(groups, self.config.algorithm.invalid)})
+        self.add_metrics("credit", {"valid_actions": compute_valid_share(groups)})
         return [score_group(group, self.config.algorithm) for group in groups]
 
     def add_metrics(self, section: str, metrics: Mapping[str, float]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -240,12 +239,10 @@ def iter_recorded_demonstrations(config: Config, run_dir: Path, count_tokens: Co
 
 
 def _parse_episodes(config: Config, records: Iterator[Mapping[str, object]]) -> list[Trajectory]:
-    """Return a phase's episodes in the order in which tips were asked for, without dropped groups."""
+    """Return a phase's episodes in the order in which tips were asked for."""
     order = {task.id: index for index, task in enumerate(load_panel(config))}
     ended = [t for t in map(trajectory_from_json, records) if t.outcome != "error"]
-    ended.sort(key=lambda t: (order[t.task.id], t.member))
-    groups = [[*group] for _, group in groupby(ended, key=lambda t: t.task.id)]
-    return [t for group in groups if len(group) >= min(2, config.eval.num_samples) for t in group]
+    return sorted(ended, key=lambda t: order[t.task.id])
 
 
 def is_recording(run_dir: Path) -> bool:

@@ -397,7 +397,6 @@ def test_an_address_that_is_none_is_not_repeated(place: str) -> None:
         ({"endpoint": {}}, "export OPENAI_API_KEY"),
         ({"endpoint": {"base_url": "localhost:8000/v1"}}, "must begin with http"),
         ({"endpoint": {"base_url": "http://h/v1", "max_cost": 1.0}}, "endpoint.price_input"),
-        ({"endpoint": {"base_url": "http://h/v1"}, "rollout": {"top_k": 5}}, "rollout.top_k = 0"),
     ],
 )
 def test_impossible_settings_are_refused_before_anything_is_sent(sections: dict[str, Any], fix: str) -> None:

@@ -160,8 +160,9 @@ def test_a_tip_says_what_it_was_worth_and_why_it_was_retired(root: Path, person:
     assert "found by agents" in person.look("/run/first/tips/2").text
 
 
-def test_tips_that_became_one_lead_to_each_other(root: Path, person: Person) -> None:
-    config = MemoryConfig(capacity=1, retire="merge", merge_similarity=0.5)
+def test_tips_that_became_one_lead_to_each_other(root: Path, person: Person, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryConfig, "merge_similarity", 0.5)
+    config = MemoryConfig(capacity=1, retire="merge")
     with open_memory(root / "first/memory.db", config) as memory:
         memory.add([Tip("maze/1", f"{WORDS[2]} now", WORDS[0], 1.0)])
     gone, kept = (person.look(f"/run/first/tips/{number}") for number in (1, 2))

@@ -33,7 +33,7 @@ def test_the_published_settings() -> None:
     config = load_config(CONFIG)
     assert config.env.options["protocol"] == "rememberer"
     table = config.rememberer
-    assert (table.epochs, table.examples, table.n_step, table.gamma) == (3, 2, 0, 1.0)
+    assert (table.epochs, table.n_step, table.gamma) == (3, 0, 1.0)
 
 
 def test_a_scripted_player_fills_the_table_and_reaches_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

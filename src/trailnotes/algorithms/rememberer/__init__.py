@@ -21,12 +21,12 @@ class RemembererConfig(Section):
     task_weight: ClassVar[float] = 0.5  # lambda, weight of the task in the similarity
     record_capacity: ClassVar[int] = 500  # records (task, observation)
     action_capacity: ClassVar[int] = 20  # actions of a record
+    examples: ClassVar[int] = 2  # records shown
     history: ClassVar[int] = 5  # last actions shown
 
     epochs: int = key(3, "passes over the training tasks that fill the table", "Rememberer release 552cb62", ge=0)
     num_tasks: int = key(0, "training tasks, evenly spaced in train.split; 0 = all (release: 10)", ge=0)
     group_size: int = key(1, "episodes of each training task in an epoch", ge=1)
-    examples: int = key(2, "records shown", "Rememberer release 552cb62", ge=0)
     n_step: int = key(0, "rewards before the bootstrap; 0 = Monte Carlo, as the released launchers", REMEMBERER, ge=0)
     gamma: float = key(1.0, "discount", "Rememberer release 552cb62", gt=0, le=1)
     task_similarity: Literal["embedding", "words", "equal"] = key("embedding", "how two tasks are compared")

@@ -136,8 +136,7 @@ class AdvisedActor:
         """Retrieve examples, ask the policy, parse its advice; None where the prompt does not fit."""
         context, policy, config = self.context, self.context.policy, self.context.config.section(RemembererConfig)
         self.earned += observation.reward
-        if config.examples:
-            await self.table.prefetch_embeddings(self.task, observation.text)
+        await self.table.prefetch_embeddings(self.task, observation.text)
         messages, spelled = self._build_prompt(observation)
         if count_prompt_tokens(policy, messages) > self._max_prompt_tokens():
             return None
@@ -163,8 +162,7 @@ class AdvisedActor:
         present, capped = self._build_situation(observation), self.words.cap_text
         examples: list[Example] = []
         messages, actions = words.build_advice_messages(present, examples, style), list(observation.actions or ())
-        tried = MAX_TRIED_EXAMPLES if config.examples else 0
-        for record in islice(self.table.iter_nearest(self.task, observation.text), tried):
+        for record in islice(self.table.iter_nearest(self.task, observation.text), MAX_TRIED_EXAMPLES):
             situation = Situation(
                 capped(record.task), capped(record.observation), self._select_recent(record.history),
                 last_reward=record.last_reward, total_reward=record.total_reward,
