@@ -35,7 +35,11 @@ def plot_trials(
     axes.set_title(textwrap.fill(title, 90, replace_whitespace=False), fontsize=8)
     if all(i.low >= 0 and i.high <= 1 for i in known):  # a share: show all of it
         axes.set_ylim(-0.02, 1.04)
-    _save_figure(figure, path, [axes], grid="y")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.25)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=140)
+    plt.close(figure)
 
 
 def plot_learning(runs: Sequence[Curve], points: Mapping[str, Interval], path: Path, title: str) -> None:
@@ -62,8 +66,12 @@ def plot_learning(runs: Sequence[Curve], points: Mapping[str, Interval], path: P
                       label=f"unseen games, {label}")  # fmt: skip
     axes.set(xlabel="minutes of training on two cores of a CPU", ylabel="return (a solved game gives 100)")
     axes.set_title(title, fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.25)
     axes.legend(frameon=False, fontsize=9)
-    _save_figure(figure, path, [axes], grid="y")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=140)
+    plt.close(figure)
 
 
 def plot_panel(
@@ -90,19 +98,14 @@ def plot_panel(
     for axes, title in zip((left, right), titles, strict=True):
         axes.set(title=title, xlabel="return", xlim=(-108, 108))
         axes.axvline(0, color="#999999", linewidth=0.8, zorder=0)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="x", alpha=0.25)
         for y in range(0, len(rows), 2):
             axes.axhspan(y - 0.5, y + 0.5, color="#f4f4f4", linewidth=0, zorder=-1)
         axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.09), ncols=5, fontsize=9)
-    _save_figure(figure, path, [left, right], grid="x")
-
-
-def _save_figure(figure: Any, path: Path, panels: Sequence[Any], *, grid: str) -> None:
-    for axes in panels:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis=grid, alpha=0.25)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=140)
-    load_pyplot().close(figure)
+    plt.close(figure)
 
 
 def _draw_dots(axes: Any, rows: Sequence[str], series: Mapping[str, Mapping[str, Interval]]) -> None:
