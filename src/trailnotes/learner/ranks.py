@@ -96,11 +96,13 @@ class RankMonitor:
     def watch(self) -> Iterator[None]:
         """Exit if this process is stuck in the block long after another rank died: nccl alone would not notice."""
         done = threading.Event()
-        threading.Thread(target=self._exit_if_stuck, args=(done,), name="learner-watch", daemon=True).start()
+        thread = threading.Thread(target=self._exit_if_stuck, args=(done,), name="learner-watch", daemon=True)
+        thread.start()
         try:
             yield
         finally:
             done.set()
+            thread.join(GRACE)
 
     def _exit_if_stuck(self, done: threading.Event) -> None:
         while not done.wait(0.5):
