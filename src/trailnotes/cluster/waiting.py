@@ -7,6 +7,8 @@ import contextlib
 import re
 from typing import TYPE_CHECKING, Any
 
+import ray
+
 from trailnotes.errors import ClusterError, TrailnotesError
 
 if TYPE_CHECKING:
@@ -26,8 +28,6 @@ def get_result(ref: Any, who: str, limit: float, setting: str) -> Any:
         ClusterError: there is no answer in time, or the actor is lost.
         TrailnotesError: raised by the actor.
     """
-    import ray
-
     with _translate_errors(who, limit, setting):
         return ray.get(ref, timeout=limit)
 
@@ -44,8 +44,6 @@ async def await_result(ref: Any, who: str, limit: float, setting: str) -> Any:
 
 @contextlib.contextmanager
 def _translate_errors(who: str, limit: float, setting: str) -> Iterator[None]:
-    import ray
-
     try:
         yield
     except TimeoutError as error:  # that of Ray, too
