@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import ray
 import torch
@@ -14,7 +14,7 @@ from trailnotes.cluster.engines import has_cluster_engines, place_engines
 from trailnotes.cluster.envs import ActorHost
 from trailnotes.cluster.memory import ServedMemory
 from trailnotes.cluster.ranks import get_rank_resources, start_ranks
-from trailnotes.cluster.waiting import get_result
+from trailnotes.cluster.waiting import Bundle, get_result
 from trailnotes.errors import ClusterError, ConfigError
 
 if TYPE_CHECKING:
@@ -23,14 +23,6 @@ if TYPE_CHECKING:
     from trailnotes.learner.ranks import RankMonitor
     from trailnotes.policies.vllm.replica import Connect
     from trailnotes.types import StrPath
-
-
-class Bundle(NamedTuple):
-    """Room for one actor, set aside by a placement group."""
-
-    strategy: Any  # scheduling strategy that places an actor there
-    node: str  # name in messages
-    address: str  # of its node
 
 
 class Cluster:

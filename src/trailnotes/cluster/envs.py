@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from trailnotes.cluster.waiting import extract_cause
+from trailnotes.cluster.waiting import Bundle, extract_cause
 from trailnotes.envs.workers.hosts import RemoteHost, encode_start_request
 from trailnotes.envs.workers.main import EnvServer
 from trailnotes.envs.workers.wire import HEADER
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import asyncio
     from concurrent.futures import Future
 
-    from trailnotes.cluster.cluster import Bundle
     from trailnotes.config.schema import Config
     from trailnotes.envs.workers.hosts import Awaited
 

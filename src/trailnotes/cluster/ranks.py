@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import ray
 
-from trailnotes.cluster.waiting import extract_cause, get_result
+from trailnotes.cluster.waiting import Bundle, extract_cause, get_result
 from trailnotes.learner.ranks import RankMonitor, describe_error, follow_rank_0
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    from trailnotes.cluster.cluster import Bundle
     from trailnotes.config.schema import Config
 
 LOCALHOST = "127.0.0.1"

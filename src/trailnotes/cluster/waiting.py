@@ -1,11 +1,11 @@
-"""Waiting for answers of actors: within a time limit, and with errors of one line."""
+"""What all actors need: room on a node, and answers within a time limit, with errors of one line."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ray
 
@@ -13,6 +13,14 @@ from trailnotes.errors import ClusterError, TrailnotesError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+class Bundle(NamedTuple):
+    """Room for one actor, set aside by a placement group."""
+
+    strategy: Any  # scheduling strategy that places an actor there
+    node: str  # name in messages
+    address: str  # of its node
 
 
 def get_result(ref: Any, who: str, limit: float, setting: str) -> Any:
