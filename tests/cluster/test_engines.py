@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import ray
 import torch
 
 from children import alive, wait_for
@@ -26,8 +27,6 @@ from trailnotes.policies.hf.engine import StopCondition
 from trailnotes.policies.hf.policy import load_tokenizer
 from trailnotes.policies.vllm.replica import Replica, WeightFile, write_full_model
 from trailnotes.types import Completion, Sampling
-
-ray: Any = pytest.importorskip("ray")
 
 if TYPE_CHECKING:
     from nodes import TwoNodes

@@ -93,14 +93,14 @@ def test_a_worker_that_finds_no_room_stops_the_run(two_nodes: TwoNodes, start_mo
     import ray
 
     config = spread(two_nodes, start_model)
-    short = config.cluster.model_copy(update={"timeout": 10.0})
+    short = config.cluster.model_copy(update={"timeout": 30.0})
     config = config.model_copy(update={"cluster": short, "env": config.env.model_copy(update={"timeout": 1.0})})
     ray.init(address=two_nodes.address, log_to_driver=False, logging_level="WARNING")
     try:
         held = [ray.remote(num_cpus=4)(lambda: time.sleep(1000)).remote() for _ in range(2)]
         while ray.available_resources().get("CPU"):
             time.sleep(0.1)
-        with refused(r"the nodes of the cluster have no room for .* within cluster.timeout = 10 s: lower"):
+        with refused(r"the nodes of the cluster have no room for .* within cluster.timeout = 30 s: lower"):
             train(config, tmp_path / "run")
         assert len(held) == 2
         assert not (tmp_path / "run").exists()

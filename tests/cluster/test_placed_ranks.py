@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import ray
 import torch
 
 from idle import occupied
@@ -26,8 +27,6 @@ from trailnotes.errors import ClusterError, LearnerError
 from trailnotes.learner.sharded import ShardedLearner, make_learner
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.seeds import derive_seed
-
-ray: Any = pytest.importorskip("ray")
 
 if TYPE_CHECKING:
     from nodes import TwoNodes

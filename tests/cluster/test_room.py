@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 import torch
 
 from small import small_config
@@ -14,7 +15,6 @@ from trailnotes.cluster.cluster import Cluster
 from trailnotes.envs.workers.hosts import RemoteHost
 from trailnotes.errors import ConfigError
 
-ray: Any = pytest.importorskip("ray")
 HOME = "ab" * 28  # the node of this process
 
 
@@ -48,7 +48,7 @@ def test_what_a_run_sets_aside(
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: HOME))
     monkeypatch.setattr("trailnotes.policies.hf.policy.resolve_device", device_of)
     monkeypatch.setattr(module, "reserve_gpu", lambda *_: "a GPU")
-    monkeypatch.setattr("ray.util.placement_group", lambda bundles, strategy: reserved.extend(bundles) or Room())
+    monkeypatch.setattr(module, "placement_group", lambda bundles, strategy: reserved.extend(bundles) or Room())
     cluster = Cluster(small_config(**{"cluster": {"address": "auto"}, "model": {"device": "auto"}} | sections))
     cluster.reserve()
     assert (cluster._gpu == "a GPU") is own

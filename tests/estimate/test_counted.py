@@ -19,7 +19,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from trailnotes.config.schema import Config
 from trailnotes.estimate.footprint import estimate_for_shape, estimate_weight_copies
 from trailnotes.estimate.model_shape import infer_model_shape
-from trailnotes.learner.sharded import build_single
+from trailnotes.learner.building import build_single
 from trailnotes.policies.hf.adapters import add_adapters
 from trailnotes.types import Sample
 

@@ -20,10 +20,10 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 from trailnotes.config.schema import Config
 from trailnotes.estimate.footprint import estimate_for_shape
 from trailnotes.estimate.model_shape import infer_model_shape
+from trailnotes.learner.building import build_single
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.process_group import LearnerGroup, init_process_group
 from trailnotes.learner.ranks import LOOPBACK
-from trailnotes.learner.sharded import build_single
 from trailnotes.learner.sharding import ShardedRank
 from trailnotes.policies.hf.adapters import add_adapters
 from trailnotes.types import Message, Sample, Sampling

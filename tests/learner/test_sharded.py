@@ -26,6 +26,7 @@ from tiny import tiny_model
 from trailnotes.errors import ConfigError, LearnerError, NonFiniteError
 from trailnotes.learner import ranks as ranks_module
 from trailnotes.learner import states
+from trailnotes.learner.building import _require_plain_head, _require_shared_directory, build_single
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.process_group import init_process_group, validate_world_size
 from trailnotes.learner.ranks import (
@@ -36,13 +37,7 @@ from trailnotes.learner.ranks import (
     is_torchrun_worker,
     start_rank_process,
 )
-from trailnotes.learner.sharded import (
-    ShardedLearner,
-    _require_plain_head,
-    _require_shared_directory,
-    build_single,
-    make_learner,
-)
+from trailnotes.learner.sharded import ShardedLearner, make_learner
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.types import Sample
 

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from trailnotes.cluster.waiting import get_result
+import ray
+import torch
+from ray.util import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from trailnotes.cluster.engines import has_cluster_engines, place_engines
+from trailnotes.cluster.envs import ActorHost
+from trailnotes.cluster.memory import ServedMemory
+from trailnotes.cluster.ranks import get_rank_resources, start_ranks
+from trailnotes.cluster.waiting import Bundle, get_result
 from trailnotes.errors import ClusterError, ConfigError
 
 if TYPE_CHECKING:
-    from trailnotes.cluster.memory import ServedMemory
     from trailnotes.config.schema import Config
     from trailnotes.envs.workers.hosts import Host
     from trailnotes.learner.ranks import RankMonitor
@@ -17,20 +25,10 @@ if TYPE_CHECKING:
     from trailnotes.types import StrPath
 
 
-class Bundle(NamedTuple):
-    """Room for one actor, set aside by a placement group."""
-
-    strategy: Any  # scheduling strategy that places an actor there
-    node: str  # name in messages
-    address: str  # of its node
-
-
 class Cluster:
     """A Ray cluster that this process is connected to; `connect_cluster` makes one for the config of a run."""
 
     def __init__(self, config: Config) -> None:
-        import ray
-
         self.config = config
         self.home: str = ray.get_runtime_context().get_node_id()  # the node of this process
         self._nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
@@ -65,10 +63,6 @@ class Cluster:
             ConfigError: the ranks could not reach this process.
             ClusterError: there is no room for all of them within `cluster.timeout`.
         """
-        from ray.util import placement_group
-
-        from trailnotes.cluster.ranks import get_rank_resources
-
         workers, ranks, limit = self.config.env.num_workers, self.num_ranks, self.config.cluster.timeout
         if ranks and self._is_outside:
             raise ConfigError(
@@ -91,27 +85,19 @@ class Cluster:
 
     def make_env_host(self, index: int) -> Host:
         """Make an environment worker somewhere in the cluster: `EnvPool`'s `make_host`."""
-        from trailnotes.cluster.envs import ActorHost
-
         return ActorHost(self.config, index, self._get_bundle(index))
 
     def make_memory(self, path: StrPath) -> ServedMemory:
         """Serve the memory file of the run from this machine. Raises as `ServedMemory`."""
-        from trailnotes.cluster.memory import ServedMemory
-
         return ServedMemory(self.config, path, self.pin_to_node(self.home), self.get_node_name(self.home))
 
     def start_ranks(self) -> RankMonitor:
         """Start the ranks of the learner besides this process, for `make_learner`. Raises as `ranks.start_ranks`."""
-        from trailnotes.cluster.ranks import start_ranks
-
         first = self.config.env.num_workers
         return start_ranks(self.config, [self._get_bundle(first + number) for number in range(self.num_ranks)])
 
     def start_engines(self) -> list[Connect]:
         """Start the engines of the run; return `connects` of `make_vllm_policy`, [] if it needs none."""
-        from trailnotes.cluster.engines import has_cluster_engines, place_engines
-
         if not has_cluster_engines(self.config):
             return []
         actors, connects = place_engines(self.config)
@@ -120,9 +106,6 @@ class Cluster:
 
     def close(self) -> None:
         """End all actors of the run but the memory."""
-        import ray
-        from ray.util import remove_placement_group
-
         for actor in self._engines:  # Ray would start them anew wherever they end by themselves
             ray.kill(actor)
         if self._group is not None:
@@ -132,14 +115,9 @@ class Cluster:
     @staticmethod
     def pin_to_node(node: str) -> Any:
         """Make the scheduling strategy that places an actor on this node and no other."""
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
         return NodeAffinitySchedulingStrategy(node, soft=False)
 
     def _get_bundle(self, index: int) -> Bundle:
-        from ray.util import placement_group_table
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
         node = placement_group_table(self._group)["bundles_to_node_id"][index]
         return Bundle(strategy, self.get_node_name(node), self._nodes.get(node, {}).get("NodeManagerAddress", ""))
@@ -164,8 +142,6 @@ class GpuReservation:
 
     def get_gpu_id(self) -> str:
         """Return the name of its GPU on its machine."""
-        import ray
-
         (name,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
         return str(name)
 
@@ -179,9 +155,6 @@ def reserve_gpu(config: Config, here: Any) -> Any:
     Raises:
         ClusterError: other programs have all of them, or this process does not see the one that Ray gives.
     """
-    import ray
-    import torch
-
     actor = ray.remote(GpuReservation).options(num_cpus=0, num_gpus=1, scheduling_strategy=here).remote()
     who = "a GPU of this machine for the process of the run (if others have them all, start it elsewhere)"
     gpu = get_result(actor.get_gpu_id.remote(), who, config.cluster.timeout, "cluster.timeout")

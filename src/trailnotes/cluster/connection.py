@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trailnotes
-from trailnotes.cluster.cluster import Cluster
 from trailnotes.errors import ClusterError, MissingExtraError, find_missing_module, format_install_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from trailnotes.cluster.cluster import Cluster
     from trailnotes.config.schema import Config
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,8 @@ def connect_cluster(config: Config) -> Iterator[Cluster]:
     if package := find_missing_module("ray"):
         raise MissingExtraError(f"cluster.address needs the package {package}: {format_install_command('ray')}")
     import ray
+
+    from trailnotes.cluster.cluster import Cluster
 
     is_ours = not ray.is_initialized()
     if is_ours:

@@ -8,7 +8,9 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from trailnotes.cluster.waiting import extract_cause
+import ray
+
+from trailnotes.cluster.waiting import Bundle, extract_cause
 from trailnotes.envs.workers.hosts import RemoteHost, encode_start_request
 from trailnotes.envs.workers.main import EnvServer
 from trailnotes.envs.workers.wire import HEADER
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     import asyncio
     from concurrent.futures import Future
 
-    from trailnotes.cluster.cluster import Bundle
     from trailnotes.config.schema import Config
     from trailnotes.envs.workers.hosts import Awaited
 
@@ -48,8 +49,6 @@ class ActorHost(RemoteHost):
     """
 
     def __init__(self, config: Config, index: int, bundle: Bundle) -> None:
-        import ray
-
         env = config.env
         start_request = encode_start_request(env.name, env.options)
         super().__init__(f"env worker {index} of {env.name} on {bundle.node}", env.timeout, config.cluster.timeout)
@@ -70,8 +69,6 @@ class ActorHost(RemoteHost):
 
     def drain(self) -> None:
         """Take all answers that came so far."""
-        import ray
-
         while self._futures and self._futures[0].done() and not self.failure:
             try:
                 frame = self._futures.popleft().result()
@@ -90,8 +87,6 @@ class ActorHost(RemoteHost):
 
     def close(self) -> None:
         """Let it close its environments; then it ends."""
-        import ray
-
         if not self.failure:
             ray.wait([self.actor.close.remote()], timeout=STOP_LIMIT)
             self._lose("was closed")
@@ -109,7 +104,5 @@ class ActorHost(RemoteHost):
                 loop.call_soon_threadsafe(self.drain)
 
     def _end(self, why: str) -> str:
-        import ray
-
         ray.kill(self.actor)
         return why

@@ -12,6 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import ray
+
 from trailnotes.cluster.waiting import await_result, get_result
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.controls import make_prompt_memory
@@ -86,8 +88,6 @@ class ServedMemory(Closeable):
     def __init__(
         self, config: Config, path: StrPath, here: Any, place: str, service: type[MemoryService] = MemoryService
     ) -> None:
-        import ray
-
         path = Path(path).resolve()
         self.limit = config.cluster.timeout
         self._who = f"the memory service on {place}"
@@ -144,8 +144,6 @@ class ServedMemory(Closeable):
 
     def close(self) -> None:
         """Close the file, and end the actor. Twice is fine."""
-        import ray
-
         ray.wait([self.actor.close.remote()], timeout=STOP_LIMIT)
         ray.kill(self.actor)
 

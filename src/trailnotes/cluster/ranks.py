@@ -13,7 +13,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailnotes.cluster.waiting import extract_cause, get_result
+import psutil
+import ray
+
+from trailnotes.cluster.waiting import Bundle, extract_cause, get_result
 from trailnotes.learner.ranks import RankMonitor, describe_error, follow_rank_0
 
 if TYPE_CHECKING:
@@ -21,7 +24,6 @@ if TYPE_CHECKING:
 
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    from trailnotes.cluster.cluster import Bundle
     from trailnotes.config.schema import Config
 
 LOCALHOST = "127.0.0.1"
@@ -50,8 +52,6 @@ class RankActorHandle:
 
     def exit_reason(self) -> str | None:
         """Return how it died; None while it lives, "" if it ended by itself or raised an error."""
-        import ray
-
         if not ray.is_initialized():  # to ask Ray anything would start a cluster
             return "ended with the connection to the cluster"
         if not ray.wait([self.done], timeout=0)[0]:
@@ -66,8 +66,6 @@ class RankActorHandle:
 
     def end(self, seconds: float) -> None:
         """Kill it if it does not end by itself within so many seconds."""
-        import ray
-
         if ray.is_initialized():  # else all actors of this process have ended
             ray.wait([self.done], timeout=seconds)
             ray.kill(self.actor)
@@ -86,8 +84,6 @@ def start_ranks(config: Config, bundles: Sequence[Bundle]) -> RankMonitor:
     Raises:
         ClusterError: one does not start in time.
     """
-    import ray
-
     from trailnotes.learner.process_group import resolve_device_type
 
     world, seconds, limit = config.learner.world_size, config.learner.timeout, config.cluster.timeout
@@ -126,9 +122,6 @@ def find_interface(host: str) -> str:
 
     With "" gloo and nccl choose for themselves.
     """
-    import psutil
-    import ray
-
     address = LOCALHOST if host == LOCALHOST else ray.util.get_node_ip_address()
     interfaces = psutil.net_if_addrs().items()
     return next((name for name, addresses in interfaces if any(one.address == address for one in addresses)), "")

@@ -1,16 +1,26 @@
-"""Waiting for answers of actors: within a time limit, and with errors of one line."""
+"""What all actors need: room on a node, and answers within a time limit, with errors of one line."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import ray
 
 from trailnotes.errors import ClusterError, TrailnotesError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+class Bundle(NamedTuple):
+    """Room for one actor, set aside by a placement group."""
+
+    strategy: Any  # scheduling strategy that places an actor there
+    node: str  # name in messages
+    address: str  # of its node
 
 
 def get_result(ref: Any, who: str, limit: float, setting: str) -> Any:
@@ -26,8 +36,6 @@ def get_result(ref: Any, who: str, limit: float, setting: str) -> Any:
         ClusterError: there is no answer in time, or the actor is lost.
         TrailnotesError: raised by the actor.
     """
-    import ray
-
     with _translate_errors(who, limit, setting):
         return ray.get(ref, timeout=limit)
 
@@ -44,8 +52,6 @@ async def await_result(ref: Any, who: str, limit: float, setting: str) -> Any:
 
 @contextlib.contextmanager
 def _translate_errors(who: str, limit: float, setting: str) -> Iterator[None]:
-    import ray
-
     try:
         yield
     except TimeoutError as error:  # that of Ray, too

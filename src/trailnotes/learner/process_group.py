@@ -21,7 +21,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
 from trailnotes.errors import ConfigError
-from trailnotes.learner.ranks import get_torchrun_rank
 
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config
@@ -92,6 +91,14 @@ def _bind_interface(interface: str) -> Iterator[None]:
     finally:
         for name in names:
             del os.environ[name]
+
+
+def get_torchrun_rank() -> tuple[int, int] | None:
+    """Read rank and world size, where torchrun (or a program with the same variables) started this process."""
+    values = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
+    if not all(value.isdigit() for value in values) or "MASTER_ADDR" not in os.environ:
+        return None
+    return int(values[0]), int(values[1])
 
 
 def join_torchrun(seconds: float) -> tuple[Store, int]:

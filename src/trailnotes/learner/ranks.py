@@ -96,11 +96,13 @@ class RankMonitor:
     def watch(self) -> Iterator[None]:
         """Exit if this process is stuck in the block long after another rank died: nccl alone would not notice."""
         done = threading.Event()
-        threading.Thread(target=self._exit_if_stuck, args=(done,), name="learner-watch", daemon=True).start()
+        thread = threading.Thread(target=self._exit_if_stuck, args=(done,), name="learner-watch", daemon=True)
+        thread.start()
         try:
             yield
         finally:
             done.set()
+            thread.join(GRACE)
 
     def _exit_if_stuck(self, done: threading.Event) -> None:
         while not done.wait(0.5):
@@ -153,7 +155,12 @@ def start_ranks(config: Config) -> RankMonitor:
     """
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-    from trailnotes.learner.process_group import join_torchrun, resolve_device_type, validate_world_size
+    from trailnotes.learner.process_group import (
+        get_torchrun_rank,
+        join_torchrun,
+        resolve_device_type,
+        validate_world_size,
+    )
 
     validate_world_size(config)
     world, seconds = config.learner.world_size, config.learner.timeout
@@ -223,7 +230,7 @@ def run_call_loop(group: LearnerGroup) -> None:
     """Repeat the calls of rank 0 until it ends this rank. Raises `RuntimeError` if a rank is gone."""
     import torch
 
-    from trailnotes.learner.sharded import build_rank
+    from trailnotes.learner.building import build_rank
 
     learner = None
     while (call := group.receive_call()) is not None:
@@ -242,17 +249,9 @@ def run_call_loop(group: LearnerGroup) -> None:
     torch.distributed.destroy_process_group()
 
 
-def get_torchrun_rank() -> tuple[int, int] | None:
-    """Read rank and world size, where torchrun (or a program with the same variables) started this process."""
-    values = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
-    if not all(value.isdigit() for value in values) or "MASTER_ADDR" not in os.environ:
-        return None
-    return int(values[0]), int(values[1])
-
-
 def is_torchrun_worker() -> bool:
     """Return whether torchrun started this process as one that does not hold the run."""
-    return (get_torchrun_rank() or (0, 1))[0] > 0
+    return "MASTER_ADDR" in os.environ and os.environ.get("RANK", "0") not in ("", "0")
 
 
 def run_torchrun_rank(config: Config) -> None:
