@@ -1,4 +1,4 @@
-"""Scripted episodes of games with an expert: ALFWorld, Sokoban, Minesweeper, TextWorldExpress.
+"""Scripted episodes of games with an expert: ALFWorld, Sokoban, TextWorldExpress.
 
 The initial model learns the form of actions, to follow a tip with a full score, to do something else after one with a
 bad score, and to write down its actions; and as much of the game as imitation teaches.
