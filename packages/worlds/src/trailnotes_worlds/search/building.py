@@ -94,7 +94,7 @@ class IndexBuilder:
             self._flush_run()
 
     def finish(self) -> None:
-        """Write the index to disk. Raises `RunError` if the disk is full."""
+        """Write the index to disk."""
         self._flush_run()
         order = sorted(self._numbers.terms, key=str.encode)
         rank = np.empty(len(order), np.int64)  # number -> place in the sorted vocabulary
