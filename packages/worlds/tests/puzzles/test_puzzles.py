@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from trailnotes.envs import check_env, get_env_identity, list_env_tasks, make_env
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
-from trailnotes_worlds.puzzles.base import SPLIT_BUCKETS, assign_split, canonicalize_orientation
+from trailnotes_worlds.puzzles.levels import SPLIT_BUCKETS, assign_split, canonicalize_orientation
 from trailnotes_worlds.puzzles.sokoban import SokobanEnv
 
 SPLITS = ["train", "validation", "test"]
