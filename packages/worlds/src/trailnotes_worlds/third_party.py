@@ -89,7 +89,6 @@ class SuccessRule:
 
     @property
     def is_defined(self) -> bool:
-        """Whether a limit for success is set."""
         return self.least_return is not None or self.least_reward is not None
 
     def is_won(self, total: float, reward: float) -> bool:

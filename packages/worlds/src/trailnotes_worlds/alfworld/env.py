@@ -101,7 +101,6 @@ class AlfworldEnv:
         return self._engine.format_plan(generate_game(task.options["plan"], task.options["type"], task.seed).plan)
 
     def close(self) -> None:
-        """Release the engine. A second call is harmless."""
         self._steps_left = 0
         if self._engine:
             self._engine.close()

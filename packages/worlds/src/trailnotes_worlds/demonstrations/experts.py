@@ -46,7 +46,6 @@ class ExpertDemonstrator(RecordedDemonstrator):
     """
 
     def hold_out(self, config: Config) -> None:
-        """Keep the recordings of unused games, as `Demonstrator.hold_out`."""
         left = {task.id for task in select_unused(type(self).choose_tasks(self.config), config)}
         if not left:
             raise ConfigError("every training game is trained on or evaluated: name others in rehearsal.options")

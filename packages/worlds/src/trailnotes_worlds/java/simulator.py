@@ -148,7 +148,6 @@ class Simulator:
 
     @property
     def pid(self) -> int:
-        """Process id of Java."""
         return self._child.pid
 
     @property

@@ -92,7 +92,6 @@ class FaultTolerantGame:
                 self.restarts += 1
 
     def close(self) -> None:
-        """End the simulator. A second call is harmless."""
         if self._client:
             self._client.close()
         self._client = None

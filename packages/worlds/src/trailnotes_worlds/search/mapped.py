@@ -77,12 +77,10 @@ class NamedFolder:
 
     @property
     def folder(self) -> Path:
-        """Folder of the files."""
         return self._files.folder
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """Content of ``meta.json``."""
         return self._files.meta
 
 

@@ -108,7 +108,6 @@ class Catalogue(NamedFolder):
         return (from_record(parse_json(line)) for line in lines if any(mark in line for mark in marks))
 
     def close(self) -> None:
-        """Close the files."""
         self._files.close()
 
     def _read_product(self, place: int) -> Product:

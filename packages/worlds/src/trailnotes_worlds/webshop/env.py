@@ -143,7 +143,6 @@ class WebShopEnv:
 
     @property
     def state(self) -> ShopState:
-        """State of the visit."""
         return self._state
 
     @property
@@ -154,7 +153,6 @@ class WebShopEnv:
         return self._shop
 
     def reset(self, task: Task) -> Observation:
-        """Begin a visit with the goal of a task."""
         self._steps_left = 0
         try:
             self._goal = Goal.from_json(task.options)

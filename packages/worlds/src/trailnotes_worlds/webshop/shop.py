@@ -131,7 +131,6 @@ class Shop:
         return self._original or state.page == "search"
 
     def results(self, state: ShopState) -> tuple[str, ...]:
-        """List the asins on a results page."""
         first = (state.number - 1) * self.rules.products_per_page
         page = self._found(state.query)[first : first + self.rules.products_per_page]
         return page[: self.rules.products_shown] if self.rules.products_shown else page

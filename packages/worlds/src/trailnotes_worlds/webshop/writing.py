@@ -45,7 +45,6 @@ def write_catalogue(folder: Path, products: Iterable[Product], facts: Mapping[st
 
 
 def encode_product(product: Product) -> bytes:
-    """Encode a product as a line of JSON."""
     return json.dumps(to_record(product), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
