@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import cast
 
 from trailnotes.errors import EnvError
-from trailnotes_worlds.java.gateway import Value
-from trailnotes_worlds.java.simulator import START_LIMIT, JavaProgram, Reference, Simulator, find_jars
+from trailnotes_worlds.java.gateway import Reference, Value
+from trailnotes_worlds.java.simulator import START_LIMIT, JavaProgram, Simulator, find_jars
 from trailnotes_worlds.scienceworld.tasks import resolve_simplifications, resolve_task, validate_variation
 
 GAMES = 20  # that share one Java process
@@ -33,7 +33,7 @@ class StepResult:
 
 def find_scienceworld_jars() -> tuple[Path, Path]:
     """Find the jars of py4j and of ScienceWorld. Raises as `find_jars` does."""
-    return find_jars("ScienceWorld", "scienceworld", "scienceworld", "scienceworld.jar", "object_type_ids.tsv")
+    return find_jars("ScienceWorld", "scienceworld", "scienceworld", "scienceworld.jar")
 
 
 class ScienceWorldSimulator(Simulator):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from trailnotes.errors import EnvError
-from trailnotes_worlds.java.simulator import SimulatorLostError
+from trailnotes_worlds.java.gateway import SimulatorLostError
 from trailnotes_worlds.scienceworld.client import LOOK, ScienceWorldClient, StepResult
 
 T = TypeVar("T")

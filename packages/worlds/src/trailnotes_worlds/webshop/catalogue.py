@@ -118,10 +118,7 @@ class Catalogue(NamedFolder):
         return os.pread(self._records, stop - start, start)
 
     def _find_place(self, asin: str) -> int | None:
-        try:
-            encoded = asin.encode("ascii")
-        except UnicodeEncodeError:
-            return None
+        encoded = asin.encode("ascii", "replace")  # no asin has a question mark
         found = int(np.searchsorted(self._asins, encoded))
         return self._places[found] if found < len(self) and self._asins[found] == encoded else None
 
