@@ -30,16 +30,6 @@ GAMES: Mapping[str, Mapping[str, range]] = MappingProxyType(
 )
 
 
-def validate_params(names: Sequence[str], params: Mapping[str, int] | None) -> dict[str, int]:
-    """Return `params` if each is a setting of one of these games in its range, else raise `ConfigError`."""
-    known = {key: allowed for name in names for key, allowed in GAMES[name].items()}
-    for key, value in (params or {}).items():
-        if key not in known:
-            raise ConfigError(f"params.{key}: {' and '.join(names)} have no such setting{suggest_nearest(key, known)}")
-        require_int(f"params.{key}", value, known[key][0], known[key][-1])
-    return dict(params or {})
-
-
 def textworld_express_tasks(
     split: str, game: str | Sequence[str] = "coin", params: Mapping[str, int] | None = None, num_games: int = 100
 ) -> list[Task]:
@@ -60,10 +50,15 @@ def textworld_express_tasks(
     require_choice("split", split, FOLDS)
     require_int("num_games", num_games, 1, NUM_SEEDS)
     names = resolve_names("game", game, GAMES)
-    checked, (fold, first) = validate_params(names, params), FOLDS[split]
+    settings, known = dict(params or {}), {key: allowed for name in names for key, allowed in GAMES[name].items()}
+    for key, value in settings.items():
+        if key not in known:
+            raise ConfigError(f"params.{key}: {' and '.join(names)} have no such setting{suggest_nearest(key, known)}")
+        require_int(f"params.{key}", value, known[key][0], known[key][-1])
+    fold, first = FOLDS[split]
     tasks = []
     for name in names:
-        own = {key: checked[key] for key in sorted(checked) if key in GAMES[name]}
+        own = {key: settings[key] for key in sorted(settings) if key in GAMES[name]}
         family = "textworld-express/" + "-".join([name, *(f"{key}{value}" for key, value in own.items())])
         options = {"game": name, "params": own, "fold": fold}
         seeds = range(first, first + num_games)

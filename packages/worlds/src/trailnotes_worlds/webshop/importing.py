@@ -70,7 +70,7 @@ def import_catalogue(
             importer = _Importer(sources, tagger, products, left_out)
             importer.run(limit, report)
             size = products.tell()
-        facts = {"again": "import it again", "sources": files, "limit": limit, "nouns": nouns}
+        facts: dict[str, Any] = {"again": "import it again", "sources": files, "limit": limit, "nouns": nouns}
         facts |= {"entries": importer.num_entries, "left_out": importer.left_out}
         finalize_catalogue(made, facts, lambda done: report("index", done, size))
     return Catalogue.open(folder)
