@@ -17,7 +17,7 @@ has an environment of its own: run there with this repository's ``src`` on ``PYT
 since a clock for each step would be measured along; medians over rounds (`loops.py`).
 
 The headline of each row is a ratio, ours over the package's, of CPU seconds (of Python and Java) and of wall seconds,
-starts of episodes included. Sokoban and Minesweeper are ours alone: their rows have a speed and no ratio.
+starts of episodes included. Sokoban is ours alone: its rows have a speed and no ratio.
 
     python benchmarks/envs.py --json envs.json
 """
@@ -306,10 +306,9 @@ def run(quick: bool, only: str) -> dict[str, Any]:
         ("alfworld", Alfworld, rooms, 1),
         ("alfworld, each game four times", Alfworld, again, 1),
     ]
-    for name in ("sokoban", "minesweeper"):
-        for difficulty in ("easy", "expert"):
-            tasks = list_env_tasks(name, "train", {"difficulty": difficulty, "num_games": 8 * num})
-            wanted.append((f"{name}, {difficulty}", None, tasks, warmup))
+    for difficulty in ("easy", "expert"):
+        tasks = list_env_tasks("sokoban", "train", {"difficulty": difficulty, "num_games": 8 * num})
+        wanted.append((f"sokoban, {difficulty}", None, tasks, warmup))
     measures: dict[str, Callable[[], dict[str, Any]]] = {}
     for name, package, tasks, before in wanted:
         makers: dict[str, Callable[[], Side]] = {"package": package} if package else {}

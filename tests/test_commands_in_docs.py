@@ -50,7 +50,6 @@ NOT_RUN = {
     "memory serve": "serves until its client is gone: tests/memory/mcp/test_mcp_server.py",
     "engine serve": "serves until it is interrupted: tests/policies/vllm/test_wire.py",
     "models": "asks a server: tests/tinker/test_tinker_learner.py",
-    "webshop serve": "serves until it is interrupted: packages/worlds/tests/commands/test_webshop_serve.py",
     "gateway": "serves until it is interrupted: tests/gateway/test_gateway_processes.py",
     "envs serve": "serves until it is interrupted: packages/worlds/tests/openenv/test_openenv_server.py",
     "webshop import": "reads the original's files, which are not ours",
@@ -243,7 +242,7 @@ def test_commands_named_in_prose_exist(page: Path) -> None:
 
 def outputs(line: str) -> set[str]:
     """Directories that a command line makes; a script makes all that it is given."""
-    before = "" if first_word(line) == "python" else "(?:--run-dir|--out|--record|(?:webshop|wikihow) import) "
+    before = "" if first_word(line) == "python" else "(?:--run-dir|--out|(?:webshop|wikihow) import) "
     return {*re.findall(rf"{before}(runs/[\w./-]+)", line)}
 
 

@@ -27,7 +27,7 @@ def module(folder: Path, patch: pytest.MonkeyPatch, name: str, source: str) -> N
 
 def test_built_in_names_are_those_promised() -> None:
     names = """
-        alfworld gateway gymnasium minesweeper openenv scienceworld sokoban textworld textworld-express verifiers
+        alfworld gateway gymnasium openenv scienceworld sokoban textworld textworld-express verifiers
         waymarks waymarks-simulator webshop wikihow
     """
     offered = {point.name for point in entry_points(group=ENTRY_POINTS)}
@@ -66,7 +66,7 @@ def test_a_module_in_the_working_directory_counts(tmp_path: Path, monkeypatch: p
     ("name", "said"),
     [
         ("waymark", "env.name = 'waymark' is unknown; did you mean waymarks? An environment of your own is named"),
-        ("xyzzy", "known: alfworld, gateway, gymnasium, minesweeper, openenv, scienceworld, sokoban, textworld"),
+        ("xyzzy", "known: alfworld, gateway, gymnasium, openenv, scienceworld, sokoban, textworld"),
         ("no_such_module:Env", "there is no module 'no_such_module' on the Python path"),
         ("odd_envs.sub:Env", "there is no module 'odd_envs.sub'"),
         ("odd_envs.py:Puppet", "name it without .py, odd_envs:Puppet"),

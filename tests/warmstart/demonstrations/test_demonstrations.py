@@ -459,7 +459,7 @@ def test_all_families_are_drawn_as_before() -> None:
 
 
 def test_who_has_demonstrations() -> None:
-    names = "alfworld minesweeper scienceworld sokoban textworld-express waymarks waymarks-simulator webshop wikihow"
+    names = "alfworld scienceworld sokoban textworld-express waymarks waymarks-simulator webshop wikihow"
     assert {name.removesuffix(".full") for name in list_demonstrators()} == set(names.split())
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trailnotes.envs.options import require_table
+from trailnotes.envs.options import require_choice, require_table
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task
 
@@ -18,6 +18,16 @@ FIRST_SEED: Final[Mapping[str, int]] = {"train": 0, "validation": 1_000_000, "te
 
 _MAX_SEEDS: Final = 1_000_000
 _MAX_NAME_CHARS: Final = 80  # of the settings in a task's id; a digest replaces longer ones
+
+
+def resolve_names(key: str, value: str | Sequence[str], known: Collection[str]) -> tuple[str, ...]:
+    """Resolve an option to names: a name, "all", or a list of names. Raises `ConfigError`, which names `key`."""
+    names = tuple(known) if value == "all" else (value,) if isinstance(value, str) else tuple(value)
+    for name in names:
+        require_choice(key, name, known)
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"env.options.{key} must name one or more, each once; or say 'all'")
+    return names
 
 
 def format_game_name(name: str, key: str, value: object) -> str:
@@ -89,7 +99,6 @@ class SuccessRule:
 
     @property
     def is_defined(self) -> bool:
-        """Whether a limit for success is set."""
         return self.least_return is not None or self.least_reward is not None
 
     def is_won(self, total: float, reward: float) -> bool:

@@ -62,7 +62,7 @@ def test_each_kind_of_task_is_played_where_it_is_possible() -> None:
     [
         ({"games": "generate"}, "use 'generated'"),
         ({"task_types": "pick_cool_then_place"}, "use .* 'pick_cool_then_place_in_recep'"),
-        ({"task_types": []}, "one at least"),
+        ({"task_types": []}, "one or more"),
         ({"num_games": 0}, "num_games = 0"),
         ({"dataset_seed": "a"}, "dataset_seed = 'a'"),
         ({"split": "dev"}, "split = 'dev'"),
@@ -96,10 +96,6 @@ def test_published_games_are_those_that_the_package_would_play(tmp_path: Path, m
         alfworld_tasks("train", "published")
     with pytest.raises(ConfigError, match="there is no folder"):
         alfworld_tasks("train", "published", data=str(tmp_path / "gone"))
-    publish(tmp_path / "bad", f"train/{COOL}-Apple-None-Sink-3/trial_5")
-    (tmp_path / f"bad/json_2.1.1/train/{COOL}-Apple-None-Sink-3/trial_5/game.tw-pddl").write_text("{")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        alfworld_tasks("train", "published", data=str(tmp_path / "bad"))
 
 
 def test_a_game_is_read_for_its_problem_and_its_task_alone() -> None:

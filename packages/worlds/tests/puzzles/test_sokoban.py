@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trailnotes_worlds.puzzles.base import assign_split, canonicalize_orientation, list_cells
+from trailnotes_worlds.puzzles.levels import DIFFICULTIES, assign_split, canonicalize_orientation, generate_level
 from trailnotes_worlds.puzzles.rooms import (
     DIRECTIONS,
     Position,
@@ -17,12 +17,13 @@ from trailnotes_worlds.puzzles.rooms import (
     canonicalize_position,
     expand_pushes,
     find_reachable,
+    list_cells,
     make_border_mask,
     move_player,
     render_rows,
     search_backwards,
 )
-from trailnotes_worlds.puzzles.sokoban import DIFFICULTIES, SokobanEnv, SokobanGame, generate_level, sokoban_tasks
+from trailnotes_worlds.puzzles.sokoban import SokobanEnv, SokobanGame, sokoban_tasks
 
 LEVEL = """
 #######

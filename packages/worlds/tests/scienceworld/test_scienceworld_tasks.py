@@ -211,7 +211,6 @@ def test_easy_is_expanded_and_keeps_electricity_where_it_is_needed() -> None:
     )
     for name in sw.NUM_VARIATIONS:
         electrical = name.startswith(("power-component", "test-conductivity"))
-        assert sw.needs_electricity(name) == electrical
         assert ("noElectricalAction" in sw.resolve_simplifications(name)) != electrical
 
 

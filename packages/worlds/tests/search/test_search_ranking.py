@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trailnotes.errors import ConfigError
 from trailnotes_worlds.search import bm25
 from trailnotes_worlds.search import index as index_module
 from trailnotes_worlds.search.analyzer import analyze
@@ -107,12 +106,6 @@ def test_only_the_first_terms_of_an_endless_query_count(build: Callable[..., Sea
     filler = " ".join(f"w{number}" for number in range(MAX_TERMS - 1))
     assert [name for name, _ in index.search(f"first {filler} last")] == ["a"]
     assert [name for name, _ in index.search("last " * 20_000)] == ["z"]  # a repeat is no further term
-
-
-@pytest.mark.parametrize("name", ["", "x" * 256, "nul\0"])
-def test_a_name_that_cannot_be_stored_is_refused(name: str, build: Callable[..., SearchIndex]) -> None:
-    with pytest.raises(ConfigError, match="1 to 255 bytes"):
-        build((name, "text"))
 
 
 # -- against a ranking that looks at every document

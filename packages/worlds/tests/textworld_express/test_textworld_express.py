@@ -49,8 +49,8 @@ def test_each_game_takes_the_settings_that_it_has() -> None:
     ("options", "said"),
     [
         ({"game": "coins"}, "or 'coin' or"),
-        ({"game": []}, "names no game"),
-        ({"game": ["twc", "twc"]}, "twice"),
+        ({"game": []}, "one or more"),
+        ({"game": ["twc", "twc"]}, "each once"),
         ({"params": {"numLocation": 3}}, "did you mean numLocations"),
         ({"params": {"numLocations": 12}}, "whole number, 1 to 11"),
         ({"game": "sorting", "params": {"numLocations": 3}}, r"known: none"),

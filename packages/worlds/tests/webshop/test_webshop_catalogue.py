@@ -120,14 +120,6 @@ def test_a_catalogue_is_never_written_over(folder: Path, products: list[Product]
         write_catalogue(folder, products)
 
 
-def test_an_import_that_waits_is_left_alone(tmp_path: Path, products: list[Product]) -> None:
-    (tmp_path / ".shop.partial").mkdir()
-    (tmp_path / ".shop.partial" / "state.json").touch()
-    made = write_catalogue(tmp_path / "shop", products).folder
-    assert (tmp_path / ".shop.partial" / "state.json").exists()
-    assert made.stat().st_mode == (tmp_path / ".shop.partial").stat().st_mode
-
-
 def test_an_asin_twice_is_refused(tmp_path: Path, products: list[Product]) -> None:
     with pytest.raises(ConfigError, match=f"asin {products[0].asin}"):
         write_catalogue(tmp_path / "shop", [*products, products[0]])
@@ -145,11 +137,8 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, products: list[Product], mon
 
 
 @pytest.mark.parametrize("name", ["products.jsonl", "asins.npy", "search/docs.npy", "facets/ids.npy"])
-def test_a_file_that_was_cut_or_changed_is_named(folder: Path, name: str) -> None:
+def test_a_file_that_was_cut_is_named(folder: Path, name: str) -> None:
     data = (folder / name).read_bytes()
-    (folder / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    with pytest.raises(ConfigError, match=f"{name} is not what was written"):
-        Catalogue.open(folder)
     (folder / name).write_bytes(data[:-1])
     with pytest.raises(ConfigError, match=name):
         Catalogue.open(folder)
@@ -166,7 +155,7 @@ def test_another_version_is_named(folder: Path) -> None:
         Catalogue.open(folder / "nowhere")
 
 
-@pytest.mark.parametrize("name", ["name", "products", "bytes", "sha256"])
+@pytest.mark.parametrize("name", ["name", "products", "bytes"])
 @pytest.mark.parametrize("value", [None, []])
 def test_a_meta_that_does_not_tell_all_is_named(folder: Path, name: str, value: object) -> None:
     meta = json.loads((folder / "meta.json").read_text())
@@ -189,24 +178,6 @@ def test_files_are_closed_with_the_last_reference(folder: Path) -> None:
         Catalogue.open(folder).search("soft socks")
     gc.collect()
     assert sum(1 for _ in Path("/dev/fd").iterdir()) == before
-
-
-def test_what_is_closed_says_so(folder: Path, products: list[Product]) -> None:
-    catalogue = Catalogue.open(folder)
-    catalogue.close()
-    catalogue.close()
-    for use in (lambda: catalogue.at(1), lambda: catalogue.search("soft"), lambda: catalogue[products[0].asin],
-                lambda: catalogue.find_by_facet("category", "garden")):  # fmt: skip
-        with pytest.raises(ValueError, match="is closed: open it again"):
-            use()
-
-
-def test_products_that_change_in_place_are_noticed(folder: Path) -> None:
-    catalogue = Catalogue.open(folder)
-    catalogue.at(0)
-    os.truncate(folder / "products.jsonl", 10)
-    with pytest.raises(ConfigError, match=r"products\.jsonl was changed while it was in use"):
-        catalogue.at(1)
 
 
 def _opened(cache: Path) -> list[str]:
@@ -267,13 +238,6 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("TRAILNOTES_CACHE", str(tmp_path / "file"))
     with pytest.raises(RunError, match="set TRAILNOTES_CACHE to another folder"):
         open_catalogue("synthetic")
-
-
-def test_ours_says_how_to_mend_it() -> None:
-    folder = open_synthetic(20).folder
-    (folder / "products.jsonl").write_bytes((folder / "products.jsonl").read_bytes().replace(b"a", b"b"))
-    with pytest.raises(ConfigError, match=r"is not what was written: delete its folder, and it is made again"):
-        open_synthetic(20)
 
 
 def test_a_catalogue_is_opened_by_its_folder_or_as_ours(folder: Path) -> None:

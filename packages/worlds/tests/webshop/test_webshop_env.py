@@ -22,6 +22,7 @@ from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.webshop import env as ws
+from trailnotes_worlds.webshop.protocols import SPLITS
 from trailnotes_worlds.webshop.writing import write_catalogue
 
 
@@ -36,7 +37,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def task(shop: str) -> Task:
     """Wants the small blue mug."""
-    tasks = [task for split in ws.SPLITS for task in listed(shop, split)]
+    tasks = [task for split in SPLITS for task in listed(shop, split)]
     options = [["color", "blue"], ["size", "small"]]
     return next(t for t in tasks if t.options["asin"] == MUG.asin and t.options["options"] == options)
 
@@ -114,7 +115,7 @@ def test_the_original_repeats_the_instruction_and_tells_the_score(shop: str, tas
 
 def test_what_a_range_costs_is_drawn_from_the_seed_of_the_task(shop: str) -> None:
     """So a limit of price within the range decides, the same way in every process."""
-    tasks = [t for split in ws.SPLITS for t in listed(shop, split) if t.options["asin"] == LAMP.asin]
+    tasks = [t for split in SPLITS for t in listed(shop, split) if t.options["asin"] == LAMP.asin]
     task = replace(tasks[0], options={**tasks[0].options, "price_upper": 40.0})
     env, fits = ws.WebShopEnv(catalogue=shop), set()
     actions = ("search[lamp]", f"click[{LAMP.asin}]", "click[buy now]")
@@ -250,7 +251,7 @@ def test_the_identity_names_catalogue_protocol_and_goals(shop: str) -> None:
     assert identity["catalogue"] == ws.open_cached_catalogue(shop).name
     assert (identity["protocol"], identity["leaks"], identity["compat"]) == ("by-product", False, "fixed")
     assert {split: facts["goals"] for split, facts in identity["splits"].items()} == {
-        split: len(listed(shop, split)) for split in ws.SPLITS
+        split: len(listed(shop, split)) for split in SPLITS
     }
     assert json.loads(json.dumps(identity)) == identity
 
@@ -274,7 +275,7 @@ def sequence(shop: str, env: ws.WebShopEnv, tasks: Sequence[Task]) -> list[str]:
 
 
 def test_what_was_played_before_changes_nothing(shop: str) -> None:
-    tasks = [task for split in ws.SPLITS for task in listed(shop, split)][:6]
+    tasks = [task for split in SPLITS for task in listed(shop, split)][:6]
     env = ws.WebShopEnv(catalogue=shop)
     assert sequence(shop, env, tasks) == sequence(shop, ws.WebShopEnv(catalogue=shop), tasks)
     assert sequence(shop, env, tasks[::-1])[-3:] == sequence(shop, env, tasks[:1])

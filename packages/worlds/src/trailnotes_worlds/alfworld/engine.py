@@ -128,7 +128,6 @@ class AlfworldEngine:
 
     @property
     def won(self) -> bool:
-        """Whether the goal has been reached."""
         return bool(self._library.check_goal())
 
     @property

@@ -101,7 +101,6 @@ class AlfworldEnv:
         return self._engine.format_plan(generate_game(task.options["plan"], task.options["type"], task.seed).plan)
 
     def close(self) -> None:
-        """Release the engine. A second call is harmless."""
         self._steps_left = 0
         if self._engine:
             self._engine.close()
@@ -120,8 +119,8 @@ class AlfworldEnv:
         path = find_data_folder(self._data) / str(task.options["game"]) / GAME_FILE
         try:
             return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise EnvError(f"{task.id} cannot be read ({type(error).__name__}): download the data again") from error
+        except OSError as error:
+            raise EnvError(f"{task.id} cannot be read: download the data again") from error
 
     def _get_offered_actions(self, *, over: bool = False) -> tuple[str, ...] | None:
         if not self._offers:

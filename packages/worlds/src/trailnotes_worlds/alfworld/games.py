@@ -16,6 +16,7 @@ from trailnotes.errors import ConfigError
 from trailnotes.storage.files import parse_json
 from trailnotes.types import Task
 from trailnotes_worlds.alfworld.rooms import FLOOR_PLANS, TASK_TYPES, list_floor_plans
+from trailnotes_worlds.third_party import resolve_names
 
 GAMES = ("generated", "published")
 # Split -> its folder in the data. The test split has unseen rooms.
@@ -23,16 +24,6 @@ FOLDERS = {"train": "train", "validation": "valid_seen", "test": "valid_unseen"}
 GAME_FILE = "game.tw-pddl"
 _SEEDS_PER_SPLIT = 100_000
 _UNSUPPORTED = ("movable", "Sliced")  # in folder names of kinds of task that the package leaves out
-
-
-def resolve_types(task_types: str | Sequence[str]) -> tuple[str, ...]:
-    """Resolve an option to kinds of task: a name, "all", or a list of names. Raises `ConfigError`."""
-    if task_types == "all":
-        return tuple(TASK_TYPES)
-    names = (task_types,) if isinstance(task_types, str) else tuple(map(str, task_types))
-    if not names or len(set(names)) < len(names):
-        raise ConfigError("task_types must name each kind of task once, and one at least; or say 'all'")
-    return tuple(require_choice("task_types", name, TASK_TYPES) for name in names)
 
 
 def alfworld_tasks(
@@ -59,21 +50,18 @@ def alfworld_tasks(
         MissingExtraError: the package is not installed.
     """
     require_choice("split", split, FOLDERS)
-    kinds = resolve_types(task_types)
+    kinds = resolve_names("task_types", task_types, TASK_TYPES)
     published = require_choice("games", games, GAMES) == "published"
     require_int("num_games", num_games, 0 if published else 1, _SEEDS_PER_SPLIT)
     require_int("dataset_seed", dataset_seed, 0, 9999)
     if published:
-        found = _list_published_games(find_data_folder(data) / FOLDERS[split])
-        published_tasks = []
-        for kind in kinds:
-            chosen = [name for name in found if name.split("/")[1].partition("-")[0] == kind]
-            for name in chosen[:num_games] if num_games else chosen:
-                found_options = {"type": kind, "game": name}
-                published_tasks.append(
-                    Task(f"alfworld/{name}", "alfworld", 0, split, found_options, f"alfworld/{kind}")
-                )
-        return published_tasks
+        names = _list_published_games(find_data_folder(data) / FOLDERS[split])
+        by_kind = {kind: [name for name in names if name.split("/")[1].partition("-")[0] == kind] for kind in kinds}
+        return [
+            Task(f"alfworld/{name}", "alfworld", 0, split, {"type": kind, "game": name}, f"alfworld/{kind}")
+            for kind, own in by_kind.items()
+            for name in (own[:num_games] if num_games else own)
+        ]
     first = (dataset_seed * len(FLOOR_PLANS) + list(FOLDERS).index(split)) * _SEEDS_PER_SPLIT
     tasks = []
     for kind in kinds:
@@ -90,11 +78,10 @@ def find_data_folder(data: str) -> Path:
     if not root:
         raise ConfigError('games = "published" needs them: run alfworld-download, and set data or ALFWORLD_DATA')
     folder = Path(root).expanduser()
-    inner = folder / "json_2.1.1"
-    found = inner if inner.is_dir() else folder
-    if not found.is_dir():
+    if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}: correct env.options.data or ALFWORLD_DATA")
-    return found
+    inner = folder / "json_2.1.1"
+    return inner if inner.is_dir() else folder
 
 
 @lru_cache(8)
@@ -105,11 +92,7 @@ def _list_published_games(folder: Path) -> tuple[str, ...]:
         name = file.parent.relative_to(folder.parent).as_posix()
         if any(word in name for word in _UNSUPPORTED):
             continue
-        try:
-            solvable = parse_json(file.read_text(encoding="utf-8")).get("solvable")
-        except (OSError, ValueError, AttributeError) as error:
-            raise ConfigError(f"{name}/{GAME_FILE} cannot be read ({error}): download the data again") from error
-        if solvable:
+        if parse_json(file.read_text(encoding="utf-8")).get("solvable"):
             names.append(name)
     if not names:
         raise ConfigError(f"there are no games in {folder}: run alfworld-download, or alfworld-generate")

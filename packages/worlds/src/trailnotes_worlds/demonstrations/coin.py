@@ -53,7 +53,6 @@ class Searcher:
         self.rooms: dict[str, Mapping[str, str]] = {}  # seen room -> direction -> the room there
 
     def search(self, num: int, first: Observation) -> Script:
-        """Search for the coin for `num` steps."""
         observation = first
         for _ in range(num):
             observation = yield self.choose_action(observation)
@@ -66,7 +65,6 @@ class Searcher:
             observation = yield TAKE if is_coin_visible(observation) else f"move {self.rng.choice([*ways])}"
 
     def choose_action(self, observation: Observation) -> str:
-        """Choose the next step of a search."""
         room, ways = parse_room(observation.text)
         self.rooms[room] = ways
         if is_coin_visible(observation):
@@ -110,7 +108,6 @@ class CoinDemonstrator(ExpertDemonstrator):
         )
 
     def hold_out(self, config: Config) -> None:
-        """Keep the unused games, as `Demonstrator.hold_out`."""
         if not self.coins:
             super().hold_out(config)
             return
@@ -168,12 +165,10 @@ class CoinDemonstrator(ExpertDemonstrator):
         return tuple(self.build_tip(trajectory, trajectory.score) for trajectory in tries if not trajectory.success)
 
     def play(self, task: Task, manner: str, empty: Collection[str] = ()) -> Trajectory:
-        """Play an episode of a searcher: "search" or "wander"."""
         acting = getattr(Searcher(self.rng, empty), manner)
         return play_script(self.env, task, partial(acting, self.config.rollout.max_steps))
 
     def write_note(self, trajectory: Trajectory, score: float) -> str:
-        """Write the note about an episode."""
         return format_search_note(trajectory) if is_searched(trajectory.task) else super().write_note(trajectory, score)
 
     def rank_tips(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
@@ -188,7 +183,6 @@ def is_searched(task: Task) -> bool:
 
 
 def is_coin_visible(observation: Observation) -> bool:
-    """Return whether the coin can be taken."""
     return TAKE in (observation.actions or ())
 
 

@@ -1,4 +1,4 @@
-"""Scripted episodes of games with an expert: ALFWorld, Sokoban, Minesweeper, TextWorldExpress.
+"""Scripted episodes of games with an expert: ALFWorld, Sokoban, TextWorldExpress.
 
 The initial model learns the form of actions, to follow a tip with a full score, to do something else after one with a
 bad score, and to write down its actions; and as much of the game as imitation teaches.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import random
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
-from trailnotes.envs import Env, get_env_identity, list_env_tasks, make_env
+from trailnotes.envs import get_env_identity, list_env_tasks, make_env
 from trailnotes.envs.tasks import panel, select_unused
 from trailnotes.errors import ConfigError
 from trailnotes.warmstart.demonstrations.episodes import play_script, replay_actions
@@ -32,13 +32,6 @@ if TYPE_CHECKING:
 VERSION = 1  # of the scripts and their recordings
 
 
-class ExpertEnv(Env, Protocol):
-    """Environment with a solution of each game."""
-
-    def solution(self, task: Task) -> tuple[str, ...]:
-        """Return actions that win `task`."""
-
-
 class ExpertDemonstrator(RecordedDemonstrator):
     """Endless demonstrations drawn from recorded episodes of the training games.
 
@@ -46,7 +39,6 @@ class ExpertDemonstrator(RecordedDemonstrator):
     """
 
     def hold_out(self, config: Config) -> None:
-        """Keep the recordings of unused games, as `Demonstrator.hold_out`."""
         left = {task.id for task in select_unused(type(self).choose_tasks(self.config), config)}
         if not left:
             raise ConfigError("every training game is trained on or evaluated: name others in rehearsal.options")
@@ -90,7 +82,7 @@ def spread_by_family(games: Iterable[Task], config: Config) -> list[Task]:
 def _record_episodes(config: Config) -> Iterator[Trajectory]:
     # The expert's episode is member 0, if it fits `rollout.max_steps`, and wanderings are members 1 on.
     options: dict[str, Any] = {**config.env.options, "max_steps": config.rollout.max_steps, "actions": True}
-    env = cast("ExpertEnv", make_env(config.env.name, **options))
+    env: Any = make_env(config.env.name, **options)  # with `solution(task)`: actions that win
     try:
         for task in ExpertDemonstrator.choose_tasks(config):
             best = play_script(env, task, partial(replay_actions, env.solution(task)))

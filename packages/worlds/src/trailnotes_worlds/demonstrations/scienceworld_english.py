@@ -32,7 +32,6 @@ class EnglishScienceWorld(ScienceWorldDemonstrator):
     """Demonstrator of the same episodes with tips in English."""
 
     def write_note(self, trajectory: Trajectory, score: float) -> str:
-        """Write the tip about an episode that ended with `score`."""
         return format_attempt_tip(get_actions(trajectory), score, self.rng)
 
 

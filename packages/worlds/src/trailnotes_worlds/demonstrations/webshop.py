@@ -73,7 +73,6 @@ class Attempt:
 
     @property
     def worth(self) -> float:
-        """Score of the episode, in 0..1."""
         return self.trajectory.score / self.trajectory.max_score
 
 
@@ -86,16 +85,13 @@ class TrackedShop:
         self.shown: set[str] = set()  # asins
 
     def reset(self, task: Task) -> Observation:
-        """Start the goal of a task."""
         self.item, self.results, self.shown = ShopPage(), ShopPage(), set()
         return self._track_page(self.env.reset(task))
 
     def step(self, action: str) -> Observation:
-        """Take an action and record its page."""
         return self._track_page(self.env.step(action))
 
     def close(self) -> None:
-        """Close the environment of the shop."""
         self.env.close()
 
     def _track_page(self, observation: Observation) -> Observation:
@@ -185,14 +181,12 @@ class WebShopDemonstrator(Demonstrator):
         return build_demonstrations(said, shown, self.write_note(attempt), self.config, self.count_tokens)
 
     def format_trajectory(self, attempt: Attempt) -> Trajectory:
-        """Format the completions of an episode, action by action."""
         steps = attempt.trajectory.steps
         texts = [self.format_action(step.action) for step in steps]
         said = (replace(x, completion=replace(x.completion, text=text)) for x, text in zip(steps, texts, strict=True))
         return replace(attempt.trajectory, steps=tuple(said))
 
     def format_action(self, action: str) -> str:
-        """Format an action as the model writes it."""
         return space_brackets(action)
 
     def play_with_tip(self, task: Task) -> tuple[Attempt | None, tuple[Tip, ...]]:
@@ -285,11 +279,9 @@ class WebShopDemonstrator(Demonstrator):
             yield NEXT
 
     def play_well(self, task: Task) -> Attempt | None:
-        """Play the episode of a good buyer."""
         return self.play_buyer(task, "good")
 
     def play_carelessly(self, task: Task) -> Attempt | None:
-        """Play a hasty or a wandering episode."""
         return self.play_buyer(task, self.rng.choice(("hasty", "wandering")))
 
     def play_failures(self, task: Task, beside: Attempt | None) -> tuple[Attempt, ...]:
@@ -328,7 +320,6 @@ class WebShopDemonstrator(Demonstrator):
         return Tip(attempt.trajectory.task.id, self.write_note(attempt), key="", score=worth * most, max_score=most)
 
     def write_note(self, attempt: Attempt) -> str:
-        """Write the text of the tip about an episode."""
         return format_terse_tip(attempt.way, attempt.faults)
 
     def rank_tips(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
@@ -342,9 +333,7 @@ class EnglishWebShop(WebShopDemonstrator):
     """Demonstrator of the same episodes with tips in English."""
 
     def format_action(self, action: str) -> str:
-        """Return the action without a change."""
         return action
 
     def write_note(self, attempt: Attempt) -> str:
-        """Write the text of the tip about an episode."""
         return format_english_tip(attempt.way, attempt.faults, attempt.worth, self.rng)

@@ -46,7 +46,6 @@ class ShoppingGoal:
 
     @classmethod
     def parse(cls, instruction: str) -> ShoppingGoal:
-        """Parse the text and the price limit of an instruction."""
         text, limit = split_price_limit(instruction)
         return cls(text.lower(), limit)
 

@@ -124,7 +124,6 @@ class GymnasiumEnv:
         return {"game": game, "max_steps": max_steps, "seeds": dict(FIRST_SEED), "gymnasium": version, **rule}
 
     def reset(self, task: Task) -> Observation:
-        """Start the game of the task's seed."""
         if task.options.get("game", self._game) != self._game:
             raise ConfigError(f"task {task.id} is of another game than {self._game}: env.options must be those of both")
         self._playing = False
@@ -161,7 +160,6 @@ class GymnasiumEnv:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Close the environment of Gymnasium."""
         self._playing = False
         self._env.close()
 

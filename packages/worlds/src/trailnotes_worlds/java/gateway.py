@@ -84,7 +84,6 @@ class JavaGateway:
         return made
 
     def release(self, reference: Reference) -> None:
-        """Let Java forget an object of a call."""
         self._send_command(f"m\nd\n{reference.id}\ne\n")
 
     def close(self) -> None:

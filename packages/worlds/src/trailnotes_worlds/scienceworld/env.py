@@ -112,7 +112,6 @@ class ScienceWorldEnv:
     tasks = staticmethod(scienceworld_tasks)
 
     def reset(self, task: Task) -> Observation:
-        """Start `task` in the current simulator."""
         self._steps_left = 0
         options = {key: task.options.get(key, default) for key, default in self._defaults.items()}
         if not isinstance(options["task"], str):
@@ -178,7 +177,6 @@ class ScienceWorldEnv:
         return observation
 
     def close(self) -> None:
-        """End the simulator. A second call is harmless."""
         self._steps_left = 0
         self._game.close()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from trailnotes.errors import EnvError
-from trailnotes_worlds.java.simulator import SimulatorLostError
+from trailnotes_worlds.java.gateway import SimulatorLostError
 from trailnotes_worlds.scienceworld.client import LOOK, ScienceWorldClient, StepResult
 
 T = TypeVar("T")
@@ -92,7 +92,6 @@ class FaultTolerantGame:
                 self.restarts += 1
 
     def close(self) -> None:
-        """End the simulator. A second call is harmless."""
         if self._client:
             self._client.close()
         self._client = None

@@ -162,7 +162,7 @@ def resolve_simplifications(task: str, simplification: str | Sequence[str] = "ea
             noElectricalAction for a task about electricity.
     """
     name = resolve_task(task)
-    electrical = needs_electricity(name)
+    electrical = "power-component" in name or "conductivity" in name  # the simulator's own rule for its preset "easy"
     words = simplification.split(",") if isinstance(simplification, str) else [str(word) for word in simplification]
     labels = [word.strip() for word in words if word.strip() not in ("", "none")]
     if labels == ["easy"]:
@@ -177,8 +177,3 @@ def resolve_simplifications(task: str, simplification: str | Sequence[str] = "ea
     if electrical and "noElectricalAction" in labels:
         raise ConfigError(f"{name} needs electricity: leave noElectricalAction out of the simplification")
     return ",".join(label for label in SIMPLIFICATIONS if label in labels)
-
-
-def needs_electricity(task: str) -> bool:
-    """Return whether a task needs electrical connections, by the simulator's own rule for its preset "easy"."""
-    return "power-component" in task or "conductivity" in task

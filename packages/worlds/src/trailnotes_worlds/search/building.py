@@ -15,7 +15,6 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from trailnotes.errors import ConfigError
 from trailnotes_worlds.search.analyzer import to_term
 from trailnotes_worlds.search.bm25 import MAX_FREQUENCY, encode_lengths
 from trailnotes_worlds.search.mapped import allocate, write_meta
@@ -23,7 +22,6 @@ from trailnotes_worlds.search.words import split_words
 
 KIND, VERSION = "search index", 1
 FILES = ["ids.npy", "terms.npy", "term_offsets.npy", "posting_offsets.npy", "docs.npy", "codes.npy", "frequent.npy"]
-MAX_ID = 255  # bytes
 
 _RUN_TOKENS = 4_000_000  # tokens
 _CACHE_SIZE = 1 << 20  # words
@@ -76,25 +74,22 @@ class IndexBuilder:
         shutil.rmtree(self._spool, ignore_errors=True)
 
     def add(self, name: str, text: str) -> None:
-        """Add one document under a unique name. Raises `ConfigError` for a name that is not of 1 to 255 bytes."""
+        """Add one document under a unique name."""
         self._append(name, list(map(self._numbers.__getitem__, split_words(text))))
 
     def add_terms(self, name: str, terms: Iterable[str]) -> None:
-        """Add one document by its terms, which `SearchIndex.find_by_term` finds as they are. Raises as `add`."""
+        """Add one document by its terms, which `SearchIndex.find_by_term` finds as they are."""
         self._append(name, list(map(self._numbers.assign_number, terms)))
 
     def _append(self, name: str, numbers: list[int]) -> None:
-        encoded = name.encode()
-        if not 0 < len(encoded) <= MAX_ID or encoded.endswith(b"\0"):
-            raise ConfigError(f"document name {name[:40]!r} is not of 1 to {MAX_ID} bytes: give it another")
-        self._ids.append(encoded)
+        self._ids.append(name.encode())
         self._tokens.extend(numbers)
         self._lengths.append(len(numbers))
         if len(self._tokens) >= self._run:
             self._flush_run()
 
     def finish(self) -> None:
-        """Write the index to disk. Raises `RunError` if the disk is full."""
+        """Write the index to disk."""
         self._flush_run()
         order = sorted(self._numbers.terms, key=str.encode)
         rank = np.empty(len(order), np.int64)  # number -> place in the sorted vocabulary

@@ -76,11 +76,7 @@ class SearchIndex:
 
         Returns:
             (name, score) of the `limit` best, equal scores by name.
-
-        Raises:
-            ConfigError: a file of the index was changed meanwhile.
         """
-        self._files.require_unchanged()
         counts = islice(Counter(analyze(query)).items(), MAX_TERMS)
         terms = [term for text, count in counts if (term := self._find_term(text.encode(), count))]
         if not terms or limit < 1:
@@ -104,7 +100,6 @@ class SearchIndex:
 
     def find_by_term(self, term: str) -> list[str]:
         """List the names of all documents with this very term, in the order in which they were added."""
-        self._files.require_unchanged()
         place = self._find_term(term.encode(errors="surrogatepass"))
         if place is None:
             return []

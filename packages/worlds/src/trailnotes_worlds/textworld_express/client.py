@@ -47,7 +47,6 @@ class TextWorldExpressClient:
 
     @property
     def alive(self) -> bool:
-        """Whether the simulator can be called."""
         return self.simulator.alive
 
     def begin(self, game: str, params: Mapping[str, int], fold: str, seed: int, *, gold: bool = False) -> GameState:
@@ -80,7 +79,6 @@ class TextWorldExpressClient:
         return parse_state(self.simulator.call("stepJSON", action))
 
     def task_description(self) -> str:
-        """Return the goal in words."""
         return " ".join(str(self.simulator.call("getTaskDescription")).split())
 
     def gold_path(self) -> tuple[str, ...]:
@@ -88,7 +86,6 @@ class TextWorldExpressClient:
         return self.simulator.list_strings("getGoldActionSequence")
 
     def close(self) -> None:
-        """End the Java process. A second call is harmless."""
         self.simulator.close()
 
 

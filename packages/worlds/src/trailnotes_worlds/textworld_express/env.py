@@ -69,7 +69,6 @@ class TextWorldExpressEnv:
             return {}
 
     def reset(self, task: Task) -> Observation:
-        """Start `task` in the current simulator."""
         self._steps_left = 0
         game, params, fold = _parse_task_options(task)
         client = self._get_client()
@@ -114,7 +113,6 @@ class TextWorldExpressEnv:
         return self._client
 
     def close(self) -> None:
-        """End the simulator. A second call is harmless."""
         self._steps_left = 0
         if self._client:
             self._client.close()

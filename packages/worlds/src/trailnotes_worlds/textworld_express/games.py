@@ -14,6 +14,7 @@ from trailnotes.envs.options import require_choice, require_int, suggest_nearest
 from trailnotes.errors import ConfigError
 from trailnotes.storage.files import parse_toml
 from trailnotes.types import Task
+from trailnotes_worlds.third_party import resolve_names
 
 # Split -> the simulator's fold and its first seed. Each fold has its own objects, recipes or rules.
 FOLDS: Mapping[str, tuple[str, int]] = MappingProxyType(
@@ -27,32 +28,6 @@ GAMES: Mapping[str, Mapping[str, range]] = MappingProxyType(
         for game, settings in parse_toml(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
     }
 )
-
-
-def resolve_games(game: str | Sequence[str]) -> tuple[str, ...]:
-    """Resolve an option `game` to names: a name, "all", or a list of names.
-
-    Raises:
-        ConfigError: an unknown name, no name, or one game twice.
-    """
-    names = tuple(GAMES) if game == "all" else (game,) if isinstance(game, str) else tuple(map(str, game))
-    if not names:
-        raise ConfigError("game = [] names no game of TextWorldExpress: name one, or 'all'")
-    for index, name in enumerate(names):
-        require_choice("game", name, GAMES)
-        if name in names[:index]:
-            raise ConfigError(f"game names {name} twice: name it once")
-    return names
-
-
-def validate_params(names: Sequence[str], params: Mapping[str, int] | None) -> dict[str, int]:
-    """Return `params` if each is a setting of one of these games in its range, else raise `ConfigError`."""
-    known = {key: allowed for name in names for key, allowed in GAMES[name].items()}
-    for key, value in (params or {}).items():
-        if key not in known:
-            raise ConfigError(f"params.{key}: {' and '.join(names)} have no such setting{suggest_nearest(key, known)}")
-        require_int(f"params.{key}", value, known[key][0], known[key][-1])
-    return dict(params or {})
 
 
 def textworld_express_tasks(
@@ -74,11 +49,16 @@ def textworld_express_tasks(
     """
     require_choice("split", split, FOLDS)
     require_int("num_games", num_games, 1, NUM_SEEDS)
-    names = resolve_games(game)
-    checked, (fold, first) = validate_params(names, params), FOLDS[split]
+    names = resolve_names("game", game, GAMES)
+    settings, known = dict(params or {}), {key: allowed for name in names for key, allowed in GAMES[name].items()}
+    for key, value in settings.items():
+        if key not in known:
+            raise ConfigError(f"params.{key}: {' and '.join(names)} have no such setting{suggest_nearest(key, known)}")
+        require_int(f"params.{key}", value, known[key][0], known[key][-1])
+    fold, first = FOLDS[split]
     tasks = []
     for name in names:
-        own = {key: checked[key] for key in sorted(checked) if key in GAMES[name]}
+        own = {key: settings[key] for key in sorted(settings) if key in GAMES[name]}
         family = "textworld-express/" + "-".join([name, *(f"{key}{value}" for key, value in own.items())])
         options = {"game": name, "params": own, "fold": fold}
         seeds = range(first, first + num_games)

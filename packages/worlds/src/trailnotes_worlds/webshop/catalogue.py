@@ -2,7 +2,7 @@
 
 ::
 
-    meta.json            version, name (a hash of the products), sizes and hashes of the files, records left out
+    meta.json            version, name (a hash of the products), sizes of the files, records left out
     products.jsonl       a product each, in the order of the import
     product_offsets.npy  where each begins
     asins.npy            all asins, sorted; asin_places.npy: the product of each
@@ -15,7 +15,6 @@ It is written once, whole or not at all, and never changed: its name is a hash o
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -24,10 +23,9 @@ from typing import Self
 
 import numpy as np
 
-from trailnotes.errors import ConfigError
 from trailnotes.storage.files import parse_json
 from trailnotes_worlds.search.index import SearchIndex
-from trailnotes_worlds.search.mapped import MappedFolder, NamedFolder, get_rebuild_hint
+from trailnotes_worlds.search.mapped import MappedFolder, NamedFolder
 from trailnotes_worlds.webshop.products import Facet, GoalKind, Product, from_record
 
 KIND, VERSION = "webshop catalogue", 1
@@ -36,8 +34,7 @@ ARRAYS = ("product_offsets.npy", "asins.npy", "asin_places.npy")
 INDEX_FOLDERS = ("search", "facets")
 
 _CACHE_SIZE = 1024  # products that a process keeps decoded
-_MAX_EAGER_HASH_BYTES = 1 << 24  # bytes: a catalogue of no more is compared with its hashes whenever it is opened
-_REQUIRED_META = {"name": str, "products": int, "bytes": int, "sha256": dict}  # that ``meta.json`` must tell
+_REQUIRED_META = {"name": str, "products": int, "bytes": int}  # that ``meta.json`` must tell
 
 
 class Catalogue(NamedFolder):
@@ -67,10 +64,7 @@ class Catalogue(NamedFolder):
         Raises:
             ConfigError: it is none, of another version, or a file of it was cut or replaced.
         """
-        catalogue = cls(MappedFolder(Path(path), KIND, VERSION, _REQUIRED_META))
-        if catalogue.meta["bytes"] <= _MAX_EAGER_HASH_BYTES:
-            catalogue.verify()
-        return catalogue
+        return cls(MappedFolder(Path(path), KIND, VERSION, _REQUIRED_META))
 
     def __len__(self) -> int:
         return len(self._places)
@@ -88,12 +82,7 @@ class Catalogue(NamedFolder):
         return self.at(place)
 
     def at(self, place: int) -> Product:
-        """Return the product at a place, from 0 in the order of the import.
-
-        Raises:
-            IndexError: there is no such place.
-            ConfigError: the file was changed while it was in use.
-        """
+        """Return the product at a place, from 0 in the order of the import. Raises `IndexError` if there is none."""
         if not 0 <= place < len(self):
             raise IndexError(f"product {place} of {len(self)}")
         return self._cached(place)
@@ -118,31 +107,18 @@ class Catalogue(NamedFolder):
         lines = map(self._read_line, range(len(self)))
         return (from_record(parse_json(line)) for line in lines if any(mark in line for mark in marks))
 
-    def verify(self) -> None:
-        """Compare every file with its hash. Raises `ConfigError` for one that has changed."""
-        for name, digest in self.meta["sha256"].items():
-            if hash_file(self.folder / name) != digest:
-                raise ConfigError(f"{self.folder / name} is not what was written: {get_rebuild_hint(self.meta)}")
-
     def close(self) -> None:
-        """Close the files; any later access raises `ValueError`."""
         self._files.close()
-        self._index.close()
-        self._facets.close()
 
     def _read_product(self, place: int) -> Product:
         return from_record(parse_json(self._read_line(place)))
 
     def _read_line(self, place: int) -> bytes:
-        self._files.require_unchanged()
         start, stop = self._offsets[place], self._offsets[place + 1]
         return os.pread(self._records, stop - start, start)
 
     def _find_place(self, asin: str) -> int | None:
-        try:
-            encoded = asin.encode("ascii")
-        except UnicodeEncodeError:
-            return None
+        encoded = asin.encode("ascii", "replace")  # no asin has a question mark
         found = int(np.searchsorted(self._asins, encoded))
         return self._places[found] if found < len(self) and self._asins[found] == encoded else None
 
@@ -150,12 +126,3 @@ class Catalogue(NamedFolder):
 def facet_term(facet: Facet, value: str) -> str:
     """Build the term under which `Catalogue.find_by_facet` finds products."""
     return f"{facet}:{value}"
-
-
-def hash_file(path: Path) -> str:
-    """Compute the SHA-256 of a file; "" if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return ""

@@ -15,7 +15,6 @@ from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.webshop.goals import Goal, split_price_limit
 from trailnotes_worlds.webshop.protocols import (
-    SPLITS,
     GoalSelection,
     build_identity,
     compute_splits,
@@ -27,8 +26,6 @@ from trailnotes_worlds.webshop.shop import MAX_LABEL_CHARS, Compat, Shop, ShopRu
 from trailnotes_worlds.webshop.synthetic import open_catalogue
 from trailnotes_worlds.webshop.texts import sanitize_text
 from trailnotes_worlds.webshop.views import REMEMBERER_NUM_PRODUCTS, VIEWS
-
-__all__ = ["SPLITS", "WebShopEnv", "open_cached_catalogue", "webshop_tasks"]
 
 MAX_STEPS = 15
 COMPATS = ("fixed", "original")
@@ -143,7 +140,6 @@ class WebShopEnv:
 
     @property
     def state(self) -> ShopState:
-        """State of the visit."""
         return self._state
 
     @property
@@ -154,12 +150,11 @@ class WebShopEnv:
         return self._shop
 
     def reset(self, task: Task) -> Observation:
-        """Begin a visit with the goal of a task."""
         self._steps_left = 0
         try:
             self._goal = Goal.from_json(task.options)
-        except ValueError as error:
-            raise ConfigError(f"task {task.id} is none of webshop_tasks: {error}") from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"task {task.id} is none of webshop_tasks: {error!r}") from error
         if self._goal.asin not in self.shop.shelves:
             fix = "name the catalogue that its list was made of"
             raise ConfigError(f"task {task.id} wants a product that the catalogue {self._catalogue} lacks: {fix}")

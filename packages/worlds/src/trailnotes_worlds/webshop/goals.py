@@ -42,14 +42,10 @@ class Goal:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Goal:
-        """Read the goal of `to_json`. Raises `ValueError` if it is none."""
-        try:
-            options = tuple((str(name), str(value)) for name, value in record["options"])
-            asin, instruction = str(record["asin"]), str(record["instruction"])
-            attributes = tuple(map(str, record["attributes"]))
-            return cls(asin, instruction, attributes, options, float(record["price_upper"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"this is no goal of the shop: {error!r}") from error
+        """Read the goal of `to_json`. Raises `KeyError`, `TypeError` or `ValueError` if it is none."""
+        options = tuple((str(name), str(value)) for name, value in record["options"])
+        asin, instruction = str(record["asin"]), str(record["instruction"])
+        return cls(asin, instruction, tuple(map(str, record["attributes"])), options, float(record["price_upper"]))
 
 
 def split_price_limit(instruction: str) -> tuple[str, float]:

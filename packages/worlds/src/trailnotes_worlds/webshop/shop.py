@@ -1,6 +1,6 @@
 """Page machine of the shop: the contents of each page, its actions, and their effects.
 
-The text environment and the site share it. A `ShopState` is all that there is to a visit: `Shop` keeps nothing of it,
+A `ShopState` is all that there is to a visit: `Shop` keeps nothing of it,
 and `Shop.step` is a function of state and action.
 
 Source: Yao et al. 2022, "WebShop: Towards Scalable Real-World Web Interaction with Grounded Language Agents" (arXiv
@@ -131,7 +131,6 @@ class Shop:
         return self._original or state.page == "search"
 
     def results(self, state: ShopState) -> tuple[str, ...]:
-        """List the asins on a results page."""
         first = (state.number - 1) * self.rules.products_per_page
         page = self._found(state.query)[first : first + self.rules.products_per_page]
         return page[: self.rules.products_shown] if self.rules.products_shown else page

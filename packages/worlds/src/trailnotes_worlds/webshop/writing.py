@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -24,7 +24,6 @@ from trailnotes_worlds.webshop.catalogue import (
     VERSION,
     Catalogue,
     facet_term,
-    hash_file,
 )
 from trailnotes_worlds.webshop.products import Product, from_record, to_record
 
@@ -46,7 +45,6 @@ def write_catalogue(folder: Path, products: Iterable[Product], facts: Mapping[st
 
 
 def encode_product(product: Product) -> bytes:
-    """Encode a product as a line of JSON."""
     return json.dumps(to_record(product), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
@@ -60,11 +58,8 @@ def finalize_catalogue(folder: Path, facts: Mapping[str, Any], progress: Report 
 
     Raises:
         ConfigError: two products have one asin.
-        RunError: the disk is full.
     """
     offsets, asins, counts = [0], [], Counter[str]()
-    for part in INDEX_FOLDERS:
-        shutil.rmtree(folder / part, ignore_errors=True)
     with (
         IndexBuilder(folder / INDEX_FOLDERS[0]) as search,
         IndexBuilder(folder / INDEX_FOLDERS[1]) as facets,
@@ -85,19 +80,11 @@ def finalize_catalogue(folder: Path, facts: Mapping[str, Any], progress: Report 
         facets.finish()
     _write_arrays(folder, offsets, asins)
     (folder / REPORT).touch()
-    own = [PRODUCTS, *ARRAYS]
-    indexes = (path for part in INDEX_FOLDERS for path in sorted((folder / part).iterdir()))
-    names = [*own, REPORT, *(str(path.relative_to(folder)) for path in indexes)]
-    hashes = {name: hash_file(folder / name) for name in names}
-    facts = {
-        "name": hashes[PRODUCTS][:16],
-        "products": len(asins),
-        "bytes": sum((folder / name).stat().st_size for name in names),
-        "counts": counts,
-        "sha256": hashes,
-        **facts,
-    }
-    write_meta(folder, KIND, VERSION, own, facts)
+    with (folder / PRODUCTS).open("rb") as file:
+        name = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    facts = {"name": name, "products": len(asins), "bytes": size, "counts": counts, **facts}
+    write_meta(folder, KIND, VERSION, [PRODUCTS, *ARRAYS], facts)
 
 
 def _write_arrays(folder: Path, offsets: list[int], asins: list[str]) -> None:
