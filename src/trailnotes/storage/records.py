@@ -6,16 +6,11 @@ tips.
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any
 
 from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory
-
-T = TypeVar("T")
 
 
 def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
@@ -43,13 +38,11 @@ def trajectory_from_json(record: Mapping[str, Any]) -> Trajectory:
         KeyError, TypeError, ValueError, AttributeError: the record is no episode's.
     """
     plain = ("mode", "member", "outcome", "success", "score", "max_score", "error", "context_full")
-    return _validate_record(
-        Trajectory(
-            task=_validate_record(Task(**record["task"])),
-            steps=tuple(_step_from_json(step) for step in record["steps"]),
-            final_observation=_observation_from_json(record["final_observation"]),
-            **{name: record[name] for name in plain},
-        )
+    return Trajectory(
+        task=Task(**record["task"]),
+        steps=tuple(_step_from_json(step) for step in record["steps"]),
+        final_observation=_observation_from_json(record["final_observation"]),
+        **{name: record[name] for name in plain},
     )
 
 
@@ -69,12 +62,10 @@ def completion_to_json(completion: Completion) -> dict[str, Any]:
 
 def completion_from_json(record: Mapping[str, Any]) -> Completion:
     """Rebuild a completion without prompt ids; `usage` holds their number."""
-    said = record["completion"]
-    ids = {name: tuple(said.get(name, ())) for name in ("token_ids", "logprobs")}
-    if not all(isinstance(value, int | float) for values in ids.values() for value in values):
-        raise TypeError("token_ids and logprobs must be numbers")
-    usage = (operator.index(record["prompt_tokens"]), operator.index(record["tokens"]))
-    return _validate_record(Completion(**{**said, **ids, "prompt_ids": (), "usage": usage}))
+    stored = record["completion"]
+    ids = {name: tuple(stored.get(name, ())) for name in ("token_ids", "logprobs")}
+    usage = (record["prompt_tokens"], record["tokens"])
+    return Completion(**{**stored, **ids, "prompt_ids": (), "usage": usage})
 
 
 def _step_to_json(step: Step) -> dict[str, Any]:
@@ -92,42 +83,20 @@ def _step_to_json(step: Step) -> dict[str, Any]:
 
 
 def _step_from_json(record: Mapping[str, Any]) -> Step:
-    return _validate_record(
-        Step(
-            observation=_observation_from_json(record["observation"]),
-            tips=tuple(_validate_record(Tip(key="", **tip)) for tip in record["tips"]),
-            completion=completion_from_json(record),
-            plain_prompt_ids=(),
-            other_tokens=record.get("other_tokens", 0),
-            num_plain_tokens=record.get("plain_prompt_tokens"),
-            **{name: record[name] for name in ("action", "reward", "reward_intrinsic", "policy_version")},
-        )
+    return Step(
+        observation=_observation_from_json(record["observation"]),
+        tips=tuple(Tip(key="", **tip) for tip in record["tips"]),
+        completion=completion_from_json(record),
+        plain_prompt_ids=(),
+        other_tokens=record.get("other_tokens", 0),
+        num_plain_tokens=record.get("plain_prompt_tokens"),
+        **{name: record[name] for name in ("action", "reward", "reward_intrinsic", "policy_version")},
     )
 
 
 def _observation_from_json(record: Mapping[str, Any]) -> Observation:
     actions = record.get("actions")
-    return _validate_record(Observation(**{**record, "actions": None if actions is None else tuple(actions)}))
-
-
-def _validate_record(value: T) -> T:
-    """Require texts and numbers where the type wants them, since records may be untrusted."""
-    kind: type = type(value)
-    for name, kinds in _list_scalar_fields(kind).items():
-        if not isinstance(item := getattr(value, name), kinds):
-            raise TypeError(f"{name} must be {kinds[0].__name__}, got {type(item).__name__}")
-    return value
-
-
-@functools.cache
-def _list_scalar_fields(kind: type) -> dict[str, tuple[type, ...]]:
-    hints = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(kind).items()
-             if get_origin(hint) in {None, UnionType}}  # fmt: skip
-    return {
-        name: (*kinds, int) if float in kinds else kinds
-        for name, kinds in hints.items()
-        if {str, int, float, bool, type(None)}.issuperset(kinds)
-    }
+    return Observation(**{**record, "actions": None if actions is None else tuple(actions)})
 
 
 def _collect_non_defaults(value: Any, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -294,21 +294,6 @@ def test_a_comparison_is_read_as_it_was_written(root: Path, person: Person) -> N
     person.look("/compare/here")
 
 
-@pytest.mark.parametrize("place", ["completion.text", "completion.logprobs", "action", "reward", "prompt_tokens"])
-def test_an_episode_of_other_types_is_told_so(root: Path, person: Person, place: str) -> None:
-    file = root / "first/trajectories.jsonl"
-    record = json.loads(file.read_text(encoding="utf-8").splitlines()[0])
-    part = record["steps"][0]
-    *inside, name = place.split(".")
-    part = part[inside[0]] if inside else part
-    part[name] = ["x"] * len(part[name]) if name == "logprobs" else {"a": 1}
-    file.write_text(json.dumps(record) + "\n", encoding="utf-8")
-    assert "holds no episode that this version can read" in person.look("/run/first/episodes/1", 409).text
-
-
-# -- the door
-
-
 def test_nothing_is_shown_without_the_token(root: Path) -> None:
     stranger = Person(root, token="")
     for path in ("/", "/run/first", "/view.css", "/?token=guess", "/run/first/tips/1"):

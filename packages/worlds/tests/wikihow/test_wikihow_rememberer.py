@@ -37,6 +37,7 @@ def test_the_published_settings() -> None:
 
 
 def test_a_scripted_player_fills_the_table_and_reaches_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("google.protobuf", reason="the extra mobile-env is not installed")
     howto.small_library(tmp_path / "library").close()
     for split in ("train", "test"):
         (tmp_path / "tasks" / split).mkdir(parents=True)

@@ -25,11 +25,10 @@ def _import(args: Namespace) -> None:
     if args.limit is not None and args.limit < 1:
         raise ConfigError(f"--limit {args.limit} leaves no page: give 1 or more, or leave it out")
     with ProgressBar(1.0, "import") as bar:
-
-        def tell(done: int, total: int) -> None:
-            bar.update(done / total, label=f"page {done:,} of {total:,}")
-
-        library = import_library(args.folder, args.pages, args.meta, limit=args.limit, progress=tell)
+        library = import_library(
+            args.folder, args.pages, args.meta, limit=args.limit,
+            progress=lambda done, total: bar.update(done / total, label=f"page {done:,} of {total:,}"),
+        )  # fmt: skip
     with closing(library):
         _describe(library)
         if library.meta["left_out"]:
@@ -51,10 +50,10 @@ def _show(args: Namespace) -> None:
                 raise ConfigError(f"{args.library} has no page {args.path}: --search WORDS finds some")
             print(json.dumps(to_record(page), ensure_ascii=True, indent=1))
         elif args.search is not None:
-            found = [*library.articles(library.search(args.search, args.limit))]
-            for article in found:
+            paths = library.search(args.search, args.limit)
+            for article in library.articles(paths):
                 print(escape_unprintable(f"{article.path}  {article.display_title}"))
-            if not found:
+            if not paths:
                 print("no title has any of these words")
         else:
             _describe(library)

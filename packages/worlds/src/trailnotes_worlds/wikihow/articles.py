@@ -140,12 +140,8 @@ def _blank_invisible(text: str) -> str:
     return "".join(" " if unicodedata.category(sign) in _INVISIBLE_CATEGORIES else sign for sign in text)
 
 
-def _clean_title(text: str) -> str:
-    return clean_line(text, MAX_TITLE)
-
-
-def _clean_text(text: str) -> str:
-    return clean_line(text, MAX_TEXT)
+_clean_title = partial(clean_line, most=MAX_TITLE)
+_clean_text = partial(clean_line, most=MAX_TEXT)
 
 
 def _clean_slug(text: str) -> str:

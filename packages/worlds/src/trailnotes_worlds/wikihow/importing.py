@@ -207,7 +207,7 @@ class _PageReader:
     ) -> None:
         self.left_out = Counter[str]()
         self.report: list[dict[str, str]] = []
-        self._facts, self._tell = facts, progress or (lambda *_: None)
+        self._facts, self._progress = facts, progress or (lambda *_: None)
         self._taken: set[str] = set()
         self._names: dict[str, str] = {}  # path of an author -> name in articles
         files = sorted(path for path in folder.glob("*") if path.is_file())[:limit]
@@ -219,7 +219,7 @@ class _PageReader:
 
     def iter_pages(self) -> Iterator[LibraryPage]:
         for place, path in enumerate(self._files):
-            self._tell(place, len(self._files))
+            self._progress(place, len(self._files))
             try:
                 page = from_record(self._read_record(path))
             except ConfigError as error:

@@ -126,8 +126,6 @@ def make_goal(
 
 SPLITS: Final = ("train", "validation", "test")
 KINDS: Final = (*TEMPLATE_NUMBERS, "author+article", "category+article")
-PROTOCOLS: Final = ("by-article", "rememberer")
-TRAIN_SETS: Final = ("S0", "S1")
 
 _CUMULATIVE_SHARES: Final = {"test": 0.2, "validation": 0.3, "train": 1.0}  # cumulative shares of the splits
 _GOALS_PER_TEMPLATE: Final = {"train": 2, "validation": 6, "test": 14}  # rememberer, for each of the five templates
@@ -161,8 +159,8 @@ class TaskSelection:
             require_choice("templates", kind, KINDS)
         require_type(str, "tasks", self.tasks)
         require_type(int, "dataset_seed", self.seed)
-        require_choice("protocol", self.protocol, PROTOCOLS)
-        require_choice("train_set", self.train_set, TRAIN_SETS)
+        require_choice("protocol", self.protocol, ("by-article", "rememberer"))
+        require_choice("train_set", self.train_set, _PUBLISHED_TRAIN_SETS)
 
 
 Splits = Mapping[str, Sequence[WikiHowGoal | str]]  # goals, or names of task files
