@@ -1,4 +1,8 @@
-"""Tips that outlive the episode, retrieved by what they are about."""
+"""Tips that outlive the episode, retrieved by what they are about.
+
+Rules (`tips`, `scope`, `tip_stats`, `sessions`, `controls`), store (`schema`, `store`, `owner`), search (`retrieval`,
+`remote`, `index`), and share (`tipfile`, `exchange`, `merging`, `mcp`, `langgraph`); `base` is the contract.
+"""
 
 from trailnotes.memory.base import Memory
 from trailnotes.memory.exchange import reembed

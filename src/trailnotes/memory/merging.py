@@ -76,21 +76,20 @@ def merge_tips(*memories: Iterable[Tip]) -> list[Tip]:
     groups: dict[Hashable, list[Tip]] = defaultdict(list)
     for tip in (clean for tips in memories for tip in tips if (clean := normalize_tip(tip, lambda: ""))):
         groups[_identity_key(tip)].append(tip)
-    return sorted(map(_merge_duplicates, groups.values()), key=lambda tip: (tip.created, tip.step, *_identity_key(tip)))
+    merged = []
+    for same in groups.values():
+        best = max(same, key=lambda tip: (tip.score, tip.max_score))
+        # A copy without a time is older than any that has one.
+        first = min(same, key=lambda tip: (tip.created, tip.step, tip.run, tip.model, tip.version, tip.action))
+        merged.append(replace(
+            first, id=None, score=best.score, max_score=best.max_score,
+            support=max(tip.support for tip in same), enabled=all(tip.enabled for tip in same),
+        ))  # fmt: skip
+    return sorted(merged, key=lambda tip: (tip.created, tip.step, *_identity_key(tip)))
 
 
 def _identity_key(tip: Tip) -> tuple[str, str, str, bool]:
     return tip.namespace, tip.text, tip.key, tip.imported
-
-
-def _merge_duplicates(same: Sequence[Tip]) -> Tip:
-    """A copy without a time is older than any that has one."""
-    best = max(same, key=lambda tip: (tip.score, tip.max_score))
-    first = min(same, key=lambda tip: (tip.created, tip.step, tip.run, tip.model, tip.version, tip.action))
-    return replace(
-        first, id=None, score=best.score, max_score=best.max_score,
-        support=max(tip.support for tip in same), enabled=all(tip.enabled for tip in same),
-    )  # fmt: skip
 
 
 def _read_tasks_and_identities(paths: Sequence[Path]) -> tuple[list[TaskRow], set[EmbedderIdentity]]:

@@ -163,18 +163,6 @@ def write_identity(connection: sqlite3.Connection, identity: EmbedderIdentity) -
     connection.executemany("INSERT INTO meta VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value", rows)
 
 
-def write_copy(source: sqlite3.Connection, path: Path) -> None:
-    """Copy a database through SQLite's backup API into one self-contained file, put in place atomically."""
-    with open_aside(path) as aside:
-        with closing(sqlite3.connect(aside)) as target:
-            target.execute("PRAGMA journal_mode = MEMORY")  # a file of its own would outlive a kill
-            source.backup(target)
-            target.execute("PRAGMA journal_mode = DELETE")
-        fsync_path(aside)
-        aside.replace(path)
-        fsync_path(path.parent)
-
-
 @contextmanager
 def open_snapshot(path: Path, *, every_page: bool = True) -> Iterator[sqlite3.Connection]:
     """Open a checked, read-only connection to a snapshot, or to the memory file of a run, live or killed.
@@ -361,12 +349,18 @@ class MemoryFile(Closeable):
                 self._on_transaction_end()
 
     def snapshot(self, path: StrPath) -> None:
-        """Write a consistent copy to `path`, atomically, while others may read and write."""
+        """Write a consistent copy to `path`, one self-contained file, atomically, while others may read and write."""
         path = Path(path)
         if self.path is not None and path.resolve() == self.path.resolve():
             raise MemoryStoreError(f"a snapshot of {path} cannot be written over the file itself: name another path")
-        with self._lock, translate_errors(path):
-            write_copy(self._connection, path)
+        with self._lock, translate_errors(path), open_aside(path) as copy:
+            with closing(sqlite3.connect(copy)) as target:
+                target.execute("PRAGMA journal_mode = MEMORY")  # a file of its own would outlive a kill
+                self._connection.backup(target)
+                target.execute("PRAGMA journal_mode = DELETE")
+            fsync_path(copy)
+            copy.replace(path)
+            fsync_path(path.parent)
 
     def mark_first_time(self, name: str) -> bool:
         """Return whether `name` is new, and mark it as part of the transaction."""

@@ -151,8 +151,9 @@ class TipMemory(StoreBackedMemory):
         and would go at once (the window of W-TinyLFU, arXiv 1512.00727, for the same reason).
         """
         config, on = self.config, self._clock()
-        for pool, excess in find_over_capacity(self.store, dict.fromkeys(namespaces), config):
-            merged = self._merge_similar(pool, excess, on) if config.retire == "merge" else 0
+        for pool in dict.fromkeys(self.store.get_capacity_pool(namespace, config.scope) for namespace in namespaces):
+            excess = self.store.size(pool) - config.capacity
+            merged = self._merge_similar(pool, excess, on) if config.retire == "merge" and excess > 0 else 0
             if excess > merged:
                 rule = "oldest" if config.retire == "merge" else config.retire
                 spared = 0 if rule == "oldest" else ceil(PROTECTED_SHARE * config.capacity)
@@ -422,15 +423,6 @@ def _clean_once(text: str, max_words: int) -> str:
 def utc_now() -> str:
     """Return the time as ISO 8601 in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def find_over_capacity(
-    store: TipStore, namespaces: Iterable[str], config: MemoryConfig
-) -> Iterator[tuple[TipFilter, int]]:
-    """Yield each of these tasks, or of their scopes, that exceeds `config.capacity`, with its excess of tips."""
-    for pool in dict.fromkeys(store.get_capacity_pool(namespace, config.scope) for namespace in namespaces):
-        if (excess := store.size(pool) - config.capacity) > 0:
-            yield pool, excess
 
 
 def _find_similar_pairs(
