@@ -20,12 +20,7 @@ def _run(args: Namespace) -> None:
 
     plan = find_config(args.plan)
     if args.dry_run:
-        from trailnotes_lab.compare.estimate import estimate_comparison
-
         print(comparison.describe_comparison(plan, args.out), flush=True)
-        estimated = estimate_comparison(plan, out=args.out, at_once=args.jobs)
-        print(estimated.text)
-        estimated.require_all_runnable()
         return
     summary = comparison.run_comparison(plan, out=args.out, at_once=args.jobs)
     print_summary(summary)
@@ -66,8 +61,7 @@ RUN = Command(
                  help="TOML file of panel, methods, budget and seeds, or its name in `config list`"),
         argument("--out", type=Path, metavar="DIR", help="directory of the comparison (default: runs/compare/NAME)"),
         argument("--jobs", type=int, metavar="N", help="number of runs at the same time (default: compare.jobs)"),
-        argument("--dry-run", action="store_true",
-                 help="check each run and print its command and estimated time, then exit"),
+        argument("--dry-run", action="store_true", help="check each run and print its commands, then exit"),
     ),
 )  # fmt: skip
 
