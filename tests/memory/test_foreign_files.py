@@ -56,7 +56,7 @@ def read(path: Path) -> None:
         memory.store.stats()
 
 
-LOOKS: list[Callable[[Path], object]] = [read, read_tips, lambda path: TipsFile(path).list_newest(None)]
+LOOKS: list[Callable[[Path], object]] = [read, read_tips, lambda path: TipsFile(path).list_tips()]
 
 
 @pytest.mark.parametrize("look", LOOKS)

@@ -119,6 +119,7 @@ def test_weights_and_biases_offline(local: Path, caplog: pytest.LogCaptureFixtur
     assert not any("<script>" in page or "<svg" in page or "<img" in page for page in pages)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of its own packages
 def test_mlflow_in_its_local_store(local: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = twice(local, "mlflow", caplog)
     with closing(sqlite3.connect(local / "mlflow.db")) as store:
