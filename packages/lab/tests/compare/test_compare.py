@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import io
 import json
-import re
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,18 +8,16 @@ from typing import Any
 import pytest
 
 from trailnotes.commands import main
-from trailnotes.config.methods import METHODS
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
-from trailnotes.errors import ConfigError, MissingExtraError, RunError
-from trailnotes.reporting import plots
+from trailnotes.errors import ConfigError, RunError
 from trailnotes.reporting.intervals import Interval
 from trailnotes.runs.panels import EvaluatedModel, build_panel_result, write_evaluation
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory
 from trailnotes_lab.compare import Comparison, compare_table
 from trailnotes_lab.compare.evaluations import find_evaluations, split_label
 from trailnotes_lab.compare.published.figures import PUBLISHED_PANELS
-from trailnotes_lab.compare.published.page import Footnotes, print_comparison, to_json, to_markdown
+from trailnotes_lab.compare.published.page import Footnotes, to_json, to_markdown
 from trailnotes_worlds.scienceworld.tasks import PAPER_PANEL, resolve_tasks, scienceworld_tasks
 
 QWEN = "hub/Qwen2.5-7B-Instruct"
@@ -504,7 +499,6 @@ def test_the_command_writes_and_prints_the_same_numbers(tmp_path: Path, capsys: 
     ]
     assert record["published"]["columns"][4]["cells"]["find-animal"] == {"mean": 100.0, "sd": 0.0}
     assert "find-animal" not in json.dumps(record["ours"][0]["average"])
-    assert (out / "table.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_every_line_of_the_markdown_table_has_every_column(tmp_path: Path) -> None:
@@ -514,56 +508,3 @@ def test_every_line_of_the_markdown_table_has_every_column(tmp_path: Path) -> No
     rows = [line for line in lines[: lines.index("", 2)] if line.startswith("|")]
     assert len(rows) == 2 + 2 + 18 + 2
     assert {row.count(" | ") for row in rows} == {1 + 2 + 5 - 1}
-
-
-def test_a_narrow_terminal_gets_tables_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluated(tmp_path / "a", 30.0, config=grpo(0))
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    for columns, tables, fewer in (("80", 2, True), ("118", 2, False), ("300", 1, False)):
-        monkeypatch.setenv("COLUMNS", columns)
-        monkeypatch.setenv("TERM", "xterm")
-        monkeypatch.setattr(sys, "stdout", terminal := Terminal())
-        print_comparison(table(tmp_path / "a"))
-        assert terminal.getvalue().count("use-thermometer") == tables
-        assert ("left out (published" in terminal.getvalue()) == fewer
-        assert max(map(len, re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue()).splitlines())) <= int(columns)
-
-
-def test_without_matplotlib_there_is_still_a_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def missing() -> None:
-        raise MissingExtraError("pictures need matplotlib")
-
-    monkeypatch.setattr(plots, "load_pyplot", missing)
-    evaluated(tmp_path / "a", 30.0)
-    compare_table([str(tmp_path / "a")], out=tmp_path / "out")
-    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["table.json", "table.md"]
-    assert "no table.png: pictures need matplotlib" in caplog.text
-
-
-def test_the_picture_keeps_ours_and_the_published_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import matplotlib.pyplot as plt
-
-    drawn: list[Any] = []
-    monkeypatch.setattr(plt, "close", drawn.append)
-    evaluated(tmp_path / "a", lambda t: [100.0 if t.options["variation"] % 2 else 0.0], config=grpo(0))
-    compare_table([str(tmp_path / "a")], out=tmp_path / "out")
-    left, right = drawn[0].axes
-    (ours,) = left.containers
-    assert ours.get_label() == "GRPO"
-    assert ours.lines[0].get_xdata().tolist() == [50.0]
-    assert round(ours.lines[0].get_ydata()[0]) == PAPER_PANEL.index("find-animal")
-    assert [series.get_label() for series in right.containers] == [
-        c.method for c in PUBLISHED_PANELS["scienceworld-18"].columns
-    ]
-    assert all(len(series.lines[0].get_xdata()) == 19 for series in right.containers), "18 tasks and the average"
-    empo2 = right.containers[4].lines[0]
-    assert empo2.get_xdata()[-1] == 75.9
-    grpo_colours = {series.lines[0].get_color() for series in (ours, right.containers[3])}
-    assert grpo_colours == {METHODS["grpo"].colour}, "a method has one colour on both sides"
-    assert [label.get_text() for label in left.get_yticklabels()][-1] == "average of all 18"

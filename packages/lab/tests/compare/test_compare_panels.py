@@ -23,7 +23,8 @@ from trailnotes.storage.files import append_jsonl
 from trailnotes_lab.compare.comparison import _summarise_runs, run_comparison
 from trailnotes_lab.compare.cost import ProcessResult, load_costs, record_process
 from trailnotes_lab.compare.expand import PlannedRun, expand_runs
-from trailnotes_lab.compare.page import draw_summary, format_panel_sentence, print_brief, render_summary_markdown
+from trailnotes_lab.compare.page import format_panel_sentence, print_brief, render_summary_markdown
+from trailnotes_lab.compare.picture import draw_summary
 from trailnotes_lab.compare.spec import load_spec
 from trailnotes_lab.compare.stages import (
     RunStage,
@@ -390,20 +391,17 @@ def test_other_games_are_drawn_against_the_trials_and_the_same_games_beside_the_
     summary = concluded()
     figures.clear()
     draw_summary(summary, tmp_path / "a.png")
-    finals, trials, last = figures[0].axes
+    _, finals, trials, last = figures[0].axes
     curves = {line.get_label(): line for line in trials.lines if not line.get_label().startswith("_")}
     assert [*curves["EMPO²"].get_ydata()] == [0, 0.25, 0.375]
     assert [*curves["EMPO²"].get_xdata()] == [0, 1, 2]
-    assert (curves["start model"].get_color(), curves["start model"].get_linestyle()) == (
-        INITIAL_MODEL_COLOUR["start model"],
-        "--",
-    )
+    assert curves["start model"].get_color() == INITIAL_MODEL_COLOUR["start model"]
     assert curves["EMPO²"].get_color() != curves["GRPO"].get_color() != INITIAL_MODEL_COLOUR["start model"]
-    assert {text.get_text() for text in trials.texts} == {"start model", "GRPO", "EMPO²"}
+    assert {text.get_text() for text in trials.get_legend().get_texts()} == {"start model", "GRPO", "EMPO²"}
     assert trials.get_xlabel() == "trial (0 is without tips)"
     hollow = [line for line in finals.lines if line.get_marker() == "o" and line.get_markerfacecolor() == "white"]
     assert [line.get_xdata()[0] for line in hollow] == [0.875, 0.375]
-    assert "hollow circle: with tips, trial 1" in finals.get_title(loc="left")
+    assert "hollow: with tips, trial 1" in finals.get_xlabel()
     dots = [line for line in last.lines if line.get_marker() == "o"]
     assert [line.get_xdata()[0] for line in dots] == [0.875, 0.375, 0.375]
     assert last.get_xlabel() == "success in trial 2"

@@ -10,7 +10,6 @@ import sys
 import tarfile
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -40,8 +39,8 @@ from trailnotes_lab.compare import compare_evaluations, recompute, run_compariso
 from trailnotes_lab.compare.comparison import _summarise_runs, compare_with_published, describe_comparison
 from trailnotes_lab.compare.cost import ProcessResult, load_costs, record_process
 from trailnotes_lab.compare.expand import PlannedRun, expand_runs
-from trailnotes_lab.compare.page import draw_summary, print_brief, render_summary_json, render_summary_markdown
-from trailnotes_lab.compare.picture import MethodMarks, PlotText, assign_colours, draw_methods, spread_labels
+from trailnotes_lab.compare.page import print_brief, render_summary_json, render_summary_markdown
+from trailnotes_lab.compare.picture import assign_colours, draw_summary
 from trailnotes_lab.compare.published.figures import render_comparability
 from trailnotes_lab.compare.results import RunResult, build_attempts, read_result, read_trial_records
 from trailnotes_lab.compare.spec import load_spec, slugify
@@ -907,21 +906,6 @@ def test_published_figures_stand_beside_the_panel_they_are_of(finished: tuple[Pa
         assert words in text
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
-def test_labels_are_apart_in_order_and_inside(places: list[float]) -> None:
-    moved = spread_labels(places, 0.05, 0.0, 1.0)
-    ordered = sorted(moved)
-    assert all(b - a >= 0.05 - 1e-9 for a, b in pairwise(ordered))
-    assert ordered[0] >= -1e-9
-    assert ordered[-1] <= 1 + 1e-9
-    for i, a in enumerate(places):
-        assert all(moved[i] < moved[j] for j, b in enumerate(places) if a < b)
-
-
-def test_labels_far_apart_stay_where_they_are() -> None:
-    assert spread_labels([0.9, 0.1, 0.5], 0.05, 0.0, 1.0) == [0.9, 0.1, 0.5]
-
-
 def test_every_method_has_a_colour_of_its_own() -> None:
     assert len({method.colour for method in METHODS.values()}) == len(METHODS)
     assert len({method.label for method in METHODS.values()}) == len(METHODS)
@@ -943,47 +927,19 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return drawn
 
 
-def draw(path: Path, *methods: MethodMarks) -> None:
-    draw_methods(methods, path, PlotText("title", "success", ON_PANEL), threshold=0.5)
-
-
 def test_the_picture_shows_the_numbers_given(tmp_path: Path, figures: list[Any]) -> None:
-    draw(tmp_path / "a.png", MethodMarks("GRPO", CURVE, 0.3, Interval(0.3, 0.2, 0.5), 0.25, is_baseline=True),
-         MethodMarks("naive", (), 0.1, None, 0.05, "last of 3"), MethodMarks("RLOO", (), None))  # fmt: skip
+    naive = a_line("naive", one=Estimate(0.1, None, None), num_attempts=3)
+    summary = a_summary(a_line("GRPO"), naive, a_line("RLOO", one=None))
+    draw_summary(replace(summary, curves={"GRPO": CURVE}), tmp_path / "a.png")
+    draw_summary(a_summary(naive), tmp_path / "b.png")
     left, right = figures[0].axes
     (curve,) = [line for line in left.lines if line.get_label() == "GRPO"]
     assert (curve.get_ydata()[0], curve.get_ydata()[-1]) == pytest.approx((0.1, 0.5))
-    assert {text.get_text() for text in left.texts} == {"GRPO", "naive (last of 3)", "threshold"}
-    assert [line.get_xdata()[0] for line in right.lines if line.get_marker() == "o"] == [0.3, 0.1]
-    assert [line.get_xdata()[0] for line in right.lines if line.get_marker() == "D"] == [0.25, 0.05]
+    assert [text.get_text() for text in left.get_legend().get_texts()] == ["GRPO", "naive"]
+    assert [line.get_xdata()[0] for line in right.lines if line.get_marker() == "o"] == [0.25, 0.1]
     assert [text.get_text() for text in right.get_yticklabels()] == ["GRPO", "naive\n(last of 3)", "RLOO"]
-    assert {text.get_text() for text in right.texts} == {"0.30", "0.10", "no result"}
-
-
-def test_a_curve_of_one_point_is_a_dot_with_its_range(tmp_path: Path, figures: list[Any]) -> None:
-    draw(tmp_path / "a.png", MethodMarks("GRPO", [[(90.0, 0.2)], [(100.0, 0.6)]], 0.3))
-    (dot,) = [line for line in figures[0].axes[0].lines if line.get_label() == "GRPO"]
-    (across,) = [line for line in figures[0].axes[0].lines if tuple(line.get_ydata()) == (0.2, 0.6)]
-    assert (dot.get_marker(), dot.get_ydata()[0]) == ("o", pytest.approx(0.4))
-    assert set(across.get_xdata()) == {100.0}
-
-
-def test_many_curves_get_axes_of_their_own_beside_the_baseline(tmp_path: Path, figures: list[Any]) -> None:
-    names = ["EMPO²", *"abcdef"]
-    draw(
-        tmp_path / "a.png",
-        *(MethodMarks(name, CURVE, 0.3, Interval(0.3, 0.2, 0.5), is_baseline=name == "EMPO²") for name in names),
-    )
-    *small, last = figures[0].axes
-    shown = [axes for axes in small if axes.get_visible()]
-    assert [axes.get_title() for axes in shown] == names
-    assert [len([line for line in axes.lines if line.get_label() in names]) for axes in shown] == [1, *[2] * 6]
-    assert len(last.get_yticklabels()) == 7
-
-
-def test_where_nothing_was_trained_there_is_no_curve(tmp_path: Path, figures: list[Any]) -> None:
-    draw(tmp_path / "a.png", MethodMarks("naive", (), 0.1))
-    assert len(figures[0].axes) == 1
+    assert {text.get_text() for text in right.texts} == {"0.25", "0.10", "no result"}
+    assert len(figures[1].axes) == 1, "without a curve the final figures stand alone"
 
 
 # -- from end to end

@@ -84,7 +84,7 @@ TABLE = Command(
         argument("--panel", metavar="NAME", help="published rows; by default those of the runs' environment, if any"),
         argument("--baseline", metavar="LABEL", default="", help="differences are taken to it; without published rows"),
         argument("--out", type=Path, metavar="DIR", default=Path("runs/compare"),
-                 help="where table.json, table.md and the picture go (runs/compare)"),
+                 help="where table.json, table.md and curves.png go (runs/compare)"),
     ),
 )  # fmt: skip
 

@@ -21,8 +21,9 @@ from trailnotes.types import StrPath
 from trailnotes_lab.compare import stages
 from trailnotes_lab.compare.evaluations import EVAL_DIR
 from trailnotes_lab.compare.expand import expand_runs, flatten_settings
-from trailnotes_lab.compare.page import draw_summary, render_summary_json, render_summary_markdown
+from trailnotes_lab.compare.page import render_summary_json, render_summary_markdown
 from trailnotes_lab.compare.panels import PanelOptions, read_trials
+from trailnotes_lab.compare.picture import draw_summary
 from trailnotes_lab.compare.published.figures import PUBLISHED_PANELS, render_comparability
 from trailnotes_lab.compare.published.page import to_json, to_markdown
 from trailnotes_lab.compare.published.table import Comparison, build_comparison
