@@ -73,7 +73,7 @@ def test_curves_are_switched_and_keys_lead_on(page: Browser, served: tuple[str, 
     assert page.run("document.activeElement.name") == "task"
 
 
-@pytest.mark.parametrize("path", ["", "/episodes", "/episodes/4", "/tips", "/tips/1", "/chain"])
+@pytest.mark.parametrize("path", ["", "/episodes", "/episodes/4", "/tips", "/tips/1"])
 def test_no_text_runs_and_nothing_is_wider_than_a_telephone(page: Browser, served: tuple[str, str], path: str) -> None:
     page.resize(360, 740)
     page.go(f"{served[0]}/run/hostile{path}")

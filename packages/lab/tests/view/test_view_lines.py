@@ -14,9 +14,6 @@ from trailnotes_lab.view.lines import (
     EpisodeFilter,
     EpisodeRow,
     LineReader,
-    TipIterationStats,
-    compare_readers,
-    iterate_outlines,
     parse_episode_row,
     read_episode,
 )
@@ -61,15 +58,6 @@ def test_each_filter_finds_its_episodes(path: Path) -> None:
     assert read_episode(path, rows[3]) == record(2, tips=(7, 8, None))
 
 
-def test_readers_of_a_tip_are_compared_with_the_others_of_their_groups(path: Path) -> None:
-    group = [record(3, tips=(5,), **{"return": 1.0}), record(3, **{"return": 0.25}), record(3, **{"return": 0.75})]
-    other = [record(3, "keys/1", **{"return": 9.0}), record(3, tips=(), outcome="error", **{"return": 5.0})]
-    alone = record(4, tips=(5,), **{"return": 0.0})
-    rows = read(write(path, *group, *other, alone))
-    assert compare_readers(rows, 5) == [TipIterationStats(3, 1, 1.0, 2, 0.5), TipIterationStats(4, 1, 0.0, 0, None)]
-    assert compare_readers(rows, 6) == []
-
-
 def test_a_file_that_grows_is_read_on_and_half_a_line_waits(path: Path) -> None:
     reader = LineReader(path, parse_episode_row)
     assert reader.read() == []
@@ -97,7 +85,6 @@ def test_a_file_that_was_cut_replaced_or_deleted_is_read_anew(path: Path) -> Non
 def test_a_damaged_line_is_one_episode_that_says_so(path: Path, line: str) -> None:
     rows = read(write(path, record(), line, record(1)))
     assert [row.outcome for row in rows] == ["terminated", DAMAGED, "terminated"]
-    assert len([*iterate_outlines(rows)]) == 2
     if line not in {'{"iteration": 1}', '{"steps": 5}'}:
         with pytest.raises(RunError, match="line 2 is damaged"):
             read_episode(path, rows[1])

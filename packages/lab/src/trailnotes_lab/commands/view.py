@@ -33,9 +33,9 @@ VIEW = Command(
     name="view",
     summary="view runs, episodes and tips in a browser",
     about="Serve pages over all runs and comparisons at and below a directory, live while a run goes on: curves laid "
-    "over each other, episodes with both contexts beside each other, tips with their authors and readers, the chain of "
-    "`diagnose`. The server answers only this machine, and only with the token in the address that it prints. Pages "
-    "change nothing. Needs the extra `web`.",
+    "over each other, episodes with both contexts beside each other, tips with their authors and readers. The server "
+    "answers only this machine, and only with the token in the address that it prints. Pages change nothing. Needs the "
+    "extra `web`.",
     example="trailnotes view runs",
     run=_run,
     arguments=(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeGuard, TypeVar
@@ -93,7 +93,6 @@ class EpisodeRow(NamedTuple):
     steps: int = 0
     tips: int = 0  # shown in all
     tip_ids: frozenset[int] = frozenset()
-    from_archive: bool = False  # began at a kept state (rollout/archive.py)
     last_action: str = ""
 
     @property
@@ -112,7 +111,7 @@ def parse_episode_row(number: int, offset: int, line: bytes) -> EpisodeRow:
             number, offset, int(record["iteration"]), clean(task["id"]), clean(record["mode"]),
             clean(record["outcome"]), bool(record["success"]), float(record["score"]), float(record["max_score"]),
             float(record["return"]), len(steps), len(tips), frozenset(tip for tip in tips if isinstance(tip, int)),
-            "return_to" in task.get("options", {}), clean(steps[-1]["action"]) if steps else "",
+            clean(steps[-1]["action"]) if steps else "",
         )  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return EpisodeRow(number, offset)
@@ -155,38 +154,3 @@ class EpisodeFilter:
 def list_group(rows: Iterable[EpisodeRow], task: str, iteration: int) -> list[EpisodeRow]:
     """List the episodes of a task in an iteration, without failed ones."""
     return [row for row in rows if row.iteration == iteration and row.task == task and not row.has_failed]
-
-
-class TipIterationStats(NamedTuple):
-    """Mean returns in one iteration of the readers of a tip, and of the others of their groups."""
-
-    iteration: int
-    readers: int
-    earned: float
-    others: int
-    others_earned: float | None  # None: all members read it
-
-
-def compare_readers(rows: Sequence[EpisodeRow], tip: int) -> list[TipIterationStats]:
-    """Compare the readers of a tip with the others of their groups, iteration by iteration, without failed episodes."""
-    groups = {(row.task, row.iteration) for row in rows if tip in row.tip_ids}
-    returns: dict[int, tuple[list[float], list[float]]] = {}
-    for row in rows:
-        if (row.task, row.iteration) in groups and not row.has_failed:
-            returns.setdefault(row.iteration, ([], []))[tip not in row.tip_ids].append(row.earned)
-    return [
-        TipIterationStats(iteration, len(readers), sum(readers) / len(readers), len(others),
-                          sum(others) / len(others) if others else None)
-        for iteration, (readers, others) in sorted(returns.items()) if readers
-    ]  # fmt: skip
-
-
-def iterate_outlines(rows: Iterable[EpisodeRow]) -> Iterator[Mapping[str, Any]]:
-    """Iterate over all episodes as `diagnose/checks.py` reads them, without texts."""
-    for row in rows:
-        if row.outcome != DAMAGED:
-            yield {
-                "iteration": row.iteration, "mode": row.mode, "outcome": row.outcome, "return": row.earned,
-                "task": {"id": row.task, "options": {"return_to": True} if row.from_archive else {}},
-                "steps": ({"tips": (None,)},) if row.tips else (),
-            }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -88,42 +88,16 @@ def load_comparison_page(window: Window, place: ViewEntry) -> dict[str, Any]:
     file = place.path / COMPARISON_FILE
     try:
         record = parse_json(read_small(file), "drop")
-        lines = [_parse_method_line(line) for line in record["lines"]]
-        panels = [{"label": str(panel["label"]), "metric": str(panel["metric"]), "lines": [
-            (str(line["label"]), [float(trial["mean"]) for trial in line["trials"]]) for line in panel["lines"]
-        ]} for panel in record.get("panels", ())]  # fmt: skip
+        lines = [{**line, "final": line["last"] or line["best"] or line["one"]} for line in record["lines"]]
         curves = [(f"{label}, run {number}" if len(own) > 1 else label, [(float(x), float(y)) for x, y in points], "")
                   for label, own in record["curves"].items() for number, points in enumerate(own)]  # fmt: skip
-        texts = {name: str(record[name]) for name in ("title", "metric", "baseline")}
-        notes = [str(note) for note in [*record["notes"], *record["methods"]]]
+        names = ("title", "metric", "baseline", "notes", "methods")
+        values = {"lines": lines, "panels": record.get("panels", ()), **{name: record[name] for name in names}}
+        costs = [name for name in COST_METRICS if any(name in line["costs"] for line in lines)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{file} cannot be read ({error}): run `trailnotes compare` again") from error
     runs = [each for each in window.list_entries() if each.kind == "run" and each.path.parent == place.path / "runs"]
-    costs = [name for name in COST_METRICS if any(name in line["costs"] for line in lines)]
-    return {"lines": lines, "curves": make_chart(curves), "notes": notes, "cost_names": costs, "panels": panels,
-            "runs": runs, **texts}  # fmt: skip
-
-
-def _parse_method_line(line: Mapping[str, Any]) -> dict[str, Any]:
-    one = _parse_estimate(line["one"])
-    final = _parse_estimate(line["last"]) or _parse_estimate(line["best"]) or one
-    difference = line["difference"] and {
-        "estimate": _parse_estimate(line["difference"]["estimate"]), "call": str(line["difference"]["call"])
-    }  # fmt: skip
-    return {
-        "label": str(line["label"]), "seeds": len(line["seeds"]), "games": int(line["num_games"]),
-        "attempts": int(line["num_attempts"]), "one": one, "final": final, "difference": difference,
-        "missing": {str(seed): str(why) for seed, why in line["missing"].items()},
-        "costs": {name: float(cost) for name, cost in line["costs"].items() if is_number(cost)},
-    }  # fmt: skip
-
-
-def _parse_estimate(own: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if own is None:
-        return None
-    sides = {side: own[side] and {end: float(own[side][end]) for end in ("low", "high")}
-             for side in ("on_panel", "beyond")}  # fmt: skip
-    return {"mean": float(own["mean"]), **sides}
+    return {**values, "curves": make_chart(curves), "cost_names": costs, "runs": runs}
 
 
 def _load_metrics(window: Window, place: ViewEntry) -> tuple[list[MetricsLine], int, str]:

@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from trailnotes.diagnose.checks import Check, run_checks
 from trailnotes.memory import clean_tip
 from trailnotes.memory.tips import MAX_ACTION_WORDS
 from trailnotes.runs.directory import report_damaged_run
 from trailnotes.types import MODES, Tip
 from trailnotes_lab.view import overview
-from trailnotes_lab.view.curves import make_chart
 from trailnotes_lab.view.drawing import render_template
 from trailnotes_lab.view.episodes import TURNS_PER_PAGE, build_episode_view, describe_contexts
 from trailnotes_lab.view.lines import (
     EpisodeFilter,
     EpisodeRow,
-    compare_readers,
-    iterate_outlines,
     list_group,
     read_episode,
 )
@@ -62,8 +58,6 @@ def _render_run_page(window: Window, place: ViewEntry, rest: list[str], query: Q
             template, values = "tips", _load_tips_page(place, query)
         case ["tips", number]:
             template, values = "tip", _load_tip_page(window, place, _parse_id(number))
-        case ["chain"]:
-            template, values = "chain", _load_diagnosis_page(window, place)
         case _:
             raise PageNotFound(NO_PAGE)
     return render_template(template, **_build_common_values(place), **values)
@@ -119,14 +113,10 @@ def _load_tips_page(place: ViewEntry, query: Query) -> dict[str, Any]:
 def _load_tip_page(window: Window, place: ViewEntry, number: int) -> dict[str, Any]:
     row, merged = TipsFile(place.path / "memory.db").get_tip(number)
     episodes = window.read_episodes(place.path)
-    worth = compare_readers(episodes, number)
     readers = [each for each in reversed(episodes) if number in each.tip_ids]
-    with_it = [(float(each.iteration), each.earned) for each in worth]
-    without = [(float(each.iteration), each.others_earned) for each in worth if each.others_earned is not None]
     return {
         "row": row, "tip": row.tip, "merged": merged, "authors": _find_authors(episodes, row.tip),
         "readers": readers[:PAGE_SIZE], "num_readers": len(readers),
-        "curve": make_chart([("with it", with_it, ""), ("without it, in the same groups", without, "")], "iteration"),
     }  # fmt: skip
 
 
@@ -138,19 +128,6 @@ def _find_authors(episodes: Sequence[EpisodeRow], tip: Tip) -> list[EpisodeRow]:
     alike = [each for each in group if each.score == tip.score] if tip.support == 1 else []
     same = [each for each in alike if clean_tip(each.last_action, MAX_ACTION_WORDS) == tip.action]
     return same or alike or group
-
-
-def _load_diagnosis_page(window: Window, place: ViewEntry) -> dict[str, Any]:
-    """The checks of `trailnotes diagnose`."""
-    config, trouble = window.get_settings(place)
-    (lines, _), episodes, links = window.read_metrics(place.path), window.read_episodes(place.path), list[Check]()
-    if config and lines:  # it goes through all episodes
-        state = (len(lines), len(episodes), episodes[-1:], config)
-        links = window.get_cached(
-            f"chain {place.slug}", state, lambda: run_checks(lines, [*iterate_outlines(episodes)], config)
-        )
-    weak = next((link for link in links if link.holds is False), None)
-    return {"links": links, "weak": weak, "trouble": trouble, "count": len(lines)}
 
 
 def _get_param(query: Query, name: str) -> str:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import RunError, TrailnotesError
@@ -41,7 +41,7 @@ class Window:
         self._lock = threading.Lock()
         self._metrics: dict[Path, LineReader[MetricsLine | None]] = {}
         self._episodes: dict[Path, LineReader[EpisodeRow]] = {}
-        self._kept: dict[str, tuple[object, Any]] = {}
+        self._settings: dict[Path, tuple[object, tuple[Config | None, str]]] = {}
         self._places: tuple[float, list[ViewEntry]] = (-ENTRIES_TTL_S, [])
 
     def list_entries(self) -> list[ViewEntry]:
@@ -65,16 +65,10 @@ class Window:
             stat = (place.path / "config.toml").stat()
         except OSError as error:
             return None, f"{place.path / 'config.toml'}: {error.strerror}"
-        settings: tuple[Config | None, str] = self.get_cached(
-            f"settings {place.slug}", (stat.st_mtime_ns, stat.st_size), lambda: load_settings(place.path)
-        )
-        return settings
-
-    def get_cached(self, name: str, state: object, make: Callable[[], Any]) -> Any:
-        """Get the value that `make` returned when `state` last changed."""
-        if name not in self._kept or self._kept[name][0] != state:
-            self._kept[name] = (state, make())
-        return self._kept[name][1]
+        state = (stat.st_mtime_ns, stat.st_size)
+        if place.path not in self._settings or self._settings[place.path][0] != state:
+            self._settings[place.path] = state, load_settings(place.path)
+        return self._settings[place.path][1]
 
     def read_metrics(self, run: Path) -> tuple[list[MetricsLine], int]:
         """Read the metrics of a run, and the number of damaged lines."""
