@@ -36,12 +36,11 @@ from trailnotes.reporting.intervals import Estimate, Interval
 from trailnotes.runs.directory import load_run_config
 from trailnotes.storage.files import read_jsonl
 from trailnotes_lab.compare import compare_evaluations, recompute, run_comparison
-from trailnotes_lab.compare.comparison import _summarise_runs, compare_with_published, describe_comparison
+from trailnotes_lab.compare.comparison import _summarise_runs, describe_comparison
 from trailnotes_lab.compare.cost import ProcessResult, load_costs, record_process
 from trailnotes_lab.compare.expand import PlannedRun, expand_runs
 from trailnotes_lab.compare.page import print_brief, render_summary_json, render_summary_markdown
 from trailnotes_lab.compare.picture import assign_colours, draw_summary
-from trailnotes_lab.compare.published.figures import render_comparability
 from trailnotes_lab.compare.results import RunResult, build_attempts, read_result, read_trial_records
 from trailnotes_lab.compare.spec import load_spec, slugify
 from trailnotes_lab.compare.stages import list_stages, list_unfinished_stages, validate_unchanged_settings
@@ -893,17 +892,9 @@ def test_unequal_budgets_are_said(finished: tuple[Path, Path]) -> None:
 
 
 def test_json_holds_what_was_shown() -> None:
-    record = json.loads(render_summary_json(a_summary(a_line("A", reached=(None, 5.0), missing={3: "lost"})), more=1))
+    record = json.loads(render_summary_json(a_summary(a_line("A", reached=(None, 5.0), missing={3: "lost"}))))
     (line,) = record["lines"]
-    assert (line["reached"], line["missing"], record["more"]) == ([None, 5.0], {"3": "lost"}, 1)
-
-
-def test_published_figures_stand_beside_the_panel_they_are_of(finished: tuple[Path, Path]) -> None:
-    result = read_result(finished[1] / "runs/grpo-0", "GRPO")
-    assert compare_with_published("waymarks-simulator", [result]) is None
-    text = "\n".join(render_comparability())
-    for words in ("1, without memory", "many, cumulative", "18 tasks x 20 test variations", "davinci-003"):
-        assert words in text
+    assert (line["reached"], line["missing"]) == ([None, 5.0], {"3": "lost"})
 
 
 def test_every_method_has_a_colour_of_its_own() -> None:

@@ -80,7 +80,7 @@ def compare_evaluations(
         raise ConfigError(f"no line is called {baseline!r}: use {' or '.join(map(repr, labels))}")
     summary = summarise(results, SummaryOptions(baseline=baseline, threshold=threshold))
     if out is not None:
-        write_summary(summary, results, Path(out))
+        write_summary(summary, Path(out))
     return summary
 
 

@@ -24,10 +24,7 @@ from trailnotes_lab.compare.expand import expand_runs, flatten_settings
 from trailnotes_lab.compare.page import render_summary_json, render_summary_markdown
 from trailnotes_lab.compare.panels import PanelOptions, read_trials
 from trailnotes_lab.compare.picture import draw_summary
-from trailnotes_lab.compare.published.figures import PUBLISHED_PANELS, render_comparability
-from trailnotes_lab.compare.published.page import to_json, to_markdown
-from trailnotes_lab.compare.published.table import Comparison, build_comparison
-from trailnotes_lab.compare.results import RunResult, read_result
+from trailnotes_lab.compare.results import read_result
 from trailnotes_lab.compare.running import run_stages
 from trailnotes_lab.compare.spec import INITIAL_MODEL_METHOD, ComparisonSpec, RunLocation, load_spec, slugify
 from trailnotes_lab.compare.summary import Summary, SummaryOptions, summarise
@@ -143,7 +140,7 @@ def _summarise_runs(spec: ComparisonSpec, missing: dict[str, str], directory: Pa
     )
     summary = summarise(results, question, trials)
     if out is not None:
-        write_summary(summary, results, out)
+        write_summary(summary, out)
     return summary
 
 
@@ -188,35 +185,14 @@ def _make_notes(spec: ComparisonSpec, labels: Mapping[str, str]) -> list[str]:
     return notes
 
 
-def write_summary(summary: Summary, results: Sequence[RunResult], out: Path) -> None:
-    """Write `table.json`, `table.md`, and `curves.png` where matplotlib is installed.
-
-    Figures that were published for this panel follow in columns of their own.
-    """
-    text, published = render_summary_markdown(summary), compare_with_published(summary.env, results)
-    more = {}
-    if published is not None:
-        theirs = to_markdown(published).replace("# ", "## Beside the published figures: ", 1)
-        text = "\n".join([text, theirs, *render_comparability(), ""])
-        more["published"] = json.loads(to_json(published))
-    write_text_atomic(out / "table.json", render_summary_json(summary, **more))
-    write_text_atomic(out / "table.md", text)
+def write_summary(summary: Summary, out: Path) -> None:
+    """Write `table.json`, `table.md`, and `curves.png` where matplotlib is installed."""
+    write_text_atomic(out / "table.json", render_summary_json(summary))
+    write_text_atomic(out / "table.md", render_summary_markdown(summary))
     try:
         draw_summary(summary, out / "curves.png")
     except MissingExtraError as error:
         logger.warning("no curves.png: %s", error)
-
-
-def compare_with_published(env: str, results: Sequence[RunResult]) -> Comparison | None:
-    """Set results beside the published table of their environment; None where nothing was published for them."""
-    for name, table in PUBLISHED_PANELS.items():
-        if table.env == env:
-            try:
-                return build_comparison([result.evaluation for result in results], name, table)
-            except RunError as error:
-                logger.warning("no published figures beside these: %s", error)
-                break
-    return None
 
 
 def describe_comparison(path: Path, out: Path | None) -> str:

@@ -202,8 +202,8 @@ def print_brief(summary: Summary) -> None:
     print_text([*panels, LEGEND["intervals"], *summary.notes])
 
 
-def render_summary_json(summary: Summary, **more: Any) -> str:
-    """Render everything as JSON, with the keys of `more` at its end."""
+def render_summary_json(summary: Summary) -> str:
+    """Render everything as JSON."""
     record = {name: getattr(summary, name) for name in ("title", "metric", "env", "threshold", "baseline")} | {
         "lines": [_method_to_json(line) for line in summary.lines],
         "panels": [
@@ -214,7 +214,7 @@ def render_summary_json(summary: Summary, **more: Any) -> str:
         "methods": [LEGEND[name] for name in ("intervals", "iqm", "differences")],
         "notes": list(summary.notes),
     }
-    return json.dumps(record | more, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
 
 
 def _method_to_json(line: MethodSummary | PanelMethodSummary) -> dict[str, Any]:

@@ -3,51 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
-from string import ascii_lowercase
 from typing import Any
 
 from trailnotes.reporting.tables import MISSING_CELL, Table, format_table, print_table, print_text
 from trailnotes.runs.usage import TABLE_FIELDS
 from trailnotes_lab.compare.published.table import Column, Comparison, ComparisonCell
 from trailnotes_lab.compare.statistics import LEGEND
-
-
-class Footnotes:
-    """Differences from the published protocol, marked at the head for a whole column, else at the number.
-
-    `heads` and `cells` hold the marks behind labels and numbers, each with a blank before it.
-    """
-
-    def __init__(self, comparison: Comparison) -> None:
-        self.texts: list[str] = []
-        self.heads: dict[str, str] = {}
-        self.cells: dict[tuple[str, str], str] = {}
-        for column in comparison.columns:
-            cells = list(column.cells.values())
-            common = [p for p in cells[0].differences if all(p in cell.differences for cell in cells)]
-            self.heads[column.label] = self._add_footnote(common)
-            for task, cell in column.cells.items():
-                own = [phrase for phrase in cell.differences if phrase not in common]
-                self.cells[column.label, task] = self._add_footnote(own)
-
-    def lines(self) -> list[str]:
-        """List the footnotes, each behind its mark."""
-        return [f"({_format_letter(i)}) Not the published protocol: {text}." for i, text in enumerate(self.texts)]
-
-    def _add_footnote(self, phrases: Sequence[str]) -> str:
-        if not phrases:
-            return ""
-        text = "; ".join(phrases)
-        if text not in self.texts:
-            self.texts.append(text)
-        return f" ({_format_letter(self.texts.index(text))})"
-
-
-def _format_letter(index: int) -> str:
-    """a, b, ... z, aa, bb, ..."""
-    return ascii_lowercase[index % 26] * (index // 26 + 1)
 
 
 def _format_cell(cell: ComparisonCell) -> str:
@@ -58,20 +20,14 @@ def _format_cell(cell: ComparisonCell) -> str:
     return f"{own.mean:.1f} no interval {cell.counts}"
 
 
-def _format_marked_cell(column: Column, task: str, footnotes: Footnotes) -> str:
-    if task not in column.cells:
-        return MISSING_CELL
-    return _format_cell(column.cells[task]) + footnotes.cells[column.label, task]
-
-
-def _build_table(comparison: Comparison, footnotes: Footnotes) -> Table:
+def _build_table(comparison: Comparison) -> Table:
     """Ours, then published; the average of the panel is only of columns that have every task."""
     columns, published, missing = comparison.columns, comparison.published, MISSING_CELL
-    ours = [f"ours: {column.label}{footnotes.heads[column.label]}" for column in columns]
+    ours = [f"ours: {column.label}" for column in columns]
     head = ["task", *ours, *(f"published: {column.method}" for column in published.columns)]
     rows = []
     for index, (task, name) in enumerate(published.rows.items()):
-        cells = [_format_marked_cell(column, task, footnotes) for column in columns]
+        cells = [_format_cell(column.cells[task]) if task in column.cells else missing for column in columns]
         rows.append([name, *cells, *(str(column.figures[index]) for column in published.columns)])
     whole = [comparison.is_complete(column) for column in columns]
     averages = [_format_cell(c.mean) if ok else missing for c, ok in zip(columns, whole, strict=True)]
@@ -86,28 +42,27 @@ def _build_table(comparison: Comparison, footnotes: Footnotes) -> Table:
     return head, rows
 
 
-def _build_legend(comparison: Comparison, footnotes: Footnotes) -> list[str]:
+def _build_legend(comparison: Comparison) -> list[str]:
     published = comparison.published
     theirs = f"{published.source}; {published.model}; {published.protocol}; mean ± standard deviation"
     counts = "After each number of ours: seeds · variations · episodes behind it. A dash: not played."
     return [
         f"Ours: mean {published.metric} with interval ({LEGEND['published_interval']}). {counts}",
-        f"Published, not played by us: {theirs}. The footnotes say where ours is not comparable.",
+        f"Published, not played by us: {theirs}. Models, protocols and the remarks below say what is comparable.",
         *published.notes,
         *comparison.notes,
-        *footnotes.lines(),
     ]
 
 
 def to_markdown(comparison: Comparison) -> str:
     """Render the table, its legend, and the training costs of each column as Markdown."""
-    published, columns, footnotes = comparison.published, comparison.columns, Footnotes(comparison)
-    head, rows = _build_table(comparison, footnotes)
+    published, columns = comparison.published, comparison.columns
+    head, rows = _build_table(comparison)
     num_theirs = len(published.columns)
     models = ["*model*", *(column.model for column in columns), *[published.model] * num_theirs]
     protocols = ["*protocol*", *(column.protocol for column in columns), *[published.protocol] * num_theirs]
     lines = [f"# {comparison.panel}: {published.metric}", "", *format_table(head, [models, protocols, *rows]), ""]
-    lines += [f"- {line}" for line in _build_legend(comparison, footnotes)]
+    lines += [f"- {line}" for line in _build_legend(comparison)]
     trained = [column for column in columns if column.costs]
     costs = [[c.label, str(c.num_runs), *(f"{c.costs[name]:,.0f}" for name in TABLE_FIELDS)] for c in trained]
     if costs:
@@ -118,11 +73,9 @@ def to_markdown(comparison: Comparison) -> str:
 
 def print_comparison(comparison: Comparison) -> None:
     """Print the table; on a terminal that is too narrow, the columns on the right are left out."""
-    footnotes = Footnotes(comparison)
-    head, rows = _build_table(comparison, footnotes)
-    print_table(f"{comparison.panel}: {comparison.published.metric}", (head, rows))
+    print_table(f"{comparison.panel}: {comparison.published.metric}", _build_table(comparison))
     protocols = [f"{column.label}: {column.model}; {column.protocol}." for column in comparison.columns]
-    print_text([*protocols, *_build_legend(comparison, footnotes)])
+    print_text([*protocols, *_build_legend(comparison)])
 
 
 def to_json(comparison: Comparison) -> str:
@@ -161,4 +114,4 @@ def _column_to_json(comparison: Comparison, column: Column) -> dict[str, Any]:
 
 def _cell_to_json(cell: ComparisonCell) -> dict[str, Any]:
     counts = {name: getattr(cell, name) for name in ("num_seeds", "num_variations", "num_episodes")}
-    return {**asdict(cell.estimate), **counts, "differences": list(cell.differences)}
+    return {**asdict(cell.estimate), **counts}
