@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,46 +46,16 @@ class FailsAtOnce(Recorder):
         raise ValueError("no key in the environment: log in first")
 
 
+class Exits(Recorder):
+    def text(self, iteration: int, name: str, text: str) -> None:
+        raise SystemExit("gone")
+
+
 class FailsLater(Recorder):
     def curves(self, iteration: int, values: Mapping[str, float]) -> None:
         if iteration:
             raise ConnectionError(f"no route to https://me:{os.environ['ODD_TOKEN']}@tracker.example")
         super().curves(iteration, values)
-
-
-class Dies(Recorder):
-    def text(self, iteration: int, name: str, text: str) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-class Prints(Recorder):
-    """What packages print is nobody's business, whatever they do to their streams."""
-
-    def curves(self, iteration: int, values: Mapping[str, float]) -> None:
-        print("*" * 100_000, flush=True)
-        os.write(2, b"!" * 100_000)
-        super().curves(iteration, values)
-
-
-class Waits(Recorder):
-    """Says so once nobody counts the seconds of a call any more."""
-
-    def curves(self, iteration: int, values: Mapping[str, float]) -> None:
-        super().curves(iteration, values)
-        if iteration == 2:
-            threading.Thread(target=self._watch, daemon=True).start()
-
-    def _watch(self) -> None:
-        while signal.getitimer(signal.ITIMER_REAL)[0]:
-            time.sleep(0.01)
-        self._say("rests")
-
-
-class Hangs(Recorder):
-    def curves(self, iteration: int, values: Mapping[str, float]) -> None:
-        super().curves(iteration, values)
-        while True:
-            time.sleep(100)
 
 
 def calls(directory: Path, kind: str, tracker: str = "Recorder") -> list[list[Any]]:

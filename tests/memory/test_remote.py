@@ -30,8 +30,6 @@ from trailnotes.memory.remote import BATCH_TEXTS, EndpointEmbedder
 from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes.runs.dependencies import _collect_extras
 from trailnotes.types import Tip
-from trailnotes_lab.view.pages import render_page
-from trailnotes_lab.view.window import Window
 
 KEY = "sk-secret-0123456789"
 
@@ -181,9 +179,6 @@ def test_neither_a_file_nor_a_run_of_somebody_else_is_asked_where_to_send_to(
     for words in (*memory_commands(strangers).values(), ["serve", str(strangers), "--write"]):
         assert main(["memory", *words]) == 2
         assert "without its server: export OPENAI_BASE_URL=URL" in capsys.readouterr().err
-    with closing(Window(strangers)) as window:
-        answer = window.render(render_page, "/run/here/tips", {"task": ["maze/1"], "q": ["a stair"]})
-    assert (answer.status, "without its server" in answer.text) == (409, True)
     assert not server.asked
     assert main(["memory", "list", str(strangers)]) == 0, "who looks needs no server"
     with open_store(strangers) as store:
@@ -204,9 +199,6 @@ def test_a_person_names_the_server_of_a_memory(
         assert main(["memory", *words, *more]) == 0
         assert said in capsys.readouterr().out
     assert set(server.keys) == {"Bearer sk-other" if flag else f"Bearer {KEY}"}
-    with closing(Window(strangers, embedder=named if flag else "")) as window:
-        answer = window.render(render_page, "/run/here/tips", {"task": ["maze/1"], "q": ["a yard"]})
-    assert "mind the well" in answer.text
 
 
 def test_an_address_in_the_name_has_a_key_of_its_own(server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch) -> None:

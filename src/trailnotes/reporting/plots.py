@@ -1,24 +1,21 @@
-"""Plots as PNG: adaptation curves and the dots of a panel. Needs the extra `plot`."""
+"""Plots as PNG: adaptation and learning curves. Needs the extra `plot`."""
 
 from __future__ import annotations
 
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trailnotes.config.methods import get_colours
 from trailnotes.errors import MissingExtraError, format_install_command
 from trailnotes.reporting.intervals import Interval
 
 Curve = list[tuple[float, float]]  # (x, y) of one run, x ascending
 INITIAL_MODEL_COLOUR = {"start model": "#777777"}  # as `config.methods.get_colours` has those of the methods
-TEXT_COLOUR = "#444444"  # where a method has no colour
-SPARE_COLOURS = ("#4a6fa5", "#8a3b6b", "#c2a033", "#3a9bb0", "#444444")  # for labels of unknown methods
 
 
 def plot_trials(
@@ -72,62 +69,6 @@ def plot_learning(runs: Sequence[Curve], points: Mapping[str, Interval], path: P
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=140)
     plt.close(figure)
-
-
-def plot_panel(
-    rows: Sequence[str],
-    ours: Mapping[str, Mapping[str, Interval]],
-    published: Mapping[str, Mapping[str, tuple[float, float]]],
-    path: Path,
-    *,
-    titles: tuple[str, str],
-) -> None:
-    """Plot a line for each row of a panel: our dots with intervals on the left, published ones on the right.
-
-    `ours` maps label and row to an interval; `published` maps method and row to mean and standard deviation.
-    """
-    plt = load_pyplot()
-    size = (13, 1.6 + 0.36 * len(rows))
-    figure, (left, right) = plt.subplots(1, 2, figsize=size, sharey=True, layout="constrained", facecolor="white")
-    _draw_dots(left, rows, {label: dict(cells) for label, cells in ours.items()})
-    spreads = {method: {row: Interval(mean, mean - sd, mean + sd) for row, (mean, sd) in cells.items()}
-               for method, cells in published.items()}  # fmt: skip
-    _draw_dots(right, rows, spreads)
-    left.set(yticks=range(len(rows)), ylim=(len(rows) - 0.5, -0.5))
-    left.set_yticklabels(rows)
-    for axes, title in zip((left, right), titles, strict=True):
-        axes.set(title=title, xlabel="return", xlim=(-108, 108))
-        axes.axvline(0, color="#999999", linewidth=0.8, zorder=0)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="x", alpha=0.25)
-        for y in range(0, len(rows), 2):
-            axes.axhspan(y - 0.5, y + 0.5, color="#f4f4f4", linewidth=0, zorder=-1)
-        axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.09), ncols=5, fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=140)
-    plt.close(figure)
-
-
-def _draw_dots(axes: Any, rows: Sequence[str], series: Mapping[str, Mapping[str, Interval]]) -> None:
-    for index, ((label, cells), colour) in enumerate(zip(series.items(), _assign_colours(series), strict=True)):
-        shift = 0.7 * ((index + 0.5) / len(series) - 0.5)
-        present = [(y + shift, cells[row]) for y, row in enumerate(rows) if row in cells]
-        ys, intervals = [y for y, _ in present], [interval for _, interval in present]
-        means = [interval.mean for interval in intervals]
-        error = [[i.mean - i.low for i in intervals], [i.high - i.mean for i in intervals]]
-        look = {"fmt": "os^Dv"[index % 5], "color": colour, "markersize": 4.5, "linewidth": 1.3, "capsize": 2}
-        axes.errorbar(means, ys, xerr=error, label=label, **look)
-
-
-def _assign_colours(labels: Iterable[str]) -> list[str]:
-    """Assign each method its colour; a second label of the same method gets a spare one."""
-    known = get_colours() | INITIAL_MODEL_COLOUR
-    taken: list[str] = []
-    for label in labels:
-        own = [colour for name, colour in known.items() if name in label]
-        free = [colour for colour in (*own, *SPARE_COLOURS) if colour not in taken]
-        taken.append(free[0] if free else SPARE_COLOURS[-1])
-    return taken
 
 
 def compute_seed_band(runs: Sequence[Curve], num_points: int = 240) -> tuple[Any, Any, Any, Any]:

@@ -28,7 +28,7 @@ SETTINGS = ["--eval.num_tasks", "2"]
 
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trailnotes_lab.compare.processes.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("trailnotes_lab.compare.running.POLL_SECONDS", 0.02)
 
 
 def config_file(start: Path, path: Path) -> Path:
@@ -118,7 +118,7 @@ def test_once_more_runs_nothing_and_says_the_same(
     finished_demo: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, out, summary = finished_demo
-    monkeypatch.setattr("trailnotes_lab.compare.processes.JobProcess", None)
+    monkeypatch.setattr("trailnotes_lab.compare.running.StageProcess", None)
     before = (out / "table.json").read_bytes()
     assert play(path, out) == summary
     assert (out / "table.json").read_bytes() == before

@@ -21,17 +21,18 @@ from trailnotes.runs.directory import load_run_config
 from trailnotes.runs.usage import TABLE_FIELDS
 from trailnotes.storage.files import append_jsonl
 from trailnotes_lab.compare.comparison import _summarise_runs, run_comparison
-from trailnotes_lab.compare.cost import load_costs, record_process
+from trailnotes_lab.compare.cost import ProcessResult, load_costs, record_process
 from trailnotes_lab.compare.expand import PlannedRun, expand_runs
-from trailnotes_lab.compare.page import draw_summary, format_panel_sentence, print_brief, render_summary_markdown
-from trailnotes_lab.compare.processes import Job, ProcessResult
-from trailnotes_lab.compare.running import (
+from trailnotes_lab.compare.page import format_panel_sentence, print_brief, render_summary_markdown
+from trailnotes_lab.compare.picture import draw_summary
+from trailnotes_lab.compare.spec import load_spec
+from trailnotes_lab.compare.stages import (
+    RunStage,
     compile_games,
     list_stages,
     list_unfinished_stages,
     validate_unchanged_settings,
 )
-from trailnotes_lab.compare.spec import load_spec
 from trailnotes_lab.compare.summary import Summary
 
 PLAN = """
@@ -100,10 +101,10 @@ def test_each_model_plays_its_panels_after_the_training_with_an_empty_memory(
     new = stages["empo2-1"]["eval new"]
     folder, settings = "out/runs/empo2-1/panels/new", "out/settings/empo2-1/new.toml"
     words = ("adapt", "out/runs/empo2-1", "--method", "empo2-tips", "--out", folder, "--config", settings)
-    assert new.job.command[3:] == words
-    assert new.job.needs == ("empo2-1 train",)
+    assert new.command == words
+    assert new.needs == ("empo2-1 train",)
     start = stages["start-1"]["eval new"]
-    assert (start.job.command[4], start.job.needs) == ("model", ()), "the start model, which nobody waits for"
+    assert (start.command[1], start.needs) == ("model", ()), "the start model, which nobody waits for"
 
 
 def test_a_panel_has_the_settings_of_the_run_and_over_them_its_own(tmp_path: Path) -> None:
@@ -191,7 +192,7 @@ def test_the_games_of_panels_are_compiled_before_anybody_waits_for_them(
 ) -> None:
     compiled: list[str] = []
     monkeypatch.setattr(
-        "trailnotes_lab.compare.running.compile_all", lambda tasks, **_: compiled.extend(task.id for task in tasks)
+        "trailnotes_lab.compare.stages.compile_all", lambda tasks, **_: compiled.extend(task.id for task in tasks)
     )
     base = base_config(env={"name": "waymarks", "options": OPTIONS})
     compile_games(planned(write_plan(tmp_path / "plan.toml", base=base), tmp_path).values())
@@ -386,20 +387,17 @@ def test_other_games_are_drawn_against_the_trials_and_the_same_games_beside_the_
     summary = concluded()
     figures.clear()
     draw_summary(summary, tmp_path / "a.png")
-    finals, trials, last = figures[0].axes
+    _, finals, trials, last = figures[0].axes
     curves = {line.get_label(): line for line in trials.lines if not line.get_label().startswith("_")}
     assert [*curves["EMPO²"].get_ydata()] == [0, 0.25, 0.375]
     assert [*curves["EMPO²"].get_xdata()] == [0, 1, 2]
-    assert (curves["start model"].get_color(), curves["start model"].get_linestyle()) == (
-        INITIAL_MODEL_COLOUR["start model"],
-        "--",
-    )
+    assert curves["start model"].get_color() == INITIAL_MODEL_COLOUR["start model"]
     assert curves["EMPO²"].get_color() != curves["GRPO"].get_color() != INITIAL_MODEL_COLOUR["start model"]
-    assert {text.get_text() for text in trials.texts} == {"start model", "GRPO", "EMPO²"}
+    assert {text.get_text() for text in trials.get_legend().get_texts()} == {"start model", "GRPO", "EMPO²"}
     assert trials.get_xlabel() == "trial (0 is without tips)"
     hollow = [line for line in finals.lines if line.get_marker() == "o" and line.get_markerfacecolor() == "white"]
     assert [line.get_xdata()[0] for line in hollow] == [0.875, 0.375]
-    assert "hollow circle: with tips, trial 1" in finals.get_title(loc="left")
+    assert "hollow: with tips, trial 1" in finals.get_xlabel()
     dots = [line for line in last.lines if line.get_marker() == "o"]
     assert [line.get_xdata()[0] for line in dots] == [0.875, 0.375, 0.375]
     assert last.get_xlabel() == "success in trial 2"
@@ -415,19 +413,19 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[Guesser]:
     monkeypatch.setattr("trailnotes.runs.load_policy.load_policy", lambda *_: policies[-1])
     monkeypatch.setattr("trailnotes.reporting.plots.plot_trials", lambda *_, **__: None)
 
-    def run_jobs(
-        jobs: Sequence[Job], _: int, *, watch: Callable[..., None], on_end: Callable[..., str]
-    ) -> dict[str, str]:
+    def run_stages(stages: Sequence[RunStage], _: int) -> dict[str, str]:
         failures = {}
-        for job in jobs:
-            watch([job])
-            job.directory.mkdir(parents=True, exist_ok=True)
-            if why := on_end(job, ProcessResult(main(list(job.command[3:])), 1.0, 1.0, 1)):
-                failures[job.name] = why
-        watch([])
+        for stage in stages:
+            path, config = stage.settings
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(to_toml(config))
+            status = main(list(stage.command))
+            record_process(stage.run.directory, stage.name, ProcessResult(status, 1.0, 1.0, 1))
+            if status or not stage.is_done:
+                failures[stage.key] = f"ended with status {status}"
         return failures
 
-    monkeypatch.setattr("trailnotes_lab.compare.running.run_jobs", run_jobs)
+    monkeypatch.setattr("trailnotes_lab.compare.comparison.run_stages", run_stages)
     return policies
 
 
@@ -449,7 +447,7 @@ trials = 1
 
 
 def test_a_comparison_with_panels_is_played_and_resumed_where_it_was_cut_off(
-    tmp_path: Path, in_process: list[Guesser], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, in_process: list[Guesser]
 ) -> None:
     """Cut off by a spending limit in the middle of a panel, it ends as if left alone, and plays nothing twice."""
     path = write_plan(tmp_path / "plan.toml", GATES, gate_config(model={"path": "guesser"}))
@@ -466,7 +464,7 @@ def test_a_comparison_with_panels_is_played_and_resumed_where_it_was_cut_off(
     with pytest.raises(RunError, match="on panel new"):
         run_comparison(path, out=cut).require_all_results()
     left = list_unfinished_stages(expand_runs(load_spec(path), path, cut))
-    assert [stage.job.name for stage in left] == ["naive-0 eval new"]
+    assert [stage.key for stage in left] == ["naive-0 eval new"]
     in_process.append(Guesser())
     assert run_comparison(path, out=cut).panels == summary.panels
     assert len(in_process[-1].prompts) == 4, "what had ended was not asked again"
@@ -476,4 +474,3 @@ def test_a_comparison_with_panels_is_played_and_resumed_where_it_was_cut_off(
     run_comparison(path, out=cut)
     assert not in_process[-1].prompts
     assert load_run_config(whole / "runs/naive-0/panels/new").eval.split == "other"
-    assert "naive-0  panel with tips" in capsys.readouterr().err

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import tarfile
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -34,24 +31,19 @@ from trailnotes.config.methods import find_method, list_names
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff_configs, flatten_config, load_config, to_toml
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.estimate.forecast import DiskUsage
 from trailnotes.reporting.crossed import MIN_FAMILIES, Values
 from trailnotes.reporting.intervals import Estimate, Interval
 from trailnotes.runs.directory import load_run_config
 from trailnotes.storage.files import read_jsonl
 from trailnotes_lab.compare import compare_evaluations, recompute, run_comparison
-from trailnotes_lab.compare.comparison import _summarise_runs, compare_with_published, describe_comparison
-from trailnotes_lab.compare.cost import load_costs, read_last_metrics, record_process
-from trailnotes_lab.compare.estimate import estimate_comparison, estimate_peak_disk, format_disk_line, shrink_run
+from trailnotes_lab.compare.comparison import _summarise_runs, describe_comparison
+from trailnotes_lab.compare.cost import ProcessResult, load_costs, record_process
 from trailnotes_lab.compare.expand import PlannedRun, expand_runs
-from trailnotes_lab.compare.live import ProgressBoard
-from trailnotes_lab.compare.page import draw_summary, print_brief, render_summary_json, render_summary_markdown
-from trailnotes_lab.compare.picture import MethodMarks, PlotText, assign_colours, draw_methods, spread_labels
-from trailnotes_lab.compare.processes import ProcessResult
-from trailnotes_lab.compare.published.figures import render_comparability
+from trailnotes_lab.compare.page import print_brief, render_summary_json, render_summary_markdown
+from trailnotes_lab.compare.picture import assign_colours, draw_summary
 from trailnotes_lab.compare.results import RunResult, build_attempts, read_result, read_trial_records
-from trailnotes_lab.compare.running import RunStage, list_stages, list_unfinished_stages, validate_unchanged_settings
 from trailnotes_lab.compare.spec import load_spec, slugify
+from trailnotes_lab.compare.stages import list_stages, list_unfinished_stages, validate_unchanged_settings
 from trailnotes_lab.compare.statistics import (
     BEYOND,
     ON_PANEL,
@@ -157,8 +149,8 @@ def test_retrospex_learns_from_the_run_of_the_same_seed_wherever_out_is_said_to_
     assert planned(path, tmp_path / "out") == planned(path)
     (run,) = [run for run in expand_runs(load_spec(path), path, Path("out")) if run.name == "retrospex-1"]
     (stage,) = list_stages(run)
-    assert stage.job.needs == ("grpo-1 train",)
-    assert stage.job.command[4] == "model", "it plays with the model of the settings"
+    assert stage.needs == ("grpo-1 train",)
+    assert stage.command[1] == "model", "it plays with the model of the settings"
 
 
 def test_no_method_learns_from_the_panel(tmp_path: Path) -> None:
@@ -185,9 +177,9 @@ def test_other_methods_without_training_play_the_last_model_of_the_run_they_foll
     assert planned(path, tmp_path / "out") == planned(path), "the same settings however --out is written"
     (run,) = [run for run in expand_runs(load_spec(path), path, tmp_path / "out") if run.name == "with-tips-1"]
     (stage,) = list_stages(run)
-    assert stage.job.needs == ("grpo-1 train",)
+    assert stage.needs == ("grpo-1 train",)
     words = ("adapt", "out/runs/grpo-1", "--method", "empo2-tips", "--out", str(tmp_path / "out/runs/with-tips-1"))
-    assert stage.job.command[3:9] == words
+    assert stage.command[:6] == words
     assert run.config.retrospex.data == ()
     played = run.config.model_copy(update={"model": run.config.model.model_copy(update={"path": "its checkpoint"})})
     run.directory.mkdir(parents=True)
@@ -238,7 +230,7 @@ def test_a_start_that_nobody_has_made_is_refused_before_any_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dry: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("trailnotes_lab.compare.processes.JobProcess", None)
+    monkeypatch.setattr("trailnotes_lab.compare.running.StageProcess", None)
     write_plan(Path("plan.toml"), base=tiny_config(Path("runs/start")))
     assert main(["compare", "run", "plan.toml", "--out", "out", *dry]) == 2
     said = capsys.readouterr()
@@ -320,7 +312,7 @@ def test_finished_runs_are_not_run_again(
     finished: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, out = finished
-    monkeypatch.setattr("trailnotes_lab.compare.processes.JobProcess", None)
+    monkeypatch.setattr("trailnotes_lab.compare.running.StageProcess", None)
     before = {file: file.stat().st_mtime_ns for file in (out / "runs").rglob("*")}
     table = (out / "table.json").read_bytes()
     assert main(["compare", "run", str(path), "--out", str(out)]) == 0
@@ -400,7 +392,7 @@ def test_other_settings_are_refused_by_name_and_more_runs_are_welcome(finished: 
     assert {stage.run.name for stage in list_unfinished_stages(runs)} == {"naive-2", "grpo-2", "half-of-them-2"}
     train = next(stage for stage in list_stages(runs[1]) if stage.name == "train")
     allowed = "--allow-change endpoint.max_cost --allow-change train.keep_optimizer"
-    assert " ".join(train.job.command).endswith(allowed), "or the run itself would refuse"
+    assert " ".join(train.command).endswith(allowed), "or the run itself would refuse"
 
 
 def test_what_was_cut_off_is_what_is_left(finished: tuple[Path, Path], tmp_path: Path) -> None:
@@ -410,14 +402,14 @@ def test_what_was_cut_off_is_what_is_left(finished: tuple[Path, Path], tmp_path:
     kept = table.read_bytes()
     table.unlink()
     try:
-        assert [stage.job.name for stage in list_unfinished_stages(runs)] == ["grpo-0 eval"]
+        assert [stage.key for stage in list_unfinished_stages(runs)] == ["grpo-0 eval"]
         said = describe_comparison(path, out)
     finally:
         table.write_bytes(kept)
     assert f"trailnotes eval {out}/runs/grpo-0 --out {out}/runs/grpo-0/eval" in said
     assert "naive-0: done" in said
     assert "half of them: algorithm.p_memory = 0.5" in said
-    assert [stage.job.name for stage in list_unfinished_stages(expand_runs(load_spec(path), path, tmp_path))][1:3] == [
+    assert [stage.key for stage in list_unfinished_stages(expand_runs(load_spec(path), path, tmp_path))][1:3] == [
         "grpo-0 train", "grpo-0 eval",
     ]  # fmt: skip
 
@@ -635,7 +627,7 @@ algorithm = "naive"
 def test_a_run_that_fails_leaves_the_others_and_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trailnotes_lab.compare.processes.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("trailnotes_lab.compare.running.POLL_SECONDS", 0.02)
     path, out = tmp_path / "plan.toml", tmp_path / "out"
     path.write_text(RANDOM)
     assert main(["compare", "run", str(path), "--out", str(out)]) == 2
@@ -646,8 +638,8 @@ def test_a_run_that_fails_leaves_the_others_and_is_named(
     assert "lists, here none: set rollout.show_actions = true" in lines["broken"]["missing"]["0"]
     assert "| broken | - | - | - | - | 0 · 0, 1 missing |" in (out / "table.md").read_text()
     err = capsys.readouterr().err
-    assert "naive-0  done" in err
-    assert "broken-0  failed" in err
+    assert "naive-0  adapt  done" in err
+    assert "broken-0  adapt  failed" in err
     assert "1 run without a result; broken with seed 0: ended with status 2" in err
     cost = json.loads((out / "runs/naive-0/cost.json").read_text())
     assert [process["stage"] for process in cost["processes"]] == ["adapt"]
@@ -655,54 +647,6 @@ def test_a_run_that_fails_leaves_the_others_and_is_named(
     assert cost["total"]["seconds"] > cost["total"]["cpu_seconds"] * 0.5 > 0
     assert (out / "compare.toml").read_text() == RANDOM
     assert load_config(out / "settings/naive-0.toml") == load_run_config(out / "runs/naive-0")
-
-
-def test_the_time_is_estimated_from_a_part_of_each_method(tmp_path: Path) -> None:
-    path = tmp_path / "plan.toml"
-    path.write_text(RANDOM)
-    found = estimate_comparison(path, out=tmp_path / "out")
-    naive, broken, whole, disk = found.text.splitlines()
-    assert naive.startswith("naive")
-    assert naive.endswith("a run, 1 left to run")
-    assert "broken" in broken
-    assert "cannot be run: ended with status 2" in broken
-    assert whole.startswith("all others  ")
-    assert disk.startswith("disk  ")
-    assert disk.endswith(" MB are free there)")
-    assert list(found.missing) == ["broken"]
-    assert not (tmp_path / "out").exists()
-
-
-def test_trainings_that_have_ended_take_less_than_those_under_way() -> None:
-    runs = [(DiskUsage(90, 20), 0.0), (DiskUsage(50, 30), 0.0), (DiskUsage(70, 20), 25.0)]
-    assert estimate_peak_disk(runs, jobs=1) == 20 + 30 + 0 + 70
-    assert estimate_peak_disk(runs, jobs=2) == 20 + 30 + 0 + 70 + 50
-    assert estimate_peak_disk([], jobs=2) == 0
-
-
-def test_a_disk_that_is_too_small_is_said_before_the_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    usage = type("Usage", (), {"free": 3 << 20})()
-    monkeypatch.setattr("shutil.disk_usage", lambda path: asked.append(path) or usage)
-    assert "about 3 MB (3 MB are free there)" in format_disk_line(3 << 20, tmp_path / "runs" / "a")
-    assert "lower train.keep_last" not in format_disk_line(3 << 20, tmp_path / "runs" / "a")
-    assert format_disk_line(4 << 20, tmp_path / "runs" / "a").endswith(
-        "\nthe disk is too small: lower train.keep_last in [settings], or choose another --out"
-    )
-    assert {*asked} == {tmp_path}, "of the nearest folder that is there"
-
-
-def test_a_dry_run_in_which_no_method_can_be_run_fails_and_says_why(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trailnotes_lab.compare.processes.POLL_SECONDS", 0.02)
-    path = tmp_path / "plan.toml"
-    path.write_text(RANDOM.replace("show_actions = true", "show_actions = false"))
-    assert main(["compare", "run", str(path), "--out", str(tmp_path / "out"), "--dry-run"]) == 2
-    said = capsys.readouterr()
-    assert "side by side\n" not in said.out, "no time for what cannot be run"
-    assert "2 methods cannot be run; naive: ended with status 2" in said.err
-    assert "broken: ended with status 2" in said.err
 
 
 def test_without_any_result_there_is_no_table() -> None:
@@ -730,12 +674,6 @@ def test_processor_seconds_of_a_process_that_nobody_saw_end_are_not_known(tmp_pa
     assert load_costs(tmp_path) == {"seconds": 2.0, "peak_memory": 300}, "one start of two"
     record_process(tmp_path, "train", ProcessResult(0, 1.0, 0.5, 200))
     assert load_costs(tmp_path) == {"seconds": 3.0, "cpu_seconds": 2.0, "peak_memory": 300}
-
-
-def test_the_last_whole_line_is_the_newest(tmp_path: Path) -> None:
-    assert read_last_metrics(tmp_path) == {}
-    (tmp_path / "metrics.jsonl").write_text('{"iteration": 0}\n{"iteration": 1}\n{"iterat')
-    assert read_last_metrics(tmp_path) == {"iteration": 1}
 
 
 # -- what may be said
@@ -950,32 +888,9 @@ def test_unequal_budgets_are_said(finished: tuple[Path, Path]) -> None:
 
 
 def test_json_holds_what_was_shown() -> None:
-    record = json.loads(render_summary_json(a_summary(a_line("A", reached=(None, 5.0), missing={3: "lost"})), more=1))
+    record = json.loads(render_summary_json(a_summary(a_line("A", reached=(None, 5.0), missing={3: "lost"}))))
     (line,) = record["lines"]
-    assert (line["reached"], line["missing"], record["more"]) == ([None, 5.0], {"3": "lost"}, 1)
-
-
-def test_published_figures_stand_beside_the_panel_they_are_of(finished: tuple[Path, Path]) -> None:
-    result = read_result(finished[1] / "runs/grpo-0", "GRPO")
-    assert compare_with_published("waymarks-simulator", [result]) is None
-    text = "\n".join(render_comparability())
-    for words in ("1, without memory", "many, cumulative", "18 tasks x 20 test variations", "davinci-003"):
-        assert words in text
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
-def test_labels_are_apart_in_order_and_inside(places: list[float]) -> None:
-    moved = spread_labels(places, 0.05, 0.0, 1.0)
-    ordered = sorted(moved)
-    assert all(b - a >= 0.05 - 1e-9 for a, b in pairwise(ordered))
-    assert ordered[0] >= -1e-9
-    assert ordered[-1] <= 1 + 1e-9
-    for i, a in enumerate(places):
-        assert all(moved[i] < moved[j] for j, b in enumerate(places) if a < b)
-
-
-def test_labels_far_apart_stay_where_they_are() -> None:
-    assert spread_labels([0.9, 0.1, 0.5], 0.05, 0.0, 1.0) == [0.9, 0.1, 0.5]
+    assert (line["reached"], line["missing"]) == ([None, 5.0], {"3": "lost"})
 
 
 def test_every_method_has_a_colour_of_its_own() -> None:
@@ -999,109 +914,19 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return drawn
 
 
-def draw(path: Path, *methods: MethodMarks) -> None:
-    draw_methods(methods, path, PlotText("title", "success", ON_PANEL), threshold=0.5)
-
-
 def test_the_picture_shows_the_numbers_given(tmp_path: Path, figures: list[Any]) -> None:
-    draw(tmp_path / "a.png", MethodMarks("GRPO", CURVE, 0.3, Interval(0.3, 0.2, 0.5), 0.25, is_baseline=True),
-         MethodMarks("naive", (), 0.1, None, 0.05, "last of 3"), MethodMarks("RLOO", (), None))  # fmt: skip
+    naive = a_line("naive", one=Estimate(0.1, None, None), num_attempts=3)
+    summary = a_summary(a_line("GRPO"), naive, a_line("RLOO", one=None))
+    draw_summary(replace(summary, curves={"GRPO": CURVE}), tmp_path / "a.png")
+    draw_summary(a_summary(naive), tmp_path / "b.png")
     left, right = figures[0].axes
     (curve,) = [line for line in left.lines if line.get_label() == "GRPO"]
     assert (curve.get_ydata()[0], curve.get_ydata()[-1]) == pytest.approx((0.1, 0.5))
-    assert {text.get_text() for text in left.texts} == {"GRPO", "naive (last of 3)", "threshold"}
-    assert [line.get_xdata()[0] for line in right.lines if line.get_marker() == "o"] == [0.3, 0.1]
-    assert [line.get_xdata()[0] for line in right.lines if line.get_marker() == "D"] == [0.25, 0.05]
+    assert [text.get_text() for text in left.get_legend().get_texts()] == ["GRPO", "naive"]
+    assert [line.get_xdata()[0] for line in right.lines if line.get_marker() == "o"] == [0.25, 0.1]
     assert [text.get_text() for text in right.get_yticklabels()] == ["GRPO", "naive\n(last of 3)", "RLOO"]
-    assert {text.get_text() for text in right.texts} == {"0.30", "0.10", "no result"}
-
-
-def test_a_curve_of_one_point_is_a_dot_with_its_range(tmp_path: Path, figures: list[Any]) -> None:
-    draw(tmp_path / "a.png", MethodMarks("GRPO", [[(90.0, 0.2)], [(100.0, 0.6)]], 0.3))
-    (dot,) = [line for line in figures[0].axes[0].lines if line.get_label() == "GRPO"]
-    (across,) = [line for line in figures[0].axes[0].lines if tuple(line.get_ydata()) == (0.2, 0.6)]
-    assert (dot.get_marker(), dot.get_ydata()[0]) == ("o", pytest.approx(0.4))
-    assert set(across.get_xdata()) == {100.0}
-
-
-def test_many_curves_get_axes_of_their_own_beside_the_baseline(tmp_path: Path, figures: list[Any]) -> None:
-    names = ["EMPO²", *"abcdef"]
-    draw(
-        tmp_path / "a.png",
-        *(MethodMarks(name, CURVE, 0.3, Interval(0.3, 0.2, 0.5), is_baseline=name == "EMPO²") for name in names),
-    )
-    *small, last = figures[0].axes
-    shown = [axes for axes in small if axes.get_visible()]
-    assert [axes.get_title() for axes in shown] == names
-    assert [len([line for line in axes.lines if line.get_label() in names]) for axes in shown] == [1, *[2] * 6]
-    assert len(last.get_yticklabels()) == 7
-
-
-def test_where_nothing_was_trained_there_is_no_curve(tmp_path: Path, figures: list[Any]) -> None:
-    draw(tmp_path / "a.png", MethodMarks("naive", (), 0.1))
-    assert len(figures[0].axes) == 1
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_the_board_has_a_line_for_each_run(
-    finished: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "120")
-    path, _ = finished
-    runs = expand_runs(load_spec(path), path, tmp_path)
-    left = list_unfinished_stages(runs)
-    with ProgressBoard(runs, left, stream=(stream := Terminal())) as board:
-        board.update([stage for stage in left if stage.job.name in {"grpo-0 train", "naive-0 adapt"}])
-        (tmp_path / "runs/naive-0").mkdir(parents=True)
-        (tmp_path / "runs/naive-0/console.log").write_text("no [disk]\n")
-        board.update([stage for stage in left if stage.job.name == "grpo-0 train"])
-        (tmp_path / "runs/grpo-0/rehearsal").mkdir(parents=True)
-        board.update([stage for stage in left if stage.job.name == "grpo-0 train"])
-    shown = stream.getvalue()
-    for run in runs:
-        assert run.name in shown
-    assert "the start model plays what is rehearsed" in shown
-    assert "1 training, 1 failed, 4 waiting" in shown
-    assert "no [disk]" in shown
-
-
-@pytest.mark.parametrize("width", [80, 60])
-def test_a_narrow_board_keeps_names_and_shares_whole(
-    width: int, finished: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", str(width))
-    path, out = finished
-    runs = expand_runs(load_spec(path), path, out)
-    left = [stage for run in runs for stage in list_stages(run)]
-    monkeypatch.setattr(
-        "trailnotes_lab.compare.live._format_progress", lambda _line: "12,800 steps  success 0.25  " * 9
-    )
-    with ProgressBoard(runs, left, stream=(stream := Terminal())) as board:
-        board.update([stage for stage in left if stage.job.name == "grpo-0 train"])
-    lines = re.sub(r"\x1b\[[?\d;]*\w", "", stream.getvalue()).splitlines()
-    assert max(map(len, lines)) <= width
-    assert any(line.startswith("grpo-0 ") and " 100% " in line and line.rstrip().endswith("…") for line in lines)
-
-
-def test_off_a_terminal_the_board_tells_what_happens(finished: tuple[Path, Path]) -> None:
-    path, out = finished
-    runs = expand_runs(load_spec(path), path, out)
-    left: list[RunStage] = list_stages(runs[1])
-    with ProgressBoard(runs, left, stream=(stream := io.StringIO()), interval=0.0) as board:
-        board.update([left[0]])
-        board.update([left[1]])
-        board.update([])
-    told = stream.getvalue().splitlines()
-    assert told[0] == "grpo-0  training"
-    assert told[1].startswith("grpo-0 training 100%")
-    assert told[2] == "grpo-0  unseen games"
-    assert told[-1].startswith("grpo-0  done  (0:0")
+    assert {text.get_text() for text in right.texts} == {"0.25", "0.10", "no result"}
+    assert len(figures[1].axes) == 1, "without a curve the final figures stand alone"
 
 
 # -- from end to end
@@ -1166,10 +991,3 @@ def test_interrupted_and_killed_it_ends_as_if_left_alone(start_model: Path, tmp_
             for name in ("cpu_seconds", "peak_memory"):  # of a process that the killed one started nobody saw the end
                 line["costs"].pop(name, None)
     assert tables[0] == tables[1]
-
-
-def test_a_small_copy_learns_from_the_small_copy_of_the_run_before(tmp_path: Path) -> None:
-    config = load_config(None, ["--algorithm.name", "retrospex", "--retrospex.data", '["far/runs/grpo-0"]'])
-    copy = shrink_run(PlannedRun("retrospex", 0, tmp_path / "far/runs/retrospex-0", config, "grpo-0"), tmp_path)
-    assert copy.config.retrospex.data == (str(tmp_path / "runs" / "grpo-0"),)
-    assert copy.directory == tmp_path / "runs" / "retrospex-0"

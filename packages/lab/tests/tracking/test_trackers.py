@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import json
-import signal
 import sqlite3
-import time
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,12 +12,11 @@ import pytest
 from odd_trackers import calls, damage
 from trailnotes.config.toml import load_config
 from trailnotes.runs.directory import RunDir
-from trailnotes_lab.tracking.process import Trackers
 from viewed import HOSTILE, make_run
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "trailnotes_lab.tracking.process"]
+    return [record.getMessage() for record in caplog.records if record.name == "trailnotes_lab.tracking.reporter"]
 
 
 def tracked(path: Path, *names: str, **more: Any) -> Path:
@@ -42,21 +39,21 @@ def test_a_tracker_that_fails_harms_neither_the_run_nor_another(
     (tmp_path / "wandb.py").write_text("raise ModuleNotFoundError('gone', name='wandb')")
     monkeypatch.syspath_prepend(tmp_path)
     damage(tmp_path / "trackers" / "odd_trackers.Recorder.json")
-    names = [f"odd_trackers:{name}" for name in ("Prints", "FailsAtOnce", "FailsLater", "Dies", "Recorder")]
+    names = [f"odd_trackers:{name}" for name in ("Forgetful", "FailsAtOnce", "FailsLater", "Exits", "Recorder")]
     run = tracked(tmp_path, *names, "wandb")
-    assert len(calls(run, "curves", "Prints")) == 3
-    assert calls(run, "close", "Prints") == [[True]]
+    assert len(calls(run, "curves", "Forgetful")) == 3
+    assert calls(run, "close", "Forgetful") == [[True]]
     assert [iteration for iteration, _ in calls(run, "curves", "FailsLater")] == [0]
     said = warnings_of(caplog)
     assert len(said) == 5
     by_name = {text.split()[1].removeprefix("odd_trackers:"): text for text in said}
     assert "ValueError: no key in the environment: log in first" in by_name["FailsAtOnce"]
     assert "ConnectionError: no route to https://***@tracker.example" in by_name["FailsLater"]
-    assert "its process died (status -9)" in by_name["Dies"]
-    assert "Recorder.json is damaged: delete it, and the run is shown from its beginning" in by_name["Recorder"]
+    assert "SystemExit: gone" in by_name["Exits"]
+    assert "Recorder.json is damaged: delete it, and the run is reported from its beginning" in by_name["Recorder"]
     assert "it needs the package wandb: " in by_name["wandb"]
     assert "[wandb]'" in by_name["wandb"]
-    assert all("The run goes on, and its own files have everything" in text for text in said)
+    assert all("The run continues, and its own files are complete" in text for text in said)
 
 
 def test_a_run_that_is_stopped_and_resumed_is_one_tracked_run(tmp_path: Path) -> None:
@@ -73,48 +70,6 @@ def test_a_run_that_is_stopped_and_resumed_is_one_tracked_run(tmp_path: Path) ->
     assert [known for known, *_ in calls(tmp_path, "made")] == ["", "known"]
     assert [iteration for iteration, _ in calls(tmp_path, "curves")] == [0, 1, 2]
     assert calls(tmp_path, "close") == [[False], [True]]
-
-
-def test_one_that_hangs_is_ended_at_its_limit_and_at_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run = make_run(tmp_path)
-    ended, left = (Trackers(["odd_trackers:Hangs"], run, limit) for limit in (2.0, 1000.0))
-    assert ended._running[0]._process is not None
-    assert ended._running[0]._process.wait() == -signal.SIGALRM
-    for _ in range(100_000):  # more than a pipe holds: nobody waits for one who does not read
-        left.notify()
-    ended.notify()
-    ended.notify()
-    ended.close(finished=True)
-    left.close(finished=True, limit=0.1)
-    left.close(finished=True)
-    first, second = warnings_of(caplog)
-    assert "a call to it took longer than 2 s: see whether its service answers" in first
-    assert "it was not done 0.1 s after the run had ended: the same command on this directory shows what is" in second
-
-
-def test_between_two_iterations_no_call_is_under_way(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run = make_run(tmp_path)
-    trackers = Trackers(["odd_trackers:Waits"], run, 1000.0)
-    process = trackers._running[0]._process
-    assert process is not None
-    rests, tries = False, 0
-    while not rests and process.poll() is None and tries < 600:  # half a minute, where nobody ever rests
-        time.sleep(0.05)
-        rests, tries = bool(calls(run, "rests", "Waits")), tries + 1
-    trackers.close(finished=True)
-    assert rests
-    assert not warnings_of(caplog)
-
-
-def test_a_process_that_cannot_be_started_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.executable", str(tmp_path / "no-python"))
-    trackers = Trackers(["odd_trackers:Recorder"], tmp_path)
-    trackers.notify()
-    trackers.close(finished=True)
-    (said,) = warnings_of(caplog)
-    assert "cannot be started (No such file or directory)" in said
 
 
 # -- the real packages, each in the mode that needs no network
@@ -164,6 +119,7 @@ def test_weights_and_biases_offline(local: Path, caplog: pytest.LogCaptureFixtur
     assert not any("<script>" in page or "<svg" in page or "<img" in page for page in pages)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of its own packages
 def test_mlflow_in_its_local_store(local: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = twice(local, "mlflow", caplog)
     with closing(sqlite3.connect(local / "mlflow.db")) as store:

@@ -11,7 +11,6 @@ import pytest
 
 import chromium
 from chromium import Browser
-from trailnotes.commands import main
 from trailnotes.runs.directory import RunDir, load_run_config
 from viewed import HOSTILE, episode, make_run
 
@@ -74,7 +73,7 @@ def test_curves_are_switched_and_keys_lead_on(page: Browser, served: tuple[str, 
     assert page.run("document.activeElement.name") == "task"
 
 
-@pytest.mark.parametrize("path", ["", "/episodes", "/episodes/4", "/tips", "/tips/1", "/chain"])
+@pytest.mark.parametrize("path", ["", "/episodes", "/episodes/4", "/tips", "/tips/1"])
 def test_no_text_runs_and_nothing_is_wider_than_a_telephone(page: Browser, served: tuple[str, str], path: str) -> None:
     page.resize(360, 740)
     page.go(f"{served[0]}/run/hostile{path}")
@@ -90,17 +89,3 @@ def test_a_run_that_goes_on_is_kept_up_with(page: Browser, served: tuple[str, st
         run.append_trajectories(7, [episode()])
         page.wait(f"document.querySelectorAll('tbody tr').length === {before + 1}")
         assert page.run("window.same"), "without loading the page again"
-
-
-def test_exported_files_open_without_a_server(browser: Browser, root: Path, tmp_path: Path) -> None:
-    assert main(["view", str(root), "--export", str(tmp_path / "out")]) == 0
-    browser.resize(1280, 900)
-    browser.trouble.clear()
-    browser.go((tmp_path / "out/index.html").as_uri())
-    assert browser.run("getComputedStyle(document.body).marginTop") == "0px", "with its style"
-    browser.run("document.querySelector('[data-toggles]').click()")
-    assert browser.run("document.querySelector('.series').classList.contains('gone')"), "and its script"
-    browser.run("document.querySelector('.name a').click()")
-    browser.wait("location.pathname.endsWith('run+first.html') && document.readyState === 'complete'")
-    assert browser.run("window.owned === undefined")
-    assert not browser.trouble

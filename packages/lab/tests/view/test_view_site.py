@@ -7,11 +7,8 @@ import os
 import re
 import shutil
 import sqlite3
-import threading
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -19,13 +16,10 @@ from starlette.testclient import TestClient
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.diagnose.checks import diagnose
 from trailnotes.memory import open_memory
-from trailnotes.memory.exchange import list_tips, open_store
 from trailnotes.memory.tip_stats import TipEffect, TipExposure
-from trailnotes.types import Task, Tip
+from trailnotes.types import Tip
 from trailnotes.web.guard import CROSS_SITE_MESSAGE, WRONG_HOST_MESSAGE
-from trailnotes_lab.view.app import MAX_FORM_BYTES, NO_TOKEN, make_app
-from trailnotes_lab.view.export import export_pages
-from trailnotes_lab.view.tips import STALE_TIP_ERROR
+from trailnotes_lab.view.app import NO_TOKEN, make_app
 from trailnotes_lab.view.window import Window
 from viewed import HOSTILE, WORDS, Seen, make_run
 
@@ -35,9 +29,8 @@ HERE, TOKEN = "http://127.0.0.1:8765", "open-sesame"
 class Person:
     """Goes to pages with a browser's cookies."""
 
-    def __init__(self, root: Path, *, write: bool = False, token: str = TOKEN) -> None:
-        self.window = Window(root, write=write)
-        self.client = TestClient(make_app(self.window, TOKEN), base_url=HERE, raise_server_exceptions=True)
+    def __init__(self, root: Path, token: str = TOKEN) -> None:
+        self.client = TestClient(make_app(Window(root), TOKEN), base_url=HERE, raise_server_exceptions=True)
         if token:
             self.client.get("/", params={"token": token})
 
@@ -45,9 +38,6 @@ class Person:
         answer = self.client.get(path)
         assert answer.status_code == status, answer.text
         return Seen(answer.text)
-
-    def send(self, path: str, origin: str = HERE, **fields: str) -> Any:
-        return self.client.post(path, data=fields, headers={"origin": origin})
 
 
 @pytest.fixture(autouse=True)
@@ -63,10 +53,8 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def person(root: Path) -> Iterator[Person]:
-    person = Person(root)
-    yield person
-    person.window.close()
+def person(root: Path) -> Person:
+    return Person(root)
 
 
 # -- pages
@@ -174,31 +162,13 @@ def test_tips_that_became_one_lead_to_each_other(root: Path, person: Person, mon
     assert "retired: one with tip 2" in person.look("/run/first/tips").text
 
 
-def test_a_search_is_as_wide_as_the_agents(root: Path, person: Person) -> None:
-    run = make_run(root / "wide", memory={"scope": "family"})
-    with open_memory(run / "memory.db", MemoryConfig(scope="family")) as memory:
-        memory.register_tasks(
-            [Task(f"maze/{number}", "maze", family=family) for number, family in enumerate("aaba", 1)]
-        )
-        memory.add([Tip(f"maze/{number}", f"the way of {number}", WORDS[0], 1.0) for number in (2, 3)])
-    found = person.look("/run/wide/tips?task=maze/1&q=a+dim+hall").text
-    assert "2 found" in found
-    assert "among the tips of the task's family" in found
-    assert "the way of 2" in found
-    run = make_run(root / "strict", memory={"scope": "family", "threshold": 1.0})
-    (run / "memory.db").write_bytes((root / "wide/memory.db").read_bytes())
-    assert "No tip would be found" in person.look("/run/strict/tips?task=maze/4&q=nothing+of+the+kind").text
-    assert "has no tip of 'maze/9'" in person.look("/run/strict/tips?task=maze/9&q=nothing", 409).text
-
-
 def test_pages_beyond_the_end_are_empty_and_no_fault(person: Person) -> None:
-    for query in ("page=999999999", "task=maze/1&page=7", "before=0", "before=1", "page=-1", "before=999999999999"):
+    for query in ("page=999999999", "task=maze/1&page=7", "page=-1"):
         assert person.look(f"/run/first/tips?{query}").text
     for page in ("tips?page=7&order=score", "episodes?page=7"):
         beyond = person.look(f"/run/first/{page}")
         assert "There is no page 7" in beyond.text
         assert any("page=1" in link for link in beyond.values("a", "href")), "one step leads back"
-    assert "There are no older tips" in person.look("/run/first/tips?before=1").text
     assert "No tip of this task is kept here" in person.look("/run/first/tips?task=maze/9").text
     assert "there is no tip 999999999999" in person.look("/run/first/tips/999999999999", 409).text
 
@@ -207,57 +177,6 @@ def test_an_address_of_too_many_fields_is_told_so(person: Person) -> None:
     many = "&".join(f"run=run{number}" for number in range(1000))  # all that are chosen of so many
     assert "1 run" in person.look(f"/?{many}").text
     assert "fields at most" in person.look(f"/?{'&' * 10_000}", 400).text
-
-
-def test_a_memory_that_opens_slowly_is_said_to(person: Person, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = threading.Event()
-    person.window.searcher._thread.submit(opened.wait)
-    monkeypatch.setattr("trailnotes_lab.view.tips.OPEN_TIMEOUT_S", 0.01)
-    page = person.look("/run/first/tips?task=maze/1&q=a+dim+hall")
-    assert "The memory is being opened" in page.text
-    assert "refresh" in page.values("meta", "http-equiv")
-    assert "would be found" not in page.text
-    opened.set()
-    monkeypatch.setattr("trailnotes_lab.view.tips.OPEN_TIMEOUT_S", 60.0)
-    page = person.look("/run/first/tips?task=maze/1&q=a+dim+hall")
-    assert "1 found" in page.text
-    assert "refresh" not in page.values("meta", "http-equiv")
-
-
-def test_what_comes_too_late_for_one_page_is_told_to_the_next(person: Person, monkeypatch: pytest.MonkeyPatch) -> None:
-    searcher, opened = person.window.searcher, threading.Event()
-    searcher._thread.submit(opened.wait)
-    monkeypatch.setattr("trailnotes_lab.view.tips.OPEN_TIMEOUT_S", 0.01)
-    for task in ("keys", "keys", "maze/1"):
-        assert "The memory is being opened" in person.look(f"/run/first/tips?task={task}&q=hall").text
-    opened.set()
-    searcher._thread.submit(lambda: None).result()  # all that was asked is done
-    monkeypatch.setattr(searcher._thread, "submit", None)  # and nothing is searched twice
-    monkeypatch.setattr("trailnotes_lab.view.tips.OPEN_TIMEOUT_S", 60.0)
-    assert "has no tip of 'keys'" in person.look("/run/first/tips?task=keys&q=hall", 409).text
-    assert "found" in person.look("/run/first/tips?task=maze/1&q=hall").text
-    monkeypatch.undo()
-    assert "1 found" in person.look("/run/first/tips?task=maze/1&q=hall").text, "the next time it is searched anew"
-
-
-def test_tips_are_searched_as_the_agent_searches(person: Person) -> None:
-    assert "1 tip" in person.look("/run/first/tips").text
-    found = person.look("/run/first/tips?task=maze/1&q=a+dim+hall")
-    assert "1 found" in found.text
-    assert "similarity 1.000" in found.text
-    assert "best by ucb" in found.text
-    assert "A search needs the task" in person.look("/run/first/tips?q=hall").text
-    assert "has no tip of 'keys'" in person.look("/run/first/tips?task=keys&q=hall", 409).text
-
-
-def test_the_chain_is_that_of_diagnose(root: Path, person: Person) -> None:
-    page = person.look("/run/first/chain")
-    assert "0.75" not in page.text
-    with (root / "first/metrics.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"iteration": 3, "env_steps": 16, "tips/written": 8, "tips/unusable": 2}) + "\n")
-    assert "0.75" in person.look("/run/first/chain").text, "what is kept is renewed"
-    assert "return without tips" in page.text
-    assert len(re.findall(r'class="ring"', page.html)) == 9
 
 
 def test_a_comparison_is_read_as_it_was_written(root: Path, person: Person) -> None:
@@ -279,19 +198,6 @@ def test_a_comparison_is_read_as_it_was_written(root: Path, person: Person) -> N
         assert words in page.text
     (root / "table.json").write_text("{}", encoding="utf-8")
     assert "run `trailnotes compare` again" in person.look("/compare/here", 409).text
-    side = {"low": {}, "high": 1.0}
-    others: tuple[dict[str, Any], ...] = (
-        {"one": "x"}, {"one": {"mean": 1.0}}, {"one": estimate | {"mean": "x"}}, {"last": estimate | {"beyond": side}},
-        {"difference": "x"}, {"difference": {"estimate": estimate | {"mean": []}, "call": "better"}},
-        {"num_attempts": {}}, {"costs": "x"},
-    )  # fmt: skip
-    for other in others:
-        changed = record | {"baseline": "EMPO2", "lines": [line | other]}
-        (root / "table.json").write_text(json.dumps(changed), encoding="utf-8")
-        assert "run `trailnotes compare` again" in person.look("/compare/here", 409).text, other
-    changed = record | {"lines": [line | {"costs": {"env_steps": "x", "seconds": None}}]}
-    (root / "table.json").write_text(json.dumps(changed), encoding="utf-8")
-    person.look("/compare/here")
 
 
 def test_nothing_is_shown_without_the_token(root: Path) -> None:
@@ -311,12 +217,12 @@ def test_the_token_leads_to_the_page_that_was_asked_for(root: Path) -> None:
     assert "HttpOnly" in answer.headers["set-cookie"]
 
 
-def test_other_names_and_forms_from_elsewhere_are_refused(root: Path) -> None:
-    person = Person(root, write=True)
+def test_other_names_and_forms_from_elsewhere_are_refused(person: Person) -> None:
     assert WRONG_HOST_MESSAGE in person.client.get("/", headers={"host": "evil.example"}).text
-    answer = person.send("/run/first/tips/1/delete", "http://evil.example", sure="on")
+    answer = person.client.post("/run/first/tips/1", headers={"origin": "http://evil.example"})
     assert answer.status_code == 403
     assert CROSS_SITE_MESSAGE in answer.text
+    assert person.client.post("/run/first/tips/1", headers={"origin": HERE}).status_code == 405, "pages change nothing"
 
 
 def test_every_answer_forbids_what_no_page_needs(person: Person) -> None:
@@ -324,56 +230,6 @@ def test_every_answer_forbids_what_no_page_needs(person: Person) -> None:
         policy = person.client.get(path).headers["content-security-policy"]
         assert "default-src 'none'" in policy
         assert "unsafe" not in policy
-
-
-# -- changes
-
-
-def test_a_window_that_only_looks_changes_nothing(root: Path, person: Person) -> None:
-    assert not [values for tag, values in person.look("/run/first/tips/1").tags if values.get("method") == "post"]
-    assert person.send("/run/first/tips/1/delete").status_code == 405
-    with closing(open_store(root / "first")) as store:
-        assert len(list_tips(store)) == 1
-
-
-def seen_by(person: Person) -> str:
-    page = person.look("/run/first/tips/1")
-    return next(values["value"] or "" for _, values in page.tags if values.get("name") == "seen")
-
-
-def test_tips_are_changed_by_the_checks_of_the_command_line(root: Path) -> None:
-    person = Person(root, write=True)
-    at = "/run/first/tips/1"
-    answer = person.send(f"{at}/edit", text='go "right"', score="0.5", seen=seen_by(person))
-    assert answer.status_code == 200
-    assert "The tip was changed." in answer.text
-    assert "go 'right'" in Seen(answer.text).text
-    for text, score, why in [("?!", "1", "needs a letter"), ("fine", "nan", "finite"), ("fine", "many", "a number")]:
-        answer = person.send(f"{at}/edit", text=text, score=score, seen=seen_by(person))
-        assert answer.status_code == 409
-        assert why in answer.text
-    assert "off" in Seen(person.send(f"{at}/switch", to="off", seen=seen_by(person)).text).text
-    with closing(open_store(root / "first")) as store:
-        (found,) = list_tips(store)
-        assert (found.text, found.score, found.enabled) == ("go 'right'", 0.5, False)
-        assert len(store.load_owner_changes(after=0)) == 2, "a run that goes back makes them again"
-    assert person.send(f"{at}/delete", seen=seen_by(person)).status_code == 200
-    assert "there is no tip 1 any more" in person.look(at, 409).text
-
-
-def test_a_form_of_an_old_page_changes_nothing(root: Path) -> None:
-    person = Person(root, write=True)
-    old = seen_by(person)
-    person.send("/run/first/tips/1/switch", to="off", seen=old)
-    answer = person.send("/run/first/tips/1/edit", text="other", score="1", seen=old)
-    assert STALE_TIP_ERROR in answer.text
-    for path, fields, status in [
-        ("/run/first/tips/1/explode", {}, 404), ("/run/none/tips/1/delete", {"seen": ""}, 404), ("/", {}, 404),
-        ("/run/first/tips/1/edit", {"text": "x" * MAX_FORM_BYTES}, 413),
-        ("/run/first/tips/99/delete", {"seen": ""}, 409), ("/run/first/tips/\u0661/delete", {"seen": ""}, 404),
-        ("/run/first/tips/1/delete", {}, 409),
-    ]:  # fmt: skip
-        assert person.send(path, **fields).status_code == status
 
 
 # -- hostile texts and damaged runs
@@ -384,8 +240,8 @@ def test_no_text_of_a_run_becomes_markup(tmp_path: Path) -> None:
     make_run(tmp_path / "runs/hostile", words=HOSTILE)
     folder = tmp_path / "runs" / HOSTILE[3].replace("/", "")
     shutil.copytree(tmp_path / "runs/mild", folder)
-    person = Person(tmp_path / "runs", write=True)
-    pages = ("", "/episodes", "/episodes/4", "/tips", "/tips/1", "/chain", f"/episodes?task={HOSTILE[0]}")
+    person = Person(tmp_path / "runs")
+    pages = ("", "/episodes", "/episodes/4", "/tips", "/tips/1", f"/episodes?task={HOSTILE[0]}")
     ours = {tag for page in pages for tag, _ in person.look(f"/run/mild{page}").tags}
     for page in pages:
         hostile = person.look(f"/run/hostile{page}")
@@ -411,7 +267,6 @@ def test_a_damaged_run_gives_pages_that_say_so(root: Path, name: str, content: b
         "/run/first/episodes",
         "/run/first/episodes/1",
         "/run/first/tips",
-        "/run/first/chain",
     ):
         answer = person.client.get(page)
         assert answer.status_code in {200, 404, 409}, (page, answer.text)
@@ -437,9 +292,8 @@ def test_no_number_of_a_run_takes_the_list_of_all_runs_down(root: Path, number: 
             page = person.look("/")
             assert "2 runs in runs" in page.text
             assert "75 %" in page.text, "of the other one"
-            for other in ("", "/episodes/1", "/chain"):
+            for other in ("", "/episodes/1"):
                 assert person.client.get(f"/run/bad{other}").status_code in {200, 404, 409}, other
-            person.window.close()
         (root / "bad" / name).write_text(text, encoding="utf-8")
 
 
@@ -448,7 +302,7 @@ def test_a_pipe_in_a_run_holds_no_page_up(root: Path) -> None:
         (root / "first" / name).unlink(missing_ok=True)
         os.mkfifo(root / "first" / name)
     person = Person(root)
-    for page in ("/", "/run/first", "/run/first/episodes", "/run/first/chain"):
+    for page in ("/", "/run/first", "/run/first/episodes", "/run/first/tips"):
         assert "<h1>" in person.look(page).html
 
 
@@ -458,7 +312,7 @@ IMPORTED = "import pathlib; pathlib.Path(__file__).with_name('imported').touch()
 def test_looking_at_a_run_imports_nothing_that_its_settings_name(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not by its pages, written down or served, and not by `diagnose`."""
+    """Not by its pages, and not by `diagnose`."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "stranger.py").write_text(IMPORTED)
     file = root / "first/config.toml"
@@ -472,12 +326,10 @@ def test_looking_at_a_run_imports_nothing_that_its_settings_name(
         "/run/first/episodes",
         "/run/first/episodes/4",
         "/run/first/tips",
-        "/run/first/chain",
     ):
         person.look(page)
     assert "stranger:METHOD" in person.look("/").text
     assert "return without tips" in diagnose(root / "first")
-    export_pages(root, tmp_path / "pages", 10)
     assert not (tmp_path / "imported").exists()
 
 
@@ -485,7 +337,7 @@ def test_runs_of_earlier_versions(tmp_path: Path) -> None:
     shutil.unpack_archive(Path(__file__).parents[4] / "tests/data/old_runs.tar.xz", tmp_path, filter="data")
     person = Person(tmp_path)
     assert "2 runs" in person.look("/").text
-    for page in ("", "/episodes", "/episodes/1", "/chain"):
+    for page in ("", "/episodes", "/episodes/1"):
         person.look(f"/run/trained{page}")
     assert "trailnotes memory stats" in person.look("/run/trained/tips", 409).text
     assert "adapted" in person.look("/run/adapted/episodes/1").text

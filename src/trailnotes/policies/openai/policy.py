@@ -52,11 +52,6 @@ class OpenAIPolicy:
         self.context_length = self.config.context_tokens
         if self.config.max_cost and not (self.config.price_input or self.config.price_output):
             raise ConfigError("endpoint.max_cost needs prices: set endpoint.price_input and endpoint.price_output")
-        if config.rollout.top_k:
-            raise ConfigError(
-                "rollout.top_k is not a parameter of OpenAI-compatible endpoints: set rollout.top_k = 0, and where the "
-                "server takes it all the same, endpoint.extra = { top_k = ... }"
-            )
         self.options = config.model.template_options
         self._unusual = self.options | ({"endpoint.extra": self.config.extra} if self.config.extra else {})
         self.endpoint = Endpoint(self.config, name, self.options)

@@ -20,12 +20,7 @@ def _run(args: Namespace) -> None:
 
     plan = find_config(args.plan)
     if args.dry_run:
-        from trailnotes_lab.compare.estimate import estimate_comparison
-
         print(comparison.describe_comparison(plan, args.out), flush=True)
-        estimated = estimate_comparison(plan, out=args.out, at_once=args.jobs)
-        print(estimated.text)
-        estimated.require_all_runnable()
         return
     summary = comparison.run_comparison(plan, out=args.out, at_once=args.jobs)
     print_summary(summary)
@@ -66,8 +61,7 @@ RUN = Command(
                  help="TOML file of panel, methods, budget and seeds, or its name in `config list`"),
         argument("--out", type=Path, metavar="DIR", help="directory of the comparison (default: runs/compare/NAME)"),
         argument("--jobs", type=int, metavar="N", help="number of runs at the same time (default: compare.jobs)"),
-        argument("--dry-run", action="store_true",
-                 help="check each run and print its command and estimated time, then exit"),
+        argument("--dry-run", action="store_true", help="check each run and print its commands, then exit"),
     ),
 )  # fmt: skip
 
@@ -79,7 +73,7 @@ TABLE = Command(
     "directory under that name. The directory of one `compare run`, or its unpacked record, gives the whole table of "
     "that comparison again, further panels included. For a panel with published rows there is a row for each task and "
     "a column for each method, its seeds pooled, with interval and counts, and the published rows in columns of their "
-    "own; a mean of fewer tasks than the panel has is never called its average, and footnotes say where a run left "
+    "own; a mean of fewer tasks than the panel has is never called its average, and remarks say where a run left "
     "the published protocol. For any other panel it is the table of `compare run`: a line for each method. Methods "
     "are told apart by algorithm.name, algorithm.mode_unit and whether tips were shown.",
     example='trailnotes compare table --panel scienceworld-18 runs/grpo-0 runs/grpo-1 "runs/tuned=GRPO, tuned"',
@@ -90,7 +84,7 @@ TABLE = Command(
         argument("--panel", metavar="NAME", help="published rows; by default those of the runs' environment, if any"),
         argument("--baseline", metavar="LABEL", default="", help="differences are taken to it; without published rows"),
         argument("--out", type=Path, metavar="DIR", default=Path("runs/compare"),
-                 help="where table.json, table.md and the picture go (runs/compare)"),
+                 help="where table.json, table.md and curves.png go (runs/compare)"),
     ),
 )  # fmt: skip
 

@@ -5,17 +5,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from trailnotes.errors import ConfigError, MissingExtraError
+from trailnotes.errors import ConfigError
 from trailnotes.storage.files import write_text_atomic
 from trailnotes.types import StrPath
 from trailnotes_lab.compare.comparison import is_comparison, recompute, run_comparison, write_summary
 from trailnotes_lab.compare.evaluations import find_evaluations, load_evaluation, load_evaluations, split_label
 from trailnotes_lab.compare.published.figures import PUBLISHED_PANELS
-from trailnotes_lab.compare.published.page import draw_comparison, to_json, to_markdown
+from trailnotes_lab.compare.published.page import to_json, to_markdown
 from trailnotes_lab.compare.published.table import Comparison, build_comparison
 from trailnotes_lab.compare.results import read_result
 from trailnotes_lab.compare.summary import Summary, SummaryOptions, summarise
@@ -31,8 +30,6 @@ __all__ = [
     "run_comparison",
 ]
 
-logger = logging.getLogger(__name__)
-
 
 def compare_table(runs: Sequence[str], *, panel: str = "scienceworld-18", out: StrPath | None = None) -> Comparison:
     """Read evaluations of a panel and set them beside each other and beside the published figures.
@@ -41,7 +38,7 @@ def compare_table(runs: Sequence[str], *, panel: str = "scienceworld-18", out: S
         runs: run directories, whose evaluations are those at and below ``RUN/eval``, or evaluations themselves; each
             alone or as ``DIR=LABEL``, which names its column.
         panel: a name in `PUBLISHED_PANELS`.
-        out: directory for `table.json`, `table.md` and `table.png`; None writes nothing.
+        out: directory for `table.json` and `table.md`; None writes nothing.
 
     Raises:
         ConfigError: an unknown panel, no directory, or an empty label.
@@ -57,10 +54,6 @@ def compare_table(runs: Sequence[str], *, panel: str = "scienceworld-18", out: S
         out = Path(out)
         write_text_atomic(out / "table.json", to_json(comparison))
         write_text_atomic(out / "table.md", to_markdown(comparison))
-        try:
-            draw_comparison(comparison, out / "table.png")
-        except MissingExtraError as error:
-            logger.warning("no table.png: %s", error)
     return comparison
 
 
@@ -87,7 +80,7 @@ def compare_evaluations(
         raise ConfigError(f"no line is called {baseline!r}: use {' or '.join(map(repr, labels))}")
     summary = summarise(results, SummaryOptions(baseline=baseline, threshold=threshold))
     if out is not None:
-        write_summary(summary, results, Path(out))
+        write_summary(summary, Path(out))
     return summary
 
 

@@ -18,16 +18,14 @@ from trailnotes.runs.directory import RunLock
 from trailnotes.runs.signals import interrupt_on_signals
 from trailnotes.storage.files import read_jsonl, write_text_atomic
 from trailnotes.types import StrPath
-from trailnotes_lab.compare import running
+from trailnotes_lab.compare import stages
 from trailnotes_lab.compare.evaluations import EVAL_DIR
 from trailnotes_lab.compare.expand import expand_runs, flatten_settings
-from trailnotes_lab.compare.live import ProgressBoard
-from trailnotes_lab.compare.page import draw_summary, render_summary_json, render_summary_markdown
+from trailnotes_lab.compare.page import render_summary_json, render_summary_markdown
 from trailnotes_lab.compare.panels import PanelOptions, read_trials
-from trailnotes_lab.compare.published.figures import PUBLISHED_PANELS, render_comparability
-from trailnotes_lab.compare.published.page import to_json, to_markdown
-from trailnotes_lab.compare.published.table import Comparison, build_comparison
-from trailnotes_lab.compare.results import RunResult, read_result
+from trailnotes_lab.compare.picture import draw_summary
+from trailnotes_lab.compare.results import read_result
+from trailnotes_lab.compare.running import run_stages
 from trailnotes_lab.compare.spec import INITIAL_MODEL_METHOD, ComparisonSpec, RunLocation, load_spec, slugify
 from trailnotes_lab.compare.summary import Summary, SummaryOptions, summarise
 from trailnotes_lab.story import RunEpisodes, render_before_and_after
@@ -69,18 +67,20 @@ def run_comparison_spec(spec: ComparisonSpec, path: Path, out: Path, *, text: st
     `recompute`.
     """
     runs = expand_runs(spec, path, out)
-    running.validate_unchanged_settings(runs)
+    stages.validate_unchanged_settings(runs)
     out.mkdir(parents=True, exist_ok=True)
     lock = RunLock(out / "lock")
     try:
         write_text_atomic(out / SPEC_FILE, text)
-        left = running.list_unfinished_stages(runs)
+        left = stages.list_unfinished_stages(runs)
         missing: dict[str, str] = {}
         if left:
             _require_prerequisites(left)
-            running.compile_games(stage.run for stage in left)
-            with interrupt_on_signals(), ProgressBoard(runs, left) as board:
-                missing = running.run_stages(left, at_once or spec.compare.jobs, board.update)
+            stages.compile_games(stage.run for stage in left)
+            with interrupt_on_signals():
+                failures = run_stages(left, at_once or spec.compare.jobs)
+            for stage in reversed(left):  # of several stages of one result, the first that failed says why
+                missing |= {stage.result_name: failures[stage.key]} if stage.key in failures else {}
         summary = _summarise_runs(spec, missing, out, out)
         finished = [run for run in spec.list_run_locations(out) if run.name not in missing]
         if played := _load_story_episodes(spec, finished):
@@ -90,9 +90,9 @@ def run_comparison_spec(spec: ComparisonSpec, path: Path, out: Path, *, text: st
         lock.release()
 
 
-def _require_prerequisites(stages: Sequence[running.RunStage]) -> None:
+def _require_prerequisites(left: Sequence[stages.RunStage]) -> None:
     """Check packages and models before the first run; without stages left nothing is needed."""
-    for stage in stages:
+    for stage in left:
         require_dependencies(stage.settings[1])
         if stage.loads_initial_model:
             require_model_directory(stage.run.config.model.path)
@@ -127,7 +127,7 @@ def _summarise_runs(spec: ComparisonSpec, missing: dict[str, str], directory: Pa
             try:
                 trials.append(read_trials(place, panel, labels[run.method], run.seed))
             except RunError as error:
-                missing.setdefault(running.panel_result_name(run.name, panel), str(error))
+                missing.setdefault(stages.panel_result_name(run.name, panel), str(error))
     question = SummaryOptions(
         labels=list(labels.values()),
         title=spec.compare.title,
@@ -140,7 +140,7 @@ def _summarise_runs(spec: ComparisonSpec, missing: dict[str, str], directory: Pa
     )
     summary = summarise(results, question, trials)
     if out is not None:
-        write_summary(summary, results, out)
+        write_summary(summary, out)
     return summary
 
 
@@ -163,7 +163,7 @@ def _make_panel_options(
     spec: ComparisonSpec, name: str, runs: Sequence[RunLocation], missing: Mapping[str, str]
 ) -> PanelOptions:
     labels = spec.labels()
-    lost = [(run, missing.get(running.panel_result_name(run.name, name))) for run in runs if name in run.panels]
+    lost = [(run, missing.get(stages.panel_result_name(run.name, name))) for run in runs if name in run.panels]
     return PanelOptions(
         name=name,
         label=spec.panel_labels()[name],
@@ -185,35 +185,14 @@ def _make_notes(spec: ComparisonSpec, labels: Mapping[str, str]) -> list[str]:
     return notes
 
 
-def write_summary(summary: Summary, results: Sequence[RunResult], out: Path) -> None:
-    """Write `table.json`, `table.md`, and `curves.png` where matplotlib is installed.
-
-    Figures that were published for this panel follow in columns of their own.
-    """
-    text, published = render_summary_markdown(summary), compare_with_published(summary.env, results)
-    more = {}
-    if published is not None:
-        theirs = to_markdown(published).replace("# ", "## Beside the published figures: ", 1)
-        text = "\n".join([text, theirs, *render_comparability(), ""])
-        more["published"] = json.loads(to_json(published))
-    write_text_atomic(out / "table.json", render_summary_json(summary, **more))
-    write_text_atomic(out / "table.md", text)
+def write_summary(summary: Summary, out: Path) -> None:
+    """Write `table.json`, `table.md`, and `curves.png` where matplotlib is installed."""
+    write_text_atomic(out / "table.json", render_summary_json(summary))
+    write_text_atomic(out / "table.md", render_summary_markdown(summary))
     try:
         draw_summary(summary, out / "curves.png")
     except MissingExtraError as error:
         logger.warning("no curves.png: %s", error)
-
-
-def compare_with_published(env: str, results: Sequence[RunResult]) -> Comparison | None:
-    """Set results beside the published table of their environment; None where nothing was published for them."""
-    for name, table in PUBLISHED_PANELS.items():
-        if table.env == env:
-            try:
-                return build_comparison([result.evaluation for result in results], name, table)
-            except RunError as error:
-                logger.warning("no published figures beside these: %s", error)
-                break
-    return None
 
 
 def describe_comparison(path: Path, out: Path | None) -> str:
@@ -221,17 +200,16 @@ def describe_comparison(path: Path, out: Path | None) -> str:
     spec = load_spec(path)
     out = comparison_directory(spec, out)
     runs = expand_runs(spec, path, out)
-    running.validate_unchanged_settings(runs)
-    stages_left = running.list_unfinished_stages(runs)
-    _require_prerequisites(stages_left)
-    left = {stage.job.name for stage in stages_left}
+    stages.validate_unchanged_settings(runs)
+    left = stages.list_unfinished_stages(runs)
+    _require_prerequisites(left)
     lines = [f"{len(runs)} runs, {spec.compare.jobs} side by side, in {out}", ""]
     for name, label in spec.labels().items():
         own = flatten_settings(spec.methods[name].settings)
-        said = ", ".join(f"{key} = {json.dumps(value)}" for key, value in own.items())
-        lines.append(f"{label}: {said or 'as the settings shared by all'}")
+        values = ", ".join(f"{key} = {json.dumps(value)}" for key, value in own.items())
+        lines.append(f"{label}: {values or 'as the settings shared by all'}")
     for run in runs:
-        stages = [stage for stage in running.list_stages(run) if stage.job.name in left]
-        lines += ["", f"{run.name}: {'' if stages else 'done'}"]
-        lines += [f"  trailnotes {shlex.join(stage.job.command[3:])}" for stage in stages]
+        commands = [stage.command for stage in left if stage.run.name == run.name]
+        lines += ["", f"{run.name}: {'' if commands else 'done'}"]
+        lines += [f"  trailnotes {shlex.join(command)}" for command in commands]
     return "\n".join(lines) + "\n"

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trailnotes.runs.usage import COMPARISON_FIELDS, COSTS, SPENDING
-from trailnotes.storage.files import parse_json, parse_record, read_jsonl, write_text_atomic
-from trailnotes_lab.compare.processes import ProcessResult, read_tail
+from trailnotes.storage.files import parse_json, parse_record, read_jsonl, read_lines_from, write_text_atomic
 
 COST_FILE = "cost.json"
 EVAL_STAGE = "eval"  # begins the stages whose processes count apart: a panel is no cost of training
-_MAX_LINE_BYTES = 1 << 18  # bytes in which the last line of metrics.jsonl is looked for
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessResult:
+    """Exit status, time and memory of a process."""
+
+    status: int  # 0 = well; negative: the signal that ended it
+    seconds: float  # wall clock
+    cpu_seconds: float  # of all its threads, and of its own processes that it waited for
+    peak_memory: int  # bytes resident, of its largest process; never less than the starter's own at the start
 
 
 def record_process(run_dir: Path, stage: str, ended: ProcessResult) -> None:
@@ -38,15 +47,10 @@ def load_costs(run_dir: Path) -> dict[str, float]:
     return dict(total) if total is not None else _sum_costs(run_dir, [])
 
 
-def read_last_metrics(run_dir: Path) -> dict[str, Any]:
-    """Read the newest line of a run's metrics, {} where there is none; reads the end of the file alone."""
-    tail = read_tail(run_dir / "metrics.jsonl", _MAX_LINE_BYTES)
-    records = map(parse_record, reversed(tail.split(b"\n")[:-1]))  # a line without \n is torn
-    return next(filter(None, records), {})
-
-
 def _sum_costs(run_dir: Path, processes: list[Mapping[str, Any]]) -> dict[str, float]:
-    line, own = read_last_metrics(run_dir), [own for own in processes if own["stage"].split()[0] != EVAL_STAGE]
+    lines = map(parse_record, read_lines_from(run_dir / "metrics.jsonl"))
+    line: Mapping[str, Any] = next(filter(None, reversed([*lines])), {})
+    own = [own for own in processes if own["stage"].split()[0] != EVAL_STAGE]
     total = {name: line[name] for name in COMPARISON_FIELDS if name in line}
     if line and "tokens_read" not in total:  # a training run: the prompts of its actions, each counted whole
         records = read_jsonl(run_dir / "trajectories.jsonl")

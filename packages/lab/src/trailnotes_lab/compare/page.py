@@ -1,19 +1,17 @@
-"""Render the table of a comparison: as Markdown, on a terminal, as JSON, and as a picture."""
+"""Render the table of a comparison: as Markdown, on a terminal, and as JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from trailnotes.reporting.intervals import Estimate, Interval
+from trailnotes.reporting.intervals import Estimate
 from trailnotes.reporting.tables import MISSING_CELL, Table, format_table, print_table, print_text
 from trailnotes.runs.console import format_megabytes
 from trailnotes.runs.usage import COMPARISON_FIELDS, SPENDING
 from trailnotes_lab.compare.panels import PanelMethodSummary, PanelSummary
-from trailnotes_lab.compare.picture import MethodMarks, PlotRow, PlotText, draw_methods, make_panel_row
 from trailnotes_lab.compare.statistics import BEYOND, LEGEND, ON_PANEL
 from trailnotes_lab.compare.summary import MethodSummary, Summary
 
@@ -204,8 +202,8 @@ def print_brief(summary: Summary) -> None:
     print_text([*panels, LEGEND["intervals"], *summary.notes])
 
 
-def render_summary_json(summary: Summary, **more: Any) -> str:
-    """Render everything as JSON, with the keys of `more` at its end."""
+def render_summary_json(summary: Summary) -> str:
+    """Render everything as JSON."""
     record = {name: getattr(summary, name) for name in ("title", "metric", "env", "threshold", "baseline")} | {
         "lines": [_method_to_json(line) for line in summary.lines],
         "panels": [
@@ -216,7 +214,7 @@ def render_summary_json(summary: Summary, **more: Any) -> str:
         "methods": [LEGEND[name] for name in ("intervals", "iqm", "differences")],
         "notes": list(summary.notes),
     }
-    return json.dumps(record | more, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
 
 
 def _method_to_json(line: MethodSummary | PanelMethodSummary) -> dict[str, Any]:
@@ -224,48 +222,3 @@ def _method_to_json(line: MethodSummary | PanelMethodSummary) -> dict[str, Any]:
     if line.difference is not None:
         record["difference"] |= {"call": line.difference.call}
     return record
-
-
-def draw_summary(summary: Summary, path: Path) -> None:
-    """Draw learning curves, marks for methods without training, and final figures with intervals, all of one kind.
-
-    Panels of the same games are hollow marks among the final figures, panels of other games have a row each.
-    """
-    beyond = any(line.final.beyond for line in summary.lines if line.final is not None)
-    again = [panel for panel in summary.panels if panel.same_games]
-    starts = {panel.start for panel in summary.panels}
-    marks = [
-        MethodMarks(
-            line.label,
-            summary.curves.get(line.label, ()),
-            *_get_mark(line.final, beyond=beyond),
-            iqm=line.iqm,
-            remark=f"last of {line.num_attempts}" if line.num_attempts > 1 else "",
-            is_baseline=line.label == summary.baseline,
-            is_start=line.label in starts,
-            rings=[panel.get_final_mean(line.label) for panel in again],
-        )
-        for line in summary.lines
-    ]
-    rings = [f"{panel.label}, trial {panel.num_trials}" for panel in again]
-    words = PlotText(summary.title, summary.metric, BEYOND if beyond else ON_PANEL, rings=rings)
-    others = [_make_plot_row(panel) for panel in summary.panels if not panel.same_games]
-    rows = [row for row in others if row.methods_with_curves]
-    draw_methods(marks, path, words, threshold=summary.threshold, panels=rows)
-
-
-def _make_plot_row(panel: PanelSummary) -> PlotRow:
-    beyond = any(line.final.beyond for line in panel.lines if line.final)
-    marks = []
-    for line in panel.lines:
-        curves, start = [list(enumerate(means)) for means in line.by_seed], line.label == panel.start
-        mark = _get_mark(line.final, beyond=beyond)
-        marks.append(MethodMarks(line.label, curves, *mark, is_baseline=start, is_start=start))
-    title = f"{panel.label}: {panel.metric} on {panel.games}"
-    judged = f"in trial {panel.num_trials}"
-    words = PlotText(title, panel.metric, BEYOND if beyond else ON_PANEL, judged=judged)
-    return make_panel_row(marks, words, panel.num_trials)
-
-
-def _get_mark(final: Estimate | None, *, beyond: bool) -> tuple[float | None, Interval | None]:
-    return (final.mean, final.beyond if beyond else final.on_panel) if final else (None, None)

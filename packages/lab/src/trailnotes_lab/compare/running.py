@@ -1,187 +1,123 @@
-"""Run a comparison as processes: which stages are left, in which order, and why one failed."""
+"""Run the stages of a comparison: a loop over `trailnotes train`, `eval` and `adapt`, some of them side by side."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import time
+from collections.abc import Sequence
 
-from trailnotes.config.schema import Config
-from trailnotes.config.toml import RUNTIME_KEYS, diff_configs, is_within, to_toml
-from trailnotes.envs.waymarks.env import collect_games, compile_all
+from trailnotes.config.toml import to_toml
 from trailnotes.errors import RunError
-from trailnotes.runs.console import ProgressBar
-from trailnotes.runs.directory import has_begun, is_trained, load_run_config
+from trailnotes.runs.console import format_duration, ignore_write_errors
+from trailnotes.storage.child import start_child
 from trailnotes.storage.files import write_text_atomic
-from trailnotes_lab.compare.cost import EVAL_STAGE, record_process
-from trailnotes_lab.compare.expand import PlannedPanel, PlannedRun
-from trailnotes_lab.compare.processes import Job, ProcessResult, describe_failure, run_jobs
+from trailnotes_lab.compare.cost import ProcessResult, record_process
+from trailnotes_lab.compare.stages import RunStage
+
+LOG_FILE = "console.log"  # in the directory of each stage
+POLL_SECONDS = 0.5  # between two looks at the running processes
+STOP_TIMEOUT = 120.0  # seconds that a process asked to stop may take for its iteration
 
 
-@dataclass(frozen=True, slots=True)
-class RunStage:
-    """One process of a run, as a person would start it."""
-
-    run: PlannedRun
-    name: str  # train | eval | adapt; "eval NAME" of a panel
-    job: Job
-    panel: PlannedPanel | None = None
-
-    @property
-    def result_name(self) -> str:
-        """Name the result that this stage contributes to: the run, or its model on a panel."""
-        return panel_result_name(self.run.name, self.panel.name) if self.panel else self.run.name
-
-    @property
-    def loads_initial_model(self) -> bool:
-        """Say whether it loads the model that the settings name, not one that an earlier stage leaves."""
-        return self.name != EVAL_STAGE and not self.panel and not self.run.uses_prior_model
-
-    @property
-    def settings(self) -> tuple[Path, Config]:
-        """Get the file that its settings are written to before it starts, and the settings."""
-        return _settings_file(self.run, self.panel), (self.panel or self.run).config
-
-    @property
-    def is_done(self) -> bool:
-        """Say whether the stage has come to its end.
-
-        Raises:
-            RunError: the files of the stage are damaged.
-        """
-        if self.name == "train":
-            return _is_record(self.run) or is_trained(self.run.directory, self.run.config)
-        directory = (self.panel or self.run).directory
-        tables = [directory / EVAL_STAGE / "table.json"]  # written last
-        tables += [] if self.name == EVAL_STAGE else [directory / "table.json"]
-        return all(table.is_file() for table in tables)
-
-
-def _is_record(run: PlannedRun) -> bool:
-    """Say whether a directory has the results of these settings without checkpoints, as published records do."""
-    weights = (run.directory / "checkpoints").glob("step-*/*")
-    is_whole = (run.directory / EVAL_STAGE / "table.json").is_file() and not any(weights)
-    return is_whole and not _list_changed_settings(run)
-
-
-def panel_result_name(run: str, panel: str) -> str:
-    """Name the result of a run's model on a panel."""
-    return f"{run} {panel}"
-
-
-def _settings_file(run: PlannedRun, panel: PlannedPanel | None = None) -> Path:
-    folder = run.directory.parents[1] / "settings"
-    return folder / run.name / f"{panel.directory.name}.toml" if panel else folder / f"{run.name}.toml"
-
-
-def list_stages(run: PlannedRun) -> list[RunStage]:
-    """List the processes of a run in their order."""
-    settings, directory, panels = _settings_file(run), run.directory, []
-    for panel in run.panels:  # each begins with an empty memory: that of the training is not shown
-        words = _make_adapt_command(panel.subject, panel.config, panel.directory, _settings_file(run, panel))
-        needs = [f"{run.name} train"] if run.trains else []
-        panels.append(_make_stage(run, f"{EVAL_STAGE} {panel.name}", words, needs, panel))
-    if not run.trains:
-        words = _make_adapt_command(run.initial_model, run.config, directory, settings)
-        return [_make_stage(run, "adapt", words, [f"{run.after} train"] if run.after else []), *panels]
-    allowed = [word for name in _list_changed_settings(run) for word in ("--allow-change", name)]
-    examined = str(directory / EVAL_STAGE)
-    return [
-        _make_stage(run, "train", ["train", str(settings), "--run-dir", str(directory), *allowed]),
-        _make_stage(run, EVAL_STAGE, ["eval", str(directory), "--out", examined], [f"{run.name} train"]),
-        *panels,
-    ]
-
-
-def _make_adapt_command(subject: str, config: Config, directory: Path, settings: Path) -> list[str]:
-    return ["adapt", subject, "--method", config.algorithm.name, "--out", str(directory), "--config", str(settings)]
-
-
-def _make_stage(
-    run: PlannedRun, name: str, words: Sequence[str], needs: Sequence[str] = (), panel: PlannedPanel | None = None
-) -> RunStage:
-    command = (sys.executable, "-m", "trailnotes", *words)
-    return RunStage(run, name, Job(f"{run.name} {name}", (panel or run).directory, command, tuple(needs)), panel)
-
-
-def list_unfinished_stages(runs: Sequence[PlannedRun]) -> list[RunStage]:
-    """List the stages that are left; a damaged one is among them, and reports its damage."""
-
-    def is_left(stage: RunStage) -> bool:
-        try:
-            return not stage.is_done
-        except RunError:
-            return True
-
-    return [stage for run in runs for stage in list_stages(run) if is_left(stage)]
-
-
-def validate_unchanged_settings(runs: Sequence[PlannedRun]) -> None:
-    """Refuse to mix results of different settings in one table.
-
-    Raises:
-        RunError: some runs were made with other settings; names them and the keys.
-    """
-    changed: dict[str, list[str]] = {}
-    for run in runs:
-        own = [name for name in _list_changed_settings(run) if not is_within(name, RUNTIME_KEYS)]
-        changed |= {run.name: own} if own else {}
-        for panel in run.panels:
-            said = (*RUNTIME_KEYS, *own, "model.path")  # of the run itself, or of the checkpoint that it names
-            if more := [name for name in _diff_settings(panel.directory, panel.config) if not is_within(name, said)]:
-                changed[f"{run.name} on panel {panel.name}"] = more
-    if changed:
-        named = "; ".join(f"{name}: {', '.join(names)}" for name, names in changed.items())
-        raise RunError(f"{runs[0].directory.parents[1]} holds runs with other settings ({named}): remove their "
-                       "directories to run them again, or choose another --out")  # fmt: skip
-
-
-def _list_changed_settings(run: PlannedRun) -> list[str]:
-    changed = _diff_settings(run.directory, run.config)  # its own model.path names the checkpoint
-    return [name for name in changed if not (name == "model.path" and run.uses_prior_model)]
-
-
-def _diff_settings(directory: Path, config: Config) -> list[str]:
-    if not (directory / "config.toml").is_file() or not has_begun(directory):
-        return []
-    return diff_configs(load_run_config(directory), config)
-
-
-def compile_games(runs: Iterable[PlannedRun]) -> None:
-    """Compile all games before any run has to wait for one; games in the cache cost nothing."""
-    configs = [config for run in runs for config in (run.config, *(panel.config for panel in run.panels))]
-    for folder, games in collect_games(configs).items():
-        with ProgressBar(len(games), "compiling games") as bar:
-            compile_all(games, progress=lambda done, _, bar=bar: bar.update(done), folder=folder)  # type: ignore[misc]
-
-
-def run_stages(stages: Sequence[RunStage], at_once: int, watch: Callable[[Sequence[RunStage]], None]) -> dict[str, str]:
-    """Run the stages that are left, `at_once` side by side.
+def run_stages(stages: Sequence[RunStage], at_once: int) -> dict[str, str]:
+    """Run `stages` in their order, `at_once` side by side. However this ends, it leaves no process.
 
     Returns:
-        `RunStage.result_name` -> why there is no such result. The other stages ran.
+        `RunStage.key` -> why there is no result, of the stages that failed, or that needed one that failed.
     """
-    by_name = {stage.job.name: stage for stage in stages}
     for stage in stages:
         path, config = stage.settings
         write_text_atomic(path, to_toml(config))
+    waiting, failures = list(stages), dict[str, str]()
+    running: list[StageProcess] = []
+    try:
+        while waiting or running:
+            pending = {stage.key for stage in (*waiting, *(process.stage for process in running))}
+            for stage in list(waiting):
+                if lost := [name for name in stage.needs if name in failures]:
+                    waiting.remove(stage)
+                    failures[stage.key] = f"needs {lost[0]}, which failed"
+                elif len(running) < at_once and not pending.intersection(stage.needs):
+                    waiting.remove(stage)
+                    running.append(StageProcess(stage))
+            for process in [process for process in running if process.poll()]:
+                running.remove(process)
+                if why := process.find_failure():
+                    failures[process.stage.key] = why
+            time.sleep(POLL_SECONDS if running else 0)
+    finally:
+        stop_processes(running)
+    return failures
 
-    def on_end(job: Job, ended: ProcessResult) -> str:
-        stage = by_name[job.name]
-        record_process(stage.run.directory, stage.name, ended)
-        if why := describe_failure(job, ended):
-            return why
-        try:
-            return "" if stage.is_done else "stopped before its end; the same command resumes from there"
-        except RunError as error:
-            return str(error)
 
-    def report(running: Sequence[Job]) -> None:
-        watch([by_name[job.name] for job in running])
+class StageProcess:
+    """A stage under way, in a process group of its own: Ctrl-C reaches the parent alone, which asks it to stop."""
 
-    failures = run_jobs([stage.job for stage in stages], at_once, watch=report, on_end=on_end)
-    missing: dict[str, str] = {}
-    for name, why in failures.items():
-        missing.setdefault(by_name[name].result_name, why)
-    return missing
+    def __init__(self, stage: RunStage) -> None:
+        stage.directory.mkdir(parents=True, exist_ok=True)
+        self.stage, self.ended = stage, False
+        self._started = time.monotonic()
+        command = [sys.executable, "-m", "trailnotes", *stage.command]
+        with (stage.directory / LOG_FILE).open("ab") as log:
+            self._process = start_child(command, death_signal=None, stdout=log, stderr=log)
+        _print_progress(f"{stage.run.name}  {stage.name}")
+
+    def poll(self, *, block: bool = False) -> bool:
+        """Say whether the process has ended; what it took is recorded then."""
+        if not self.ended:
+            pid, status, usage = os.wait4(self._process.pid, 0 if block else os.WNOHANG)
+            if pid:
+                self.ended = True
+                self._process.returncode = os.waitstatus_to_exitcode(status)  # Popen need not wait again
+                seconds, cpu = time.monotonic() - self._started, usage.ru_utime + usage.ru_stime
+                memory = usage.ru_maxrss * 1024  # Linux: kB, at least that of this process at its start
+                result = ProcessResult(self._process.returncode, seconds, cpu, memory)
+                record_process(self.stage.run.directory, self.stage.name, result)
+        return self.ended
+
+    def find_failure(self) -> str:
+        """Say why the ended stage left no result; "" if it did."""
+        why, status = "", self._process.returncode
+        if status:
+            lines = (self.stage.directory / LOG_FILE).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            how = f"ended with status {status}" if status > 0 else f"was ended by signal {-status}"
+            why = f"{how}: {lines[-1].strip() if lines else 'no output'}"
+        else:
+            try:
+                why = "" if self.stage.is_done else "stopped before its end; the same command resumes from there"
+            except RunError as error:
+                why = str(error)
+        taken = format_duration(time.monotonic() - self._started)
+        _print_progress(
+            f"{self.stage.run.name}  {self.stage.name}  " + (f"failed: {why}" if why else f"done ({taken})")
+        )
+        return why
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, unless the process has ended."""
+        if not self.poll():
+            os.kill(self._process.pid, number)
+
+
+def stop_processes(processes: Sequence[StageProcess]) -> None:
+    """Ask processes to stop, which finishes the iteration and saves; a second interrupt or the timeout kills."""
+    if not processes:
+        return
+    _print_progress("stopping after the iterations under way; interrupt again to stop at once")
+    try:
+        for process in processes:
+            process.send(signal.SIGTERM)
+        deadline = time.monotonic() + STOP_TIMEOUT
+        while time.monotonic() < deadline and not all(process.poll() for process in processes):
+            time.sleep(0.02)
+    finally:
+        for process in processes:
+            process.send(signal.SIGKILL)
+            process.poll(block=True)
+    _print_progress("stopped; the same command resumes from here")
+
+
+def _print_progress(text: str) -> None:
+    print(text, file=ignore_write_errors(sys.stderr), flush=True)  # the terminal may have been closed

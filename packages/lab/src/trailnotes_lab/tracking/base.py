@@ -15,12 +15,12 @@ from trailnotes.errors import MissingExtraError, format_install_command
 PROJECT = "trailnotes"  # of a service, unless its own environment variable names another one
 TRACKERS_DIR = "trackers"  # inside a run directory
 REDACTED = "***"
-_MIN_SECRET_CHARS = 8  # letters of a secret: a shorter value would be found in innocent text
+_MIN_SECRET_CHARS = 8  # a shorter value would also occur in innocent text
 _SECRET_NAMES = "api_?key|key|token|secret|password|passwd|credentials"  # noqa: S105 - endings of names
 _SECRET_NAME = re.compile(rf"(^|[._-])({_SECRET_NAMES})$", re.IGNORECASE)
 _ADDRESS_SECRET = re.compile(r"(?<=://)[^\s/@]+(?=@)")
 _QUERY_SECRET = re.compile(rf"([?&](?:[^\s=&?]*[._-])?(?:{_SECRET_NAMES})=)[^\s&#\"']+", re.IGNORECASE)
-# Name in `run.trackers` -> its module and class, which only its own process imports.
+# Name in `run.trackers` -> its module and class, which is imported when a run names it.
 BUILTIN_TRACKERS = {"tensorboard": "TensorBoard", "wandb": "Wandb", "mlflow": "MLflow", "trackio": "Trackio"}
 
 TableCell = str | float | None
@@ -44,10 +44,10 @@ class About:
 
 
 class Tracker(Protocol):
-    """One run in one service, made as ``Class(about)``; an error in it, or a call without end, cannot harm the run.
+    """One run in one service, made as ``Class(about)``; an error in it ends the tracker, not the run.
 
-    `id` is kept beside the run, and brings the next start to the same place of the service, where each iteration is
-    shown once. One that is "" keeps nothing: the next start shows everything anew.
+    `id` is kept beside the run, and leads the next start to the same run of the service, where each iteration is
+    reported once. An empty `id` keeps nothing: the next start reports everything again.
     """
 
     id: str

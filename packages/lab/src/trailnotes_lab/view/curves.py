@@ -11,7 +11,7 @@ WIDE_SIZE: Final = (1120.0, 300.0)  # width and height
 SMALL_SIZE: Final = (540.0, 220.0)
 SPARK_SIZE: Final = (120.0, 28.0)  # of the cell of a table
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 14.0, 12.0, 30.0  # margins
-MAX_VALUE: Final = 1e100  # of a number that is drawn: sums and differences of such are finite
+MAX_VALUE: Final = 1e100  # greater numbers are not drawn: sums and differences of the others are finite
 MAX_POINTS: Final = 300  # of a curve; of more, means of neighbours
 NUM_COLOURS: Final = 8  # classes s0 to s7 of the style
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -24,13 +24,17 @@ ASSETS: Final = {
 }  # fmt: skip
 ASSETS_VERSION: Final = hashlib.blake2b((STYLE + SCRIPT).encode(), digest_size=6).hexdigest()
 
-Href = Callable[..., str]  # (path, **query) -> where a link leads
 
-
-def render_template(template: str, href: Href, **values: Any) -> str:
-    """Render a page, with "?" for half surrogate pairs; `href` makes the addresses of its links."""
-    page = _ENVIRONMENT.get_template(f"{template}.html").render(href=href, version=ASSETS_VERSION, **values)
+def render_template(template: str, **values: Any) -> str:
+    """Render a page, with "?" for half surrogate pairs."""
+    page = _ENVIRONMENT.get_template(f"{template}.html").render(version=ASSETS_VERSION, **values)
     return replace_surrogates(page)
+
+
+def make_url(path: str, **query: Any) -> str:
+    """Make the address of a page."""
+    params = [(name, value) for name, value in query.items() if value not in (None, "")]
+    return f"{path}?{urlencode(params, doseq=True)}" if params else path
 
 
 def _format_number(value: float | None) -> str:
@@ -57,3 +61,4 @@ _ENVIRONMENT.filters |= {
     "number": _format_number, "span": _format_duration, "short": format_short,
     "share": lambda value: "-" if value is None else f"{100 * value:.0f} %",
 }  # fmt: skip
+_ENVIRONMENT.globals["href"] = make_url

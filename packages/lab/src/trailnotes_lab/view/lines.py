@@ -1,76 +1,66 @@
-"""Read the lines of metrics.jsonl incrementally: a file that grew is not read again from its start."""
+"""Read the lines of metrics.jsonl and trajectories.jsonl; of a file that grew, only what is new."""
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, Generic, NamedTuple, TypeGuard, TypeVar
 
 from trailnotes.errors import RunError
 from trailnotes.storage.files import parse_record
+from trailnotes.types import replace_surrogates
 
-MAX_FILES: Final = 256  # files
+DAMAGED: Final = "damaged"  # outcome of a line that holds no episode
 
 MetricsLine = Mapping[str, Any]
+Row = TypeVar("Row")
 
 
-@dataclass(slots=True)
-class ParsedLines:
-    """The lines of one file so far, and the state of its reader."""
+class LineReader(Generic[Row]):
+    """Rows of the whole lines of one file, which need not exist; a file that was cut or replaced is read anew.
 
-    lines: list[MetricsLine] = field(default_factory=list)
-    damaged: int = 0  # lines that cannot be read
-    end: int = 0  # bytes that were read
-    inode: int = 0
-    last: bytes = b""  # the last line, which tells a file that was cut and grew again
+    `parse` makes a row of the number of a line, from 1, its offset in the file and its bytes.
+    """
 
+    def __init__(self, path: Path, parse: Callable[[int, int, bytes], Row]) -> None:
+        self.path, self._parse = path, parse
+        self._start(0)
 
-class LinesCache:
-    """Cache of the files that were read last, for any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._known: OrderedDict[Path, ParsedLines] = OrderedDict()
-
-    def read(self, path: Path) -> ParsedLines:
-        """Read all whole lines of a file so far; none where there is no file.
+    def read(self) -> list[Row]:
+        """Read on, and return the rows of all lines so far.
 
         Raises:
-            RunError: it cannot be read.
+            RunError: the file cannot be read.
         """
-        with self._lock:
-            try:
-                known = self._read_appended(path, self._known.pop(path, ParsedLines()))
-            except FileNotFoundError:
-                return ParsedLines()
-            except OSError as error:
-                raise RunError(f"cannot read {path} ({error.strerror}): fix its permissions") from error
-            self._known[path] = known
-            while len(self._known) > MAX_FILES:
-                self._known.popitem(last=False)
-            return ParsedLines([*known.lines], known.damaged, known.end)
+        try:
+            if not self.path.is_file():  # a pipe would never answer
+                self._start(0)
+                return []
+            with self.path.open("rb") as file:
+                stat = self.path.stat()
+                file.seek(max(0, self._end - len(self._last)))
+                if stat.st_ino != self._inode or stat.st_size < self._end or file.read(len(self._last)) != self._last:
+                    self._start(stat.st_ino)
+                file.seek(self._end)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._rows.append(self._parse(len(self._rows) + 1, self._end, line))
+                    self._end, self._last = self._end + len(line), line
+        except OSError as error:
+            raise RunError(f"cannot read {self.path} ({error.strerror}): fix its permissions") from error
+        return self._rows
 
-    def _read_appended(self, path: Path, known: ParsedLines) -> ParsedLines:
-        stat = path.stat()
-        if not path.is_file():
-            return known  # a pipe would never answer
-        with path.open("rb") as file:
-            file.seek(max(0, known.end - len(known.last)))
-            if stat.st_ino != known.inode or stat.st_size < known.end or file.read(len(known.last)) != known.last:
-                known = ParsedLines(inode=stat.st_ino)
-            file.seek(known.end)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                known.end, known.last = known.end + len(line), line
-                if (record := parse_record(line)) is None:
-                    known.damaged += 1
-                else:
-                    known.lines.append(record)
-        return known
+    def _start(self, inode: int) -> None:
+        self._rows: list[Row] = []
+        self._inode, self._end = inode, 0
+        self._last: bytes = b""  # the last line tells a file that was cut and grew again
+
+
+def parse_metrics(_number: int, _offset: int, line: bytes) -> MetricsLine | None:
+    """Parse a line of metrics.jsonl; None for a damaged one."""
+    return parse_record(line)
 
 
 def extract_series(lines: Sequence[MetricsLine], name: str) -> list[tuple[float, float]]:
@@ -86,3 +76,82 @@ def extract_series(lines: Sequence[MetricsLine], name: str) -> list[tuple[float,
 def is_number(value: object) -> TypeGuard[float]:
     """Say whether a curve can show the value."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+class EpisodeRow(NamedTuple):
+    """One line of trajectories.jsonl as lists show it, without its texts."""
+
+    number: int  # counts lines from 1
+    offset: int  # bytes before it in the file
+    iteration: int = 0
+    task: str = ""
+    mode: str = ""
+    outcome: str = DAMAGED
+    success: bool = False
+    score: float = 0.0
+    max_score: float = 0.0
+    earned: float = 0.0  # sum of the rewards
+    steps: int = 0
+    tips: int = 0  # shown in all
+    tip_ids: frozenset[int] = frozenset()
+    last_action: str = ""
+
+    @property
+    def has_failed(self) -> bool:
+        """Say whether its return counts for nothing: the environment failed, or the line is damaged."""
+        return self.outcome in {"error", DAMAGED}
+
+
+def parse_episode_row(number: int, offset: int, line: bytes) -> EpisodeRow:
+    """Parse a line of trajectories.jsonl; one of a damaged line has the outcome `DAMAGED` and nothing else."""
+    record: Any = parse_record(line) or {}
+    try:
+        steps, task, clean = record["steps"], record["task"], replace_surrogates
+        tips = [tip.get("id") for step in steps for tip in step["tips"]]
+        return EpisodeRow(
+            number, offset, int(record["iteration"]), clean(task["id"]), clean(record["mode"]),
+            clean(record["outcome"]), bool(record["success"]), float(record["score"]), float(record["max_score"]),
+            float(record["return"]), len(steps), len(tips), frozenset(tip for tip in tips if isinstance(tip, int)),
+            clean(steps[-1]["action"]) if steps else "",
+        )  # fmt: skip
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return EpisodeRow(number, offset)
+
+
+def read_episode(path: Path, row: EpisodeRow) -> dict[str, Any]:
+    """Read the line of an episode; raises `RunError` if it is damaged."""
+    try:
+        with path.open("rb") as file:
+            file.seek(row.offset)
+            record = parse_record(file.readline())
+    except OSError as error:
+        raise RunError(f"cannot read {path} ({error.strerror}): load the page again") from error
+    if record is None:
+        raise RunError(f"{path}: line {row.number} is damaged, or has just been replaced")
+    return record
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeFilter:
+    """Conditions on episodes; an empty field narrows nothing."""
+
+    task: str = ""  # part of its id
+    mode: str = ""
+    success: str = ""  # yes | no
+    iteration: int | None = None
+    tip: int | None = None  # shown this one
+
+    def matches(self, row: EpisodeRow) -> bool:
+        """Say whether an episode meets all conditions."""
+        return (
+            self.task in row.task
+            and self.mode in ("", row.mode)
+            and self.success in ("", "yes" if row.success else "no")
+            and self.iteration in (None, row.iteration)
+            and (self.tip is None or self.tip in row.tip_ids)
+        )
+
+
+def list_group(rows: Iterable[EpisodeRow], task: str, iteration: int) -> list[EpisodeRow]:
+    """List the episodes of a task in an iteration, without failed ones."""
+    return [row for row in rows if row.iteration == iteration and row.task == task and not row.has_failed]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from trailnotes.config.toml import diff_configs, flatten_config
 from trailnotes.errors import RunError
 from trailnotes.storage.files import parse_json, parse_toml
 from trailnotes_lab.view.curves import SMALL_SIZE, make_chart, make_sparkline
-from trailnotes_lab.view.lines import MetricsLine, ParsedLines, extract_series, is_number
+from trailnotes_lab.view.lines import MetricsLine, extract_series, is_number
 from trailnotes_lab.view.places import (
     COMPARISON_FILE,
     ViewEntry,
@@ -33,7 +33,7 @@ def load_runs_page(window: Window, query: Query) -> dict[str, Any]:
     found = [place for place in places if place.kind == "run"]
     known = [(place, *window.get_settings(place), *_load_metrics(window, place)) for place in found]
     differing = find_differing_settings([(place.path.parent, config) for place, config, *_ in known])
-    names = sorted({name for *_, lines, _ in known for line in lines.lines[-1:] for name in line
+    names = sorted({name for *_, lines, _, _ in known for line in lines[-1:] for name in line
                     if is_number(line[name])})  # fmt: skip
     tabs = [tab for tab in _CHARTS["metrics"] if tab[0] in names]
     metric = next(iter(query.get("metric") or []), "") or next((name for name, _ in tabs), "")
@@ -43,41 +43,41 @@ def load_runs_page(window: Window, query: Query) -> dict[str, Any]:
             "place": place, "method": get_label(config.algorithm.name) if config else "?",
             "seed": config.run.seed if config else None,
             "trouble": trouble or unread, "running": find_running_process(place.path), "differs": differs,
-            "progress": estimate_progress(config, lines.lines), "iterations": len(lines.lines),
-            "spark": make_sparkline(extract_series(lines.lines, metric)), "last": _find_last_value(lines.lines, metric),
-            "costs": {name: _find_last_value(lines.lines, name) for name in COST_METRICS}, "laid": place.slug in chosen,
+            "progress": estimate_progress(config, lines), "iterations": len(lines),
+            "spark": make_sparkline(extract_series(lines, metric)), "last": _find_last_value(lines, metric),
+            "costs": {name: _find_last_value(lines, name) for name in COST_METRICS}, "laid": place.slug in chosen,
         }
-        for (place, config, trouble, lines, unread), differs in zip(known, differing, strict=True)
+        for (place, config, trouble, lines, _, unread), differs in zip(known, differing, strict=True)
     ]  # fmt: skip
-    curves = [(row["place"].name, extract_series(lines.lines, metric), f"/run/{row['place'].slug}")
-              for row, (*_, lines, _) in zip(rows, known, strict=True) if row["laid"] or not chosen]  # fmt: skip
+    curves = [(row["place"].name, extract_series(lines, metric), f"/run/{row['place'].slug}")
+              for row, (*_, lines, _, _) in zip(rows, known, strict=True) if row["laid"] or not chosen]  # fmt: skip
     curves = [curve for curve in curves if curve[1]]
     return {
         "rows": rows, "metric": metric, "names": names, "tabs": tabs,
         "curves": make_chart(curves if chosen else curves[:DEFAULT_CURVES]),
         "left_out": 0 if chosen else max(0, len(curves) - DEFAULT_CURVES),
         "comparisons": [place for place in places if place.kind == "comparison"], "root": window.root.resolve().name,
-        "live": any(row["running"] for row in rows) and not window.exported, "exported": window.exported,
+        "live": any(row["running"] for row in rows),
     }  # fmt: skip
 
 
 def load_run_page(window: Window, place: ViewEntry) -> dict[str, Any]:
     """Load one run: its progress, curves, settings and starts."""
     config, trouble = window.get_settings(place)
-    lines, unread = _load_metrics(window, place)
-    index, known = window.get_index(place.path)
-    series = {title: [(label, extract_series(lines.lines, name), "") for name, label in wanted]
+    lines, damaged, unread = _load_metrics(window, place)
+    series = {title: [(label, extract_series(lines, name), "") for name, label in wanted]
               for title, wanted in _CHARTS["charts"]}  # fmt: skip
     panels = [(title, make_chart(curves, size=SMALL_SIZE)) for title, curves in series.items()]
-    last, values = lines.lines[-1] if lines.lines else {}, flatten_config(config) if config else {}
+    last, values = lines[-1] if lines else {}, flatten_config(config) if config else {}
     settings = [(name, str(values[name])) for name in diff_configs(Config(), config)] if config else []
     return {
         "method": get_label(config.algorithm.name) if config else "?", "config": config,
-        "trouble": trouble or unread, "damaged": lines.damaged, "settings": settings,
-        "progress": estimate_progress(config, lines.lines), "iterations": len(lines.lines), "episodes": index.count(),
-        "known": known, "panels": [(title, curves) for title, curves in panels if curves],
-        "costs": {name: _find_last_value(lines.lines, name) for name in COST_METRICS}, "starts": _load_starts(place),
-        "metrics": [(name, value, make_sparkline(extract_series(lines.lines, name))) for name, value in last.items()
+        "trouble": trouble or unread, "damaged": damaged, "settings": settings,
+        "progress": estimate_progress(config, lines), "iterations": len(lines),
+        "episodes": len(window.read_episodes(place.path)),
+        "panels": [(title, curves) for title, curves in panels if curves],
+        "costs": {name: _find_last_value(lines, name) for name in COST_METRICS}, "starts": _load_starts(place),
+        "metrics": [(name, value, make_sparkline(extract_series(lines, name))) for name, value in last.items()
                     if is_number(value)],
         "has_tips": (place.path / "memory.db").is_file(),
     }  # fmt: skip
@@ -88,50 +88,24 @@ def load_comparison_page(window: Window, place: ViewEntry) -> dict[str, Any]:
     file = place.path / COMPARISON_FILE
     try:
         record = parse_json(file.read_bytes(), "drop")
-        lines = [_parse_method_line(line) for line in record["lines"]]
-        panels = [{"label": str(panel["label"]), "metric": str(panel["metric"]), "lines": [
-            (str(line["label"]), [float(trial["mean"]) for trial in line["trials"]]) for line in panel["lines"]
-        ]} for panel in record.get("panels", ())]  # fmt: skip
+        lines = [{**line, "final": line["last"] or line["best"] or line["one"]} for line in record["lines"]]
         curves = [(f"{label}, run {number}" if len(own) > 1 else label, [(float(x), float(y)) for x, y in points], "")
                   for label, own in record["curves"].items() for number, points in enumerate(own)]  # fmt: skip
-        texts = {name: str(record[name]) for name in ("title", "metric", "baseline")}
-        notes = [str(note) for note in [*record["notes"], *record["methods"]]]
+        names = ("title", "metric", "baseline", "notes", "methods")
+        values = {"lines": lines, "panels": record.get("panels", ()), **{name: record[name] for name in names}}
+        costs = [name for name in COST_METRICS if any(name in line["costs"] for line in lines)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{file} cannot be read ({error}): run `trailnotes compare` again") from error
     runs = [each for each in window.list_entries() if each.kind == "run" and each.path.parent == place.path / "runs"]
-    costs = [name for name in COST_METRICS if any(name in line["costs"] for line in lines)]
-    return {"lines": lines, "curves": make_chart(curves), "notes": notes, "cost_names": costs, "panels": panels,
-            "runs": runs, **texts}  # fmt: skip
+    return {**values, "curves": make_chart(curves), "cost_names": costs, "runs": runs}
 
 
-def _parse_method_line(line: Mapping[str, Any]) -> dict[str, Any]:
-    one = _parse_estimate(line["one"])
-    final = _parse_estimate(line["last"]) or _parse_estimate(line["best"]) or one
-    difference = line["difference"] and {
-        "estimate": _parse_estimate(line["difference"]["estimate"]), "call": str(line["difference"]["call"])
-    }  # fmt: skip
-    return {
-        "label": str(line["label"]), "seeds": len(line["seeds"]), "games": int(line["num_games"]),
-        "attempts": int(line["num_attempts"]), "one": one, "final": final, "difference": difference,
-        "missing": {str(seed): str(why) for seed, why in line["missing"].items()},
-        "costs": {name: float(cost) for name, cost in line["costs"].items() if is_number(cost)},
-    }  # fmt: skip
-
-
-def _parse_estimate(own: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if own is None:
-        return None
-    sides = {side: own[side] and {end: float(own[side][end]) for end in ("low", "high")}
-             for side in ("on_panel", "beyond")}  # fmt: skip
-    return {"mean": float(own["mean"]), **sides}
-
-
-def _load_metrics(window: Window, place: ViewEntry) -> tuple[ParsedLines, str]:
-    """The metrics of a run, and why they cannot be read."""
+def _load_metrics(window: Window, place: ViewEntry) -> tuple[list[MetricsLine], int, str]:
+    """The metrics of a run, the number of damaged lines, and why they cannot be read."""
     try:
-        return window.lines.read(place.path / "metrics.jsonl"), ""
+        return *window.read_metrics(place.path), ""
     except RunError as error:
-        return ParsedLines(), str(error)
+        return [], 0, str(error)
 
 
 def _find_last_value(lines: Sequence[MetricsLine], name: str) -> float | None:

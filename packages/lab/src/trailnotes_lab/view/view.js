@@ -37,5 +37,5 @@ document.addEventListener("keydown", (event) => {
 });
 
 dress();
-const often = Number(document.body.dataset.live || 0) || (document.querySelector("[data-behind]") ? 1 : 0);
+const often = Number(document.body.dataset.live || 0);
 if (often && location.protocol.startsWith("http")) setInterval(() => keepUp().catch(() => {}), often * 1000);

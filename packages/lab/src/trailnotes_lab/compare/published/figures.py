@@ -8,7 +8,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from trailnotes.reporting.tables import format_table
 from trailnotes.storage.files import parse_toml
 
 
@@ -61,10 +60,3 @@ _DATA: Final = parse_toml(Path(__file__).with_suffix(".toml").read_text(encoding
 PUBLISHED_PANELS: Final[Mapping[str, PublishedTable]] = MappingProxyType(
     {name: _build_table(record) for name, record in _DATA["panels"].items()}
 )
-DIFFERENCE_PHRASES: Final[Mapping[str, str]] = MappingProxyType(_DATA["differences"])
-
-
-def render_comparability() -> list[str]:
-    """List the protocols of the published figures as Markdown lines, and the consequence of their differences."""
-    table = _DATA["comparability"]
-    return [*format_table(table["head"], table["rows"]), "", table["consequence"]]

@@ -12,7 +12,7 @@ from trailnotes.config.toml import diff_configs
 from trailnotes.envs import load_env_class
 from trailnotes.types import Task
 from trailnotes_lab.compare.evaluations import Evaluation, get_panel_row, get_variation
-from trailnotes_lab.compare.published.figures import DIFFERENCE_PHRASES, PublishedTable
+from trailnotes_lab.compare.published.figures import PublishedTable
 
 # Settings in which the runs of one column may differ without a word: they are its seeds and tasks, or change nothing.
 _IGNORED_SETTINGS = ("run.", "env.options", "env.num_workers", "env.max_envs", "env.timeout",
@@ -60,15 +60,18 @@ def get_model(evaluation: Evaluation) -> str:
     return evaluation.trained.model.path if evaluation.trained else evaluation.model
 
 
-def describe_differences(evaluation: Evaluation, task: str, published: PublishedTable) -> list[str]:
-    """List the differences of one evaluation of one row from the paper, one phrase each."""
-    phrases, facts = [], extract_facts(evaluation, task)
-    for name, theirs in published.facts.items():
-        ours = facts[name]
-        if not _is_same(name, ours, theirs, task):
-            shown = ours if ours not in (None, "") else "none"
-            phrases.append(DIFFERENCE_PHRASES[name].format(ours=shown, theirs=theirs))
-    return [*phrases, *_describe_training(evaluation, task), *_describe_testing(evaluation, task)]
+def describe_differences(evaluations: Sequence[Evaluation], published: PublishedTable) -> str:
+    """Describe where the settings of a column are not those of the paper; "" if they are."""
+    phrases = []
+    for evaluation in evaluations:
+        for task in [task for task in evaluation.tasks if task in published.rows]:
+            facts = extract_facts(evaluation, task)
+            phrases += [
+                f"{name.replace('_', ' ')} {'none' if facts[name] in (None, '') else facts[name]}, not {theirs}"
+                for name, theirs in published.facts.items()
+                if not _is_same(name, facts[name], theirs, task)
+            ]
+    return "; ".join(dict.fromkeys(phrases))
 
 
 def _is_same(name: str, ours: object, theirs: object, task: str) -> bool:
@@ -81,46 +84,8 @@ def _is_same(name: str, ours: object, theirs: object, task: str) -> bool:
     return ours == theirs
 
 
-def _describe_training(evaluation: Evaluation, task: str) -> list[str]:
-    if evaluation.trained is None:
-        return []
-    if evaluation.trained.env.name != evaluation.settings.env.name:
-        return [f"trained in {evaluation.trained.env.name}"]
-    trained = evaluation.list_training_tasks()
-    rows = list(dict.fromkeys(get_panel_row(t.id) for t in trained))
-    if task not in rows:
-        return [f"not trained on this task, but on {', '.join(rows) if len(rows) <= 3 else f'{len(rows)} others'}"]
-    phrases = [f"one model for {len(rows)} tasks"] if len(rows) > 1 else []
-    mine, theirs = _collect_variations(trained, task), _get_paper_variations(task, "train")
-    if mine != theirs:
-        phrases.append(f"trained on {len(mine)} variations, not the first {len(theirs)}")
-    if seen := mine & _collect_variations([episode.task for episode in evaluation.get_episodes(task)], task):
-        phrases.append(f"{len(seen)} of the variations played were trained on")
-    return phrases
-
-
-def _describe_testing(evaluation: Evaluation, task: str) -> list[str]:
-    played = _collect_variations([episode.task for episode in evaluation.get_episodes(task)], task)
-    theirs = _get_paper_variations(task, "test")
-    phrases = []
-    if played - theirs:
-        phrases.append(f"{len(played)} variations played, {len(played & theirs)} of them of the paper's {len(theirs)}")
-    elif played != theirs:
-        phrases.append(f"{len(played)} of the paper's {len(theirs)} test variations")
-    planned = sum(get_panel_row(name) == task for name in evaluation.planned) * evaluation.settings.eval.num_samples
-    if lost := planned - len(evaluation.get_episodes(task)):
-        phrases.append(f"{lost} of {planned} episodes failed in the environment and are left out")
-    return phrases
-
-
 def _collect_variations(tasks: Iterable[Task], row: str) -> set[str]:
     return {get_variation(task.id) for task in tasks if get_panel_row(task.id) == row}
-
-
-def _get_paper_variations(task: str, split: str) -> set[str]:
-    from trailnotes_worlds.scienceworld.tasks import get_paper_split
-
-    return {str(variation) for variation in get_paper_split(task)[split]}
 
 
 def describe_protocol(evaluations: Sequence[Evaluation], panel: Collection[str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
@@ -29,7 +28,6 @@ class ComparisonCell:
     num_seeds: int  # of a mean: those of the task that has fewest
     num_variations: int
     num_episodes: int
-    differences: tuple[str, ...] = ()  # from the published protocol
 
     @property
     def counts(self) -> str:
@@ -111,8 +109,7 @@ def build_column(label: str, members: Sequence[Evaluation], published: Published
         _require_unique_seeds(label, present, task)
         if present:
             values[task] = {member.run: _collect_returns(member, task) for member in present}
-            phrases = [protocol.describe_differences(member, task, published) for member in present]
-            cells[task] = _make_cell(values[task], tuple(dict.fromkeys(chain.from_iterable(phrases))))
+            cells[task] = _make_cell(values[task])
     trained = [member for member in members if member.trained]
     costs = {name: float(np.mean([e.costs[name] for e in trained])) for name in TABLE_FIELDS} if trained else {}
     mean = ComparisonCell(  # the tasks are the panel and no sample; those that share their runs are of the same seeds
@@ -142,11 +139,11 @@ def _average_by_variation(numbers: _RunReturns) -> dict[tuple[str, int], dict[st
     return found
 
 
-def _make_cell(numbers: _RunReturns, phrases: tuple[str, ...]) -> ComparisonCell:
+def _make_cell(numbers: _RunReturns) -> ComparisonCell:
     variations = {variation for episodes in numbers.values() for variation, _ in episodes}
     means, families = _average_by_variation(numbers), {name: name for name in variations}
     found = crossed.estimate(means, families, RETURN_BOUNDS, unit=UNIT)
-    return ComparisonCell(found, len(numbers), len(variations), sum(map(len, numbers.values())), phrases)
+    return ComparisonCell(found, len(numbers), len(variations), sum(map(len, numbers.values())))
 
 
 def _estimate_mean(rows: Sequence[Estimate], numbers: Mapping[str, _RunReturns]) -> Estimate:
@@ -203,6 +200,8 @@ def _require_unique_seeds(label: str, members: Sequence[Evaluation], task: str) 
 
 def _make_column_notes(label: str, members: Sequence[Evaluation], published: PublishedTable) -> list[str]:
     notes = []
+    if differences := protocol.describe_differences(members, published):
+        notes.append(f"{label}: not the published protocol: {differences}.")
     if names := protocol.list_differing_settings(members):
         notes.append(f"{label}: its runs differ in {', '.join(names)}, and are pooled all the same.")
     lonely = any(sum(bool(member.get_episodes(task)) for member in members) == 1 for task in published.rows)

@@ -1,25 +1,28 @@
-"""Show a run directory to a tracker: each iteration once, however often the run is resumed.
+"""Report a run to its trackers: each iteration once, however often the run is resumed.
 
-Beside the run, ``trackers/NAME.json`` keeps the tracker's id for it and the number of iterations that were shown; the
-next start shows the rest.
+``trackers/NAME.json`` in the run directory keeps the tracker's id of the run and the number of reported iterations;
+the next start reports the rest.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trailnotes.config.toml import flatten_config, load_config
-from trailnotes.errors import RunError
+from trailnotes.envs.base import format_error
+from trailnotes.errors import RunError, TrailnotesError
 from trailnotes.memory.store import TipStore
 from trailnotes.reporting.episodes import render_episode
 from trailnotes.storage.files import parse_iteration, parse_json, read_lines_from, write_text_atomic
 from trailnotes.storage.records import trajectory_from_json
-from trailnotes_lab.tracking.base import TRACKERS_DIR, About, Table, TableCell, Tracker, redact_secrets
+from trailnotes_lab.tracking.base import TRACKERS_DIR, About, Table, TableCell, Tracker, make_tracker, redact_secrets
 
+logger = logging.getLogger(__name__)
 MAX_TIPS = 1000  # in the table: the newest
 _COLUMNS = ["id", "task", "tip", "score", "max_score", "step", "support", "shown", "earned", "enabled", "retired"]
 
@@ -58,60 +61,87 @@ class _IterationEpisodes:
         return self.lines
 
 
-class TrackerReporter:
-    """Reporter of one run to the tracker that `make` makes; `before` is called before each call to it."""
+class Trackers:
+    """All trackers of the run in `directory`: the first error of a tracker is a warning and ends this tracker alone.
 
-    def __init__(
-        self, name: str, directory: Path, make: Callable[[About], Tracker], before: Callable[[], object] = lambda: None
-    ) -> None:
-        self._directory, self._before = directory, before
+    Each is a name of ``run.trackers``.
+    """
+
+    def __init__(self, names: Iterable[str], directory: Path) -> None:
+        self._reporters: dict[str, TrackerReporter] = {}
+        for name in names:
+            self._call(name, lambda name=name: self._reporters.update({name: TrackerReporter(name, directory)}))  # type: ignore[misc]
+
+    def notify(self) -> None:
+        """Report the iterations that have ended since the last call."""
+        for name, reporter in list(self._reporters.items()):
+            self._call(name, reporter.catch_up)
+
+    def close(self, *, finished: bool) -> None:
+        """Report the rest; `finished`: the run ended by itself, and was not stopped."""
+        for name, reporter in list(self._reporters.items()):
+            self._call(name, lambda reporter=reporter: reporter.finish(finished=finished))  # type: ignore[misc]
+        self._reporters.clear()
+
+    def _call(self, name: str, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to other people's code
+            self._reporters.pop(name, None)
+            why = redact_secrets(str(error) if isinstance(error, TrailnotesError) else format_error(error))
+            logger.warning(
+                "tracker %s shows no more of this run: %s. The run continues, and its own files are complete; "
+                "docs/trackers.md", name, why.rstrip(".")
+            )  # fmt: skip
+
+
+class TrackerReporter:
+    """Reporter of one run to one tracker; any error of the tracker's code gets out."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self._directory = directory
         self._file = directory / TRACKERS_DIR / f"{name.replace(':', '.')}.json"
         tracker_id, iterations = _load_state(self._file)
-        before()
-        self._tracker = make(_load_run_info(directory, tracker_id))
+        self._tracker: Tracker = make_tracker(name, _load_run_info(directory, tracker_id))
         self._id = self._tracker.id
         self._num_shown = iterations if self._id and self._id == tracker_id else 0
         self._metrics = _LineReader(directory / "metrics.jsonl")
         self._episodes = _IterationEpisodes(_LineReader(directory / "trajectories.jsonl"))
-        self._last = -1  # the newest iteration that this process has shown
+        self._last = -1  # the newest iteration that this process has reported
 
     def catch_up(self) -> None:
-        """Show the iterations that have ended since the last call."""
+        """Report the iterations that have ended since the last call."""
         for line in self._metrics.lines():
             values = parse_json(line, "drop")
             iteration = int(values.pop("iteration"))
             if iteration < self._num_shown:
                 continue
             self._last = iteration
-            self._before()
             self._tracker.curves(iteration, {n: float(v) for n, v in values.items() if isinstance(v, int | float)})
             records = self._episodes.read_iteration(iteration)
             if iteration & (iteration - 1) == 0:  # 0, 1, 2, 4, 8: a few in all, however long the run is
-                self._show_episodes(iteration, records)
+                self._report_episodes(iteration, records)
             self._num_shown = iteration + 1
             if self._id:
                 state = {"id": self._id, "iterations": self._num_shown}
                 write_text_atomic(self._file, json.dumps(state) + "\n")
 
     def finish(self, *, finished: bool) -> None:
-        """Show the last episodes, the table, and the tips; nothing comes after this."""
+        """Report the last episodes, the table and the tips, and close the tracker."""
         self.catch_up()
         if self._last >= 0 and self._last & (self._last - 1):
-            self._show_episodes(self._last, self._episodes.read_iteration(self._last))
+            self._report_episodes(self._last, self._episodes.read_iteration(self._last))
         tables = {"table": _load_results_table(self._directory), "tips": _load_tips_table(self._directory)}
         for name, table in tables.items():
             if table is not None:
-                self._before()
                 self._tracker.table(name, Table(table.columns, redact_secrets(table.rows)))
-        self._before()
         self._tracker.close(finished=finished)
 
-    def _show_episodes(self, iteration: int, records: list[bytes]) -> None:
-        """The best and the worst; of equals the first, and of one that is both, one."""
+    def _report_episodes(self, iteration: int, records: list[bytes]) -> None:
+        """Report the best and the worst; of equals the first, and of one that is both, one."""
         ended = [trajectory_from_json(record) for record in map(parse_json, records) if record["outcome"] != "error"]
         by_return = sorted(ended, key=lambda episode: -episode.episode_return)
         for name, episode in zip(("best", "worst"), [*by_return[:1], *by_return[1:][-1:]], strict=False):
-            self._before()
             self._tracker.text(iteration, f"episode/{name}", redact_secrets(render_episode(episode)))
 
 
@@ -123,7 +153,7 @@ def _load_state(file: Path) -> tuple[str, int]:
         record = parse_json(file.read_text(encoding="utf-8"))
         return str(record["id"]), int(record["iterations"])
     except (OSError, ValueError, KeyError, TypeError):
-        raise RunError(f"{file} is damaged: delete it, and the run is shown from its beginning") from None
+        raise RunError(f"{file} is damaged: delete it, and the run is reported from its beginning") from None
 
 
 def _load_run_info(directory: Path, tracker_id: str) -> About:

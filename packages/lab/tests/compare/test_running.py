@@ -1,0 +1,144 @@
+"""The loop over the stages of a comparison: order, failures, and that no process is left, however it ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from children import alive, wait_for
+from trailnotes.config.schema import Config
+from trailnotes_lab.compare import running
+from trailnotes_lab.compare.cost import load_costs
+from trailnotes_lab.compare.expand import PlannedRun
+from trailnotes_lab.compare.running import StageProcess, run_stages, stop_processes
+from trailnotes_lab.compare.stages import RunStage
+
+SLEEPER = """
+import os, pathlib, signal, sys, time
+def save(*_):
+    pathlib.Path(sys.argv[1], "saved").write_text("x")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+begun = pathlib.Path(sys.argv[1], "begun")
+begun.write_text(str(os.getpid()))
+begun.rename(begun.with_name("pid"))
+time.sleep(60)
+"""
+DEAF_SLEEPER = SLEEPER.replace("signal.signal(signal.SIGTERM, save)", "signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+DONE = """
+import pathlib, sys, time
+time.sleep(.1)
+(pathlib.Path(sys.argv[1]) / "eval").mkdir()
+for name in ("table.json", "eval/table.json"):
+    pathlib.Path(sys.argv[1], name).touch()
+"""
+
+
+@pytest.fixture(autouse=True)
+def python_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages of these tests run their first word as Python code, in place of a command of trailnotes."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "python"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "$3" "$4"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(running, "POLL_SECONDS", 0.02)
+
+
+def make_stage(out: Path, name: str, code: str, needs: tuple[str, ...] = ()) -> RunStage:
+    directory = out / "runs" / name
+    run = PlannedRun(name, 0, directory, Config(algorithm={"name": "naive"}))
+    return RunStage(run, "adapt", (code, str(directory)), needs)
+
+
+def interrupt_when(ready: Callable[[], bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    def sleep(_: float) -> None:
+        if ready():
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(running.time, "sleep", sleep)
+
+
+def test_a_failure_leaves_the_others_running_but_not_what_needs_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages = [
+        make_stage(tmp_path, "last", "", ("middle adapt",)),
+        make_stage(tmp_path, "middle", "", ("fails adapt",)),
+        make_stage(tmp_path, "fails", "import sys; sys.exit('no disk')"),
+        make_stage(tmp_path, "killed", "import os; os.kill(os.getpid(), 9)"),
+        make_stage(tmp_path, "short", "print('fine')"),
+        make_stage(tmp_path, "other", DONE, ("done long ago",)),
+    ]
+    assert run_stages(stages, 2) == {
+        "fails adapt": "ended with status 1: no disk",
+        "killed adapt": "was ended by signal 9: no output",
+        "middle adapt": "needs fails adapt, which failed",
+        "last adapt": "needs middle adapt, which failed",
+        "short adapt": "stopped before its end; the same command resumes from there",
+    }
+    assert (tmp_path / "runs/short/console.log").read_text() == "fine\n"
+    assert not (tmp_path / "runs/middle").exists()
+    assert "other  adapt  done" in capsys.readouterr().err
+
+
+def test_no_more_than_so_many_at_once_and_none_before_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 0
+
+    def count(self: StageProcess, **_: object) -> bool:
+        nonlocal most
+        most = max(most, len(under_way))
+        return poll(self)
+
+    under_way: list[StageProcess] = []
+    poll, start = StageProcess.poll, StageProcess.__init__
+    monkeypatch.setattr(StageProcess, "__init__", lambda self, stage: (start(self, stage), under_way.append(self))[0])
+    monkeypatch.setattr(StageProcess, "poll", count)
+    stages = [make_stage(tmp_path, "a", DONE, ("c adapt",)), *(make_stage(tmp_path, name, DONE) for name in "bcd")]
+    assert run_stages(stages, 2) == {}
+    order = [process.stage.run.name for process in under_way]
+    assert order[:2] == ["b", "c"]
+    assert set(order[2:]) == {"a", "d"}
+    ended = (tmp_path / "runs/c/eval/table.json").stat().st_mtime_ns
+    assert (tmp_path / "runs/a/eval/table.json").stat().st_mtime_ns > ended
+
+
+def test_what_a_process_took_is_recorded(tmp_path: Path) -> None:
+    code = "import time; t = time.process_time(); b = bytearray(100 << 20)\nwhile time.process_time() - t < .3: pass"
+    run_stages([make_stage(tmp_path, "busy", code)], 1)
+    costs = load_costs(tmp_path / "runs/busy")
+    assert costs["cpu_seconds"] >= 0.3
+    assert costs["peak_memory"] >= 100 << 20
+
+
+def test_an_interrupt_asks_each_process_once_to_save(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages = [make_stage(tmp_path, name, SLEEPER) for name in ("one", "two")]
+    pids = [tmp_path / "runs" / name / "pid" for name in ("one", "two")]
+    interrupt_when(lambda: all(pid.exists() for pid in pids), monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        run_stages(stages, 2)
+    assert all((pid.parent / "saved").exists() for pid in pids)
+    assert not any(alive(int(pid.read_text())) for pid in pids)
+    assert all("seconds" in load_costs(pid.parent) for pid in pids), "an interrupted process has its costs, too"
+    assert "the same command resumes from here" in capsys.readouterr().err
+
+
+def test_a_process_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = tmp_path / "runs/deaf/pid"
+    monkeypatch.setattr(running, "STOP_TIMEOUT", 0.0)
+    process = StageProcess(make_stage(tmp_path, "deaf", DEAF_SLEEPER))
+    wait_for(pid.exists)
+    assert os.getpgid(int(pid.read_text())) != os.getpgrp(), "Ctrl-C of the terminal reaches this process alone"
+    stop_processes([process])
+    assert process.ended
+    assert not alive(int(pid.read_text()))
+    assert not (pid.parent / "saved").exists()
