@@ -25,6 +25,8 @@ class LineReader(Generic[Row]):
 
     def __init__(self, path: Path, parse: Callable[[int, int, bytes], Row]) -> None:
         self.path, self._parse = path, parse
+        self._end: int = 0
+        self._last: bytes = b""  # the last line tells a file that was cut and grew again
         self._start(0)
 
     def read(self) -> list[Row]:
@@ -54,8 +56,7 @@ class LineReader(Generic[Row]):
 
     def _start(self, inode: int) -> None:
         self._rows: list[Row] = []
-        self._inode, self._end = inode, 0
-        self._last: bytes = b""  # the last line tells a file that was cut and grew again
+        self._inode, self._end, self._last = inode, 0, b""
 
 
 def parse_metrics(_number: int, _offset: int, line: bytes) -> MetricsLine | None:
