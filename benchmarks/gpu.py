@@ -30,8 +30,6 @@ from torch.distributed import FileStore
 
 from rollout import Workload, observations
 from trailnotes.config.schema import Config
-from trailnotes.estimate.footprint import estimate_for_shape, estimate_weight_copies
-from trailnotes.estimate.model_shape import MAX_TIED_SIZE, QWEN_SHAPES, infer_model_shape
 from trailnotes.learner.building import build_single
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.process_group import init_process_group
@@ -39,6 +37,8 @@ from trailnotes.learner.ranks import LOOPBACK
 from trailnotes.learner.sharding import ShardedRank
 from trailnotes.policies.hf.adapters import add_adapters
 from trailnotes.policies.hf.policy import HFPolicy
+from trailnotes.training.estimate.footprint import estimate_for_shape, estimate_weight_copies
+from trailnotes.training.estimate.model_shape import MAX_TIED_SIZE, QWEN_SHAPES, infer_model_shape
 from trailnotes.types import Sample
 
 SIZES = (7, 3, 1.5, 0.5)  # billions

@@ -27,7 +27,8 @@ from shared import SPECIAL, console, finish, make_model, make_parser, make_token
 from trailnotes.config.schema import Config
 from trailnotes.memory import TipMemory, open_memory
 from trailnotes.policies.hf.policy import HFPolicy
-from trailnotes.rollout import run_groups, write_tips
+from trailnotes.rollout.groups import run_groups
+from trailnotes.rollout.tips import write_tips
 from trailnotes.types import Observation, Task, Tip
 
 FLOOR = 0.03  # at most

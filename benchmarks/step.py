@@ -27,7 +27,7 @@ from shared import SPECIAL, console, finish, make_model, make_parser, make_token
 from transformers import TrainerCallback
 
 from trailnotes.config.schema import LossConfig, OptimConfig
-from trailnotes.credit import group_relative
+from trailnotes.learner.credit.episodes import group_relative
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import PackingMode, build_samples
 from trailnotes.policies.hf.policy import HFPolicy

@@ -9,7 +9,8 @@ from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.memory import open_memory
 from trailnotes.memory.tips import clean_tip
 from trailnotes.policies.base import Policy
-from trailnotes.rollout import WrittenTip, run_groups, write_tips
+from trailnotes.rollout.groups import run_groups
+from trailnotes.rollout.tips import WrittenTip, write_tips
 from trailnotes.types import Mode, Observation, Task, Tip, Trajectory, TrajectoryGroup
 
 

@@ -20,7 +20,7 @@ from openai import OpenAI
 
 import trailnotes
 from trailnotes.envs import list_env_tasks
-from trailnotes.prompts import quoted
+from trailnotes.rollout.conversation import quoted
 from trailnotes.types import Task, Tip
 
 ENV = "waymarks-simulator"

@@ -21,7 +21,7 @@ from trailnotes.envs.waymarks.env import parse_spec
 from trailnotes.memory import open_memory
 from trailnotes.memory.tips import clean_tip
 from trailnotes.policies.base import Policy
-from trailnotes.rollout import write_tips
+from trailnotes.rollout.tips import write_tips
 from trailnotes.runs.directory import load_run_config
 from trailnotes.runs.load_policy import build_model_policy
 from trailnotes.types import TrajectoryGroup

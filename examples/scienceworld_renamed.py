@@ -24,7 +24,7 @@ from pathlib import Path
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.envs import make_env
-from trailnotes.prompts import Conversation
+from trailnotes.rollout.conversation import Conversation
 from trailnotes.storage.demonstrations import Demonstration, list_assistant_turns, write_demonstrations
 from trailnotes.types import Observation, Step, Tip, Trajectory
 from trailnotes.warmstart.demonstrations.episodes import Script, play_script

@@ -26,7 +26,7 @@ from examination import Examination, answers, print_table, share
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.policies.base import Policy
-from trailnotes.rollout import extract_tips, parse_tips
+from trailnotes.rollout.tips import extract_tips, parse_tips
 from trailnotes.runs.load_policy import build_model_policy
 from trailnotes.types import Task, Tip, Trajectory
 from trailnotes.warmstart.demonstrations import load_demonstrator

@@ -10,7 +10,7 @@ import torch
 
 from trailnotes.config.schema import Config, RolloutConfig
 from trailnotes.policies.hf.policy import HFPolicy
-from trailnotes.rollout import run_episode
+from trailnotes.rollout.episode import run_episode
 from trailnotes.types import Completion, Mode, Observation, Sampling, Task, Tip, TokenIds, Trajectory
 
 

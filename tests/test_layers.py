@@ -28,12 +28,12 @@ PACKAGES = {
         warmstart
         algorithms
         training diagnose
-        cluster estimate
+        cluster
         runs
         gateway
-        rollout learner credit reporting
-        prompts envs policies memory
-        endpoint web
+        rollout learner reporting
+        envs policies memory
+        web
         config
         client
         storage
@@ -189,8 +189,9 @@ def test_a_start_loads_nothing_heavy(code: str) -> None:
 
 LIGHT = (
     "trailnotes.envs", "trailnotes.config.toml", "trailnotes.runs.directory", "trailnotes.runs.load_policy",
-    "trailnotes.runs.adaptation", "trailnotes.memory", "trailnotes.envs.tasks", "trailnotes.prompts",
-    "trailnotes.credit", "trailnotes_lab.compare", "trailnotes.commands.eval", "trailnotes.commands.adapt",
+    "trailnotes.runs.adaptation", "trailnotes.memory", "trailnotes.envs.tasks", "trailnotes.rollout.groups",
+    "trailnotes.learner.credit.episodes", "trailnotes_lab.compare", "trailnotes.commands.eval",
+    "trailnotes.commands.adapt",
 )  # fmt: skip
 
 

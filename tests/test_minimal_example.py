@@ -14,13 +14,13 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from trailnotes.config.schema import Config, LossConfig, OptimConfig
-from trailnotes.credit.episodes import group_advantages, score_group
 from trailnotes.envs.waymarks.env import WaymarksSimulator, make_task, make_tasks, parse_spec
 from trailnotes.learner import losses
+from trailnotes.learner.credit.episodes import group_advantages, score_group
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import build_samples, has_advantage, replace_behavior_logprobs
 from trailnotes.policies.chat import ChatFormat
-from trailnotes.prompts import Conversation, build_reflection_messages, parse_action
+from trailnotes.rollout.conversation import Conversation, build_reflection_messages, parse_action
 from trailnotes.types import Completion, Mode, Sample, Step, Task, Tip, Trajectory, TrajectoryGroup
 
 CHAT = ChatFormat(minimal.tokenizer)

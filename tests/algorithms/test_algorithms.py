@@ -17,7 +17,7 @@ from trailnotes.algorithms.empo2 import draw_modes
 from trailnotes.config.methods_schema import AlgorithmConfig
 from trailnotes.config.schema import Config
 from trailnotes.learner.learner import Learner
-from trailnotes.rollout import TipBatch
+from trailnotes.rollout.tips import TipBatch
 from trailnotes.runs.directory import RunDir
 from trailnotes.training import iteration as run_module
 from trailnotes.training.iteration import Iteration

@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from tinyrun import distance, episodes, equal_weights, metrics, tiny_config, train_in_process
 from trailnotes.algorithms.gigpo import GigpoConfig, TwoLevelAdvantages, compute_two_level_advantages, term_metrics
 from trailnotes.config.methods_schema import AlgorithmConfig
-from trailnotes.credit import (
-    Scores,
+from trailnotes.learner.credit.episodes import Scores, group_advantages
+from trailnotes.learner.credit.steps import (
     Visits,
     assign_state_ids,
     build_histories,
     collect_visits,
-    group_advantages,
     step_relative,
     weigh_levels,
 )

@@ -14,10 +14,10 @@ import pytest
 from tinyrun import distance, episodes, equal_weights, metrics, tiny_config, train_in_process
 from trailnotes.algorithms.lamer import extend_trials, success_by_episode
 from trailnotes.config.schema import Config
-from trailnotes.credit import Scores, discount_across_episodes, group_relative
 from trailnotes.errors import ConfigError
+from trailnotes.learner.credit.episodes import Scores, discount_across_episodes, group_relative
 from trailnotes.memory import clean_tip
-from trailnotes.rollout import WrittenTip
+from trailnotes.rollout.tips import WrittenTip
 from trailnotes.runs.directory import RunDir
 from trailnotes.storage.files import append_jsonl
 from trailnotes.training.iteration import Iteration

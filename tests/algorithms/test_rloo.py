@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tinyrun import distance, equal_weights, metrics, tiny_config, train_in_process
 from trailnotes.config.schema import Config
-from trailnotes.credit import group_relative, leave_one_out
+from trailnotes.learner.credit.episodes import group_relative, leave_one_out
 from trailnotes.runs.directory import RunDir
 
 

@@ -11,7 +11,7 @@ import pytest
 from tiny import group, step, trajectory
 from tinyrun import distance, equal_weights, metrics, trained
 from trailnotes.algorithms.ucob import Lesson, Turn, collect_turns, find_lessons, lesson_metrics, weigh_rows
-from trailnotes.credit.steps import Visits
+from trailnotes.learner.credit.steps import Visits
 from trailnotes.types import NO_OP, Completion
 
 UCOB = {"name": "ucob", "p_memory": 0.5}

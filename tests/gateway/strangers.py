@@ -12,7 +12,7 @@ import openai
 from small import SETTINGS
 from trailnotes.client import AgentSession
 from trailnotes.envs import list_env_tasks, make_env
-from trailnotes.prompts import parse_action
+from trailnotes.rollout.conversation import parse_action
 from trailnotes.types import Task
 
 OPTIONS: Mapping[str, Any] = {"families": ["keys/granite"], "max_steps": 2}

@@ -18,14 +18,14 @@ from torch.distributed import FileStore
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from trailnotes.config.schema import Config
-from trailnotes.estimate.footprint import estimate_for_shape
-from trailnotes.estimate.model_shape import infer_model_shape
 from trailnotes.learner.building import build_single
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.process_group import LearnerGroup, init_process_group
 from trailnotes.learner.ranks import LOOPBACK
 from trailnotes.learner.sharding import ShardedRank
 from trailnotes.policies.hf.adapters import add_adapters
+from trailnotes.training.estimate.footprint import estimate_for_shape
+from trailnotes.training.estimate.model_shape import infer_model_shape
 from trailnotes.types import Message, Sample, Sampling
 
 VLLM = os.environ.get("TRAILNOTES_TEST_VLLM", "")  # a Python that has it

@@ -12,7 +12,7 @@ import torch
 
 from tiny import VOCABULARY, group, step, tiny_model, trajectory, with_logprobs
 from trailnotes.config.schema import LossConfig, OptimConfig
-from trailnotes.credit import episodes
+from trailnotes.learner.credit import episodes
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import build_samples
 from trailnotes.types import Sample

@@ -22,7 +22,6 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.model_schema import EndpointConfig
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
-from trailnotes.endpoint import faults, wire
 from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.memory import embedder_of, make_embedder, open_memory
 from trailnotes.memory.exchange import open_store, search_tips
@@ -30,6 +29,7 @@ from trailnotes.memory.remote import BATCH_TEXTS, EndpointEmbedder
 from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes.runs.dependencies import _collect_extras
 from trailnotes.types import Tip
+from trailnotes.web import faults, wire
 
 KEY = "sk-secret-0123456789"
 

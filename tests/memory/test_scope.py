@@ -25,7 +25,7 @@ from trailnotes.memory import TipMemory, open_memory
 from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.memory.exchange import open_store
 from trailnotes.memory.scope import Scope
-from trailnotes.rollout import run_groups
+from trailnotes.rollout.groups import run_groups
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.panels import get_family
 from trailnotes.storage.files import read_jsonl

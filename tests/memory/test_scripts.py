@@ -23,7 +23,7 @@ from trailnotes.memory import clean_tip, open_memory
 from trailnotes.memory.exchange import add_tip, export_tips, import_tips
 from trailnotes.memory.retrieval import HashingEmbedder, split_words
 from trailnotes.policies.scripted import ScriptedPolicy
-from trailnotes.prompts import CUT_MARK, truncate
+from trailnotes.rollout.conversation import CUT_MARK, truncate
 from trailnotes.rollout.tips import parse_tips
 from trailnotes.types import Completion, Tip
 

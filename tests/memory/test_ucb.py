@@ -24,7 +24,7 @@ from trailnotes.memory.exchange import edit_tip
 from trailnotes.memory.owner import rewind_to_snapshot
 from trailnotes.memory.tip_stats import compute_ucb_scores, mean_gain, normalize_score
 from trailnotes.memory.tips import TipMemory
-from trailnotes.rollout import run_groups
+from trailnotes.rollout.groups import run_groups
 from trailnotes.runs.directory import RunDir
 from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory
 

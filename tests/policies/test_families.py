@@ -17,7 +17,7 @@ from trailnotes.learner.samples import build_samples
 from trailnotes.memory import clean_tip
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import HFPolicy
-from trailnotes.prompts import Conversation
+from trailnotes.rollout.conversation import Conversation
 from trailnotes.types import Message, Observation, Sample, Tip, Trajectory, TrajectoryGroup
 
 SPOKEN = ("A hall.", "go north", "A key.", "take key", "Taken.")

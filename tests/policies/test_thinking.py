@@ -20,7 +20,7 @@ from trailnotes.learner.samples import build_samples
 from trailnotes.memory import clean_tip
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import HFPolicy
-from trailnotes.prompts import Conversation, build_memory_query, parse_action
+from trailnotes.rollout.conversation import Conversation, build_memory_query, parse_action
 from trailnotes.runs.load_policy import build_model_policy
 from trailnotes.types import (
     NO_OP,

@@ -22,8 +22,8 @@ from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.learner.learner import Learner
 from trailnotes.memory import open_memory
-from trailnotes.rollout import Pool, run_groups
-from trailnotes.rollout.groups import select_from_start
+from trailnotes.rollout.episode import Pool
+from trailnotes.rollout.groups import run_groups, select_from_start
 from trailnotes.runs.directory import RunDir
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import read_jsonl

@@ -22,7 +22,8 @@ from trailnotes.errors import PolicyError
 from trailnotes.policies.base import Policy
 from trailnotes.policies.hf.decoder import SlotCache
 from trailnotes.policies.hf.policy import HFPolicy, load_model
-from trailnotes.rollout import run_groups, write_tips
+from trailnotes.rollout.groups import run_groups
+from trailnotes.rollout.tips import write_tips
 from trailnotes.runs.panels import play_panel
 from trailnotes.types import Completion, Message, Mode, Sampling, Task, TokenIds, Trajectory, TrajectoryGroup
 

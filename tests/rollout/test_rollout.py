@@ -15,14 +15,9 @@ from trailnotes.config.toml import load_config
 from trailnotes.errors import EnvError, PolicyError
 from trailnotes.memory.base import Memory
 from trailnotes.policies.scripted import ScriptedPolicy
-from trailnotes.rollout import (
-    WrittenTip,
-    compute_rollout_metrics,
-    compute_tip_metrics,
-    run_episode,
-    run_groups,
-    write_tips,
-)
+from trailnotes.rollout.episode import run_episode
+from trailnotes.rollout.groups import compute_rollout_metrics, run_groups
+from trailnotes.rollout.tips import WrittenTip, compute_tip_metrics, write_tips
 from trailnotes.seeds import derive_seed
 from trailnotes.types import (
     Completion,

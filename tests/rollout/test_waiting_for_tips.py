@@ -18,7 +18,7 @@ from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.store import TipStore
 from trailnotes.memory.tips import TipMemory
 from trailnotes.policies.scripted import ScriptedPolicy
-from trailnotes.rollout import run_groups
+from trailnotes.rollout.groups import run_groups
 from trailnotes.types import Task, Tip, TrajectoryGroup
 
 TASKS = [Task(f"task {number}", "parrot:Parrot") for number in range(12)]

@@ -27,7 +27,7 @@ from trailnotes.config.toml import RUNTIME_KEYS, flatten_config, is_within, load
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import BudgetError, ConfigError, RunError
 from trailnotes.memory.store import TipStore
-from trailnotes.rollout import CompletionRequest
+from trailnotes.rollout.tips import CompletionRequest
 from trailnotes.runs.adaptation import FIXED_ADAPTATION_KEYS, AdaptationRun
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.load_policy import EvaluatedModel

@@ -20,7 +20,7 @@ from trailnotes.config.model_schema import ModelConfig
 from trailnotes.config.schema import Config, EnvConfig, RolloutConfig
 from trailnotes.errors import ConfigError, PolicyError, RunError
 from trailnotes.policies.hf.policy import HFPolicy
-from trailnotes.prompts import Conversation, parse_listed_actions
+from trailnotes.rollout.conversation import Conversation, parse_listed_actions
 from trailnotes.runs.load_policy import RANDOM, EvaluatedModel, build_random_policy, load_policy, open_evaluated_model
 from trailnotes.runs.usage import TABLE_FIELDS, build_usage_columns
 from trailnotes.storage.files import read_jsonl

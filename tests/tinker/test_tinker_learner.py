@@ -21,10 +21,9 @@ from trailnotes.algorithms.gigpo import GigpoConfig, compute_two_level_advantage
 from trailnotes.commands import main
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import resolve_config
-from trailnotes.credit import collect_visits, group_advantages, leave_one_out_advantages
-from trailnotes.credit.episodes import score_group
-from trailnotes.endpoint.tinker import TinkerServer
 from trailnotes.errors import ConfigError, ServerError
+from trailnotes.learner.credit.episodes import group_advantages, leave_one_out_advantages, score_group
+from trailnotes.learner.credit.steps import collect_visits
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import build_samples, replace_behavior_logprobs
 from trailnotes.learner.tinker import TinkerLearner
@@ -32,6 +31,7 @@ from trailnotes.policies.hf.policy import load_model
 from trailnotes.policies.tinker import TinkerPolicy
 from trailnotes.training.rehearsal import build_recording_config
 from trailnotes.types import Sample, TrajectoryGroup
+from trailnotes.web.tinker import TinkerServer
 
 TOLERANCE = 1e-4  # of a weight after three updates of lr 1e-3, each of several steps
 renamed = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")

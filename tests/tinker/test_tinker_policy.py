@@ -13,7 +13,6 @@ import pytest
 from small import small_config
 from tinker_servers import RANK, StandIn, close_service
 from trailnotes.config.schema import Config
-from trailnotes.endpoint.tinker import TinkerServer
 from trailnotes.errors import ConfigError, PolicyError
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import anchor_sample
@@ -23,6 +22,7 @@ from trailnotes.policies.hf.policy import load_model
 from trailnotes.policies.tinker import TinkerPolicy
 from trailnotes.storage import checkpoint
 from trailnotes.types import Completion, Message, Sample, Sampling
+from trailnotes.web.tinker import TinkerServer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning"),

@@ -28,9 +28,6 @@ from trailnotes.config.methods import resolve_method
 from trailnotes.config.model_schema import TINKER_KEY_VARIABLE
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config, to_toml
-from trailnotes.endpoint import tinker as endpoint
-from trailnotes.endpoint.ledger import TokenLedger
-from trailnotes.endpoint.tinker import TinkerServer
 from trailnotes.errors import ConfigError
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import anchor_sample
@@ -44,6 +41,9 @@ from trailnotes.training.iteration import run_method
 from trailnotes.training.preflight import run_preflight
 from trailnotes.training.run import open_run
 from trailnotes.types import Sample
+from trailnotes.web import tinker as endpoint
+from trailnotes.web.ledger import TokenLedger
+from trailnotes.web.tinker import TinkerServer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning"),

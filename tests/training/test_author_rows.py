@@ -17,7 +17,7 @@ from trailnotes.commands.train import train
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
 from trailnotes.learner.learner import Learner
-from trailnotes.rollout import WrittenTip
+from trailnotes.rollout.tips import WrittenTip
 from trailnotes.training.authors import AuthorRegistry, check_author_age, compute_author_credit
 from trailnotes.training.iteration import Iteration
 from trailnotes.types import Completion, Observation, Sample, Step, Task, Tip, Trajectory, TrajectoryGroup

@@ -21,7 +21,7 @@ from trailnotes.config.unused import warn_unused
 from trailnotes.memory import open_memory
 from trailnotes.memory.tips import clean_tip
 from trailnotes.policies.scripted import ScriptedPolicy
-from trailnotes.rollout import write_tips
+from trailnotes.rollout.tips import write_tips
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory, TrajectoryGroup
 

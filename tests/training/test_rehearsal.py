@@ -26,15 +26,19 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
 from trailnotes.envs.tasks import describe_training_overlap, load_panel, load_rehearsal_tasks, tasks_of
 from trailnotes.errors import ConfigError, EnvError
-from trailnotes.estimate.forecast import count_rehearsal_episodes, estimate_iterations, shrink_config, split_usage
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import HFPolicy, load_tokenizer
-from trailnotes.rollout import write_tips
-from trailnotes.rollout.tips import TipBatch
+from trailnotes.rollout.tips import TipBatch, write_tips
 from trailnotes.runs.load_policy import build_model_policy, load_policy
 from trailnotes.storage.demonstrations import Demonstration, read_demonstrations, write_demonstrations
 from trailnotes.storage.files import read_jsonl
 from trailnotes.storage.records import trajectory_from_json
+from trailnotes.training.estimate.forecast import (
+    count_rehearsal_episodes,
+    estimate_iterations,
+    shrink_config,
+    split_usage,
+)
 from trailnotes.training.rehearsal import (
     Rehearsal,
     build_recording_config,

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from trailnotes.config.section import Section, key
 from trailnotes.errors import ConfigError
-from trailnotes.prompts import Conversation, build_opening_messages, quoted, replay_conversation, truncate
-from trailnotes.rollout import CompletionRequest, EpisodeContext, TipsActor, count_prompt_tokens
+from trailnotes.rollout.conversation import Conversation, build_opening_messages, quoted, replay_conversation, truncate
+from trailnotes.rollout.episode import EpisodeContext, TipsActor, count_prompt_tokens
+from trailnotes.rollout.tips import CompletionRequest
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Message, Observation, Sampling, Task, Tip, Trajectory, strip_thinking
 
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config
-    from trailnotes.prompts import CountTokens
+    from trailnotes.rollout.conversation import CountTokens
     from trailnotes.runs.adaptation import AdaptationRun
     from trailnotes.types import TrajectoryGroup
 

@@ -19,7 +19,7 @@ from trailnotes.algorithms._notebook import (
     read_lines,
 )
 from trailnotes.config.methods import Method
-from trailnotes.rollout import select_usable
+from trailnotes.rollout.tips import select_usable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from trailnotes.algorithms._notebook import NotebookConfig, Question, adapt_by_notebook, describe_outcome, read_lines
 from trailnotes.config.methods import Method
-from trailnotes.rollout import select_usable
+from trailnotes.rollout.tips import select_usable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trailnotes.config.methods import Method
-from trailnotes.credit import group_advantages
+from trailnotes.learner.credit.episodes import group_advantages
 from trailnotes.learner.samples import replace_behavior_logprobs
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from trailnotes.config.methods import Method
 from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.memory import embedder_of, open_memory
 from trailnotes.memory.controls import make_prompt_memory
-from trailnotes.rollout import (
+from trailnotes.rollout.tips import (
     EXTRACT,
     build_tip_requests,
     compute_tip_metrics,

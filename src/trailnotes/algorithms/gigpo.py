@@ -14,14 +14,21 @@ import numpy as np
 
 from trailnotes.config.methods import Method
 from trailnotes.config.section import Section, key
-from trailnotes.credit import build_histories, collect_visits, episode_relative, step_relative, weigh_levels
+from trailnotes.learner.credit.steps import (
+    build_histories,
+    collect_visits,
+    episode_relative,
+    step_relative,
+    weigh_levels,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from trailnotes.credit import Scores, Visits
+    from trailnotes.learner.credit.episodes import Scores
+    from trailnotes.learner.credit.steps import Visits
     from trailnotes.training.iteration import Iteration
 
 GIGPO = "GiGPO, arXiv 2505.10978"

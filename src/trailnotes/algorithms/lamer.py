@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from trailnotes.config.methods import Method
 from trailnotes.config.section import Section, key
-from trailnotes.credit import discount_across_episodes, group_advantages, group_relative
 from trailnotes.errors import ConfigError
+from trailnotes.learner.credit.episodes import discount_across_episodes, group_advantages, group_relative
 from trailnotes.learner.samples import anchor_sample
 from trailnotes.memory import open_memory
-from trailnotes.rollout import compute_tip_metrics
+from trailnotes.rollout.tips import compute_tip_metrics
 from trailnotes.types import TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from trailnotes.config.schema import Config
     from trailnotes.memory import TipMemory
-    from trailnotes.rollout import WrittenTip
+    from trailnotes.rollout.tips import WrittenTip
     from trailnotes.training.iteration import Iteration
     from trailnotes.types import Mode, Sample
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, ClassVar
 from trailnotes.algorithms.opsd import OpsdConfig, build_lessons, distillation_metrics, rebuild_with_tips
 from trailnotes.config.methods import Method
 from trailnotes.config.section import Section, key
-from trailnotes.credit import group_advantages
+from trailnotes.learner.credit.episodes import group_advantages
 from trailnotes.memory import open_memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trailnotes.memory import TipMemory
-    from trailnotes.rollout import WrittenTip
+    from trailnotes.rollout.tips import WrittenTip
     from trailnotes.training.iteration import Iteration
     from trailnotes.types import Trajectory, TrajectoryGroup
 

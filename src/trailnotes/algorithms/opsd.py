@@ -18,7 +18,7 @@ from pydantic import model_validator
 
 from trailnotes.config.methods import Method
 from trailnotes.config.section import Section, key
-from trailnotes.credit import group_advantages
+from trailnotes.learner.credit.episodes import group_advantages
 from trailnotes.learner.samples import build_samples
 from trailnotes.rollout.episode import EpisodeContext, TipsActor
 from trailnotes.rollout.groups import gather_or_cancel

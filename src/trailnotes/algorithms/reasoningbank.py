@@ -15,8 +15,8 @@ import numpy as np
 from trailnotes.algorithms._notebook import NotebookConfig, Question, adapt_by_notebook, describe_outcome, read_lines
 from trailnotes.config.methods import Method
 from trailnotes.memory import embedder_of
-from trailnotes.prompts import get_instruction
-from trailnotes.rollout import select_usable
+from trailnotes.rollout.conversation import get_instruction
+from trailnotes.rollout.tips import select_usable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -19,22 +19,16 @@ from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.store import StoreBackedMemory, TipStore
 from trailnotes.memory.tips import normalize_tip, utc_now
-from trailnotes.prompts import Conversation, build_opening_messages, quoted, replay_conversation, truncate
-from trailnotes.rollout import (
-    CompletionRequest,
-    EpisodeContext,
-    TipsActor,
-    WrittenTip,
-    compute_tip_metrics,
-    select_usable,
-)
+from trailnotes.rollout.conversation import Conversation, build_opening_messages, quoted, replay_conversation, truncate
+from trailnotes.rollout.episode import EpisodeContext, TipsActor
+from trailnotes.rollout.tips import CompletionRequest, WrittenTip, compute_tip_metrics, select_usable
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Message, Observation, Sampling, Tip, Trajectory, replace_surrogates
 
 if TYPE_CHECKING:
     from trailnotes.config.memory_schema import MemoryConfig
     from trailnotes.config.schema import RolloutConfig
-    from trailnotes.prompts import CountTokens
+    from trailnotes.rollout.conversation import CountTokens
     from trailnotes.runs.adaptation import AdaptationRun
     from trailnotes.types import TrajectoryGroup
 

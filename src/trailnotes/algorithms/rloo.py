@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trailnotes.config.methods import Method
-from trailnotes.credit import leave_one_out_advantages
+from trailnotes.learner.credit.episodes import leave_one_out_advantages
 
 if TYPE_CHECKING:
     from trailnotes.training.iteration import Iteration

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from trailnotes.algorithms._notebook import CAPACITY, NotebookConfig, Question, adapt_by_notebook, read_lines
 from trailnotes.config.methods import Method
 from trailnotes.errors import ConfigError
-from trailnotes.prompts import get_instruction, quoted
+from trailnotes.rollout.conversation import get_instruction, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,14 +18,14 @@ from trailnotes.algorithms.gigpo import GigpoConfig, compute_two_level_advantage
 from trailnotes.algorithms.opsd import Array, log_ratio, rebuild_with_tips
 from trailnotes.config.methods import Method
 from trailnotes.config.section import Section, key
-from trailnotes.credit import collect_visits
+from trailnotes.learner.credit.steps import collect_visits
 from trailnotes.learner.samples import anchor_sample
 from trailnotes.types import NO_OP
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trailnotes.credit import Visits
+    from trailnotes.learner.credit.steps import Visits
     from trailnotes.training.iteration import Iteration
     from trailnotes.types import Completion, Sample, TokenIds, TrajectoryGroup
 

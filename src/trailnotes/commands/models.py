@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def _run(args: Namespace) -> None:
     from trailnotes.config.toml import resolve_config
-    from trailnotes.endpoint.tinker import TinkerServer
+    from trailnotes.web.tinker import TinkerServer
 
     print("\n".join(TinkerServer(resolve_config(None, args.settings).config.learner).list_models()))
 

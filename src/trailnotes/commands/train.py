@@ -159,11 +159,11 @@ def dry_run(
 
     run_preflight(config, None if memory is None else read_tips(memory), machine=False)
     if config.is_hosted:
-        from trailnotes.estimate.hosted import estimate_hosted
+        from trailnotes.training.estimate.hosted import estimate_hosted
 
         return estimate_hosted(config).report(config)
-    from trailnotes.estimate.footprint import estimate_footprint
     from trailnotes.policies.hf.policy import is_downloaded
+    from trailnotes.training.estimate.footprint import estimate_footprint
 
     if footprint := estimate_footprint(config):
         show(footprint.report())
@@ -177,8 +177,8 @@ def dry_run(
 
 def _extrapolate(config: Config, path: Path, memory: StrPath | None) -> str:
     """Train one iteration in `path`, and report what the whole run takes."""
-    from trailnotes.estimate import forecast
     from trailnotes.runs.console import format_duration, format_megabytes
+    from trailnotes.training.estimate import forecast
     from trailnotes.training.rehearsal import REHEARSAL_DIR, read_recording_usage, require_remaining_budget
 
     copy = forecast.shrink_config(config)

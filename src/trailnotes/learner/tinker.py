@@ -31,7 +31,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from trailnotes.config.schema import Config
-from trailnotes.endpoint.tinker import TinkerServer
 from trailnotes.errors import ConfigError, RunError, ServerError
 from trailnotes.learner import losses
 from trailnotes.learner.logprobs import Batch
@@ -41,6 +40,7 @@ from trailnotes.learner.states import BETAS, REST, raise_non_finite
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.checkpoint import atomic_directory, read_json, write_json
 from trailnotes.types import Sample
+from trailnotes.web.tinker import TinkerServer
 
 logger = logging.getLogger(__name__)
 ADAM_EPSILON: Final = 1e-8  # torch's, so that a run takes the steps that it takes here

@@ -15,12 +15,12 @@ import numpy.typing as npt
 from trailnotes.config.memory_schema import EMBEDDER_KEY_VARIABLE, validate_embedder_name
 from trailnotes.config.model_schema import OPENAI_PREFIX, EndpointConfig
 from trailnotes.config.section import require_secret_free_url
-from trailnotes.endpoint import faults
-from trailnotes.endpoint.faults import RetryableError, extract_error_text
-from trailnotes.endpoint.wire import IDENTITY_HEADERS, NO_KEY, load_api_key, make_response_hook
 from trailnotes.errors import ConfigError, MemoryStoreError, MissingExtraError, format_install_command
 from trailnotes.memory.schema import EMBEDDER_NAME
 from trailnotes.storage.files import parse_json
+from trailnotes.web import faults
+from trailnotes.web.faults import RetryableError, extract_error_text
+from trailnotes.web.wire import IDENTITY_HEADERS, NO_KEY, load_api_key, make_response_hook
 
 logger = logging.getLogger(__name__)
 Floats = npt.NDArray[np.float32]

@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple
 import tinker
 
 from trailnotes.config.schema import Config
-from trailnotes.endpoint.tinker import TinkerServer
 from trailnotes.errors import ConfigError, PolicyError, ServerError
 from trailnotes.policies.chat import ChatFormat, encode_replies
 from trailnotes.policies.hf.engine import StopCondition, require_room
@@ -26,6 +25,7 @@ from trailnotes.storage import checkpoint
 from trailnotes.storage.checkpoint import read_json
 from trailnotes.storage.files import append_jsonl, read_jsonl, split_after
 from trailnotes.types import THINK, Completion, FinishReason, Message, Sampling, TokenIds
+from trailnotes.web.tinker import TinkerServer
 
 logger = logging.getLogger(__name__)
 MAX_STOP_IDS: Final = 32  # sent with a request; what a stop text looks like besides is cut off here

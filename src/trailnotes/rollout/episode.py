@@ -15,7 +15,7 @@ from trailnotes.config.schema import Config
 from trailnotes.errors import EnvError
 from trailnotes.memory.base import AsyncMemory, Memory
 from trailnotes.policies.base import Policy
-from trailnotes.prompts import Conversation, build_memory_query, parse_action
+from trailnotes.rollout.conversation import Conversation, build_memory_query, parse_action
 from trailnotes.seeds import derive_seed
 from trailnotes.types import (
     Completion,

@@ -11,7 +11,12 @@ from typing import Final, NamedTuple
 from trailnotes.config.schema import Config
 from trailnotes.memory.tips import clean_tip, tips_of
 from trailnotes.policies.base import Policy
-from trailnotes.prompts import build_memory_keys, build_opening_messages, build_reflection_messages, drop_oldest_turn
+from trailnotes.rollout.conversation import (
+    build_memory_keys,
+    build_opening_messages,
+    build_reflection_messages,
+    drop_oldest_turn,
+)
 from trailnotes.rollout.episode import count_prompt_tokens
 from trailnotes.rollout.groups import LiveEpisode, run_with_limit
 from trailnotes.seeds import derive_seed

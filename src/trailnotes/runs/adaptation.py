@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from trailnotes.envs.tasks import load_panel
 from trailnotes.errors import ConfigError
-from trailnotes.rollout import complete_requests, compute_rollout_metrics, run_groups
+from trailnotes.rollout.groups import compute_rollout_metrics, run_groups
+from trailnotes.rollout.tips import complete_requests
 from trailnotes.runs.evaluation import EPISODE_KEYS
 from trailnotes.runs.panels import PanelResult, build_eval_config, build_panel_result, write_evaluation, write_table
 from trailnotes.runs.usage import ENDPOINT_COST, USAGE_FIELDS, Usage
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
     from trailnotes.memory.base import Memory
     from trailnotes.policies.base import Policy
-    from trailnotes.rollout import CompletionRequest, MakeActor, Pool
+    from trailnotes.rollout.episode import MakeActor, Pool
+    from trailnotes.rollout.tips import CompletionRequest
     from trailnotes.runs.console import ProgressBar
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.load_policy import EvaluatedModel

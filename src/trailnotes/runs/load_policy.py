@@ -14,7 +14,7 @@ from trailnotes.config.model_schema import OPENAI_PREFIX, LoraConfig, require_mo
 from trailnotes.config.schema import Config
 from trailnotes.errors import PolicyError, RunError
 from trailnotes.policies.scripted import ScriptedPolicy
-from trailnotes.prompts import parse_listed_actions
+from trailnotes.rollout.conversation import parse_listed_actions
 from trailnotes.runs.directory import load_run_config
 from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
@@ -123,8 +123,8 @@ def build_model_policy(
         directory: of the run, where a server's completions and tokens are kept.
     """
     if config.is_hosted and model is None:
-        from trailnotes.endpoint.tinker import TinkerServer
         from trailnotes.policies.tinker import TinkerPolicy
+        from trailnotes.web.tinker import TinkerServer
 
         server = TinkerServer(config.learner, directory / "tinker.jsonl" if directory else None)
         return TinkerPolicy(config, server, directory)

@@ -21,7 +21,8 @@ from trailnotes.policies.base import Policy
 from trailnotes.reporting.crossed import MIN_FAMILIES, estimate
 from trailnotes.reporting.intervals import RATE_BOUNDS, Interval, compute_sample_interval
 from trailnotes.reporting.tables import Table
-from trailnotes.rollout import OnTrajectory, Pool, run_groups
+from trailnotes.rollout.episode import Pool
+from trailnotes.rollout.groups import OnTrajectory, run_groups
 from trailnotes.runs.load_policy import EvaluatedModel
 from trailnotes.runs.usage import build_usage_columns
 from trailnotes.seeds import derive_seed

@@ -16,7 +16,8 @@ from trailnotes.gateway.requests import RequestRefused
 from trailnotes.gateway.server import GatewayServer
 from trailnotes.gateway.session import Session
 from trailnotes.memory.sessions import record_attempt, report_attempt
-from trailnotes.rollout import run_episode, write_tips
+from trailnotes.rollout.episode import run_episode
+from trailnotes.rollout.tips import write_tips
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import append_jsonl
 from trailnotes.storage.records import trajectory_to_json

@@ -6,17 +6,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from trailnotes.credit.authors import Shares, TipKey, compute_tip_credits, list_shown_texts, split_by_use, split_equally
+from trailnotes.learner.credit.authors import (
+    Shares,
+    TipKey,
+    compute_tip_credits,
+    list_shown_texts,
+    split_by_use,
+    split_equally,
+)
 from trailnotes.learner.samples import anchor_sample, build_samples
-from trailnotes.prompts import Conversation
-from trailnotes.prompts.conversation import get_instruction
+from trailnotes.rollout.conversation import Conversation, get_instruction
 from trailnotes.types import Completion, Sample, Step, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config
     from trailnotes.learner.base import ModelLearner
     from trailnotes.policies.base import Policy
-    from trailnotes.rollout import WrittenTip
+    from trailnotes.rollout.tips import WrittenTip
 
 
 class AuthorRegistry:

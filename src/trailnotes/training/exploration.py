@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from trailnotes.config.methods_schema import ArchiveConfig
 from trailnotes.config.schema import Config
-from trailnotes.credit.novelty import Novelty, RetrievalNovelty, StateCounter, split_array
+from trailnotes.learner.credit.novelty import Novelty, RetrievalNovelty, StateCounter, split_array
 from trailnotes.memory import Embedder
-from trailnotes.rollout import AsyncEnv, Pool
+from trailnotes.rollout.episode import AsyncEnv, Pool
 from trailnotes.rollout.groups import count_replayed
 from trailnotes.storage.checkpoint import Arrays, ComponentState
 from trailnotes.types import Mode, Observation, Task, Trajectory, TrajectoryGroup, hash_state

@@ -13,15 +13,15 @@ from asyncio import FIRST_COMPLETED
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from trailnotes.credit.episodes import compute_valid_share, score_group
 from trailnotes.envs.tasks import select_batch
 from trailnotes.errors import RunError
+from trailnotes.learner.credit.episodes import compute_valid_share, score_group
 from trailnotes.learner.samples import build_anchor_samples, build_observation_samples, build_samples
 from trailnotes.memory.base import TipEffectMemory
 from trailnotes.memory.tip_stats import estimate_reliance, estimate_tip_effects
-from trailnotes.rollout import compute_rollout_metrics, compute_tip_metrics, run_groups, write_tips
 from trailnotes.rollout.dynamic import replace_equal_groups, sample_further_tasks
-from trailnotes.rollout.groups import select_from_start
+from trailnotes.rollout.groups import compute_rollout_metrics, run_groups, select_from_start
+from trailnotes.rollout.tips import compute_tip_metrics, write_tips
 from trailnotes.seeds import derive_seed
 from trailnotes.training.authors import compute_author_credit, compute_author_metrics
 from trailnotes.training.run import save_checkpoint
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from trailnotes.config.model_schema import EngineConfig
-    from trailnotes.credit import Scores
-    from trailnotes.rollout import SelectMemory, WrittenTip
+    from trailnotes.learner.credit.episodes import Scores
+    from trailnotes.rollout.groups import SelectMemory
+    from trailnotes.rollout.tips import WrittenTip
     from trailnotes.training.run import TrainingRun
     from trailnotes.types import Mode, Sample, Task, Tip, Trajectory, TrajectoryGroup
 

@@ -68,7 +68,7 @@ def _validate_model(config: Config) -> None:
 
 
 def _warn_of_memory(config: Config) -> None:
-    from trailnotes.estimate.footprint import warn_of_memory  # takes the extra `train`
+    from trailnotes.training.estimate.footprint import warn_of_memory  # takes the extra `train`
 
     warn_of_memory(config)
 

@@ -19,8 +19,8 @@ from trailnotes.config.schema import Config, EvalConfig, TrainConfig
 from trailnotes.config.toml import RUNTIME_KEYS, diff_configs, is_within
 from trailnotes.envs.tasks import load_panel, tasks_of, validate_rehearsal_tasks
 from trailnotes.errors import ConfigError
-from trailnotes.prompts import build_reflection_messages, replay_conversation
-from trailnotes.rollout import select_usable
+from trailnotes.rollout.conversation import build_reflection_messages, replay_conversation
+from trailnotes.rollout.tips import select_usable
 from trailnotes.runs.directory import load_run_config
 from trailnotes.runs.signals import explain_interrupt
 from trailnotes.runs.usage import TABLE_FIELDS
@@ -36,7 +36,7 @@ from trailnotes.types import Message, Sample, Trajectory
 
 if TYPE_CHECKING:
     from trailnotes.policies.chat import ChatFormat
-    from trailnotes.prompts import CountTokens
+    from trailnotes.rollout.conversation import CountTokens
     from trailnotes.runs.console import ProgressBar
 
 REHEARSAL_DIR, REHEARSAL_FILE = "rehearsal", "rehearsal.jsonl"

@@ -51,13 +51,13 @@ if TYPE_CHECKING:
     from trailnotes.cluster.cluster import Cluster
     from trailnotes.cluster.memory import ServedMemory
     from trailnotes.config.schema import Config
-    from trailnotes.endpoint.ledger import TokenLedger
     from trailnotes.learner.base import ModelLearner
     from trailnotes.learner.sharded import RankStarter
     from trailnotes.memory import Memory
     from trailnotes.policies.base import Policy, TrainedPolicy
     from trailnotes.runs.directory import RunDir
     from trailnotes.types import Sample, Tip
+    from trailnotes.web.ledger import TokenLedger
 
 T = TypeVar("T")
 

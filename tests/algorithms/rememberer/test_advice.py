@@ -16,7 +16,7 @@ from trailnotes.algorithms.rememberer.advice import (
     join_actions,
     parse_advice,
 )
-from trailnotes.prompts import MAX_ACTION_CHARS
+from trailnotes.rollout.conversation import MAX_ACTION_CHARS
 
 PRESENT = Situation("find the cup", "a kitchen .", ("go east",), "open box , take cup")
 PAST = Situation("find the pot", "a hall .")

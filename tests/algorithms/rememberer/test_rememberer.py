@@ -32,7 +32,7 @@ from trailnotes.commands.adapt import adapt
 from trailnotes.config.schema import Config
 from trailnotes.errors import BudgetError
 from trailnotes.policies.scripted import ScriptedPolicy
-from trailnotes.rollout import EpisodeContext
+from trailnotes.rollout.episode import EpisodeContext
 from trailnotes.types import NO_OP, Completion, Message, Observation, Sampling, Step, Task, TokenIds, Trajectory
 
 TASK = Task("t", "caves:Caves")

@@ -32,7 +32,7 @@ from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
 from trailnotes.memory.retrieval import Floats, HashingEmbedder
 from trailnotes.policies.scripted import END_ID, ScriptedPolicy
-from trailnotes.rollout import run_groups
+from trailnotes.rollout.groups import run_groups
 from trailnotes.storage.files import read_jsonl
 from trailnotes.storage.records import trajectory_from_json
 from trailnotes.types import Completion, Message, Observation, Sampling, Task, TokenIds, Trajectory

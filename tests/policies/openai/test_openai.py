@@ -26,12 +26,12 @@ from trailnotes.commands import main
 from trailnotes.config.model_schema import EndpointConfig
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config, to_toml
-from trailnotes.endpoint import faults, wire
 from trailnotes.errors import BudgetError, ConfigError, PolicyError, RunError
 from trailnotes.policies.openai.endpoint import AnswerCache, PaidAnswer, TokenUsage, hash_request
 from trailnotes.policies.openai.policy import OpenAIPolicy
-from trailnotes.rollout import gather_or_cancel
+from trailnotes.rollout.groups import gather_or_cancel
 from trailnotes.types import Completion, Message, Sampling
+from trailnotes.web import faults, wire
 
 PROMPT = (Message("user", "find the way through the cobalt maze\nward. exits north east south, archive west."),)
 KEY = "sk-secret-0123456789"
@@ -651,7 +651,7 @@ from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.policies.openai.policy import OpenAIPolicy
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.storage.files import encode_line
-from trailnotes.rollout import run_groups
+from trailnotes.rollout.groups import run_groups
 from trailnotes.envs.tasks import tasks_of
 
 url, name, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])

@@ -33,7 +33,8 @@ from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.scripted import ScriptedPolicy
-from trailnotes.rollout import run_episode, write_tips
+from trailnotes.rollout.episode import run_episode
+from trailnotes.rollout.tips import write_tips
 from trailnotes.types import Message, Tip, Trajectory, TrajectoryGroup
 from trailnotes.warmstart.demonstrations import (
     Demonstration,

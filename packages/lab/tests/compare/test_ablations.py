@@ -14,7 +14,7 @@ import pytest
 from paying import Paid
 from tinyrun import episodes, equal_weights, metrics, tiny_config, train_in_process
 from trailnotes.config.builtin import BUILTIN, find_config
-from trailnotes.rollout import TipBatch
+from trailnotes.rollout.tips import TipBatch
 from trailnotes.training import iteration as run_module
 from trailnotes.types import Observation
 from trailnotes_lab.compare.spec import load_spec

@@ -13,7 +13,7 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.schema import Config, EnvConfig, RolloutConfig, WarmstartConfig
 from trailnotes.config.toml import load_config
 from trailnotes.envs.tasks import select_unused, tasks_of
-from trailnotes.prompts.conversation import quoted
+from trailnotes.rollout.conversation import quoted
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory
 from trailnotes.warmstart.demonstrations import load_demonstrator
 from trailnotes.warmstart.demonstrations.episodes import get_actions

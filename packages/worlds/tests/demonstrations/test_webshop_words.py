@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trailnotes.prompts.conversation import quoted
+from trailnotes.rollout.conversation import quoted
 from trailnotes_worlds.demonstrations.webshop_words import (
     WORDS,
     Fault,

@@ -22,7 +22,7 @@ from trailnotes.envs import check_env, get_env_identity, list_env_tasks, make_en
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.policies.scripted import ScriptedPolicy
-from trailnotes.rollout import run_groups
+from trailnotes.rollout.groups import run_groups
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.openenv.connection import ServerAddress
 from trailnotes_worlds.openenv.env import OpenEnvClient

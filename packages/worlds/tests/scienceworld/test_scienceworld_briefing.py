@@ -9,7 +9,7 @@ import pytest
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.schema import RolloutConfig
 from trailnotes.errors import ConfigError
-from trailnotes.prompts import Conversation
+from trailnotes.rollout.conversation import Conversation
 from trailnotes.types import Task
 from trailnotes_worlds.scienceworld.briefing import (
     MAX_CHARS,

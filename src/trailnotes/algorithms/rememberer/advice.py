@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from trailnotes.prompts.conversation import parse_action, quoted
+from trailnotes.rollout.conversation import parse_action, quoted
 from trailnotes.types import Message, strip_thinking
 
 Style = Literal["full", "terse"]

@@ -18,8 +18,8 @@ from trailnotes.algorithms.rememberer.experience import open_experience
 from trailnotes.algorithms.rememberer.situations import Experience
 from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.memory.controls import require_own_tips
-from trailnotes.prompts import Conversation, get_instruction, quoted
-from trailnotes.rollout import Decision, count_prompt_tokens
+from trailnotes.rollout.conversation import Conversation, get_instruction, quoted
+from trailnotes.rollout.episode import Decision, count_prompt_tokens
 from trailnotes.seeds import derive_seed
 from trailnotes.types import NO_OP, Sampling
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from trailnotes.algorithms.rememberer.experience import ExperienceTable
     from trailnotes.algorithms.rememberer.situations import ExperienceRecord
     from trailnotes.config.schema import Config
-    from trailnotes.rollout import EpisodeContext
+    from trailnotes.rollout.episode import EpisodeContext
     from trailnotes.runs.adaptation import AdaptationRun
     from trailnotes.types import Message, Observation, Task, Trajectory, TrajectoryGroup
 

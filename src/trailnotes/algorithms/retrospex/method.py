@@ -19,8 +19,8 @@ from trailnotes.algorithms.retrospex import RetrospexConfig
 from trailnotes.errors import ConfigError
 from trailnotes.memory.controls import require_own_tips
 from trailnotes.memory.retrieval import Embedder, embedder_of
-from trailnotes.prompts import Conversation, parse_action
-from trailnotes.rollout import Decision, TipsActor, compute_prompt_limit, observe_within_limit
+from trailnotes.rollout.conversation import Conversation, parse_action
+from trailnotes.rollout.episode import Decision, TipsActor, compute_prompt_limit, observe_within_limit
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import append_jsonl, read_jsonl, split_after
 from trailnotes.types import NO_OP, Completion
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from trailnotes.algorithms.retrospex.critic import Critic
     from trailnotes.memory.retrieval import Embedder
-    from trailnotes.rollout import EpisodeContext
+    from trailnotes.rollout.episode import EpisodeContext
     from trailnotes.runs.adaptation import AdaptationRun
     from trailnotes.types import Observation, TrajectoryGroup
 

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.config.model_schema import EndpointConfig
-from trailnotes.endpoint.faults import (
+from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, format_install_command
+from trailnotes.storage.files import append_jsonl, parse_json, read_jsonl, split_after
+from trailnotes.types import FinishReason, Message, Sampling, replace_surrogates
+from trailnotes.web.faults import (
     RetryableError,
     explain_refusal,
     extract_error_text,
     is_retryable,
     parse_retry_after,
 )
-from trailnotes.endpoint.wire import IDENTITY_HEADERS, NO_KEY, load_api_key, make_async_response_hook, redact_key
-from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, format_install_command
-from trailnotes.storage.files import append_jsonl, parse_json, read_jsonl, split_after
-from trailnotes.types import FinishReason, Message, Sampling, replace_surrogates
+from trailnotes.web.wire import IDENTITY_HEADERS, NO_KEY, load_api_key, make_async_response_hook, redact_key
 
 try:
     from openai import APIConnectionError, APIStatusError, APITimeoutError, AsyncOpenAI, DefaultAsyncHttpxClient

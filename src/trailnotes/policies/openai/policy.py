@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from trailnotes.config.schema import Config
-from trailnotes.endpoint.faults import RetryableError, compute_wait
 from trailnotes.errors import BudgetError, ConfigError, PolicyError
 from trailnotes.policies.openai.endpoint import (
     AnswerCache,
@@ -25,6 +24,7 @@ from trailnotes.policies.openai.endpoint import (
     hash_request,
 )
 from trailnotes.types import Completion, Message, Sampling, TokenIds, strip_thinking
+from trailnotes.web.faults import RetryableError, compute_wait
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Self
 
 from trailnotes.errors import ConfigError
-from trailnotes.prompts import Conversation, build_reflection_messages
+from trailnotes.rollout.conversation import Conversation, build_reflection_messages
 from trailnotes.storage.demonstrations import Demonstration, list_assistant_turns
 from trailnotes.types import Completion, Message, Observation, Outcome, Step, Task, Tip, Trajectory
 

@@ -30,7 +30,7 @@ from trailnotes.envs.waymarks.env import (
     select_families,
 )
 from trailnotes.errors import ConfigError
-from trailnotes.prompts import Conversation, build_reflection_messages, truncate
+from trailnotes.rollout.conversation import Conversation, build_reflection_messages, truncate
 from trailnotes.storage.demonstrations import Demonstration
 from trailnotes.types import Completion, Message, Step, Task, Tip, Trajectory
 from trailnotes.warmstart.demonstrations.episodes import pair_demonstrations

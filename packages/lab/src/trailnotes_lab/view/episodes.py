@@ -13,8 +13,7 @@ from typing import Any, Final
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import RunError
-from trailnotes.prompts import Conversation
-from trailnotes.prompts.conversation import get_instruction
+from trailnotes.rollout.conversation import Conversation, get_instruction
 from trailnotes.storage.records import trajectory_from_json
 from trailnotes.types import Message, Step, Trajectory
 

@@ -23,7 +23,7 @@ from trailnotes.algorithms.rememberer.advice import (
 from trailnotes.envs import list_env_tasks, make_env
 from trailnotes.envs.tasks import select_unused
 from trailnotes.errors import ConfigError
-from trailnotes.prompts import build_reflection_messages, get_instruction, truncate
+from trailnotes.rollout.conversation import build_reflection_messages, get_instruction, truncate
 from trailnotes.storage.demonstrations import Demonstration
 from trailnotes.types import Message, Tip
 from trailnotes.warmstart.demonstrations.episodes import (

@@ -19,7 +19,7 @@ from trailnotes.algorithms.rememberer.advice import (
     build_advice_messages,
     format_advice,
 )
-from trailnotes.prompts import truncate
+from trailnotes.rollout.conversation import truncate
 from trailnotes.storage.demonstrations import Demonstration
 from trailnotes.types import Message
 from trailnotes.warmstart.demonstrations.episodes import get_actions, play_script

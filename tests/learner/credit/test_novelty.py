@@ -19,8 +19,8 @@ from safetensors.numpy import load_file, save_file
 
 from tiny import step, trajectory
 from trailnotes.config.schema import Config
-from trailnotes.credit import episode_return, group_relative
-from trailnotes.credit.novelty import Novelty, StateCounter
+from trailnotes.learner.credit.episodes import episode_return, group_relative
+from trailnotes.learner.credit.novelty import Novelty, StateCounter
 from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes.training.exploration import RandomNetworkDistillation, VisitCounter, make_novelty
 from trailnotes.types import Observation, Task, Trajectory, TrajectoryGroup, hash_state

@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from trailnotes.credit.episodes import group_relative
+from trailnotes.learner.credit.episodes import group_relative
 from trailnotes.types import Trajectory, TrajectoryGroup
 
 TipKey = tuple[str, str]  # a task's id and a text that was written about it

@@ -13,7 +13,7 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.schema import RolloutConfig
 from trailnotes.memory import clean_tip
 from trailnotes.policies.scripted import ScriptedPolicy
-from trailnotes.prompts import (
+from trailnotes.rollout.conversation import (
     CUT_MARK,
     MAX_ACTION_CHARS,
     NOTES_HEADER,

@@ -11,15 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trailnotes.config.methods_schema import AlgorithmConfig
-from trailnotes.credit import (
+from trailnotes.learner.credit.episodes import (
     Scores,
+    compute_valid_share,
     discounted_return,
     episode_return,
     group_advantages,
     group_relative,
     leave_one_out_advantages,
+    score_group,
 )
-from trailnotes.credit.episodes import compute_valid_share, score_group
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory, TrajectoryGroup
 
 finite = st.floats(-100, 100, allow_nan=False)

@@ -17,10 +17,10 @@ from torch.utils._pytree import tree_leaves
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from trailnotes.config.schema import Config
-from trailnotes.estimate.footprint import estimate_for_shape, estimate_weight_copies
-from trailnotes.estimate.model_shape import infer_model_shape
 from trailnotes.learner.building import build_single
 from trailnotes.policies.hf.adapters import add_adapters
+from trailnotes.training.estimate.footprint import estimate_for_shape, estimate_weight_copies
+from trailnotes.training.estimate.model_shape import infer_model_shape
 from trailnotes.types import Sample
 
 LORA, AGAIN, HALF = {"lora": {"enabled": True, "rank": 2}}, {"gradient_checkpointing": True}, {"dtype": "bfloat16"}

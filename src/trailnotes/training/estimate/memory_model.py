@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trailnotes.config.schema import Config
-from trailnotes.estimate.model_shape import ModelShape
 from trailnotes.policies.hf.policy import resolve_device
+from trailnotes.training.estimate.model_shape import ModelShape
 
 MemoryParts = Mapping[str, float]  # bytes, by what they are for
 

@@ -8,7 +8,7 @@ import pytest
 from tinyrun import tiny_config
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff_configs
-from trailnotes.estimate.forecast import compute_scale, estimate_disk, estimate_iterations, shrink_config
+from trailnotes.training.estimate.forecast import compute_scale, estimate_disk, estimate_iterations, shrink_config
 
 
 def a_config(method: str = "grpo", **sections: Any) -> Config:

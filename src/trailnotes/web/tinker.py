@@ -21,16 +21,16 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from trailnotes.config.model_schema import TINKER_KEY_VARIABLE, LearnerConfig
-from trailnotes.endpoint.faults import (
+from trailnotes.errors import ConfigError, MissingExtraError, ServerError, TrailnotesError, format_install_command
+from trailnotes.web.faults import (
     compute_wait,
     extract_error_text,
     is_context_overflow,
     is_retryable,
     parse_retry_after,
 )
-from trailnotes.endpoint.ledger import TokenLedger
-from trailnotes.endpoint.wire import redact_key
-from trailnotes.errors import ConfigError, MissingExtraError, ServerError, TrailnotesError, format_install_command
+from trailnotes.web.ledger import TokenLedger
+from trailnotes.web.wire import redact_key
 
 os.environ.setdefault("TINKER_TELEMETRY", "0")  # it would send the text of errors, which may quote a user's data
 try:

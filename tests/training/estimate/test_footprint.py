@@ -13,9 +13,10 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from small import small_config
 from trailnotes.config.model_schema import LoraConfig
 from trailnotes.config.schema import Config
-from trailnotes.estimate import footprint
-from trailnotes.estimate import memory_model as parts
-from trailnotes.estimate.footprint import (
+from trailnotes.policies.hf.adapters import add_adapters
+from trailnotes.training.estimate import footprint
+from trailnotes.training.estimate import memory_model as parts
+from trailnotes.training.estimate.footprint import (
     GIB,
     PROCESS_BYTES,
     SLEEPING_ENGINE_BYTES,
@@ -24,8 +25,7 @@ from trailnotes.estimate.footprint import (
     estimate_footprint,
     estimate_weight_copies,
 )
-from trailnotes.estimate.model_shape import ModelShape, infer_model_shape
-from trailnotes.policies.hf.adapters import add_adapters
+from trailnotes.training.estimate.model_shape import ModelShape, infer_model_shape
 
 SEVEN = "Qwen/Qwen2.5-7B-Instruct"
 FULL = {"dtype": "bfloat16", "gradient_checkpointing": True}

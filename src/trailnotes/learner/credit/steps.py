@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trailnotes.credit.episodes import Array, Scores, discounted_return, group_relative
+from trailnotes.learner.credit.episodes import Array, Scores, discounted_return, group_relative
 
 
 @dataclass(frozen=True, slots=True)

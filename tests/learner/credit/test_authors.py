@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trailnotes.credit.authors import compute_tip_credits, list_shown_texts, split_by_use, split_equally
+from trailnotes.learner.credit.authors import compute_tip_credits, list_shown_texts, split_by_use, split_equally
 from trailnotes.types import Completion, Mode, Observation, Step, Task, Tip, Trajectory, TrajectoryGroup
 
 RIGHT, LIE, EMPTY = "granite : chest ruby", "granite : chest opal", "nothing found"

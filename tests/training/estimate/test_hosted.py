@@ -7,9 +7,9 @@ import pytest
 from trailnotes.commands import main
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
-from trailnotes.endpoint.ledger import TokenCount
-from trailnotes.estimate.hosted import count_tokens, estimate_hosted
+from trailnotes.training.estimate.hosted import count_tokens, estimate_hosted
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory
+from trailnotes.web.ledger import TokenCount
 
 TASK = Task("task", "numbers")
 

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from trailnotes.endpoint.faults import RetryableError
 from trailnotes.errors import ConfigError
+from trailnotes.web.faults import RetryableError
 
 if TYPE_CHECKING:
     from trailnotes.config.model_schema import EndpointConfig

@@ -14,16 +14,16 @@ from typing import Final
 
 from trailnotes.config.methods import resolve_method
 from trailnotes.config.schema import Config
-from trailnotes.endpoint.ledger import TokenCount
 from trailnotes.envs.tasks import load_training_tasks, load_validation_tasks, select_batch
 from trailnotes.errors import ConfigError
-from trailnotes.estimate.forecast import estimate_iterations
 from trailnotes.gateway.pool import open_pool
 from trailnotes.policies.scripted import ScriptedPolicy
-from trailnotes.prompts import parse_listed_actions
-from trailnotes.rollout import run_groups
+from trailnotes.rollout.conversation import parse_listed_actions
+from trailnotes.rollout.groups import run_groups
 from trailnotes.runs.loop import run_to_end
+from trailnotes.training.estimate.forecast import estimate_iterations
 from trailnotes.types import Message, Step, TokenIds, Trajectory
+from trailnotes.web.ledger import TokenCount
 
 BYTES_PER_TOKEN: Final = 4  # of English
 TOKENS_PER_MESSAGE: Final = 5  # that a chat template puts around each message

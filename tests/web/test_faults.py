@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trailnotes.endpoint.faults import (
+from trailnotes.web.faults import (
     MAX_RETRY_AFTER,
     compute_wait,
     explain_refusal,

@@ -18,7 +18,10 @@ import torch
 from trailnotes.config.schema import Config
 from trailnotes.envs import load_env_class
 from trailnotes.errors import ConfigError
-from trailnotes.estimate.memory_model import (
+from trailnotes.policies.hf.decoder import MAX_TOKENS, SlotCache
+from trailnotes.policies.hf.policy import resolve_device
+from trailnotes.policies.vllm.building import DEDICATED_GPU_FRACTION, SHARED_GPU_FRACTION, compute_cache_bytes
+from trailnotes.training.estimate.memory_model import (
     FLOAT32,
     MemoryParts,
     estimate_frozen_weights,
@@ -27,10 +30,7 @@ from trailnotes.estimate.memory_model import (
     get_dtype_size,
     is_on_cpu,
 )
-from trailnotes.estimate.model_shape import ModelShape, infer_model_shape
-from trailnotes.policies.hf.decoder import MAX_TOKENS, SlotCache
-from trailnotes.policies.hf.policy import resolve_device
-from trailnotes.policies.vllm.building import DEDICATED_GPU_FRACTION, SHARED_GPU_FRACTION, compute_cache_bytes
+from trailnotes.training.estimate.model_shape import ModelShape, infer_model_shape
 
 logger = logging.getLogger(__name__)
 GIB = 1 << 30

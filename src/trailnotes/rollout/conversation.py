@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.schema import ActionFormat, RolloutConfig
-from trailnotes.prompts.branches import Branches, Turn, parse_request
+from trailnotes.rollout.branches import Branches, Turn, parse_request
 from trailnotes.types import NO_OP, Message, Observation, Tip, TokenIds, Trajectory, strip_thinking
 
 CountTokens = Callable[[str], int]

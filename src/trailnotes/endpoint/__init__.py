@@ -1,1 +1,0 @@
-"""Client code shared by everything that calls an OpenAI-compatible server."""

@@ -1,0 +1,1 @@
+"""Advantages of episodes and steps, and novelty rewards."""
