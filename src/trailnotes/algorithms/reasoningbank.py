@@ -73,7 +73,7 @@ class Bank:
             return ()
         wanted = self.embedder.embed([instruction or task.id])[0]
         similarity = np.array([record.vector @ wanted for record in self.records])
-        nearest = np.lexsort((-np.arange(len(self.records)), -similarity))[0]
+        nearest = int(np.lexsort((-np.arange(len(self.records)), -similarity))[0])
         return self.records[nearest].items
 
     async def update(self, groups: Sequence[TrajectoryGroup], ask: Ask) -> int:
