@@ -129,18 +129,22 @@ class Session:
         self._require_live()
         if self._scorer is not None:  # which alone says how it went
             report = Report(text=report.text, done=report.done, truncated=report.truncated)
-        before, most = self._report.score or 0.0, report.max_score or self._report.max_score or 1.0
-        score = before if report.score is None else report.score
-        reward = self._reward + (score - before if report.reward is None else report.reward)
-        if not math.isfinite(reward):
-            raise RequestRefused("the rewards of an episode must have a finite sum")
-        reached = report.success if report.success is not None else score >= most
-        facts = {"score": score, "success": reached, "max_score": most}
-        self._reward, self._report = reward, report.model_copy(update=facts)
+        self._keep(report, self._report)
         if self._clock is not None:
             self._clock.reschedule(self.loop.time() + self._timeout)
         if report.done:
             self._finish()
+
+    def _keep(self, report: Report, before: Report) -> None:
+        """Keep a report, with what it leaves out as it was `before`, and add its reward."""
+        known, most = before.score or 0.0, report.max_score or before.max_score or 1.0
+        score = known if report.score is None else report.score
+        reward = self._reward + (score - known if report.reward is None else report.reward)
+        if not math.isfinite(reward):
+            raise RequestRefused("the rewards of an episode must have a finite sum")
+        success = score >= most if report.success is None else report.success
+        self._report = report.model_copy(update={"score": score, "max_score": most, "success": success})
+        self._reward = reward
 
     def end(self, failure: str = "") -> None:
         """Say that the agent has ended, and what it failed of; after a report that counts for nothing."""
@@ -241,13 +245,11 @@ class Session:
             return
         messages = [{"role": role, "content": text} for role, text in self._said]
         with wrap_env_errors("env.options.scorer"):
-            said = await asyncio.to_thread(self._scorer, self.task, messages)
-            found = parse_report(said if isinstance(said, Mapping) else {"score": float(said)})
-        score, most = found.score or 0.0, found.max_score or 1.0
-        self._reward = score if found.reward is None else found.reward
-        reached = found.success if found.success is not None else score >= most
-        facts = {"score": score, "max_score": most, "success": reached, "text": found.text or self._report.text}
-        self._report = self._report.model_copy(update=facts)
+            answer = await asyncio.to_thread(self._scorer, self.task, messages)
+            found = parse_report(answer if isinstance(answer, Mapping) else {"score": float(answer)})
+        rest = {"text": found.text or self._report.text, "done": self._report.done}
+        self._reward = 0.0
+        self._keep(found.model_copy(update=rest | {"truncated": self._report.truncated}), Report())
 
     def _make_observation(self, **facts: Any) -> Observation:
         reward, self._reward = self._reward, 0.0
