@@ -41,7 +41,8 @@ class RankActor:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         store = TCPStore(*at, world, timeout=timedelta(seconds=seconds))
-        follow_rank_0(rank, world, device_type, seconds, store, interface=find_interface(at[0]))
+        own = LOCALHOST if at[0] == LOCALHOST else ray.util.get_node_ip_address()
+        follow_rank_0(rank, world, device_type, seconds, store, interface=find_interface(own))
 
 
 class RankActorHandle:
@@ -117,11 +118,7 @@ def create_store(host: str, world: int, seconds: float) -> TCPStore:
         )  # fmt: skip
 
 
-def find_interface(host: str) -> str:
-    """Find the network interface for a store at this address: that of this node's own, or the loopback one; "" if none.
-
-    With "" gloo and nccl choose for themselves.
-    """
-    address = LOCALHOST if host == LOCALHOST else ray.util.get_node_ip_address()
+def find_interface(address: str) -> str:
+    """Find the network interface that has this address; "" for none: then gloo and nccl choose for themselves."""
     interfaces = psutil.net_if_addrs().items()
     return next((name for name, addresses in interfaces if any(one.address == address for one in addresses)), "")

@@ -73,7 +73,7 @@ def init_process_group(
     limit = timedelta(seconds=seconds)
     if not dist.is_initialized():  # torch names a group by a counter that also counts groups that failed to form
         dist.distributed_c10d._world.group_count = 0  # noqa: SLF001
-    with _bind_interface(interface):
+    with bind_interface(interface):
         dist.init_process_group(backend, rank=rank, world_size=world, timeout=limit, store=store)
         mesh = init_device_mesh(device_type, (world,))
         dist.all_reduce(torch.zeros((), device=device_type))  # nccl connects at its first use: let it fail here
@@ -83,7 +83,8 @@ def init_process_group(
 
 
 @contextmanager
-def _bind_interface(interface: str) -> Iterator[None]:
+def bind_interface(interface: str) -> Iterator[None]:
+    """Bind process groups of the block to a network interface, unless the environment names another; "" for any."""
     names = [name for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if interface and name not in os.environ]
     os.environ.update(dict.fromkeys(names, interface))
     try:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from datetime import timedelta
 
 import pytest
 from torch.distributed import TCPStore
 
-from trailnotes.learner.process_group import bind_interface, create_store, find_interface
+from trailnotes.cluster.ranks import create_store, find_interface
+from trailnotes.learner.process_group import bind_interface
 
 
 def test_an_address_has_an_interface() -> None:
@@ -26,8 +28,6 @@ def test_a_store_listens_at_its_address_alone() -> None:
 
 
 def test_an_interface_that_somebody_named_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
     with bind_interface("eth7"):
