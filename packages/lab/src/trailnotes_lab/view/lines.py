@@ -54,7 +54,9 @@ class LineReader(Generic[Row]):
 
     def _start(self, inode: int) -> None:
         self._rows: list[Row] = []
-        self._inode, self._end, self._last = inode, 0, b""  # the last line tells a file that was cut and grew again
+        self._inode: int = inode
+        self._end: int = 0  # bytes that were read
+        self._last: bytes = b""  # the last line, by which a file that was cut and grew again is noticed
 
 
 def parse_metrics(_number: int, _offset: int, line: bytes) -> MetricsLine | None:
