@@ -103,6 +103,8 @@ class ComparisonSpec(Section):
             raise ValueError(f"compare.baseline = {self.compare.baseline!r} names no method of the comparison")
         if len(set(self.compare.seeds)) < len(self.compare.seeds):
             raise ValueError("compare.seeds names a seed twice")
+        for kind, names in (("methods", self.methods), ("panels", self.panels)):
+            _require_unique(kind, "the directory", {name: slugify(name) for name in names})
         resolve = validate_method_name if info.context and not info.context["imports"] else resolve_method
         for name, method in self.methods.items():
             resolve(self.get_algorithm(name))
@@ -111,7 +113,6 @@ class ComparisonSpec(Section):
         for name, panel in self.panels.items():
             self._validate_panel(name, panel)
         for kind, labels in (("methods", self.labels()), ("panels", self.panel_labels())):
-            _require_unique(kind, "the directory", {name: slugify(name) for name in labels})
             _require_unique(kind, "the label", labels)
         return self
 
