@@ -327,7 +327,7 @@ def test_adapt_on_the_command_line_with_a_model(start_model: Path, tmp_path: Pat
     assert main([*words[:-1], "-1", "--method", "naive"]) == 2
     assert "--trials -1 is none: name 0 or more" in capsys.readouterr().err
     assert main([*words[:-1], "1", "--method", "magic"]) == 2
-    assert "no method is called 'magic': choose one of naive, " in capsys.readouterr().err
+    assert "no method is called 'magic': choose one of ace, " in capsys.readouterr().err
 
 
 def test_the_method_is_that_of_the_settings_where_it_adapts(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from trailnotes.reporting.intervals import Interval
 
 Curve = list[tuple[float, float]]  # (x, y) of one run, x ascending
 INITIAL_MODEL_COLOUR = {"start model": "#777777"}  # as `config.methods.get_colours` has those of the methods
+TEXT_COLOUR = "#444444"  # where a method has no colour
 
 
 def plot_trials(

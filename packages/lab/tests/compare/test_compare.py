@@ -460,12 +460,3 @@ def test_the_command_writes_and_prints_the_same_numbers(tmp_path: Path, capsys: 
     ]
     assert record["published"]["columns"][4]["cells"]["find-animal"] == {"mean": 100.0, "sd": 0.0}
     assert "find-animal" not in json.dumps(record["ours"][0]["average"])
-
-
-def test_every_line_of_the_markdown_table_has_every_column(tmp_path: Path) -> None:
-    evaluated(tmp_path / "a", 30.0, config=grpo(0))
-    evaluated(tmp_path / "b", 20.0, config=a_config())
-    lines = to_markdown(table(tmp_path / "a", tmp_path / "b")).splitlines()
-    rows = [line for line in lines[: lines.index("", 2)] if line.startswith("|")]
-    assert len(rows) == 2 + 2 + 18 + 2
-    assert {row.count(" | ") for row in rows} == {1 + 2 + 5 - 1}

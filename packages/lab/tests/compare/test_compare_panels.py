@@ -127,7 +127,7 @@ def test_a_panel_has_the_settings_of_the_run_and_over_them_its_own(tmp_path: Pat
         (PLAN.replace('["start", "empo2"]', '["ppo"]'), r"panels\.with tips: methods names 'ppo', which is no method"),
         (PLAN.replace('["start", "empo2"]', '["reflexion"]'), "reflexion neither trains nor is naive"),
         (PLAN + "[panels.with-tips]\ntrials = 1", "'with tips' and 'with-tips' would share the directory"),
-        (PLAN + '[panels.more]\nlabel = "new families"\ntrials = 1', "two panels are called 'new families'"),
+        (PLAN + '[panels.more]\nlabel = "new families"\ntrials = 1', "would share the label 'new families'"),
         (PLAN + '"eval.trials" = 3', r"panels\.new sets eval\.trials, which is the comparison's to set"),
         (PLAN + '"model.path" = "x"', r"panels\.new sets model\.path, which is the comparison's to set"),
         (PLAN.replace('"new"', '"train"'), r"panels\.new: train\.split = 'train': 2 of the 2 games of the panel"),

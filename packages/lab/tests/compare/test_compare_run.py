@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from adaptrun import Guesser, adapt_by
 from children import alive, children_of, wait_for
@@ -101,13 +99,6 @@ def test_runs_are_methods_times_seeds_that_differ_in_what_is_said(tmp_path: Path
     assert runs["half-of-them-0"].algorithm.name == "empo2"
     assert runs["grpo-0"].train.max_env_steps == 24
     assert (runs["naive-0"].eval.trials, runs["naive-0"].train.max_env_steps) == (1, 0)
-
-
-def test_no_plan_is_of_more_runs_than_anybody_could_play(tmp_path: Path) -> None:
-    """Whoever looks at a record lists its runs, and the record may be somebody else's."""
-    seeds = PLAN.replace("[0, 1]", str([*range(3_400)]))
-    with pytest.raises(ConfigError, match="methods x seeds x panels are more than 10,000: name fewer"):
-        load_spec(write_plan(tmp_path / "plan.toml", seeds))
 
 
 def test_tables_and_dotted_keys_say_the_same(tmp_path: Path) -> None:
@@ -205,8 +196,8 @@ def test_other_methods_without_training_play_the_last_model_of_the_run_they_foll
         (PLAN + '"optim.rate" = 9', "plan.toml: .* has no key 'rate'"),
         (PLAN + '"rollout.top_p" = 0.9', "training needs the sampler"),
         (PLAN + '"eval.num_tasks" = 9', r"half of them has another eval\.num_tasks than naive: all methods play one"),
-        (PLAN + 'label = "GRPO"', "two methods are called 'GRPO': give one another label"),
-        (PLAN + "[methods.ppo]", r"plan\.toml: no method is called .ppo.: choose one of naive"),
+        (PLAN + 'label = "GRPO"', "would share the label 'GRPO': rename one"),
+        (PLAN + "[methods.ppo]", r"plan\.toml: no method is called .ppo.: choose one of ace"),
         ("[compare", "is not valid TOML"),
         ("[compare]", "methods"),
         ("[rollout]\nnum_tasks = 2", r"add a table \[methods.NAME\] for each, or .* to trailnotes train"),
@@ -701,14 +692,6 @@ def test_the_interquartile_mean_by_hand(scores: list[float], mean: float) -> Non
     assert interquartile_mean(np.asarray(scores, dtype=float)) == pytest.approx(mean)
 
 
-@given(st.lists(st.floats(-100, 100), min_size=1, max_size=20), st.floats(-10, 10))
-def test_the_interquartile_mean_moves_with_the_scores_and_lies_among_them(scores: list[float], shift: float) -> None:
-    array = np.asarray(scores)
-    mean = interquartile_mean(array)
-    assert array.min() - 1e-9 <= mean <= array.max() + 1e-9
-    assert interquartile_mean(array[::-1] + shift) == pytest.approx(mean + shift, abs=1e-6)
-
-
 def test_the_interquartile_mean_is_over_seeds_and_families() -> None:
     """Family a is 0, 1/3 and b 1, 2/3: of four means the middle two."""
     assert compute_iqm(values(s0=(0, 0, 0, 1, 1, 1), s1=(0, 0, 1, 1, 1, 0)), FAMILIES) == pytest.approx(0.5)
@@ -717,10 +700,6 @@ def test_the_interquartile_mean_is_over_seeds_and_families() -> None:
 def test_the_interquartile_mean_is_of_the_games_that_every_seed_has_played() -> None:
     lost = {0: {"a0": 1.0, "a1": 0.0, "b0": 1.0}, 1: {"a0": 1.0, "b0": 1.0}}
     assert compute_iqm(lost, FAMILIES) == 1.0
-
-
-def test_without_a_game_that_every_seed_has_played_there_is_no_interquartile_mean() -> None:
-    assert compute_iqm({0: {"a0": 1.0}, 1: {"b0": 1.0}}, FAMILIES) is None
 
 
 def test_success_has_bounds_and_a_return_has_none() -> None:

@@ -16,7 +16,7 @@ from trailnotes.storage.files import append_jsonl, split_after
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes_lab.tracking.base import REDACTED, Table, redact_secrets, render_plain_text, render_table_markdown
 from trailnotes_lab.tracking.reporter import TrackerReporter
-from viewed import HOSTILE, episode, make_run, tip
+from viewed import episode, make_run, tip
 
 
 def show(run: Path, tracker: str = "Recorder") -> None:
@@ -142,15 +142,6 @@ def test_no_text_gets_out_of_its_block(text: str) -> None:
     lines = render_table_markdown(Table(["a", "b"], [[text, 1.0], [text, None]])).splitlines()
     assert len(lines) == 4
     assert all(line.count("|") == 3 for line in lines)
-
-
-def test_hostile_episodes_and_tips_are_plain_text(tmp_path: Path) -> None:
-    run = make_run(tmp_path, words=HOSTILE)
-    show(run)
-    assert all(
-        line.startswith("    ") for _, _, text in calls(run, "text") for line in render_plain_text(text).splitlines()
-    )
-    assert calls(run, "table")[0][0] == "tips"
 
 
 @pytest.mark.parametrize(("value", "said"), [('["wandbb"]', "'wandbb' is no tracker: choose of tensorboard, wandb"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import sqlite3
 from contextlib import closing
@@ -109,17 +108,14 @@ def test_an_episode_stands_in_both_its_contexts(person: Person) -> None:
     assert alone.text.count("Observation: a dim hall") == 1
 
 
-def test_long_episodes_and_texts_are_shown_in_parts(root: Path, person: Person) -> None:
+def test_long_texts_are_truncated(root: Path, person: Person) -> None:
     file = root / "first/trajectories.jsonl"
     record = json.loads(file.read_text(encoding="utf-8").splitlines()[0])
     step = record["steps"][0]
     step["observation"]["text"] = "x" * 50_000
-    record["steps"] = [step] * 95
     file.write_text(json.dumps(record) + "\n", encoding="utf-8")
     page = person.look("/run/first/episodes/1")
-    assert "turns 1 to 40 of 95" in page.text
     assert "more characters are in trajectories.jsonl" in page.text
-    assert "turns 81 to 95 of 95 " in person.look("/run/first/episodes/1?turn=81").text
 
 
 def test_a_tip_knows_its_author_and_its_readers(person: Person) -> None:
@@ -173,12 +169,6 @@ def test_pages_beyond_the_end_are_empty_and_no_fault(person: Person) -> None:
     assert "there is no tip 999999999999" in person.look("/run/first/tips/999999999999", 409).text
 
 
-def test_an_address_of_too_many_fields_is_told_so(person: Person) -> None:
-    many = "&".join(f"run=run{number}" for number in range(1000))  # all that are chosen of so many
-    assert "1 run" in person.look(f"/?{many}").text
-    assert "fields at most" in person.look(f"/?{'&' * 10_000}", 400).text
-
-
 def test_a_comparison_is_read_as_it_was_written(root: Path, person: Person) -> None:
     estimate = {"mean": 0.75, "on_panel": {"mean": 0.75, "low": 0.5, "high": 1.0}, "beyond": None}
     line = {
@@ -198,6 +188,9 @@ def test_a_comparison_is_read_as_it_was_written(root: Path, person: Person) -> N
         assert words in page.text
     (root / "table.json").write_text("{}", encoding="utf-8")
     assert "run `trailnotes compare` again" in person.look("/compare/here", 409).text
+
+
+# -- the door
 
 
 def test_nothing_is_shown_without_the_token(root: Path) -> None:
@@ -271,30 +264,6 @@ def test_a_damaged_run_gives_pages_that_say_so(root: Path, name: str, content: b
         answer = person.client.get(page)
         assert answer.status_code in {200, 404, 409}, (page, answer.text)
         assert "<h1>" in answer.text
-
-
-NUMBERS = ("NaN", "1e308", "1e999")
-
-
-@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number[:8])
-def test_no_number_of_a_run_takes_the_list_of_all_runs_down(root: Path, number: str) -> None:
-    """Wherever it stands in metrics, episodes, settings and starts of one run; the other run is shown all the same."""
-    make_run(root / "bad")
-    for name in ("metrics.jsonl", "trajectories.jsonl", "config.toml", "run.json"):
-        text = (root / "first" / name).read_text(encoding="utf-8")
-        places = list(re.finditer(r"(?<=[:=] )-?\d[\d.]*", text))
-        for place in (places[3:4], places):
-            changed = text
-            for found in reversed(place):
-                changed = changed[: found.start()] + number + changed[found.end() :]
-            (root / "bad" / name).write_text(changed, encoding="utf-8")
-            person = Person(root)
-            page = person.look("/")
-            assert "2 runs in runs" in page.text
-            assert "75 %" in page.text, "of the other one"
-            for other in ("", "/episodes/1"):
-                assert person.client.get(f"/run/bad{other}").status_code in {200, 404, 409}, other
-        (root / "bad" / name).write_text(text, encoding="utf-8")
 
 
 def test_a_pipe_in_a_run_holds_no_page_up(root: Path) -> None:

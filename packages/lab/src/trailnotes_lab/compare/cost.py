@@ -49,7 +49,7 @@ def load_costs(run_dir: Path) -> dict[str, float]:
 
 def _sum_costs(run_dir: Path, processes: list[Mapping[str, Any]]) -> dict[str, float]:
     lines = map(parse_record, read_lines_from(run_dir / "metrics.jsonl"))
-    line: Mapping[str, Any] = next(filter(None, reversed([*lines])), {})
+    line: dict[str, Any] = next(filter(None, reversed([*lines])), {})
     own = [own for own in processes if own["stage"].split()[0] != EVAL_STAGE]
     total = {name: line[name] for name in COMPARISON_FIELDS if name in line}
     if line and "tokens_read" not in total:  # a training run: the prompts of its actions, each counted whole

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from pydantic import ValidationError, ValidationInfo, model_validator
 
@@ -18,7 +17,6 @@ from trailnotes.errors import ConfigError
 from trailnotes.storage.files import parse_toml
 
 INITIAL_MODEL_METHOD = "naive"  # the method that evaluates the start model as it is
-MAX_RUNS: Final = 10_000  # with the panels that each plays
 PANELS_DIR = "panels"  # inside a run directory
 
 
@@ -101,14 +99,12 @@ class ComparisonSpec(Section):
     @model_validator(mode="after")
     def validate_spec(self, info: ValidationInfo) -> Self:
         """Refuse unknown names, and names that would share a directory or a label."""
-        if len(self.methods) * len(self.compare.seeds) * (1 + len(self.panels)) > MAX_RUNS:
-            raise ValueError(f"methods x seeds x panels are more than {MAX_RUNS:,}: name fewer of them")
         if self.compare.baseline and self.compare.baseline not in self.methods:
             raise ValueError(f"compare.baseline = {self.compare.baseline!r} names no method of the comparison")
         if len(set(self.compare.seeds)) < len(self.compare.seeds):
             raise ValueError("compare.seeds names a seed twice")
-        _require_unique_directories("methods", self.methods)
-        _require_unique_directories("panels", self.panels)
+        for kind, names in (("methods", self.methods), ("panels", self.panels)):
+            _require_unique(kind, "the directory", {name: slugify(name) for name in names})
         resolve = validate_method_name if info.context and not info.context["imports"] else resolve_method
         for name, method in self.methods.items():
             resolve(self.get_algorithm(name))
@@ -116,8 +112,8 @@ class ComparisonSpec(Section):
                 self._validate_after(name, method)
         for name, panel in self.panels.items():
             self._validate_panel(name, panel)
-        _require_unique_labels("methods", self.labels())
-        _require_unique_labels("panels", self.panel_labels())
+        for kind, labels in (("methods", self.labels()), ("panels", self.panel_labels())):
+            _require_unique(kind, "the label", labels)
         return self
 
     def _validate_after(self, name: str, method: MethodSpec) -> None:
@@ -224,16 +220,11 @@ def parse_spec(text: str, path: Path, *, imports: bool = True) -> ComparisonSpec
         raise ConfigError(f"{path}: holds a date or a number that is not finite: quote it") from None
 
 
-def _require_unique_directories(kind: str, names: Iterable[str]) -> None:
-    slugs: dict[str, str] = {}
-    for name in names:
-        if (other := slugs.setdefault(slugify(name), name)) != name:
-            raise ValueError(f"{kind} {other!r} and {name!r} would share the directory {slugify(name)!r}")
-
-
-def _require_unique_labels(kind: str, labels: Mapping[str, str]) -> None:
-    if repeated := [label for label, times in Counter(labels.values()).items() if times > 1]:
-        raise ValueError(f"two {kind} are called {repeated[0]!r}: give one another label")
+def _require_unique(kind: str, what: str, values: Mapping[str, str]) -> None:
+    owners: dict[str, str] = {}
+    for name, value in values.items():
+        if (other := owners.setdefault(value, name)) != name:
+            raise ValueError(f"{kind} {other!r} and {name!r} would share {what} {value!r}: rename one")
 
 
 def run_directory(out: Path, method: str, seed: int) -> Path:

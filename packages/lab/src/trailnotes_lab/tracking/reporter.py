@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,47 +17,13 @@ from trailnotes.envs.base import format_error
 from trailnotes.errors import RunError, TrailnotesError
 from trailnotes.memory.store import TipStore
 from trailnotes.reporting.episodes import render_episode
-from trailnotes.storage.files import parse_iteration, parse_json, read_lines_from, write_text_atomic
+from trailnotes.storage.files import parse_json, read_jsonl, read_lines_from, write_text_atomic
 from trailnotes.storage.records import trajectory_from_json
 from trailnotes_lab.tracking.base import TRACKERS_DIR, About, Table, TableCell, Tracker, make_tracker, redact_secrets
 
 logger = logging.getLogger(__name__)
 MAX_TIPS = 1000  # in the table: the newest
 _COLUMNS = ["id", "task", "tip", "score", "max_score", "step", "support", "shown", "earned", "enabled", "retired"]
-
-
-@dataclass
-class _LineReader:
-    path: Path
-    offset: int = 0
-
-    def lines(self) -> Iterator[bytes]:
-        for line in read_lines_from(self.path, self.offset):
-            self.offset += len(line)
-            yield line
-
-
-@dataclass
-class _IterationEpisodes:
-    """The episodes of one iteration after another; no more than those of one are in memory."""
-
-    tail: _LineReader
-    lines: list[bytes] = field(default_factory=list)
-    iteration: int = -1
-
-    def read_iteration(self, iteration: int) -> list[bytes]:
-        if self.iteration < iteration:
-            self.lines = []
-            for line in self.tail.lines():
-                found = parse_iteration(line)
-                self.iteration = self.iteration if found is None else found
-                if self.iteration == iteration:
-                    self.lines.append(line)
-                elif self.iteration > iteration:  # of the next one, whose metrics are still to come
-                    self.tail.offset -= len(line)
-                    self.iteration = iteration
-                    break
-        return self.lines
 
 
 class Trackers:
@@ -105,22 +70,21 @@ class TrackerReporter:
         self._tracker: Tracker = make_tracker(name, _load_run_info(directory, tracker_id))
         self._id = self._tracker.id
         self._num_shown = iterations if self._id and self._id == tracker_id else 0
-        self._metrics = _LineReader(directory / "metrics.jsonl")
-        self._episodes = _IterationEpisodes(_LineReader(directory / "trajectories.jsonl"))
+        self._offset = 0  # bytes of metrics.jsonl that were read
         self._last = -1  # the newest iteration that this process has reported
 
     def catch_up(self) -> None:
         """Report the iterations that have ended since the last call."""
-        for line in self._metrics.lines():
+        for line in read_lines_from(self._directory / "metrics.jsonl", self._offset):
+            self._offset += len(line)
             values = parse_json(line, "drop")
             iteration = int(values.pop("iteration"))
             if iteration < self._num_shown:
                 continue
             self._last = iteration
             self._tracker.curves(iteration, {n: float(v) for n, v in values.items() if isinstance(v, int | float)})
-            records = self._episodes.read_iteration(iteration)
             if iteration & (iteration - 1) == 0:  # 0, 1, 2, 4, 8: a few in all, however long the run is
-                self._report_episodes(iteration, records)
+                self._report_episodes(iteration)
             self._num_shown = iteration + 1
             if self._id:
                 state = {"id": self._id, "iterations": self._num_shown}
@@ -130,16 +94,18 @@ class TrackerReporter:
         """Report the last episodes, the table and the tips, and close the tracker."""
         self.catch_up()
         if self._last >= 0 and self._last & (self._last - 1):
-            self._report_episodes(self._last, self._episodes.read_iteration(self._last))
+            self._report_episodes(self._last)
         tables = {"table": _load_results_table(self._directory), "tips": _load_tips_table(self._directory)}
         for name, table in tables.items():
             if table is not None:
                 self._tracker.table(name, Table(table.columns, redact_secrets(table.rows)))
         self._tracker.close(finished=finished)
 
-    def _report_episodes(self, iteration: int, records: list[bytes]) -> None:
+    def _report_episodes(self, iteration: int) -> None:
         """Report the best and the worst; of equals the first, and of one that is both, one."""
-        ended = [trajectory_from_json(record) for record in map(parse_json, records) if record["outcome"] != "error"]
+        records = read_jsonl(self._directory / "trajectories.jsonl")
+        records = (record for record in records if record["iteration"] == iteration and record["outcome"] != "error")
+        ended = [trajectory_from_json(record) for record in records]
         by_return = sorted(ended, key=lambda episode: -episode.episode_return)
         for name, episode in zip(("best", "worst"), [*by_return[:1], *by_return[1:][-1:]], strict=False):
             self._tracker.text(iteration, f"episode/{name}", redact_secrets(render_episode(episode)))

@@ -13,11 +13,12 @@ from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from trailnotes.errors import TrailnotesError
 from trailnotes.web.guard import CONTENT_SECURITY_POLICY, LOOPBACK_NAMES, SecurityMiddleware
-from trailnotes_lab.view.drawing import ASSETS
+from trailnotes_lab.view.drawing import ASSETS, render_template
 from trailnotes_lab.view.pages import render_page
 from trailnotes_lab.view.places import MAX_FOLDERS
-from trailnotes_lab.view.window import Window, render_error
+from trailnotes_lab.view.window import PageNotFound, Query, Window
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -50,24 +51,33 @@ def make_app(window: Window, token: str) -> ASGIApp:
             query = parse_qs(request.url.query, max_num_fields=MAX_FOLDERS)
         except ValueError:
             raise HTTPException(400, f"An address has {MAX_FOLDERS:,} fields at most.") from None
-        page = await run_in_threadpool(window.render, render_page, path, query)
-        return _make_response(page.text, page.status)
-
-    def refuse(status: int, text: str) -> Response:
-        return _make_response(render_error(status, text), status)
+        return await run_in_threadpool(_render, window, path, query)
 
     app = Starlette(
         routes=[Route("/{path:path}", handle_request, methods=["GET", "HEAD"])],
         exception_handlers={HTTPException: _handle_error, Exception: _handle_error},
     )
-    return SecurityMiddleware(app, LOOPBACK_NAMES, refuse, SCRIPT_POLICY)
+    return SecurityMiddleware(app, LOOPBACK_NAMES, _make_error, SCRIPT_POLICY)
+
+
+def _render(window: Window, path: str, query: Query) -> Response:
+    try:
+        with window.lock:
+            return _make_response(render_page(window, path, query))
+    except (TrailnotesError, OSError) as error:
+        return _make_error(404 if isinstance(error, PageNotFound) else 409, str(error))
 
 
 async def _handle_error(_request: Request, error: Exception) -> Response:
     status, text = 500, "The terminal says more about this error."
     if isinstance(error, HTTPException):
         status, text = error.status_code, error.detail
-    return _make_response(render_error(status, text), status)
+    return _make_error(status, text)
+
+
+def _make_error(status: int, text: str) -> Response:
+    page = render_template("error", heading=f"Error {status}", text=text, live=False, way=[])
+    return _make_response(page, status)
 
 
 def _make_response(text: str, status: int = 200) -> Response:

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from trailnotes.runs.console import format_duration
 from trailnotes.types import replace_surrogates
 from trailnotes_lab.view.curves import format_short
 
@@ -43,22 +44,13 @@ def _format_number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
 
 
-def _format_duration(seconds: float | None) -> str:
-    """``12 s``, ``3 min``, ``2.5 h``."""
-    if seconds is None:
-        return "-"
-    for size, word in ((3600.0, "h"), (60.0, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.3g} {word}"
-    return f"{seconds:.0f} s"
-
-
 _ENVIRONMENT: Final = Environment(
     loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
     lstrip_blocks=True,
 )  # fmt: skip
 _ENVIRONMENT.filters |= {
-    "number": _format_number, "span": _format_duration, "short": format_short,
+    "number": _format_number, "short": format_short,
+    "span": lambda seconds: "-" if seconds is None else format_duration(seconds),
     "share": lambda value: "-" if value is None else f"{100 * value:.0f} %",
 }  # fmt: skip
 _ENVIRONMENT.globals["href"] = make_url

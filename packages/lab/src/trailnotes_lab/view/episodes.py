@@ -18,16 +18,7 @@ from trailnotes.storage.records import trajectory_from_json
 from trailnotes.types import Message, Step, Trajectory
 
 MAX_CHARS: Final = 20_000  # of one text on a page
-TURNS_PER_PAGE: Final = 40  # on a page
 MAX_TOKEN_BARS: Final = 64  # bars of an action
-
-
-@dataclass(frozen=True, slots=True)
-class ShownTip:
-    """A tip as the prompt quotes it."""
-
-    id: int | None
-    line: str  # as quoted in the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +27,7 @@ class TurnView:
 
     number: int  # from 1
     before: str  # the context that was acted on, up to the tips; `after` is the rest
-    tips: tuple[ShownTip, ...]
+    tips: tuple[tuple[int | None, str], ...]  # id, and the line that quotes it
     heading: str  # the line over the tips
     after: str
     plain: str  # the same turn without tips
@@ -53,7 +44,7 @@ class TurnView:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeView:
-    """An episode with some of its turns."""
+    """An episode with its turns."""
 
     trajectory: Trajectory
     opening: tuple[Message, ...]
@@ -63,8 +54,8 @@ class EpisodeView:
     same: bool  # whether both contexts are the same in all turns
 
 
-def build_episode_view(record: Mapping[str, Any], config: Config | None, first: int = 1) -> EpisodeView:
-    """Build the turns of an episode from the `first` on, `TURNS_PER_PAGE` at most.
+def build_episode_view(record: Mapping[str, Any], config: Config | None) -> EpisodeView:
+    """Build the turns of an episode.
 
     Raises:
         RunError: the record is not an episode.
@@ -82,9 +73,8 @@ def build_episode_view(record: Mapping[str, Any], config: Config | None, first: 
         place = len(conversation.plain)
         conversation.observe(step.observation, step.tips)
         conversation.act(step.completion.text)
-        if first <= number < first + TURNS_PER_PAGE:
-            contexts = conversation.acting[place].content, conversation.plain[place].content
-            turns.append(_build_turn(number, step, contexts, conversation))
+        contexts = conversation.acting[place].content, conversation.plain[place].content
+        turns.append(_build_turn(number, step, contexts, conversation))
     final, num_tips = truncate_text(trajectory.final_observation.text), sum(len(step.tips) for step in trajectory.steps)
     return EpisodeView(trajectory, opening, tuple(turns), final, num_tips, not num_tips)
 
@@ -106,13 +96,13 @@ def truncate_text(text: str) -> str:
 
 def _build_turn(number: int, step: Step, contexts: tuple[str, str], conversation: Conversation) -> TurnView:
     acting, plain = contexts
-    tips: tuple[ShownTip, ...] = ()
+    tips: tuple[tuple[int | None, str], ...] = ()
     before, heading, after = acting, "", ""
     if step.tips and acting != plain:
         lines = conversation.format_tips(step.tips)
         own = [conversation.format_tip(tip) for tip in step.tips]
         before, _, after = acting.partition("\n".join(lines))
-        tips = tuple(ShownTip(tip.id, truncate_text(line)) for tip, line in zip(step.tips, own, strict=True))
+        tips = tuple((tip.id, truncate_text(line)) for tip, line in zip(step.tips, own, strict=True))
         heading = lines[0]
     logprobs = step.completion.logprobs
     return TurnView(

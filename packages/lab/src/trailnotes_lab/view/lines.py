@@ -25,9 +25,9 @@ class LineReader(Generic[Row]):
 
     def __init__(self, path: Path, parse: Callable[[int, int, bytes], Row]) -> None:
         self.path, self._parse = path, parse
-        self._end: int = 0
-        self._last: bytes = b""  # the last line tells a file that was cut and grew again
-        self._start(0)
+        self._rows: list[Row] = []
+        self._inode, self._end = 0, 0  # bytes that were read
+        self._last = b""  # the last line, by which a file that was cut and grew again is noticed
 
     def read(self) -> list[Row]:
         """Read on, and return the rows of all lines so far.
@@ -37,13 +37,13 @@ class LineReader(Generic[Row]):
         """
         try:
             if not self.path.is_file():  # a pipe would never answer
-                self._start(0)
+                self._rows, self._end, self._last = [], 0, b""
                 return []
             with self.path.open("rb") as file:
                 stat = self.path.stat()
                 file.seek(max(0, self._end - len(self._last)))
                 if stat.st_ino != self._inode or stat.st_size < self._end or file.read(len(self._last)) != self._last:
-                    self._start(stat.st_ino)
+                    self._rows, self._inode, self._end, self._last = [], stat.st_ino, 0, b""
                 file.seek(self._end)
                 for line in file:
                     if not line.endswith(b"\n"):
@@ -53,10 +53,6 @@ class LineReader(Generic[Row]):
         except OSError as error:
             raise RunError(f"cannot read {self.path} ({error.strerror}): fix its permissions") from error
         return self._rows
-
-    def _start(self, inode: int) -> None:
-        self._rows: list[Row] = []
-        self._inode, self._end, self._last = inode, 0, b""
 
 
 def parse_metrics(_number: int, _offset: int, line: bytes) -> MetricsLine | None:

@@ -115,11 +115,7 @@ def _find_last_value(lines: Sequence[MetricsLine], name: str) -> float | None:
 def _load_starts(place: ViewEntry) -> list[dict[str, Any]]:
     """Time and command of each start of the run; none where run.json cannot be read."""
     try:
-        file = place.path / "run.json"
-        starts = parse_json(file.read_bytes())["starts"] if file.is_file() else []
-        return [
-            {"time": str(start["time"]), "command": " ".join(map(str, start["command"])), "git": start.get("git")}
-            for start in starts
-        ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        starts = parse_json((place.path / "run.json").read_bytes())["starts"]
+        return [{"time": start["time"], "command": " ".join(start["command"])} for start in starts]
+    except (OSError, ValueError, KeyError, TypeError):
         return []

@@ -11,7 +11,7 @@ from trailnotes.runs.directory import report_damaged_run
 from trailnotes.types import MODES, Tip
 from trailnotes_lab.view import overview
 from trailnotes_lab.view.drawing import render_template
-from trailnotes_lab.view.episodes import TURNS_PER_PAGE, build_episode_view, describe_contexts
+from trailnotes_lab.view.episodes import build_episode_view, describe_contexts
 from trailnotes_lab.view.lines import (
     EpisodeFilter,
     EpisodeRow,
@@ -53,7 +53,7 @@ def _render_run_page(window: Window, place: ViewEntry, rest: list[str], query: Q
         case ["episodes"]:
             template, values = "episodes", _load_episodes_page(window, place, query)
         case ["episodes", number]:
-            template, values = "episode", _load_episode_page(window, place, _parse_id(number), query)
+            template, values = "episode", _load_episode_page(window, place, _parse_id(number))
         case ["tips"]:
             template, values = "tips", _load_tips_page(place, query)
         case ["tips", number]:
@@ -83,19 +83,17 @@ def _load_episodes_page(window: Window, place: ViewEntry, query: Query) -> dict[
     }  # fmt: skip
 
 
-def _load_episode_page(window: Window, place: ViewEntry, number: int, query: Query) -> dict[str, Any]:
+def _load_episode_page(window: Window, place: ViewEntry, number: int) -> dict[str, Any]:
     rows = window.read_episodes(place.path)
     if not 1 <= number <= len(rows):
         raise PageNotFound(f"there is no episode {number} in this run")
     row, (config, trouble) = rows[number - 1], window.get_settings(place)
-    first = max(1, _parse_int(_get_param(query, "turn")) or 1)
-    view = build_episode_view(read_episode(place.path / "trajectories.jsonl", row), config, first)
+    view = build_episode_view(read_episode(place.path / "trajectories.jsonl", row), config)
     group = list_group(rows, row.task, row.iteration)
     mean = sum(each.earned for each in group) / len(group) if group else None
     return {
         "row": row, "view": view, "group": group, "group_mean": mean, "roles": describe_contexts(row.mode),
-        "first": first, "size": TURNS_PER_PAGE, "count": len(view.trajectory.steps), "trouble": trouble,
-        "last_number": len(rows),
+        "trouble": trouble, "last_number": len(rows),
     }  # fmt: skip
 
 

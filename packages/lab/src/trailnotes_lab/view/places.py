@@ -55,7 +55,7 @@ def find_entries(root: Path) -> list[ViewEntry]:
             found.append(ViewEntry(_make_slug(relative), name, path, "run"))
         elif (path / COMPARISON_FILE).is_file() and (path / "runs").is_dir():
             found.append(ViewEntry(_make_slug(relative), name, path, "comparison"))
-    return sorted(found, key=lambda place: [*map(_natural_sort_key, Path(place.name).parts)])
+    return sorted(found, key=lambda place: [_natural_sort_key(part) for part in Path(place.name).parts])
 
 
 def _make_slug(relative: Path) -> str:
@@ -66,23 +66,18 @@ def _make_slug(relative: Path) -> str:
 
 def find_running_process(run: Path) -> str:
     """Find the process that trains in a run directory, as its lock names it; "" where it is known to have ended."""
-    try:
-        if not (run / "lock").is_file():  # a pipe would never answer
-            return ""
-        with (run / "lock").open(encoding="utf-8", errors="replace") as file:
-            words = file.read(1000).strip()
-    except OSError:
-        return ""
-    found = re.match(r"process (\d+) on (\S+)", words)
-    if not found or found[2] != socket.gethostname():
+    file = run / "lock"
+    words = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    match = re.match(r"process (\d+) on (\S+)", words)
+    if not match or match[2] != socket.gethostname():
         return ""
     try:
-        os.kill(int(found[1]), 0)
+        os.kill(int(match[1]), 0)
     except ProcessLookupError:
         return ""
-    except (OSError, OverflowError):  # of another user: it lives
+    except PermissionError:  # of another user: it lives
         pass
-    return f"process {found[1]}"
+    return f"process {match[1]}"
 
 
 def load_settings(run: Path) -> tuple[Config | None, str]:
@@ -133,7 +128,6 @@ def _walk_folders(root: Path) -> Iterator[Path]:
             waiting += [Path(each.path) for each in kept]
 
 
-def _natural_sort_key(name: str) -> list[tuple[int, int, str]]:
+def _natural_sort_key(name: str) -> list[str]:
     """Sorts run-2 before run-10."""
-    parts = re.split(r"(\d+)", name)
-    return [(1, int(part), "") if part.isdigit() and part.isascii() else (0, 0, part) for part in parts]
+    return [part.zfill(20) if part.isdigit() else part for part in re.split(r"(\d+)", name)]

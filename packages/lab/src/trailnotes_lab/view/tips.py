@@ -35,16 +35,6 @@ class TipRow:
     readers: ReaderStats
     retirement: Retirement | None = None
 
-    @property
-    def shown(self) -> int:
-        """Count the episodes that were shown it."""
-        return self.readers.shown
-
-    @property
-    def earned(self) -> float | None:
-        """Get the mean return of its readers, 0 to 1; None where there are none."""
-        return self.readers.earned / self.readers.shown if self.readers.shown else None
-
 
 class TipsFile:
     """Reader of one memory file; methods raise `MemoryStoreError` if it is missing, damaged, or of another version."""

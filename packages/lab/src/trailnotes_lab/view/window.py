@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from trailnotes.config.schema import Config
-from trailnotes.errors import RunError, TrailnotesError
-from trailnotes_lab.view.drawing import render_template
+from trailnotes.errors import RunError
 from trailnotes_lab.view.lines import EpisodeRow, LineReader, MetricsLine, parse_episode_row, parse_metrics
 from trailnotes_lab.view.places import ViewEntry, find_entries, load_settings
 
 ENTRIES_TTL_S: Final = 2.0  # seconds until the directory is searched again
 
 Query = Mapping[str, list[str]]
-PageRenderer = Callable[["Window", str, Query], str]  # from an address to its page
-
-
-@dataclass(frozen=True, slots=True)
-class RenderedPage:
-    """A rendered page with its status."""
-
-    text: str
-    status: int = 200
 
 
 class PageNotFound(RunError):  # noqa: N818 (it is an answer)
@@ -34,11 +23,11 @@ class PageNotFound(RunError):  # noqa: N818 (it is an answer)
 
 
 class Window:
-    """The runs at and below the directory `root`; any thread may call `render`, one page at a time."""
+    """The runs at and below the directory `root`; a thread holds `lock` while it renders a page."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._metrics: dict[Path, LineReader[MetricsLine | None]] = {}
         self._episodes: dict[Path, LineReader[EpisodeRow]] = {}
         self._settings: dict[Path, tuple[object, tuple[Config | None, str]]] = {}
@@ -81,24 +70,3 @@ class Window:
         """Read the episodes of a run; the first call reads all of the file, later ones what is new."""
         reader = self._episodes.setdefault(run, LineReader(run / "trajectories.jsonl", parse_episode_row))
         return reader.read()
-
-    def render(self, draw_page: PageRenderer, path: str, query: Query) -> RenderedPage:
-        """Render the page of an address; an error is a page, too."""
-        try:
-            with self._lock:
-                return RenderedPage(draw_page(self, path, query))
-        except (TrailnotesError, OSError) as error:
-            status = 404 if isinstance(error, PageNotFound) else 409
-            return RenderedPage(render_error(status, str(error)), status)
-
-
-ERROR_HEADINGS: Final = {
-    400: "Invalid address", 403: "The token is missing", 404: "No such page", 405: "Only reading is possible",
-    409: "This page cannot be shown", 421: "Unknown host name", 500: "Internal error",
-}  # fmt: skip
-
-
-def render_error(status: int, text: str) -> str:
-    """Render a page that explains an error."""
-    heading = ERROR_HEADINGS.get(status, "The request failed")
-    return render_template("error", heading=heading, text=text, live=False, way=[])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from trailnotes.storage.files import parse_toml
@@ -50,13 +49,13 @@ def _build_table(record: dict[str, Any]) -> PublishedTable:
     rows, columns = record.pop("rows"), zip(record.pop("methods"), record.pop("averages"), strict=True)
     figures = [tuple(PrintedFigure(*row[2 + i]) for row in rows) for i in range(len(rows[0]) - 2)]
     return PublishedTable(
-        **record | {"facts": MappingProxyType(record["facts"]), "notes": tuple(record["notes"])},
-        rows=MappingProxyType({task: name for task, name, *_ in rows}),
+        **record | {"notes": tuple(record["notes"])},
+        rows={task: name for task, name, *_ in rows},
         columns=tuple(PrintedColumn(name, own, mean) for (name, mean), own in zip(columns, figures, strict=True)),
     )
 
 
 _DATA: Final = parse_toml(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-PUBLISHED_PANELS: Final[Mapping[str, PublishedTable]] = MappingProxyType(
-    {name: _build_table(record) for name, record in _DATA["panels"].items()}
-)
+PUBLISHED_PANELS: Final[Mapping[str, PublishedTable]] = {
+    name: _build_table(record) for name, record in _DATA["panels"].items()
+}
