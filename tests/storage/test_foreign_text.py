@@ -24,7 +24,7 @@ OWN = {
     "errors", "storage/parsing", "storage/files", "policies/vllm/worker/wire", "webshop/importing",
     "alfworld/rooms", "envs/workers/worker", "envs/workers/wire", "verifiers/env", "learner/rank_handles",
     "compare/comparison", "warmstart/small_model", "tracking/process", "tracking/showing", "runs/evaluation",
-    "cluster/envs", "memory/store", "commands/doctor",
+    "cluster/envs", "memory/store", "memory/index", "commands/doctor",
 }  # fmt: skip
 
 
