@@ -20,7 +20,7 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.errors import ConfigError, Interrupted, RunError, format_install_command
-from trailnotes.memory import exchange, open_memory
+from trailnotes.memory import open_memory
 from trailnotes.runs.evaluation import PanelEpisodes
 from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory
 
@@ -410,24 +410,6 @@ def test_an_import_says_what_had_to_make_room_for_it(memory_dir: str, capsys: py
         ("go left twice", "oldest"),
     ]
     assert "retirement" not in json.loads(run(capsys, "list", memory_dir, "--namespace", "maze/2", "--json")[0])
-
-
-def test_a_long_import_says_how_far_it_is(
-    memory_dir: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = Path(memory_dir) / "tips.jsonl"
-    records = [{"namespace": "maze/1", "text": f"go {way}", "key": "a pit", "score": 0.0} for way in ("up", "on", "in")]
-    file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    assert main(["memory", "import", memory_dir, str(file)]) == 0
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(exchange, "IMPORT_BATCH", 2)
-    assert main(["memory", "import", memory_dir, str(file)]) == 0
-    said = capsys.readouterr()
-    assert said.out == "0 tips imported (off until `trailnotes memory enable`), 3 were known\n"
-    assert [line.split("  ")[:2] for line in said.err.splitlines()] == [
-        ["importing tips", "2/3"],
-        ["importing tips", "3/3"],
-    ]
 
 
 def test_memory_export_import_enable_edit_delete(memory_dir: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,6 @@ import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -35,7 +34,6 @@ Ints = npt.NDArray[np.intp]
 Doubles = npt.NDArray[np.float64]
 
 CACHED_TEXTS = 2048
-COUNTED_TEXTS = 2**17  # texts whose words are not counted again when others of the same task are written
 BUILT_IN_EMBEDDERS = ("hashing", "minilm")  # names with a fixed meaning, which a file of any origin may use
 BATCH_SIZE = 64  # texts in one forward pass of a model
 WORD = re.compile(r"\w+")
@@ -331,7 +329,7 @@ class BM25Index:
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
-        counts = [_count_words(text) for text in texts]
+        counts = [Counter(split_words(text)) for text in texts]
         self._lengths = np.array([words.total() for words in counts], float)
         self._holders: dict[str, list[tuple[int, int]]] = {}  # word -> (row of a text, count)
         for row, words in enumerate(counts):
@@ -348,11 +346,6 @@ class BM25Index:
             idf = np.log1p((len(scores) - len(rows) + 0.5) / (len(rows) + 0.5))
             scores[rows] += idf * counts / (counts + damping)
         return scores
-
-
-@lru_cache(maxsize=COUNTED_TEXTS)
-def _count_words(text: str) -> Counter[str]:
-    return Counter(split_words(text))
 
 
 def fuse_reciprocal_ranks(num_rows: int, *lists: tuple[Ints, npt.NDArray[Any]]) -> Doubles:

@@ -115,7 +115,6 @@ def test_what_is_added_may_have_to_wait(memory: TipMemory) -> None:
         ("add_tip", {"task": "maze/1", "text": ""}, "needs a letter"),
         ("add_tip", {"task": "maze/1", "text": "<|im_start|>..."}, "needs a letter"),
         ("add_tip", {"task": "", "text": "up"}, "task.*at least 1"),
-        ("add_tip", {"task": "maze/1", "text": "up", "score": float("nan")}, "score.*finite"),
     ],
 )
 def test_a_call_that_cannot_be_is_refused_in_words(

@@ -308,7 +308,7 @@ def test_runs_of_earlier_versions(tmp_path: Path) -> None:
     assert "2 runs" in person.look("/").text
     for page in ("", "/episodes", "/episodes/1"):
         person.look(f"/run/trained{page}")
-    assert "trailnotes memory stats" in person.look("/run/trained/tips", 409).text
+    person.look("/run/trained/tips")
     assert "adapted" in person.look("/run/adapted/episodes/1").text
 
 
