@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from trailnotes.policies.vllm.process import build_environment
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
 from trailnotes.policies.vllm import building, process
 from trailnotes.policies.vllm.building import build_engine_settings, compute_cache_bytes, fingerprint_model
-from trailnotes.policies.vllm.process import build_environment
 from trailnotes.policies.vllm.replica import ProbeRecord
 
 SHAPE = SimpleNamespace(num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, hidden_size=64)
@@ -47,7 +47,7 @@ def test_settings_are_those_of_the_base_and_of_the_rollout(config_of, model_path
         ({"engine": {"device_memory": 0.3}}, 0.3, True),
         ({"rollout": {"max_async_iterations": 1}}, building.SHARED_GPU_FRACTION, False),
         ({"engine": {"devices": ["1"]}}, building.DEDICATED_GPU_FRACTION, False),
-        ({"engine": {"urls": ["tcp://127.0.0.1:7465"]}}, building.DEDICATED_GPU_FRACTION, False),
+        ({"engine": {"urls": ["http://127.0.0.1:7465"]}}, building.DEDICATED_GPU_FRACTION, False),
         ({"cluster": {"address": "auto"}}, building.DEDICATED_GPU_FRACTION, False),
     ],
 )
@@ -99,7 +99,7 @@ def test_a_workplace_is_cleared_away_once_nobody_holds_it(tmp_path: Path, monkey
 
 def test_devices_are_for_as_many_engines() -> None:
     assert Config(engine={"devices": ["0", "1,2"], "replicas": 2}).engine.devices == ("0", "1,2")
-    for engine in ({"devices": ["0"], "replicas": 2}, {"devices": ["0"], "urls": ["tcp://a:1"]}):
+    for engine in ({"devices": ["0"], "replicas": 2}, {"devices": ["0"], "urls": ["http://a:1"]}):
         with pytest.raises((ConfigError, ValueError), match=r"engine.devices names the GPUs of 1 engines"):
             Config(engine=engine)
 

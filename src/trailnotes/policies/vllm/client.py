@@ -17,6 +17,7 @@ from trailnotes.config.model_schema import ENGINE_KEY_VARIABLE, EngineConfig
 from trailnotes.errors import PolicyError
 from trailnotes.policies.vllm.server import EngineServer
 from trailnotes.policies.vllm.weights import WeightFiles
+from trailnotes.storage.files import parse_json
 from trailnotes.types import TokenIds
 
 T = TypeVar("T")
@@ -97,7 +98,7 @@ class EngineClient:
             if not line.startswith("data: {"):
                 continue
             self._progressed_at = time.monotonic()
-            event = json.loads(line.removeprefix("data: "))
+            event = parse_json(line.removeprefix("data: "))
             if "error" in event:
                 raise await asyncio.to_thread(self._refuse, 500, json.dumps(event))
             for choice in event["choices"]:
@@ -156,7 +157,8 @@ class EngineClient:
             raise self._lose("") from None
         if response.is_error:
             raise self._refuse(response.status_code, response.text, path)
-        return response.json() if response.headers.get("content-type", "").startswith("application/json") else None
+        is_json = response.headers.get("content-type", "").startswith("application/json")
+        return parse_json(response.content) if is_json else None
 
     def close(self) -> None:
         """End an engine that is our child process, and leave another alone. Twice is fine."""
@@ -181,8 +183,9 @@ class EngineClient:
         """Return the error for an answer that is none: a refusal, unless the engine behind the server is lost."""
         if status >= 500 and not self._is_healthy():
             return self._lose("")
-        fix = ": start it by trailnotes engine serve, which allows this" if status == 404 and path else ""
-        return PolicyError(f"{self.server.label}: {path}{' ' * bool(path)}{_read_message(text)}{fix}")
+        if status == 404:
+            text = f"its server has no {path}: start it by trailnotes engine serve"
+        return PolicyError(f"{self.server.label}: {_read_message(text)}")
 
     def _lose(self, reason: str) -> EngineLostError:
         with self._guard:
@@ -193,7 +196,7 @@ class EngineClient:
 def _read_message(text: str) -> str:
     """Find the message in a refusal of vLLM; the text itself where there is none."""
     try:
-        answer = json.loads(text)
+        answer = parse_json(text)
         error = answer.get("error", answer)
         text = error.get("message") or error.get("detail") or text if isinstance(error, dict) else str(error)
     except (ValueError, AttributeError):

