@@ -123,7 +123,7 @@ def test_an_address_where_nothing_answers(config_of) -> None:
         make_vllm_policy(config_of(urls=[f"http://127.0.0.1:{find_port()}"], start_timeout=1.0), trains=True)
 
 
-@pytest.mark.parametrize("url", ["tcp://gpu:7465", "gpu:7465", "http://", "ftp://gpu"])
+@pytest.mark.parametrize("url", ["tcp://gpu:7465", "gpu:7465", "http://", "https://gpu"])
 def test_what_is_no_address_of_a_server(config_of, url: str) -> None:
     with pytest.raises(ConfigError, match=r"is no address of a vLLM server: write http://host:port"):
         validate_engine_settings(config_of(urls=[url]).engine)

@@ -94,7 +94,7 @@ def validate_engine_settings(engine: EngineConfig) -> None:
     """Check that the engines can exist, before anything is loaded or asked. Raises as `make_vllm_policy`."""
     for url in engine.urls:
         parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
+        if parts.scheme != "http" or not parts.hostname:
             raise ConfigError(
                 f"engine.urls: {url!r} is no address of a vLLM server: write http://host:port, as trailnotes engine "
                 "serve prints it (tcp:// was the protocol of earlier versions)"

