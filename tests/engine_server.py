@@ -142,7 +142,7 @@ def serve(core_of: Callable[[dict[str, Any]], Any]) -> None:
     engine = Engine(core_of({"model": str(arguments.model), "vocabulary": vocabulary}))
     kind = socketserver.ThreadingUnixStreamServer if arguments.uds else socketserver.ThreadingTCPServer
     Handler.engine = engine
-    kind.daemon_threads, kind.request_queue_size = True, 128
+    kind.daemon_threads, kind.allow_reuse_address, kind.request_queue_size = True, True, 128
     address: Any = arguments.uds or (arguments.host, arguments.port)
     server = kind(address, Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -22,7 +23,9 @@ from trailnotes.storage.child import Process, describe_exit, kill_group, start_c
 PROGRAM = Path(__file__).parent / "worker" / "engine_worker.py"
 CLONE_PYTHON = Path(".venv-vllm") / "bin" / "python"  # what `make vllm` builds in a clone
 STOP_LIMIT = 10.0  # seconds to end by itself
-LAST_LINES = 3  # of an engine's output, in messages
+LOG_TAIL = 16384  # bytes of an engine's output that are searched for an error
+LAST_LINES = 3  # of it, in messages
+_ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception): .+")
 WORK_DIR_PREFIX = "trailnotes-engine-"
 # Variables that would lead an engine into our packages, or make it a rank of torchrun.
 DROPPED_PREFIXES = "PYTHON", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_"
@@ -105,7 +108,7 @@ class EngineServer:
             self.process.wait(0.0 if reason else STOP_LIMIT)
         how = reason or ("hung up" if self.process.returncode is None else describe_exit(self.process.returncode))
         kill_group(self.process, STOP_LIMIT)
-        last = read_last_lines(self.log) if self.log else ""
+        last = read_last_words(self.log) if self.log else ""
         return f"{how}; its last words: {last}" if last else how
 
 
@@ -126,10 +129,12 @@ def start_server(
     return EngineServer(label, url, socket_path=None if host else str(path), process=process, log=log)
 
 
-def read_last_lines(log: Path) -> str:
-    """Return the end of an engine's output, on one line."""
+def read_last_words(log: Path) -> str:
+    """Return the first error near the end of an engine's output, or else its last lines."""
     with suppress(OSError):
-        text = log.read_bytes()[-16384:].decode(errors="replace")
+        text = log.read_bytes()[-LOG_TAIL:].decode(errors="replace")
+        if error := _ERROR.search(text):  # errors that follow from it say less
+            return error[0][:600]
         lines = [" ".join(line.split()) for line in text.splitlines() if line.strip() and "it/s" not in line]  # no bars
         return " / ".join(lines[-LAST_LINES:])[-600:]
     return ""
