@@ -64,10 +64,13 @@ def build_environment(*, on_cpu: bool, threads: int, offline: bool, devices: str
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # its processes import our program, and so end with their parent
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_HOST_IP": "127.0.0.1",  # what its processes listen at among themselves
+        "PYTHONFAULTHANDLER": "1",
     }
     variables.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # each reload warns of layers that have no weights
     if on_cpu:
         variables |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCH_COMPILE_DISABLE": "1"}
+        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # no third process for the worker
     if threads:
         variables["OMP_NUM_THREADS"] = str(threads)
     if offline:
