@@ -139,7 +139,6 @@ def test_weights_that_do_not_arrive_stop_the_run_before_an_episode(
 
 
 CHILD = """
-import subprocess
 import sys
 from pathlib import Path
 from trailnotes.commands.train import train
@@ -155,7 +154,11 @@ def test_a_killed_run_takes_its_engine_with_it_and_resumes(start_model: Path, tm
     train(config, tmp_path / "one")
     (tmp_path / "config.toml").write_text(to_toml(config))
     command = [sys.executable, "-c", CHILD, str(PROGRAM), str(tmp_path / "config.toml"), str(tmp_path / "two")]
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}  # for the environment, which is tinyrun's
+    paths = [
+        str(Path(__file__).parents[1]),
+        os.environ.get("PYTHONPATH", ""),
+    ]  # for the environment, which is tinyrun's
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     with subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) as run:
         lines = tmp_path / "two/metrics.jsonl"
         wait_for(lambda: run.poll() is not None or (lines.exists() and lines.stat().st_size), 300)
