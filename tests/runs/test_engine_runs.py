@@ -157,7 +157,7 @@ def test_a_killed_run_takes_its_engine_with_it_and_resumes(start_model: Path, tm
     paths = [
         str(Path(__file__).parents[1]),
         os.environ.get("PYTHONPATH", ""),
-    ]  # for the environment, which is tinyrun's
+    ]  # the environment is of tinyrun
     env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     with subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) as run:
         lines = tmp_path / "two/metrics.jsonl"
