@@ -160,7 +160,7 @@ def test_bad_settings_get_one_line_that_names_key_and_fix(words: list[str], part
         (["--endpoint.base_url", "https://me:hush-hush@host/v1"], "variable OPENAI_API_KEY"),
         (["--endpoint.base_url", "https://hush-hush@host/v1"], "endpoint.base_url must hold no name or password"),
         (["--memory.embedder", "openai:@me/small@http://me:hush-hush@host/v1"], "variable TRAILNOTES_EMBEDDER_KEY"),
-        (["--engine.urls", '["me:hush-hush@host:7465"]'], "variable TRAILNOTES_ENGINE_TOKEN"),
+        (["--engine.urls", '["me:hush-hush@host:7465"]'], "variable VLLM_API_KEY"),
         (["--endpoint.base_url", "//me:hush-hush@host/v1"], "endpoint.base_url must hold no name or password"),
         (["--endpoint.base_url", "me:hush-hush@host/v1"], "endpoint.base_url must hold no name or password"),
         (["--engine.urls", '["//me:hush-hush@host:7465"]'], "engine.urls must hold no name or password"),
