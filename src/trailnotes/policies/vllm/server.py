@@ -25,7 +25,8 @@ CLONE_PYTHON = Path(".venv-vllm") / "bin" / "python"  # what `make vllm` builds 
 STOP_LIMIT = 10.0  # seconds to end by itself
 LOG_TAIL = 16384  # bytes of an engine's output that are searched for an error
 LAST_LINES = 3  # of it, in messages
-_ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception): .+")
+_PREFIX = re.compile(r"^\(\w+ pid=\d+\) ", re.MULTILINE)
+_ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception): .+(?:\n +.+)?")
 WORK_DIR_PREFIX = "trailnotes-engine-"
 # Variables that would lead an engine into our packages, or make it a rank of torchrun.
 DROPPED_PREFIXES = "PYTHON", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_"
@@ -135,9 +136,9 @@ def start_server(
 def read_last_words(log: Path) -> str:
     """Return the first error near the end of an engine's output, or else its last lines."""
     with suppress(OSError):
-        text = log.read_bytes()[-LOG_TAIL:].decode(errors="replace")
+        text = _PREFIX.sub("", log.read_bytes()[-LOG_TAIL:].decode(errors="replace"))
         if error := _ERROR.search(text):  # errors that follow from it say less
-            return error[0][:600]
+            return " ".join(error[0].split())[:600]
         lines = [" ".join(line.split()) for line in text.splitlines() if line.strip() and "it/s" not in line]  # no bars
         return " / ".join(lines[-LAST_LINES:])[-600:]
     return ""
